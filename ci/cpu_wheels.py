@@ -29,7 +29,7 @@ import imagematrix as im
 from imagematrix.common.record import replace
 from imagematrix.hardware.vendors import marches
 from imagematrix.selection.rules import cpu
-from imagematrix.selection.target import Target
+from imagematrix.selection.selection_target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -128,10 +128,10 @@ def _tried(
 
 def _answer(variant: im.Variant, model: str) -> str:
     """Return what the rule `cpu` says of such a CPU; some wheels also have device code."""
-    flags = marches.required(model.lower(), "gcc-14") or frozenset()
+    flags = marches.get_required_flags(model.lower(), "gcc-14") or frozenset()
     host = im.Host.load(frameworks.HOST)
     target = Target(host=replace(host, cpu=replace(host.cpu, flags=flags)), gpus=())
-    return FITS if cpu.RULE.holds(target, variant) else REFUSED
+    return FITS if cpu.RULE.is_satisfied(target, variant) else REFUSED
 
 
 def _outcome(python: Path, model: str, code: str) -> str:

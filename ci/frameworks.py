@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from wheel_lock import PLATFORMS
 
 import imagematrix as im
-from imagematrix.hardware.vendors import guarded
+from imagematrix.hardware.vendors import guarded_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -145,7 +145,7 @@ def _unguarded(wheel: Path) -> Iterator[str]:
     name, version = wheel.name.split("-")[:2]
     with zipfile.ZipFile(wheel) as archive:
         members = set(archive.namelist())
-        for row in guarded.rows(guarded.normalised(name), version):
+        for row in guarded_files.find_rows(guarded_files.normalise_name(name), version):
             source = archive.read(row.source).decode() if row.source in members else ""
             if row.text not in source:
                 yield f"{row.source} lacks {row.text!r}"
@@ -249,9 +249,9 @@ def _answer(catalog: im.Catalog, compute: str, driver: str) -> str:
         failing = selection.miss.rules if selection.miss else ()
         print(*(f"  {compute}: {one.rule}: {one.why}" for one in failing), sep="\n")
         return NO
-    from imagematrix.selection.rules.device_code import CUBIN, code
+    from imagematrix.selection.rules.device_code import CUBIN, rate_code
 
-    matched = code(selection.variant, selection.chosen_gpus[0], driver)
+    matched = rate_code(selection.variant, selection.chosen_gpus[0], driver)
     if matched is None:
         return JIT
     return YES if matched[0] == CUBIN else PTX

@@ -80,7 +80,7 @@ def _files(place: str, folder: Path) -> Iterator[Path]:
     with zipfile.ZipFile(path if path.is_file() else downloaded(folder / "wheel", place)) as wheel:
         for member in wheel.infolist():
             with wheel.open(member) as file:
-                worth = objects.interesting(member.filename, file.read(HEAD))
+                worth = objects.is_interesting(member.filename, file.read(HEAD))
             if worth:
                 extracted = folder / wheel.extract(member, folder)
                 yield extracted
@@ -93,7 +93,7 @@ def _ours(file: Path) -> Targets | None:
         window = Window(opened, 0, file.stat().st_size)
         if not window.at(0, HEAD).startswith(READ):
             return None
-        result = objects.examine(file.name, window, elf.read(window))
+        result = objects.examine_file(file.name, window, elf.read_elf(window))
     if result is None:
         return set(), set()
     code = result.code

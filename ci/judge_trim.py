@@ -38,7 +38,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 OLDEST = (5, 2)
-COMPUTES = [word for word in device_code.known() if word[-1].isdigit() and versions.order(word) >= OLDEST]
+COMPUTES = [
+    word
+    for word in device_code.list_capability_words()
+    if word[-1].isdigit() and versions.make_sort_key(word) >= OLDEST
+]
 EXTRACTED = re.compile(r".*\.(\d+)\.sm_(\d+[af]?)\.(cubin|ptx)")
 NAMES = (".nv_fatbin", "__nv_relfatbin")
 KINDS = {1: "ptx", 2: "cubin"}

@@ -85,7 +85,7 @@ def main() -> None:
             sys.exit("ci/make_zipapp.py: pip could not install the libraries")
         contents |= _carried(Path(libraries), "")
     contents |= _carried(ROOT / "imagematrix", "imagematrix/")
-    target.write_bytes(zipapp_writer.archive(contents, INTERPRETER))
+    target.write_bytes(zipapp_writer.write_archive(contents, INTERPRETER))
     target.chmod(0o755)
     print(f"{target}: {target.stat().st_size / 1e6:.2f} MB", file=sys.stderr)
 

@@ -14,9 +14,9 @@ nothing but Python's standard library.
 import sys
 
 if sys.version_info < (3, 11):  # noqa: UP036 - from a checkout or a copied file, any Python may start us
-    from imagematrix.common.interpreter import refuse
+    from imagematrix.common.interpreter import refuse_interpreter
 
-    refuse("3.11")
+    refuse_interpreter("3.11")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from imagematrix.selection.candidate import Candidate
     from imagematrix.selection.fleet.hosts import load_hosts
     from imagematrix.selection.gang.gang import Gang, GangMember, NothingFitsAll
-    from imagematrix.selection.gang.select import select_gang
+    from imagematrix.selection.gang.gang_selection import select_gang
     from imagematrix.selection.miss import Miss
     from imagematrix.selection.rule import RuleResult, RuleWarning
-    from imagematrix.selection.select import explain, select, select_many
     from imagematrix.selection.selection import NothingFits, Selection
+    from imagematrix.selection.selector import explain, select, select_many
 
 __all__ = [
     "AuditError",
@@ -113,16 +113,16 @@ _HOMES = {
     "RuleWarning": "imagematrix.selection.rule",
     "Selection": "imagematrix.selection.selection",
     "Variant": "imagematrix.images.catalog.catalog",
-    "explain": "imagematrix.selection.select",
+    "explain": "imagematrix.selection.selector",
     "launch": "imagematrix.launcher.docker.launch",
     "Share": "imagematrix.launcher.docker.share",
     "pull": "imagematrix.launcher.docker.pull",
     "load_hosts": "imagematrix.selection.fleet.hosts",
     "open_catalog": "imagematrix.images.catalog.sources",
     "probe": "imagematrix.hardware.host.probe",
-    "select": "imagematrix.selection.select",
-    "select_gang": "imagematrix.selection.gang.select",
-    "select_many": "imagematrix.selection.select",
+    "select": "imagematrix.selection.selector",
+    "select_gang": "imagematrix.selection.gang.gang_selection",
+    "select_many": "imagematrix.selection.selector",
     "within": "imagematrix.hardware.gpu_request.visible",
 }
 

@@ -23,8 +23,8 @@ from conftest import Registry
 from measure import Row, duration
 
 from imagematrix.images.oci import deflate
-from imagematrix.images.oci.compression import DEFAULT_LEVELS, Compression, compressed
-from imagematrix.images.oci.expanded import Expanded
+from imagematrix.images.oci.compression import DEFAULT_LEVELS, Compression, compress
+from imagematrix.images.oci.decompression import DecompressedStream
 from imagematrix.images.oci.manifest import IMAGE
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def levels(folder: Path, _pace: Pace, extent: Extent) -> Iterator[Row]:
             blob = folder / "blob"
             start, used = time.perf_counter(), time.process_time()
             with blob.open("wb") as file:
-                file.writelines(compressed(_pieces(layer), compression, deflate.threads()))
+                file.writelines(compress(_pieces(layer), compression, deflate.count_threads()))
             taken, used = time.perf_counter() - start, time.process_time() - used
             name = _pushed(engine, registry, [(blob, layer)], compression, f"l{compression.level}")
             pulls = [
@@ -115,7 +115,7 @@ def _parts(folder: Path, content: Path, count: int, compression: Compression) ->
                 info.size = min(size, content.stat().st_size - number * size)
                 tar.addfile(info, file)
             with blob.open("wb") as target:
-                target.writelines(compressed(_pieces(plain), compression, deflate.threads()))
+                target.writelines(compress(_pieces(plain), compression, deflate.count_threads()))
             yield blob, plain
 
 
@@ -145,7 +145,7 @@ def _read(blob: Path) -> float:
     """Return the seconds in which this process decompresses a layer."""
     start = time.perf_counter()
     with blob.open("rb") as file:
-        content = Expanded(file)
+        content = DecompressedStream(file)
         while content.read(PIECE):
             pass
     return time.perf_counter() - start

@@ -111,10 +111,10 @@ def _words(flags: Iterable[str]) -> str:
 def _code(path: Path) -> HostCode | None:
     with path.open("rb") as file:
         window = Window(file, 0, path.stat().st_size)
-        headers = elf.read(window)
-        if headers is None or not scan.decodable(headers, window):
+        headers = elf.read_elf(window)
+        if headers is None or not scan.is_decodable(headers, window):
             return None
-        return scan.scan(f"/opt/{path.name}", headers, window)
+        return scan.scan_file(f"/opt/{path.name}", headers, window)
 
 
 def _shipped(folder: Path) -> Iterator[Case]:

@@ -74,7 +74,9 @@ def _marches(host: Host) -> tuple[list[str], str]:
     version = subprocess.run(["gcc", "-dumpversion"], check=True, capture_output=True, text=True).stdout
     compiler = f"gcc-{version.strip()}"
     names = yaml.safe_load((ROOT / "matrix.yaml").read_text())["axes"]["march"]
-    needs = {march: flags for march in names if (flags := marches.required(march, compiler)) is not None}
+    needs = {
+        march: flags for march in names if (flags := marches.get_required_flags(march, compiler)) is not None
+    }
     possible = sorted(
         (march for march in needs if needs[march] <= host.cpu.flags), key=lambda one: len(needs[one])
     )
@@ -85,7 +87,7 @@ def _marches(host: Host) -> tuple[list[str], str]:
             platform="linux/amd64",
             march=march,
             cpu_flags=needs[march],
-            vendor=marches.vendor(march),
+            vendor=marches.get_vendor(march),
         )
         for march in possible
     )

@@ -16,8 +16,8 @@ from measure import Row
 from samples import IMAGEMATRIX, ROOT
 
 from imagematrix.hardware.host.host import Host
-from imagematrix.integrations.kubernetes.install import authority
-from imagematrix.integrations.kubernetes.nodes.labels import facts
+from imagematrix.integrations.kubernetes.install import certificates
+from imagematrix.integrations.kubernetes.nodes.labels import make_labels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +67,7 @@ def rows(folder: Path, _pace: Pace, extent: Extent) -> Iterator[Row]:
 @contextlib.contextmanager
 def _webhook(folder: Path) -> Iterator[int]:
     """Start a webhook and yield its port when it has its nodes and images."""
-    tls = authority.make(["localhost"])
+    tls = certificates.make_certificate(["localhost"])
     for name, pem in (("tls.crt", tls.chain), ("tls.key", tls.key)):
         (folder / name).write_bytes(pem)
     nodes = [_node(name, Host.load(ROOT / f"tests/hosts/{name}.json")) for name in NODES]
@@ -86,7 +86,7 @@ def _webhook(folder: Path) -> Iterator[int]:
 
 
 def _node(name: str, host: Host) -> dict[str, object]:
-    labels = {"kubernetes.io/arch": "amd64", **facts(host)}
+    labels = {"kubernetes.io/arch": "amd64", **make_labels(host)}
     status = {"nodeInfo": {"architecture": "amd64"}, "capacity": {}}
     return {"kind": "Node", "metadata": {"name": name, "labels": labels}, "status": status}
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from imagematrix.common.json_documents import dump
+from imagematrix.common.json_documents import dump_json
 from imagematrix.common.record import replace
 from imagematrix.hardware.host.host import Host
 from imagematrix.hardware.vendors import marches
@@ -74,12 +74,14 @@ def catalog(folder: Path, size: int = SIZE) -> Path:
     """Write a catalog of `size` variants, of 1,000 all but 40 for GPUs, and return its file."""
     points = itertools.product(RELEASES, DRIVERS, TARGETS, MARCHES)
     variants = [_gpu(*point) for point in itertools.islice(points, size - 2)]
-    of_gcc = (march for march in marches.known(COMPILER) or () if marches.arch(march) == "x86_64")
+    of_gcc = (
+        march for march in marches.list_known_names(COMPILER) or () if marches.get_arch(march) == "x86_64"
+    )
     least_last = sorted(of_gcc, key=lambda march: (march == LEAST, march))  # every node can run it
     variants += [_cpu("linux/amd64", march) for march in least_last[len(variants) - size + 1 :]]
     variants.append(_cpu("linux/arm64", "armv8-a"))
     path = folder / "catalog.json"
-    path.write_text(dump(Catalog(image="training", version="v1", variants=tuple(variants)).to_json()))
+    path.write_text(dump_json(Catalog(image="training", version="v1", variants=tuple(variants)).to_json()))
     return path
 
 
@@ -155,7 +157,10 @@ def differing(size: int, names: Iterable[str] = ()) -> list[Host]:
 
     What a node lacks of the flags that tell the newest CPUs from x86-64-v3 is its number in binary.
     """
-    flags = [marches.required(march, COMPILER) or frozenset() for march in ("sapphirerapids", "x86-64-v3")]
+    flags = [
+        marches.get_required_flags(march, COMPILER) or frozenset()
+        for march in ("sapphirerapids", "x86-64-v3")
+    ]
     newest = sorted(flags[0] - flags[1])
     nodes = []
     for number, host in zip(range(size), _saved(names), strict=False):
@@ -206,7 +211,7 @@ def _cpu(platform: str, march: str) -> Variant:
         digest=f"sha256:{0:064}",
         platform=platform,
         march=march,
-        cpu_flags=marches.required(march, COMPILER) or frozenset(),
-        vendor=marches.vendor(march),
+        cpu_flags=marches.get_required_flags(march, COMPILER) or frozenset(),
+        vendor=marches.get_vendor(march),
         size=681_574_400,
     )

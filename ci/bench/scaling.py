@@ -21,7 +21,7 @@ from modules import built
 from processes import new_folder, remove_folder
 from releases import RELEASES
 
-from imagematrix.common.json_documents import dump
+from imagematrix.common.json_documents import dump_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -62,7 +62,7 @@ def rows(folder: Path, pace: Pace, extent: Extent) -> Iterator[Row]:
     try:
         cluster.begin()
         yield _filled(cluster, stages, count)
-        (folder / "catalog.json").write_text(dump(catalog().to_json()))
+        (folder / "catalog.json").write_text(dump_json(catalog().to_json()))
         listed = folder / "nodes.json"
         listed.write_text(cluster.kubectl("get", "nodes", "-o", "json").stdout)
         yield from _commands(folder, listed, pace, count, extent)

@@ -16,8 +16,8 @@ from measure import PASS, Row, calls, duration, processes
 from imagematrix.images.catalog.catalog import Catalog
 from imagematrix.images.catalog.sources import open_catalog
 from imagematrix.selection.gang.gang import NothingFitsAll
-from imagematrix.selection.gang.select import select_gang
-from imagematrix.selection.select import Selector, select_many
+from imagematrix.selection.gang.gang_selection import select_gang
+from imagematrix.selection.selector import Selector, select_many
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -77,7 +77,7 @@ def main() -> None:
         print(f"{compiler} {arch}: {len(answers)}")
     for march, sets in table["aarch64"].items():  # including entries of compilers that were not queried
         for compiler, flags in sets.items():
-            sets[compiler] = " ".join(sorted({*flags.split(), *macros.unannounced(march)}))
+            sets[compiler] = " ".join(sorted({*flags.split(), *macros.list_unannounced_flags(march)}))
     data["compilers"] = {name: data["compilers"][name] for name in sorted(data["compilers"], key=by_major)}
     data |= {arch: shrink(table[arch]) for arch in table}
     data["as_of"] = arguments.as_of or data["as_of"]
@@ -113,7 +113,9 @@ def ask(command: list[str], arch: str) -> dict[str, str]:
         if result.returncode == 0:
             name = option.partition("=")[2]
             unknown |= set(INSTRUCTIONS.findall(result.stdout)) - candidates
-            answers[name] = " ".join(sorted(macros.flags(result.stdout, arch) | macros.unannounced(name)))
+            answers[name] = " ".join(
+                sorted(macros.parse_flags(result.stdout, arch) | macros.list_unannounced_flags(name))
+            )
     if unknown:
         print(f"{command[0]}: no flag for {' '.join(sorted(unknown))}", file=sys.stderr)
     return answers

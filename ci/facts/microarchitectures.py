@@ -59,7 +59,7 @@ def row(target: Any, arch: str) -> dict[str, str | None]:
 
     A row of an Arm core also has the name of the core, by which the probe calls it.
     """
-    vendor = None if target.vendor == GENERIC else marches.host_vendor(target.vendor)
+    vendor = None if target.vendor == GENERIC else marches.get_host_vendor(target.vendor)
     flags = sorted({KERNELS.get(flag, flag) for flag in target.features} - marches.IGNORED[arch] - PRIVILEGED)
     cores = [
         name

@@ -13,9 +13,9 @@ from pathlib import Path
 from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host
 from imagematrix.hardware.vendors import marches
 from imagematrix.images.catalog.catalog import Catalog, UserModeDriver, Variant
-from imagematrix.selection.fleet.aged import Aged
-from imagematrix.selection.fleet.coverage import Coverage, coverage, with_few
-from imagematrix.selection.fleet.page import page
+from imagematrix.selection.fleet.coverage import Coverage, compute_coverage, with_limit
+from imagematrix.selection.fleet.page import render_page
+from imagematrix.selection.fleet.staleness import StalenessFinding
 from imagematrix.selection.fleet.storage import Storage
 
 ROOT = Path(__file__).parents[2]
@@ -53,9 +53,9 @@ def main() -> None:
         ("large", _fleet(2000), _catalog("registry.example.com/ml/training", 250)),
         ("hostile", {HOSTILE: _host("8.9", "znver4", "550.163.01", 1, HOSTILE)}, _catalog(f"t{HOSTILE}", 90)),
     ):
-        report = with_few(coverage(hosts, catalog, drivers={"550.163.01": "580.95.05"}), 6)
+        report = with_limit(compute_coverage(hosts, catalog, drivers={"550.163.01": "580.95.05"}), 6)
         start = time.perf_counter()
-        text = page(report, storage=_storage(catalog), aged=_aged(report))
+        text = render_page(report, storage=_storage(catalog), aged=_aged(report))
         seconds = time.perf_counter() - start
         (folder / f"{name}.html").write_bytes(text.encode(errors="backslashreplace"))
         print(f"{name}: {len(text) / 1e6:.2f} MB in {seconds:.1f} s")
@@ -71,7 +71,7 @@ def _catalog(image: str, size: int) -> Catalog:
             cubins=(compute.replace(".", ""),),
             driver=UserModeDriver(mode="exact", version=driver),
             march=march,
-            cpu_flags=marches.required(march, "gcc-14") or frozenset(),
+            cpu_flags=marches.get_required_flags(march, "gcc-14") or frozenset(),
         )
         for driver, cuda in DRIVERS.items()
         for compute in GPUS
@@ -107,7 +107,7 @@ def _host(compute: str, march: str, driver: str, count: int, name: str | None = 
         )
         for index in range(count)
     )
-    flags = marches.required(march, "gcc-14") or frozenset()
+    flags = marches.get_required_flags(march, "gcc-14") or frozenset()
     cpu = Cpu(vendor=None, model=name or f"a CPU of {march}", flags=flags, level="x86-64-v3")
     return Host(
         arch="x86_64", cpu=cpu, driver=Driver(version=driver, kind="open", source="example"), gpus=gpus
@@ -128,12 +128,12 @@ def _storage(catalog: Catalog) -> Storage:
     return Storage(variants=variants, layers=layers, compressed=True)
 
 
-def _aged(report: Coverage) -> list[Aged]:
+def _aged(report: Coverage) -> list[StalenessFinding]:
     hosts = tuple(name for kind in report.kinds for name in kind.hosts)
     common = {"cells": 9, "images": (f"{report.image}:{report.version}",), "hosts": hosts}
     digests = f"sha256:{'0' * 64}", f"sha256:{'1' * 64}"
     return [
-        Aged(
+        StalenessFinding(
             kind="base",
             name="debian:trixie",
             used=digests[0],
@@ -143,7 +143,7 @@ def _aged(report: Coverage) -> list[Aged]:
             date=None,
             **common,  # type: ignore[arg-type]
         ),
-        Aged(
+        StalenessFinding(
             kind="wheel",
             name="torch",
             used="2.8.0",

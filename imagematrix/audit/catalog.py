@@ -7,12 +7,12 @@ counts as another image.
 
 from __future__ import annotations
 
-from imagematrix.audit import doubts
-from imagematrix.audit.claims import broken, claimed
-from imagematrix.audit.doubts import REQUIRE
-from imagematrix.audit.images.libraries import RUNTIME, runtimes
-from imagematrix.audit.proof import proven
-from imagematrix.common.image_reference import familiar, split
+from imagematrix.audit import warnings
+from imagematrix.audit.contradictions import describe_contradictions, read_claims
+from imagematrix.audit.images.libraries import RUNTIME, list_runtimes
+from imagematrix.audit.proven_facts import find_proven_facts
+from imagematrix.audit.warnings import REQUIRE
+from imagematrix.common.image_reference import shorten_name, split_version
 from imagematrix.common.record import replace
 from imagematrix.errors import AuditError, UsageError
 from imagematrix.hardware.vendors import cuda, gpus, requirements, versions
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from imagematrix.audit.report import Audit, DriverFile
     from imagematrix.hardware.vendors.requirements import Condition, Expression
 
-__all__ = ["catalog", "cpu_source", "sources", "unlabelled"]
+__all__ = ["find_cpu_source", "find_sources", "make_catalog", "make_unlabelled_entry"]
 
 OURS = (labels.IMAGE, labels.VERSION, labels.CELL, labels.INPUT)
 JETPACK = f"{REQUIRE}JETPACK"  # for Tegra; NVIDIA's runtime ignores it elsewhere
@@ -47,7 +47,7 @@ LOWER = (">=", ">", "=")  # comparisons that set a lower bound
 MAIN = "libcuda"
 
 
-def catalog(
+def make_catalog(
     audits: Iterable[Audit],
     image: str,
     version: str,
@@ -64,16 +64,16 @@ def catalog(
     variants: list[Variant] = []
     stated: list[labels.Terms] = []
     for audited in audits:
-        variant = claimed(audited)
+        variant = read_claims(audited)
         if variant and not _built_on_one(audited.image):
             variants.append(_labelled(audited, variant))
-            stated.append(labels.terms(audited.image.labels, audited.image.reference))
+            stated.append(labels.read_terms(audited.image.labels, audited.image.reference))
             continue
-        own, ignored = unlabelled(audited, cpu_flags)
-        for text in (*ignored, *doubts.of_unlabelled(audited, cpu_flags)):
+        own, ignored = make_unlabelled_entry(audited, cpu_flags)
+        for text in (*ignored, *warnings.warn_of_unlabelled(audited, cpu_flags)):
             note(f"{audited.image.reference}: {text}")
         variants.append(_on(own, variant) if variant else own)
-    terms = labels.agreed(f"{image}:{version}", stated)
+    terms = labels.require_equal_terms(f"{image}:{version}", stated)
     adopted = Catalog(
         image=image, version=version, variants=tuple(variants), prefer=terms.prefer, defaults=terms.defaults
     )
@@ -82,7 +82,7 @@ def catalog(
 
 
 def _labelled(audited: Audit, variant: Variant) -> Variant:
-    why = broken(audited, variant)
+    why = describe_contradictions(audited, variant)
     if why:
         raise AuditError(f"{audited.image.reference}: {why}")
     return replace(
@@ -90,7 +90,7 @@ def _labelled(audited: Audit, variant: Variant) -> Variant:
         reference=_reference(audited.image),
         digest=audited.image.digest,
         size=audited.image.size,
-        facts=tuple(sorted({**dict(variant.facts), **dict(proven(audited, variant))}.items())),
+        facts=tuple(sorted({**dict(variant.facts), **dict(find_proven_facts(audited, variant))}.items())),
         libraries=audited.versions,
     )
 
@@ -116,7 +116,9 @@ def _reference(image: AuditedImage) -> str:
     """Return the name by which an engine finds an image, or its digest if it has no name."""
     own = image.labels
     if all(key in own for key in OURS) and not _built_on_one(image):
-        return f"{own[labels.IMAGE]}:{labels.tag(own[labels.VERSION], own[labels.CELL], own[labels.INPUT])}"
+        return (
+            f"{own[labels.IMAGE]}:{labels.make_tag(own[labels.VERSION], own[labels.CELL], own[labels.INPUT])}"
+        )
     return next(iter(image.names), image.digest)
 
 
@@ -128,10 +130,14 @@ def _built_on_one(image: AuditedImage) -> bool:
     own = image.labels
     if labels.CONTENT in own or labels.IMAGE not in own or not image.names:
         return image.inherited
-    return familiar(own[labels.IMAGE]) not in {familiar(split(name)[0]) for name in image.names}
+    return shorten_name(own[labels.IMAGE]) not in {
+        shorten_name(split_version(name)[0]) for name in image.names
+    }
 
 
-def unlabelled(audited: Audit, cpu_flags: frozenset[str] | None = None) -> tuple[Variant, tuple[str, ...]]:
+def make_unlabelled_entry(
+    audited: Audit, cpu_flags: frozenset[str] | None = None
+) -> tuple[Variant, tuple[str, ...]]:
     """Return the entry of an image without labels, and the claims of its publisher that cannot be parsed.
 
     `cpu_flags` are those that it is claimed to need, None if none are claimed.
@@ -145,7 +151,7 @@ def unlabelled(audited: Audit, cpu_flags: frozenset[str] | None = None) -> tuple
         raise AuditError(f"{reference} is for AMD's GPUs: {', '.join(audited.objects)}")
     expressions, ignored = _expressions(image.environment)
     release, _ = _release(audited, expressions)
-    facts = sources(audited) | ({} if cpu_flags is None else {"cpu_flags": CLAIM})
+    facts = find_sources(audited) | ({} if cpu_flags is None else {"cpu_flags": CLAIM})
     needed = frozenset(audited.flags | audited.probable_flags) if cpu_flags is None else cpu_flags
     driver = _driver(audited) or (UserModeDriver(mode="host") if "driver" in facts else None)
     variant = Variant(
@@ -162,13 +168,13 @@ def unlabelled(audited: Audit, cpu_flags: frozenset[str] | None = None) -> tuple
         partial_flags=frozenset(audited.partial_flags if cpu_flags is None else ()),
         size=image.size,
         facts=tuple(sorted(facts.items())),
-        requires=tuple(map(requirements.text, filter(None, map(_settled, expressions)))),
+        requires=tuple(map(requirements.format_requirement, filter(None, map(_settled, expressions)))),
         libraries=audited.versions,
     )
     return variant, ignored
 
 
-def sources(audited: Audit) -> dict[str, str]:
+def find_sources(audited: Audit) -> dict[str, str]:
     """Return the source of each need of an image without labels, one of `catalog.SOURCES`.
 
     An image for CPUs only has no CUDA release and no driver, and the bytes prove that it has no device code.
@@ -176,13 +182,13 @@ def sources(audited: Audit) -> dict[str, str]:
     release, source = _release(audited, _expressions(audited.image.environment)[0])
     coded = any(True for _ in audited.gpu_code)
     runtime = any(library.name == RUNTIME for library in audited.libraries)
-    facts = {"cpu_flags": cpu_source(audited, UNKNOWN), "cubins": BYTES}
-    if release or _driver(audited) or coded or runtime or doubts.for_gpus(audited):
+    facts = {"cpu_flags": find_cpu_source(audited, UNKNOWN), "cubins": BYTES}
+    if release or _driver(audited) or coded or runtime or warnings.is_for_gpus(audited):
         facts |= {"cubins": audited.source if coded else UNKNOWN, "cuda": source, "driver": BYTES}
     return facts
 
 
-def cpu_source(audited: Audit, undecided: str) -> str:
+def find_cpu_source(audited: Audit, undecided: str) -> str:
     """Return the source of the CPU flags that the files of an image need; `undecided` if they do not tell."""
     if audited.decided:
         return BYTES
@@ -198,7 +204,7 @@ def _expressions(environment: Mapping[str, str]) -> tuple[list[Expression], tupl
     for name, value in sorted(environment.items()):
         if name.startswith(REQUIRE) and not name.startswith(JETPACK):
             try:
-                expressions.append(requirements.parse(value))
+                expressions.append(requirements.parse_requirement(value))
             except UsageError as error:
                 ignored.append(f"{name}: {error}")
     return expressions, tuple(ignored)
@@ -225,7 +231,7 @@ def _release(audited: Audit, expressions: Iterable[Expression]) -> tuple[str | N
 
     It is a claim if only the names of files for several releases show it.
     """
-    proven = [*runtimes(audited.libraries), *_compiled(audited), *audited.toolkits]
+    proven = [*list_runtimes(audited.libraries), *_compiled(audited), *audited.toolkits]
     proven += [audited.release] if audited.release else []
     if proven:
         return _newest(proven), CLAIM if audited.release else BYTES
@@ -234,7 +240,7 @@ def _release(audited: Audit, expressions: Iterable[Expression]) -> tuple[str | N
 
 
 def _newest(releases: Iterable[str]) -> str:
-    return max(releases, key=versions.order)
+    return max(releases, key=versions.make_sort_key)
 
 
 def _compiled(audited: Audit) -> Iterator[str]:
@@ -245,7 +251,7 @@ def _compiled(audited: Audit) -> Iterator[str]:
     for found in audited.coded:
         if found.file.static_cudart:
             for _, isa in found.file.code.ptx:
-                yield from [name for name, row in cuda.releases().items() if row.ptx_isa == isa][:1]
+                yield from [name for name, row in cuda.load_releases().items() if row.ptx_isa == isa][:1]
 
 
 def _claimed(audited: Audit, expressions: Iterable[Expression]) -> Iterator[str]:
@@ -253,7 +259,7 @@ def _claimed(audited: Audit, expressions: Iterable[Expression]) -> Iterator[str]
     image = audited.image
     for expression in expressions:
         bounds = [_lower(alternative) for alternative in expression]
-        lowest = min((bound for bound in bounds if bound), key=versions.order, default=None)
+        lowest = min((bound for bound in bounds if bound), key=versions.make_sort_key, default=None)
         if lowest:
             yield lowest
     claims = [image.environment.get(CUDA_VARIABLE), image.labels.get(CUDA_LABEL)]
@@ -270,7 +276,7 @@ def _lower(alternative: Iterable[Condition]) -> str | None:
         for condition in alternative
         if _bounds(condition) and versions.RELEASE.fullmatch(condition.value)
     ]
-    return max(releases, key=versions.order, default=None)
+    return max(releases, key=versions.make_sort_key, default=None)
 
 
 def _driver(audited: Audit) -> UserModeDriver | None:

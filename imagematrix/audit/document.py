@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from imagematrix.audit.binaries.host_code import HostCode
-from imagematrix.audit.catalog import cpu_source, sources
+from imagematrix.audit.catalog import find_cpu_source, find_sources
 from imagematrix.hardware.vendors import versions
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import BYTES, CLAIM
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.binaries.device_code import DeviceCode
     from imagematrix.audit.binaries.objects import File
-    from imagematrix.audit.claims import Contradiction
-    from imagematrix.audit.report import Audit, Found
+    from imagematrix.audit.contradictions import Contradiction
+    from imagematrix.audit.report import Audit, FoundFile
 
-__all__ = ["SCHEMA", "document", "fat"]
+__all__ = ["SCHEMA", "estimate_fat_size", "make_document"]
 
 SCHEMA = "imagematrix.audit/v1"
 
 
-def document(
+def make_document(
     audit: Audit,
     contradictions: Sequence[Contradiction],
     others: Sequence[Audit] = (),
@@ -100,12 +100,12 @@ def document(
 def _facts(audit: Audit) -> dict[str, str]:
     facts = {
         "cubins": audit.source if any(True for _ in audit.coded) else CLAIM,
-        "cpu_flags": cpu_source(audit, CLAIM),
+        "cpu_flags": find_cpu_source(audit, CLAIM),
         "driver": BYTES,
         "cuda": CLAIM,
     }
     # What the bytes do not prove of an image without labels, its publisher may claim, or nobody.
-    return facts if labels.VARIANT in audit.image.labels else facts | sources(audit)
+    return facts if labels.VARIANT in audit.image.labels else facts | find_sources(audit)
 
 
 def _code(cubins: Sequence[str], ptx: Sequence[tuple[str, str]]) -> dict[str, object]:
@@ -115,17 +115,19 @@ def _code(cubins: Sequence[str], ptx: Sequence[tuple[str, str]]) -> dict[str, ob
     }
 
 
-def _has_content(found: Found) -> bool:
+def _has_content(found: FoundFile) -> bool:
     host = found.file.host
     return bool(found.file.code or found.file.isa or found.file.damaged or (host and host.functions))
 
 
-def _file(found: Found) -> dict[str, object]:
+def _file(found: FoundFile) -> dict[str, object]:
     code: DeviceCode = found.file.code
     return {
         "path": found.path,
         "layer": found.layer,
-        **_code(sorted(code.cubins), sorted(code.ptx, key=lambda ptx: (ptx[0], versions.order(ptx[1])))),
+        **_code(
+            sorted(code.cubins), sorted(code.ptx, key=lambda ptx: (ptx[0], versions.make_sort_key(ptx[1])))
+        ),
         "code_objects": sorted(code.objects),
         **_host(found.file),
         "damaged": found.file.damaged or code.damaged,
@@ -160,7 +162,7 @@ def _size(audit: Audit, others: Sequence[Audit], fat: int | None) -> dict[str, i
     }
 
 
-def fat(audits: Sequence[Audit]) -> int | None:
+def estimate_fat_size(audits: Sequence[Audit]) -> int | None:
     """Return the estimated compressed bytes of one image with the device code of several images.
 
     To each image's size it adds the device code that the image lacks and another one has, with the largest

@@ -7,15 +7,15 @@ import re
 from dataclasses import dataclass, replace
 
 from imagematrix.audit.binaries import alternatives, elf, nvidia_names
-from imagematrix.audit.binaries.device_code import NONE, merged
+from imagematrix.audit.binaries.device_code import NONE, merge_device_code
 from imagematrix.audit.binaries.driver_file import DriverLibrary
-from imagematrix.audit.images import entries, libraries
-from imagematrix.audit.images.contents import contents
+from imagematrix.audit.images import device_code_entries, libraries
+from imagematrix.audit.images.code_roles import DECIDES, OPTIONAL, TESTS, UNUSED, CodedFile, assign_roles
+from imagematrix.audit.images.contents import list_contents
 from imagematrix.audit.images.loader import Loader
-from imagematrix.audit.images.python_packages import STACKS, packages, stack, version
-from imagematrix.audit.images.roles import DECIDES, OPTIONAL, TESTS, UNUSED, Coded, roles
-from imagematrix.audit.source_guards import PackagedCode, source_guards
-from imagematrix.hardware.vendors import guarded, marches, user_mode
+from imagematrix.audit.images.python_packages import STACKS, get_stack_release, get_version, list_packages
+from imagematrix.audit.source_guards import PackagedCode, find_source_guards
+from imagematrix.hardware.vendors import guarded_files, marches, user_mode
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import BYTES, SOURCE, TABLE
 from imagematrix.images.oci.tree import ImageTree
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from imagematrix.audit.binaries.device_code import DeviceCode
     from imagematrix.audit.binaries.host_code import HostCode
     from imagematrix.audit.binaries.objects import File
+    from imagematrix.audit.images.code_roles import CodeRoles
     from imagematrix.audit.images.contents import Contents
     from imagematrix.audit.images.image import AuditedImage
-    from imagematrix.audit.images.layer import Plain
+    from imagematrix.audit.images.layer import PlainFile
     from imagematrix.audit.images.libraries import Library
     from imagematrix.audit.images.python_packages import Package
-    from imagematrix.audit.images.roles import Roles
     from imagematrix.images.catalog.catalog import Code, UseGuard
 
-__all__ = ["Audit", "DriverFile", "Found", "Stack", "Unit", "audit", "needs_level"]
+__all__ = ["Audit", "DriverFile", "FoundFile", "Stack", "Unit", "audit_image", "requires_level"]
 
 BASELINE = "x86-64-v1"
 HWCAPS = "glibc-hwcaps"
@@ -52,13 +52,13 @@ STATED = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,63}", re.ASCII)  # a version,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundFile:
     """An examined file with its path and its layer. `nvidia` says why it is NVIDIA's, or None.
 
     `package` is the Python package that installed it. `name` is its path in that package or in the archive
-    that contains it, or else `path`. `role` says whether its device code counts; see `roles`. `listed`: it is
-    in the table of files that some GPUs do not use, see `hardware.vendors.guarded`. `guard` is the question
-    that its package's sources ask before they use it.
+    that contains it, or else `path`. `role` says whether its device code counts; see `assign_roles`.
+    `listed`: it is in the table of files that some GPUs do not use, see `hardware.vendors.guarded`. `guard`
+    is the question that its package's sources ask before they use it.
     """
 
     path: str
@@ -134,13 +134,13 @@ class Audit:
     """The contents of an image, sorted by path.
 
     `cubins` and `ptx` hold for all files whose device code decides, `device_code` is exact; see `entries`.
-    `release` is the CUDA release that is taken because of files for several; see `roles`. `unmatched` are the
-    globs of optional files that match none. `for_cuda` are the Python packages that are only for GPUs with
-    CUDA: their metadata show it, or they bring libraries of NVIDIA's.
+    `release` is the CUDA release that is taken because of files for several; see `assign_roles`. `unmatched`
+    are the globs of optional files that match none. `for_cuda` are the Python packages that are only for GPUs
+    with CUDA: their metadata show it, or they bring libraries of NVIDIA's.
     """
 
     image: AuditedImage
-    files: tuple[Found, ...]
+    files: tuple[FoundFile, ...]
     units: tuple[Unit, ...]
     contents: Contents
     drivers: tuple[DriverFile, ...]
@@ -157,7 +157,7 @@ class Audit:
     for_cuda: frozenset[str] = frozenset()
 
     @property
-    def coded(self) -> Iterator[Found]:
+    def coded(self) -> Iterator[FoundFile]:
         """The files with device code that the image may use."""
         return filter(_counts, self.files)
 
@@ -189,12 +189,12 @@ class Audit:
         """
         found: dict[str, set[str | None]] = {}
         frameworks = ((framework.name, framework.own) for framework in self.stacks)
-        for name, own in (*libraries.talking(self.libraries), *frameworks):
+        for name, own in (*libraries.list_communication_libraries(self.libraries), *frameworks):
             found.setdefault(name, set()).add(own if own and STATED.fullmatch(own) else None)
         return tuple(sorted((name, _joined(each)) for name, each in found.items()))
 
     @property
-    def programs(self) -> Iterator[Found]:
+    def programs(self) -> Iterator[FoundFile]:
         """The image's own files with CPU code: those that no package of the distribution installed."""
         return (
             found for found in self.files if found.own and _program(found.file) and INNER not in found.path
@@ -223,9 +223,9 @@ class Audit:
         levels = dict(marches.LEVELS)
         proof = self._paths(lambda host: host.required)
         for level, path in self.isa:
-            reached = marches.level_rank(level)
+            reached = marches.get_level_rank(level)
             for name, added in levels.items():
-                if marches.level_rank(name) <= reached:
+                if marches.get_level_rank(name) <= reached:
                     proof.update(dict.fromkeys(added - proof.keys(), path))
         return proof
 
@@ -249,34 +249,34 @@ class Audit:
         return paths
 
 
-def needs_level(file: File) -> bool:
+def requires_level(file: File) -> bool:
     """Whether a file's notes require more than the first CPU level, which every CPU has."""
     return file.isa not in (None, BASELINE)
 
 
-def audit(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
+def audit_image(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
     """Return the audit of an image, from the files that its containers would see; raise AuditError.
 
     `optional` are globs of files with device code that some GPUs do not use, besides those in the labels.
     """
     tree = ImageTree(image.layers)
-    installed, damaged = packages(tree)
+    installed, damaged = list_packages(tree)
     # A file that another package lists, too, is not NVIDIA's.
-    ordered = sorted(installed, key=lambda package: not nvidia_names.distributes(package.name))
+    ordered = sorted(installed, key=lambda package: not nvidia_names.is_distributed(package.name))
     owners = {path: package for package in ordered for path in package.files}
     versions = {path: package.version for path, package in owners.items() if _of_nvidia(path, package)}
     files = sorted((_named(found, owners) for found in _found(tree)), key=lambda found: found.path)
     listed = tuple(
-        library for found in files for library in libraries.libraries(found.path, found.file, versions)
+        library for found in files for library in libraries.list_libraries(found.path, found.file, versions)
     )
     files = [*_without_alternatives(files)]
-    own = _roles(files, listed, tuple(dict.fromkeys((*optional, *labels.optional(image.labels)))))
+    own = _roles(files, listed, tuple(dict.fromkeys((*optional, *labels.read_optional(image.labels)))))
     files = [
         replace(found, role=own.by_path[found.path]) if found.path in own.by_path else found
         for found in files
     ]
     needed = {posixpath.basename(name) for found in files for name in found.file.needed}
-    guards = source_guards(
+    guards = find_source_guards(
         [_packaged(found, owners) for found in files if _may_be_guarded(found)], needed, tree
     )
     files = [replace(found, guard=guards.get(found.path)) for found in files]
@@ -289,16 +289,16 @@ def audit(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
         image=image,
         files=tuple(files),
         units=units,
-        contents=contents(tree, installed, _unpackaged(listed, drivers), damaged),
+        contents=list_contents(tree, installed, _unpackaged(listed, drivers), damaged),
         drivers=drivers,
         libraries=listed,
         stacks=tuple(
             sorted(_stacks(installed, files, tree), key=lambda framework: (framework.name, framework.version))
         ),
-        cubins=tuple(entries.common_cubins(codes, [unit.guard for unit in deciding])),
-        ptx=tuple(entries.common_ptx(codes)),
-        device_code=entries.joined(
-            entries.entry(
+        cubins=tuple(device_code_entries.find_common_cubins(codes, [unit.guard for unit in deciding])),
+        ptx=tuple(device_code_entries.find_common_ptx(codes)),
+        device_code=device_code_entries.join_entries(
+            device_code_entries.make_entry(
                 unit.name,
                 unit.code,
                 files=unit.files,
@@ -320,7 +320,7 @@ def audit(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
         isa=tuple(
             (found.file.isa, found.path)
             for found in files
-            if found.file.isa and needs_level(found.file) and HWCAPS not in found.path.split("/")
+            if found.file.isa and requires_level(found.file) and HWCAPS not in found.path.split("/")
         ),
     )
 
@@ -330,28 +330,30 @@ def _joined(versions: Iterable[str | None]) -> str | None:
     return ",".join(sorted(known)) if len(known) == len([*versions]) else None
 
 
-def _found(tree: ImageTree[Plain]) -> Iterator[Found]:
+def _found(tree: ImageTree[PlainFile]) -> Iterator[FoundFile]:
     for path, node in tree.files():
         if node.file is not None:
             yield from _with_inner(path, node.layer, node.file)
 
 
-def _with_inner(path: str, layer: str, file: File) -> Iterator[Found]:
+def _with_inner(path: str, layer: str, file: File) -> Iterator[FoundFile]:
     nvidia = (
-        "its name is that of a library of NVIDIA's" if nvidia_names.of_nvidia(path, file.soname) else None
+        "its name is that of a library of NVIDIA's"
+        if nvidia_names.is_nvidia_library(path, file.soname)
+        else None
     )
-    yield Found(path=path, layer=layer, file=file, nvidia=nvidia, name=path.rpartition(INNER)[2])
+    yield FoundFile(path=path, layer=layer, file=file, nvidia=nvidia, name=path.rpartition(INNER)[2])
     # Files in an archive are not loaded from there, but an installation would put them into the image.
     for name, inner in file.inner:
         yield from _with_inner(f"{path}{INNER}{name}", layer, inner)
 
 
-def _named(found: Found, owners: Mapping[str, Package]) -> Found:
+def _named(found: FoundFile, owners: Mapping[str, Package]) -> FoundFile:
     package = owners.get(found.path)
     if package is None:
         return found
     name = found.path.removeprefix(f"{package.folder}/")
-    rows = guarded.rows(package.name, package.version) if found.file.recorded else ()
+    rows = guarded_files.find_rows(package.name, package.version) if found.file.recorded else ()
     known = package.files[found.path] == found.file.recorded and any(row.path == name for row in rows)
     nvidia = f"the package {package.name} installed it" if _of_nvidia(found.path, package) else found.nvidia
     return replace(found, name=name, package=package.name, nvidia=nvidia, listed=known)
@@ -359,16 +361,16 @@ def _named(found: Found, owners: Mapping[str, Package]) -> Found:
 
 def _of_nvidia(path: str, package: Package) -> bool:
     """Whether a file that a package lists is NVIDIA's. Outside its folder, it may list files of others."""
-    return nvidia_names.distributes(package.name) and path.startswith(f"{package.folder}/")
+    return nvidia_names.is_distributed(package.name) and path.startswith(f"{package.folder}/")
 
 
-def _counts(found: Found) -> bool:
+def _counts(found: FoundFile) -> bool:
     """Whether an image may use a file's device code."""
     return found.own and _loadable(found.file) and found.role not in UNCOUNTED
 
 
-def _units(coded: Iterable[Found]) -> Iterator[Unit]:
-    loose: dict[tuple[str, str], list[Found]] = {}
+def _units(coded: Iterable[FoundFile]) -> Iterator[Unit]:
+    loose: dict[tuple[str, str], list[FoundFile]] = {}
     names = set()
     for found in coded:
         names.add(found.name)
@@ -383,9 +385,9 @@ def _units(coded: Iterable[Found]) -> Iterator[Unit]:
                 guard=found.guard,
             )
     for (_, role), cubins in loose.items():
-        first, code = cubins[0], merged(found.file.code for found in cubins)
+        first, code = cubins[0], merge_device_code(found.file.code for found in cubins)
         own = {found.name for found in cubins}
-        globs = tuple(entries.covering([*own], names - own)) if len(cubins) > 1 else ()
+        globs = tuple(device_code_entries.find_covering_globs([*own], names - own)) if len(cubins) > 1 else ()
         yield Unit(path=first.path, name=first.name, code=code, role=role, files=len(cubins), globs=globs)
 
 
@@ -393,7 +395,7 @@ def _without(flags: Mapping[str, str], others: Mapping[str, str]) -> dict[str, s
     return {flag: path for flag, path in flags.items() if flag not in others}
 
 
-def _without_alternatives(files: Iterable[Found]) -> Iterator[Found]:
+def _without_alternatives(files: Iterable[FoundFile]) -> Iterator[FoundFile]:
     """Yield files; of those that are loaded only on some CPUs, no CPU flags are required."""
     listed = list(files)
     flags = {
@@ -402,7 +404,7 @@ def _without_alternatives(files: Iterable[Found]) -> Iterator[Found]:
         if found.file.host
     }
     packages = {found.path: found.package for found in listed if found.package}
-    some = alternatives.by_cpu(flags, packages)
+    some = alternatives.find_cpu_alternatives(flags, packages)
     for found in listed:
         host = found.file.host
         if host and found.path in some:
@@ -411,9 +413,9 @@ def _without_alternatives(files: Iterable[Found]) -> Iterator[Found]:
             yield found
 
 
-def _roles(files: Iterable[Found], listed: Iterable[Library], optional: Sequence[str]) -> Roles:
+def _roles(files: Iterable[FoundFile], listed: Iterable[Library], optional: Sequence[str]) -> CodeRoles:
     coded = [
-        Coded(
+        CodedFile(
             path=found.path,
             name=found.name,
             package=found.package,
@@ -424,20 +426,20 @@ def _roles(files: Iterable[Found], listed: Iterable[Library], optional: Sequence
         for found in files
         if found.own and _loadable(found.file) and found.file.code.cuda
     ]
-    return roles(coded, libraries.runtimes(listed), optional)
+    return assign_roles(coded, libraries.list_runtimes(listed), optional)
 
 
-def _may_be_guarded(found: Found) -> bool:
+def _may_be_guarded(found: FoundFile) -> bool:
     """Whether a file's device code decides on which GPUs the image runs, unless its package asks first."""
     return _counts(found) and found.file.code.cuda and found.role == DECIDES and not _is_loose(found)
 
 
-def _is_loose(found: Found) -> bool:
+def _is_loose(found: FoundFile) -> bool:
     """Whether a file is one of a package's cubins, which are alternatives."""
     return found.package is not None and found.name.endswith(LOOSE)
 
 
-def _packaged(found: Found, owners: Mapping[str, Package]) -> PackagedCode:
+def _packaged(found: FoundFile, owners: Mapping[str, Package]) -> PackagedCode:
     return PackagedCode(
         path=found.path,
         package=owners.get(found.path),
@@ -456,12 +458,12 @@ def _program(file: File) -> bool:
 
 
 def _drivers(
-    tree: ImageTree[Plain], listed: Sequence[Found], environment: Mapping[str, str]
+    tree: ImageTree[PlainFile], listed: Sequence[FoundFile], environment: Mapping[str, str]
 ) -> Iterator[DriverFile]:
     files = {found.path: found.file.driver for found in listed if found.file.driver}
     for link, _ in tree.links():
         # Only the link's name, not its target's, shows that the file is a driver library.
-        target = user_mode.named(link)
+        target = user_mode.parse_file_name(link)
         resolved = tree.find(link) if target and target[1] else None
         if target and resolved and resolved[0] not in files:
             files[link] = DriverLibrary(name=target[0], kind="exact", version=target[1])
@@ -470,7 +472,7 @@ def _drivers(
     loaded = {file[0] for name in user_mode.LIBRARIES if (file := loader.find(f"{name}.so.1"))}
     for found in listed:
         own = {"runpath": found.file.runpath, "rpath": found.file.rpath}
-        for name in filter(user_mode.named, found.file.needed):
+        for name in filter(user_mode.parse_file_name, found.file.needed):
             if file := loader.find(name, **own, origin=posixpath.dirname(found.path)):
                 loaded.add(file[0])
     for path, driver in sorted(files.items()):
@@ -488,7 +490,9 @@ def _unpackaged(
         yield found.driver.name, found.driver.version, found.path
 
 
-def _stacks(installed: Sequence[Package], files: Sequence[Found], tree: ImageTree[Plain]) -> Iterator[Stack]:
+def _stacks(
+    installed: Sequence[Package], files: Sequence[FoundFile], tree: ImageTree[PlainFile]
+) -> Iterator[Stack]:
     codes: dict[str, DeviceCode] = {found.path: found.file.code for found in files if _loadable(found.file)}
     for package in installed:
         if STACKS.fullmatch(package.name):
@@ -496,7 +500,7 @@ def _stacks(installed: Sequence[Package], files: Sequence[Found], tree: ImageTre
             yield Stack(
                 name=package.name,
                 version=package.version,
-                own=version(package, tree),
-                cuda=stack(package, tree),
+                own=get_version(package, tree),
+                cuda=get_stack_release(package, tree),
                 arch_list=tuple(sorted(f"sm_{target}" for target in own)),
             )

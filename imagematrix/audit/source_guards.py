@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.binaries.device_code import DeviceCode
     from imagematrix.audit.guards.guards import SourceGuard
-    from imagematrix.audit.images.layer import Plain
+    from imagematrix.audit.images.layer import PlainFile
     from imagematrix.audit.images.python_packages import Package
     from imagematrix.images.oci.tree import ImageTree
 
-__all__ = ["PackagedCode", "source_guards"]
+__all__ = ["PackagedCode", "find_source_guards"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +41,8 @@ class PackagedCode:
         )
 
 
-def source_guards(
-    files: Sequence[PackagedCode], needed: AbstractSet[str | None], tree: ImageTree[Plain]
+def find_source_guards(
+    files: Sequence[PackagedCode], needed: AbstractSet[str | None], tree: ImageTree[PlainFile]
 ) -> dict[str, UseGuard]:
     """Return the guards of files by path.
 
@@ -57,13 +57,13 @@ def source_guards(
             by_package.setdefault(file.package.metadata, []).append(file)
     for own in by_package.values():
         having = Counter(
-            compute for file in own for compute in device_code.capabilities() if file.has(compute)
+            compute for file in own for compute in device_code.list_capabilities() if file.has(compute)
         )
         lacking = [file for file in own if _may_be_exempt(file, having, needed)]
         package = own[0].package
         if lacking and package:
             names = {file.path.removeprefix(f"{package.folder}/"): file for file in own}
-            told = guards.guards(_sources(package, tree), names, device_code.capabilities(), budget)
+            told = guards.find_guards(_sources(package, tree), names, device_code.list_capabilities(), budget)
             found |= dict(_exempting(own, lacking, {names[name].path: guard for name, guard in told.items()}))
     return found
 
@@ -81,7 +81,7 @@ def _may_be_exempt(file: PackagedCode, having: Mapping[str, int], needed: Abstra
     )
 
 
-def _sources(package: Package, tree: ImageTree[Plain]) -> Mapping[str, bytes]:
+def _sources(package: Package, tree: ImageTree[PlainFile]) -> Mapping[str, bytes]:
     """Return the sources of a package that the audit keeps, by their paths from its folder."""
     found = ((path, tree.find(path)) for path in sorted(package.files) if path.endswith(".py"))
     return {
@@ -96,13 +96,13 @@ def _exempting(
 ) -> Iterator[tuple[str, UseGuard]]:
     """Yield the path and the guard of each file that has one."""
     unused = {
-        file.path: frozenset(device_code.capabilities()) - told[file.path].used
+        file.path: frozenset(device_code.list_capabilities()) - told[file.path].used
         for file in lacking
         if file.path in told
     }
     running = {
         compute
-        for compute in device_code.capabilities()
+        for compute in device_code.list_capabilities()
         if any(file.has(compute) and compute not in unused.get(file.path, ()) for file in own)
     }
     for path, without in unused.items():
@@ -112,7 +112,7 @@ def _exempting(
 
 def _ranges(computes: Collection[str]) -> Iterator[tuple[str, str | None]]:
     """Yield capabilities as pairs of the lowest and the highest of those that follow each other."""
-    every = device_code.capabilities()
+    every = device_code.list_capabilities()
     for within, group in groupby(every, lambda compute: compute in computes):
         listed = list(group)
         if within:

@@ -10,8 +10,8 @@ import typer
 from imagematrix.cli.shared.audit_images import Platform, References, audit_references
 from imagematrix.cli.shared.output import print_info, print_json, report_write_errors, warn
 from imagematrix.common import files, json_documents
-from imagematrix.common.image_reference import DIGEST, TAG, split
-from imagematrix.common.text import counted
+from imagematrix.common.image_reference import DIGEST, TAG, split_version
+from imagematrix.common.text import format_count
 from imagematrix.errors import UsageError
 
 __all__ = ["command"]
@@ -46,38 +46,38 @@ def command(
     Needs that bytes do not show come from claims such as NVIDIA_REQUIRE_CUDA. Other commands accept the
     catalog with --catalog FILE.
     """
-    from imagematrix.audit.catalog import catalog
-    from imagematrix.audit.images import entries
-    from imagematrix.selection.decision import alike
+    from imagematrix.audit.catalog import make_catalog
+    from imagematrix.audit.images import device_code_entries
+    from imagematrix.selection.decision import warn_of_equal_variants
 
-    image, version = split(name)
+    image, version = split_version(name)
     if version is None or DIGEST.fullmatch(version) or not TAG.fullmatch(version):
         raise UsageError(f"invalid name {name!r}: expected a name and a version, such as torch:v1")
     flags = None if cpu_flags is None else _parse_flags(cpu_flags)
     audits = audit_references(references, platform, optional or ())
     unmatched = [glob for glob in optional or () if all(glob in audit.unmatched for audit in audits)]
-    entries.require((), unmatched)
+    device_code_entries.require_matches((), unmatched)
     for audit in audits:
-        entries.require(audit.device_code, ())
-    result = catalog(audits, image, version, warn, flags)
-    for text, remedy in alike(result):
+        device_code_entries.require_matches(audit.device_code, ())
+    result = make_catalog(audits, image, version, warn, flags)
+    for text, remedy in warn_of_equal_variants(result):
         warn(text, remedy)
     if output is None:
         print_json(result.to_json())
         return
     with report_write_errors(output):
-        files.write(output, json_documents.dump(result.to_json()).encode())
-    print_info(f"imagematrix: {counted(len(result.variants), 'image')} of {name} in {output}")
+        files.write_output(output, json_documents.dump_json(result.to_json()).encode())
+    print_info(f"imagematrix: {format_count(len(result.variants), 'image')} of {name} in {output}")
 
 
 def _parse_flags(text: str) -> frozenset[str]:
     """Return the flags in a list separated by commas, none of `none`; raise UsageError."""
-    from imagematrix.common.suggestions import nearest
+    from imagematrix.common.suggestions import suggest_nearest
     from imagematrix.hardware.vendors import macros
 
     words = frozenset() if text == NONE else frozenset(word.strip() for word in text.split(","))
     known = sorted({flag for flags in macros.FLAGS.values() for flag in flags.values()})
     for word in sorted(words.difference(known)):
-        remedy = nearest(word, known) or f"there are {', '.join(known)}"
+        remedy = suggest_nearest(word, known) or f"there are {', '.join(known)}"
         raise UsageError(f"--cpu-flags: {word!r} is no CPU flag that code may need", remedy=remedy)
     return words

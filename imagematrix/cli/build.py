@@ -36,7 +36,7 @@ from imagematrix.cli.shared.output import (
     warn,
 )
 from imagematrix.common.suggestions import require_known
-from imagematrix.common.text import and_others, counted, shortened
+from imagematrix.common.text import format_count, format_first, shorten_words
 from imagematrix.errors import ImagematrixError, UsageError
 
 TYPE_CHECKING = False
@@ -317,7 +317,7 @@ def _print_compression(results: Sequence[Result]) -> None:
 def _print_imported(results: Sequence[Result]) -> None:
     """Print how many images may have results of steps that others wrote to a cache."""
     if imported := sum(result.imported_cache for result in results):
-        print_info(f"{counted(imported, 'image')} with results of steps from an imported cache")
+        print_info(f"{format_count(imported, 'image')} with results of steps from an imported cache")
 
 
 def _print_untested(outcomes: Sequence[Outcome]) -> None:
@@ -329,14 +329,14 @@ def _print_untested(outcomes: Sequence[Outcome]) -> None:
         if outcome.test == ImageTestOutcome.NOT_TESTED:
             cells.setdefault(outcome.test_why or "", []).append(outcome.cell)
     for why, names in cells.items():
-        warn(f"not tested here: {shortened(names, SHOWN)}: {why}")
+        warn(f"not tested here: {shorten_words(names, SHOWN)}: {why}")
 
 
 def _print_conclusion(done: int, up_to_date: int) -> None:
     if done == 0:
-        print_info(f"nothing to build: {counted(up_to_date, 'image')} up to date")
+        print_info(f"nothing to build: {format_count(up_to_date, 'image')} up to date")
     elif up_to_date:
-        print_info(f"{counted(up_to_date, 'image')} more up to date")
+        print_info(f"{format_count(up_to_date, 'image')} more up to date")
 
 
 def _write(path: Path, outcomes: Sequence[Outcome], fatal: str | None = None) -> None:
@@ -345,7 +345,7 @@ def _write(path: Path, outcomes: Sequence[Outcome], fatal: str | None = None) ->
     from imagematrix.common import files
 
     with report_write_errors(path):
-        files.write(
+        files.write_output(
             path, format_junit(outcomes, lambda outcome: excerpt_log(outcome.log, outcome.error or ""), fatal)
         )
 
@@ -360,7 +360,7 @@ def _print_warnings(results: Sequence[Result]) -> None:
         for text in result.warnings:
             cells.setdefault(text, []).append(name(result.item))
     for text, names in cells.items():
-        warn(f"warning: {and_others(names, 'cell')}: {text}")
+        warn(f"warning: {format_first(names, 'cell')}: {text}")
 
 
 def _print_failures(results: Sequence[Result], *, overall: BaseException | None) -> None:
@@ -373,7 +373,7 @@ def _print_failures(results: Sequence[Result], *, overall: BaseException | None)
     from imagematrix.build.plan.plan import make_item_namer
     from imagematrix.cli.shared import ci
     from imagematrix.cli.shared.message_commands import repeat_options
-    from imagematrix.common.text import headline
+    from imagematrix.common.text import make_headline
 
     name = make_item_namer(result.item for result in results)
     system = ci.find_ci_system()
@@ -384,12 +384,12 @@ def _print_failures(results: Sequence[Result], *, overall: BaseException | None)
             alike.setdefault((summarize_error(str(error)), error.remedy), []).append((result, error))
     for group in alike.values():
         first, error = group[0]
-        names = shortened([name(result.item) for result, _ in group], SHOWN)
+        names = shorten_words([name(result.item) for result, _ in group], SHOWN)
         if system:
             text = "\n".join(
                 filter(None, (excerpt_log(first.log, str(error)), repeat_options(error.remedy or "")))
             )
-            print_info_raw(ci.format_failure(system, names, headline(str(error)), text))
+            print_info_raw(ci.format_failure(system, names, make_headline(str(error)), text))
             continue
         print_info("")
         print_info(f"{names} (log: {first.log})" if first.log else names)

@@ -12,7 +12,7 @@ from imagematrix.build.plan.plan import Planned, PlanStatus
 from imagematrix.cli.shared.build_session import open_build_session, plan_with_lock
 from imagematrix.cli.shared.options import AllowContext, BuildArgs, File, Proxy
 from imagematrix.cli.shared.output import print_info, print_lines
-from imagematrix.common.suggestions import nearest
+from imagematrix.common.suggestions import suggest_nearest
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -75,7 +75,7 @@ def command(
         raise UsageError(f"{file} was changed meanwhile", remedy="run this again")
     try:
         encoding = "utf-8-sig" if file.read_bytes().startswith(BOM_UTF8) else "utf-8"
-        files.write(file, text.encode(encoding))
+        files.write_output(file, text.encode(encoding))
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}") from error
     for name, version in after.items():
@@ -87,7 +87,7 @@ def command(
 def _require_known(images: Sequence[str], versions: Mapping[str, str], file: Path) -> list[str]:
     for name in images:
         if name not in versions:
-            remedy = nearest(name, versions) or f"it has {', '.join(versions)}"
+            remedy = suggest_nearest(name, versions) or f"it has {', '.join(versions)}"
             raise UsageError(f"{file} has no image {name!r}", remedy=remedy)
     return list(images)
 

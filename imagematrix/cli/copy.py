@@ -37,12 +37,12 @@ def command(
     has to hold in both places. COSIGN_PASSWORD is the password of KEY.
     """
     from imagematrix.build.publish.version_copy import copy_version
-    from imagematrix.common.image_reference import names_registry, split
-    from imagematrix.images.catalog.sources import policies_of
+    from imagematrix.common.image_reference import names_registry, split_version
+    from imagematrix.images.catalog.sources import load_image_policies
     from imagematrix.images.oci.registry import Registry
 
-    image, version = split(name)
-    other, other_version = split(target)
+    image, version = split_version(name)
+    other, other_version = split_version(target)
     if version is None or "@" in name or not names_registry(image):
         remedy = "such as registry.example.com/ml/training:v1"
         raise UsageError(f"{name} is not an image with a registry and a version", remedy=remedy)
@@ -63,7 +63,7 @@ def command(
             mirror,
             version,
             alias or (),
-            policies=policies_of(policy),
+            policies=load_image_policies(policy),
             sign=make_signer(mirror, key) if key else None,
             note=lambda tag: print_info(f"copied {tag}"),
         )

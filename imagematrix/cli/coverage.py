@@ -31,7 +31,7 @@ from imagematrix.cli.shared.output import (
     report_write_errors,
 )
 from imagematrix.common import files
-from imagematrix.common.text import counted
+from imagematrix.common.text import format_count
 from imagematrix.errors import UsageError
 from imagematrix.selection.selection import NothingFits
 
@@ -39,7 +39,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from imagematrix.selection.fleet.coverage import Coverage, Few
+    from imagematrix.selection.fleet.coverage import Coverage, LimitedVariants
     from imagematrix.selection.fleet.upgrade import Upgrade
     from imagematrix.selection.miss import Miss
 
@@ -85,10 +85,10 @@ def command(
     outdated: OutdatedFile = None,
 ) -> None:
     """Show which hosts have an image, which images are unused, and what a driver upgrade would break."""
-    from imagematrix.selection.fleet.coverage import coverage, with_few
+    from imagematrix.selection.fleet.coverage import compute_coverage, with_limit
     from imagematrix.selection.fleet.hosts import load_hosts
-    from imagematrix.selection.fleet.upgrade import parse as replaced
-    from imagematrix.selection.question import parse
+    from imagematrix.selection.fleet.upgrade import parse_upgrades as replaced
+    from imagematrix.selection.query import parse_where
 
     image, hosts = _split_arguments(image, hosts)
     require_image(image, catalog)
@@ -96,16 +96,16 @@ def command(
         raise UsageError("--sizes and --outdated add to the page of --html", remedy="add --html FILE")
     drivers = replaced(driver or ())
     fleet = load_hosts(*hosts, stream=sys.stdin.buffer)
-    report = coverage(
+    report = compute_coverage(
         fleet,
         find_catalog(image, catalog, policy),
         gpus=gpus,
         allow_cpu=allow_cpu,
         drivers=drivers,
-        where=parse(where or ()),
+        where=parse_where(where or ()),
     )
     if at_most is not None:
-        report = with_few(report, at_most, always=choose_plain_pulls(fleet.values(), report.catalog, {}))
+        report = with_limit(report, at_most, always=choose_plain_pulls(fleet.values(), report.catalog, {}))
     if html is not None:
         _write(html, report, sizes, outdated)
     if json:
@@ -124,14 +124,16 @@ def _split_arguments(image: str | None, words: list[Path]) -> tuple[str | None, 
 
 
 def _write(html: Path, report: Coverage, sizes: Path | None, outdated: Path | None) -> None:
-    from imagematrix.selection.fleet.aged import load_aged
-    from imagematrix.selection.fleet.page import page
+    from imagematrix.selection.fleet.page import render_page
+    from imagematrix.selection.fleet.staleness import load_findings
     from imagematrix.selection.fleet.storage import load_storage
 
     storage = load_storage(sizes, report.catalog) if sizes else None
-    aged = load_aged(outdated) if outdated else None
+    aged = load_findings(outdated) if outdated else None
     with report_write_errors(html):
-        files.write(html, page(report, storage=storage, aged=aged).encode(errors="backslashreplace"))
+        files.write_output(
+            html, render_page(report, storage=storage, aged=aged).encode(errors="backslashreplace")
+        )
 
 
 def _print(report: Coverage) -> None:
@@ -139,10 +141,12 @@ def _print(report: Coverage) -> None:
         return escape_text(report.short(reference))
 
     name = escape_text(f"{report.image}:{report.version}")
-    print_lines(f"{name} serves {report.served} of {counted(report.hosts, 'host')}")
+    print_lines(f"{name} serves {report.served} of {format_count(report.hosts, 'host')}")
     if report.unserved:
         lacking = report.hosts - report.served
-        print_lines("", f"[red]nothing fits {counted(lacking, 'host')}[/]", *_format_unserved(report, short))
+        print_lines(
+            "", f"[red]nothing fits {format_count(lacking, 'host')}[/]", *_format_unserved(report, short)
+        )
     print_lines("")
     print_table(
         ("variant", "hosts", "share", "fits"),
@@ -153,7 +157,7 @@ def _print(report: Coverage) -> None:
         ],
     )
     if report.unused:
-        print_lines("", f"[yellow]no host would choose {counted(len(report.unused), 'variant')}[/]")
+        print_lines("", f"[yellow]no host would choose {format_count(len(report.unused), 'variant')}[/]")
         rows = [(short(service.reference), str(service.fits)) for service in report.unused]
         print_table(("variant", "fits"), rows)
     print_lines("", *_format_smallest(report, short))
@@ -168,7 +172,7 @@ def _format_unserved(report: Coverage, short: Callable[[str], str]) -> Iterator[
         yield from fold_paragraph("  ", format_names(unserved.hosts))
         yield from _format_miss(unserved.miss, short)
     if len(report.unserved) > LISTED:
-        yield f"  {counted(len(report.unserved) - LISTED, 'more reason')}; --json has all"
+        yield f"  {format_count(len(report.unserved) - LISTED, 'more reason')}; --json has all"
 
 
 def _format_miss(miss: Miss, short: Callable[[str], str]) -> Iterator[str]:
@@ -189,24 +193,24 @@ def _remedy(indent: str, fix: str | None) -> list[str]:
 
 def _format_smallest(report: Coverage, short: Callable[[str], str]) -> Iterator[str]:
     least = report.smallest
-    many = counted(len(least.variants), "variant")
+    many = format_count(len(least.variants), "variant")
     if least.exact:
-        worse = f", though {counted(report.worse, 'host')} would get a worse one" if report.worse else ""
+        worse = f", though {format_count(report.worse, 'host')} would get a worse one" if report.worse else ""
         yield f"{many} would be enough for the same hosts{worse}:"
     else:
         yield f"{many} would be enough for the same hosts; perhaps fewer, but at least {least.least}:"
     yield from (f"  {short(reference)}" for reference in least.variants)
 
 
-def _few(few: Few, report: Coverage, short: Callable[[str], str]) -> None:
+def _few(few: LimitedVariants, report: Coverage, short: Callable[[str], str]) -> None:
     from imagematrix.selection.fleet.loss import LOSSES
 
     chosen = few.chosen
-    left = f"; [red]{counted(len(chosen.left_out), 'host')} left out[/]" if chosen.left_out else ""
+    left = f"; [red]{format_count(len(chosen.left_out), 'host')} left out[/]" if chosen.left_out else ""
     proof = "" if chosen.exact else ", perhaps not the best"
     print_lines(
         "",
-        f"of at most {counted(chosen.limit, 'variant')}, these are the best{proof}{left}:",
+        f"of at most {format_count(chosen.limit, 'variant')}, these are the best{proof}{left}:",
         *(f"  {short(reference)}" for reference in chosen.variants),
     )
     if chosen.left_out:
@@ -238,7 +242,7 @@ def _upgrade(upgrade: Upgrade, short: Callable[[str], str]) -> None:
         f"nothing changes for {upgrade.unchanged}" if upgrade.unchanged else "",
     ]
     effects = ", ".join(part for part in parts if part)
-    hosts = counted(upgrade.hosts, "host")
+    hosts = format_count(upgrade.hosts, "host")
     print_lines("", f"driver {upgrade.old} -> {upgrade.new}: {hosts}{': ' * bool(effects)}{effects}")
     rows = [
         (format_names(loss.hosts), short(loss.old), f"[red]nothing[/]: {escape_text(_fixes(loss.miss))}")
@@ -251,7 +255,7 @@ def _upgrade(upgrade: Upgrade, short: Callable[[str], str]) -> None:
     if rows:
         print_table(("hosts", "now", "then"), rows[:LISTED])
     if len(rows) > LISTED:
-        print_lines(f"{counted(len(rows) - LISTED, 'more change')}; --json has all")
+        print_lines(f"{format_count(len(rows) - LISTED, 'more change')}; --json has all")
 
 
 def _fixes(miss: Miss) -> str:

@@ -44,13 +44,13 @@ def command(
     from imagematrix.hardware.host.host import Host
     from imagematrix.hardware.host.probe import assemble
     from imagematrix.hardware.host.tree import Tree
-    from imagematrix.integrations.swarm.program import installed_locks
+    from imagematrix.integrations.swarm.program import get_installed_locks
     from imagematrix.launcher.doctor.checks import ERROR, make_doctor_document, run_checks
     from imagematrix.launcher.doctor.node_facts import gather_facts, make_saved_facts
     from imagematrix.launcher.gpu_claims.survey import query_nvml
-    from imagematrix.selection.question import parse
+    from imagematrix.selection.query import parse_where
 
-    conditions = parse(where or ())
+    conditions = parse_where(where or ())
     if host:
         node = Host.load(host)
         image_facts = _image(node, image, conditions, policy, live=False) if image else None
@@ -61,7 +61,7 @@ def command(
         image_facts = _image(node, image, conditions, policy, live=True) if image else None
         restricted, error = _restrict_host(node)
         findings = run_checks(
-            gather_facts(restricted, nvml, image_facts, environment=error, tasks=installed_locks)
+            gather_facts(restricted, nvml, image_facts, environment=error, tasks=get_installed_locks)
         )
     if json:
         print_json(make_doctor_document(findings))
@@ -89,7 +89,7 @@ def _image(
     from imagematrix.hardware.gpu_request.visible import within
     from imagematrix.launcher.doctor.image import find_libcudas
     from imagematrix.launcher.doctor.node_facts import ImageFacts
-    from imagematrix.selection.select import select
+    from imagematrix.selection.selector import select
 
     try:
         node, wanted = within(host) if live else (host, None)

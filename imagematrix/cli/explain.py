@@ -6,10 +6,10 @@ from collections import Counter
 
 from imagematrix.cli.shared.inputs import find_catalog, load_node
 from imagematrix.cli.shared.output import escape_text, fold_paragraph, print_json, print_lines
-from imagematrix.common.text import shortened
+from imagematrix.common.text import shorten_words
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog.catalog import CLAIM, UNKNOWN
-from imagematrix.images.catalog.sources import confirm
+from imagematrix.images.catalog.sources import require_not_built_on
 from imagematrix.selection.selection import NothingFits
 
 TYPE_CHECKING = False
@@ -52,19 +52,23 @@ def command(
     json: Json = False,
 ) -> None:
     """Show every variant with the results of the rules: those that fit, best first, then the others."""
-    from imagematrix.selection.question import parse
-    from imagematrix.selection.select import explain
+    from imagematrix.selection.query import parse_where
+    from imagematrix.selection.selector import explain
 
     node, wanted = load_node(host, root, nvidia_smi, gpus)
     selection = explain(
-        node, find_catalog(image, catalog, policy), gpus=wanted, allow_cpu=allow_cpu, where=parse(where or ())
+        node,
+        find_catalog(image, catalog, policy),
+        gpus=wanted,
+        allow_cpu=allow_cpu,
+        where=parse_where(where or ()),
     )
     if json:
         print_json(selection.to_json())
     else:
         print_lines(*_lines(node, selection))
     if selection.selected:
-        confirm(image, catalog, [selection.selected])
+        require_not_built_on(image, catalog, [selection.selected])
     ambiguity = selection.decision.ambiguity
     if ambiguity:
         raise UsageError(ambiguity[0], remedy=ambiguity[1].shown)
@@ -111,12 +115,14 @@ def _notes(candidate: Candidate) -> Iterator[str]:
 def _group(members: list[Candidate], selection: Selection) -> Iterator[str]:
     """Yield the rules that refuse all of `members`; the remedies may differ among them."""
     references = [_short(candidate, selection) for candidate in members]
-    yield from fold_paragraph("  ", shortened(references, SHOWN, more=", {} more"))
+    yield from fold_paragraph("  ", shorten_words(references, SHOWN, more=", {} more"))
     for position, rule in enumerate(members[0].failing):
         yield from fold_paragraph("       ", _refusal(rule))
         fixes = dict.fromkeys(fix for candidate in members if (fix := candidate.failing[position].shown))
         if fixes:
-            yield from fold_paragraph("         ", f"-> {shortened([*fixes], SHOWN, ' or ', ' or {} more')}")
+            yield from fold_paragraph(
+                "         ", f"-> {shorten_words([*fixes], SHOWN, ' or ', ' or {} more')}"
+            )
 
 
 def _refusal(rule: RuleResult) -> str:

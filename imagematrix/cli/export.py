@@ -25,7 +25,7 @@ from imagematrix.cli.shared.options import (
 from imagematrix.cli.shared.output import print_document, print_info, report_write_errors, warn
 from imagematrix.common import files
 from imagematrix.common.suggestions import require_known
-from imagematrix.common.text import counted, word
+from imagematrix.common.text import format_count, quote_word
 from imagematrix.errors import TagMovedError, UsageError
 from imagematrix.integrations.export.targets import TARGETS
 
@@ -112,7 +112,7 @@ def _require_known_options(target: str, context: typer.Context) -> None:
         given = source is not None and source.name == "COMMANDLINE"
         if given and option.name not in OF_ALL and (option.name in OF_NODES) is not (target == CDI):
             raise UsageError(
-                f"`imagematrix export {word(target)}` does not have the option {option.opts[0]}",
+                f"`imagematrix export {quote_word(target)}` does not have the option {option.opts[0]}",
                 remedy=f"it describes {'a node, not a matrix' if target == CDI else 'a matrix, not a node'}",
             )
 
@@ -120,17 +120,17 @@ def _require_known_options(target: str, context: typer.Context) -> None:
 def _write_cdi(host: Host, output: Path | None) -> None:
     """Write the GPUs of a host as a CDI spec, and say which are not in it, and what engines will not find."""
     from imagematrix.integrations import cdi
-    from imagematrix.integrations.export.cdi import FILE, of_host
+    from imagematrix.integrations.export.cdi import FILE, make_gpu_spec
     from imagematrix.launcher.docker.devices import find_absent_nodes
 
-    gpus = of_host(host)
+    gpus = make_gpu_spec(host)
     if output is None:
-        print_document(cdi.dump(gpus.document), ELSEWHERE)
+        print_document(cdi.dump_spec(gpus.document), ELSEWHERE)
     else:
         path = output if output.suffix == ".json" and not output.is_dir() else output / FILE
         with report_write_errors(path):
-            cdi.write(path, gpus.document)
-        print_info(f"wrote {counted(len(gpus.document['devices']), 'device')} to {path}")
+            cdi.write_spec(path, gpus.document)
+        print_info(f"wrote {format_count(len(gpus.document['devices']), 'device')} to {path}")
     for reason in gpus.left_out:
         warn(reason)
     for problem in find_absent_nodes(path for path in gpus.paths if path not in host.devices):
@@ -147,9 +147,9 @@ def _write(written: Mapping[str, str], output: Path | None) -> None:
     with report_write_errors():
         output.mkdir(parents=True, exist_ok=True)
         for name, text in written.items():
-            with files.named(output / name):
+            with files.name_file_in_errors(output / name):
                 (output / name).write_text(text, encoding="utf-8")
-    print_info(f"wrote {counted(len(written), 'file')} to {output}")
+    print_info(f"wrote {format_count(len(written), 'file')} to {output}")
 
 
 class _MatrixFile:
@@ -198,7 +198,7 @@ class _MatrixFile:
             plan = self._planned(shop.against)
             refused = plan.with_status(PlanStatus.REFUSED)
             if refused:
-                message = f"a version would change in {counted(len(refused), 'cell')}"
+                message = f"a version would change in {format_count(len(refused), 'cell')}"
                 raise TagMovedError(message, remedy=f"see `imagematrix plan`; {REFUSED_REMEDY}")
             for item in plan.with_status(PlanStatus.FAILED):
                 if item.error:

@@ -72,16 +72,16 @@ def _containers(node: Host, leased: Usage, *, saved: bool) -> tuple[list[dict[st
     """Return the containers that may use GPUs of `node`, and warnings; `saved` if it is a saved host."""
     from imagematrix.errors import EngineError
     from imagematrix.images.engine import system
-    from imagematrix.images.engine.containers import running_or_starting
+    from imagematrix.images.engine.containers import list_running_or_starting
     from imagematrix.launcher.gpu_claims import other_engines, pods
     from imagematrix.launcher.gpu_claims.survey import list_running_containers, make_lease_check
 
     gpus, in_pods = node.gpus, not pods.check_access()
     try:
-        machine = system.remote()
+        machine = system.get_remote_name()
         if machine and saved:
             warning = f"the engine runs on {machine}: GPU usage by processes and leases there unknown"
-            return running_or_starting(make_lease_check(gpus, leased)), [warning]
+            return list_running_or_starting(make_lease_check(gpus, leased)), [warning]
         if not machine:
             return list_running_containers(gpus, make_lease_check(gpus, leased), pods=in_pods), []
         warning = f"the engine runs on {machine}: GPU usage by containers here unknown"

@@ -18,8 +18,8 @@ from imagematrix.cli.shared.init_from_dockerfile import (
     write_converted,
 )
 from imagematrix.cli.shared.output import print_info
-from imagematrix.common.suggestions import nearest
-from imagematrix.common.text import counted, listed
+from imagematrix.common.suggestions import suggest_nearest
+from imagematrix.common.text import format_count, shorten_lines
 from imagematrix.errors import UnservedError, UsageError
 
 TYPE_CHECKING = False
@@ -88,7 +88,7 @@ def command(
         raise UsageError("--drivers and --cuda need the hosts of a fleet", remedy="add --from HOSTS")
     chosen = TEMPLATES[0] if template is None else template
     if chosen not in TEMPLATES:
-        remedy = nearest(chosen, TEMPLATES) or f"one of {', '.join(TEMPLATES)}"
+        remedy = suggest_nearest(chosen, TEMPLATES) or f"one of {', '.join(TEMPLATES)}"
         raise UsageError(f"template {chosen!r} not found", remedy=remedy)
     with refuse_write_errors():
         for name in ("matrix.yaml", "templates"):
@@ -125,7 +125,7 @@ def _write_for(hosts: Sequence[Path], folder: Path, drivers: str | None, cuda: S
     cells = propose_cells(fleet, releases=cuda)
     reasons = describe_unserved(cells)
     if not cells.suited:
-        raise UnservedError("no cell can serve any of these hosts:", *listed(reasons, len(reasons)))
+        raise UnservedError("no cell can serve any of these hosts:", *shorten_lines(reasons, len(reasons)))
     text = format_matrix(cells, drivers=DRIVERS if drivers is None else drivers)
     own = {f"templates/{name}": STARTER / "templates" / name for name in MACROS}
     own[f"templates/{TEMPLATE}"] = Path(proposal.__file__).parent / "Dockerfile.j2"
@@ -135,10 +135,10 @@ def _write_for(hosts: Sequence[Path], folder: Path, drivers: str | None, cuda: S
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             if not (folder / name).exists():
                 shutil.copyfile(source, folder / name)
-        files.write(folder / "matrix.yaml", text.encode())
+        files.write_output(folder / "matrix.yaml", text.encode())
     print_info(
-        f"wrote {folder / 'matrix.yaml'}: {counted(len(cells.points), 'cell')} for {cells.served} of "
-        f"{counted(len(fleet), 'host')}"
+        f"wrote {folder / 'matrix.yaml'}: {format_count(len(cells.points), 'cell')} for {cells.served} of "
+        f"{format_count(len(fleet), 'host')}"
     )
     for reason in reasons:
         print_info(f"no cell can serve {reason}")

@@ -11,7 +11,7 @@ import typer
 
 from imagematrix.cli.shared.options import AllowContext, File, Json
 from imagematrix.cli.shared.output import print_info, print_json
-from imagematrix.common.text import counted
+from imagematrix.common.text import format_count
 
 __all__ = ["command"]
 
@@ -62,8 +62,8 @@ def command(
     for name in sorted({*before, *after}):
         if before.get(name) != after.get(name):
             print_info(f"{name}: {before.get(name, 'new')} -> {after.get(name, 'removed')}")
-    counts = [counted(len(bases), "base image")]
-    counts += [counted(len(planned.drivers), "driver")] if planned.drivers else []
+    counts = [format_count(len(bases), "base image")]
+    counts += [format_count(len(planned.drivers), "driver")] if planned.drivers else []
     print_info(f"{path}: {', '.join(counts)}")
     if json:
         print_json(lock.make_lock_document(bases, planned.drivers))

@@ -10,11 +10,11 @@ import typer
 from imagematrix.cli.shared.completion import complete_images
 from imagematrix.cli.shared.options import CatalogName, Json, Policy, Where
 from imagematrix.cli.shared.output import escape_text, print_json, print_table, print_text
-from imagematrix.common.text import counted, word
-from imagematrix.common.units import megabytes
+from imagematrix.common.text import format_count, quote_word
+from imagematrix.common.units import format_megabytes
 from imagematrix.errors import UsageError
-from imagematrix.hardware.vendors.versions import natural
-from imagematrix.selection.rules.device_code import served
+from imagematrix.hardware.vendors.versions import make_natural_key
+from imagematrix.selection.rules.device_code import get_served_targets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from imagematrix.build.stores.sizes import Sizes
     from imagematrix.images.catalog.catalog import Catalog, Variant
-    from imagematrix.selection import question
+    from imagematrix.selection import query
 
 __all__ = ["command"]
 
@@ -78,11 +78,11 @@ def command(
     For an image in a registry without a version, list the versions. With --store, list what is there.
     """
     from imagematrix.cli.shared.inputs import find_catalog
-    from imagematrix.common.image_reference import names_registry, split
-    from imagematrix.images.catalog.sources import confirm, list_catalogs
-    from imagematrix.selection.question import parse
+    from imagematrix.common.image_reference import names_registry, split_version
+    from imagematrix.images.catalog.sources import list_catalogs, require_not_built_on
+    from imagematrix.selection.query import parse_where
 
-    name, version = split(image) if image else (None, None)
+    name, version = split_version(image) if image else (None, None)
     single = version is not None or catalog is not None
     if store is not None:
         given = {
@@ -93,22 +93,22 @@ def command(
             "--hosts": hosts,
         }
         options = [option for option, value in given.items() if value] + ["--size"] * size
-        _list_store(store, image, options, parse(where or ()), json=json, single=single)
+        _list_store(store, image, options, parse_where(where or ()), json=json, single=single)
         return
     _require_compatible(single=single, sizes=size or before is not None, package=package, hosts=hosts)
     if before is not None and not single:
         raise UsageError("--from compares one version", remedy="name it: IMAGE:VERSION --from OLD")
     versions = name is not None and not single and names_registry(name)
     catalogs = [find_catalog(image, catalog, policy)] if single else list_catalogs(name, policy=policy)
-    confirm(name, catalog, (variant.reference for each in catalogs for variant in each.variants))
+    require_not_built_on(name, catalog, (variant.reference for each in catalogs for variant in each.variants))
     if package is not None:
         from imagematrix.cli.shared import package_search
 
         package_search.print_package_variants(
-            catalogs[0], package, hosts or (), parse(where or ()), json=json
+            catalogs[0], package, hosts or (), parse_where(where or ()), json=json
         )
         return
-    catalogs = _narrow_catalogs(catalogs, parse(where or ()))
+    catalogs = _narrow_catalogs(catalogs, parse_where(where or ()))
     if before is not None:
         _upgrade(catalogs[0], before, policy, json=json)
     elif size:
@@ -129,10 +129,10 @@ def command(
 
 
 def _list_store(
-    path: str, image: str | None, options: Sequence[str], where: question.Where, *, json: bool, single: bool
+    path: str, image: str | None, options: Sequence[str], where: query.Where, *, json: bool, single: bool
 ) -> None:
     """Print the variants that a store has; raise UsageError if there is no such store, or for `options`."""
-    from imagematrix.images.catalog.store import present
+    from imagematrix.images.catalog.store import list_present
     from imagematrix.images.local_store.folder import ImageStore
 
     if options:
@@ -140,9 +140,9 @@ def _list_store(
     store = ImageStore(path)
     if not Path(store.path).is_dir():
         raise UsageError(
-            f"there is no store {store}", remedy=f"run `imagematrix pull IMAGE --to {word(store)}`"
+            f"there is no store {store}", remedy=f"run `imagematrix pull IMAGE --to {quote_word(store)}`"
         )
-    catalogs = _narrow_catalogs(present(store, image), where)
+    catalogs = _narrow_catalogs(list_present(store, image), where)
     if json:
         print_json(_document(catalogs, single=single))
     else:
@@ -185,7 +185,9 @@ def _upgrade(catalog: Catalog, before: str, policy: Path | None, *, json: bool) 
     weights = measure_sizes(catalog)
     found = find_predecessors(weights, measure_sizes(old))
     if not json:
-        _print_sizes(weights, [megabytes(one.pull if one else None) for one in found], f"from {before}")
+        _print_sizes(
+            weights, [format_megabytes(one.pull if one else None) for one in found], f"from {before}"
+        )
         return
     document = weights.to_json()
     document["variants"] = [
@@ -201,9 +203,9 @@ def _print_sizes(weights: Sizes, upgrade: Sequence[str] = (), heading: str = "")
     rows = [
         (
             escape_text(weight.variant.reference),
-            megabytes(weight.size),
-            megabytes(adds),
-            *([megabytes(weight.pull)] if pull else []),
+            format_megabytes(weight.size),
+            format_megabytes(adds),
+            *([format_megabytes(weight.pull)] if pull else []),
             *upgrade[row : row + 1],
         )
         for row, (weight, adds) in enumerate(zip(weights.variants, weights.added(), strict=True))
@@ -215,18 +217,18 @@ def _print_sizes(weights: Sizes, upgrade: Sequence[str] = (), heading: str = "")
     if len(kinds) == 1:
         kind = "compressed" if kinds == {True} else "uncompressed"
     name = f"{weights.catalog.image}:{weights.catalog.version}"
-    layers = counted(len(weights.layers), "layer")
-    print_text("", f"{name}: {megabytes(weights.total)} {kind} in {layers}, each counted once")
+    layers = format_count(len(weights.layers), "layer")
+    print_text("", f"{name}: {format_megabytes(weights.total)} {kind} in {layers}, each counted once")
 
 
-def _narrow_catalogs(catalogs: Sequence[Catalog], where: question.Where) -> list[Catalog]:
+def _narrow_catalogs(catalogs: Sequence[Catalog], where: query.Where) -> list[Catalog]:
     """Return the catalogs narrowed to `where`; raise UsageError if it is invalid for all of them."""
-    from imagematrix.selection.question import narrowed
+    from imagematrix.selection.query import narrow_catalog
 
     valid, errors = [], []
     for catalog in catalogs:
         try:
-            valid.append(narrowed(catalog, where))
+            valid.append(narrow_catalog(catalog, where))
         except UsageError as error:
             errors.append(error)
     if errors and not valid:
@@ -241,7 +243,10 @@ def _version(catalog: Catalog) -> tuple[str, ...]:
     for variant in catalog.variants:
         for axis, value in variant.axes:
             values.setdefault(axis, set()).add(value)
-    axes = [f"{axis} {'|'.join(sorted(of_axis, key=natural))}" for axis, of_axis in sorted(values.items())]
+    axes = [
+        f"{axis} {'|'.join(sorted(of_axis, key=make_natural_key))}"
+        for axis, of_axis in sorted(values.items())
+    ]
     name = f"{catalog.image}:{catalog.version}"
     return (
         escape_text(name),
@@ -257,8 +262,8 @@ def _row(variant: Variant, axes: Sequence[str]) -> tuple[str, ...]:
         escape_text(variant.reference),
         variant.cuda or "-",
         "-" if driver is None else escape_text(driver.version or driver.mode),
-        ", ".join(f"sm_{cubin}" for cubin in served(variant)) or "-",
+        ", ".join(f"sm_{cubin}" for cubin in get_served_targets(variant)) or "-",
         escape_text(variant.march or "-"),
         *(dict(variant.axes).get(axis, "-") for axis in axes),
-        megabytes(variant.size, 0),
+        format_megabytes(variant.size, 0),
     )

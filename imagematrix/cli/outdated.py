@@ -21,7 +21,7 @@ from imagematrix.cli.shared.output import (
     print_lines,
     print_table,
 )
-from imagematrix.common.text import counted, shortened
+from imagematrix.common.text import format_count, shorten_words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,9 +90,11 @@ def command(
             "`imagematrix lock --upgrade` for bases, edit the matrix for the rest; then `imagematrix bump`"
         )
         also = f", {unknown} unknown" if unknown else ""
-        raise OutdatedError(f"{counted(len(old), 'thing')} outdated{also}", remedy=remedy)
+        raise OutdatedError(f"{format_count(len(old), 'thing')} outdated{also}", remedy=remedy)
     if unknown:
-        raise EngineError(f"{counted(unknown, 'thing')} could not be asked", remedy="run this again later")
+        raise EngineError(
+            f"{format_count(unknown, 'thing')} could not be asked", remedy="run this again later"
+        )
     print_info("nothing is outdated")
 
 
@@ -103,12 +105,14 @@ def _find_chosen(
     from imagematrix.build.matrix.expand import expand_matrix
     from imagematrix.build.matrix.load import load_matrix
     from imagematrix.build.matrix.promised_variants import list_candidates
-    from imagematrix.selection.fleet.needed import choosing
+    from imagematrix.selection.fleet.needed_variants import group_hosts_by_choice
 
     matrix = load_matrix(file, contexts=contexts)
     expansion = expand_matrix(matrix)
     catalogs = [list_candidates(matrix, expansion, image).catalog for image in matrix.images]
-    return {name: hosts for catalog in catalogs for name, hosts in choosing(fleet, catalog).items()}
+    return {
+        name: hosts for catalog in catalogs for name, hosts in group_hosts_by_choice(fleet, catalog).items()
+    }
 
 
 def _print(findings: Sequence[AgeFinding]) -> None:
@@ -121,7 +125,7 @@ def _print(findings: Sequence[AgeFinding]) -> None:
         date = f" ({finding.date})" if finding.date else ""
         groups.setdefault((finding.kind, finding.why, f"{finding.source}{date}"), []).append(finding)
     for (kind, why, source), alike in groups.items():
-        which = shortened([finding.name for finding in alike], SHOWN)
+        which = shorten_words([finding.name for finding in alike], SHOWN)
         print_lines("", *fold_paragraph("", escape_text(f"{kind} {which}: {why}; {source}")))
         hosts = sorted({host for finding in alike for host in finding.hosts})
         if hosts:

@@ -30,7 +30,7 @@ from imagematrix.cli.shared.options import (
     ShardOf,
 )
 from imagematrix.cli.shared.output import escape_text, print_error, print_info, print_json, print_table
-from imagematrix.common.text import counted
+from imagematrix.common.text import format_count
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 
 TYPE_CHECKING = False
@@ -117,10 +117,10 @@ def _print(plan: Plan) -> None:
     ]
     # Excluded cells are many and alike: one line for each rule. --json lists each cell.
     excluded = Counter(map(_why, plan.dropped(DropStatus.EXCLUDED)))
-    rows += [(counted(count, "cell"), DropStatus.EXCLUDED, why) for why, count in excluded.items()]
+    rows += [(format_count(count, "cell"), DropStatus.EXCLUDED, why) for why, count in excluded.items()]
     unneeded = len(plan.dropped(DropStatus.UNNEEDED))
     if unneeded:
-        rows.append((counted(unneeded, "cell"), DropStatus.UNNEEDED, "no host would choose them"))
+        rows.append((format_count(unneeded, "cell"), DropStatus.UNNEEDED, "no host would choose them"))
     print_table(
         ("cell", "status", "why"),
         [

@@ -57,7 +57,7 @@ def command(
     elif format != TEXT:
         from imagematrix.integrations.export import classad
 
-        print_text(*classad.lines(host))
+        print_text(*classad.make_attribute_lines(host))
     else:
         print_text(*_lines(host))
     for warning in host.warnings:
@@ -67,7 +67,7 @@ def command(
 def _print_conda(host: Host, root: Path | None) -> None:
     from imagematrix.integrations.export import conda
 
-    found = conda.variables(host, None if root else _glibc())
+    found = conda.make_variables(host, None if root else _glibc())
     print_text(*(f"{name}={value}" for name, value in found.items() if value is not None))
     for name in (name for name, value in found.items() if value is None):
         warn(f"{name} is left out: unknown for this node")

@@ -16,8 +16,8 @@ from imagematrix.cli.shared.retention_options import (
     report_removed_count,
     warn_of_unserved,
 )
-from imagematrix.common.text import counted
-from imagematrix.common.units import megabytes
+from imagematrix.common.text import format_count
+from imagematrix.common.units import format_megabytes
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -63,14 +63,14 @@ def command(
     from functools import partial
 
     from imagematrix.build.retire import prune, prune_store
-    from imagematrix.common.image_reference import familiar, split
-    from imagematrix.common.units import seconds
+    from imagematrix.common.image_reference import shorten_name, split_version
+    from imagematrix.common.units import parse_duration
     from imagematrix.images.local_store.folder import ImageStore
 
-    newer_s = None if newer is None else seconds(newer)
+    newer_s = None if newer is None else parse_duration(newer)
     if newer is not None and newer_s is None:
         raise UsageError(f"--newer: {newer!r} is not an age", remedy="such as 90m, 12h, 7d or 2w")
-    names = [split(name) for name in images or ()]
+    names = [split_version(name) for name in images or ()]
     for name, version in names:
         if version is not None:
             raise UsageError(f"{name}:{version} has a version", remedy=f"pass {name}")
@@ -79,7 +79,7 @@ def command(
     look = partial(
         partial(prune_store.survey_store, folder) if folder else prune.survey_engine,
         wanted,
-        only=[familiar(name) for name, _ in names],
+        only=[shorten_name(name) for name, _ in names],
         newer_s=newer_s,
         now=dt.datetime.now(dt.UTC),
     )
@@ -92,7 +92,7 @@ def command(
     missing = sorted(wanted.protect - {image.version for image in shown.images})
     if missing:
         print_info(f"{folder or 'the engine'} has no image of version {', '.join(missing)}")
-    what = counted(len(shown.removed), "image")
+    what = format_count(len(shown.removed), "image")
     if not yes or not shown.removed:
         print_info(f"{what} would be removed" if shown.removed else "nothing to remove")
         return
@@ -109,7 +109,7 @@ def _print(shown: Pruning) -> None:
         (
             escape_text(name),
             "[green]keep[/]" if image.kept else "[red]remove[/]",
-            megabytes(image.size, 0),
+            format_megabytes(image.size, 0),
             escape_text(image.reasons),
         )
         for image in shown.images

@@ -13,7 +13,7 @@ from imagematrix.cli.shared.host_filter import load_host_needs
 from imagematrix.cli.shared.options import AtMost, ForHosts, Json
 from imagematrix.cli.shared.output import print_info, print_json, print_text
 from imagematrix.common import record
-from imagematrix.common.text import counted
+from imagematrix.common.text import format_count
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import Catalog
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from imagematrix.build.publish.default_platform import PlatformDefault
     from imagematrix.build.publish.publish import Published
     from imagematrix.cli.shared.host_filter import HostNeeds
-    from imagematrix.images.catalog.index import IndexEntry
+    from imagematrix.images.catalog.image_index import IndexEntry
     from imagematrix.images.oci.registry import Registry
-    from imagematrix.images.trust.signing import SigningKey
+    from imagematrix.images.trust.signing_key import SigningKey
 
     Declared = tuple[Matrix, Expansion, Image]  # a version, in a matrix with its cells
 
@@ -77,10 +77,10 @@ def command(
     """
     from imagematrix.build.matrix.expand import find_plain_pull_cells
     from imagematrix.build.publish.publish import publish
-    from imagematrix.common.image_reference import split
+    from imagematrix.common.image_reference import split_version
     from imagematrix.images.oci.registry import Registry
 
-    image, version = split(name)
+    image, version = split_version(name)
     if version is None or "/" not in image or "@" in name:
         remedy = "such as registry.example.com/ml/training:v1"
         raise UsageError(f"{name} is not an image with a registry and a version", remedy=remedy)
@@ -118,7 +118,7 @@ def command(
 
 def load_signing_key(file: Path) -> SigningKey:
     """Return the private key in a file; raise UsageError."""
-    from imagematrix.images.trust.signing import PASSWORD, SigningKey
+    from imagematrix.images.trust.signing_key import PASSWORD, SigningKey
 
     return SigningKey.load(file, os.environ.get(PASSWORD))
 
@@ -129,7 +129,7 @@ def make_signer(registry: Registry, key: SigningKey) -> Callable[[Sequence[str]]
 
     def signing(digests: Sequence[str]) -> None:
         if new := sign_manifests(registry, key, digests):
-            print_info(f"signed with {key.public.name}: {counted(new, 'manifest')}")
+            print_info(f"signed with {key.public.name}: {format_count(new, 'manifest')}")
 
     return signing
 
@@ -159,7 +159,9 @@ class _NeededCells:
         if self._promised:
             catalog = self._promised.catalog
         else:
-            terms = labels.agreed(self._image, (labels.terms(own, cell) for cell, own in found.items()))
+            terms = labels.require_equal_terms(
+                self._image, (labels.read_terms(own, cell) for cell, own in found.items())
+            )
             catalog = Catalog(
                 image=self._image,
                 version=self._version,
@@ -205,7 +207,7 @@ def _find_declared(matrix: Matrix, image: str, version: str) -> Declared | None:
 
 def print_published(name: str, done: Published) -> None:
     """Print what was published, and what a plain pull of it gets."""
-    print_info(f"{name}: {counted(done.variants, 'variant')}, {done.new} new")
+    print_info(f"{name}: {format_count(done.variants, 'variant')}, {done.new} new")
     for reference in done.dropped:
         print_info(f"{reference} removed: the registry lost it")
     for reference in done.stuck:
@@ -240,14 +242,14 @@ def _push(image: str, version: str, chosen: Collection[str], needed: _NeededCell
     from imagematrix.audit.images.layers import Layers
     from imagematrix.build.stores.engine import EngineStore
     from imagematrix.build.stores.registry import RegistryStore
-    from imagematrix.common.files import cache_folder
+    from imagematrix.common.files import get_cache_folder
 
     try:
         engine = EngineStore()
     except EngineError as error:
         print_info(f"{error}: publishing only what is in the registry")
         return []
-    with engine, RegistryStore(engine, Layers(Cache(cache_folder("layers")))) as remote:
+    with engine, RegistryStore(engine, Layers(Cache(get_cache_folder("layers")))) as remote:
         in_engine = engine.list_variants(image, version)
         in_registry = remote.list_variants(image, version)
         # Once a cell has a final image, its remaining development images do not count.

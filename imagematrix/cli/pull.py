@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from imagematrix.cli.shared.inputs import choose_variant, load_node, print_gpu_remark
 from imagematrix.cli.shared.output import print_json, print_text
-from imagematrix.common.image_reference import split
+from imagematrix.common.image_reference import split_version
 from imagematrix.common.settings import DOCKER, read_site
-from imagematrix.common.text import word
+from imagematrix.common.text import quote_word
 from imagematrix.errors import EngineUnreachableError, UsageError
 
 TYPE_CHECKING = False
@@ -81,7 +81,7 @@ def command(
             name = pull(selection, policy=policy, report=display)
         else:
             from imagematrix.cli.shared.store_image import fetch_into_store
-            from imagematrix.images.local_store.fetching import FetchOptions
+            from imagematrix.images.local_store.image_fetch import FetchOptions
 
             stored = fetch_into_store(
                 selection,
@@ -90,7 +90,7 @@ def command(
                 policy,
                 FetchOptions(unpacked=unpacked, max_size=largest),
                 display,
-                part=split(image)[1] not in (None, selection.version),
+                part=split_version(image)[1] not in (None, selection.version),
             )
             name = f"{str(selection.selected).partition('@')[0]}@{stored.digest}"
     if json:
@@ -118,7 +118,7 @@ def _require_engine(*, described: bool) -> None:
     try:
         find_engine_machine(described=described)
     except EngineUnreachableError as error:
-        folder = word(store_folder(read_site()))
+        folder = quote_word(store_folder(read_site()))
         error.remedy = f"{error.remedy}; or add --to {folder}, a folder that needs no engine"
         raise
 
@@ -126,9 +126,9 @@ def _require_engine(*, described: bool) -> None:
 def _amount(text: str | None) -> int | None:
     if text is None:
         return None
-    from imagematrix.common.units import parse
+    from imagematrix.common.units import parse_size
 
-    amount = parse(text)
+    amount = parse_size(text)
     if amount is None:
         raise UsageError(f"--max-size: {text[:80]!r} is not an amount", remedy="such as 500M, 200G or 1.5TiB")
     return int(amount)

@@ -45,6 +45,6 @@ def command(
             folder = output / image.name / f"{image.version}-{item.cell.id}"
             folder.mkdir(parents=True, exist_ok=True)
             file = folder / "Dockerfile"
-            with files.named(file):
+            with files.name_file_in_errors(file):
                 file.write_text(item.dockerfile, encoding="utf-8")
     print_info(f"wrote {len(items)} Dockerfiles to {output}")

@@ -84,12 +84,16 @@ def command(
     from imagematrix.integrations.http_service.http_server import Address
 
     if sweep:
-        from imagematrix.integrations.resolver.mirror import mirrored
-        from imagematrix.integrations.resolver.sweep import Containerd, Docker
-        from imagematrix.integrations.resolver.sweep import sweep as remove
+        from imagematrix.integrations.resolver.containerd_hosts import require_mirrorable
+        from imagematrix.integrations.resolver.untag import ContainerdNames, DockerNames
+        from imagematrix.integrations.resolver.untag import untag as remove
 
         Address.parse(listen)  # raises an error; names begin with the address as it is written
-        names = Containerd(mirrored(_parse_upstream(upstream)), namespace) if namespace else Docker(listen)
+        names = (
+            ContainerdNames(require_mirrorable(_parse_upstream(upstream)), namespace)
+            if namespace
+            else DockerNames(listen)
+        )
         for name in remove(names, listen, print_info, token=_read_token(token_file)):
             print_text(name)
         return
@@ -97,11 +101,11 @@ def command(
         raise UsageError("--namespace is for --sweep")
     upstream = _parse_upstream(upstream)
     if containerd:
-        from imagematrix.integrations.resolver.mirror import write
+        from imagematrix.integrations.resolver.containerd_hosts import write_hosts_file
 
-        print_text(str(write(containerd, upstream, str(Address.parse(listen)))))
+        print_text(str(write_hosts_file(containerd, upstream, str(Address.parse(listen)))))
         return
-    from imagematrix.integrations.resolver.node import Probed, Saved
+    from imagematrix.integrations.resolver.node import ProbedHost, SavedHost
     from imagematrix.integrations.resolver.server import ResolverSettings, serve
 
     token = _read_token(token_file)
@@ -110,13 +114,13 @@ def command(
         name, equals, file = text.partition("=")
         if not equals or not file:
             raise UsageError(f"invalid class {text!r}: expected NAME=FILE")
-        classes[name] = Saved(Path(file))
+        classes[name] = SavedHost(Path(file))
     serve(
         ResolverSettings(
             upstream=upstream,
             listen=listen,
             health=health,
-            node=Saved(host) if host else Probed(),
+            node=SavedHost(host) if host else ProbedHost(),
             classes=classes,
             token=token,
             changed=changed,

@@ -21,9 +21,9 @@ from imagematrix.cli.shared.retention_options import (
     report_removed_count,
     warn_of_unserved,
 )
-from imagematrix.common.suggestions import nearest
-from imagematrix.common.text import counted
-from imagematrix.common.units import megabytes
+from imagematrix.common.suggestions import suggest_nearest
+from imagematrix.common.text import format_count
+from imagematrix.common.units import format_megabytes
 from imagematrix.errors import UnknownImageError, UsageError
 
 TYPE_CHECKING = False
@@ -49,9 +49,9 @@ def command(
     frees the space.
     """
     from imagematrix.build.retire.retire import apply_retirement, survey_repository
-    from imagematrix.common.image_reference import names_registry, split
+    from imagematrix.common.image_reference import names_registry, split_version
 
-    name, version = split(image)
+    name, version = split_version(image)
     if version is not None or not names_registry(name):
         remedy = "such as registry.example.com/ml/training, without a version"
         raise UsageError(f"{image} is not the name of an image in a registry", remedy=remedy)
@@ -63,9 +63,9 @@ def command(
     else:
         _print(shown)
     warn_of_unserved(shown.unserved)
-    size = f"{megabytes(shown.size)} of layers and documents"
-    versions = counted(len(shown.retired), "version")
-    what = f"{counted(len(shown.removals), 'manifest')} of {versions}"
+    size = f"{format_megabytes(shown.size)} of layers and documents"
+    versions = format_count(len(shown.retired), "version")
+    what = f"{format_count(len(shown.removals), 'manifest')} of {versions}"
     if not yes or not shown.removals:
         print_info(
             f"{name}: {what} would be removed, with {size}"
@@ -75,11 +75,11 @@ def command(
         return
     flush_stdout()
     removed: list[Removal] = []
-    with report_removed_count(removed, counted(len(shown.removals), "manifest")):
+    with report_removed_count(removed, format_count(len(shown.removals), "manifest")):
         stuck = apply_retirement(shown, wanted, removed.append)
     for removal in stuck:
         print_info(f"{name}@{removal.digest} has no tag any more, but something without a tag names it")
-    done = f"removed {counted(len(removed), 'manifest')} of {versions}"
+    done = f"removed {format_count(len(removed), 'manifest')} of {versions}"
     print_info(f"{name}: {done}; the registry's garbage collection frees {size}")
 
 
@@ -88,7 +88,7 @@ def _require(shown: Retirement, wanted: Retention) -> None:
     if not shown.fates:
         raise UnknownImageError(f"the registry has no version of {shown.image}", remedy="check the name")
     for version in sorted(wanted.protect - shown.fates.keys()):
-        remedy = nearest(version, shown.fates) or f"it has {', '.join(shown.fates)}"
+        remedy = suggest_nearest(version, shown.fates) or f"it has {', '.join(shown.fates)}"
         raise UnknownImageError(f"the registry has no {shown.image}:{version} to protect", remedy=remedy)
     if wanted.hosts and len(shown.unserved) == len(wanted.hosts):
         raise UsageError(f"no version of {shown.image} serves any of these hosts", remedy="check --hosts")

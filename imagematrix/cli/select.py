@@ -5,7 +5,7 @@ from __future__ import annotations
 from imagematrix.cli.shared.inputs import choose_variant, load_node, print_gpu_remark
 from imagematrix.cli.shared.output import print_json, print_text
 from imagematrix.errors import ImagematrixError, ProbeError, UnservedError, UsageError
-from imagematrix.images.catalog.sources import confirm
+from imagematrix.images.catalog.sources import require_not_built_on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def command(
         if format == CLASSAD and error.exit_code in NO_VARIANT:
             _advertise(image, None)  # without a line, HTCondor would keep the attribute of the last call
         raise
-    confirm(image, catalog, [str(selection.selected)])
+    require_not_built_on(image, catalog, [str(selection.selected)])
     if json:
         print_json(selection.to_json())
     elif format == CLASSAD:
@@ -94,7 +94,7 @@ def command(
 def _advertise(image: str, selection: Selection | None) -> None:
     from imagematrix.integrations.export import classad
 
-    print_text(classad.chosen(image, selection))
+    print_text(classad.make_variant_line(image, selection))
 
 
 def _require_format(format: str, gang: Sequence[Path] | None, *, json: bool) -> None:

@@ -9,8 +9,8 @@ import typer
 
 from imagematrix.cli.shared.options import Json
 from imagematrix.cli.shared.output import escape_text, print_info, print_json, print_table, warn
-from imagematrix.common.text import counted
-from imagematrix.common.units import MEGABYTE, megabytes
+from imagematrix.common.text import format_count
+from imagematrix.common.units import MEGABYTE, format_megabytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,16 +89,16 @@ def _show(report: TrimReport) -> None:
     rows = []
     for result in report.results:
         row = [escape_text(result.path), result.status.value, _targets(result.kept), _targets(result.dropped)]
-        row.append(f"{result.removed / MEGABYTE:.1f} of {megabytes(result.size)}")
+        row.append(f"{result.removed / MEGABYTE:.1f} of {format_megabytes(result.size)}")
         if report.dry_run:
-            row.append("-" if result.compressed is None else megabytes(result.compressed))
+            row.append("-" if result.compressed is None else format_megabytes(result.compressed))
         rows.append(row)
     if rows:
         print_table(columns, rows)
     removed = sum(result.removed for result in report.results)
     verb = "would be removed" if report.dry_run else "removed"
-    files = counted(sum(bool(result.edits) for result in report.results), "file")
-    print_info(f"{megabytes(removed)} {verb} from {files}, of {len(report.results)} with device code")
+    files = format_count(sum(bool(result.edits) for result in report.results), "file")
+    print_info(f"{format_megabytes(removed)} {verb} from {files}, of {len(report.results)} with device code")
 
 
 def _targets(amounts: Sequence[Amount]) -> str:
@@ -117,8 +117,8 @@ def _warn(report: TrimReport) -> None:
             warn(f"{result.path} has no device code that runs on {', '.join(result.missing)}")
     dead = [result for result in report.results if result.dead and result.status != "unsupported"]
     if dead and not report.rules.drop_dead:
-        fatbins = counted(sum(result.dead for result in dead), "fatbin")
-        files = counted(len(dead), "file")
+        fatbins = format_count(sum(result.dead for result in dead), "fatbin")
+        files = format_count(len(dead), "file")
         print_info(f"{fatbins} in {files} with nothing that runs on {computes} are unchanged")
     for path in report.recorded:
         warn(f"{path} has another hash in RECORD, which now has its own: was it altered, or trimmed before?")

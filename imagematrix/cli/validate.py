@@ -6,7 +6,7 @@ from pathlib import Path
 
 from imagematrix.cli.shared.options import AllowContext, File
 from imagematrix.cli.shared.output import print_info
-from imagematrix.common.text import and_others, counted, listed
+from imagematrix.common.text import format_count, format_first, shorten_lines
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -35,7 +35,7 @@ def command(file: File = Path("matrix.yaml"), allow_context: AllowContext = None
     dropped = [
         f"{len(plan_.dropped(status))} {status}" for status in (DropStatus.EXCLUDED, DropStatus.INFEASIBLE)
     ]
-    print_info(f"{file}: {', '.join([counted(len(buildable), 'cell') + ' to build', *dropped])}")
+    print_info(f"{file}: {', '.join([format_count(len(buildable), 'cell') + ' to build', *dropped])}")
 
 
 def _merge_errors(file: Path, failed: Sequence[Planned]) -> UsageError:
@@ -50,6 +50,6 @@ def _merge_errors(file: Path, failed: Sequence[Planned]) -> UsageError:
     alike: dict[str, list[str]] = {}
     for item in failed:
         alike.setdefault(item.why or "", []).append(name(item))
-    lines = [f"{file}: {and_others(names, 'cell')}: {why}" for why, names in alike.items()]
+    lines = [f"{file}: {format_first(names, 'cell')}: {why}" for why, names in alike.items()]
     remedies = [item.error.remedy for item in failed if item.error and item.error.remedy]
-    return UsageError(*listed(lines, SHOWN, indent=""), remedy=next(iter(remedies), None))
+    return UsageError(*shorten_lines(lines, SHOWN, indent=""), remedy=next(iter(remedies), None))

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.audit.packages.installed import GENERIC
+from imagematrix.audit.packages.installed_package import GENERIC
 from imagematrix.cli.shared.audit_images import Platform, References, audit_references
 from imagematrix.cli.shared.options import Json
 from imagematrix.cli.shared.output import print_json, print_text
-from imagematrix.common.text import counted, shortened
+from imagematrix.common.text import format_count, shorten_words
 from imagematrix.errors import AuditError
 from imagematrix.images.catalog.catalog import CLAIM
 
@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from imagematrix.audit.claims import Contradiction
+    from imagematrix.audit.contradictions import Contradiction
     from imagematrix.audit.report import Audit
     from imagematrix.audit.sbom.components import Component
     from imagematrix.images.catalog.catalog import Variant
@@ -49,34 +49,34 @@ def command(
 
     Nothing is started. Images built by other tools are supported too.
     """
-    from imagematrix.audit import doubts
-    from imagematrix.audit.catalog import unlabelled
-    from imagematrix.audit.claims import claimed, contradictions
-    from imagematrix.audit.document import document, fat
-    from imagematrix.audit.sbom.components import components, unread
+    from imagematrix.audit import warnings as doubts
+    from imagematrix.audit.catalog import make_unlabelled_entry
+    from imagematrix.audit.contradictions import find_contradictions, read_claims
+    from imagematrix.audit.document import estimate_fat_size, make_document
+    from imagematrix.audit.sbom.components import list_components, warn_of_unread
     from imagematrix.cli.shared import sboms
 
     sboms.require_writable_sboms(sbom, references, json=json)
     audits = audit_references(references, platform, sboms=sbom is not None)
     judged: list[_JudgedAudit] = []
     for audit in audits:
-        variant = claimed(audit)
-        broken = contradictions(audit, variant) if variant else []
-        found, problems = components(audit)
-        warnings = list(doubts.of_unlabelled(audit))
+        variant = read_claims(audit)
+        broken = find_contradictions(audit, variant) if variant else []
+        found, problems = list_components(audit)
+        warnings = list(doubts.warn_of_unlabelled(audit))
         if variant:
-            warnings = [*doubts.of_march(audit, variant), *doubts.of_runtime(audit, variant)]
-        warnings += [*unread(audit.contents), *problems]
-        needs = variant or (None if _is_foreign(audit) else unlabelled(audit)[0])
+            warnings = [*doubts.warn_of_march(audit, variant), *doubts.warn_of_runtime(audit, variant)]
+        warnings += [*warn_of_unread(audit.contents), *problems]
+        needs = variant or (None if _is_foreign(audit) else make_unlabelled_entry(audit)[0])
         judged.append(
             _JudgedAudit(audit=audit, needs=needs, broken=broken, warnings=warnings, components=found)
         )
     if sbom is not None:
         sboms.write_sboms(sbom, [(one.audit, one.components) for one in judged])
-    whole = fat(audits)
+    whole = estimate_fat_size(audits)
     if json:
         written = [
-            document(
+            make_document(
                 one.audit,
                 one.broken,
                 audits,
@@ -92,7 +92,7 @@ def command(
         print_text(*(line for number, part in enumerate(parts) for line in ([""] * bool(number) + part)))
     wrong = sum(1 for one in judged if one.broken)
     if wrong:
-        raise AuditError(f"the bytes of {counted(wrong, 'image')} contradict the labels")
+        raise AuditError(f"the bytes of {format_count(wrong, 'image')} contradict the labels")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +168,7 @@ def _code(audit: Audit) -> str:
     files = sum(1 for _ in audit.coded)
     if not files:
         return "none"
-    return f"{', '.join(words) or 'no target common to all'}; {counted(files, 'file')}"
+    return f"{', '.join(words) or 'no target common to all'}; {format_count(files, 'file')}"
 
 
 def _optional(audit: Audit) -> Iterator[str]:
@@ -185,7 +185,7 @@ def _list_uncounted(audit: Audit) -> Iterator[str]:
         if found.uncounted:
             paths.setdefault(found.uncounted, []).append(found.path)
     for why, listed in paths.items():
-        yield f"{shortened(listed, SHOWN)}: {why}"
+        yield f"{shorten_words(listed, SHOWN)}: {why}"
 
 
 def _list_guarded(audit: Audit) -> Iterator[str]:

@@ -12,14 +12,23 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["cache_folder", "make_private", "named", "private", "replace", "stamp", "stamp_of", "write"]
+__all__ = [
+    "get_cache_folder",
+    "make_private",
+    "make_stamp",
+    "name_file_in_errors",
+    "read_stamp",
+    "replace_file",
+    "require_private",
+    "write_output",
+]
 
 # The file can be written but not replaced: its folder is not writable, or it is a mount of its own.
 IN_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY}
 STREAMS = ("/dev/", "/proc/")  # such as /dev/stdout, which may lead to a file that a shell has open
 
 
-def cache_folder(name: str) -> Path | None:
+def get_cache_folder(name: str) -> Path | None:
     """Return the folder `name` in the cache (XDG Base Directory Specification); None if there is no home."""
     configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
@@ -29,7 +38,7 @@ def cache_folder(name: str) -> Path | None:
     return base / "imagematrix" / name
 
 
-def private(folder: Path) -> Path:
+def require_private(folder: Path) -> Path:
     """Return `folder` if only this user can access it, as for a cache; raise OSError otherwise."""
     state = folder.lstat()
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o077:
@@ -44,11 +53,11 @@ def make_private(folder: Path) -> Path:
         if parent.stat().st_uid != os.geteuid():  # under sudo, HOME may belong to another user
             raise PermissionError(errno.EPERM, "this folder belongs to another user", str(parent))
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return private(folder)
+    return require_private(folder)
 
 
 @contextlib.contextmanager
-def named(path: Path) -> Iterator[None]:
+def name_file_in_errors(path: Path) -> Iterator[None]:
     """Name the file `path` in errors that name none, such as that of a full disk."""
     try:
         yield
@@ -57,7 +66,7 @@ def named(path: Path) -> Iterator[None]:
         raise
 
 
-def replace(
+def replace_file(
     path: Path,
     content: bytes,
     mode: int | None = None,
@@ -85,7 +94,7 @@ def replace(
         undo.pop_all()
 
 
-def write(path: Path, content: bytes) -> None:
+def write_output(path: Path, content: bytes) -> None:
     """Write the file that a user named for output: all or nothing if it can be replaced.
 
     Links are followed. A pipe or another special file is written to, not replaced. Raises OSError.
@@ -95,24 +104,24 @@ def write(path: Path, content: bytes) -> None:
         return
     target = Path(os.path.realpath(path))  # also of a link to itself
     try:
-        replace(target, content, target.stat().st_mode & 0o7777 if target.exists() else None)
+        replace_file(target, content, target.stat().st_mode & 0o7777 if target.exists() else None)
     except OSError as error:
         if error.errno not in IN_PLACE:
             raise
         target.write_bytes(content)
 
 
-def stamp(path: Path) -> tuple[int, ...] | None:
+def read_stamp(path: Path) -> tuple[int, ...] | None:
     """Return what differs once the file was written or made anew; None if there is none.
 
     An inode alone may be used again, and clocks of file systems are coarse.
     """
     try:
-        return stamp_of(path.stat())
+        return make_stamp(path.stat())
     except OSError:
         return None
 
 
-def stamp_of(status: os.stat_result) -> tuple[int, ...]:
-    """Return what `stamp` returns, of a file with this status."""
+def make_stamp(status: os.stat_result) -> tuple[int, ...]:
+    """Return what `read_stamp` returns, of a file with this status."""
     return status.st_dev, status.st_ino, status.st_ctime_ns, status.st_size

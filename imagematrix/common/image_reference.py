@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from imagematrix.common.authority import host_and_port
+from imagematrix.common.host_port import host_and_port
 from imagematrix.common.record import Record
 from imagematrix.errors import UsageError
 
@@ -16,11 +16,11 @@ __all__ = [
     "REPOSITORY",
     "TAG",
     "Reference",
-    "familiar",
     "is_saved",
+    "make_tag_word",
     "names_registry",
-    "split",
-    "word",
+    "shorten_name",
+    "split_version",
 ]
 
 DOCKER_HUB = "registry-1.docker.io"
@@ -77,7 +77,7 @@ def _is_registry(text: str) -> bool:
     return port != 0
 
 
-def split(name: str) -> tuple[str, str | None]:
+def split_version(name: str) -> tuple[str, str | None]:
     """Return image and version of `training:v1` or `registry:5000/ml/training:v1`.
 
     Instead of a version, the name may have a variant's tag or a digest.
@@ -91,7 +91,7 @@ def split(name: str) -> tuple[str, str | None]:
     return image, digest or version or None
 
 
-def word(value: str) -> str:
+def make_tag_word(value: str) -> str:
     """Return the value of an axis as it stands in tags, which have neither slashes nor plus signs."""
     return value.replace("/", "-").replace("+", "_")
 
@@ -107,7 +107,7 @@ def is_saved(name: str) -> bool:
     return name.startswith(LAYOUT) or name.endswith(ARCHIVES)
 
 
-def familiar(name: str) -> str:
+def shorten_name(name: str) -> str:
     """Return the name of an image as an engine lists it: without docker.io, and without its library."""
     registry, slash, rest = name.partition("/")
     short = rest if slash and registry in HUB_NAMES else name

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["TooOldError", "refuse"]
+__all__ = ["TooOldError", "refuse_interpreter"]
 
 USAGE = 2
 NEWER = 20  # minor releases after the oldest that is needed, of which one may be installed
@@ -21,7 +21,7 @@ class TooOldError(ImportError):
     """This Python is too old for imagematrix. Where nobody catches it, its text is all that is printed."""
 
 
-def refuse(needed: str) -> None:
+def refuse_interpreter(needed: str) -> None:
     """Raise TooOldError, which says that a Python of the release `needed`, such as "3.11", has to run us."""
     found = ".".join(map(str, sys.version_info[:3]))
     sys.excepthook = _told

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["DIGITS", "Fields", "dump", "natural", "parse", "read"]
+__all__ = ["DIGITS", "Fields", "dump_json", "parse_json", "parse_natural", "read_json"]
 
 LARGEST = 1e300  # sums and means of numbers up to this stay finite
 DIGITS = 9  # enough for every number that people write; Python refuses to convert thousands of digits
 LIMIT = 64 * 1024 * 1024  # bytes; a catalog of 10,000 variants is about 10 MB
 
 
-def read(path: str | Path, *, limit: int = LIMIT) -> object:
+def read_json(path: str | Path, *, limit: int = LIMIT) -> object:
     """Return the JSON value in `path`; raise UsageError if it cannot be read or is not JSON."""
     try:
         with open(os.fspath(path), "rb") as file:  # noqa: PTH123 - pathlib is slow to import
@@ -37,10 +37,10 @@ def read(path: str | Path, *, limit: int = LIMIT) -> object:
         raise UsageError(f"{path!r:.80} is not the path of a file") from error
     if len(raw) > limit:
         raise UsageError(f"{path}: exceeds {limit // 2**20} MiB, too large for a document of this kind")
-    return parse(raw, str(path))
+    return parse_json(raw, str(path))
 
 
-def parse(raw: bytes | str, where: str) -> object:
+def parse_json(raw: bytes | str, where: str) -> object:
     """Return the JSON value in `raw`; `where` names the source in messages.
 
     An object with a key twice is refused: programs differ in which of the two values they take.
@@ -65,12 +65,12 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-def natural(text: str) -> int | None:
+def parse_natural(text: str) -> int | None:
     """Return the value of decimal digits, None if `text` is anything else or very long."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= DIGITS else None
 
 
-def dump(value: object) -> str:
+def dump_json(value: object) -> str:
     """Return `value` as the JSON text that commands print: indented, stable, one final newline."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
     # JSON escapes the first 32 characters; terminals act on others too, and CI systems on words.

@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["SYSTEM_PATH", "find_program", "search_path"]
+__all__ = ["SYSTEM_PATH", "find_program", "get_search_path"]
 
 # Where root's programs are, and those of a batch system: who may start something as root does not choose it.
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -29,10 +29,10 @@ def find_program(*names: str) -> str | None:
     It is in an absolute folder of PATH, for root in one of SYSTEM_PATH, or in one of `program_folders` of the
     site's file. Raises UsageError if that file is invalid.
     """
-    return _found(names, search_path().split(":")) or _found(names, read_site().program_folders)
+    return _found(names, get_search_path().split(":")) or _found(names, read_site().program_folders)
 
 
-def search_path() -> str:
+def get_search_path() -> str:
     """Return the PATH with which programs of the node are started: without folders of the site's file."""
     # A relative folder, or an empty one, is the working folder, in which anybody's files can be.
     return ":".join(folder for folder in _search_path().split(":") if folder.startswith("/"))

@@ -14,7 +14,7 @@ from imagematrix.common import units
 from imagematrix.common.image_reference import Reference, names_registry
 from imagematrix.common.json_documents import Fields
 from imagematrix.common.record import Record
-from imagematrix.common.suggestions import nearest
+from imagematrix.common.suggestions import suggest_nearest
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -112,14 +112,14 @@ class Site(Record):
         if key in WORDS and given not in WORDS[key]:
             raise UsageError(
                 f"invalid {source} {given}: expected one of {', '.join(WORDS[key])}",
-                remedy=PODMAN if given == "podman" else nearest(given, WORDS[key]),
+                remedy=PODMAN if given == "podman" else suggest_nearest(given, WORDS[key]),
             )
         return given
 
     @property
     def max_bytes(self) -> int | None:
         """`max_size` in bytes, None without one."""
-        amount = units.parse(self.max_size or "")
+        amount = units.parse_size(self.max_size or "")
         return int(amount) if amount else None
 
     def full(self, image: str) -> str:
@@ -161,7 +161,7 @@ def _parsed(raw: bytes, path: str) -> Site:
     for key, value in data.items():
         where = f"{path}:{_line(text, key)}"
         if key not in READERS:
-            raise UsageError(f"{where}: unknown key {key!r}", remedy=nearest(key, READERS))
+            raise UsageError(f"{where}: unknown key {key!r}", remedy=suggest_nearest(key, READERS))
         values[key] = READERS[key](Fields({key: value}, where), key)
     values.pop("schema", None)
     return Site(file=path, **values)
@@ -209,7 +209,7 @@ def _path(fields: Fields, key: str) -> str:
 
 def _size(fields: Fields, key: str) -> str:
     value = fields.text(key)
-    if not units.parse(value):
+    if not units.parse_size(value):
         raise fields.fail(key, f"expected an amount such as 500G, found {value!r}")
     return value
 

@@ -8,12 +8,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-__all__ = ["SLIP", "nearest", "require_known"]
+__all__ = ["SLIP", "require_known", "suggest_nearest"]
 
 SLIP = 0.75  # a similarity that by itself suggests a misspelling
 
 
-def nearest(word: str, choices: Iterable[str], *, likeness: float = 0.5) -> str | None:
+def suggest_nearest(word: str, choices: Iterable[str], *, likeness: float = 0.5) -> str | None:
     """Return "did you mean 'x'?" for the known word nearest to `word`, or None if none is near.
 
     `likeness` is the least similarity, from 0 to 1; use `SLIP` if nothing else suggests a misspelling.
@@ -27,5 +27,5 @@ def nearest(word: str, choices: Iterable[str], *, likeness: float = 0.5) -> str 
 def require_known(word: str, choices: Collection[str], what: str) -> None:
     """Raise UsageError, with the nearest of the choices or all of them, if a word is not among them."""
     if word not in choices:
-        remedy = nearest(word, choices) or f"one of {', '.join(choices)}"
+        remedy = suggest_nearest(word, choices) or f"one of {', '.join(choices)}"
         raise UsageError(f"invalid {what}: {word!r}", remedy=remedy)

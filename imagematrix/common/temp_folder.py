@@ -13,21 +13,29 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["HELD", "PREFIX", "abandoned", "disk", "full_disk_remedy", "owned", "scratch"]
+__all__ = [
+    "HELD",
+    "PREFIX",
+    "get_disk_folder",
+    "lock_abandoned",
+    "make_full_disk_remedy",
+    "make_owned_folder",
+    "make_scratch_folder",
+]
 
 PREFIX = "imagematrix-build-"
 HELD = "imagematrix-held-"  # prefix of folders that are locked while a build has temporary names in an engine
 
 
 @contextlib.contextmanager
-def scratch() -> Iterator[Path]:
+def make_scratch_folder() -> Iterator[Path]:
     """Yield a new folder under TMPDIR or /var/tmp, and remove it at the end.
 
     Folders of killed builds are removed first.
     """
-    for leftover in abandoned(PREFIX):
+    for leftover in lock_abandoned(PREFIX):
         shutil.rmtree(leftover, ignore_errors=True)
-    with owned(PREFIX) as folder:
+    with make_owned_folder(PREFIX) as folder:
         try:
             yield folder
         finally:
@@ -35,31 +43,31 @@ def scratch() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def owned(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+def make_owned_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     """Yield a new folder, locked within the context; the kernel releases the lock of a killed process.
 
-    It is in `parent`, by default where large files belong (`disk`).
+    It is in `parent`, by default where large files belong (`get_disk_folder`).
     """
-    # Only a locked folder gets a name that `abandoned` looks for.
-    unlocked = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent or disk()))
+    # Only a locked folder gets a name that `lock_abandoned` looks for.
+    unlocked = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent or get_disk_folder()))
     with _locked(unlocked):
         yield unlocked.rename(unlocked.with_name(unlocked.name[1:]))
 
 
-def abandoned(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+def lock_abandoned(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     """Yield this user's folders of processes that ended without removing them, each locked until the next."""
-    for folder in (parent or disk()).glob(f"{prefix}*"):
+    for folder in (parent or get_disk_folder()).glob(f"{prefix}*"):
         with _locked(folder) as dead:
             if dead:
                 yield folder
 
 
-def full_disk_remedy(folder: Path) -> str:
+def make_full_disk_remedy(folder: Path) -> str:
     """Return the remedy for a full disk of a build's folder."""
     return f"free disk space in {folder.parent} (or set TMPDIR) and in the engine"
 
 
-def disk() -> Path:
+def get_disk_folder() -> Path:
     """Return the folder for files that may be too large for memory: TMPDIR, or /var/tmp."""
     # Layers can have gigabytes, and /tmp is in memory on many systems.
     for path in (os.environ.get("TMPDIR"), "/var/tmp"):  # noqa: S108 - the names created there are random and new

@@ -20,15 +20,15 @@ __all__ = [
     "CONTROL",
     "REPLACED",
     "SPACE",
-    "and_others",
-    "counted",
-    "headline",
+    "format_count",
+    "format_first",
     "line",
-    "listed",
-    "plain",
-    "shortened",
+    "make_headline",
+    "quote_word",
+    "shorten_lines",
+    "shorten_words",
+    "strip_escapes",
     "visible",
-    "word",
 ]
 
 NO_XML = "[\ud800-\udfff\ufffe\uffff]"  # excluded from XML 1.0 (production 2), besides controls
@@ -37,40 +37,44 @@ SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(
 ESCAPES = r"\x1b\[[0-?]*[ -/]*[@-~]"  # colours and cursor movements (ECMA-48, 5.4)
 
 
-def plain(text: str) -> str:
+def strip_escapes(text: str) -> str:
     """Return `text` without escape sequences and what reports in XML cannot have."""
     return re.sub(NO_XML, REPLACED, visible(re.sub(ESCAPES, "", text.replace("\r\n", "\n"))))
 
 
-def headline(error: str) -> str:
+def make_headline(error: str) -> str:
     """Return an error in one line: its last, in which builds report the cause."""
-    return next((line.strip() for line in reversed(plain(error).split("\n")) if line.strip()), "failed")
+    return next(
+        (line.strip() for line in reversed(strip_escapes(error).split("\n")) if line.strip()), "failed"
+    )
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
+def format_count(number: int, noun: str, plural: str = "") -> str:
     """Return "1 image" or "2 images"; `plural` is the form of a noun that does not just take an s."""
     return f"{number} {noun}" if number == 1 else f"{number} {plural or f'{noun}s'}"
 
 
-def and_others(names: Sequence[str], noun: str) -> str:
+def format_first(names: Sequence[str], noun: str) -> str:
     """Return the first of `names`, and how many others there are: "cpu and 2 other cells"."""
     first, *others = names
-    return f"{first} and {counted(len(others), f'other {noun}')}" if others else first
+    return f"{first} and {format_count(len(others), f'other {noun}')}" if others else first
 
 
-def shortened(words: Sequence[str], most: int, glue: str = ", ", more: str = " and {} more") -> str:
+def shorten_words(words: Sequence[str], most: int, glue: str = ", ", more: str = " and {} more") -> str:
     """Return the first `most` of `words`, and how many there are besides, as `more` says it."""
     shown = glue.join(words[:most])
     return shown + more.format(len(words) - most) if len(words) > most else shown
 
 
-def listed(lines: Sequence[str], most: int, *, more: str = "and {} more", indent: str = "  ") -> list[str]:
+def shorten_lines(
+    lines: Sequence[str], most: int, *, more: str = "and {} more", indent: str = "  "
+) -> list[str]:
     """Return the first `most` of `lines`, and one that says how many there are besides, for an error."""
     rest = [more.format(len(lines) - most)] if len(lines) > most else []
     return [f"{indent}{line}" for line in (*lines[:most], *rest)]
 
 
-def word(value: object) -> str:
+def quote_word(value: object) -> str:
     """Return a value as one word of a command that a message names: whoever pastes it runs nothing else."""
     import shlex  # needed only for errors
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["MEGABYTE", "megabytes", "parse", "seconds"]
+__all__ = ["MEGABYTE", "format_megabytes", "parse_duration", "parse_size"]
 
 MEGABYTE = 1_000_000
 FORM = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([MGT]i?)B?", re.ASCII)
@@ -14,18 +14,18 @@ DURATION = re.compile(r"(\d{1,6})([smhdw])", re.ASCII)
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-def parse(text: str) -> float | None:
+def parse_size(text: str) -> float | None:
     """Return an amount such as "40G", "1.5GiB" or "500MB" in bytes, or None if `text` is not one."""
     match = FORM.fullmatch(text)
     return float(match[1]) * UNITS[match[2]] if match else None
 
 
-def megabytes(size: int | None, digits: int = 1) -> str:
+def format_megabytes(size: int | None, digits: int = 1) -> str:
     """Return bytes for people, such as "81.5 MB", or "?" for None."""
     return "?" if size is None else f"{size / MEGABYTE:.{digits}f} MB"
 
 
-def seconds(text: str) -> int | None:
+def parse_duration(text: str) -> int | None:
     """Return a duration such as "90m", "12h" or "7d" in seconds, or None if `text` is not one."""
     match = DURATION.fullmatch(text)
     return int(match[1]) * SECONDS[match[2]] if match else None

@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 
-__all__ = ["existing_user_folders", "user_folder"]
+__all__ = ["list_user_folders", "make_user_folder"]
 
 MODE = 0o700
 NUMBERS = 16  # names to try, the first without a number
@@ -21,13 +21,13 @@ NUMBERS = 16  # names to try, the first without a number
 NOT_OWN = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM}
 
 
-def user_folder(parent: str, name: str) -> str:
+def make_user_folder(parent: str, name: str) -> str:
     """Return the path of this user's `name`, or `name.NUMBER`, below `parent`; create it if there is none.
 
     One that exists goes before a new one, so that all processes of the user come to the same. Raises OSError
     if it cannot be created, with EEXIST if others have taken all names.
     """
-    own = existing_user_folders(parent, name)
+    own = list_user_folders(parent, name)
     if own:
         return own[0]
 
@@ -47,8 +47,8 @@ def user_folder(parent: str, name: str) -> str:
     raise taken
 
 
-def existing_user_folders(parent: str, name: str) -> list[str]:
-    """Return the paths below `parent` that `user_folder` could return, as far as they exist.
+def list_user_folders(parent: str, name: str) -> list[str]:
+    """Return the paths below `parent` that `make_user_folder` could return, as far as they exist.
 
     Raises OSError rather than leave one out that cannot be looked at.
     """

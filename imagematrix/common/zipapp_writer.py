@@ -17,7 +17,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-__all__ = ["COMPILED", "WHOLE_PACKAGE", "archive", "compiled", "main", "sources", "start"]
+__all__ = [
+    "COMPILED",
+    "WHOLE_PACKAGE",
+    "collect_sources",
+    "compile_modules",
+    "make_main",
+    "make_start_code",
+    "write_archive",
+]
 
 # The remedy where one of these files lacks something. By its name, an index may have the package of anybody.
 WHOLE_PACKAGE = "install the whole package: `pip install .` in a checkout of imagematrix"
@@ -29,7 +37,7 @@ MAIN = "from {module} import main\n\nmain()\n"
 PREPARE = "prepare(sys.argv[1])\n"
 
 
-def sources(roots: Iterable[str], data: Iterable[str] = ()) -> dict[str, bytes]:
+def collect_sources(roots: Iterable[str], data: Iterable[str] = ()) -> dict[str, bytes]:
     """Return the files for the modules `roots`, by path: all modules of this package that they may import.
 
     `data` are the paths of other files that they read.
@@ -47,7 +55,7 @@ def sources(roots: Iterable[str], data: Iterable[str] = ()) -> dict[str, bytes]:
     return found
 
 
-def compiled(modules: Mapping[str, bytes]) -> bytes:
+def compile_modules(modules: Mapping[str, bytes]) -> bytes:
     """Return the content of the file COMPILED: a marshalled dict, for `imagematrix.common.zipapp_start`.
 
     It has the name of each module, whether it is a package, and its marshalled code.
@@ -61,12 +69,12 @@ def compiled(modules: Mapping[str, bytes]) -> bytes:
     return marshal.dumps(codes)
 
 
-def main(module: str) -> bytes:
+def make_main(module: str) -> bytes:
     """Return the content of a `__main__.py` that calls `main` of a module."""
     return MAIN.format(module=module).encode()
 
 
-def start(module: str) -> str:
+def make_start_code(module: str) -> str:
     """Return the code for `python -c CODE ARCHIVE …` that calls `main` of a module, compiled if possible.
 
     It starts faster than `python ARCHIVE`, which imports much to find `__main__.py`.
@@ -75,7 +83,7 @@ def start(module: str) -> str:
     return source + PREPARE + MAIN.format(module=module)
 
 
-def archive(contents: Mapping[str, bytes], head: bytes = b"", stored: Collection[str] = ()) -> bytes:
+def write_archive(contents: Mapping[str, bytes], head: bytes = b"", stored: Collection[str] = ()) -> bytes:
     """Return `head`, followed by a zip archive of files by path; those in `stored` are not compressed."""
     whole = io.BytesIO(head)
     whole.seek(0, io.SEEK_END)

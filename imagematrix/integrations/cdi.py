@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-__all__ = ["DRAFT", "NAME", "dump", "spec", "write"]
+__all__ = ["DRAFT", "NAME", "dump_spec", "make_spec", "write_spec"]
 
 VERSION = "0.5.0"
 PERMISSIONS = "rw"
@@ -26,7 +26,7 @@ NAME = re.compile("[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")  # of a device
 DRAFT = ".draft"  # engines read all files that end in .json, whatever their names begin with
 
 
-def spec(kind: str, devices: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+def make_spec(kind: str, devices: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """Return the spec of a kind with these devices: the paths of device nodes by name."""
     return {
         "cdiVersion": VERSION,
@@ -43,12 +43,12 @@ def spec(kind: str, devices: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     }
 
 
-def dump(document: Mapping[str, Any]) -> str:
+def dump_spec(document: Mapping[str, Any]) -> str:
     """Return the text of a spec."""
     return json.dumps(document, indent=2) + "\n"
 
 
-def write(path: Path, document: Mapping[str, Any]) -> None:
+def write_spec(path: Path, document: Mapping[str, Any]) -> None:
     """Write a spec so that engines see all of it or nothing; raise OSError."""
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    files.replace(path, dump(document).encode(), MODE, suffix=DRAFT)
+    files.replace_file(path, dump_spec(document).encode(), MODE, suffix=DRAFT)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from operator import attrgetter
 
 from imagematrix.common.record import Record, replace
-from imagematrix.selection.hardware import sample
-from imagematrix.selection.order import key
+from imagematrix.selection.hardware_key import keep_distinct_gpus
+from imagematrix.selection.order import make_sort_key
 from imagematrix.selection.rule import Remedy
 from imagematrix.selection.rules import RULES
 
@@ -18,10 +18,17 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.order import Criterion
     from imagematrix.selection.remedy import Remedies
-    from imagematrix.selection.rule import Gap, RuleResult, RuleWarning
-    from imagematrix.selection.target import Target
+    from imagematrix.selection.rule import Distance, RuleResult, RuleWarning
+    from imagematrix.selection.selection_target import Target
 
-__all__ = ["Candidate", "candidates", "failures", "results", "verdicts", "warnings"]
+__all__ = [
+    "Candidate",
+    "collect_warnings",
+    "evaluate_rules",
+    "evaluate_without_remedies",
+    "find_failing_results",
+    "rank_candidates",
+]
 
 # The fields that distinguish variants; no rule reads their own axes.
 PARTS = frozenset({"axes"}).union(*(rule.parts for rule in RULES))
@@ -64,14 +71,14 @@ class Candidate(Record):
         }
 
 
-def candidates(
+def rank_candidates(
     variants: Iterable[Variant], criteria: Sequence[Criterion], target: Target
 ) -> tuple[Candidate, ...]:
     """Return every variant with every rule's result: those that fit by rank, then the others, nearest first.
 
     If another variant differs only in what a failing rule reads, the remedy of that rule names it.
     """
-    sampled = sample(target)
+    sampled = keep_distinct_gpus(target)
 
     def rank_key(candidate: Candidate) -> tuple[Any, ...]:
         failing, variant = candidate.failing, candidate.variant
@@ -81,59 +88,66 @@ def candidates(
             any(result.rule == "platform" for result in failing),
             bool(failing and bool(target.gpus) is not variant.gpu),
             len(failing),
-            _distances(sampled, variant),
-            *key(criteria, sampled, variant),
+            _measure_distances(sampled, variant),
+            *make_sort_key(criteria, sampled, variant),
         )
 
     ranked = sorted(
-        (Candidate(variant=variant, rank=None, rules=verdicts(target, variant)) for variant in variants),
+        (
+            Candidate(variant=variant, rank=None, rules=evaluate_without_remedies(target, variant))
+            for variant in variants
+        ),
         key=rank_key,
     )
     fitting = [
-        replace(candidate, rank=rank, warnings=warnings(sampled, candidate.variant))
+        replace(candidate, rank=rank, warnings=collect_warnings(sampled, candidate.variant))
         for rank, candidate in enumerate(ranked, 1)
         if not candidate.failing
     ]
     refused = ranked[len(fitting) :]
-    return (*fitting, *_with_remedies(refused, ranked, target)) if refused else tuple(fitting)
+    return (*fitting, *_add_remedies(refused, ranked, target)) if refused else tuple(fitting)
 
 
-def results(target: Target, variant: Variant, remedies: Remedies | None = None) -> tuple[RuleResult, ...]:
+def evaluate_rules(
+    target: Target, variant: Variant, remedies: Remedies | None = None
+) -> tuple[RuleResult, ...]:
     """Return the results of all rules that apply to `variant`, or may apply because a fact is unknown."""
-    found = verdicts(target, variant)
+    found = evaluate_without_remedies(target, variant)
     if all(result.ok for result in found):
         return found
     from imagematrix.selection.remedy import Remedies
 
-    return (remedies or Remedies(target)).added(variant, found)
+    return (remedies or Remedies(target)).add_remedies(variant, found)
 
 
-def verdicts(target: Target, variant: Variant) -> tuple[RuleResult, ...]:
-    """Return the results as `results` does, without the changes that would end a refusal, which take long."""
+def evaluate_without_remedies(target: Target, variant: Variant) -> tuple[RuleResult, ...]:
+    """Return what `evaluate_rules` does, without the remedies, which take long to find."""
     return tuple(rule.result(target, variant) for rule in RULES if rule.may_apply(variant))
 
 
-def warnings(target: Target, variant: Variant) -> tuple[RuleWarning, ...]:
+def collect_warnings(target: Target, variant: Variant) -> tuple[RuleWarning, ...]:
     """Return the warnings of all rules about a variant that fits."""
     return tuple([warning for rule in RULES for warning in rule.warnings(target, variant)])
 
 
-def failures(target: Target, variant: Variant) -> tuple[RuleResult, ...]:
-    """Return the results of the rules that do not hold, as `verdicts` does."""
-    failing = (rule for rule in RULES if rule.need(variant) is not None and not rule.holds(target, variant))
+def find_failing_results(target: Target, variant: Variant) -> tuple[RuleResult, ...]:
+    """Return the results of the rules that do not hold, as `evaluate_without_remedies` does."""
+    failing = (
+        rule for rule in RULES if rule.need(variant) is not None and not rule.is_satisfied(target, variant)
+    )
     return tuple([rule.result(target, variant) for rule in failing])
 
 
-def _distances(target: Target, variant: Variant) -> tuple[Gap, ...]:
+def _measure_distances(target: Target, variant: Variant) -> tuple[Distance, ...]:
     """Return how far off a variant is, by every rule.
 
     The last rules come first: they are about hardware. The others are about drivers, which are easier to
     change, on a node or in the last layer of an image.
     """
-    return tuple(rule.distance(target, variant) for rule in reversed(RULES))
+    return tuple(rule.refusal_distance(target, variant) for rule in reversed(RULES))
 
 
-def _with_remedies(
+def _add_remedies(
     refused: Iterable[Candidate], ranked: Sequence[Candidate], target: Target
 ) -> Iterator[Candidate]:
     """Yield the candidates that are refused, with the nearest change that would end each refusal."""
@@ -144,24 +158,24 @@ def _with_remedies(
         candidate.reference: frozenset([result.rule for result in candidate.failing]) for candidate in ranked
     }
     built = {
-        _without(result.rule, candidate.variant): candidate.reference
+        _find_fields_to_keep(result.rule, candidate.variant): candidate.reference
         for candidate in reversed(ranked)  # the last one stays, which is the best
         for result in candidate.rules
         if result.ok
     }
 
     def existing(candidate: Candidate, result: RuleResult) -> RuleResult:
-        reference = None if result.ok else built.get(_without(result.rule, candidate.variant))
+        reference = None if result.ok else built.get(_find_fields_to_keep(result.rule, candidate.variant))
         if reference is None or not failing[reference] < failing[candidate.reference]:
             return result
         return replace(result, remedy=Remedy(words=f"use {reference}, which differs only in this"))
 
     for candidate in refused:
-        rules = remedies.added(candidate.variant, candidate.rules)
+        rules = remedies.add_remedies(candidate.variant, candidate.rules)
         yield replace(candidate, rules=tuple(existing(candidate, result) for result in rules))
 
 
-def _without(name: str, variant: Variant) -> Hashable:
+def _find_fields_to_keep(name: str, variant: Variant) -> Hashable:
     """Return the fields of a variant except those that a build would change to make the rule `name` hold."""
     return name, _OTHERS[name](variant)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cached_property
 from operator import attrgetter
 
-from imagematrix.common.text import shortened
+from imagematrix.common.text import shorten_words
 from imagematrix.images.catalog.catalog import Variant
-from imagematrix.selection.hardware import hardware, sample
-from imagematrix.selection.question import choosing
+from imagematrix.selection.hardware_key import keep_distinct_gpus, make_hardware_key
+from imagematrix.selection.query import suggest_axis_values
 from imagematrix.selection.rule import Remedy
 
 TYPE_CHECKING = False
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.selection.candidate import Candidate
     from imagematrix.selection.miss import Miss
-    from imagematrix.selection.question import Question
+    from imagematrix.selection.query import Query
     from imagematrix.selection.rule import RuleResult, RuleWarning
-    from imagematrix.selection.target import Target
+    from imagematrix.selection.selection_target import Target
 
-__all__ = ["Decision", "alike", "indistinguishable", "undecided"]
+__all__ = ["Decision", "explain_ambiguity", "find_indistinguishable", "warn_of_equal_variants"]
 
 SHOWN = 8  # indistinguishable variants listed in a message
 # Fields that come from the store or an audit, or name the source: the others state what a variant is.
@@ -39,20 +39,20 @@ class Decision:
     for a thousand variants they take two megabytes.
     """
 
-    def __init__(self, question: Question, target: Target) -> None:
+    def __init__(self, question: Query, target: Target) -> None:
         self.catalog = question.catalog
         self.question = question
         self._index = question.index
         self._target = target
-        sampled = sample(target)
+        sampled = keep_distinct_gpus(target)
         self._fitting = self._index.fitting(sampled)
         self.differing = self._index.differing(self._fitting)
         self._leading = (
-            indistinguishable(self._index.leading(sampled, self._fitting)) if self._fitting else []
+            find_indistinguishable(self._index.top_ranked(sampled, self._fitting)) if self._fitting else []
         )
         self.variant = self._leading[0] if len(self._leading) == 1 and not self.differing else None
 
-    def __reduce__(self) -> tuple[Callable[[Question, Target], Decision], tuple[Question, Target]]:
+    def __reduce__(self) -> tuple[Callable[[Query, Target], Decision], tuple[Query, Target]]:
         # Decisions from a pool's workers share one question, with its index: see `_shared`.
         return Decision, (self.question, self._target)
 
@@ -69,7 +69,7 @@ class Decision:
     def hardware(self) -> Hashable:
         """The key of the kind of hardware."""
         target = self._target
-        return hardware(target.host, target.gpus, allow_cpu=target.allow_cpu)
+        return make_hardware_key(target.host, target.gpus, allow_cpu=target.allow_cpu)
 
     @property
     def fits(self) -> frozenset[str]:
@@ -79,16 +79,16 @@ class Decision:
     @property
     def target(self) -> Target:
         """What it was decided for, with one GPU of each kind."""
-        return sample(self._target)
+        return keep_distinct_gpus(self._target)
 
     @cached_property
     def warnings(self) -> tuple[RuleWarning, ...]:
         """The warnings about the best variant; see `Candidate`."""
         if self.variant is None:
             return ()
-        from imagematrix.selection.candidate import warnings
+        from imagematrix.selection.candidate import collect_warnings
 
-        return warnings(self.target, self.variant)
+        return collect_warnings(self.target, self.variant)
 
     @property
     def ranked(self) -> list[Variant]:
@@ -98,23 +98,23 @@ class Decision:
     @property
     def by_failures(self) -> list[frozenset[str]]:
         """The references of variants that fit, then of those that fail one rule, two, and so on."""
-        masks = self._index.by_failures(self.target, self._index.everything)
+        masks = self._index.group_by_failure_count(self.target, self._index.everything)
         return [self._index.references(mask) for mask in masks]
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
         """Every variant with every rule's result: those that fit by rank, then the others, nearest first."""
-        from imagematrix.selection.candidate import candidates
+        from imagematrix.selection.candidate import rank_candidates
 
-        return candidates(self.catalog.variants, self._index.criteria, self._target)
+        return rank_candidates(self.catalog.variants, self._index.criteria, self._target)
 
     @property
     def refusals(self) -> Iterator[tuple[Variant, tuple[RuleResult, ...]]]:
         """Each variant that does not fit with the rules that it fails, without remedies, which take long."""
-        from imagematrix.selection.candidate import failures
+        from imagematrix.selection.candidate import find_failing_results
 
         for variant in self.catalog.variants:
-            if failing := failures(self._target, variant):
+            if failing := find_failing_results(self._target, variant):
                 yield variant, failing
 
     @cached_property
@@ -122,22 +122,22 @@ class Decision:
         """Why several fitting variants remain, and how to choose; None if one is best."""
         if self.variant or not self._leading:
             return None
-        return undecided(self.catalog, self.differing, self._leading)
+        return explain_ambiguity(self.catalog, self.differing, self._leading)
 
     @cached_property
     def miss(self) -> Miss | None:
         """Why nothing is selected, and what would change it; None if something is."""
         if self.variant:
             return None
-        from imagematrix.selection.miss import Miss, miss
+        from imagematrix.selection.miss import Miss, explain_miss
 
         if self.ambiguity:
             why, remedy = self.ambiguity
             return Miss(why=why, remedy=remedy)
-        return miss(self.question, self._target)
+        return explain_miss(self.question, self._target)
 
 
-def undecided(
+def explain_ambiguity(
     catalog: Catalog,
     differing: Mapping[str, Sequence[str]],
     leading: Sequence[Variant],
@@ -155,7 +155,7 @@ def undecided(
         ]
         return (
             f"variants of {name} that fit {whom} differ in {', '.join(open_axes)}",
-            choosing(
+            suggest_axis_values(
                 "choose with {}; in matrix.yaml an image may set `defaults`",
                 {axis: value for axis, value in leading[-1].axes if axis in differing},
             ),
@@ -164,7 +164,7 @@ def undecided(
     return f"variants of {name} cannot be told apart: {_references(leading)}", remedy
 
 
-def alike(catalog: Catalog) -> Iterator[tuple[str, str]]:
+def warn_of_equal_variants(catalog: Catalog) -> Iterator[tuple[str, str]]:
     """Yield a warning for each group of variants of which no host can get one, and how to choose.
 
     They state the same about themselves, so a host that one fits has no reason to prefer it.
@@ -182,10 +182,10 @@ def alike(catalog: Catalog) -> Iterator[tuple[str, str]]:
 
 
 def _references(variants: Sequence[Variant]) -> str:
-    return shortened([variant.reference for variant in variants], SHOWN)
+    return shorten_words([variant.reference for variant in variants], SHOWN)
 
 
-def indistinguishable(leading: list[Variant]) -> list[Variant]:
+def find_indistinguishable(leading: list[Variant]) -> list[Variant]:
     """Return the variants that state the same about themselves as the first.
 
     Cells of a matrix never do, unless their images were built when labels lacked the image's own axes.

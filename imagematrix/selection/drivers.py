@@ -10,24 +10,24 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu
     from imagematrix.images.catalog.catalog import Variant
-    from imagematrix.selection.target import Target
+    from imagematrix.selection.selection_target import Target
 
 __all__ = [
     "FAR",
     "NO_DRIVER",
     "OTHER",
-    "baked",
-    "between",
-    "bounds",
-    "effective",
-    "first_for",
-    "last_for",
-    "left_behind",
-    "listed",
-    "mode",
-    "older_than",
-    "own",
-    "vgpu",
+    "explain_vgpu",
+    "find_gpus_dropped_by",
+    "find_gpus_newer_than",
+    "get_baked_driver",
+    "get_branch_bounds",
+    "get_deciding_user_mode_driver",
+    "get_driver_mode",
+    "get_effective_driver",
+    "get_first_branch_for",
+    "get_last_branch_for",
+    "join_words",
+    "measure_version_distance",
 ]
 
 FAR = 10_000  # more than the distance of any two versions
@@ -35,7 +35,7 @@ OTHER = "use a variant with another driver"  # advice if no single change helps
 NO_DRIVER = "no NVIDIA kernel module is loaded, or its version could not be read"
 
 
-def mode(variant: Variant) -> str | None:
+def get_driver_mode(variant: Variant) -> str | None:
     """Return where the variant's libcuda comes from, or None for a CPU-only variant.
 
     A GPU variant that names no driver carries none, so the node has to provide one: mode "host".
@@ -45,65 +45,67 @@ def mode(variant: Variant) -> str | None:
     return "host" if variant.gpu else None
 
 
-def baked(variant: Variant) -> str:
+def get_baked_driver(variant: Variant) -> str:
     """Return the version of the driver in the image, or "" if it has none."""
     return (variant.driver and variant.driver.version) or ""
 
 
-def own(variant: Variant) -> str | None:
+def get_deciding_user_mode_driver(variant: Variant) -> str | None:
     """Return the version of the user-mode driver that decides in place of the kernel's, or None."""
     return variant.driver.version if variant.driver and variant.driver.mode == "compat" else None
 
 
-def effective(target: Target, variant: Variant) -> str | None:
+def get_effective_driver(target: Target, variant: Variant) -> str | None:
     """Return the driver that decides about CUDA: the user-mode one in mode compat, else the kernel's."""
-    return own(variant) or target.kernel_driver
+    return get_deciding_user_mode_driver(variant) or target.kernel_driver
 
 
-def left_behind(target: Target, driver: str) -> list[Gpu]:
+def find_gpus_dropped_by(target: Target, driver: str) -> list[Gpu]:
     """Return the GPUs passed that `driver` no longer supports."""
-    branch = versions.branch(driver)
+    branch = versions.get_branch(driver)
     return [gpu for gpu in target.gpus if (last := gpu.last_branch) is not None and last < branch]
 
 
-def older_than(target: Target, driver: str) -> list[Gpu]:
+def find_gpus_newer_than(target: Target, driver: str) -> list[Gpu]:
     """Return the GPUs passed that `driver`, or the one of the kernel, is too old for.
 
     Drivers of Tegra parts come with JetPack, and have other branches.
     """
     known = [each for each in (driver, target.kernel_driver) if each and not versions.is_tegra(each)]
-    branch = min(map(versions.branch, known), default=None)
-    return [gpu for gpu in target.gpus if branch is not None and branch < gpus.first_branch(gpu.compute)]
+    branch = min(map(versions.get_branch, known), default=None)
+    return [gpu for gpu in target.gpus if branch is not None and branch < gpus.get_first_branch(gpu.compute)]
 
 
-def first_for(newer: list[Gpu]) -> int:
-    """Return the first driver branch that supports all of the GPUs that `older_than` returned."""
-    return max(gpus.first_branch(gpu.compute) for gpu in newer)
+def get_first_branch_for(newer: list[Gpu]) -> int:
+    """Return the first driver branch that supports all of the GPUs that `find_gpus_newer_than` returned."""
+    return max(gpus.get_first_branch(gpu.compute) for gpu in newer)
 
 
-def last_for(left: list[Gpu]) -> int:
-    """Return the last driver branch that supports all of the GPUs that `left_behind` returned."""
+def get_last_branch_for(left: list[Gpu]) -> int:
+    """Return the last driver branch that supports all of the GPUs that `find_gpus_dropped_by` returned."""
     return min(gpu.last_branch for gpu in left if gpu.last_branch)
 
 
-def vgpu(target: Target) -> str:
+def explain_vgpu(target: Target) -> str:
     """Return why a virtual GPU takes no driver from an image."""
-    labels = listed([gpu.label for gpu in target.virtual])
+    labels = join_words([gpu.label for gpu in target.virtual])
     return f"{labels}: a virtual GPU needs the driver of its vGPU release, which its node provides"
 
 
-def listed(words: list[str]) -> str:
+def join_words(words: list[str]) -> str:
     """Return words as a list in a sentence."""
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
 
 
-def bounds(branches: Iterable[int]) -> tuple[str, ...]:
+def get_branch_bounds(branches: Iterable[int]) -> tuple[str, ...]:
     """Return the versions at which driver branches begin and end."""
     return tuple(f"{bound}.0" for branch in sorted(branches) for bound in (branch, branch + 1))
 
 
-def between(one: str | None, other: str | None) -> tuple[int, ...]:
+def measure_version_distance(one: str | None, other: str | None) -> tuple[int, ...]:
     """Return how far apart two versions are, part by part; FAR if one is unknown."""
     if not one or not other:
         return (FAR,)
-    return tuple(abs(a - b) for a, b in zip(versions.order(one), versions.order(other), strict=False))
+    return tuple(
+        abs(a - b) for a, b in zip(versions.make_sort_key(one), versions.make_sort_key(other), strict=False)
+    )

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections import Counter
 
 from imagematrix.common.record import replace
-from imagematrix.common.text import word
-from imagematrix.hardware.gpu_request.spec import spec
-from imagematrix.selection.candidate import results
-from imagematrix.selection.hardware import kind, sample
-from imagematrix.selection.remedy import Remedies, refusals
-from imagematrix.selection.rule import Remedied, Remedy, to_ask
+from imagematrix.common.text import quote_word
+from imagematrix.hardware.gpu_request.spec import make_spec
+from imagematrix.selection.candidate import evaluate_rules
+from imagematrix.selection.hardware_key import keep_distinct_gpus, kind
+from imagematrix.selection.remedy import Remedies, find_failing_rules
+from imagematrix.selection.rule import Refusal, Remedy, suggest_arguments
 from imagematrix.selection.rules import device_code
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Gpu
     from imagematrix.images.catalog.catalog import Variant
-    from imagematrix.selection.index import Index
-    from imagematrix.selection.question import Question
+    from imagematrix.selection.query import Query
     from imagematrix.selection.rule import RuleResult
-    from imagematrix.selection.target import Target
+    from imagematrix.selection.selection_target import Target
+    from imagematrix.selection.variant_index import VariantIndex
 
-__all__ = ["Miss", "miss"]
+__all__ = ["Miss", "explain_miss"]
 
 
-class Miss(Remedied):
+class Miss(Refusal):
     """Why a host gets no image.
 
     `why` is the reason in one sentence, `remedy` what to do, or None. `nearest` is the reference of the
@@ -59,9 +59,9 @@ class Miss(Remedied):
         }
 
 
-def miss(question: Question, target: Target) -> Miss:
+def explain_miss(question: Query, target: Target) -> Miss:
     """Return why no variant that `question` allows fits `target`."""
-    nearest, sampled = _nearest(question, target), sample(target)
+    nearest, sampled = _find_nearest(question, target), keep_distinct_gpus(target)
     others = question.left_out
     fitting = others.fitting(sampled)
     if not fitting:
@@ -71,34 +71,36 @@ def miss(question: Question, target: Target) -> Miss:
     return replace(nearest, why=why, remedy=question.remedy(other))
 
 
-def _nearest(question: Question, target: Target) -> Miss:
+def _find_nearest(question: Query, target: Target) -> Miss:
     catalog, index = question.catalog, question.index
     name = f"{catalog.image}:{catalog.version}"
     if not catalog.variants:
         return Miss(why=f"{name} has no variants{question.words}", remedy=None)
-    variant = index.nearest(sample(target))
+    variant = index.nearest(keep_distinct_gpus(target))
     remedies = Remedies(target)
-    failing = tuple(result for result in results(target, variant, remedies) if not result.ok)
+    failing = tuple(result for result in evaluate_rules(target, variant, remedies) if not result.ok)
     if len(catalog.variants) == 1:  # of its version, or the one that was named
         why, which, but = f"{variant.reference} does not fit this host", "it", ":"
     else:
         why = f"none of the {len(catalog.variants)} variants of {name}{question.words} fits this host"
         which, but = "one", f"; the nearest is {variant.reference}, but"
-    served = _served(index, target)
+    served = _find_served_gpus(index, target)
     if served:
         why += f" with all the GPUs passed; {which} fits {', '.join(gpu.label for gpu in served)}"
-        named = spec(served)
-        remedy: Remedy | None = to_ask("pass {}", f"--gpus {named}", gpus=named)
+        named = make_spec(served)
+        remedy: Remedy | None = suggest_arguments("pass {}", f"--gpus {named}", gpus=named)
     else:
-        remedy, left = _remedy(index, remedies, variant, failing)
-        remedy = remedy or Remedy(words=f"see with `imagematrix explain {word(name)}` what each rule needs")
+        remedy, left = _find_remedy(index, remedies, variant, failing)
+        remedy = remedy or Remedy(
+            words=f"see with `imagematrix explain {quote_word(name)}` what each rule needs"
+        )
         whys = [failing[0].why, *(result.why for result in failing[1:] if result.rule in left)]
         why += f"{but} {', and '.join(dict.fromkeys(whys))}"
     return Miss(why=why, remedy=remedy, nearest=variant.reference, rules=failing)
 
 
-def _remedy(
-    index: Index, remedies: Remedies, variant: Variant, failing: tuple[RuleResult, ...]
+def _find_remedy(
+    index: VariantIndex, remedies: Remedies, variant: Variant, failing: tuple[RuleResult, ...]
 ) -> tuple[Remedy | None, frozenset[str]]:
     """Return what ends the refusal of the nearest variant, and the rules that refuse it still.
 
@@ -106,14 +108,16 @@ def _remedy(
     be refused by yet another.
     """
     failed = frozenset([result.rule for result in failing])
-    ending = [tried for tried in remedies.ending(variant, failed).values() if tried]
-    whole = next((tried for tried in ending if not tried.left), None) or remedies.whole(variant, failed)
+    ending = [tried for tried in remedies.find_nearest_changes(variant, failed).values() if tried]
+    whole = next((tried for tried in ending if not tried.left), None) or remedies.find_single_change(
+        variant, failed
+    )
     if whole:
         return whole.remedy, whole.left
     for tried in ending:
         # A build is nearer than all other variants. After another change, another variant may be.
-        changed = tried.target and sample(tried.target)
-        if changed is None or refusals(changed, index.nearest(changed)) <= failed:
+        changed = tried.target and keep_distinct_gpus(tried.target)
+        if changed is None or find_failing_rules(changed, index.nearest(changed)) <= failed:
             return tried.remedy, tried.left
     # Without a GPU that can be used, advice on the driver is pointless.
     ordered = sorted(failing, key=lambda result: result.rule != device_code.RULE.name)
@@ -121,7 +125,7 @@ def _remedy(
     return advice, failed
 
 
-def _served(index: Index, target: Target) -> tuple[Gpu, ...]:
+def _find_served_gpus(index: VariantIndex, target: Target) -> tuple[Gpu, ...]:
     """Return GPUs that a single variant would fit, if none fits all: the most numerous kinds first."""
     together = index.everything
     served = set()

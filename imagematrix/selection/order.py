@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from imagematrix.images.catalog.catalog import Variant
-    from imagematrix.selection.target import Target
+    from imagematrix.selection.selection_target import Target
 
-__all__ = ["Criterion", "key", "order"]
+__all__ = ["Criterion", "make_sort_key", "order_criteria"]
 
 FIRST = "gpu"
 MODES = {"exact": 0, "compat": 1, "host": 2}
@@ -42,7 +42,7 @@ class Criterion(Record):
         return score is None, score
 
 
-def order(prefer: Sequence[str] = ()) -> tuple[Criterion, ...]:
+def order_criteria(prefer: Sequence[str] = ()) -> tuple[Criterion, ...]:
     """Return the criteria: "gpu", then the ones in `prefer`, then the others in their usual order.
 
     No preference puts an image that leaves GPUs unused before one that uses them.
@@ -50,7 +50,7 @@ def order(prefer: Sequence[str] = ()) -> tuple[Criterion, ...]:
     return tuple(BY_NAME[name] for name in dict.fromkeys((FIRST, *prefer, *CRITERIA)))
 
 
-def key(criteria: Sequence[Criterion], target: Target, variant: Variant) -> tuple[Any, ...]:
+def make_sort_key(criteria: Sequence[Criterion], target: Target, variant: Variant) -> tuple[Any, ...]:
     """Return the sort key of a variant on a target: criterion by criterion, then its reference.
 
     No two variants of a catalog have the same reference, so that no two have the same key.
@@ -63,21 +63,21 @@ def _cpu_only(_: Target, variant: Variant) -> bool:
 
 
 def _device_code(target: Target, variant: Variant) -> tuple[int, int, bool] | None:
-    driver = drivers.effective(target, variant)
-    matches = [device_code.code(variant, gpu, driver) for gpu in target.gpus]
+    driver = drivers.get_effective_driver(target, variant)
+    matches = [device_code.rate_code(variant, gpu, driver) for gpu in target.gpus]
     worst = None if None in matches else max(filter(None, matches), default=None)
     if worst is None:
         return None
-    return (*worst, any(device_code.partial_code(variant, gpu, driver) for gpu in target.gpus))
+    return (*worst, any(device_code.has_partial_code(variant, gpu, driver) for gpu in target.gpus))
 
 
 def _driver_mode(_: Target, variant: Variant) -> int | None:
-    mode = drivers.mode(variant)
+    mode = drivers.get_driver_mode(variant)
     return MODES[mode] if mode else None
 
 
 def _cuda(_: Target, variant: Variant) -> tuple[int, ...] | None:
-    return tuple(-part for part in versions.order(variant.cuda)) if variant.cuda else None
+    return tuple(-part for part in versions.make_sort_key(variant.cuda)) if variant.cuda else None
 
 
 def _cpu_need(variant: Variant) -> Hashable:
@@ -90,17 +90,17 @@ def _cpu_unknown(variant: Variant) -> bool:
 
 
 def _cpu_level(_: Target, variant: Variant) -> int | None:
-    return None if _cpu_unknown(variant) else -marches.level_rank(marches.level(variant.cpu_flags))
+    return None if _cpu_unknown(variant) else -marches.get_level_rank(marches.get_level(variant.cpu_flags))
 
 
 def _cpu_vendor(target: Target, variant: Variant) -> int:
     if variant.vendor in (None, "generic"):
         return 1
-    return 0 if variant.vendor == marches.host_vendor(target.host.cpu.vendor) else 2
+    return 0 if variant.vendor == marches.get_host_vendor(target.host.cpu.vendor) else 2
 
 
 def _cpu_flags(_: Target, variant: Variant) -> int | None:
-    return None if _cpu_unknown(variant) else -len(cpu.needed_flags(variant))
+    return None if _cpu_unknown(variant) else -len(cpu.get_needed_flags(variant))
 
 
 # By name; CRITERIA has the usual order.
@@ -113,7 +113,7 @@ BY_NAME = {
         facts=("driver.version", "gpus.compute", "gpus.state"), need=device_code.need, score=_device_code
     ),
     # the exact driver, then cuda-compat, then the host's
-    "driver": Criterion(facts=(), need=drivers.mode, score=_driver_mode),
+    "driver": Criterion(facts=(), need=drivers.get_driver_mode, score=_driver_mode),
     # the newest CUDA release
     "cuda": Criterion(facts=(), need=attrgetter("cuda"), score=_cuda),
     # the highest psABI level among the flags that the code needs

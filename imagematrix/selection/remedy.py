@@ -11,13 +11,13 @@ from functools import lru_cache
 from itertools import chain, product, takewhile
 
 from imagematrix.common.record import Record, replace
-from imagematrix.hardware.gpu_request.spec import spec
+from imagematrix.hardware.gpu_request.spec import make_spec
 from imagematrix.hardware.host.host import Driver
 from imagematrix.hardware.vendors import cuda, device_code, gpus, marches, versions
 from imagematrix.images.catalog.catalog import UserModeDriver
 from imagematrix.selection import drivers
-from imagematrix.selection.hardware import kind, sample
-from imagematrix.selection.rule import Remedy, to_ask
+from imagematrix.selection.hardware_key import keep_distinct_gpus, kind
+from imagematrix.selection.rule import Remedy, suggest_arguments
 from imagematrix.selection.rules import RULES, cpu
 
 TYPE_CHECKING = False
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.rule import Rule, RuleResult
-    from imagematrix.selection.target import Target
+    from imagematrix.selection.selection_target import Target
 
-__all__ = ["Remedies", "Tried", "refusals"]
+__all__ = ["Remedies", "Suggestion", "find_failing_rules"]
 
 # The axis of a matrix that another build changes, by the field of a variant that it changes.
 AXES = {"platform": "platform", "driver": "driver", "cuda": "cuda", "cubins": "compute", "cpu_flags": "march"}
@@ -38,7 +38,7 @@ NAMES = {"x86-64-v1": "x86-64"}  # of levels, for compilers
 OTHER_KIND = {"open": "proprietary", "proprietary": "open"}
 
 
-class Tried(Record):
+class Suggestion(Record):
     """A remedy, and the rules that still refuse the variant once it is followed.
 
     `target` is the target after a change of the question or the driver; None for a change of the matrix.
@@ -49,9 +49,9 @@ class Tried(Record):
     target: Target | None = None
 
 
-def refusals(target: Target, variant: Variant) -> frozenset[str]:
+def find_failing_rules(target: Target, variant: Variant) -> frozenset[str]:
     """Return the names of the rules that do not hold."""
-    return frozenset([rule.name for rule in RULES if not _passes(rule, target, variant)])
+    return frozenset([rule.name for rule in RULES if not _rule_passes(rule, target, variant)])
 
 
 class Remedies:
@@ -59,21 +59,21 @@ class Remedies:
 
     def __init__(self, target: Target) -> None:
         self._whole = target
-        self._target = sample(target)
-        self._found: dict[Hashable, Tried | None] = {}
+        self._target = keep_distinct_gpus(target)
+        self._found: dict[Hashable, Suggestion | None] = {}
         self._driven: dict[Driver, Target] = {}
 
-    def added(self, variant: Variant, verdicts: Iterable[RuleResult]) -> tuple[RuleResult, ...]:
+    def add_remedies(self, variant: Variant, verdicts: Iterable[RuleResult]) -> tuple[RuleResult, ...]:
         """Return the results of rules for `variant` with the nearest change that ends each refusal."""
         verdicts = tuple(verdicts)
         failed = frozenset([result.rule for result in verdicts if not result.ok])
-        tried = self.ending(variant, failed)
+        tried = self.find_nearest_changes(variant, failed)
         return tuple(
             replace(result, remedy=change.remedy) if (change := tried.get(result.rule)) else result
             for result in verdicts
         )
 
-    def ending(self, variant: Variant, failed: frozenset[str]) -> dict[str, Tried | None]:
+    def find_nearest_changes(self, variant: Variant, failed: frozenset[str]) -> dict[str, Suggestion | None]:
         """Return for each rule in `failed`, which are those that refuse `variant`, the nearest change.
 
         It ends the refusal by this rule, and causes none by a rule that is not in `failed`.
@@ -89,7 +89,7 @@ class Remedies:
                 tried[rule.name] = self._found[key]
         return tried
 
-    def whole(self, variant: Variant, failed: frozenset[str]) -> Tried | None:
+    def find_single_change(self, variant: Variant, failed: frozenset[str]) -> Suggestion | None:
         """Return a change of the matrix, or else of the driver, that ends every refusal; or None."""
         nothing = frozenset[str]()
         changes = chain.from_iterable(
@@ -100,7 +100,7 @@ class Remedies:
         )
         return self._matrix(variant, failed, failed, nothing) or next(changes, None)
 
-    def _changes(self, variant: Variant, rule: Rule, failed: frozenset[str]) -> Iterator[Tried]:
+    def _changes(self, variant: Variant, rule: Rule, failed: frozenset[str]) -> Iterator[Suggestion]:
         """Yield the changes that end the refusal by `rule`, the nearest first."""
         allowed = failed - {rule.name}
         yield from self._options(variant, rule, allowed)
@@ -115,26 +115,30 @@ class Remedies:
             yield from self._drivers(variant, rule, allowed, newer=True)
         yield from self._drivers(variant, rule, allowed, newer=False)
 
-    def _options(self, variant: Variant, rule: Rule, allowed: frozenset[str]) -> Iterator[Tried]:
+    def _options(self, variant: Variant, rule: Rule, allowed: frozenset[str]) -> Iterator[Suggestion]:
         target = self._target
         if "accelerators" in rule.facts and not variant.gpu:
             consenting = replace(target, allow_cpu=True)
-            left = refusals(consenting, variant)  # all of `allowed`: no other rule reads the consent
-            remedy = to_ask("pass {}", "--allow-cpu", allow_cpu=True)
-            yield Tried(remedy=remedy, left=left, target=consenting)
+            left = find_failing_rules(
+                consenting, variant
+            )  # all of `allowed`: no other rule reads the consent
+            remedy = suggest_arguments("pass {}", "--allow-cpu", allow_cpu=True)
+            yield Suggestion(remedy=remedy, left=left, target=consenting)
         if len(target.gpus) > 1 and any(fact.startswith("gpus.") for fact in rule.facts):
-            left_by_kind = {kind(gpu): refusals(replace(target, gpus=(gpu,)), variant) for gpu in target.gpus}
+            left_by_kind = {
+                kind(gpu): find_failing_rules(replace(target, gpus=(gpu,)), variant) for gpu in target.gpus
+            }
             for most in (frozenset[str](), allowed):
                 served = tuple(gpu for gpu in self._whole.gpus if left_by_kind[kind(gpu)] <= most)
                 if served:
-                    named = spec(served)
+                    named = make_spec(served)
                     left = frozenset().union(*(left_by_kind[kind(gpu)] for gpu in served))
-                    remedy = to_ask("pass {}", f"--gpus {named}", gpus=named)
-                    yield Tried(remedy=remedy, left=left, target=replace(self._whole, gpus=served))
+                    remedy = suggest_arguments("pass {}", f"--gpus {named}", gpus=named)
+                    yield Suggestion(remedy=remedy, left=left, target=replace(self._whole, gpus=served))
 
     def _drivers(
         self, variant: Variant, rule: Rule, allowed: frozenset[str], *, newer: bool
-    ) -> Iterator[Tried]:
+    ) -> Iterator[Suggestion]:
         """Yield the changes of the host's driver, from the nearest version on."""
         loaded = self._target.host.driver
         if not any(fact.startswith("driver.") for fact in rule.facts):
@@ -155,12 +159,12 @@ class Remedies:
 
             reloaded = replace(loaded, version=library)
             yield from self._with(variant, allowed, reloaded, lambda: RELOAD)
-        spans = _spans(variant)
-        current = versions.order(loaded.version) if loaded else ()
+        spans = _find_driver_spans(variant)
+        current = versions.make_sort_key(loaded.version) if loaded else ()
         wanted = [
             version
             for version in spans
-            if (versions.order(version) > current) is newer and version != (loaded and loaded.version)
+            if (versions.make_sort_key(version) > current) is newer and version != (loaded and loaded.version)
         ]
         for version in wanted if newer else reversed(wanted):
             for kernel in self._kinds(version):
@@ -181,12 +185,14 @@ class Remedies:
 
     def _with(
         self, variant: Variant, allowed: frozenset[str], kernel: Driver, words: Callable[[], str]
-    ) -> Iterator[Tried]:
+    ) -> Iterator[Suggestion]:
         target = self._with_driver(kernel)
-        if not any(_causes(target, variant, allowed)):
+        if not any(_find_causes(target, variant, allowed)):
             change = ("driver", (("version", kernel.version), ("kind", kernel.kind)))
-            yield Tried(
-                remedy=Remedy(words=words(), change=change), left=refusals(target, variant), target=target
+            yield Suggestion(
+                remedy=Remedy(words=words(), change=change),
+                left=find_failing_rules(target, variant),
+                target=target,
             )
 
     def _with_driver(self, kernel: Driver) -> Target:
@@ -204,7 +210,7 @@ class Remedies:
 
         def does(other: str) -> bool:
             driver = replace(kernel, version=other, user_mode=kernel.user_mode and other)
-            return not any(_causes(self._with_driver(driver), variant, allowed))
+            return not any(_find_causes(self._with_driver(driver), variant, allowed))
 
         # Called only for a change that helps, because finding its limits tries many drivers.
         def words() -> str:
@@ -214,12 +220,12 @@ class Remedies:
             if variant.driver and variant.driver.version == version:
                 return f"load driver {version}{modules}"
             index = spans.index(version)
-            if loaded and versions.order(version) < versions.order(loaded.version):
+            if loaded and versions.make_sort_key(version) < versions.make_sort_key(loaded.version):
                 fine = list(takewhile(does, reversed(spans[:index])))
                 oldest = fine[-1] if fine and len(fine) < index else None
                 older = " or older" if fine else ""
                 limit = f", but not older than {oldest}" if oldest else ""
-                return f"use a driver of branch {versions.branch(version)}{older}{limit}{modules}"
+                return f"use a driver of branch {versions.get_branch(version)}{older}{limit}{modules}"
             end = next((later for later in spans[index:] if not does(later)), None)
             limit = f", but older than {end}" if end else ""
             return f"driver {version} or newer{limit}{modules}"
@@ -228,13 +234,13 @@ class Remedies:
 
     def _matrix(
         self, variant: Variant, ended: frozenset[str], failed: frozenset[str], allowed: frozenset[str]
-    ) -> Tried | None:
+    ) -> Suggestion | None:
         """Return a change of the matrix after which only rules in `allowed` refuse the variant, or None.
 
         It begins with the axes of the rules in `ended`. If the changed variant is refused by another rule, or
         cannot be built, an axis of that is added.
         """
-        wanted = {_axis(rule) for rule in RULES if rule.name in ended}
+        wanted = {_get_axis(rule) for rule in RULES if rule.name in ended}
         axes = {axis for axis in wanted if axis}
         if len(axes) < len(wanted) or ("compute" in axes and not variant.gpu):
             return None
@@ -243,16 +249,16 @@ class Remedies:
         while True:
             more: set[str] = set()
             for values in self._values(variant, axes):
-                built = _built(variant, values)
-                if not _feasible(built, values):
+                built = _rebuild_variant(variant, values)
+                if not _is_feasible(built, values):
                     more.add("cuda")
                     continue
-                causes = list(_causes(self._target, built, allowed))
+                causes = list(_find_causes(self._target, built, allowed))
                 if not causes:
                     change = ("matrix", tuple(values.items()))
-                    remedy = Remedy(words=_build(values), change=change)
-                    return Tried(remedy=remedy, left=refusals(self._target, built))
-                more.update(axis for rule in causes if (axis := _axis(rule)) is not None)
+                    remedy = Remedy(words=_describe_build(values), change=change)
+                    return Suggestion(remedy=remedy, left=find_failing_rules(self._target, built))
+                more.update(axis for rule in causes if (axis := _get_axis(rule)) is not None)
             if more <= axes:
                 return None
             axes |= more
@@ -264,14 +270,14 @@ class Remedies:
         choices = {
             "platform": [target.platform],
             "compute": list(dict.fromkeys(gpu.compute for gpu in target.gpus if gpu.compute)),
-            "march": _marches(target) if "platform" not in axes else [],
+            "march": _rank_marches(target) if "platform" not in axes else [],
             "driver": [kernel, HOST] if kernel else [],
         }
         names = [axis for axis in choices if axis in axes and choices[axis]]
         for values in product(*(choices[axis] for axis in names)):
             chosen = dict(zip(names, values, strict=True))
             if "cuda" in axes:
-                release = self._release(_built(variant, chosen))
+                release = self._release(_rebuild_variant(variant, chosen))
                 if release is None:
                     continue
                 chosen["cuda"] = release
@@ -281,52 +287,56 @@ class Remedies:
     def _release(self, variant: Variant) -> str | None:
         """Return the CUDA release nearest to the variant's that targets its code and that the driver runs."""
         release = variant.cuda or ""  # known, or no rule would ask for another
-        driver, cubins = drivers.effective(self._target, variant), _cubins(variant)
+        driver, cubins = drivers.get_effective_driver(self._target, variant), _collect_cubins(variant)
         able = [
             name
-            for name, row in cuda.releases().items()
+            for name, row in cuda.load_releases().items()
             if row.targets.issuperset(cubins)
             and row.targets
             and (driver is None or cuda.driver_runs(name, driver))
         ]
-        return min(able, key=lambda name: _releases_between(name, release), default=None)
+        return min(able, key=lambda name: _measure_release_distance(name, release), default=None)
 
 
-def _passes(rule: Rule, target: Target, variant: Variant) -> bool:
-    return rule.need(variant) is None or rule.holds(target, variant)
+def _rule_passes(rule: Rule, target: Target, variant: Variant) -> bool:
+    return rule.need(variant) is None or rule.is_satisfied(target, variant)
 
 
-def _causes(target: Target, variant: Variant, allowed: frozenset[str]) -> Iterator[Rule]:
+def _find_causes(target: Target, variant: Variant, allowed: frozenset[str]) -> Iterator[Rule]:
     """Yield the rules that refuse the variant, except those in `allowed`."""
-    return (rule for rule in RULES if rule.name not in allowed and not _passes(rule, target, variant))
+    return (rule for rule in RULES if rule.name not in allowed and not _rule_passes(rule, target, variant))
 
 
-def _axis(rule: Rule) -> str | None:
+def _get_axis(rule: Rule) -> str | None:
     return next((AXES[part] for part in rule.parts if part in AXES), None)
 
 
 @lru_cache(maxsize=1024)
-def _spans(variant: Variant) -> list[str]:
+def _find_driver_spans(variant: Variant) -> list[str]:
     """Return a driver version for each span in which all drivers get the same verdicts, in their order.
 
     It is the oldest known driver of the span.
     """
     applying = [rule for rule in RULES if rule.need(variant) is not None]
-    turns = {str(turn) for rule in applying for turn in rule.turns(variant).get("driver.version", ())}
-    texts = {turn if "." in turn else f"{turn}.0" for turn in turns}
-    starts = sorted(filter(versions.DRIVER.fullmatch, texts), key=versions.order)
+    thresholds = {
+        str(turn) for rule in applying for turn in rule.thresholds(variant).get("driver.version", ())
+    }
+    texts = {turn if "." in turn else f"{turn}.0" for turn in thresholds}
+    starts = sorted(filter(versions.DRIVER.fullmatch, texts), key=versions.make_sort_key)
     if not starts:
         return []
-    known = cuda.drivers()
+    known = cuda.list_drivers()
     # Of the known drivers, how many are older than each start.
-    older = [bisect_left(known, versions.order(start), key=versions.order) for start in starts]
+    older = [
+        bisect_left(known, versions.make_sort_key(start), key=versions.make_sort_key) for start in starts
+    ]
     spans = [*known[: older[0]][-1:]]
     for start, first, end in zip(starts, older, [*older[1:], len(known)], strict=True):
         spans.append(known[first] if first < end and start.endswith(".0") else start)
     return spans
 
 
-def _built(variant: Variant, values: Mapping[str, str]) -> Variant:
+def _rebuild_variant(variant: Variant, values: Mapping[str, str]) -> Variant:
     """Return the variant that a matrix with these values of axes builds."""
     facts: dict[str, object] = {}
     if "platform" in values:
@@ -334,10 +344,10 @@ def _built(variant: Variant, values: Mapping[str, str]) -> Variant:
         facts |= {"platform": values["platform"], "cpu_flags": frozenset(), "signed_returns": False}
     if "march" in values:
         # By any release of gcc, because that of the next build is not known.
-        needed = marches.required(values["march"], "gcc") or frozenset()
+        needed = marches.get_required_flags(values["march"], "gcc") or frozenset()
         facts |= {"cpu_flags": needed, "signed_returns": False}
     if "compute" in values:
-        facts |= {"cubins": (device_code.target(values["compute"]),), "ptx": (), "device_code": ()}
+        facts |= {"cubins": (device_code.make_target(values["compute"]),), "ptx": (), "device_code": ()}
     if "cuda" in values:
         facts |= {"cuda": values["cuda"], "oldest_driver": None}
     if "driver" in values:
@@ -348,32 +358,32 @@ def _built(variant: Variant, values: Mapping[str, str]) -> Variant:
     return replace(variant, **facts)
 
 
-def _feasible(variant: Variant, values: Mapping[str, str]) -> bool:
+def _is_feasible(variant: Variant, values: Mapping[str, str]) -> bool:
     """Whether the CUDA release compiles for the capability; its other code was compiled before."""
-    row = cuda.release(variant.cuda) if variant.cuda and "compute" in values else None
-    return row is None or not row.targets or row.targets.issuperset(_cubins(variant))
+    row = cuda.get_release(variant.cuda) if variant.cuda and "compute" in values else None
+    return row is None or not row.targets or row.targets.issuperset(_collect_cubins(variant))
 
 
-def _cubins(variant: Variant) -> set[str]:
+def _collect_cubins(variant: Variant) -> set[str]:
     return {cubin for code in variant.code for cubin in code.cubins}
 
 
-def _marches(target: Target) -> list[str]:
+def _rank_marches(target: Target) -> list[str]:
     """Return the march that suits the host's CPUs best among those that name no product."""
     flags = target.host.cpu.flags
-    name = marches.level(flags) or BASELINE.get(target.host.arch)
+    name = marches.get_level(flags) or BASELINE.get(target.host.arch)
     return [NAMES.get(name, name)] if name and flags else []
 
 
-def _releases_between(name: str, other: str) -> tuple[int, ...]:
+def _measure_release_distance(name: str, other: str) -> tuple[int, ...]:
     """Return how many releases lie between two, and by number if one is in no table."""
-    names = list(cuda.releases())
+    names = list(cuda.load_releases())
     if other in names:
         return (abs(names.index(name) - names.index(other)),)
-    return drivers.between(name, other)
+    return drivers.measure_version_distance(name, other)
 
 
-def _build(values: Mapping[str, str]) -> str:
+def _describe_build(values: Mapping[str, str]) -> str:
     """Return the remedy that a build with these values of axes is."""
     fors = [values["platform"]] if "platform" in values else []
     fors += [f"{axis} {values[axis]}" for axis in ("compute", "march") if axis in values]
@@ -383,5 +393,5 @@ def _build(values: Mapping[str, str]) -> str:
         named.append(f"driver {values['driver']}" if exact else "no driver of its own (driver: host)")
     words = "build a variant"
     if fors:
-        words += f" for {drivers.listed(fors)}"
-    return f"{words} with {drivers.listed(named)}" if named else words
+        words += f" for {drivers.join_words(fors)}"
+    return f"{words} with {drivers.join_words(named)}" if named else words

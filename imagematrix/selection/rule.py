@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from imagematrix.images.catalog.catalog import Variant
-    from imagematrix.selection.target import Target
+    from imagematrix.selection.selection_target import Target
 
-    Gap = tuple[int, ...]
-    Turns = Mapping[str, Iterable[str | int | bool]]
+    Distance = tuple[int, ...]
+    Thresholds = Mapping[str, Iterable[str | int | bool]]
     Reason = tuple[str, str | None, str, str | None]  # need, have, why and advice
     Change = tuple[str, str | tuple[tuple[str, str | None], ...]]
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
             """
 
 
-__all__ = ["Remedied", "Remedy", "Rule", "RuleResult", "RuleWarning", "to_ask"]
+__all__ = ["Refusal", "Remedy", "Rule", "RuleResult", "RuleWarning", "suggest_arguments"]
 
 UNDECIDED = "neither bytes nor claims state all needs of the image, and unknown needs rule out no host"
 
@@ -47,7 +47,7 @@ class Remedy(Record):
     shown: str | None = None
 
 
-def to_ask(words: str, option: str, **arguments: object) -> Remedy:
+def suggest_arguments(words: str, option: str, **arguments: object) -> Remedy:
     """Return the remedy to ask with other `arguments` of `select`, which are `option` of the command.
 
     `words` have {} in their place.
@@ -56,7 +56,7 @@ def to_ask(words: str, option: str, **arguments: object) -> Remedy:
     return Remedy(words=words.format(given), change=("option", option), shown=words.format(option))
 
 
-class Remedied(Record):
+class Refusal(Record):
     """A refusal with its remedy. The base has no fields, so that records can be derived from it."""
 
     if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Remedied(Record):
         return {what: value if isinstance(value, str) else dict(value)}
 
 
-class RuleResult(Remedied):
+class RuleResult(Refusal):
     """The result of one rule for one variant. `why` is the reason in one sentence, `remedy` None if it holds.
 
     `source` says where the need comes from: "bytes", "claim", "probable", "table" or "unknown".
@@ -127,22 +127,23 @@ class Rule(Record):
     "driver.version", or "gpus.compute" of each GPU passed. They identify a kind of hardware: if one is left
     out, a host may get the answer for another. Every reason may also use `Gpu.label`.
 
-    `need` returns everything that `holds` and `gap` read in a variant, or None if the rule does not apply:
-    variants with equal needs have the same verdict. The other functions are only called if it applies, and
-    `gap` only if the rule does not hold: it returns how far off the variant is, as numbers that compare in
-    their order. `parts` are the fields of a variant that another build would change to make the rule hold,
-    `fact` the name in its `facts` that says where the need comes from. An unknown fact of a host never counts
-    in favour of a variant; an unknown need of a variant never counts against it.
+    `need` returns everything that `is_satisfied` and `distance` read in a variant, or None if the rule does
+    not apply: variants with equal needs have the same verdict. The other functions are only called if it
+    applies, and `distance` only if the rule does not hold: it returns how far off the variant is, as numbers
+    that compare in their order. `parts` are the fields of a variant that another build would change to make
+    the rule hold, `fact` the name in its `facts` that says where the need comes from. An unknown fact of a
+    host never counts in favour of a variant; an unknown need of a variant never counts against it.
 
     `warn` is called only if the rule holds. It returns sentences about what is assumed, or will not work; a
     rule without it has no warnings.
 
-    `turns` returns what `holds` compares: for each fact that the verdict for a variant depends on, the values
-    at which the verdict may change. Between two of them, in the order of versions, all values have the same
-    verdict; so have all values that are not among them, if the fact has no order. An unknown value, or no
-    driver, may have another verdict anyway. Facts are named as above; those that are computed from others are
-    properties of the same records ("gpus.last_branch", "gpus.data_centre"). What a driver upgrade, a label or
-    a device selector has to tell apart is derived from this, so a rule must state all of it.
+    `thresholds` returns what `is_satisfied` compares: for each fact that the verdict for a variant depends
+    on, the values at which the verdict may change. Between two of them, in the order of versions, all values
+    have the same verdict; so have all values that are not among them, if the fact has no order. An unknown
+    value, or no driver, may have another verdict anyway. Facts are named as above; those that are computed
+    from others are properties of the same records ("gpus.last_branch", "gpus.data_centre"). What a driver
+    upgrade, a label or a device selector has to tell apart is derived from this, so a rule must state all of
+    it.
     """
 
     name: str
@@ -150,10 +151,10 @@ class Rule(Record):
     parts: tuple[str, ...]
     fact: str
     need: Callable[[Variant], Hashable]
-    holds: Callable[[Target, Variant], bool]
-    turns: Callable[[Variant], Turns]
+    is_satisfied: Callable[[Target, Variant], bool]
+    thresholds: Callable[[Variant], Thresholds]
     reason: Tell
-    gap: Callable[[Target, Variant], Gap]
+    distance: Callable[[Target, Variant], Distance]
     warn: Callable[[Target, Variant], Iterable[str]] | None = None
 
     def result(self, target: Target, variant: Variant) -> RuleResult:
@@ -161,7 +162,7 @@ class Rule(Record):
         source = variant.source(self.fact)
         if self.need(variant) is None:  # or whether it applies is unknown
             return RuleResult(rule=self.name, ok=True, need=UNKNOWN, have=None, why=UNDECIDED, source=source)
-        ok = self.holds(target, variant)
+        ok = self.is_satisfied(target, variant)
         need, have, why, advice = self.reason(target, variant, ok=ok)
         if ok and source == UNKNOWN:
             why = UNDECIDED
@@ -178,8 +179,8 @@ class Rule(Record):
             return ()
         return tuple([RuleWarning(kind=self.name, text=text) for text in self.warn(target, variant)])
 
-    def distance(self, target: Target, variant: Variant) -> Gap:
+    def refusal_distance(self, target: Target, variant: Variant) -> Distance:
         """Return the gap; if the rule holds or does not apply, an empty one, which is the least."""
-        if self.need(variant) is None or self.holds(target, variant):
+        if self.need(variant) is None or self.is_satisfied(target, variant):
             return ()
-        return self.gap(target, variant)
+        return self.distance(target, variant)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from imagematrix.common.record import Record
 from imagematrix.errors import ImagematrixError
-from imagematrix.hardware.gpu_request.spec import names
+from imagematrix.hardware.gpu_request.spec import name_gpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Selection(Record):
     @property
     def gpus(self) -> tuple[str, ...]:
         """A name for each GPU or MIG device passed: its UUID, or its index if the UUID is unknown."""
-        return names(self.chosen_gpus)
+        return name_gpus(self.chosen_gpus)
 
     @property
     def warnings(self) -> tuple[RuleWarning, ...]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from imagematrix.integrations.kubernetes.install.chart.files import files
+from imagematrix.integrations.kubernetes.install.chart.files import make_chart_files
 
 ROOT = Path(__file__).parents[2]
 RELEASES = ("helm3", "helm4")
@@ -32,7 +32,7 @@ def helm(request, tmp_path_factory):
 def chart(tmp_path_factory):
     """Return the folder of the chart."""
     folder = tmp_path_factory.mktemp("chart") / "imagematrix"
-    for name, text in files().items():
+    for name, text in make_chart_files().items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

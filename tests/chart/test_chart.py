@@ -9,9 +9,9 @@ import yaml
 from charting import installation_of
 from cryptography import x509
 
-from imagematrix.integrations.kubernetes.install import authority
-from imagematrix.integrations.kubernetes.install.chart.values import defaults
-from imagematrix.integrations.kubernetes.install.install import install, service_names
+from imagematrix.integrations.kubernetes.install import certificates
+from imagematrix.integrations.kubernetes.install.chart.values import render_defaults
+from imagematrix.integrations.kubernetes.install.install import make_manifests, make_service_names
 
 SPACE = "space"
 REQUIRED = {"images": ["reg.example.com/ml/t:v1"], "program": "reg.example.com/imagematrix:1"}
@@ -28,7 +28,7 @@ SETS = [
 
 @pytest.fixture(scope="session")
 def tls():
-    return authority.make(service_names(SPACE))
+    return certificates.make_certificate(make_service_names(SPACE))
 
 
 @pytest.fixture
@@ -52,10 +52,12 @@ def sorted_by_name(objects):
 @pytest.mark.parametrize("more", SETS, ids=json.dumps)
 def test_the_chart_equals_the_manifests(render, tls, more):
     given = {"cert": tls.chain.decode(), "key": tls.key.decode(), "ca": tls.authorities.decode()}
-    values = yaml.safe_load(defaults()) | REQUIRED | {"tls": given}
+    values = yaml.safe_load(render_defaults()) | REQUIRED | {"tls": given}
     for key, value in more.items():
         values[key] = values[key] | value if isinstance(value, dict) else value
-    expected = [each for each in install(installation_of(values, SPACE), tls) if each["kind"] != "Namespace"]
+    expected = [
+        each for each in make_manifests(installation_of(values, SPACE), tls) if each["kind"] != "Namespace"
+    ]
     found = render({**REQUIRED, **more, "tls": given})
     assert sorted_by_name(found) == sorted_by_name(expected)
     for each in found:
@@ -68,15 +70,15 @@ def test_the_chart_makes_a_certificate_that_is_trusted(render):
     (hook,) = found["MutatingWebhookConfiguration"]["webhooks"]
     bundle = base64.b64decode(hook["clientConfig"]["caBundle"])
     assert bundle == data["ca.crt"]
-    made = authority.Tls(chain=data["tls.crt"], key=data["tls.key"], authorities=bundle)
-    authority.require_valid(made, ("crt", "key", "ca"), service_names(SPACE)[0])
-    ends = authority.ends(made)
+    made = certificates.Tls(chain=data["tls.crt"], key=data["tls.key"], authorities=bundle)
+    certificates.require_valid_certificate(made, ("crt", "key", "ca"), make_service_names(SPACE)[0])
+    ends = certificates.get_end_of_trust(made)
     assert ends is not None
     renew = int(found["Secret"]["metadata"]["annotations"]["imagematrix.io/renew-after"])
     assert 59.5 < (ends.timestamp() - renew) / 86400 < 60.5
     (first,) = x509.load_pem_x509_certificates(data["tls.crt"])
     names = first.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert tuple(names.get_values_for_type(x509.DNSName)) == service_names(SPACE)
+    assert tuple(names.get_values_for_type(x509.DNSName)) == make_service_names(SPACE)
 
 
 def test_the_chart_has_no_lint(helm, chart, tmp_path):

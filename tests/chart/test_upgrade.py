@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import yaml
 
-from imagematrix.integrations.kubernetes.install import authority
-from imagematrix.integrations.kubernetes.install.install import service_names
+from imagematrix.integrations.kubernetes.install import certificates
+from imagematrix.integrations.kubernetes.install.install import make_service_names
 
 SPACE = "space"
 ANNOTATION = "imagematrix.io/renew-after"
@@ -142,16 +142,16 @@ def test_a_certificate_near_its_end_is_replaced_and_both_are_trusted(render, api
     assert both != bundle
     for secret in (old, new):
         data = {key: base64.b64decode(text) for key, text in secret["data"].items()}
-        made = authority.Tls(chain=data["tls.crt"], key=data["tls.key"], authorities=both)
-        authority.require_valid(made, ("crt", "key", "ca"), service_names(SPACE)[0])
-        assert authority.ends(made) is not None
+        made = certificates.Tls(chain=data["tls.crt"], key=data["tls.key"], authorities=both)
+        certificates.require_valid_certificate(made, ("crt", "key", "ca"), make_service_names(SPACE)[0])
+        assert certificates.get_end_of_trust(made) is not None
     api.secret = new
     assert render() == (new, both)
 
 
 def test_the_certificate_of_manifests_is_replaced_and_both_are_trusted(render, api):
     """Its end is not known to Helm."""
-    given = authority.make(service_names(SPACE))
+    given = certificates.make_certificate(make_service_names(SPACE))
     keys = {"tls.crt": given.chain, "tls.key": given.key, "ca.crt": given.authorities}
     data = {key: base64.b64encode(text).decode() for key, text in keys.items()}
     api.secret = {

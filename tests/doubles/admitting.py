@@ -27,7 +27,7 @@ def bare_cluster(data, release):
 
 def save(cluster, folder):
     """Write catalog.json and the cluster's nodes.json to a folder; return it."""
-    (folder / "catalog.json").write_text(json_documents.dump(catalog().to_json()))
+    (folder / "catalog.json").write_text(json_documents.dump_json(catalog().to_json()))
     (folder / "nodes.json").write_text(cluster.kubectl("get", "nodes", "-o", "json").stdout)
     return folder
 

@@ -124,7 +124,7 @@ class FakeBackend:
         return BuiltImage(digest=digest(self.raw[reference][0]), layout=folder)
 
     def components(self, reference):
-        return labels.components(self.images[reference])
+        return labels.read_components(self.images[reference])
 
     def inspect_image(self, reference):
         return self.kept[reference]

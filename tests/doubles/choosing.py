@@ -17,7 +17,7 @@ class Make:
     @staticmethod
     def flags(march):
         """Return the flags that compilers use for a march, including ignored ones."""
-        return marches.required(march, "gcc-14") | marches.IGNORED[marches.arch(march)]
+        return marches.get_required_flags(march, "gcc-14") | marches.IGNORED[marches.get_arch(march)]
 
     @staticmethod
     def gpu(index=0, **facts):

@@ -3,7 +3,7 @@
 import uuid
 
 from imagematrix.common.json_documents import Fields
-from imagematrix.integrations.kubernetes.dra.claims import ClaimReference
+from imagematrix.integrations.kubernetes.dra.resource_claims import ClaimReference
 from imagematrix.integrations.kubernetes.dra.slices import DRIVER
 
 NODE = "n1"

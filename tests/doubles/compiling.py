@@ -41,7 +41,7 @@ def scanned(path: Path, name: str | None = None) -> HostCode:
     """Return what the code of a file at the path `name` of an image needs."""
     with path.open("rb") as file:
         window = Window(file, 0, path.stat().st_size)
-        headers = elf.read(window)
+        headers = elf.read_elf(window)
         assert headers is not None
-        assert scan.decodable(headers, window)
-        return scan.scan(name or f"/opt/{path.name}", headers, window)
+        assert scan.is_decodable(headers, window)
+        return scan.scan_file(name or f"/opt/{path.name}", headers, window)

@@ -5,7 +5,7 @@ from itertools import product
 from choosing import Make
 
 from imagematrix.images.catalog.catalog import Catalog
-from imagematrix.integrations.kubernetes.nodes.labels import facts
+from imagematrix.integrations.kubernetes.nodes.labels import make_labels
 
 NAME = "reg.test/t:v1"
 HOST, POOL, RANK = "kubernetes.io/hostname", "pool", "rank"
@@ -45,7 +45,7 @@ def node(number, pool, driver, compute, march):
     """Return a node with a GPU, in a pool."""
     host = Make.host(Make.gpu(0, compute=compute, name="GPU", brand="tesla"), driver=driver, march=march)
     own = {HOST: f"n{number}", POOL: pool, RANK: str(number), "kubernetes.io/arch": "amd64"}
-    labels = {**own, "kubernetes.io/os": "linux", **facts(host)}
+    labels = {**own, "kubernetes.io/os": "linux", **make_labels(host)}
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n{number}", "labels": labels}}
 
 

@@ -42,7 +42,7 @@ class NodeEngine:
         config = {"Labels": own}
         inspected = {"Id": number, "Config": config, "Os": "linux", "Architecture": "amd64"}
         inspected["RootFS"] = {"Layers": [f"sha256:{own[labels.CELL]}"]}
-        own[labels.CONTENT] = labels.content(inspected)
+        own[labels.CONTENT] = labels.hash_content(inspected)
         self.images[number] = inspected | {
             "RepoTags": [*([] if pulled else [f"{image}:{tag(own)}"]), *names],
             "RepoDigests": [f"{image}@{number}"],
@@ -113,6 +113,6 @@ class NodeEngine:
 @pytest.fixture
 def node(monkeypatch):
     engine = NodeEngine()
-    monkeypatch.setattr(transport, "local_socket", lambda *_: engine)
-    monkeypatch.setattr(transport, "client", lambda: engine)
+    monkeypatch.setattr(transport, "open_local_socket", lambda *_: engine)
+    monkeypatch.setattr(transport, "open_client", lambda: engine)
     return engine

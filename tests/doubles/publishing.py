@@ -32,7 +32,7 @@ def labels_of(cell, made_of="1", version="v1", **changes):
 
 
 def tag(own):
-    return labels.tag(own[labels.VERSION], own[labels.CELL], own[labels.INPUT])
+    return labels.make_tag(own[labels.VERSION], own[labels.CELL], own[labels.INPUT])
 
 
 def archive(*files):
@@ -172,7 +172,7 @@ def variant():
     """Call it with a march, and optionally a CUDA release, to get the label of such a variant."""
 
     def call(march, cuda=None, platform="linux/amd64", **more):
-        flags = sorted(marches.required(march, "gcc-14"))
+        flags = sorted(marches.get_required_flags(march, "gcc-14"))
         gpu = {"cuda": cuda, "cubins": ["89"], "driver": {"mode": "host"}} if cuda else {}
         return json.dumps({"platform": platform, "march": march, "cpu_flags": flags} | gpu | more)
 

@@ -46,7 +46,7 @@ def image(layout, name, version, made_of):
         "annotations": own,
     }
     digest = blob(layout, json.dumps(manifest).encode())["digest"]
-    reference = f"{name}:{labels.tag(version, 'a', own[labels.INPUT])}"
+    reference = f"{name}:{labels.make_tag(version, 'a', own[labels.INPUT])}"
     sources = BuildSources(context=layout, platform="linux/amd64")
     order = BuildRequest(reference=reference, dockerfile="", sources=sources, labels=own)
     return order, BuiltImage(digest=digest, layout=layout)

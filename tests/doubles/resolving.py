@@ -10,10 +10,10 @@ import requests
 from distribution import LAYER, MANIFEST, digest
 
 from imagematrix.hardware.host.host import Host
-from imagematrix.images.catalog import index, labels
+from imagematrix.images.catalog import image_index, labels
 from imagematrix.images.oci.manifest import INDEX
-from imagematrix.integrations.http_service.http_server import Address, listening
-from imagematrix.integrations.resolver.journal import ResolverJournal
+from imagematrix.integrations.http_service.http_server import Address, serve_http
+from imagematrix.integrations.resolver.audit_log import ResolverLog
 from imagematrix.integrations.resolver.node import HostSources
 from imagematrix.integrations.resolver.server import LIMITS, Resolver
 from imagematrix.integrations.resolver.state import StateFolder
@@ -48,7 +48,7 @@ class Front:
     def __init__(self, upstream, node, *, classes=None, state=None, threads=None, limits=None, **options):
         self._limits = limits or LIMITS
         self.notes: list[str] = []
-        self.journal = ResolverJournal(self.notes.append)
+        self.journal = ResolverLog(self.notes.append)
         self._upstream = open_upstream(upstream)
         self._resolver = Resolver(
             upstream=self._upstream,
@@ -67,7 +67,7 @@ class Front:
         self.session.trust_env = False
 
     async def _start(self):
-        self._serving = listening(self._resolver.application(), Address("127.0.0.1", 0), limits=self._limits)
+        self._serving = serve_http(self._resolver.application(), Address("127.0.0.1", 0), limits=self._limits)
         return str(await self._serving.__aenter__())
 
     async def _stop(self):
@@ -127,7 +127,7 @@ class Published:
                 labels.VARIANT: json.dumps(entry),
                 **terms,
             }
-            name = labels.tag(version, cell, INPUT)
+            name = labels.make_tag(version, cell, INPUT)
             result = self.repository.image(
                 name, own, layer=cell.encode() * 1000, annotations=own, packed=packed
             )
@@ -135,5 +135,5 @@ class Published:
             size = len(self.repository.manifests[result][1])
             described = {"mediaType": MANIFEST, "digest": result, "size": size}
             listed.append({**described, "annotations": own, "platform": UNKNOWN})
-        entries = index.parse(json.dumps({"manifests": listed}).encode(), version)
-        return self.repository.put(version, index.write(entries, "ml/training", version), INDEX)
+        entries = image_index.parse_index(json.dumps({"manifests": listed}).encode(), version)
+        return self.repository.put(version, image_index.write_index(entries, "ml/training", version), INDEX)

@@ -10,11 +10,11 @@ import pytest
 from images import MANIFEST, Parts, tar
 from publishing import VARIANT, labels_of, tag
 
-from imagematrix.images.catalog import index
-from imagematrix.images.catalog.registry import entry_of
-from imagematrix.images.local_store.fetching import CatalogEntry
+from imagematrix.images.catalog import image_index
+from imagematrix.images.catalog.registry import read_entry
 from imagematrix.images.local_store.folder import ImageStore
-from imagematrix.images.local_store.merging import LayerFile
+from imagematrix.images.local_store.image_fetch import CatalogEntry
+from imagematrix.images.local_store.merged_image import LayerFile
 from imagematrix.images.local_store.origins import RegistryOrigin
 from imagematrix.images.oci.manifest import INDEX
 from imagematrix.images.oci.registry import Registry
@@ -56,8 +56,8 @@ def put(server, *pairs, version="v1", repository="ml/training"):
         kept.put(name, image.raw, MANIFEST)
     image = f"{server.address}/{repository}"
     with Registry(image) as registry:
-        entries = [entry_of(registry, name) for _, name in pairs]
-    kept.put(version, index.write(entries, image, version), INDEX)
+        entries = [read_entry(registry, name) for _, name in pairs]
+    kept.put(version, image_index.write_index(entries, image, version), INDEX)
     return f"{image}:{version}"
 
 
@@ -70,8 +70,8 @@ def push(registry, *pairs, version="v1", repository="ml/training"):
                 if digest != image.digest and not client.has_blob(digest):
                     client.push_blob(digest, io.BytesIO(raw))
             client.push_manifest(tag, image.raw, MANIFEST)
-        entries = [entry_of(client, tag) for _, tag in pairs]
-        client.push_manifest(version, index.write(entries, name, version), INDEX)
+        entries = [read_entry(client, tag) for _, tag in pairs]
+        client.push_manifest(version, image_index.write_index(entries, name, version), INDEX)
     return f"{name}:{version}"
 
 

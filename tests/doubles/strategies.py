@@ -11,7 +11,7 @@ from imagematrix.hardware.vendors import marches
 from imagematrix.images.catalog.catalog import CRITERIA, Catalog, Ptx, UserModeDriver, Variant
 
 MARCHES = ("x86-64", "x86-64-v3", "x86-64-v4", "haswell", "znver2", "znver4", "sapphirerapids")
-FLAGS = {march: marches.required(march, "gcc-14") for march in MARCHES}
+FLAGS = {march: marches.get_required_flags(march, "gcc-14") for march in MARCHES}
 DRIVERS = ("525.60.13", "535.261.03", "540.4.0", "550.54.13", "550.163.01", "580.65.06")
 SIGNS = (Accelerator(kind="wsl", where="/dev/dxg", why="it is behind it"),)
 COMPUTES = ("7.0", "8.0", "8.6", "8.7", "8.9", "9.0")

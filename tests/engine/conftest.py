@@ -188,7 +188,7 @@ def simulate(engine, start_engine, tmp_path_factory):
         node.docker("build", "-t", image, str(place))
         # The image is to count as the variant of its name, so its label states the changed content.
         (found,) = json.loads(node.docker("image", "inspect", image).stdout)
-        label = f"{labels.CONTENT}={labels.content(found)}"
+        label = f"{labels.CONTENT}={labels.hash_content(found)}"
         node.docker("build", "--label", label, "-t", image, "-", input=f"FROM {image}\n")
         return node
 

@@ -60,7 +60,7 @@ def test_targets_match_those_of_cuobjdump(judge, wheel, tmp_path):
             path = tmp_path / archive.extract(name, tmp_path)
             with path.open("rb") as file:
                 window = Window(file, 0, path.stat().st_size)
-                result = objects.examine(name, window, elf.read(window))
+                result = objects.examine_file(name, window, elf.read_elf(window))
             listed = judge(path)
             if result and result.code.cuda and listed is not None:
                 assert (result.code.cubins, {target for target, _ in result.code.ptx}) == listed, name

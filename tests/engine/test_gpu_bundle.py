@@ -16,7 +16,7 @@ import pynvml
 import pytest
 from gpu_node import GpuNode, profiles
 
-from imagematrix.images.catalog import index, labels
+from imagematrix.images.catalog import image_index, labels
 
 pytestmark = pytest.mark.long
 
@@ -276,7 +276,9 @@ def test_the_zipapp_runs_on_a_bare_python(machine):
     }
     digest = f"sha256:{'1' * 64}"
     listed = json.dumps({"manifests": [{"digest": digest, "size": 1, "annotations": result}]})
-    published = index.write(index.parse(listed.encode(), "v1"), "ml/training", "v1").decode()
+    published = image_index.write_index(
+        image_index.parse_index(listed.encode(), "v1"), "ml/training", "v1"
+    ).decode()
     for words, end in ((("select",), ""), (("run", "--dry-run", "--gpus", "1"), f"@{digest}")):
         done = tree.run("python3", "-c", ASK_REGISTRY, published, app, *words)
         assert done.returncode == 0, done.stderr

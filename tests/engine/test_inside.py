@@ -9,7 +9,7 @@ from sboms import listed, statement
 from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDictParser
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
-from imagematrix.audit.packages.installed import APK, DEB, PYPI, RPM
+from imagematrix.audit.packages.installed_package import APK, DEB, PYPI, RPM
 
 pytestmark = pytest.mark.long
 

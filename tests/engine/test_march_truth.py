@@ -104,7 +104,9 @@ def compiler():
 def programs(compiler, tmp_path_factory):
     """The program by march, compiled without QEMU."""
     folder = tmp_path_factory.mktemp("programs")
-    marches_ = sorted(march for march in marches.known(compiler) if marches.arch(march) == "x86_64")
+    marches_ = sorted(
+        march for march in marches.list_known_names(compiler) if marches.get_arch(march) == "x86_64"
+    )
 
     def compiled(march):
         program = folder / march
@@ -139,7 +141,7 @@ def flags(output):
 
 def verdicts(programs, compiler, has, start):
     """Return the marches that the rule accepts, and those of them that died of SIGILL."""
-    allowed = [march for march in programs if marches.required(march, compiler) <= has]
+    allowed = [march for march in programs if marches.get_required_flags(march, compiler) <= has]
 
     def dies(march):
         done = subprocess.run([*start, programs[march]], capture_output=True, check=False)
@@ -168,7 +170,7 @@ def test_the_program_distinguishes_cpus(programs, compiler, cpuid):
     """Without this, the tests above would prove nothing."""
     start = ["qemu-x86_64", "-cpu", "Nehalem"]
     has = flags(subprocess.run([*start, cpuid], capture_output=True, text=True, check=True).stdout)
-    refused = [march for march in programs if not marches.required(march, compiler) <= has]
+    refused = [march for march in programs if not marches.get_required_flags(march, compiler) <= has]
     died = [
         march
         for march in refused

@@ -12,16 +12,25 @@ from hypothesis import strategies as st
 from many_classes import NAME, catalog, nodes
 
 from imagematrix.common import json_documents
-from imagematrix.integrations.kubernetes.admission.admission import policy
-from imagematrix.integrations.kubernetes.admission.policy import objects
-from imagematrix.integrations.kubernetes.client.yaml import dump
-from imagematrix.integrations.kubernetes.install import authority
-from imagematrix.integrations.kubernetes.install.install import Installation, install, service_names
-from imagematrix.integrations.kubernetes.nodes.classes import classes
-from imagematrix.integrations.kubernetes.nodes.nodes import parse
-from imagematrix.integrations.kubernetes.workloads.compatibility import compatibility
-from imagematrix.integrations.kubernetes.workloads.manifests import WORKLOADS, Workload, flavors, manifests
-from imagematrix.integrations.kubernetes.workloads.prepull import prepull
+from imagematrix.integrations.kubernetes.admission.admission import make_policy
+from imagematrix.integrations.kubernetes.admission.policy import make_policy_objects
+from imagematrix.integrations.kubernetes.client.yaml import dump_yaml
+from imagematrix.integrations.kubernetes.install import certificates
+from imagematrix.integrations.kubernetes.install.install import (
+    Installation,
+    make_manifests,
+    make_service_names,
+)
+from imagematrix.integrations.kubernetes.nodes.classes import classify_nodes
+from imagematrix.integrations.kubernetes.nodes.nodes import parse_nodes
+from imagematrix.integrations.kubernetes.workloads.compatibility import make_compatibility
+from imagematrix.integrations.kubernetes.workloads.manifests import (
+    WORKLOADS,
+    Workload,
+    make_flavors,
+    make_workload_manifests,
+)
+from imagematrix.integrations.kubernetes.workloads.prepull import make_prepull_manifests
 
 KUBECTL = ("kubectl", "patch", "--local", "--type=merge", "--patch={}", "--filename=-", "--output=json")
 # Texts that a reader may take for something else, or for the syntax around them.
@@ -90,7 +99,7 @@ def _kubectl():
 @pytest.fixture(scope="module")
 def grouped():
     """60 classes, for which there are 20 variants."""
-    return classes(parse({"kind": "List", "items": list(nodes())}, "nodes"), catalog())
+    return classify_nodes(parse_nodes({"kind": "List", "items": list(nodes())}, "nodes"), catalog())
 
 
 def of(**texts):
@@ -114,12 +123,12 @@ whole = st.builds(of, name=texts, key=texts, value=texts, args=st.lists(texts, m
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(whole, min_size=1, max_size=30))
 def test_any_text_is_read_back_as_it_was(given_objects):
-    assert read_back(dump(*given_objects)) == given_objects
+    assert read_back(dump_yaml(*given_objects)) == given_objects
 
 
 def test_each_word_is_read_back_as_it_was():
     made = [of(name=word, key=word, value=word, args=[word]) for word in WORDS]
-    assert read_back(dump(*made)) == made
+    assert read_back(dump_yaml(*made)) == made
 
 
 def test_all_manifests_are_read_back_as_they_were_meant(grouped):
@@ -129,15 +138,15 @@ def test_all_manifests_are_read_back_as_they_were_meant(grouped):
             one
             for kind in WORKLOADS
             for name in ("1e3", "0x1f", "y", "off")
-            for one in manifests(
+            for one in make_workload_manifests(
                 kind,
                 Workload(name=name, arguments=WORDS, gpus=1, pods=2, pull_secret="0123", resource="1e3/y"),  # noqa: S106
                 some,
             )
         ),
-        *flavors(some),
-        *prepull("08", some, pause="1e3", pull_secret="n"),  # noqa: S106
-        *objects(policy(NAME, grouped, deny=True), "1e3"),
+        *make_flavors(some),
+        *make_prepull_manifests("08", some, pause="1e3", pull_secret="n"),  # noqa: S106
+        *make_policy_objects(make_policy(NAME, grouped, deny=True), "1e3"),
     ]
     for more in ({"plugin": ("product", "class")}, {"dra": True}):
         installation = Installation(
@@ -151,16 +160,16 @@ def test_all_manifests_are_read_back_as_they_were_meant(grouped):
             kubelet="/0x1f/~",
             **more,
         )
-        made += install(installation, authority.make(service_names("n")))
+        made += make_manifests(installation, certificates.make_certificate(make_service_names("n")))
     # NFD's artifacts are no objects of a cluster.
-    artifacts = [compatibility(variant) for variant in grouped.catalog.variants]
+    artifacts = [make_compatibility(variant) for variant in grouped.catalog.variants]
     made += [{"apiVersion": "v1", "kind": "Any", "spec": each} for each in artifacts]
-    assert read_back(dump(*made)) == made
+    assert read_back(dump_yaml(*made)) == made
 
 
 def test_arguments_of_the_command_are_those_of_the_container(tmp_path):
     (tmp_path / "nodes.json").write_text(json.dumps({"kind": "List", "items": list(nodes())}))
-    (tmp_path / "catalog.json").write_text(json_documents.dump(catalog().to_json()))
+    (tmp_path / "catalog.json").write_text(json_documents.dump_json(catalog().to_json()))
     words = ["kubernetes", "render", "job", NAME, "--nodes", tmp_path / "nodes.json"]
     words += ["--catalog", tmp_path / "catalog.json", "--name", "1e3", "--pull-secret", "08"]
     words += ["--resource", "n", "--gpus", "1", "--", *WORDS]

@@ -39,7 +39,7 @@ def look(engine, monkeypatch):
     def survey_with(*pids):
         processes = tuple(Process(pid=pid) for pid in pids)
         answer = Nvml(gpus=(NvmlGpu(index=0, minor=GPU.minor, processes=processes),))
-        return lambda _: survey_usage((GPU,), containers.running, lambda: answer)
+        return lambda _: survey_usage((GPU,), containers.list_running, lambda: answer)
 
     return survey_with
 

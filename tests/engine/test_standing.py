@@ -25,7 +25,7 @@ from downloading import certify
 from resolving import INPUT, UNKNOWN, variant
 
 from imagematrix.common import json_documents
-from imagematrix.images.catalog import index, labels
+from imagematrix.images.catalog import image_index, labels
 from imagematrix.images.oci.manifest import INDEX
 
 pytestmark = pytest.mark.long
@@ -213,7 +213,7 @@ def session_priority(priority):
 @pytest.fixture
 def webhook(tmp_path):
     chain, key = certify(tmp_path, "x")
-    (tmp_path / "catalog.json").write_text(json_documents.dump(many_classes.catalog().to_json()))
+    (tmp_path / "catalog.json").write_text(json_documents.dump_json(many_classes.catalog().to_json()))
     (tmp_path / "nodes.json").write_text(json.dumps({"kind": "List", "items": list(many_classes.nodes(400))}))
     command = imagematrix(
         *("kubernetes", "webhook", "--catalog", tmp_path / "catalog.json"),
@@ -319,8 +319,8 @@ def fill(url):
             }
         )
     manifest("chosen", chosen)
-    entries = index.parse(json.dumps({"manifests": listed}).encode(), "v1")
-    manifest("v1", index.write(entries, "ml/training", "v1"), INDEX)
+    entries = image_index.parse_index(json.dumps({"manifests": listed}).encode(), "v1")
+    manifest("v1", image_index.write_index(entries, "ml/training", "v1"), INDEX)
     return small["digest"], layer["digest"], large
 
 

@@ -12,7 +12,7 @@ from images import layout, tar
 from processes import new_folder, remove_folder
 from storing import listed, variant
 
-from imagematrix.images.local_store import reserve
+from imagematrix.images.local_store import disk_reserve
 from imagematrix.images.local_store.folder import ImageStore
 
 pytestmark = pytest.mark.long
@@ -166,7 +166,7 @@ def test_a_fault_is_told_and_leaves_no_half_image(disk, image, fault, how):
     store = ImageStore(disk.path / "store")
     if "reserve" not in fault:  # its files would take the faults of others
         Path(store.path).mkdir()
-        reserve.fill(store)
+        disk_reserve.fill_reserve(store)
     disk.fail(fault)
     code = ended(started(disk, image, *how))
     disk.fail()

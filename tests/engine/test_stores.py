@@ -279,9 +279,9 @@ DISK = 'mkdir -p "{store}"; mount -t tmpfs -o size={size},mode=1777 tmpfs "{stor
 LEFT = """
 import os, sys
 from imagematrix.cli import main
-from imagematrix.images.local_store.eviction import Room
+from imagematrix.images.local_store.eviction import StoreRoom
 if "estimates" in os.environ["HOME"]:
-    Room.require = lambda *_: None
+    StoreRoom.require = lambda *_: None
 try:
     main()
 finally:

@@ -16,7 +16,7 @@ from images import Parts, layout, tar
 
 from imagematrix.build.dockerfile.worker import Templates
 from imagematrix.build.plan import lock
-from imagematrix.common.json_documents import dump
+from imagematrix.common.json_documents import dump_json
 from imagematrix.common.record import replace
 from imagematrix.images.catalog.catalog import Catalog
 
@@ -123,7 +123,7 @@ def catalog(made: Sequence[Variant], defaults: tuple[tuple[str, str], ...] = ())
 def catalog_file(folder: Path, made: Sequence[Variant], defaults: tuple[tuple[str, str], ...] = ()) -> Path:
     """Write a catalog of variants, and return its file."""
     path = folder / "catalog.json"
-    path.write_text(dump(catalog(made, defaults).to_json()))
+    path.write_text(dump_json(catalog(made, defaults).to_json()))
     return path
 
 

@@ -27,13 +27,13 @@ from imagematrix.build.stores.inventory import Inventory, RepositoryManifest
 from imagematrix.cli import dispatch
 from imagematrix.common import json_documents
 from imagematrix.errors import UsageError
-from imagematrix.images.catalog.index import IndexEntry
+from imagematrix.images.catalog.image_index import IndexEntry
 from imagematrix.images.catalog.sources import open_catalog
 from imagematrix.images.oci.registry import Registry
 from imagematrix.selection.fleet.hosts import load_hosts
 from imagematrix.selection.gang.gang import NothingFitsAll
-from imagematrix.selection.gang.select import select_gang
-from imagematrix.selection.select import Selector, select_many
+from imagematrix.selection.gang.gang_selection import select_gang
+from imagematrix.selection.selector import Selector, select_many
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -357,7 +357,7 @@ def _refused_document(keys: int, folder: Path) -> Callable[[], object]:
 
     def run() -> None:
         with suppress(UsageError):
-            json_documents.read(path)
+            json_documents.read_json(path)
 
     return run
 

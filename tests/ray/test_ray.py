@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
         for name, flag in HOSTS.items()
     )
     catalog = Catalog(image="training", version="v1", variants=variants)
-    (own / "training.json").write_text(json_documents.dump(catalog.to_json()))
+    (own / "training.json").write_text(json_documents.dump_json(catalog.to_json()))
     for name in HOSTS:
         command = [sys.executable, "-m", "imagematrix", "kubernetes", "labels", "--json", "--host"]
         told = subprocess.run([*command, _saved(name)], check=True, capture_output=True, text=True).stdout

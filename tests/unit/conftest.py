@@ -205,7 +205,7 @@ def shipped_catalog(shipped):
     """The catalog of all images of the shipped matrix."""
     variants = []
     for item in plan(load_matrix(shipped), PlanContext()).with_status(PlanStatus.BUILD):
-        flags = marches.required(item.cell.axes["march"], item.cell.properties["compiler"])
+        flags = marches.get_required_flags(item.cell.axes["march"], item.cell.properties["compiler"])
         variant = promised_variants.make_variant(item.cell, flags, f"training:v1-{item.cell.id}-0123456789ab")
         facts = (("cubins", "bytes"), ("driver", "bytes"))
         variants.append(replace(variant, facts=facts, libraries=()))
@@ -216,7 +216,7 @@ def shipped_catalog(shipped):
 def catalog_file(shipped_catalog, tmp_path_factory):
     """The file of `shipped_catalog`."""
     path = tmp_path_factory.mktemp("catalog") / "training.json"
-    path.write_text(json_documents.dump(shipped_catalog.to_json()))
+    path.write_text(json_documents.dump_json(shipped_catalog.to_json()))
     return path
 
 
@@ -281,7 +281,7 @@ class FakeEngine:
                 names.VERSION: catalog.version,
                 names.CELL: cell,
                 names.INPUT: f"sha256:{short:0<64}",
-                names.VARIANT: names.write(variant),
+                names.VARIANT: names.write_variant(variant),
             }
             self.add_image(own, RepoTags=[variant.reference])
 

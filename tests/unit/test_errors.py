@@ -16,12 +16,12 @@ from imagematrix.build.matrix.problems import Mark, MatrixError
 from imagematrix.errors import ImagematrixError
 from imagematrix.images.catalog.catalog import Catalog
 from imagematrix.launcher.docker.devices import DeviceProblem, DevicesError
-from imagematrix.selection.gang.gang import Gang, Left, NothingFitsAll
+from imagematrix.selection.gang.gang import ExcludedHosts, Gang, NothingFitsAll
 from imagematrix.selection.selection import NothingFits
 
 SOME: Any = {"any": "thing"}  # for a Selection
 NODE = DeviceProblem(path="/dev/nvidia0", what="not found", remedy="nvidia-modprobe -c 0")
-LEFT = Left(hosts=("node1",), nearest=None, rules=())
+LEFT = ExcludedHosts(hosts=("node1",), nearest=None, rules=())
 GANG = Gang(catalog=Catalog(image="t", version="v1", variants=()), alike=None, members=(), left=(LEFT,))
 FAULT = Fault("unknown instruction: RUM", 7, "did you mean RUN?")
 PROBLEM = problems.Problem(message="bad", mark=Mark(1, 2))

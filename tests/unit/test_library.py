@@ -113,7 +113,7 @@ def test_select_command_loads_no_third_party_library(profiles, catalog_file):
 
 def nothing_heavy(modules):
     """Assert that `modules` has neither third-party libraries nor slow modules of the standard library."""
-    assert "imagematrix.selection.select" in modules
+    assert "imagematrix.selection.selector" in modules
     tops = {module.partition(".")[0] for module in modules}
     assert not tops & {*HEAVY, *SLOW}
     assert tops <= {*sys.stdlib_module_names, "imagematrix"}

@@ -36,7 +36,7 @@ OF_THE_ENGINE = frozenset({"engine", "docker-command"})
 ASK_NVML = """\
 import ctypes, json
 from imagematrix.hardware.host import nvml_library
-nvml_library.load()
+nvml_library.load_library()
 nvml = ctypes.CDLL("libnvidia-ml.so.1")
 def text(call, *handle):
     buffer = ctypes.create_string_buffer(96)

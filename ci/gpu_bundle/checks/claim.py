@@ -7,7 +7,7 @@ import sys
 
 from imagematrix import ImagematrixError, probe
 from imagematrix.hardware.gpu_request.choice import Choice
-from imagematrix.hardware.gpu_request.spec import among
+from imagematrix.hardware.gpu_request.spec import select_gpus
 from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
 from imagematrix.launcher.gpu_claims.survey import query_nvml, survey_usage
 
@@ -16,7 +16,7 @@ def main() -> int:
     """Claim the GPU, or print its users."""
     host = probe()
     try:
-        gpus = among(host.gpus, f"device={sys.argv[1]}")
+        gpus = select_gpus(host.gpus, f"device={sys.argv[1]}")
         choice = Choice(gpus=gpus, count=1)
         taken = claim_gpus([choice], lambda _: survey_usage(host.gpus, lambda: (), query_nvml))
     except ImagematrixError as error:

@@ -68,7 +68,7 @@ def _ptx(folder: Path) -> dict[str, dict[str, Any]]:
     from imagematrix.hardware.vendors import cuda
 
     found = {}
-    for release in cuda.releases().values():
+    for release in cuda.load_releases().values():
         for target in release.targets:
             name = f"{release.ptx_isa}-{target}.ptx"
             (folder / name).write_text(PTX.format(isa=release.ptx_isa, target=target))

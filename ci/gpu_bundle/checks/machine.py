@@ -206,13 +206,13 @@ class Machine:
     def gpu(self) -> dict[str, Any]:
         """The first working GPU that the environment lets this process use."""
         from imagematrix import Host, UsageError
-        from imagematrix.hardware.gpu_request.spec import among
-        from imagematrix.hardware.gpu_request.visible import visible
+        from imagematrix.hardware.gpu_request.spec import select_gpus
+        from imagematrix.hardware.gpu_request.visible import parse_visible
 
         gpus = Host.from_json(self.host).gpus
         try:
-            allowed = visible(gpus, os.environ)
-            left = {gpu.index for gpu in (among(gpus, allowed) if allowed else gpus)}
+            allowed = parse_visible(gpus, os.environ)
+            left = {gpu.index for gpu in (select_gpus(gpus, allowed) if allowed else gpus)}
         except UsageError as error:
             raise NotTriedError(str(error)) from error
         works = [gpu for gpu in self.host["gpus"] if gpu["state"] == "ok"]

@@ -115,7 +115,7 @@ def labelled(variant: dict[str, Any], digest: str) -> tuple[str, dict[str, str]]
         labels.INPUT: digest,
         labels.VARIANT: json.dumps(variant),
     }
-    return f"{image}:{labels.tag(version, cell, digest)}", own
+    return f"{image}:{labels.make_tag(version, cell, digest)}", own
 
 
 def archived(folder: Path, archive: Path) -> str:

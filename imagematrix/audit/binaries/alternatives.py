@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from collections.abc import Set as AbstractSet
 
-__all__ = ["by_cpu"]
+__all__ = ["find_cpu_alternatives"]
 
 # Words in names of files for no CPU in particular.
 PLAIN = re.compile(r"(?<![a-z])(?:basic|baseline|default|generic|noavx|plain|portable|scalar|sse2)(?![a-z])")
@@ -26,14 +26,16 @@ WORD = re.compile(
 DEEPEST = 32  # parts of a path whose folders are compared
 
 
-def by_cpu(flags: Mapping[str, AbstractSet[str]], packages: Mapping[str, str]) -> frozenset[str]:
+def find_cpu_alternatives(
+    flags: Mapping[str, AbstractSet[str]], packages: Mapping[str, str]
+) -> frozenset[str]:
     """Return the paths of the files that are loaded only on some CPUs.
 
     `flags` are those of all instructions in each file, by its path; `packages` are the names of packages by
     the paths of their files. Files of different packages are no alternatives. Of those that are, the one
     without a CPU's name is loaded on every CPU, unless another one uses fewer flags.
     """
-    named = [path for path in flags if any(map(dispatch.chosen, path.split("/")))]
+    named = [path for path in flags if any(map(dispatch.is_cpu_specific_name, path.split("/")))]
     groups: dict[tuple[str, str, str], set[str]] = defaultdict(set)
     wanted = {place for path in named for place in _places(path, packages)}
     for path in flags if named else ():
@@ -43,7 +45,7 @@ def by_cpu(flags: Mapping[str, AbstractSet[str]], packages: Mapping[str, str]) -
     found: set[str] = set()
     for (folder, _, _), group in groups.items():
         own = {path: path.removeprefix(folder).partition("/")[0] for path in group}
-        chosen = {path for path, word in own.items() if dispatch.chosen(word)}
+        chosen = {path for path, word in own.items() if dispatch.is_cpu_specific_name(word)}
         if not chosen or len(group) == 1:
             continue
         distinct = {frozenset(flags[path]) for path in group}

@@ -10,7 +10,7 @@ import zlib
 from functools import partial
 
 from imagematrix.audit.binaries.window import Window
-from imagematrix.common.temp_folder import disk
+from imagematrix.common.temp_folder import get_disk_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,9 +18,19 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import BinaryIO
 
-    from imagematrix.images.oci.expanded import ByteStream
+    from imagematrix.images.oci.decompression import ByteStream
 
-__all__ = ["AR", "HEAD", "UNREADABLE", "ZIP", "ZIPPED", "copied", "members", "opened", "zipped"]
+__all__ = [
+    "AR",
+    "HEAD",
+    "UNREADABLE",
+    "ZIP",
+    "ZIPPED",
+    "copy_stream",
+    "list_members",
+    "list_zip_files",
+    "open_zip",
+]
 
 AR = b"!<arch>\n"
 ZIP = b"PK\x03\x04"
@@ -45,7 +55,7 @@ INFLATED = 8 << 30  # bytes; limit for all members of a zip after decompression
 PIECE = 1 << 20
 
 
-def members(window: Window) -> Iterator[tuple[str, Window]]:
+def list_members(window: Window) -> Iterator[tuple[str, Window]]:
     """Yield the name and the bytes of each ELF object in a static library, up to the first damaged header."""
     at = len(AR)
     for _ in range(MOST):
@@ -59,17 +69,19 @@ def members(window: Window) -> Iterator[tuple[str, Window]]:
         at += MEMBER + int(size) + int(size) % 2  # members begin at even offsets (ar(5))
 
 
-def opened(window: Window) -> zipfile.ZipFile:
+def open_zip(window: Window) -> zipfile.ZipFile:
     """Open a zip for reading; closing it leaves the window open. Raises one of `UNREADABLE`."""
     return zipfile.ZipFile(io.BufferedReader(window.part(0, window.size)))
 
 
-def zipped(window: Window) -> Iterator[tuple[str, int, Callable[[], AbstractContextManager[ByteStream]]]]:
+def list_zip_files(
+    window: Window,
+) -> Iterator[tuple[str, int, Callable[[], AbstractContextManager[ByteStream]]]]:
     """Yield the name and the size of each file in a zip, and a function that opens it.
 
     Raises one of `UNREADABLE`.
     """
-    with opened(window) as archive:
+    with open_zip(window) as archive:
         listed = archive.infolist()
         if len(listed) > MOST or sum(member.file_size for member in listed) > INFLATED:
             raise ValueError("too large")
@@ -79,7 +91,7 @@ def zipped(window: Window) -> Iterator[tuple[str, int, Callable[[], AbstractCont
 
 
 @contextlib.contextmanager
-def copied(file: ByteStream, size: int, head: bytes = b"") -> Iterator[Window]:
+def copy_stream(file: ByteStream, size: int, head: bytes = b"") -> Iterator[Window]:
     """Yield a window on the next `size` bytes of a stream, copied to memory, or to disk if they are many.
 
     `head` are the first of these bytes, which the caller has already read.
@@ -87,7 +99,7 @@ def copied(file: ByteStream, size: int, head: bytes = b"") -> Iterator[Window]:
     with contextlib.ExitStack() as stack:
         copy: BinaryIO = io.BytesIO()
         if size > IN_MEMORY:
-            copy = stack.enter_context(tempfile.TemporaryFile(dir=disk()))
+            copy = stack.enter_context(tempfile.TemporaryFile(dir=get_disk_folder()))
         copy.write(head)
         left = size - len(head)
         while left > 0 and (piece := file.read(min(PIECE, left))):

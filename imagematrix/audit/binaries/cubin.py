@@ -19,7 +19,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.audit.binaries.window import Window
 
-__all__ = ["BEGINNING", "TARGETS", "measured", "read", "release", "release_of_packed", "unpacked"]
+__all__ = [
+    "BEGINNING",
+    "TARGETS",
+    "find_packed_release",
+    "find_release",
+    "measure_cubin",
+    "read_cubin",
+    "unpack",
+]
 
 HEAD = 64  # bytes of an ELF header
 # The end of the ELF header by class, from the flags on, and where it begins.
@@ -59,7 +67,7 @@ class _Header:
     specific: bool
 
 
-def read(window: Window) -> DeviceCode:
+def read_cubin(window: Window) -> DeviceCode:
     """Return the device code of a cubin file."""
     header = _header(window.at(0, HEAD))
     if header is None or header.target not in TARGETS:
@@ -68,7 +76,7 @@ def read(window: Window) -> DeviceCode:
     # Code for a family has the same flags as plain code; only the note tells.
     family = FAMILY.search(window.at(0, FAR)) if header.new and not specific else None
     target = family[1].decode() if family else f"{header.target}{'a' if specific else ''}"
-    made_by = release(window)
+    made_by = find_release(window)
     return DeviceCode(
         cubins=frozenset([target]),
         toolkits=frozenset([made_by] if made_by else []),
@@ -76,7 +84,7 @@ def read(window: Window) -> DeviceCode:
     )
 
 
-def measured(window: Window) -> int | None:
+def measure_cubin(window: Window) -> int | None:
     """Return the size of the cubin at the beginning of `window`, or None if something else is there."""
     head = window.at(0, HEADER.size)
     if len(head) < HEADER.size:
@@ -86,38 +94,38 @@ def measured(window: Window) -> int | None:
     shaped = own == HEADER.size and height == SECTION and width in (0, SEGMENT)
     if machine != elf.CUDA or not shaped or not 0 < rows < MOST_SECTIONS or max(ends) > window.size:
         return None
-    headers = elf.read(window)
+    headers = elf.read_elf(window)
     if headers is None or headers.damaged:
         return None
     return int(max(*ends, *(section.offset + section.size for section in headers.sections if section.size)))
 
 
-def release(window: Window) -> str | None:
+def find_release(window: Window) -> str | None:
     """Return the CUDA release whose compiler made the cubin in `window`, None if the bytes state none."""
     header = _header(window.at(0, HEAD))
     if header is None or not header.new:
         return _numbered(header)
-    headers = elf.read(window)
+    headers = elf.read_elf(window)
     section = next(headers.named(TOOLKIT), None) if headers else None
     text = window.at(section.offset, min(section.size, FAR)) if section else window.at(0, FAR)
     return _named(text, header)
 
 
-def release_of_packed(payload: Window, *, zstandard: bool, notes: bool) -> str | None:
+def find_packed_release(payload: Window, *, zstandard: bool, notes: bool) -> str | None:
     """Return the release that made a cubin that may be compressed.
 
     A note is read only with `notes`; without it, the first release that writes such cubins counts.
     """
     if payload.at(0, len(elf.MAGIC)) == elf.MAGIC:
-        return release(payload)
-    head = unpacked(payload.at(0, FAR if zstandard else PACKED), HEAD, zstandard=zstandard)
+        return find_release(payload)
+    head = unpack(payload.at(0, FAR if zstandard else PACKED), HEAD, zstandard=zstandard)
     header = _header(head) if head.startswith(elf.MAGIC) else None
     if header is None or not header.new:
         return _numbered(header)
-    return _named(unpacked(payload.at(0, FAR), FAR, zstandard=zstandard) if notes else b"", header)
+    return _named(unpack(payload.at(0, FAR), FAR, zstandard=zstandard) if notes else b"", header)
 
 
-def unpacked(packed: bytes, most: int, *, zstandard: bool) -> bytes:
+def unpack(packed: bytes, most: int, *, zstandard: bool) -> bytes:
     """Return the first bytes of compressed code, fewer if it is damaged."""
     return _unzstd(packed, most) if zstandard else _unlz4(packed, most)
 
@@ -146,7 +154,7 @@ def _named(text: bytes, header: _Header) -> str:
 
 def _attributes(window: Window) -> set[int]:
     """Return the numbers of the attributes in a cubin whose value or size is not zero."""
-    headers = elf.read(window)
+    headers = elf.read_elf(window)
     section = next(headers.named(ATTRIBUTES), None) if headers else None
     raw = window.at(section.offset, min(section.size, FAR)) if section else b""
     attributes = set()

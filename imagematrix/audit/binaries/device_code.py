@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["NONE", "DeviceCode", "Fatbins", "merged"]
+__all__ = ["NONE", "DeviceCode", "Fatbins", "merge_device_code"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class DeviceCode:
 NONE = DeviceCode()
 
 
-def merged(parts: Iterable[DeviceCode]) -> DeviceCode:
+def merge_device_code(parts: Iterable[DeviceCode]) -> DeviceCode:
     """Merge the device code of several parts of a file. If any part is linked, only linked parts count."""
     present = [part for part in parts if part]
     linked = any(part.linked for part in present) or not present

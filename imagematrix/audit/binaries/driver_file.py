@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagematrix.audit.binaries.notes import Compat, compat
+from imagematrix.audit.binaries.notes import Compat, read_compat
 from imagematrix.hardware.vendors import user_mode
 
 TYPE_CHECKING = False
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from imagematrix.audit.binaries.elf import Elf
     from imagematrix.audit.binaries.window import Window
 
-__all__ = ["DriverLibrary", "driver"]
+__all__ = ["DriverLibrary", "identify_driver"]
 
 STUBS = "stubs"  # the folder of a toolkit with the libraries for linking
 SMALLEST = 1 << 20  # bytes of a real driver library: a stub has a tenth of that, libnvidia-ml twice as much
@@ -32,17 +32,17 @@ class DriverLibrary:
     compat: Compat | None = None
 
 
-def driver(path: str, elf: Elf | None, window: Window) -> DriverLibrary | None:
+def identify_driver(path: str, elf: Elf | None, window: Window) -> DriverLibrary | None:
     """Return the driver library that a file is, by its soname or its name, or None if it is none.
 
     `path` is its path in the image, `elf` its ELF headers, or None if it has none.
     """
-    by_path = user_mode.named(path)
-    named = (elf and elf.soname and user_mode.named(elf.soname)) or by_path
+    by_path = user_mode.parse_file_name(path)
+    named = (elf and elf.soname and user_mode.parse_file_name(elf.soname)) or by_path
     if not named:
         return None
-    version = user_mode.version(window.size, window.at) or (by_path[1] if by_path else None)
-    note = compat(elf, window) if elf else None
+    version = user_mode.read_version(window.size, window.at) or (by_path[1] if by_path else None)
+    note = read_compat(elf, window) if elf else None
     if window.size < SMALLEST and (version is None or STUBS in path.split("/")):
         kind = "stub"
     elif note is not None or "compat" in path.split("/"):

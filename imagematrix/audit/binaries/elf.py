@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.binaries.window import Window
 
-__all__ = ["AARCH64", "CODE", "CUDA", "MAGIC", "X86_64", "Elf", "Section", "read"]
+__all__ = ["AARCH64", "CODE", "CUDA", "MAGIC", "X86_64", "Elf", "Section", "read_elf"]
 
 MAGIC = b"\x7fELF"
 HEADER = 64  # bytes of the longest header
@@ -108,7 +108,7 @@ def _layout(bits: int, end: str) -> _Structures:
 LAYOUTS = {(bits, order): _layout(bits, end) for bits in (1, 2) for order, end in ((1, "<"), (2, ">"))}
 
 
-def read(window: Window) -> Elf | None:
+def read_elf(window: Window) -> Elf | None:
     """Return the headers of an ELF file, or None if it is something else."""
     head = window.at(0, HEADER)
     if head[:4] != MAGIC or len(head) < HEADER or (head[4], head[5]) not in LAYOUTS:

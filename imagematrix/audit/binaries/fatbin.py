@@ -34,9 +34,9 @@ __all__ = [
     "PTX",
     "Container",
     "FatbinEntry",
-    "containers",
-    "fatbins",
-    "ptx",
+    "list_containers",
+    "read_fatbins",
+    "read_ptx",
 ]
 
 MAGIC = b"\x50\xed\x55\xba"
@@ -100,7 +100,7 @@ class Container:
     whole: bool
 
 
-def fatbins(window: Window, own: re.Pattern[bytes] | None = None) -> DeviceCode:
+def read_fatbins(window: Window, own: re.Pattern[bytes] | None = None) -> DeviceCode:
     """Return the device code of all fatbins in a section or a file. `own` matches the project's kernels."""
     cubins: set[str] = set()
     texts: set[tuple[str, str]] = set()
@@ -109,7 +109,7 @@ def fatbins(window: Window, own: re.Pattern[bytes] | None = None) -> DeviceCode:
     compressed = damaged = False
     parts: Counter[Targets] = Counter()
     sizes: Counter[str] = Counter()
-    for container in containers(window):
+    for container in list_containers(window):
         entries = [entry for entry in container.entries if entry.whole]
         damaged = damaged or not container.whole or len(entries) < len(container.entries)
         code = [part for entry in entries for part in entry.code if part.kind in (CUBIN, PTX)]
@@ -153,13 +153,13 @@ def _names(window: Window, entries: Iterable[FatbinEntry]) -> bytes | None:
         zstandard = bool(entry.flags & ZSTD)
         head = payload.at(0, PIECE if zstandard else 2 * kernels.MOST)
         if zstandard or entry.flags & LZ4:
-            head = cubin.unpacked(head, kernels.MOST, zstandard=zstandard)
-        if kernels.readable(head):
-            return kernels.names(head)
+            head = cubin.unpack(head, kernels.MOST, zstandard=zstandard)
+        if kernels.is_readable(head):
+            return kernels.list_kernel_names(head)
     return b""
 
 
-def containers(window: Window) -> Iterator[Container]:
+def list_containers(window: Window) -> Iterator[Container]:
     """Yield the fatbins in a section or a file. Older toolkits leave gaps between them."""
     at = 0
     while at < window.size:
@@ -242,7 +242,7 @@ def _listed(table: Window, most: int) -> Iterator[FatbinEntry]:
 def _toolkit(window: Window, entry: FatbinEntry, *, notes: bool) -> str | None:
     """Return the release that made an entry's cubin; for several cubins, the one that made the first part."""
     payload = _payload(window, entry)
-    return cubin.release_of_packed(payload, zstandard=bool(entry.flags & ZSTD), notes=notes)
+    return cubin.find_packed_release(payload, zstandard=bool(entry.flags & ZSTD), notes=notes)
 
 
 def _payload(window: Window, entry: FatbinEntry) -> Window:
@@ -269,7 +269,7 @@ def _next(window: Window, at: int) -> int:
     return window.size
 
 
-def ptx(window: Window) -> DeviceCode:
+def read_ptx(window: Window) -> DeviceCode:
     """Return the device code of a PTX file, `NONE` if it is something else."""
     match = DIRECTIVES.search(window.at(0, PIECE))
     if match is None:

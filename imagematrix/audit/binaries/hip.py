@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["bundles"]
+__all__ = ["list_bundle_targets"]
 
 MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 COMPRESSED = b"CCOB"
@@ -35,7 +35,7 @@ ZLIB, ZSTD = 0, 1
 COMPRESSED_HEADER = {1: 20, 2: 24, 3: 32}
 
 
-def bundles(window: Window) -> DeviceCode:
+def list_bundle_targets(window: Window) -> DeviceCode:
     """Return the targets of all bundles in a section."""
     objects: set[str] = set()
     damaged = False

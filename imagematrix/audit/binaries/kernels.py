@@ -14,7 +14,7 @@ import re
 
 from imagematrix.audit.binaries import elf
 
-__all__ = ["MOST", "names", "own", "readable"]
+__all__ = ["MOST", "is_readable", "list_kernel_names", "make_kernel_pattern"]
 
 MOST = 4096  # bytes of code that are searched for names; the first of a cubin is among the first 200
 FIRST = slice(64, 75)  # where that table begins
@@ -28,7 +28,7 @@ NAMESPACE = re.compile(r"[A-Za-z]\w{2,63}", re.ASCII)
 TEMPLATES = frozenset({"cub", "cuda", "cute", "cutlass", "thrust"})
 
 
-def own(path: str) -> re.Pattern[bytes] | None:
+def make_kernel_pattern(path: str) -> re.Pattern[bytes] | None:
     """Return a pattern for the names of a project's kernels by a file's path; None if it shows no name.
 
     The project has the name of its Python package, or of the file: `libtorch_cuda.so` is of `torch`.
@@ -43,12 +43,12 @@ def own(path: str) -> re.Pattern[bytes] | None:
     return re.compile(rf"(?<!\d)(?:{mangled})".encode(), re.IGNORECASE)
 
 
-def readable(head: bytes) -> bool:
+def is_readable(head: bytes) -> bool:
     """Whether code that begins with `head` is a cubin or PTX."""
     return head.startswith(elf.MAGIC) or VERSION in head
 
 
-def names(head: bytes) -> bytes | None:
+def list_kernel_names(head: bytes) -> bytes | None:
     """Return names of kernels in the first MOST bytes of a cubin or of PTX; None if it has no kernels."""
     if head.startswith(elf.MAGIC):
         _, found, named = head[:MOST].partition(CODE)

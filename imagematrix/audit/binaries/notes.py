@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from imagematrix.audit.binaries.elf import Elf
     from imagematrix.audit.binaries.window import Window
 
-__all__ = ["Compat", "compat", "isa_needed"]
+__all__ = ["Compat", "read_compat", "read_isa_level"]
 
 COMPAT = ".note.cuda.fwd_compatibility"
 PROPERTIES = ".note.gnu.property"
@@ -40,7 +40,7 @@ class Compat:
     brands: tuple[int, ...] = ()
 
 
-def compat(elf: Elf, window: Window) -> Compat | None:
+def read_compat(elf: Elf, window: Window) -> Compat | None:
     """Return the note of cuda-compat, None if there is none, or an empty Compat if it is invalid."""
     for section in elf.named(COMPAT):
         raw = window.at(section.offset, min(section.size, LARGEST))
@@ -60,7 +60,7 @@ def compat(elf: Elf, window: Window) -> Compat | None:
     return None
 
 
-def isa_needed(elf: Elf, window: Window) -> str | None:
+def read_isa_level(elf: Elf, window: Window) -> str | None:
     """Return the psABI level that the linker noted as needed, or None if it noted none."""
     for section in islice(elf.named(PROPERTIES), MOST):
         for kind, text in _notes(window.at(section.offset, min(section.size, LARGEST))):

@@ -7,7 +7,7 @@ import re
 
 from imagematrix.hardware.vendors import user_mode
 
-__all__ = ["distributes", "named", "of_nvidia"]
+__all__ = ["is_distributed", "is_nvidia_library", "parse_library_name"]
 
 # Parts of a file name: lib, the library's name, and the version after .so or .a. auditwheel adds a hash to
 # the names of the libraries that it copies into a wheel.
@@ -30,20 +30,20 @@ PACKAGES = re.compile(
 OF_DRIVER = re.compile(r"lib(?:nvidia-[a-z0-9-]+|nvcuvid|nvoptix|cudadebugger)\.so(?:\.\d+)*", re.ASCII)
 
 
-def distributes(package: str) -> bool:
+def is_distributed(package: str) -> bool:
     """Whether NVIDIA distributes its libraries by a Python package of this normalised name."""
     return PACKAGES.fullmatch(package) is not None
 
 
-def of_nvidia(path: str, soname: str | None) -> bool:
+def is_nvidia_library(path: str, soname: str | None) -> bool:
     """Whether a file's names are those of a library of NVIDIA's. Its device code counts for no promise."""
     names = (posixpath.basename(path), soname or "")
-    return named(path, soname) is not None or any(
-        user_mode.named(name) or OF_DRIVER.fullmatch(name) for name in names
+    return parse_library_name(path, soname) is not None or any(
+        user_mode.parse_file_name(name) or OF_DRIVER.fullmatch(name) for name in names
     )
 
 
-def named(path: str, soname: str | None) -> tuple[str, str, bool] | None:
+def parse_library_name(path: str, soname: str | None) -> tuple[str, str, bool] | None:
     """Return a library's name, the version in its file name, and whether it is static; None if it is none."""
     for name in (posixpath.basename(path), soname or ""):
         match = FILE.fullmatch(name)

@@ -10,13 +10,13 @@ from imagematrix.audit.binaries import (
     device_code,
     driver_file,
     elf,
-    embedded,
+    embedded_code,
     fatbin,
     hip,
     kernels,
+    library_versions,
     notes,
     nvidia_names,
-    stated,
 )
 from imagematrix.audit.binaries.archives import HEAD
 from imagematrix.audit.binaries.device_code import NONE, DeviceCode
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from imagematrix.audit.binaries.host_code import HostCode
     from imagematrix.audit.binaries.window import Window
 
-__all__ = ["HEAD", "File", "examine", "interesting"]
+__all__ = ["HEAD", "File", "examine_file", "is_interesting"]
 
 DEEPEST = 2  # levels of nested archives, such as a wheel in a zip
 SEARCHED = 64 << 20  # bytes
@@ -74,14 +74,14 @@ class File:
     damaged: bool = False
 
 
-def interesting(path: str, head: bytes) -> bool:
+def is_interesting(path: str, head: bytes) -> bool:
     """Whether a file that begins with `head` needs to be examined."""
-    if head.startswith((elf.MAGIC, archives.AR, fatbin.MAGIC)) or user_mode.named(path):
+    if head.startswith((elf.MAGIC, archives.AR, fatbin.MAGIC)) or user_mode.parse_file_name(path):
         return True
     return path.endswith(".ptx") or (path.endswith(archives.ZIPPED) and head.startswith(archives.ZIP))
 
 
-def examine(path: str, window: Window, headers: Elf | None, deep: int = DEEPEST) -> File | None:
+def examine_file(path: str, window: Window, headers: Elf | None, deep: int = DEEPEST) -> File | None:
     """Return the File for a window's bytes, or None if it has neither machine code nor device code.
 
     `headers` are those of an ELF file, as `elf.read` returns them. `deep` is the number of levels of nested
@@ -93,11 +93,11 @@ def examine(path: str, window: Window, headers: Elf | None, deep: int = DEEPEST)
     if head.startswith(archives.AR):
         return _archive(window)
     if head.startswith(fatbin.MAGIC):
-        return File(size=window.size, code=fatbin.fatbins(window))
+        return File(size=window.size, code=fatbin.read_fatbins(window))
     if head.startswith(archives.ZIP) and path.endswith(archives.ZIPPED):
         return _zipped(window, deep) if deep else None
-    code = fatbin.ptx(window) if path.endswith(".ptx") else NONE
-    driver = driver_file.driver(path, None, window)
+    code = fatbin.read_ptx(window) if path.endswith(".ptx") else NONE
+    driver = driver_file.identify_driver(path, None, window)
     return File(size=window.size, code=code, driver=driver) if code or driver else None
 
 
@@ -107,32 +107,34 @@ def _elf(path: str, window: Window, headers: Elf | None) -> File | None:
     code = _code(path, headers, window)
     # What a program registers with CUDA's runtime is the code that it runs; more in its data may be optional.
     program = headers.linked and headers.machine != elf.CUDA
-    unseen = program and not (code and code.linked) and not nvidia_names.of_nvidia(path, headers.soname)
+    unseen = (
+        program and not (code and code.linked) and not nvidia_names.is_nvidia_library(path, headers.soname)
+    )
     if unseen:
-        code = embedded.code(headers, window) or code
+        code = embedded_code.find_device_code(headers, window) or code
     return File(
         size=window.size,
         machine=headers.machine,
         linked=headers.linked or headers.machine == elf.CUDA,
         code=code,
-        driver=driver_file.driver(path, headers, window) if headers.linked else None,
+        driver=driver_file.identify_driver(path, headers, window) if headers.linked else None,
         soname=headers.soname,
         needed=headers.needed,
         rpath=headers.rpath,
         runpath=headers.runpath,
-        stated=stated.stated(path, headers, window),
+        stated=library_versions.identify_library(path, headers, window),
         static_cudart=_has_cudart(headers, window),
-        names_cuda=unseen and not code and embedded.names_driver(headers, window),
-        isa=notes.isa_needed(headers, window),
+        names_cuda=unseen and not code and embedded_code.names_driver(headers, window),
+        isa=notes.read_isa_level(headers, window),
         damaged=headers.damaged or code.damaged,
     )
 
 
 def _code(path: str, headers: Elf, window: Window) -> DeviceCode:
     if headers.machine == elf.CUDA:
-        return cubin.read(window)
+        return cubin.read_cubin(window)
     codes: list[DeviceCode] = []
-    own = kernels.own(path)
+    own = kernels.make_kernel_pattern(path)
     left = window.size
     for section in headers.named(*CODE):
         part = window.part(section.offset, section.size)
@@ -141,14 +143,14 @@ def _code(path: str, headers: Elf, window: Window) -> DeviceCode:
             codes.append(DeviceCode(damaged=True))
             break
         if section.name == ".nv_fatbin":
-            codes.append(fatbin.fatbins(part, own))
+            codes.append(fatbin.read_fatbins(part, own))
         elif section.name == "__nv_relfatbin":
-            codes.append(replace(fatbin.fatbins(part), linked=False))
+            codes.append(replace(fatbin.read_fatbins(part), linked=False))
         else:
-            codes.append(hip.bundles(part))
+            codes.append(hip.list_bundle_targets(part))
     if not headers.sections:  # the section headers were stripped, which leaves the device code in place
-        codes.append(fatbin.fatbins(window, own))
-    return device_code.merged(codes)
+        codes.append(fatbin.read_fatbins(window, own))
+    return device_code.merge_device_code(codes)
 
 
 def _has_cudart(headers: Elf, window: Window) -> bool:
@@ -156,7 +158,7 @@ def _has_cudart(headers: Elf, window: Window) -> bool:
     shared = any("libcudart" in name for name in headers.needed)
     if shared or (headers.soname or "").startswith("libcudart"):
         return False
-    if not headers.linked or not any(headers.named(stated.REGISTERED)):
+    if not headers.linked or not any(headers.named(library_versions.REGISTERED)):
         return False
     section = next(headers.named(".rodata"), None)
     texts = window.part(section.offset, section.size) if section else window.part(0, 0)
@@ -165,9 +167,9 @@ def _has_cudart(headers: Elf, window: Window) -> bool:
 
 def _archive(window: Window) -> File | None:
     """Return the device code of all objects in a static library, or None if there is none."""
-    members = [_elf(name, part, elf.read(part)) for name, part in archives.members(window)]
+    members = [_elf(name, part, elf.read_elf(part)) for name, part in archives.list_members(window)]
     readable = [member for member in members if member is not None]
-    code = device_code.merged(member.code for member in readable)
+    code = device_code.merge_device_code(member.code for member in readable)
     if not code:
         return None
     return File(size=window.size, linked=False, code=code, damaged=any(member.damaged for member in readable))
@@ -182,12 +184,12 @@ def _zipped(window: Window, deep: int) -> File | None:
 
 
 def _inner(window: Window, deep: int) -> Iterator[tuple[str, File]]:
-    for name, size, opened in archives.zipped(window):
+    for name, size, opened in archives.list_zip_files(window):
         with opened() as file:
             head = file.read(HEAD)
-            if not interesting(name, head):
+            if not is_interesting(name, head):
                 continue
-            with archives.copied(file, size, head) as part:  # zipfile yields at most `size` bytes
-                examined = examine(name, part, elf.read(part), deep - 1)
+            with archives.copy_stream(file, size, head) as part:  # zipfile yields at most `size` bytes
+                examined = examine_file(name, part, elf.read_elf(part), deep - 1)
         if examined:
             yield name, examined

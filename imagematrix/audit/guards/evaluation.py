@@ -12,19 +12,19 @@ import contextlib
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from imagematrix.audit.guards import questions, values
-from imagematrix.audit.guards.modules import FUNCTIONS, mentioned
+from imagematrix.audit.guards import capability_queries, values
+from imagematrix.audit.guards.modules import FUNCTIONS, collect_mentioned
 from imagematrix.audit.guards.values import (
     UNKNOWN_VALUE,
     ComputeCapability,
     ConstantTable,
     Line,
     PossibleValue,
-    constant,
-    joined,
-    truth,
-    tupled,
-    unknown,
+    get_truth,
+    join_values,
+    make_constant,
+    make_tuple,
+    make_unknown,
 )
 
 TYPE_CHECKING = False
@@ -250,7 +250,7 @@ class Evaluation:
         for decorator in node.decorator_list:
             self.value(decorator, frame)
         inside = frame.inside if frame.top else None
-        frame.names[node.name] = constant(Routine(frame.module.name, node, inside))
+        frame.names[node.name] = make_constant(Routine(frame.module.name, node, inside))
         if not frame.top:
             self._escaped(frame.names[node.name])
         return True
@@ -258,13 +258,13 @@ class Evaluation:
     def _class(self, node: ast.ClassDef, frame: _Frame) -> bool:
         inner = replace(frame, names=self._copied(frame), inside=node.name, top=frame.top)
         self._block(node.body, inner)
-        frame.names[node.name] = constant(_Own(frame.module.name, node.name))
+        frame.names[node.name] = make_constant(_Own(frame.module.name, node.name))
         own = {name: value for name, value in inner.names.items() if frame.names.get(name) is not value}
         self._objects[frame.module.name, node.name] = own
         return True
 
     def _return(self, node: ast.Return, frame: _Frame) -> bool:
-        value = self.value(node.value, frame) if node.value else constant(None)
+        value = self.value(node.value, frame) if node.value else make_constant(None)
         frame.returns.append(replace(value, asked=value.asked or frame.asked))
         return False
 
@@ -291,7 +291,7 @@ class Evaluation:
         target = node.target
         before = frame.names.get(target.id, UNKNOWN_VALUE) if isinstance(target, ast.Name) else UNKNOWN_VALUE
         value = self.value(node.value, frame)
-        self._bind(target, values.calculated(type(node.op).__name__, before, value), frame)
+        self._bind(target, values.calculate(type(node.op).__name__, before, value), frame)
         return True
 
     def _bind(self, target: ast.expr, value: PossibleValue, frame: _Frame) -> None:
@@ -302,7 +302,7 @@ class Evaluation:
             starred = any(isinstance(one, ast.Starred) for one in target.elts)
             for index, one in enumerate(target.elts):
                 inner = one.value if isinstance(one, ast.Starred) else one
-                self._bind(inner, unknown(value) if starred else values.item(value, index), frame)
+                self._bind(inner, make_unknown(value) if starred else values.get_item(value, index), frame)
         elif isinstance(target, ast.Attribute):
             self._escaped(value)
             owner = self.value(target.value, frame)
@@ -319,7 +319,7 @@ class Evaluation:
         self, test: ast.expr, body: Sequence[ast.stmt], other: Sequence[ast.stmt], frame: _Frame
     ) -> bool:
         condition = self.value(test, frame)
-        known = truth(condition)
+        known = get_truth(condition)
         if known is not None:
             if condition.asked:
                 self.cuts.append((frame.module.name, test.lineno, condition.asked))
@@ -348,7 +348,7 @@ class Evaluation:
         for name, value in other.items():
             mine = own.get(name)
             if mine is not value:
-                own[name] = value if mine is None else joined([mine, value])
+                own[name] = value if mine is None else join_values([mine, value])
         self._adopt(frame, own)
 
     def _adopt(self, frame: _Frame, names: dict[str, PossibleValue]) -> None:
@@ -359,10 +359,10 @@ class Evaluation:
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While, frame: _Frame) -> bool:
         names = self._copied(frame)
         if isinstance(node, ast.While):
-            if truth(self.value(node.test, frame)) is not False:
+            if get_truth(self.value(node.test, frame)) is not False:
                 self._block(node.body, frame)
         else:
-            self._bind(node.target, unknown(self.value(node.iter, frame)), frame)
+            self._bind(node.target, make_unknown(self.value(node.iter, frame)), frame)
             self._block(node.body, frame)
         self._merge(frame, names)
         self._block(node.orelse, frame)
@@ -372,10 +372,10 @@ class Evaluation:
         for item in node.items:
             value = self.value(item.context_expr, frame)
             if item.optional_vars:
-                self._bind(item.optional_vars, unknown(value), frame)
+                self._bind(item.optional_vars, make_unknown(value), frame)
         names = self._copied(frame)
         goes_on = self._block(node.body, frame)
-        suppressing = any("suppress" in mentioned(item.context_expr) for item in node.items)
+        suppressing = any("suppress" in collect_mentioned(item.context_expr) for item in node.items)
         if suppressing:
             self._merge(frame, names)
         return goes_on or suppressing
@@ -453,12 +453,12 @@ class Evaluation:
         inner = [self.value(one, frame) for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
         for one in inner:
             self._escaped(one)
-        return unknown(*inner)
+        return make_unknown(*inner)
 
     def _constant(self, node: ast.Constant, _: _Frame) -> PossibleValue:
         plain = node.value is None or isinstance(node.value, bool | int | float | str)
         short = not isinstance(node.value, str) or len(node.value) <= values.LONGEST
-        return constant(node.value) if plain and short else UNKNOWN_VALUE
+        return make_constant(node.value) if plain and short else UNKNOWN_VALUE
 
     def _name(self, node: ast.Name, frame: _Frame) -> PossibleValue:
         name = node.id
@@ -470,21 +470,23 @@ class Evaluation:
         if name in own:
             return own[name]
         implied = {"__file__": frame.module.path, "__name__": frame.module.name, TYPING: False}
-        return constant(implied[name]) if name in implied else UNKNOWN_VALUE
+        return make_constant(implied[name]) if name in implied else UNKNOWN_VALUE
 
     def _attribute(self, node: ast.Attribute, frame: _Frame) -> PossibleValue:
         value = self.value(node.value, frame)
         if isinstance(node.value, ast.Attribute) and node.value.attr == "ops" and not frame.top:
             self._reach("use", node.attr, node.lineno, frame)
-        found = questions.attribute(value, node.attr)
+        found = capability_queries.get_attribute(value, node.attr)
         if found:
             return found
         if node.attr == "parent":
             return _folder(value)
         if node.attr == TYPING:
-            return constant(False)
-        if questions.asks(node.attr):
-            told = questions.answer(node.attr, [], self._own, Line(frame.module.path, node.lineno))
+            return make_constant(False)
+        if capability_queries.is_query(node.attr):
+            told = capability_queries.answer_query(
+                node.attr, [], self._own, Line(frame.module.path, node.lineno)
+            )
             return told or UNKNOWN_VALUE
         found = self._member(value, node.attr)
         return found if found is not UNKNOWN_VALUE else PossibleValue(None, None, value.hints)
@@ -506,10 +508,10 @@ class Evaluation:
         found = [option for option in called.options or () if isinstance(option, Routine)]
         results = [self._result(one, [] if spread else arguments, named, spread=spread) for one in found]
         if any(one.options is not None for one in results):
-            return joined(results)
+            return join_values(results)
         if name in ON_GPUS and self._on_gpu(name, function):
-            return constant(True)
-        told = questions.answer(name, every, self._own, Line(frame.module.path, node.lineno))
+            return make_constant(True)
+        told = capability_queries.answer_query(name, every, self._own, Line(frame.module.path, node.lineno))
         if told:
             return told
         if name == "map" and getattr(node.args[0] if node.args else None, "id", "") in PLAIN:
@@ -517,7 +519,7 @@ class Evaluation:
         if name in LOADERS:
             self._loaded(name, node, every, frame)
         made = self._made(name, owner, arguments)
-        return made or unknown(*results, *([owner] if owner else []), *every)
+        return made or make_unknown(*results, *([owner] if owner else []), *every)
 
     @staticmethod
     def _on_gpu(name: str, function: ast.expr) -> bool:
@@ -548,7 +550,7 @@ class Evaluation:
             if outcome.asked:
                 raise _EndedError
             return UNKNOWN_VALUE
-        return joined(outcome.returns)
+        return join_values(outcome.returns)
 
     def _called(
         self,
@@ -568,7 +570,7 @@ class Evaluation:
             falls = self._block(routine.node.body, frame)
         finally:
             self._deep -= 1
-        returns = (*frame.returns, *([constant(None, frame.asked)] if falls else []))
+        returns = (*frame.returns, *([make_constant(None, frame.asked)] if falls else []))
         return FunctionOutcome(returns=returns, asked=frame.asked)
 
     def _parameters(
@@ -588,7 +590,7 @@ class Evaluation:
         }
         for index, one in enumerate([*listed, *stated.kwonlyargs]):
             if index == 0 and routine.inside and one.arg in ("self", "cls"):
-                yield one.arg, constant(_Own(routine.module, routine.inside))
+                yield one.arg, make_constant(_Own(routine.module, routine.inside))
             elif index < min(len(arguments), len(listed)):
                 yield one.arg, arguments[index]
             elif one.arg in named:
@@ -596,7 +598,7 @@ class Evaluation:
             else:
                 default = defaults.get(one.arg)
                 known = not entered and isinstance(default, ast.Constant) and "**" not in named
-                yield one.arg, constant(default.value) if known else UNKNOWN_VALUE  # type: ignore[union-attr]
+                yield one.arg, make_constant(default.value) if known else UNKNOWN_VALUE  # type: ignore[union-attr]
         for rest in (stated.vararg, stated.kwarg):
             if rest:
                 yield rest.arg, UNKNOWN_VALUE
@@ -615,7 +617,7 @@ class Evaluation:
         own = arguments[index]
         if own.asked:
             self.cuts.append((frame.module.name, node.lineno, own.asked))
-        named = own.texts or frozenset(values.text(own))
+        named = own.texts or frozenset(values.make_text(own))
         for text in named:
             inner = text.lstrip(".")
             relative = name in ("import_module", "__import__") and inner != text
@@ -628,11 +630,11 @@ class Evaluation:
         """Return what known functions and methods make of constants."""
         own = [owner] if owner else []
         first = own[0] if own and name in OF_CAPABILITIES else (*arguments, *own, UNKNOWN_VALUE)[0]
-        converted = questions.converted(first, name)
+        converted = capability_queries.convert(first, name)
         if converted:
             return converted
         if name in SAME:
-            return first if first.options else replace(unknown(first), options=frozenset("*"))
+            return first if first.options else replace(make_unknown(first), options=frozenset("*"))
         if name in BUILTINS and owner is None:
             return _computed(BUILTINS[name], arguments)
         maker = self._MAKERS.get(name) if arguments else None
@@ -642,7 +644,7 @@ class Evaluation:
     def _found(own: list[PossibleValue], arguments: Sequence[PossibleValue]) -> PossibleValue:
         """Return what `glob` finds: unknown, made from the pattern in its folder."""
         paths = [one for one in own if any("/" in text for text in one.texts)]
-        return unknown(_path([*paths, *arguments[:1]]))
+        return make_unknown(_path([*paths, *arguments[:1]]))
 
     @staticmethod
     def _looked_up(own: list[PossibleValue], arguments: Sequence[PossibleValue]) -> PossibleValue | None:
@@ -652,8 +654,8 @@ class Evaluation:
             return None
         (key,) = keys
         found = dict(tables[0].items).get(key, values.ANY)
-        default = arguments[1] if len(arguments) > 1 else constant(None)
-        result = default if found is values.ANY else constant(found)
+        default = arguments[1] if len(arguments) > 1 else make_constant(None)
+        result = default if found is values.ANY else make_constant(found)
         return replace(result, asked=arguments[0].asked)
 
     @staticmethod
@@ -663,21 +665,21 @@ class Evaluation:
         if not between:
             return _path(arguments)
         parts = next(iter(arguments[0].options or [None]))
-        if not isinstance(parts, tuple) or values.vague(parts):
+        if not isinstance(parts, tuple) or values.is_vague(parts):
             return None
-        return constant(between[0].join(map(str, parts)), arguments[0].asked)
+        return make_constant(between[0].join(map(str, parts)), arguments[0].asked)
 
     def _format(self, node: ast.JoinedStr, frame: _Frame) -> PossibleValue:
-        result = constant("")
+        result = make_constant("")
         for one in node.values:
             if isinstance(one, ast.FormattedValue):
                 inner = self.value(one.value, frame)
                 plain = one.format_spec is None
-                shown = frozenset(values.text(inner)) if plain else frozenset("*")
+                shown = frozenset(values.make_text(inner)) if plain else frozenset("*")
                 part = replace(inner, options=shown, hints=frozenset())
             else:
                 part = self.value(one, frame)
-            result = values.calculated("Add", result, part)
+            result = values.calculate("Add", result, part)
         return result
 
     def _sequence(self, node: ast.Tuple | ast.List | ast.Set, frame: _Frame) -> PossibleValue:
@@ -685,34 +687,34 @@ class Evaluation:
         for one in found:
             self._escaped(one)
         whole = not any(isinstance(one, ast.Starred) for one in node.elts)
-        return tupled(found) if whole else unknown(*found)
+        return make_tuple(found) if whole else make_unknown(*found)
 
     def _dict(self, node: ast.Dict, frame: _Frame) -> PossibleValue:
         found = [self.value(one, frame) for one in node.values]
         keys = [self.value(one, frame) if one else UNKNOWN_VALUE for one in node.keys]
         for one in found:
             self._escaped(one)
-        return values.table(keys, found)
+        return values.make_table(keys, found)
 
     def _subscript(self, node: ast.Subscript, frame: _Frame) -> PossibleValue:
         value, index = self.value(node.value, frame), self.value(node.slice, frame)
         if index.options is None or len(index.options) != 1:
-            return unknown(value, index)
-        found = values.item(value, *index.options)
+            return make_unknown(value, index)
+        found = values.get_item(value, *index.options)
         return replace(found, asked=found.asked or index.asked or value.asked)
 
     def _unary(self, node: ast.UnaryOp, frame: _Frame) -> PossibleValue:
         value = self.value(node.operand, frame)
         if isinstance(node.op, ast.Not):
-            known = truth(value)
-            return unknown(value) if known is None else constant(not known, value.asked)
+            known = get_truth(value)
+            return make_unknown(value) if known is None else make_constant(not known, value.asked)
         if isinstance(node.op, ast.USub):
-            return values.calculated("Sub", constant(0), value)
-        return unknown(value)
+            return values.calculate("Sub", make_constant(0), value)
+        return make_unknown(value)
 
     def _binary(self, node: ast.BinOp, frame: _Frame) -> PossibleValue:
         first, other = self.value(node.left, frame), self.value(node.right, frame)
-        return values.calculated(type(node.op).__name__, first, other)
+        return values.calculate(type(node.op).__name__, first, other)
 
     def _boolean(self, node: ast.BoolOp, frame: _Frame) -> PossibleValue:
         """Evaluate operands until one decides: flags that are read before it decide nothing."""
@@ -727,34 +729,38 @@ class Evaluation:
                 if certain:
                     raise
                 break
-            known = truth(value)
+            known = get_truth(value)
             if known is decisive:
                 if value.asked and not decisive:
                     self.events[before:] = [each for each in self.events[before:] if each.kind != "flag"]
-                return constant(decisive, value.asked) if not certain or not decisive else value
+                return make_constant(decisive, value.asked) if not certain or not decisive else value
             certain = certain and known is not None
             found.append(value)
-        return found[-1] if certain and found else unknown(*found)
+        return found[-1] if certain and found else make_unknown(*found)
 
     def _compare(self, node: ast.Compare, frame: _Frame) -> PossibleValue:
         left = self.value(node.left, frame)
         results: list[PossibleValue] = []
         for operation, right in zip(node.ops, node.comparators, strict=True):
             other = self.value(right, frame)
-            results.append(values.compared(type(operation).__name__, left, other))
+            results.append(values.compare(type(operation).__name__, left, other))
             left = other
-        failed = next((one for one in results if truth(one) is False), None)
-        return failed or (results[0] if len(results) == 1 else unknown(*results))
+        failed = next((one for one in results if get_truth(one) is False), None)
+        return failed or (results[0] if len(results) == 1 else make_unknown(*results))
 
     def _conditional(self, node: ast.IfExp, frame: _Frame) -> PossibleValue:
         condition = self.value(node.test, frame)
-        known = truth(condition)
+        known = get_truth(condition)
         if known is None:
             found: list[PossibleValue] = []
             for one in (node.body, node.orelse):
                 with contextlib.suppress(_EndedError):
                     found.append(self.value(one, frame))
-            return replace(joined(found), asked=unknown(condition, *found).asked) if found else UNKNOWN_VALUE
+            return (
+                replace(join_values(found), asked=make_unknown(condition, *found).asked)
+                if found
+                else UNKNOWN_VALUE
+            )
         if condition.asked:
             self.cuts.append((frame.module.name, node.lineno, condition.asked))
         value = self.value(node.body if known else node.orelse, frame)
@@ -779,12 +785,12 @@ class Evaluation:
         sources: list[PossibleValue] = []
         for generator in node.generators:
             sources.append(self.value(generator.iter, inner))
-            self._bind(generator.target, unknown(sources[-1]), inner)
+            self._bind(generator.target, make_unknown(sources[-1]), inner)
         elements = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
         for one in elements:
             with contextlib.suppress(_EndedError):
                 sources.append(self.value(one, inner))
-        return unknown(*sources)
+        return make_unknown(*sources)
 
     _MAKERS: ClassVar[
         Mapping[str, Callable[[list[PossibleValue], Sequence[PossibleValue]], PossibleValue | None]]
@@ -847,15 +853,17 @@ class Evaluation:
 
 def _folder(value: PossibleValue) -> PossibleValue:
     """Return the folder of a path."""
-    folders = frozenset(one.rpartition("/")[0] for one in values.text(value))
-    return replace(unknown(value), options=folders, hints=frozenset())
+    folders = frozenset(one.rpartition("/")[0] for one in values.make_text(value))
+    return replace(make_unknown(value), options=folders, hints=frozenset())
 
 
 def _path(parts: Sequence[PossibleValue]) -> PossibleValue:
     """Return the path of some parts; one that begins with something unknown begins with an asterisk."""
-    result = parts[0] if parts[0].options is not None else replace(unknown(parts[0]), options=frozenset("*"))
+    result = (
+        parts[0] if parts[0].options is not None else replace(make_unknown(parts[0]), options=frozenset("*"))
+    )
     for one in parts[1:]:
-        result = values.calculated("Div", result, one)
+        result = values.calculate("Div", result, one)
     return result
 
 
@@ -865,8 +873,8 @@ def _computed(function: Callable[..., object], arguments: Sequence[PossibleValue
     plain = (bool, int, float, str, tuple)
     if len(options) != len(arguments) or not all(isinstance(one, plain) for one in options):
         return None
-    if any(values.vague(one) for one in options):
+    if any(values.is_vague(one) for one in options):
         return None
     with contextlib.suppress(TypeError, ValueError, OverflowError):
-        return replace(unknown(*arguments), options=frozenset([function(*options)]), hints=frozenset())
+        return replace(make_unknown(*arguments), options=frozenset([function(*options)]), hints=frozenset())
     return None

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 from imagematrix.audit.guards import modules
 from imagematrix.audit.guards.evaluation import ExhaustedError, StepBudget
-from imagematrix.audit.guards.reading import ModuleReading, stem
+from imagematrix.audit.guards.module_reading import ModuleReading, get_stem
 from imagematrix.audit.guards.values import ComputeCapability, Line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from imagematrix.audit.guards.reading import Use
+    from imagematrix.audit.guards.module_reading import Use
 
-__all__ = ["STEPS", "SourceGuard", "StepBudget", "guards"]
+__all__ = ["STEPS", "SourceGuard", "StepBudget", "find_guards"]
 
 STEPS = 8_000_000  # of all packages of an image, which take some 20 s
 
@@ -37,7 +37,7 @@ class SourceGuard:
     used: frozenset[str]
 
 
-def guards(
+def find_guards(
     sources: Mapping[str, bytes],
     files: Iterable[str],
     capabilities: Sequence[str],
@@ -61,7 +61,7 @@ class _SourcedPackage:
     ) -> None:
         self.files = files
         self._capabilities = [ComputeCapability(*map(int, one.split("."))) for one in capabilities]
-        read = {path: modules.parsed(path, raw) for path, raw in sorted(sources.items())}
+        read = {path: modules.parse_module(path, raw) for path, raw in sorted(sources.items())}
         self._modules = {module.name: module for module in read.values() if module}
         # Modules that cannot be read may load what they name.
         self._unread = [sources[path] for path, module in read.items() if module is None]
@@ -74,7 +74,7 @@ class _SourcedPackage:
 
     def guard(self, path: str) -> SourceGuard | None:
         """Return the guard of a file, or None if there is none."""
-        word = modules.word(frozenset([stem(path)]))
+        word = modules.make_word_pattern(frozenset([get_stem(path)]))
         if any(word.search(raw) for raw in self._unread):
             return None
         found = {name: reading.use(path) for name, reading in self._readings.items()}
@@ -90,8 +90,10 @@ class _SourcedPackage:
 
     def _carries(self, name: str, uses: Mapping[str, Use]) -> bool:
         """Whether a module asks nothing, and only modules that load the file on their own import it."""
-        if not all(uses[name].used) or modules.asking(modules.mentioned(self._modules[name].tree)):
+        if not all(uses[name].used) or modules.has_query(modules.collect_mentioned(self._modules[name].tree)):
             return False
-        importers = {other.name for other in self._modules.values() if name in modules.imported(other)}
+        importers = {
+            other.name for other in self._modules.values() if name in modules.collect_imported(other)
+        }
         importers.discard(name)
         return bool(importers) and importers <= uses.keys()

@@ -7,13 +7,13 @@ import re
 import warnings
 from dataclasses import dataclass, field
 
-from imagematrix.audit.guards import questions
+from imagematrix.audit.guards import capability_queries
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["FUNCTIONS", "Function", "PythonModule", "dotted", "mentioned", "parsed"]
+__all__ = ["FUNCTIONS", "Function", "PythonModule", "collect_mentioned", "make_dotted_name", "parse_module"]
 
 LONGEST = 512 << 10  # bytes of a module; longer ones count as unreadable
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -48,7 +48,7 @@ class PythonModule:
         return ".".join([*kept, *([name] if name else [])])
 
 
-def dotted(path: str) -> str:
+def make_dotted_name(path: str) -> str:
     """Return the full name of the module in a file, such as "vllm._C" for vllm/_C.abi3.so."""
     folder, _, name = path.rpartition("/")
     own = name.partition(".")[0]
@@ -56,7 +56,7 @@ def dotted(path: str) -> str:
     return ".".join(parts)
 
 
-def parsed(path: str, raw: bytes) -> PythonModule | None:
+def parse_module(path: str, raw: bytes) -> PythonModule | None:
     """Return the module at a path, or None if this Python cannot parse it."""
     if len(raw) > LONGEST:
         return None
@@ -67,10 +67,10 @@ def parsed(path: str, raw: bytes) -> PythonModule | None:
         functions = tuple(_functions(tree.body, None))
         return PythonModule(
             path=path,
-            name=dotted(path),
+            name=make_dotted_name(path),
             tree=tree,
             functions=functions,
-            mentions={id(one): mentioned(one) for one, _ in functions},
+            mentions={id(one): collect_mentioned(one) for one, _ in functions},
             assigned={id(one): _assigned(one) for one, _ in functions},
             rebound=frozenset(
                 name for one in ast.walk(tree) if isinstance(one, ast.Global) for name in one.names
@@ -94,7 +94,7 @@ def _functions(body: list[ast.stmt], inside: str | None) -> Iterator[tuple[Funct
         waiting += [(one, within) for block in reversed(blocks) for one in reversed(block)]
 
 
-def mentioned(node: ast.AST) -> frozenset[str]:
+def collect_mentioned(node: ast.AST) -> frozenset[str]:
     """Return the names in a part of a module: variables, attributes, and what it imports."""
     found: set[str] = set()
     for one in ast.walk(node):
@@ -115,7 +115,7 @@ def _assigned(node: ast.AST) -> frozenset[str]:
     )
 
 
-def imported(module: PythonModule) -> frozenset[str]:
+def collect_imported(module: PythonModule) -> frozenset[str]:
     """Return the full names of what a module imports: modules, and names in them."""
     found: set[str] = set()
     for node in ast.walk(module.tree):
@@ -127,12 +127,12 @@ def imported(module: PythonModule) -> frozenset[str]:
     return frozenset(found)
 
 
-def asking(names: frozenset[str]) -> bool:
+def has_query(names: frozenset[str]) -> bool:
     """Whether one of some names is that of a question for the capability."""
-    return any(map(questions.asks, names))
+    return any(map(capability_queries.is_query, names))
 
 
-def word(names: frozenset[str]) -> re.Pattern[bytes]:
+def make_word_pattern(names: frozenset[str]) -> re.Pattern[bytes]:
     """Return the pattern of a text with one of some names as a word."""
     return re.compile(
         rb"(?<![\w])(?:" + b"|".join(re.escape(one.encode()) for one in sorted(names)) + rb")(?![\w])"

@@ -23,18 +23,18 @@ __all__ = [
     "ConstantTable",
     "Line",
     "PossibleValue",
-    "calculated",
-    "compared",
-    "constant",
-    "item",
-    "joined",
-    "names",
-    "table",
-    "text",
-    "truth",
-    "tupled",
-    "unknown",
-    "vague",
+    "calculate",
+    "compare",
+    "get_item",
+    "get_truth",
+    "is_vague",
+    "join_values",
+    "make_constant",
+    "make_table",
+    "make_text",
+    "make_tuple",
+    "make_unknown",
+    "names_file",
 ]
 
 MOST = 8  # values that are told apart
@@ -106,12 +106,12 @@ class PossibleValue:
 UNKNOWN_VALUE = PossibleValue()
 
 
-def constant(option: object, asked: Line | None = None) -> PossibleValue:
+def make_constant(option: object, asked: Line | None = None) -> PossibleValue:
     """Return the value that is one constant."""
     return PossibleValue(frozenset([option]), asked)
 
 
-def unknown(*sources: PossibleValue) -> PossibleValue:
+def make_unknown(*sources: PossibleValue) -> PossibleValue:
     """Return an unknown value that was made from others."""
     hints: frozenset[str] = frozenset().union(*(source.texts for source in sources))
     asked = next((source.asked for source in sources if source.asked), None)
@@ -120,24 +120,24 @@ def unknown(*sources: PossibleValue) -> PossibleValue:
     )
 
 
-def joined(values: Iterable[PossibleValue]) -> PossibleValue:
+def join_values(values: Iterable[PossibleValue]) -> PossibleValue:
     """Return the value that is one of several."""
     listed = list(values)
     if any(value.options is None for value in listed):
-        return unknown(*listed)
+        return make_unknown(*listed)
     options: frozenset[Any] = frozenset().union(*(value.options or () for value in listed))
     if not options or len(options) > MOST:
-        return unknown(*listed)
-    return replace(unknown(*listed), options=options)
+        return make_unknown(*listed)
+    return replace(make_unknown(*listed), options=options)
 
 
-def tupled(values: Iterable[PossibleValue]) -> PossibleValue:
+def make_tuple(values: Iterable[PossibleValue]) -> PossibleValue:
     """Return a tuple of values; those with several options are unknown elements."""
     listed = list(values)
     if len(listed) > WIDEST:
-        return unknown(*listed)
+        return make_unknown(*listed)
     elements = tuple([_only(value) for value in listed])
-    return replace(unknown(*listed), options=frozenset([elements]))
+    return replace(make_unknown(*listed), options=frozenset([elements]))
 
 
 def _only(value: PossibleValue) -> object:
@@ -151,20 +151,20 @@ def _only(value: PossibleValue) -> object:
     return ANY if nested or isinstance(option, ConstantTable) else option
 
 
-def table(keys: Sequence[PossibleValue], elements: Sequence[PossibleValue]) -> PossibleValue:
+def make_table(keys: Sequence[PossibleValue], elements: Sequence[PossibleValue]) -> PossibleValue:
     """Return a dictionary; unknown if a key or an element is."""
     pairs = [(_only(key), _only(element)) for key, element in zip(keys, elements, strict=True)]
     if len(pairs) > WIDEST or any(ANY in pair for pair in pairs):
-        return unknown(*elements)
-    return replace(unknown(*elements), options=frozenset([ConstantTable(tuple(pairs))]))
+        return make_unknown(*elements)
+    return replace(make_unknown(*elements), options=frozenset([ConstantTable(tuple(pairs))]))
 
 
-def item(value: PossibleValue, index: object) -> PossibleValue:
+def get_item(value: PossibleValue, index: object) -> PossibleValue:
     """Return the element of a tuple or table at an index."""
     found = [_item(option, index) for option in value.options or ()]
     if not found or ANY in found:
-        return unknown(value)
-    return joined([constant(option, value.asked) for option in found])
+        return make_unknown(value)
+    return join_values([make_constant(option, value.asked) for option in found])
 
 
 def _item(option: Any, index: Any) -> object:
@@ -176,7 +176,7 @@ def _item(option: Any, index: Any) -> object:
         return ANY
 
 
-def truth(value: PossibleValue) -> bool | None:
+def get_truth(value: PossibleValue) -> bool | None:
     """Return whether a value counts as true, None if it may be either."""
     if value.options is None:
         return None
@@ -184,7 +184,7 @@ def truth(value: PossibleValue) -> bool | None:
     return found.pop() if len(found) == 1 else None
 
 
-def text(value: PossibleValue) -> list[str]:
+def make_text(value: PossibleValue) -> list[str]:
     """Return the texts of a value in another text."""
     if value.options is None:
         return ["*"]
@@ -207,7 +207,7 @@ def _combined(
     first: PossibleValue, other: PossibleValue, function: Callable[[Any, Any], object]
 ) -> PossibleValue:
     """Return the results of a function of two constants, for all pairs of options."""
-    made = unknown(first, other)
+    made = make_unknown(first, other)
     if first.options is None or other.options is None:
         return made
     results = {function(*pair) for pair in product(first.options, other.options)}
@@ -226,20 +226,20 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def calculated(name: str, first: PossibleValue, other: PossibleValue) -> PossibleValue:
+def calculate(name: str, first: PossibleValue, other: PossibleValue) -> PossibleValue:
     """Return the result of an operation, by its name in `ast`. A slash also joins paths."""
     if name == "Div" and any(isinstance(one, str) for side in (first, other) for one in side.options or ()):
-        made = [f"{left.rstrip('/')}/{right}" for left in text(first) for right in text(other)]
+        made = [f"{left.rstrip('/')}/{right}" for left in make_text(first) for right in make_text(other)]
         return _written(made, first, other)
     if name == "Add" and any(isinstance(one, str) for side in (first, other) for one in side.options or ()):
-        made = [left + right for left in text(first) for right in text(other)]
+        made = [left + right for left in make_text(first) for right in make_text(other)]
         return _written(made, first, other)
     return _combined(first, other, lambda left, right: _calculated(name, left, right))
 
 
 def _written(texts: list[str], *sources: PossibleValue) -> PossibleValue:
     """Return the value that is one of some texts; unknown if they are too many or too long."""
-    made = unknown(*sources)
+    made = make_unknown(*sources)
     if len(texts) > MOST or any(len(one) > LONGEST for one in texts):
         return made
     return replace(made, options=frozenset(texts), hints=frozenset())
@@ -258,7 +258,7 @@ def _calculated(name: str, left: Any, right: Any) -> object:
     return result if abs(result) < LARGEST else ANY
 
 
-def compared(name: str, first: PossibleValue, other: PossibleValue) -> PossibleValue:
+def compare(name: str, first: PossibleValue, other: PossibleValue) -> PossibleValue:
     """Return the result of a comparison, by its name in `ast`."""
     return _combined(first, other, lambda left, right: _compared(name, left, right))
 
@@ -293,7 +293,7 @@ def _compared(name: str, left: Any, right: Any) -> object:
 
 
 def _ordered(name: str, left: Any, right: Any) -> object:
-    if vague(left) or vague(right) or name not in ORDERS:
+    if is_vague(left) or is_vague(right) or name not in ORDERS:
         return ANY
     try:
         return bool(ORDERS[name](left, right))
@@ -324,14 +324,14 @@ def _contains(container: object, own: object) -> object:
     return True if True in found else ANY if ANY in found else False
 
 
-def vague(option: object) -> bool:
+def is_vague(option: object) -> bool:
     """Whether a part of a constant is unknown."""
     if isinstance(option, tuple):
-        return any(map(vague, option))
+        return any(map(is_vague, option))
     return option is ANY or (isinstance(option, str) and "*" in option)
 
 
-def names(pattern: str, path: str) -> bool:
+def names_file(pattern: str, path: str) -> bool:
     """Whether a text names a file by its path, or by the end of its path."""
     folder, _, name = pattern.rpartition("/")
     if not name.strip("*"):

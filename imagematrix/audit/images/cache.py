@@ -29,9 +29,9 @@ from imagematrix.audit.binaries.driver_file import DriverLibrary
 from imagematrix.audit.binaries.host_code import Carriers, HostCode
 from imagematrix.audit.binaries.notes import Compat
 from imagematrix.audit.binaries.objects import File
-from imagematrix.audit.images.layer import Folder, Hardlink, Layer, Plain, Symlink
-from imagematrix.audit.packages.installed import Database, Installed
-from imagematrix.common.files import make_private, private
+from imagematrix.audit.images.layer import Folder, Hardlink, Layer, PlainFile, Symlink
+from imagematrix.audit.packages.installed_package import Database, InstalledPackage
+from imagematrix.common.files import make_private, require_private
 from imagematrix.common.image_reference import DIGEST
 
 TYPE_CHECKING = False
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from importlib.resources.abc import Traversable
 
-__all__ = ["Cache", "dump", "load"]
+__all__ = ["Cache", "dump_value", "load_value"]
 
 LIMIT = 256 << 20  # bytes of all entries; one of a large layer has some 100 kB
 LARGEST = 64 << 20  # bytes of an entry before compression
@@ -58,9 +58,9 @@ CLASSES = (
     Folder,
     Hardlink,
     HostCode,
-    Installed,
+    InstalledPackage,
     Layer,
-    Plain,
+    PlainFile,
     Symlink,
 )
 NAMES = {kind.__name__: kind for kind in CLASSES} | {"Mapping": Mapping}
@@ -83,13 +83,13 @@ class Cache:
     def get(self, digest: str) -> Layer | None:
         """Return the layer with a digest, or None if it is not cached."""
         with contextlib.suppress(OSError, ValueError, RecursionError, zlib.error):
-            layer = load(Layer, json.loads(self._read(self._name(digest))))
+            layer = load_value(Layer, json.loads(self._read(self._name(digest))))
             return layer if layer.digest == digest else None
         return None
 
     def put(self, layer: Layer) -> None:
         """Cache a layer. The caller has checked that its bytes match its digest."""
-        raw = json.dumps(dump(layer), separators=(",", ":")).encode()
+        raw = json.dumps(dump_value(layer), separators=(",", ":")).encode()
         if len(raw) > LARGEST:
             return
         with contextlib.suppress(OSError):
@@ -108,19 +108,19 @@ class Cache:
         A note about a layer is valid only while the cache `has` the layer.
         """
         with contextlib.suppress(OSError, ValueError, RecursionError, zlib.error):
-            return load(kind, json.loads(self._read(_note(name))))
+            return load_value(kind, json.loads(self._read(_note(name))))
         return None
 
     def put_note(self, name: str, value: object) -> None:
         """Note a value, made of tuples and scalars, under any name."""
         with contextlib.suppress(OSError):
-            self._write(_note(name), zlib.compress(json.dumps(dump(value)).encode(), 1))
+            self._write(_note(name), zlib.compress(json.dumps(dump_value(value)).encode(), 1))
 
     def _own(self) -> Path:
         """Return the folder; raise OSError if it does not exist, or if others can access it."""
         if self._folder is None:
             raise FileNotFoundError
-        return private(self._folder)
+        return require_private(self._folder)
 
     def _created(self) -> Path:
         """Return the folder, creating it if needed; raise OSError."""
@@ -201,7 +201,7 @@ def _code_in(entry: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
         yield path, entry.read_bytes()
 
 
-def dump(value: object) -> object:
+def dump_value(value: object) -> object:
     """Return a value that `json` can write: an object becomes {class: {field: value}}, without defaults.
 
     An object with only defaults, like most files of a layer, becomes the name of its class.
@@ -210,22 +210,24 @@ def dump(value: object) -> object:
         own = ((field, getattr(value, field.name)) for field in fields(value))
         # Equality is enough to recognize a default: equal values of these classes are interchangeable.
         values = {
-            field.name: dump(item) for field, item in own if field.default is MISSING or item != field.default
+            field.name: dump_value(item)
+            for field, item in own
+            if field.default is MISSING or item != field.default
         }
         return {type(value).__name__: values} if values else type(value).__name__
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, Mapping):
-        return {key: dump(item) for key, item in value.items()}
+        return {key: dump_value(item) for key, item in value.items()}
     if isinstance(value, frozenset):
-        return [dump(item) for item in sorted(value)]
+        return [dump_value(item) for item in sorted(value)]
     if isinstance(value, tuple):
-        return [dump(item) for item in value]
+        return [dump_value(item) for item in value]
     return value
 
 
-def load(kind: type[T], data: object) -> T:
-    """Return the object that `dump` converted to `data`; raise ValueError if it is no `kind`."""
+def load_value(kind: type[T], data: object) -> T:
+    """Return the object that `dump_value` converted to `data`; raise ValueError if it is no `kind`."""
     value: T = _reader(kind)(data)  # type: ignore[arg-type]  # classes can be hashed
     return value
 

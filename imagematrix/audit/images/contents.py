@@ -6,17 +6,17 @@ import re
 from dataclasses import dataclass, replace
 
 from imagematrix.audit.packages import packages
-from imagematrix.audit.packages.installed import GENERIC, PYPI, Installed, checked
+from imagematrix.audit.packages.installed_package import GENERIC, PYPI, InstalledPackage, make_package
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from imagematrix.audit.images.layer import Plain
+    from imagematrix.audit.images.layer import PlainFile
     from imagematrix.audit.images.python_packages import Package
     from imagematrix.images.oci.tree import ImageTree
 
-__all__ = ["Contents", "contents"]
+__all__ = ["Contents", "list_contents"]
 
 OS_RELEASE = ("/etc/os-release", "/usr/lib/os-release")
 ASSIGNED = re.compile(r"(ID|VERSION_ID)=([\"']?)([A-Za-z0-9._-]{1,64})\2", re.ASCII)  # os-release(5)
@@ -30,13 +30,13 @@ class Contents:
     `distribution` is the name and the version in os-release, such as "debian" and "13"; None if not stated.
     """
 
-    packages: tuple[Installed, ...] = ()
+    packages: tuple[InstalledPackage, ...] = ()
     unread: tuple[tuple[str, int], ...] = ()
     distribution: tuple[str | None, str | None] = (None, None)
 
 
-def contents(
-    tree: ImageTree[Plain],
+def list_contents(
+    tree: ImageTree[PlainFile],
     python: Iterable[Package],
     others: Iterable[tuple[str, str | None, str]] = (),
     damaged: Iterable[str] = (),
@@ -45,7 +45,7 @@ def contents(
 
     The others are libraries: name, version and path. `damaged` are the paths of metadata of Python.
     """
-    found: list[Installed] = []
+    found: list[InstalledPackage] = []
     unread = [(path, 1) for path in damaged]
     for path, file in _databases(tree):
         if file.database:
@@ -57,7 +57,7 @@ def contents(
         *own,
         *((GENERIC, *other[:2], None, other[2]) for other in others),
     ):
-        package = checked(kind, name, version, license=stated)
+        package = make_package(kind, name, version, license=stated)
         if package:
             found.append(replace(package, path=path))
         elif version:
@@ -69,13 +69,13 @@ def contents(
     )
 
 
-def _databases(tree: ImageTree[Plain]) -> Iterator[tuple[str, Plain]]:
+def _databases(tree: ImageTree[PlainFile]) -> Iterator[tuple[str, PlainFile]]:
     """Yield each file that may be a database, by its own path: folders such as /lib may be links."""
     paths = (*packages.LISTS, *(f"{packages.FOLDER}/{name}" for name in tree.names(packages.FOLDER)))
     yield from dict(filter(None, map(tree.find, paths))).items()
 
 
-def _distribution(tree: ImageTree[Plain]) -> tuple[str | None, str | None]:
+def _distribution(tree: ImageTree[PlainFile]) -> tuple[str | None, str | None]:
     file = next(filter(None, map(tree.find, OS_RELEASE)), None)
     lines = ((file[1].text if file else None) or b"").decode("utf-8", "replace").splitlines()
     stated: Mapping[str, str] = {
@@ -84,5 +84,5 @@ def _distribution(tree: ImageTree[Plain]) -> tuple[str | None, str | None]:
     return stated.get("ID"), stated.get("VERSION_ID")
 
 
-def _place(package: Installed) -> tuple[str, ...]:
+def _place(package: InstalledPackage) -> tuple[str, ...]:
     return package.kind, package.name, package.version or "", package.arch or "", package.path or ""

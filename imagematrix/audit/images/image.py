@@ -6,24 +6,24 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from imagematrix.audit.packages import statements
-from imagematrix.audit.packages.statements import StatementSource
+from imagematrix.audit.packages import attested_sboms
+from imagematrix.audit.packages.attested_sboms import StatementSource
 from imagematrix.common import json_documents
 from imagematrix.common.json_documents import Fields
 from imagematrix.errors import AuditError, UnknownImageError, UsageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.oci.layout import ENGINE_NAME, NAME
-from imagematrix.images.oci.manifest import Descriptor, ImageIndex, digest_of, parse
+from imagematrix.images.oci.manifest import Descriptor, ImageIndex, compute_digest, parse_manifest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from imagematrix.audit.images.layer import Layer
-    from imagematrix.audit.packages.statements import Statement
+    from imagematrix.audit.packages.attested_sboms import Statement
     from imagematrix.images.oci.manifest import ImageManifest
 
-__all__ = ["AuditedImage", "ImageSource", "image", "images"]
+__all__ = ["AuditedImage", "ImageSource", "list_images", "read_image"]
 
 DEEPEST = 3  # levels of nested indexes
 MOST = 1000  # manifests of an index
@@ -65,7 +65,7 @@ class AuditedImage:
     sboms: tuple[Statement, ...] = ()
 
 
-def images(
+def list_images(
     source: ImageSource,
     raw: bytes,
     reference: str,
@@ -81,17 +81,17 @@ def images(
     UnknownImageError if there is no image, AuditError if something is damaged.
     """
     try:
-        found = parse(raw, reference, Descriptor)
+        found = parse_manifest(raw, reference, Descriptor)
         if layout and isinstance(found, ImageIndex):
             groups = [_entries(source, group, reference, DEEPEST) for group in _by_name(found.entries)]
         else:
-            groups = [_manifests(source, digest_of(raw), found, reference, DEEPEST)]
+            groups = [_manifests(source, compute_digest(raw), found, reference, DEEPEST)]
         chosen = [candidate for group in groups for candidate in _chosen(list(group), reference, platform)]
         for candidate in chosen:
             name = reference if len(chosen) == 1 else f"{reference.partition('@')[0]}@{candidate.digest}"
             if candidate.config is None:
                 raise AuditError(f"{name} has no configuration")
-            made = image(
+            made = read_image(
                 source,
                 source.config(candidate.config.digest),
                 [layer.digest for layer in candidate.layers],
@@ -101,14 +101,14 @@ def images(
             )
             if sboms:
                 made = replace(
-                    made, sboms=statements.of_image(source, candidate.digest, candidate.attestations)
+                    made, sboms=attested_sboms.read_sboms(source, candidate.digest, candidate.attestations)
                 )
             yield replace(made, names=(candidate.name,)) if candidate.name else made
     except UsageError as error:
         raise AuditError(str(error)) from error
 
 
-def image(
+def read_image(
     source: ImageSource,
     config: bytes,
     layers: Sequence[str],
@@ -118,7 +118,7 @@ def image(
     sizes: Mapping[str, int] | None = None,
 ) -> AuditedImage:
     """Return the image with a `digest`, a configuration and layers; raise AuditError, UsageError."""
-    fields = Fields(json_documents.parse(config, reference), reference)
+    fields = Fields(json_documents.parse_json(config, reference), reference)
     inner = fields.object_or_empty("config")
     pairs = (word.partition("=") for word in (inner.texts("Env") if inner.present("Env") else ()))
     platform = [
@@ -135,7 +135,7 @@ def image(
         size=sum((sizes or {}).values()) or None,
         environment={name: value for name, _, value in pairs},
         labels=inner.named_texts("Labels"),
-        inherited=labels.inherited(fields.data),
+        inherited=labels.has_inherited(fields.data),
         created=fields.text_or_none("created"),
     )
 
@@ -213,7 +213,7 @@ def _entries(
         attesting[entry.attests].append(entry.digest)
     for entry in entries:
         if not entry.attestation:
-            found = parse(source.manifest(entry.digest), reference, Descriptor)
+            found = parse_manifest(source.manifest(entry.digest), reference, Descriptor)
             inner_name = entry.annotations.get(ENGINE_NAME) or name
             listed = _manifests(source, entry.digest, found, reference, deep - 1, entry, inner_name)
             for candidate in listed:

@@ -12,18 +12,18 @@ import tempfile
 from dataclasses import dataclass, replace
 from typing import Self
 
-from imagematrix.audit.binaries import archives, elf, loading, nvidia_names, objects
-from imagematrix.audit.binaries.cpu.scan import decodable, scan_later
+from imagematrix.audit.binaries import archives, driver_loading, elf, nvidia_names, objects
+from imagematrix.audit.binaries.cpu.scan import is_decodable, scan_later
 from imagematrix.audit.binaries.objects import HEAD, File
 from imagematrix.audit.binaries.window import Window
-from imagematrix.audit.guards.kept import PackageSources
+from imagematrix.audit.guards.package_sources import PackageSources
 from imagematrix.audit.packages import packages
-from imagematrix.audit.packages.installed import METADATA_FILES, RECORD, Database, recorded
-from imagematrix.common.temp_folder import disk
+from imagematrix.audit.packages.installed_package import METADATA_FILES, RECORD, Database, list_recorded_files
+from imagematrix.common.temp_folder import get_disk_folder
 from imagematrix.errors import AuditError
-from imagematrix.hardware.vendors import guarded
-from imagematrix.images.oci.expanded import Expanded
-from imagematrix.images.oci.listing import LayerListing, dense, members, to_the_end
+from imagematrix.hardware.vendors import guarded_files
+from imagematrix.images.oci.decompression import DecompressedStream
+from imagematrix.images.oci.layer_entries import LayerListing, list_members, read_to_the_end, require_dense
 from imagematrix.images.oci.tar import open_tar
 from imagematrix.images.oci.tree import FOLDER, Folder, Hardlink, Symlink
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.binaries.cpu.scan import StartScan
     from imagematrix.audit.binaries.elf import Elf
-    from imagematrix.images.oci.expanded import ByteStream
+    from imagematrix.images.oci.decompression import ByteStream
 
 __all__ = [
     "FOLDER",
@@ -42,10 +42,10 @@ __all__ = [
     "Folder",
     "Hardlink",
     "Layer",
-    "Plain",
+    "PlainFile",
     "Symlink",
-    "read",
-    "renamed",
+    "read_layer",
+    "rename_layer",
 ]
 
 PIECE = 1 << 20
@@ -67,7 +67,7 @@ PAGE = 4096  # files in the copy begin at pages, so that what is left out of the
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plain:
+class PlainFile:
     """Any other entry: a regular file or a special file.
 
     `file` describes a file with code, `text` is the content of a text file that the audit reads, and
@@ -80,7 +80,7 @@ class Plain:
     layer: str = ""
 
 
-OTHER = Plain()
+OTHER = PlainFile()
 NOTHING = Database()
 
 
@@ -92,33 +92,35 @@ class Layer:
     """
 
     digest: str
-    entries: Mapping[str, Folder | Symlink | Hardlink | Plain]
+    entries: Mapping[str, Folder | Symlink | Hardlink | PlainFile]
     removed: frozenset[str]
     emptied: frozenset[str]
 
 
-def read(stream: ByteStream, digest: str, start_scan: StartScan = scan_later) -> Layer:
+def read_layer(stream: ByteStream, digest: str, start_scan: StartScan = scan_later) -> Layer:
     """Return the layer in `stream`, a tar that may be compressed; raise AuditError."""
-    found: LayerListing[Plain] = LayerListing()
+    found: LayerListing[PlainFile] = LayerListing()
     texts = 0
     try:
-        expanded = Expanded(stream)
+        expanded = DecompressedStream(stream)
         with open_tar(expanded) as archive, _Decoding(start_scan) as decoding, PackageSources() as sources:
-            for member in members(archive):
+            for member in list_members(archive):
                 path = found.path_of(member)
                 if path and path != "/":
                     entry = found.link(member) or _entry(archive, member, path, digest, decoding, sources)
                     found.put(path, entry, alike=(OTHER,))
-                    texts += len(entry.text or b"") if isinstance(entry, Plain) else 0
+                    texts += len(entry.text or b"") if isinstance(entry, PlainFile) else 0
                     if texts > ALL_TEXTS:
                         raise tarfile.ReadError(f"more than {ALL_TEXTS} bytes of text files")
-            to_the_end(archive, expanded, expanded)
+            read_to_the_end(archive, expanded, expanded)
             for path, kept, file in decoding.decoded():
-                if found.entries.get(path) == Plain(file=kept, layer=digest):  # no later one has replaced it
-                    found.entries[path] = Plain(file=file, layer=digest)
+                if found.entries.get(path) == PlainFile(
+                    file=kept, layer=digest
+                ):  # no later one has replaced it
+                    found.entries[path] = PlainFile(file=file, layer=digest)
             for path, text in sources.needed(_of_packages(found.entries)):
                 listed = found.entries.get(path)
-                if isinstance(listed, Plain):  # no link or folder has replaced it
+                if isinstance(listed, PlainFile):  # no link or folder has replaced it
                     found.entries[path] = replace(listed, text=text, layer=digest)
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         raise AuditError(f"the layer {digest} cannot be read: {error}") from error
@@ -130,10 +132,10 @@ def read(stream: ByteStream, digest: str, start_scan: StartScan = scan_later) ->
     )
 
 
-def renamed(layer: Layer, digest: str) -> Layer:
+def rename_layer(layer: Layer, digest: str) -> Layer:
     """Return a layer under another digest."""
     entries = {
-        path: replace(entry, layer=digest) if isinstance(entry, Plain) and entry.layer else entry
+        path: replace(entry, layer=digest) if isinstance(entry, PlainFile) and entry.layer else entry
         for path, entry in layer.entries.items()
     }
     return replace(layer, digest=digest, entries=entries)
@@ -146,53 +148,57 @@ def _entry(
     digest: str,
     decoding: _Decoding,
     sources: PackageSources,
-) -> Folder | Plain:
+) -> Folder | PlainFile:
     if member.isdir():
         return FOLDER
     file = archive.extractfile(member) if member.isfile() else None
-    if file and path.endswith(loading.SOURCE) and not TEXTS.fullmatch(path):
-        text = file.read(loading.LONGEST)
+    if file and path.endswith(driver_loading.SOURCE) and not TEXTS.fullmatch(path):
+        text = file.read(driver_loading.LONGEST)
         sources.keep(path, text)
-        return _names_cuda(member, digest) if loading.sources_load(text) else OTHER
+        return _names_cuda(member, digest) if driver_loading.sources_load(text) else OTHER
     return _plain(file, path, member, digest, decoding) if file else OTHER
 
 
-def _names_cuda(member: tarfile.TarInfo, digest: str) -> Plain:
-    return Plain(file=File(size=member.size, names_cuda=True), layer=digest)
+def _names_cuda(member: tarfile.TarInfo, digest: str) -> PlainFile:
+    return PlainFile(file=File(size=member.size, names_cuda=True), layer=digest)
 
 
-def _plain(file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str, decoding: _Decoding) -> Plain:
-    if reader := packages.database(path):
+def _plain(
+    file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str, decoding: _Decoding
+) -> PlainFile:
+    if reader := packages.find_database_reader(path):
         database = decoding.databases.add(reader(file, member.size))
-        return Plain(database=database, layer=digest) if database != NOTHING else OTHER
+        return PlainFile(database=database, layer=digest) if database != NOTHING else OTHER
     if TEXTS.fullmatch(path):
-        return Plain(text=file.read(LONGEST_TEXT), layer=digest)
+        return PlainFile(text=file.read(LONGEST_TEXT), layer=digest)
     head = file.read(HEAD)
-    if not objects.interesting(path, head):
+    if not objects.is_interesting(path, head):
         return OTHER
-    dense(member, path)
-    with archives.copied(file, member.size, head) as window:
+    require_dense(member, path)
+    with archives.copy_stream(file, member.size, head) as window:
         if window.size < member.size:
             raise EOFError(f"{path} is truncated")
-        headers = elf.read(window)
-        examined = objects.examine(path, window, headers)
-        if examined and guarded.listed(path):  # hashing takes as long as reading
+        headers = elf.read_elf(window)
+        examined = objects.examine_file(path, window, headers)
+        if examined and guarded_files.is_listed(path):  # hashing takes as long as reading
             examined = replace(examined, recorded=_recorded(window))
         if examined and headers:
             decoding.keep(path, examined, headers, window)
-    return Plain(file=examined, layer=digest) if examined else OTHER
+    return PlainFile(file=examined, layer=digest) if examined else OTHER
 
 
 def _of_packages(entries: Mapping[str, object]) -> Iterator[tuple[list[str], list[str]]]:
     """Yield for each Python package in a layer the paths of its files, and those of them with device code."""
     for path, entry in entries.items():
-        if isinstance(entry, Plain) and entry.text is not None and path.endswith(f".dist-info/{RECORD}"):
-            listed = [own for own, _ in recorded(posixpath.dirname(posixpath.dirname(path)), entry.text)]
+        if isinstance(entry, PlainFile) and entry.text is not None and path.endswith(f".dist-info/{RECORD}"):
+            listed = [
+                own for own, _ in list_recorded_files(posixpath.dirname(posixpath.dirname(path)), entry.text)
+            ]
             yield listed, [own for own in listed if _has_code(entries.get(own))]
 
 
 def _has_code(entry: object) -> bool:
-    return isinstance(entry, Plain) and entry.file is not None and bool(entry.file.code)
+    return isinstance(entry, PlainFile) and entry.file is not None and bool(entry.file.code)
 
 
 def _recorded(window: Window) -> str:
@@ -219,7 +225,7 @@ class _Decoding:
         self._file: BinaryIO
 
     def __enter__(self) -> Self:
-        self._file = self._stack.enter_context(tempfile.TemporaryFile(dir=disk()))
+        self._file = self._stack.enter_context(tempfile.TemporaryFile(dir=get_disk_folder()))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -228,7 +234,11 @@ class _Decoding:
     def keep(self, path: str, file: File, headers: Elf, window: Window) -> None:
         """Keep a file for decoding if it has code for the CPU and is no library of NVIDIA's."""
         self._kept.pop(path, None)
-        if file.linked and decodable(headers, window) and not nvidia_names.of_nvidia(path, file.soname):
+        if (
+            file.linked
+            and is_decodable(headers, window)
+            and not nvidia_names.is_nvidia_library(path, file.soname)
+        ):
             self._copy(headers, window)
             self._kept[path] = (file, self._end)
             self._end += -(-window.size // PAGE) * PAGE
@@ -241,7 +251,7 @@ class _Decoding:
             window = Window(self._file, start, file.size)
             if file.size <= WHOLE and self.databases.has(window):
                 yield path, file, replace(file, packaged=True)
-            elif headers := elf.read(window):
+            elif headers := elf.read_elf(window):
                 scans.append((path, file, self._start_scan(path, headers, window)))
         for path, file, scanned in reversed(scans):  # the large files take longest
             yield path, file, replace(file, host=scanned())

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from imagematrix.audit.binaries.cpu.scan import scan_later
 from imagematrix.audit.images import layer
-from imagematrix.common.once import Once
+from imagematrix.common.single_flight import SingleFlight
 from imagematrix.images.oci import deflate
-from imagematrix.images.oci.expanded import Expanded, Hashed
+from imagematrix.images.oci.decompression import DecompressedStream, HashedStream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.binaries.cpu.scan import StartScan
     from imagematrix.audit.images.layer import Layer
-    from imagematrix.images.oci.expanded import ByteStream
+    from imagematrix.images.oci.decompression import ByteStream
 
     Open = Callable[[str], AbstractContextManager[ByteStream]]
 
@@ -58,7 +58,7 @@ class Layers:
         self._watch = watch
         self._start_scan = start_scan
         self._counting = threading.Lock()
-        self._once: Once[str, Layer] = Once()
+        self._once: SingleFlight[str, Layer] = SingleFlight()
         self._awaited: set[Future[Layer]] = set()
         self._stopped = False
         self._lock = threading.Lock()
@@ -90,7 +90,7 @@ class Layers:
             if self._stopped:
                 raise CancelledError
             self._awaited.update(results.values())
-        for _ in range(min(MOST, len(results), deflate.threads())):
+        for _ in range(min(MOST, len(results), deflate.count_threads())):
             # Daemon threads: a command that is interrupted does not wait for a large file.
             threading.Thread(target=work, name="layer", daemon=True).start()
         try:
@@ -109,15 +109,15 @@ class Layers:
 
     def unnamed(self, stream: ByteStream, name: str) -> Layer:
         """Return a layer whose digest is not known; it gets the digest of its tar. Raises AuditError."""
-        tar = Hashed(Expanded(_Watched(stream, self._count)))
-        return layer.renamed(layer.read(tar, name, self._start_scan), tar.digest)
+        tar = HashedStream(DecompressedStream(_Watched(stream, self._count)))
+        return layer.rename_layer(layer.read_layer(tar, name, self._start_scan), tar.digest)
 
     def _cached_or_read(self, digest: str, opened: Open) -> Layer:
         if self._kept and (kept := self._kept.get(digest)):
             return kept
         with opened(digest) as stream:
-            hashed = Hashed(_Watched(stream, self._count), digest)
-            read = layer.read(hashed, digest, self._start_scan)
+            hashed = HashedStream(_Watched(stream, self._count), digest)
+            read = layer.read_layer(hashed, digest, self._start_scan)
             hashed.finish()
         if self._kept:
             self._kept.put(read)

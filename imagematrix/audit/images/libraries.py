@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from imagematrix.audit.binaries import nvidia_names, stated
+from imagematrix.audit.binaries import library_versions, nvidia_names
 from imagematrix.hardware.vendors import cuda, versions
 
 TYPE_CHECKING = False
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.binaries.objects import File
 
-__all__ = ["RUNTIME", "Library", "libraries", "runtimes", "talking"]
+__all__ = ["RUNTIME", "Library", "list_communication_libraries", "list_libraries", "list_runtimes"]
 
 RUNTIME = "cudart"
 
@@ -42,17 +42,17 @@ class Library:
     stated: bool = False
 
 
-def libraries(path: str, file: File, packages: Mapping[str, str]) -> Iterator[Library]:
+def list_libraries(path: str, file: File, packages: Mapping[str, str]) -> Iterator[Library]:
     """Yield the libraries in a file: the file itself, or CUDA's runtime or NCCL linked into it.
 
     `packages` are the versions of Python packages by the paths of the files that they installed.
     """
     if file.static_cudart:
         yield Library(name="cudart", path=path, version=None, static=True)
-    parts = nvidia_names.named(path, file.soname)
+    parts = nvidia_names.parse_library_name(path, file.soname)
     own, said = file.stated or (None, None)
     if own and (parts is None or parts[0] != own):
-        nvidia = own == stated.LINKED
+        nvidia = own == library_versions.LINKED
         yield Library(
             name=own, path=path, version=said, static=nvidia, nvidia=nvidia, stated=said is not None
         )
@@ -73,7 +73,7 @@ def libraries(path: str, file: File, packages: Mapping[str, str]) -> Iterator[Li
     )
 
 
-def runtimes(listed: Iterable[Library]) -> list[str]:
+def list_runtimes(listed: Iterable[Library]) -> list[str]:
     """Return the releases of CUDA's runtime among libraries, X.0 if only the major release X is known."""
     releases = []
     for library in listed:
@@ -83,14 +83,18 @@ def runtimes(listed: Iterable[Library]) -> list[str]:
     return [release for release in releases if versions.RELEASE.fullmatch(release)]
 
 
-def talking(listed: Iterable[Library]) -> Iterator[tuple[str, str | None]]:
+def list_communication_libraries(listed: Iterable[Library]) -> Iterator[tuple[str, str | None]]:
     """Yield name and version of each library that a program may load for its ranks to talk through.
 
     The version is what its bytes state, None if they state none.
     """
     for library in listed:
         # Archives are for linking, and are not loaded themselves.
-        if library.name in stated.NAMES and "!/" not in library.path and not library.path.endswith(".a"):
+        if (
+            library.name in library_versions.NAMES
+            and "!/" not in library.path
+            and not library.path.endswith(".a")
+        ):
             yield library.name, library.version if library.stated else None
 
 
@@ -100,5 +104,6 @@ def _oldest(version: str) -> str | None:
     minor = rest.partition(".")[0]
     names = (f"{major}.{minor}", f"{major}.0")
     return next(
-        (driver for name in names if cuda.release(name) and (driver := cuda.lowest_driver(name))), None
+        (driver for name in names if cuda.get_release(name) and (driver := cuda.get_lowest_driver(name))),
+        None,
     )

@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from imagematrix.audit.images.layer import Plain
+    from imagematrix.audit.images.layer import PlainFile
     from imagematrix.images.oci.tree import ImageTree
 
 __all__ = ["Loader"]
@@ -32,7 +32,7 @@ class Loader:
     Its containers have `library_path` as LD_LIBRARY_PATH.
     """
 
-    def __init__(self, tree: ImageTree[Plain], library_path: str = "") -> None:
+    def __init__(self, tree: ImageTree[PlainFile], library_path: str = "") -> None:
         self._tree = tree
         self._given = [folder for folder in library_path.replace(";", ":").split(":") if folder]
         cache = tree.find(CACHE)
@@ -40,7 +40,7 @@ class Loader:
 
     def find(
         self, name: str, *, runpath: Iterable[str] = (), rpath: Iterable[str] = (), origin: str = "/"
-    ) -> tuple[str, Plain] | None:
+    ) -> tuple[str, PlainFile] | None:
         """Return the path of the file that is loaded for a name, and the file, or None if there is none.
 
         `runpath` and `rpath` are those of the file that needs it, which is in the folder `origin`.

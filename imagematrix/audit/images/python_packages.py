@@ -9,17 +9,17 @@ import posixpath
 import re
 from dataclasses import dataclass
 
-from imagematrix.audit.packages.installed import METADATA_FILES, RECORD, recorded
-from imagematrix.hardware.vendors import guarded
+from imagematrix.audit.packages.installed_package import METADATA_FILES, RECORD, list_recorded_files
+from imagematrix.hardware.vendors import guarded_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from imagematrix.audit.images.layer import Plain
+    from imagematrix.audit.images.layer import PlainFile
     from imagematrix.images.oci.tree import ImageTree
 
-__all__ = ["STACKS", "Package", "packages", "stack", "version"]
+__all__ = ["STACKS", "Package", "get_stack_release", "get_version", "list_packages"]
 
 # The frameworks that an audit lists.
 STACKS = re.compile(
@@ -75,7 +75,7 @@ class Package:
     for_cuda: bool = False
 
 
-def packages(tree: ImageTree[Plain]) -> tuple[list[Package], list[str]]:
+def list_packages(tree: ImageTree[PlainFile]) -> tuple[list[Package], list[str]]:
     """Return the packages, and the paths of metadata that states no name or no version."""
     texts: dict[str, dict[str, tuple[str, bytes]]] = {}
     for path, file in tree.files():
@@ -94,14 +94,14 @@ def packages(tree: ImageTree[Plain]) -> tuple[list[Package], list[str]]:
             damaged.append(path or own)
             continue
         folder = posixpath.dirname(own)
-        name = guarded.normalised(headers["Name"])
+        name = guarded_files.normalise_name(headers["Name"])
         requirements = [value for header, value in lines if header == REQUIRES]
         found.append(
             Package(
                 name=name,
                 version=headers["Version"],
                 folder=folder,
-                files=dict(recorded(folder, files.get(RECORD, ("", b""))[1])),
+                files=dict(list_recorded_files(folder, files.get(RECORD, ("", b""))[1])),
                 metadata=path,
                 license=_license(headers),
                 for_cuda=any([FOR_CUDA.fullmatch(name), *map(REQUIRES_CUDA.match, requirements)]),
@@ -110,7 +110,7 @@ def packages(tree: ImageTree[Plain]) -> tuple[list[Package], list[str]]:
     return found, damaged
 
 
-def stack(package: Package, tree: ImageTree[Plain]) -> str | None:
+def get_stack_release(package: Package, tree: ImageTree[PlainFile]) -> str | None:
     """Return the CUDA release that a package states it was built for ("12.8" or "12"), or None."""
     local = LOCAL.search(package.version)
     if local:
@@ -125,7 +125,7 @@ def stack(package: Package, tree: ImageTree[Plain]) -> str | None:
     return ".".join(filter(None, named.groups())) if named else None
 
 
-def version(package: Package, tree: ImageTree[Plain]) -> str:
+def get_version(package: Package, tree: ImageTree[PlainFile]) -> str:
     """Return the version that a package's own files state, or else that of its metadata."""
     for path in package.files:
         file = tree.find(path) if path.endswith(OWN) else None

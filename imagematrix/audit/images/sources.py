@@ -11,18 +11,18 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 
-from imagematrix.audit.images.image import image, images
-from imagematrix.audit.packages.statements import LARGEST, of_image
+from imagematrix.audit.images.image import list_images, read_image
+from imagematrix.audit.packages.attested_sboms import LARGEST, read_sboms
 from imagematrix.common import json_documents
-from imagematrix.common.image_reference import Reference, names_registry, split
+from imagematrix.common.image_reference import Reference, names_registry, split_version
 from imagematrix.common.json_documents import Fields
 from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
 from imagematrix.images.catalog.engine import catalog
-from imagematrix.images.engine.images import ExportedImage, digests_in, inspect
+from imagematrix.images.engine.images import ExportedImage, inspect_image, read_digests
 from imagematrix.images.oci.archive import ImageArchive
-from imagematrix.images.oci.expanded import Hashed
+from imagematrix.images.oci.decompression import HashedStream
 from imagematrix.images.oci.layout import MARK, LayoutFolder
-from imagematrix.images.oci.manifest import digest_of
+from imagematrix.images.oci.manifest import compute_digest
 from imagematrix.images.oci.registry import Registry
 
 TYPE_CHECKING = False
@@ -34,15 +34,17 @@ if TYPE_CHECKING:
     from imagematrix.audit.images.layer import Layer
     from imagematrix.audit.images.layers import Layers
     from imagematrix.images.catalog.catalog import Catalog, Variant
-    from imagematrix.images.oci.expanded import ByteStream
+    from imagematrix.images.oci.decompression import ByteStream
 
-__all__ = ["archived", "read", "variants"]
+__all__ = ["read_archive", "read_images", "read_variants"]
 
 COMPRESSED = ("gzip", "zstd")  # the ends of the media types of layers whose sizes are those in a registry
 TRIES = 5  # attempts to read an image from the engine while its name moves to other images
 
 
-def read(reference: str, platform: str, layers: Layers, *, sboms: bool = False) -> Iterator[AuditedImage]:
+def read_images(
+    reference: str, platform: str, layers: Layers, *, sboms: bool = False
+) -> Iterator[AuditedImage]:
     """Yield the images of a reference: a path of a layout or an archive, or a name in an engine or registry.
 
     `platform`, such as linux/amd64, selects an image from an index without variants of imagematrix. With
@@ -62,27 +64,27 @@ def read(reference: str, platform: str, layers: Layers, *, sboms: bool = False) 
     try:
         if not stat.S_ISDIR(mode):
             with path.open("rb") as file:
-                yield from archived(file, reference, platform, layers, sboms=sboms)
+                yield from read_archive(file, reference, platform, layers, sboms=sboms)
             return
         folder = LayoutFolder(path, AuditError)
         if not folder.marked:
             raise UnknownImageError(f"{reference} is not an OCI layout: {MARK} not found")
         source = _LayoutSource(folder, layers)
-        yield from images(source, folder.index(), reference, platform, layout=True, sboms=sboms)
+        yield from list_images(source, folder.index(), reference, platform, layout=True, sboms=sboms)
     except OSError as error:
         raise AuditError(f"{reference} cannot be read: {error.strerror}") from error
 
 
-def variants(
+def read_variants(
     catalog: Catalog, layers: Layers, *, sboms: bool = False
 ) -> Iterator[tuple[Variant, AuditedImage]]:
     """Yield the variants of a catalog with their images, in the registries in their names, or in the engine.
 
-    A variant that its registry lacks may be in the engine, too. Raises as `read` does.
+    A variant that its registry lacks may be in the engine, too. Raises as `read_images` does.
     """
     by_name: dict[str, list[Variant]] = {}
     for variant in catalog.variants:
-        by_name.setdefault(split(variant.reference)[0], []).append(variant)
+        by_name.setdefault(split_version(variant.reference)[0], []).append(variant)
     for name, members in by_name.items():
         if not names_registry(name):
             for variant in members:
@@ -108,7 +110,7 @@ def _of_registry(registry: Registry, variant: Variant, layers: Layers, *, sboms:
             continue
         source = _RegistrySource(registry, layers)
         with contextlib.suppress(UnknownImageError):  # the tag is of another image now, or a blob is gone
-            for found in images(source, manifest.raw, variant.reference, variant.platform, sboms=sboms):
+            for found in list_images(source, manifest.raw, variant.reference, variant.platform, sboms=sboms):
                 if variant.digest in (None, found.digest):
                     return replace(found, reference=variant.reference, names=(variant.reference,))
     return None
@@ -118,7 +120,9 @@ def _of_engine(variant: Variant, layers: Layers, *, sboms: bool) -> AuditedImage
     if saved := _saved(variant.reference):
         archive, held = saved
         with archive:
-            for found in archived(archive, variant.reference, variant.platform, layers, held, sboms=sboms):
+            for found in read_archive(
+                archive, variant.reference, variant.platform, layers, held, sboms=sboms
+            ):
                 return found
     raise UnknownImageError(f"neither a registry nor the engine has {variant.reference}")
 
@@ -135,7 +139,7 @@ def _named(reference: str, platform: str, layers: Layers, *, sboms: bool) -> Ite
     if saved is not None:
         archive, held = saved
         with archive:
-            yield from archived(archive, reference, platform, layers, held, sboms=sboms)
+            yield from read_archive(archive, reference, platform, layers, held, sboms=sboms)
         return
     variants = _variants(reference)
     if variants:
@@ -150,7 +154,7 @@ def _named(reference: str, platform: str, layers: Layers, *, sboms: bool) -> Ite
         if manifest is None:
             raise UnknownImageError(f"the registry {name.registry} has no {reference}")
         source = _RegistrySource(registry, layers)
-        for found in images(source, manifest.raw, reference, platform, sboms=sboms):
+        for found in list_images(source, manifest.raw, reference, platform, sboms=sboms):
             yield replace(found, names=(reference,))
 
 
@@ -172,13 +176,13 @@ def _saved(reference: str) -> tuple[ExportedImage, Mapping[str, Any]] | None:
 
     The engine exports by name, and a build or a pull may move the name to another image meanwhile.
     """
-    held = inspect(reference)
+    held = inspect_image(reference)
     for _ in range(TRIES):
         if held is None:
             return None
         archive = ExportedImage(reference)
-        before, held = held, inspect(reference)
-        if held is not None and digests_in(held) == digests_in(before):
+        before, held = held, inspect_image(reference)
+        if held is not None and read_digests(held) == read_digests(before):
             return archive, held
         archive.close()
     raise EngineError(f"{reference} keeps changing in the engine", remedy="run the command again")
@@ -258,7 +262,7 @@ class _ArchiveSource:
 
 def _statement(stream: ByteStream, digest: str) -> bytes:
     """Return the content of a blob with this digest; raise AuditError if it is too large."""
-    hashed = Hashed(stream, digest)
+    hashed = HashedStream(stream, digest)
     parts = []
     left = LARGEST + 1
     while left and (piece := hashed.read(left)):
@@ -270,7 +274,7 @@ def _statement(stream: ByteStream, digest: str) -> bytes:
     return b"".join(parts)
 
 
-def archived(
+def read_archive(
     stream: ByteStream,
     reference: str,
     platform: str,
@@ -284,7 +288,7 @@ def archived(
     `held` is what the engine that exports it tells of the image. Its digests count: the classic image store
     exports manifests that exist nowhere else.
     """
-    digests = None if held is None else digests_in(held)
+    digests = None if held is None else read_digests(held)
     told = (held or {}).get("Size")
     size = told if isinstance(told, int) and told > 0 else None
 
@@ -300,15 +304,19 @@ def archived(
         if saved is None and archive.index is None:
             raise UnknownImageError(f"{reference} has neither manifest.json nor index.json")
         if saved is None:
-            yield from images(source, archive.index or b"", reference, platform, layout=True, sboms=sboms)
+            yield from list_images(
+                source, archive.index or b"", reference, platform, layout=True, sboms=sboms
+            )
             return
         for listed in saved:
-            digest, sizes = _identity(archive, digest_of(listed.config), digests)
+            digest, sizes = _identity(archive, compute_digest(listed.config), digests)
             name = listed.names[0] if len(saved) > 1 and listed.names else reference
-            read = image(source, listed.config, listed.layers, reference=name, digest=digest, sizes=sizes)
+            read = read_image(
+                source, listed.config, listed.layers, reference=name, digest=digest, sizes=sizes
+            )
             _check(archive, listed.config, tuple(layer.digest for layer in read.layers))
             if sboms:
-                read = replace(read, sboms=of_image(source, digest, archive.attestations.get(digest, ())))
+                read = replace(read, sboms=read_sboms(source, digest, archive.attestations.get(digest, ())))
             yield replace(read, names=listed.names, size=read.size or size)
     except UsageError as error:
         raise AuditError(str(error)) from error
@@ -336,8 +344,8 @@ def _check(archive: ImageArchive[Layer], config: bytes, layers: tuple[str, ...])
 
     The digests in `layers` are those of their tars, or those of their blobs in a manifest.
     """
-    digest = digest_of(config)
-    root = Fields(json_documents.parse(config, digest), digest).object_or_empty("rootfs")
+    digest = compute_digest(config)
+    root = Fields(json_documents.parse_json(config, digest), digest).object_or_empty("rootfs")
     tars = root.texts("diff_ids") if root.present("diff_ids") else ()
     manifests = (manifest for _, manifest in archive.manifests.get(digest, ()))
     if layers not in (tars, *(tuple(layer.digest for layer in each.layers or ()) for each in manifests)):

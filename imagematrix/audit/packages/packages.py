@@ -15,7 +15,7 @@ import re
 from functools import partial
 
 from imagematrix.audit.packages import rpm
-from imagematrix.audit.packages.installed import Database, Installed, of_apk, of_dpkg
+from imagematrix.audit.packages.installed_package import Database, InstalledPackage, parse_apk, parse_dpkg
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Reader = Callable[[IO[bytes], int], Iterator[Entry]]
 
-__all__ = ["FOLDER", "LISTS", "Databases", "database"]
+__all__ = ["FOLDER", "LISTS", "Databases", "find_database_reader"]
 
 MD5 = re.compile(rb"([0-9a-f]{32})  ")
 SHA1 = re.compile(rb"Z:Q1([A-Za-z0-9+/]{27}=)\s*")
@@ -41,7 +41,7 @@ APK_FIELDS = frozenset("PVALo")
 ABSENT = ("not-installed", "config-files")  # states in which dpkg lists packages without files
 
 
-def database(path: str) -> Reader | None:
+def find_database_reader(path: str) -> Reader | None:
     """Return the function that reads the package database at a path, or None if there is none at it.
 
     The function takes the file and its size. It yields each package, None for an entry that cannot be read,
@@ -60,7 +60,7 @@ class Databases:
 
     def add(self, entries: Iterable[Entry]) -> Database:
         """Add the entries of a database, within the limits of a layer; return its packages."""
-        found: list[Installed] = []
+        found: list[InstalledPackage] = []
         unread = 0
         for entry in entries:
             if isinstance(entry, tuple):
@@ -106,7 +106,7 @@ def _dpkg(file: IO[bytes], _: int) -> Iterator[Entry]:
 
 def _of_dpkg(fields: Mapping[str, str]) -> Iterator[Entry]:
     if fields.get("Status", "").rpartition(" ")[2] not in ABSENT:
-        yield of_dpkg(fields)
+        yield parse_dpkg(fields)
 
 
 def _apk(file: IO[bytes], _: int) -> Iterator[Entry]:
@@ -115,9 +115,9 @@ def _apk(file: IO[bytes], _: int) -> Iterator[Entry]:
         if encoded := SHA1.fullmatch(line):
             yield "sha1", base64.b64decode(encoded[1])
         elif fields := paragraph.ended(line):
-            yield of_apk(fields)
+            yield parse_apk(fields)
     if fields := paragraph.ended(b""):
-        yield of_apk(fields)
+        yield parse_apk(fields)
 
 
 class _Paragraph:
@@ -148,7 +148,7 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
 
 
 RPM_FOLDERS = ("/var/lib/rpm", "/usr/lib/sysimage/rpm", "/usr/share/rpm")
-RPM_FILES = {"rpmdb.sqlite": rpm.sqlite, "Packages.db": rpm.ndb, "Packages": rpm.berkeley}
+RPM_FILES = {"rpmdb.sqlite": rpm.read_sqlite, "Packages.db": rpm.read_ndb, "Packages": rpm.read_berkeley}
 LISTS = (
     "/var/lib/dpkg/status",
     "/lib/apk/db/installed",

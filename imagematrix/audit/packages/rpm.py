@@ -15,21 +15,21 @@ import struct
 import tempfile
 from pathlib import Path
 
-from imagematrix.audit.binaries.archives import copied
-from imagematrix.audit.packages.installed import RPM, Installed, checked
-from imagematrix.common.temp_folder import disk
+from imagematrix.audit.binaries.archives import copy_stream
+from imagematrix.audit.packages.installed_package import RPM, InstalledPackage, make_package
+from imagematrix.common.temp_folder import get_disk_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from imagematrix.audit.binaries.window import Window
-    from imagematrix.images.oci.expanded import ByteStream
+    from imagematrix.images.oci.decompression import ByteStream
 
     Headers = Callable[[ByteStream, int], Iterator[bytes]]
-    Entry = Installed | tuple[str, bytes] | None  # a package, a checksum with its algorithm, or damage
+    Entry = InstalledPackage | tuple[str, bytes] | None  # a package, a checksum with its algorithm, or damage
 
-__all__ = ["berkeley", "ndb", "sqlite"]
+__all__ = ["read_berkeley", "read_ndb", "read_sqlite"]
 
 LARGEST = 512 << 20  # bytes of a database; with 2,000 packages it has about 150 MB
 LONGEST = 32 << 20  # bytes of a header
@@ -64,17 +64,17 @@ OFFPAGE = struct.Struct("<B3xII")  # type, first page, bytes
 ELSEWHERE = 3  # type of an entry on overflow pages, where all headers of packages with files are
 
 
-def sqlite(file: ByteStream, size: int) -> Iterator[Entry]:
+def read_sqlite(file: ByteStream, size: int) -> Iterator[Entry]:
     """Yield the packages in a database of SQLite, and algorithm and checksum of each of their files."""
     return _entries(_sqlite, file, size)
 
 
-def ndb(file: ByteStream, size: int) -> Iterator[Entry]:
+def read_ndb(file: ByteStream, size: int) -> Iterator[Entry]:
     """Yield the packages in a database of ndb, and algorithm and checksum of each of their files."""
     return _entries(_ndb, file, size)
 
 
-def berkeley(file: ByteStream, size: int) -> Iterator[Entry]:
+def read_berkeley(file: ByteStream, size: int) -> Iterator[Entry]:
     """Yield the packages in a database of Berkeley DB, and algorithm and checksum of each of their files."""
     return _entries(_berkeley, file, size)
 
@@ -131,11 +131,11 @@ class _RpmHeader:
         return self._data[offset:].split(b"\0", count)[:count]
 
 
-def _package(fields: _RpmHeader) -> Installed | None:
+def _package(fields: _RpmHeader) -> InstalledPackage | None:
     version, release, epoch = fields.text(VERSION), fields.text(RELEASE), fields.number(EPOCH)
     whole = f"{version}-{release}" if version and release else version
     source = SOURCE_FILE.fullmatch(fields.text(SOURCE) or "")
-    return checked(
+    return make_package(
         RPM,
         fields.text(NAME),
         f"{epoch}:{whole}" if epoch and whole else whole,
@@ -160,7 +160,7 @@ def _digests(fields: _RpmHeader) -> Iterator[tuple[str, bytes]]:
 def _sqlite(file: ByteStream, _: int) -> Iterator[bytes]:
     import sqlite3
 
-    with tempfile.NamedTemporaryFile(dir=disk()) as copy:
+    with tempfile.NamedTemporaryFile(dir=get_disk_folder()) as copy:
         shutil.copyfileobj(file, copy)
         copy.flush()
         # SQLite reads only this file, without a journal, and writes nothing.
@@ -177,7 +177,7 @@ def _sqlite(file: ByteStream, _: int) -> Iterator[bytes]:
 
 
 def _ndb(file: ByteStream, size: int) -> Iterator[bytes]:
-    with copied(file, size) as window:
+    with copy_stream(file, size) as window:
         head = window.at(0, NDB.size)
         if len(head) < NDB.size or not head.startswith(b"RpmP"):
             yield b""
@@ -203,7 +203,7 @@ def _blob(window: Window, at: int) -> bytes:
 
 
 def _berkeley(file: ByteStream, size: int) -> Iterator[bytes]:
-    with copied(file, size) as window:
+    with copy_stream(file, size) as window:
         meta = window.at(0, META.size)
         magic, _, page = META.unpack(meta) if len(meta) == META.size else (0, 0, 0)
         if magic != HASH or page not in SIZES:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagematrix.audit.sbom.attested import attested
-from imagematrix.audit.sbom.purl import purl
-from imagematrix.common.text import counted, shortened
+from imagematrix.audit.sbom.purl import make_purl
+from imagematrix.audit.sbom.sbom_reader import read_packages
+from imagematrix.common.text import format_count, shorten_words
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from imagematrix.audit.images.contents import Contents
-    from imagematrix.audit.packages.installed import Installed
+    from imagematrix.audit.packages.installed_package import InstalledPackage
     from imagematrix.audit.report import Audit
 
-__all__ = ["FILES", "SBOM", "Component", "components", "unread"]
+__all__ = ["FILES", "SBOM", "Component", "list_components", "warn_of_unread"]
 
 FILES, SBOM = "files", "sbom"  # sources of components
 SHOWN = 5  # databases that a warning names
@@ -27,7 +27,7 @@ SHOWN = 5  # databases that a warning names
 class Component:
     """A package in an image, with its package URL; `source` is FILES, or SBOM if only an SBOM names it."""
 
-    package: Installed
+    package: InstalledPackage
     url: str | None
     source: str
 
@@ -47,13 +47,13 @@ class Component:
         }
 
 
-def components(audit: Audit) -> tuple[tuple[Component, ...], tuple[str, ...]]:
+def list_components(audit: Audit) -> tuple[tuple[Component, ...], tuple[str, ...]]:
     """Return the components of an audited image, and a text for each SBOM of its own that is not used.
 
     An SBOM only adds: what the files show stays, whatever it says.
     """
     found = [
-        Component(package=package, url=purl(package, audit.contents.distribution), source=FILES)
+        Component(package=package, url=make_purl(package, audit.contents.distribution), source=FILES)
         for package in audit.contents.packages
     ]
     known = {_key(package) for package in audit.contents.packages}
@@ -61,7 +61,7 @@ def components(audit: Audit) -> tuple[tuple[Component, ...], tuple[str, ...]]:
     problems: list[str] = []
     for statement in audit.image.sboms:
         try:
-            listed = attested(statement, audit.image.digest)
+            listed = read_packages(statement, audit.image.digest)
         except UsageError as error:
             problems.append(f"its own SBOM is not used: {error}")
             continue
@@ -74,15 +74,15 @@ def components(audit: Audit) -> tuple[tuple[Component, ...], tuple[str, ...]]:
     return tuple(sorted(found, key=_place)), tuple(problems)
 
 
-def unread(contents: Contents) -> Iterator[str]:
+def warn_of_unread(contents: Contents) -> Iterator[str]:
     """Yield a warning if entries of databases could not be read."""
     if contents.unread:
-        listed = shortened([f"{path} ({number})" for path, number in contents.unread], SHOWN)
-        entries = counted(sum(number for _, number in contents.unread), "entry", "entries")
+        listed = shorten_words([f"{path} ({number})" for path, number in contents.unread], SHOWN)
+        entries = format_count(sum(number for _, number in contents.unread), "entry", "entries")
         yield f"{entries} in lists of packages cannot be read: {listed}"
 
 
-def _key(package: Installed) -> tuple[str, str, str]:
+def _key(package: InstalledPackage) -> tuple[str, str, str]:
     return package.kind, package.name.lower(), package.version or ""
 
 

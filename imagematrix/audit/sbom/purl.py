@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from urllib.parse import quote, unquote
 
-from imagematrix.audit.packages.installed import APK, DEB, GENERIC, PYPI, RPM
-from imagematrix.hardware.vendors.guarded import normalised
+from imagematrix.audit.packages.installed_package import APK, DEB, GENERIC, PYPI, RPM
+from imagematrix.hardware.vendors.guarded_files import normalise_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from imagematrix.audit.packages.installed import Installed
+    from imagematrix.audit.packages.installed_package import InstalledPackage
 
-__all__ = ["of_image", "parse", "purl"]
+__all__ = ["make_image_purl", "make_purl", "parse_purl"]
 
 URL = re.compile(r"pkg:/*([A-Za-z][A-Za-z0-9.+-]*)/([^?#@]+)(?:@([^?#]+))?(?:\?([^#]*))?(?:#.*)?", re.ASCII)
 LONGEST = 2000  # characters
@@ -24,7 +24,7 @@ QUALIFIED_EPOCH = re.compile(r"(?:^|&)epoch=([1-9][0-9]*)(?=&|$)", re.ASCII)
 EPOCH = re.compile(r"(?:([0-9]+):)?(.*)", re.ASCII)
 
 
-def purl(package: Installed, distribution: tuple[str | None, str | None] = (None, None)) -> str:
+def make_purl(package: InstalledPackage, distribution: tuple[str | None, str | None] = (None, None)) -> str:
     """Return the URL of a package; `distribution` is the name and the version in its image's os-release."""
     system, release = distribution
     vendor, version = None, package.version
@@ -47,12 +47,12 @@ def purl(package: Installed, distribution: tuple[str | None, str | None] = (None
     return _url(package.kind, vendor, name, version, qualifiers)
 
 
-def of_image(name: str, repository: str, digest: str, architecture: str) -> str:
+def make_image_purl(name: str, repository: str, digest: str, architecture: str) -> str:
     """Return the URL of an image in a registry; `name` is the last part of its `repository`."""
     return _url("oci", None, name, digest, {"arch": architecture, "repository_url": repository})
 
 
-def parse(url: str) -> tuple[str, str, str] | None:
+def parse_purl(url: str) -> tuple[str, str, str] | None:
     """Return kind, name and version in a URL, as a package has them; None if it lacks one or is invalid."""
     match = URL.fullmatch(url) if len(url) <= LONGEST else None
     if match is None or not match[3]:
@@ -61,7 +61,7 @@ def parse(url: str) -> tuple[str, str, str] | None:
     epoch = QUALIFIED_EPOCH.search(match[4] or "")
     if kind == RPM and epoch:
         version = f"{epoch[1]}:{version}"
-    return kind, normalised(name) if kind == PYPI else name, version
+    return kind, normalise_name(name) if kind == PYPI else name, version
 
 
 def _url(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from imagematrix.audit.report import Audit
     from imagematrix.audit.sbom.components import Component
 
-__all__ = ["created", "document"]
+__all__ = ["get_creation_time", "make_document"]
 
 NAMESPACE = "https://imagematrix.io/spdx"  # the beginning of the documents' names
 IMAGE_ID = "SPDXRef-Image"
@@ -33,7 +33,7 @@ LICENSE_REF = re.compile(r"LicenseRef-", re.IGNORECASE)
 EPOCH_TEXT = re.compile(r"[0-9]{1,11}", re.ASCII)  # to the year 5138
 
 
-def document(audit: Audit, components: Sequence[Component], tool: str, time: str) -> dict[str, object]:
+def make_document(audit: Audit, components: Sequence[Component], tool: str, time: str) -> dict[str, object]:
     """Return the document about an image, made at `time` by a `tool`: a program's name and version."""
     image = audit.image
     licenses: dict[str, str] = {}
@@ -65,7 +65,7 @@ def document(audit: Audit, components: Sequence[Component], tool: str, time: str
     return content | {"documentNamespace": f"{NAMESPACE}/{image.digest.replace(':', '-')}/{own[:32]}"}
 
 
-def created(image: AuditedImage, epoch: str | None) -> str:
+def get_creation_time(image: AuditedImage, epoch: str | None) -> str:
     """Return the time for a document: `epoch`, or else when the image was made, or else 1970.
 
     `epoch` is the value of SOURCE_DATE_EPOCH; raises UsageError if it is no number of seconds.
@@ -119,7 +119,7 @@ def _image_url(image: AuditedImage) -> str | None:
     except UsageError:  # the path of a layout
         return None
     architecture = image.platform.split("/")[1:2]
-    return purl.of_image(name.rpartition("/")[2], name, image.digest, "".join(architecture))
+    return purl.make_image_purl(name.rpartition("/")[2], name, image.digest, "".join(architecture))
 
 
 def _package(component: Component, licenses: dict[str, str]) -> dict[str, object]:

@@ -17,7 +17,7 @@ from imagematrix.build.dockerfile.instructions import (
     parse_instructions,
     read_instructions,
 )
-from imagematrix.common.suggestions import SLIP, nearest
+from imagematrix.common.suggestions import SLIP, suggest_nearest
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -268,7 +268,7 @@ def _find_misspelt_stage(
     if len(stages) > MOST:  # it is generated, and does not misspell
         return None
     near = [stage for stage in sorted(stages) if abs(len(stage) - len(word)) <= SLIPPED]
-    guess = nearest(word.lower(), near, likeness=SLIP) if near else None
+    guess = suggest_nearest(word.lower(), near, likeness=SLIP) if near else None
     if guess is None:
         return None
     if any(one is not step and one.stage is not None and one.names[0].text == word for one in steps):

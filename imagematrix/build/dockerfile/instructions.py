@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from imagematrix.build.matrix.problems import Mark
-from imagematrix.common.suggestions import SLIP, nearest
-from imagematrix.common.text import SPACE, word
+from imagematrix.common.suggestions import SLIP, suggest_nearest
+from imagematrix.common.text import SPACE, quote_word
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -263,7 +263,7 @@ def _parse_instruction(text: str, raw: str, start: int) -> Instruction:
             raise _FaultyError(f"ONBUILD brings {source} into later builds", remedy, source)
         return Instruction(start, command)
     if command != "from" and command not in WITH_HEREDOCS:
-        remedy = nearest(word.upper(), INSTRUCTIONS, likeness=SLIP) or "see the Dockerfile reference"
+        remedy = suggest_nearest(word.upper(), INSTRUCTIONS, likeness=SLIP) or "see the Dockerfile reference"
         raise _unreadable_error(f"{word!r}, which is not an instruction", remedy)
     if command == "run" and "--" not in text:  # most instructions
         return Instruction(start, command)
@@ -313,9 +313,9 @@ def _require_fixed(flags: Iterable[str], arguments: str) -> None:
         remedy = "write the address without variables of the build, and add --checksum=sha256:DIGEST"
     elif GIT.match(source):
         address = source.partition("#")[0]
-        remedy = f"add #COMMIT to it, such as the commit that `git ls-remote {word(address)}` prints"
+        remedy = f"add #COMMIT to it, such as the commit that `git ls-remote {quote_word(address)}` prints"
     else:
-        digest = f"`curl -fsSL {word(source)} | sha256sum`"
+        digest = f"`curl -fsSL {quote_word(source)} | sha256sum`"
         remedy = f"add --checksum=sha256:DIGEST, with the digest that {digest} prints"
     raise _FaultyError(message, remedy, source)
 

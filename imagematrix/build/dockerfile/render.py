@@ -17,7 +17,7 @@ from imagematrix.build.dockerfile.arguments import with_bases_written_out
 from imagematrix.build.dockerfile.dockerfile import with_environment
 from imagematrix.build.matrix.axis_values import HOST_DRIVER
 from imagematrix.build.matrix.feasibility import ARCHES
-from imagematrix.common.suggestions import nearest
+from imagematrix.common.suggestions import suggest_nearest
 from imagematrix.errors import ImagematrixError, UsageError
 from imagematrix.hardware.vendors import archspec, cuda, device_code, installers, marches, runtime
 
@@ -186,7 +186,9 @@ class Renderer:
         elif name in self._properties:
             remedy = f"other cells have the property {name}: give it to this one in matrix.yaml"
         else:
-            remedy = (nearest(name, names) if name else None) or f"templates see {', '.join(sorted(names))}"
+            remedy = (
+                suggest_nearest(name, names) if name else None
+            ) or f"templates see {', '.join(sorted(names))}"
         return UsageError(f"{answer['error']} (in the cell {cell.id})", remedy=remedy)
 
 
@@ -243,7 +245,7 @@ def _build_words(compute: str | None) -> dict[str, str | None]:
     Sources: CMake's manual for CUDAARCHS, PyTorch's cmake/Modules_CUDA_fix for TORCH_CUDA_ARCH_LIST,
     TensorFlow's configure.py for TF_CUDA_COMPUTE_CAPABILITIES, nvcc's manual for -gencode.
     """
-    target = device_code.target(compute) if compute else None
+    target = device_code.make_target(compute) if compute else None
     return {
         "sm": target,
         "cudaarchs": target and f"{target}-real",
@@ -262,11 +264,11 @@ def _installer_words(
     Without a driver in the image, a node's driver is only known to run the cell's CUDA release. `stated` is
     what the matrix says about its march.
     """
-    supported = cuda.driver_cuda(driver) if driver and driver != HOST_DRIVER else None
-    flags = stated.flags if stated else marches.common(march) if march else frozenset[str]()
-    vendor = stated.vendor if stated else marches.vendor(march) if march else None
+    supported = cuda.get_newest_cuda(driver) if driver and driver != HOST_DRIVER else None
+    flags = stated.flags if stated else marches.get_common_flags(march) if march else frozenset[str]()
+    vendor = stated.vendor if stated else marches.get_vendor(march) if march else None
     return {
         "driver_cuda": (supported or release) if release else None,
-        "archspec": archspec.best(ARCHES[platform], flags, vendor),
-        "torch_backend": installers.torch_backend(release),
+        "archspec": archspec.find_best_name(ARCHES[platform], flags, vendor),
+        "torch_backend": installers.get_torch_backend(release),
     }

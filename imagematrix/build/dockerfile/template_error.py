@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imagematrix.build.matrix.problems import Mark, Problem, format_with_excerpt
-from imagematrix.common.text import and_others
+from imagematrix.common.text import format_first
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -94,7 +94,7 @@ def merge_errors(errors: Mapping[str, TemplateError]) -> TemplateError:
     found = []
     for fault, names in cells.items():
         problem = fault.problem
-        message = f"{problem.message} (in {and_others(names, 'cell')})"
+        message = f"{problem.message} (in {format_first(names, 'cell')})"
         found.append(TemplateFault(fault.where, Problem(message, problem.mark, problem.remedy), fault.text))
     return TemplateError(found)
 

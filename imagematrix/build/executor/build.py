@@ -27,7 +27,7 @@ from imagematrix.build.executor.result import BuildStatus, Result, complete_resu
 from imagematrix.build.plan.context import Snapshots, create_state_folder
 from imagematrix.build.plan.plan import REFUSED_REMEDY, PlanStatus, make_item_namer
 from imagematrix.build.plan.protocols import StoppedError
-from imagematrix.common.temp_folder import scratch
+from imagematrix.common.temp_folder import make_scratch_folder
 from imagematrix.errors import BuildError, EngineError, ImagematrixError, TagMovedError, UsageError
 
 TYPE_CHECKING = False
@@ -101,7 +101,7 @@ def build(  # noqa: PLR0913 - the plan, builder and store, and the command's opt
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
     plan.given.require_all(item.cell.image for item in items if verify or item.status is PlanStatus.BUILD)
-    with scratch() as folder:
+    with make_scratch_folder() as folder:
         snapshots = Snapshots(folder, plan.contexts, logs.parent)
         with CellBuilder(
             items, plan, snapshots, builder, store, layers, tester, verify=verify, jobs=jobs

@@ -13,7 +13,7 @@ from imagematrix.build.executor.image_rewriter import RewrittenLayer
 from imagematrix.build.plan.identity import EPOCH
 from imagematrix.common.image_reference import DIGEST
 from imagematrix.images.catalog import labels
-from imagematrix.images.oci.compression import library
+from imagematrix.images.oci.compression import get_library
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,5 +93,5 @@ def _note_names(order: BuildRequest) -> tuple[str, str]:
     """
     image, _, tag = order.reference.rpartition(":")
     compression = order.compression
-    any_cell = f"{image} {order.sources.platform} {compression} {library(compression)} {EPOCH}"
-    return f"{any_cell} {labels.cell_of(tag)}", any_cell
+    any_cell = f"{image} {order.sources.platform} {compression} {get_library(compression)} {EPOCH}"
+    return f"{any_cell} {labels.get_cell(tag)}", any_cell

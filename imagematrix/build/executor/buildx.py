@@ -24,7 +24,7 @@ from imagematrix.build.executor.image_rewriter import Rewriter
 from imagematrix.build.executor.solver import Solver
 from imagematrix.build.plan import identity
 from imagematrix.build.plan.protocols import BuildRequest, BuiltImage, SharedPrefix
-from imagematrix.common.once import Once
+from imagematrix.common.single_flight import SingleFlight
 from imagematrix.errors import BuildError, EngineError, UsageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.engine import releases
@@ -92,9 +92,11 @@ class Buildx:
         self._scratch = self._solver.folder
         blobs = Path(tempfile.mkdtemp(dir=self._scratch))
         self._shared = _BuildLayout.of(blobs, blobs)
-        self._base_layers: Once[tuple[str, str | None, str, bool], tuple[Path, ...]] = Once()
-        self._known_bases: Once[str, tuple[Path, ...]] = Once()
-        self._begun: Once[tuple[object, ...], bool] = Once()  # beginnings, by name and sources
+        self._base_layers: SingleFlight[tuple[str, str | None, str, bool], tuple[Path, ...]] = SingleFlight()
+        self._known_bases: SingleFlight[str, tuple[Path, ...]] = SingleFlight()
+        self._begun: SingleFlight[tuple[object, ...], bool] = (
+            SingleFlight()
+        )  # beginnings, by name and sources
         self._kept = contextlib.ExitStack()  # layers that images need to the end
         self._unused: dict[str, contextlib.ExitStack] = {}  # layers of beginnings that no image uses yet
         self._idle: list[_BuildLayout] = []
@@ -258,7 +260,7 @@ class Buildx:
                     self.export_base_layers(base, order.sources, order.sibling_references)
             known = frozenset() if order.unshared else self._find_known_layers(order)
             image_name, _, tag = order.reference.rpartition(":")
-            cache = format_cache_name(labels.cell_of(tag), image_name, labels.cell_of(tag))
+            cache = format_cache_name(labels.get_cell(tag), image_name, labels.get_cell(tag))
             options += [] if no_cache else self._caches.format_import_options(cache)
             begun = self._build_prefixes(first, order.sources, log, step)
             digest, imported = self._export_image(
@@ -280,7 +282,7 @@ class Buildx:
             )
             kept = frozenset(f"sha256:{file.name}" for file in files)
             if not order.unshared and not kept <= {*layers}:  # BuildKit has them in another form by now
-                raise layout.HollowError(base)
+                raise layout.MissingBlobError(base)
             if self._attest:
                 image, attested = own.rewriter.index(digest, kept, order.compression)
             else:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagematrix.common import json_documents
-from imagematrix.common.image_reference import Reference, word
+from imagematrix.common.image_reference import Reference, make_tag_word
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -91,7 +91,9 @@ class CacheLocation:
         if self.kind == REGISTRY:
             return False
         try:
-            fields = json_documents.Fields(json_documents.read(Path(self.where, "index.json")), self.where)
+            fields = json_documents.Fields(
+                json_documents.read_json(Path(self.where, "index.json")), self.where
+            )
             tags = [one.named_texts("annotations").get(TAG) for one in fields.objects("manifests")]
         except UsageError:  # no such folder, or no cache in it
             return True
@@ -153,7 +155,7 @@ class CacheUse:
 def format_cache_name(shown: str, *identity: str) -> str:
     """Return the name of a cache: `shown` for people, as far as it fits, and a digest of its `identity`."""
     digest = hashlib.sha256("\n".join(identity).encode()).hexdigest()
-    return f"{word(shown)[:NAMED]}-{digest[:12]}"
+    return f"{make_tag_word(shown)[:NAMED]}-{digest[:12]}"
 
 
 def format_attributes(values: Mapping[str, str]) -> str:

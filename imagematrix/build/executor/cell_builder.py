@@ -10,9 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
-from imagematrix.audit import doubts, proof
-from imagematrix.audit.claims import contradictions, of_layers, remedy
-from imagematrix.audit.images import entries
+from imagematrix.audit import proven_facts
+from imagematrix.audit import warnings as doubts
+from imagematrix.audit.contradictions import audit_layers, find_contradictions, suggest_remedy
+from imagematrix.audit.images import device_code_entries
 from imagematrix.build.dockerfile.dockerfile import find_last_base
 from imagematrix.build.dockerfile.steps import Recipe
 from imagematrix.build.executor import labels
@@ -30,11 +31,11 @@ from imagematrix.build.plan.protocols import BuildRequest, BuildSources, Stopped
 from imagematrix.build.plan.remote_driver import RemoteDriver
 from imagematrix.build.trim import program
 from imagematrix.common import record
-from imagematrix.common.once import Once
+from imagematrix.common.single_flight import SingleFlight
 from imagematrix.errors import AuditError, BuildError, ImagematrixError, UsageError
 from imagematrix.images.catalog import labels as labels_of
 from imagematrix.images.oci import layout
-from imagematrix.images.oci.compression import libzstd
+from imagematrix.images.oci.compression import get_libzstd_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class CellBuilder:
         self._pins: dict[str, str | None] = {}
         self._missing: dict[str, UsageError] = {}  # bases that cannot be had
         self._program: Path | None = None  # the folder with the program for builds that trim
-        self._drivers: Once[str, Path] = Once()  # the folders of drivers, by their digests
+        self._drivers: SingleFlight[str, Path] = SingleFlight()  # the folders of drivers, by their digests
 
     def __enter__(self) -> Self:
         return self
@@ -159,7 +160,7 @@ class CellBuilder:
             if base in item.bases:
                 with contextlib.suppress(ImagematrixError, OSError):
                     paths += self._builder.export_base_layers(base, self._find_sources(item), self._together)
-        with contextlib.suppress(ImagematrixError, OSError, layout.HollowError):
+        with contextlib.suppress(ImagematrixError, OSError, layout.MissingBlobError):
             self._read_layers(paths)
 
     def make(
@@ -206,7 +207,7 @@ class CellBuilder:
         with open_log(log, follow) as file:
             try:
                 return self._build_and_store(item, order, promised, file, step, release_slot)
-            except layout.HollowError:  # the store lost a layer, or another store needs it
+            except layout.MissingBlobError:  # the store lost a layer, or another store needs it
                 return self._build_and_store(
                     item, replace(order, unshared=True), promised, file, step, release_slot
                 )
@@ -232,7 +233,7 @@ class CellBuilder:
             # What this build takes over from the engine is not in the store yet.
             foreign = item.status is PlanStatus.ADOPT and not item.earlier
             digest = None if foreign else self._store.inspect_image(reference).digest
-            entry = labels_of.read(own, reference=reference, digest=digest, size=None)
+            entry = labels_of.read_variant(own, reference=reference, digest=digest, size=None)
             test = self._tester.test_stored(item, entry, log)
         return Result(item=item, status=status, test=test)
 
@@ -249,7 +250,7 @@ class CellBuilder:
             if item.cell.image.budget is not None:
                 _require_within_budget(item.cell.image.budget, image.parts, compressed=True)
             tested = self._test_stored(item, earlier, own, BuildStatus.ADOPTED, log, step)
-            entry = labels_of.read(own, reference=item.reference, digest=None, size=None)
+            entry = labels_of.read_variant(own, reference=item.reference, digest=None, size=None)
             order = BuildRequest(
                 reference=item.reference,
                 dockerfile=item.dockerfile,
@@ -309,7 +310,7 @@ class CellBuilder:
             reproducible=kept,
             warnings=warnings,
             compression=str(order.compression) if kept else ENGINE,
-            libzstd=libzstd() if kept and order.compression.type == "zstd" else None,
+            libzstd=get_libzstd_version() if kept and order.compression.type == "zstd" else None,
             labels=order.labels,
             imported_cache=made.imported,
             test=test,
@@ -383,18 +384,20 @@ class CellBuilder:
         march is doubtful and `strict_march` is set.
         """
         layers = self._read_layers(image.layer_files)
-        audited = of_layers(layers, promised, item.cell.optional_code)
-        entries.require(audited.device_code, audited.unmatched)
-        entry = proof.with_code(audited, promised, trimmed=item.trims)
-        broken = contradictions(audited, entry)
+        audited = audit_layers(layers, promised, item.cell.optional_code)
+        device_code_entries.require_matches(audited.device_code, audited.unmatched)
+        entry = proven_facts.with_code(audited, promised, trimmed=item.trims)
+        broken = find_contradictions(audited, entry)
         if broken:
-            raise AuditError("; ".join(map(str, broken)), remedy=remedy(broken))
-        warnings = doubts.of_march(audited, entry)
+            raise AuditError("; ".join(map(str, broken)), remedy=suggest_remedy(broken))
+        warnings = doubts.warn_of_march(audited, entry)
         if warnings and item.cell.image.strict_march:
             raise AuditError("; ".join(warnings))
-        warnings += doubts.of_runtime(audited, entry)
-        entry = proof.with_flags(audited, entry)
-        proven = record.replace(entry, facts=proof.proven(audited, entry), libraries=audited.versions)
+        warnings += doubts.warn_of_runtime(audited, entry)
+        entry = proven_facts.with_flags(audited, entry)
+        proven = record.replace(
+            entry, facts=proven_facts.find_proven_facts(audited, entry), libraries=audited.versions
+        )
         return proven, tuple(warnings)
 
     def _read_layers(self, paths: Sequence[Path]) -> list[Layer]:
@@ -402,7 +405,9 @@ class CellBuilder:
         # Largest first, so that the others are read meanwhile.
         files = {f"sha256:{path.name}": path for path in sorted(paths, key=lambda path: -path.stat().st_size)}
         try:
-            read = self._layers.all(tuple(files), lambda digest: layout.solid(files[digest]).open("rb"))
+            read = self._layers.all(
+                tuple(files), lambda digest: layout.require_blob(files[digest]).open("rb")
+            )
         except CancelledError as error:
             raise StoppedError("stopped") from error
         layers = dict(zip(files, read, strict=True))

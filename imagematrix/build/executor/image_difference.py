@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from imagematrix.errors import BuildError
 from imagematrix.images.catalog.labels import CONTENT
-from imagematrix.images.oci.compression import libzstd
-from imagematrix.images.oci.expanded import Expanded
-from imagematrix.images.oci.layout import solid
+from imagematrix.images.oci.compression import get_libzstd_version
+from imagematrix.images.oci.decompression import DecompressedStream
+from imagematrix.images.oci.layout import require_blob
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def compare_with_stored(stored: StoredImageInfo, image: LayoutImage) -> str | No
         return None
     return (
         f"the stored image {stored.digest} has other compressed layers with the same content, "
-        f"as another libzstd than {libzstd()} writes them; the uncompressed layers are equal"
+        f"as another libzstd than {get_libzstd_version()} writes them; the uncompressed layers are equal"
     )
 
 
@@ -89,8 +89,8 @@ def _find_layer_difference(first: Path, second: Path) -> str:
 
 
 def _list_entries(layer: Path) -> Iterator[_TarEntry]:
-    with solid(layer).open("rb") as file:
-        content: Any = Expanded(file)  # a stream, of which only read is called
+    with require_blob(layer).open("rb") as file:
+        content: Any = DecompressedStream(file)  # a stream, of which only read is called
         with tarfile.open(fileobj=content, mode="r|") as archive:
             for member in archive:
                 data = archive.extractfile(member) if member.isfile() else None

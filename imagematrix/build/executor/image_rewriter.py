@@ -18,16 +18,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from imagematrix.common.once import Once
-from imagematrix.common.temp_folder import full_disk_remedy
+from imagematrix.common.single_flight import SingleFlight
+from imagematrix.common.temp_folder import make_full_disk_remedy
 from imagematrix.errors import BuildError
-from imagematrix.images.catalog.labels import CONTENT, annotated, content
+from imagematrix.images.catalog.labels import CONTENT, hash_content, select_annotations
 from imagematrix.images.oci import deflate
-from imagematrix.images.oci.clamp import clamped
-from imagematrix.images.oci.compression import compressed
-from imagematrix.images.oci.expanded import Expanded
-from imagematrix.images.oci.layout import solid
+from imagematrix.images.oci.compression import compress
+from imagematrix.images.oci.decompression import DecompressedStream
+from imagematrix.images.oci.layout import require_blob
 from imagematrix.images.oci.manifest import ATTESTED
+from imagematrix.images.oci.mtimes import clamp_mtimes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class _BlobFolder:
                 name.unlink(missing_ok=True)
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 raise BuildError(
-                    f"{folder}: {error.strerror}", remedy=full_disk_remedy(folder.parent)
+                    f"{folder}: {error.strerror}", remedy=make_full_disk_remedy(folder.parent)
                 ) from error
             raise
 
@@ -143,7 +143,7 @@ class Rewriter:
     def __init__(self, blobs: Path, latest: int) -> None:
         self._blobs = _BlobFolder(blobs)
         self._latest = latest
-        self._layers: Once[tuple[str, Compression], RewrittenLayer] = Once()
+        self._layers: SingleFlight[tuple[str, Compression], RewrittenLayer] = SingleFlight()
         self._free = threading.Semaphore(AT_ONCE)
 
     def reuse_layer(self, layer: RewrittenLayer, compression: Compression) -> None:
@@ -193,17 +193,17 @@ class Rewriter:
         tar = hashlib.sha256()
 
         def content(source: IO[bytes]) -> Iterator[bytes]:
-            for piece in clamped(Expanded(source), self._latest):
+            for piece in clamp_mtimes(DecompressedStream(source), self._latest):
                 tar.update(piece)
                 yield piece
 
         with (
             self._free,
-            solid(self._blobs.path(digest)).open("rb") as source,
+            require_blob(self._blobs.path(digest)).open("rb") as source,
             self._blobs.new() as target,
         ):
             try:
-                for piece in compressed(content(source), compression, deflate.threads()):
+                for piece in compress(content(source), compression, deflate.count_threads()):
                     target.write(piece)
             except (ValueError, EOFError) as error:
                 raise BuildError(f"the layer {digest} cannot be read: {error}") from error
@@ -226,8 +226,8 @@ def label_image(made: BuiltImage, own: Mapping[str, str]) -> BuiltImage:
     config = blobs.json(manifest["config"]["digest"])
     inner = config.setdefault("config", {})
     inner["Labels"] = {**(inner.get("Labels") or {}), **own}
-    inner["Labels"][CONTENT] = content(config)
-    annotations = annotated(own)
+    inner["Labels"][CONTENT] = hash_content(config)
+    annotations = select_annotations(own)
     if annotations:
         manifest["annotations"] = {**manifest.get("annotations", {}), **annotations}
     names = blobs.put_image(made.digest, manifest, config)

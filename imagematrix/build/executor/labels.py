@@ -24,7 +24,7 @@ def compose_labels(item: Planned, entry: Variant) -> dict[str, str]:
         labels.CELL: cell.id,
         labels.INPUT: item.identity.digest,
         labels.INPUTS: json.dumps(dict(item.identity.components), sort_keys=True, separators=(",", ":")),
-        labels.VARIANT: labels.write(entry),
+        labels.VARIANT: labels.write_variant(entry),
         "org.opencontainers.image.title": cell.image.name,
         "org.opencontainers.image.version": cell.image.version,
     }

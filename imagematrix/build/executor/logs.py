@@ -6,7 +6,7 @@ import io
 import re
 from pathlib import Path
 
-from imagematrix.common.text import plain
+from imagematrix.common.text import strip_escapes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class _NamedFile(io.FileIO):
 
 def excerpt_log(log: str | Path | None, error: str) -> str:
     """Return the text to show for a failed cell: the end of its log, with the error if the log lacks it."""
-    text, error = _trim_line(_read_end(Path(log)) if log else ""), _trim_line(plain(error))
+    text, error = _trim_line(_read_end(Path(log)) if log else ""), _trim_line(strip_escapes(error))
     return text if error in text else f"{text}\n{error}".strip("\n")
 
 
@@ -86,4 +86,4 @@ def _read_end(path: Path) -> str:
         return f"{path}: {error.strerror}"
     text = raw.decode(errors="replace")
     # The first line is complete only if nothing was cut, or if it is the only one.
-    return plain(text if size <= KEPT else text.partition("\n")[2] or text).strip("\n")
+    return strip_escapes(text if size <= KEPT else text.partition("\n")[2] or text).strip("\n")

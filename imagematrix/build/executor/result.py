@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from imagematrix.build.plan.plan import Planned, PlanStatus, make_item_namer
-from imagematrix.common.text import shortened
+from imagematrix.common.text import shorten_words
 from imagematrix.errors import AuditError, BuildError, EngineError, ImagematrixError, TagMovedError
 
 TYPE_CHECKING = False
@@ -93,7 +93,7 @@ def combine_failures(results: Sequence[Result]) -> ImagematrixError | None:
         if isinstance(result.error, EngineError):
             return result.error
     name = make_item_namer(result.item for result in results)
-    names = shortened([name(result.item) for result in failed], SHOWN, more=", …")
+    names = shorten_words([name(result.item) for result in failed], SHOWN, more=", …")
     message = f"{len(failed)} of {len(results)} builds failed: {names}"
     kinds = {type(result.error) for result in failed}
     if ImagematrixError in kinds:  # an unexpected error

@@ -19,9 +19,9 @@ from imagematrix.build.executor.caches import CacheUse
 from imagematrix.build.plan import identity
 from imagematrix.build.plan.build_inputs import PROXIES, scrub_environment
 from imagematrix.build.plan.protocols import StoppedError
-from imagematrix.common.files import named
-from imagematrix.common.temp_folder import full_disk_remedy, scratch
-from imagematrix.common.text import headline
+from imagematrix.common.files import name_file_in_errors
+from imagematrix.common.temp_folder import make_full_disk_remedy, make_scratch_folder
+from imagematrix.common.text import make_headline
 from imagematrix.errors import BuildError, EngineError, UsageError
 from imagematrix.images.engine import endpoint, system
 
@@ -67,7 +67,7 @@ class Solver:
                 if value:
                     self._environment[case] = value
         self._command = _find_buildx()
-        self.elsewhere = self._is_in_context() and builder != endpoint.context()
+        self.elsewhere = self._is_in_context() and builder != endpoint.get_context()
         if self.elsewhere:
             # The default builder of an engine works only in the docker context of its name.
             self._environment.pop("DOCKER_HOST", None)
@@ -76,7 +76,7 @@ class Solver:
         self._stopped = False
         self._lock = threading.Lock()
         self._open = contextlib.ExitStack()
-        self.folder = self._open.enter_context(scratch())
+        self.folder = self._open.enter_context(make_scratch_folder())
 
     def close(self) -> None:
         """Remove the folder; all solves have ended."""
@@ -97,7 +97,7 @@ class Solver:
     def digests(self, reference: str) -> str:
         """Return the digests of a name in the engine of the builder's context."""
         command = [
-            system.docker_program(),
+            system.find_docker(),
             "image",
             "inspect",
             "--format",
@@ -140,11 +140,15 @@ class Solver:
         use = CacheUse()
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             file = Path(folder, "Dockerfile")
-            with named(file):
+            with name_file_in_errors(file):
                 file.write_text(sources.pin_references(dockerfile), encoding="utf-8")
                 # BuildKit would apply the context's .dockerignore, but excluded files are absent already.
                 Path(folder, "Dockerfile.dockerignore").write_text("# nothing\n")
-            own = [f"--builder={self._builder or endpoint.context()}", "--progress=plain", f"--file={file}"]
+            own = [
+                f"--builder={self._builder or endpoint.get_context()}",
+                "--progress=plain",
+                f"--file={file}",
+            ]
             own += [f"--platform={sources.platform}"]
             own += [f"--build-arg=SOURCE_DATE_EPOCH={identity.EPOCH}"]
             own += self._proxies
@@ -189,7 +193,7 @@ class Solver:
         output = "\n".join(tail)
         remedy = None
         if FULL in output:  # which may end the connection, too
-            remedy = full_disk_remedy(self.folder)
+            remedy = make_full_disk_remedy(self.folder)
         elif GONE in output:
             raise EngineError(
                 "the Docker engine stopped during a build",
@@ -216,12 +220,12 @@ class Solver:
 
 def _find_buildx() -> str:
     """Return the path of buildx, because starting it through `docker buildx` takes 20 ms longer."""
-    command = [system.docker_program(), "info", "--format", "{{json .ClientInfo.Plugins}}"]
+    command = [system.find_docker(), "info", "--format", "{{json .ClientInfo.Plugins}}"]
     try:
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         plugins: list[dict[str, Any]] = json.loads(done.stdout) or []
     except OSError as error:
-        raise system.cannot_start(error) from error
+        raise system.make_start_error(error) from error
     except subprocess.CalledProcessError as error:
         raise _broken_engine_error(error.stderr) from error
     buildx = next((plugin for plugin in plugins if plugin["Name"] == "buildx"), {})
@@ -232,4 +236,4 @@ def _find_buildx() -> str:
 
 def _broken_engine_error(output: str) -> EngineError:
     remedy = "install it: the package is docker-buildx or docker-buildx-plugin"
-    return EngineError(f"docker buildx does not work: {headline(output)}", remedy=remedy)
+    return EngineError(f"docker buildx does not work: {make_headline(output)}", remedy=remedy)

@@ -6,7 +6,7 @@ import re
 import string
 from fnmatch import fnmatchcase
 
-from imagematrix.common.suggestions import nearest
+from imagematrix.common.suggestions import suggest_nearest
 from imagematrix.hardware.vendors import cuda, gpus, macros, marches, versions
 from imagematrix.images.catalog.catalog import VALUE
 
@@ -86,9 +86,9 @@ def check_value(axis: str, value: str, facts: MatrixFacts) -> Complaint | None:
 
 
 def suggest_axis(name: str, axes: Collection[str], *, likeness: float = 0.5) -> str | None:
-    """Return a suggestion for a name that is none of `axes`, as `nearest` does, but by meaning first."""
+    """Return a suggestion for a name that is none of `axes`: by meaning, or else the nearest."""
     meant = MEANT.get(name)
-    return f"did you mean {meant!r}?" if meant in axes else nearest(name, axes, likeness=likeness)
+    return f"did you mean {meant!r}?" if meant in axes else suggest_nearest(name, axes, likeness=likeness)
 
 
 def check_flag(flag: str, arch: str) -> Complaint | None:
@@ -101,7 +101,7 @@ def check_flag(flag: str, arch: str) -> Complaint | None:
     if flag in flags:
         return None
     if not FLAG.fullmatch(flag):
-        return f"{flag[:80]!r} is not a CPU flag of /proc/cpuinfo", nearest(flag.lower(), flags)
+        return f"{flag[:80]!r} is not a CPU flag of /proc/cpuinfo", suggest_nearest(flag.lower(), flags)
     compilers = names.get(f"__{flag.upper()}__")
     if compilers:
         return (
@@ -109,7 +109,7 @@ def check_flag(flag: str, arch: str) -> Complaint | None:
             f"did you mean {compilers!r}?",
         )
     others = [word for word in flags if _series(word) != _series(flag)]
-    guess = nearest(flag, others, likeness=FLAG_SLIP)
+    guess = suggest_nearest(flag, others, likeness=FLAG_SLIP)
     return (f"unknown CPU flag {flag!r}", guess) if guess else None
 
 
@@ -139,13 +139,17 @@ def _series(flag: str) -> str:
 def _check_cuda(value: str, facts: MatrixFacts) -> Complaint | None:
     if value == "none":
         return None
-    releases = [name for name, release in cuda.releases().items() if release.targets]
+    releases = [name for name, release in cuda.load_releases().items() if release.targets]
     if not versions.RELEASE.fullmatch(value):
-        return f"{value!r} is not a CUDA release such as 12.4", nearest(value, ["none", *releases])
-    newest = max(releases, key=versions.order)
-    if value in releases or value in facts.cuda or versions.order(value) > versions.order(newest):
+        return f"{value!r} is not a CUDA release such as 12.4", suggest_nearest(value, ["none", *releases])
+    newest = max(releases, key=versions.make_sort_key)
+    if (
+        value in releases
+        or value in facts.cuda
+        or versions.make_sort_key(value) > versions.make_sort_key(newest)
+    ):
         return None
-    return f"unknown CUDA release {value}", nearest(value, releases)
+    return f"unknown CUDA release {value}", suggest_nearest(value, releases)
 
 
 def _check_compute(value: str, facts: MatrixFacts) -> Complaint | None:
@@ -158,10 +162,10 @@ def _check_compute(value: str, facts: MatrixFacts) -> Complaint | None:
     elif guess.isdigit():
         guess = f"{guess}.0"
     message = f"{value!r} is not a compute capability such as 8.6 or 9.0a"
-    of_product = [own for own in gpus.capabilities(value) if own in capabilities]
+    of_product = [own for own in gpus.find_capabilities(value) if own in capabilities]
     if of_product and guess not in capabilities:
         return message, f"did you mean {' or '.join(map(repr, of_product))}, which such a GPU has?"
-    suggestion = nearest(guess, capabilities)
+    suggestion = suggest_nearest(guess, capabilities)
     return message, _or_new(suggestion) if COMPUTE.fullmatch(value) else suggestion
 
 
@@ -171,10 +175,10 @@ def _check_march(value: str, facts: MatrixFacts) -> Complaint | None:
             "march native depends on the builder's CPU, so its images are indistinguishable",
             "name the CPU, such as x86-64-v3 or znver4",
         )
-    names = sorted({*facts.march, *marches.names()})
+    names = sorted({*facts.march, *marches.list_names()})
     if value in names:
         return None
-    return f"unknown -march={value}", _or_new(nearest(value, names))
+    return f"unknown -march={value}", _or_new(suggest_nearest(value, names))
 
 
 def _or_new(remedy: str | None) -> str:

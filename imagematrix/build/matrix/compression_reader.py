@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from imagematrix.build.matrix import document
 from imagematrix.build.matrix.document import Shapes
-from imagematrix.common.json_documents import natural
-from imagematrix.common.suggestions import nearest
+from imagematrix.common.json_documents import parse_natural
+from imagematrix.common.suggestions import suggest_nearest
 from imagematrix.images.oci.compression import DEFAULT, DEFAULT_LEVELS, LEVELS, Compression
 
 __all__ = ["CompressionReader"]
@@ -31,14 +31,14 @@ class CompressionReader(Shapes):
         text = self._text(node, "compression")
         if node is None or text is None or text in LEVELS:
             return text
-        remedy = nearest(text, LEVELS) or "write zstd or gzip, or with a level {type: zstd, level: 9}"
+        remedy = suggest_nearest(text, LEVELS) or "write zstd or gzip, or with a level {type: zstd, level: 9}"
         self._problem(f"{text[:40]!r} is not a compression of layers: zstd or gzip", node.mark, remedy)
         return None
 
     def _leveled(self, kind: str, node: document.Node | None) -> Compression:
         levels = LEVELS[kind]
         text = self._text(node, "level")
-        level = DEFAULT_LEVELS[kind] if text is None else natural(text)
+        level = DEFAULT_LEVELS[kind] if text is None else parse_natural(text)
         if node is not None and text is not None and level not in levels:
             usual = f"write a whole number, such as {DEFAULT_LEVELS[kind]}"
             remedy = usual if level is None else f"did you mean {min(max(level, levels[0]), levels[-1])}?"

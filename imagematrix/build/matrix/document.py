@@ -13,7 +13,7 @@ import yaml
 
 from imagematrix.build.matrix.matrix import NO_CUDA
 from imagematrix.build.matrix.problems import Mark, MatrixError, Problem
-from imagematrix.common.suggestions import nearest
+from imagematrix.common.suggestions import suggest_nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class Shapes:
             if name in keys:
                 fields[name] = value
             else:
-                remedy = nearest(name, keys) or f"it can have {', '.join(keys)}"
+                remedy = suggest_nearest(name, keys) or f"it can have {', '.join(keys)}"
                 self._problem(f"{what} has no {name!r}", mark, remedy)
         return fields
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from imagematrix.build.matrix.feasibility import find_infeasibility
 from imagematrix.build.matrix.matrix import GPU_AXES, NO_CUDA, Cell
 from imagematrix.build.matrix.problems import Mark, MatrixError, Problem
-from imagematrix.common.text import shortened
+from imagematrix.common.text import shorten_words
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog import axis_conditions
 
@@ -87,7 +87,7 @@ def select_cells(expansion: Expansion, expression: str, matrix: Matrix) -> Expan
         for axis, value in cell.axes.items():
             if value not in values[axis]:
                 values[axis] += (value,)
-    wanted = axis_conditions.among(values, axis_conditions.parse_only(expression), "this matrix")
+    wanted = axis_conditions.match_axes(values, axis_conditions.parse_only(expression), "this matrix")
 
     def matches(cell: Cell) -> bool:
         point = {**cell.axes, "image": cell.image.name}
@@ -140,7 +140,7 @@ def _plain_problem(platform: str, ids: Sequence[str], mark: Mark) -> Problem:
     if not ids:
         remedy = "name one for each platform, such as march: [x86-64-v2, armv8-a]"
         return Problem(f"plain_pull names no cell for {platform}", mark, remedy)
-    shown = shortened(ids, SHOWN, more=", …")
+    shown = shorten_words(ids, SHOWN, more=", …")
     remedy = "add axes until only one cell is left"
     return Problem(f"plain_pull names {len(ids)} cells for {platform}: {shown}", mark, remedy)
 

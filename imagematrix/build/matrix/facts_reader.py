@@ -8,7 +8,7 @@ from imagematrix.build.matrix import axis_values, document
 from imagematrix.build.matrix.document import Shapes
 from imagematrix.build.matrix.feasibility import ARCHES
 from imagematrix.build.matrix.matrix_facts import March, MatrixFacts, StatedRelease
-from imagematrix.common.suggestions import nearest
+from imagematrix.common.suggestions import suggest_nearest
 from imagematrix.hardware.vendors import cuda, marches, versions
 
 TYPE_CHECKING = False
@@ -45,16 +45,16 @@ class FactsReader(Shapes):
         fields = self._map(node, f"the facts on CUDA {name}", keys=RELEASE)
         if not versions.RELEASE.fullmatch(name):
             self._problem(f"{name!r} is not a CUDA release such as 14.0", mark)
-        elif name in cuda.releases():
+        elif name in cuda.load_releases():
             self._problem(f"CUDA {name} is already in the tables", mark, "remove it")
         compute = self._words(fields["compute"], "compute", _check_compute) if "compute" in fields else []
         driver = self._text(fields.get("driver"), "driver")
         if driver is not None:
             at = fields["driver"].mark
-            family = cuda.lowest_driver(name)
+            family = cuda.get_lowest_driver(name)
             if not axis_values.DRIVER.fullmatch(driver):
                 self._problem(f"{driver!r} is not a driver version such as 640.10.02", at)
-            elif family and name not in cuda.releases():
+            elif family and name not in cuda.load_releases():
                 message = (
                     f"the tables have the oldest driver of its family: CUDA {name} runs on {family} or newer"
                 )
@@ -67,19 +67,21 @@ class FactsReader(Shapes):
 
     def _march(self, name: str, mark: Mark, node: document.Node) -> March:
         fields = self._map(node, f"the facts on march {name}", keys=MARCH)
-        if name in marches.names():
+        if name in marches.list_names():
             self._problem(f"march {name} is already in the tables", mark, "remove it")
         platform = self._text(fields.get("platform"), "platform") or "linux/amd64"
         if platform not in ARCHES:
             self._problem(
                 f"{platform!r} is not a supported platform",
                 fields["platform"].mark,
-                nearest(platform, ARCHES) or f"one of {', '.join(ARCHES)}",
+                suggest_nearest(platform, ARCHES) or f"one of {', '.join(ARCHES)}",
             )
         arch = ARCHES.get(platform, "x86_64")
         vendor = self._text(fields.get("vendor"), "vendor")
         if vendor is not None and (vendor not in VENDORS or arch != "x86_64"):
-            remedy = nearest(vendor, VENDORS) if arch == "x86_64" else "remove it: it ranks x86 CPUs only"
+            remedy = (
+                suggest_nearest(vendor, VENDORS) if arch == "x86_64" else "remove it: it ranks x86 CPUs only"
+            )
             self._problem(f"{vendor!r} is not a vendor of {arch} CPUs", fields["vendor"].mark, remedy)
         needed = self._required(node, fields, "flags")
         check = partial(axis_values.check_flag, arch=arch)
@@ -110,7 +112,7 @@ class FactsReader(Shapes):
             used = values.get(axis, ())
             for name, (mark, _) in facts.entries.items() if isinstance(facts, document.Mapping) else ():
                 if axis in PARTS and name not in used:
-                    remedy = nearest(name, used) or "remove it"
+                    remedy = suggest_nearest(name, used) or "remove it"
                     self._problem(f"no value of the axis {axis} is {name}", mark, remedy)
 
 

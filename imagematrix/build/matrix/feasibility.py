@@ -45,16 +45,18 @@ def find_unseen_flags(cell: Cell) -> frozenset[str]:
         return frozenset()
     flags = cell.facts.flags(march)
     if flags is None:
-        flags = marches.required(march, cell.properties.get("compiler") or ANY_COMPILER) or frozenset()
-    return flags - cpuid.visible(cell.facts.arch(march))
+        flags = (
+            marches.get_required_flags(march, cell.properties.get("compiler") or ANY_COMPILER) or frozenset()
+        )
+    return flags - cpuid.list_visible_flags(cell.facts.arch(march))
 
 
 def _toolkit_target(cell: Cell) -> str | None:
     compute = cell.axes.get("compute")
     targets = cell.facts.targets(cell.cuda) if cell.cuda else None
-    if compute is None or not targets or device_code.target(compute) in targets:
+    if compute is None or not targets or device_code.make_target(compute) in targets:
         return None
-    target = device_code.target(compute)
+    target = device_code.make_target(compute)
     able = cell.facts.releases_for(target)
     span = " to ".join(dict.fromkeys((able[0], able[-1]))) if able else "no release"
     return f"CUDA {cell.cuda} cannot target compute capability {compute} (sm_{target}); {span} can"
@@ -67,7 +69,7 @@ def _driver_cuda(cell: Cell) -> str | None:
     stated = cell.facts.oldest_driver(cell.cuda)
     if cuda.driver_runs(cell.cuda, driver, stated):
         return None
-    lowest = cuda.lowest_driver(cell.cuda, stated)
+    lowest = cuda.get_lowest_driver(cell.cuda, stated)
     if lowest is None:  # the selector could not decide either, so no host would get the image
         return f"the driver that CUDA {cell.cuda} needs is unknown; state it under `facts` in matrix.yaml"
     return f"driver {driver} is too old for CUDA {cell.cuda}, which needs {lowest}"
@@ -82,9 +84,9 @@ def _march_platform(cell: Cell) -> str | None:
 
 def _march_compiler(cell: Cell) -> str | None:
     march, compiler = cell.axes.get("march"), cell.properties.get("compiler")
-    supported = marches.known(compiler) if compiler else None
+    supported = marches.list_known_names(compiler) if compiler else None
     if march is None or supported is None or march in supported:
         return None
-    able = [name for name in marches.compilers() if march in (marches.known(name) or ())]
+    able = [name for name in marches.list_compilers() if march in (marches.list_known_names(name) or ())]
     which = f"{', '.join(able)} do" if able else "no compiler in the tables does"
     return f"{compiler} does not support -march={march}; {which}"

@@ -17,7 +17,7 @@ from imagematrix.build.matrix.matrix import Exclude, Image, Include, Matrix, Pla
 from imagematrix.build.matrix.matrix_facts import MatrixFacts
 from imagematrix.build.matrix.problems import Mark, MatrixError, Problem
 from imagematrix.common import units
-from imagematrix.common.suggestions import SLIP, nearest
+from imagematrix.common.suggestions import SLIP, suggest_nearest
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog import axis_conditions
 from imagematrix.images.catalog.catalog import AXIS, CRITERIA, HARDWARE
@@ -226,7 +226,7 @@ class _MatrixReader(Shapes):
         criteria: list[str] = []
         for word, mark in self._items(node, "prefer") if node else ():
             if word not in CRITERIA:
-                remedy = nearest(word, CRITERIA) or f"there are {', '.join(CRITERIA)}"
+                remedy = suggest_nearest(word, CRITERIA) or f"there are {', '.join(CRITERIA)}"
                 self._problem(f"{word!r} is not a known criterion", mark, remedy)
             elif word in criteria:
                 self._problem(f"{word!r} occurs twice", mark)
@@ -293,7 +293,7 @@ class _MatrixReader(Shapes):
                 self._problem(f"{axis} is decided by the node's hardware, and has no default", mark, remedy)
             elif self._is_axis(axis, mark, values) and text is not None:
                 if text not in values[axis]:
-                    remedy = nearest(text, values[axis]) or f"it has {', '.join(values[axis])}"
+                    remedy = suggest_nearest(text, values[axis]) or f"it has {', '.join(values[axis])}"
                     self._problem(f"the axis {axis} has no value {text!r}", value.mark, remedy)
                 defaults[axis] = text
         return tuple(sorted(defaults.items()))
@@ -314,7 +314,7 @@ class _MatrixReader(Shapes):
         text = self._text(node, "budget")
         if node is None or text is None:
             return None
-        amount = units.parse(text)
+        amount = units.parse_size(text)
         if not amount:
             self._problem(f"{text!r} is not an amount of bytes such as 2GB or 1.5GiB", node.mark)
             return None
@@ -361,7 +361,7 @@ class _MatrixReader(Shapes):
         elif not os.path.isfile(path):  # noqa: PTH113
             files = (file for file in sorted(templates.rglob("*")) if file.is_file())
             names = (str(file.relative_to(templates)) for file in files)
-            self._problem(f"template {name} not found in {templates}", mark, nearest(name, names))
+            self._problem(f"template {name} not found in {templates}", mark, suggest_nearest(name, names))
 
     def _axes(self, node: document.Node | None) -> dict[str, tuple[str, ...]]:
         axes: dict[str, tuple[str, ...]] = {}
@@ -405,7 +405,7 @@ class _MatrixReader(Shapes):
                     if not any(axis_values.is_covered(value, axis, one) for one in axes[axis]):
                         self._problem(f"no value of the axis {axis} matches {value}", at)
                 elif value not in axes[axis]:
-                    remedy = nearest(value, axes[axis]) or f"it has {', '.join(axes[axis])}"
+                    remedy = suggest_nearest(value, axes[axis]) or f"it has {', '.join(axes[axis])}"
                     self._problem(f"the axis {axis} has no value {value!r}", at, remedy)
                 own = self._own(fields, f"the properties of {axis} {value}", axes)
                 if axis_values.DRIVER_FROM in own and isinstance(fields, document.Mapping):
@@ -442,7 +442,7 @@ class _MatrixReader(Shapes):
                 f"a property cannot be called {name!r}, which is {kind}", mark, "choose another name"
             )
         elif name != axis_values.DRIVER_FROM and (
-            guess := nearest(name, [axis_values.DRIVER_FROM], likeness=TYPO)
+            guess := suggest_nearest(name, [axis_values.DRIVER_FROM], likeness=TYPO)
         ):
             self._problem(f"{name!r} is not a known property", mark, guess)
         elif bad := axis_values.find_unsafe_character(
@@ -470,12 +470,12 @@ class _MatrixReader(Shapes):
     def _condition(self, axis: str, node: document.Node, values: tuple[str, ...]) -> frozenset[str]:
         words = [word for word, _ in self._items(node, f"the condition on {axis}")]
         try:
-            matching = axis_conditions.matching(words, values)
+            matching = axis_conditions.match_values(words, values)
         except axis_conditions.ConditionError as error:
             self._problem(str(error), node.mark)
             return frozenset()
         if not matching:
-            remedy = nearest(words[0].lstrip("!"), values) if words else None
+            remedy = suggest_nearest(words[0].lstrip("!"), values) if words else None
             remedy = remedy or f"it has {', '.join(values)}"
             self._problem(f"no value of the axis {axis} matches {', '.join(words)}", node.mark, remedy)
         return matching

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from imagematrix.build.matrix.axis_values import HOST_DRIVER, is_covered
 from imagematrix.build.matrix.matrix_facts import MatrixFacts
-from imagematrix.common.image_reference import word
+from imagematrix.common.image_reference import make_tag_word
 from imagematrix.hardware.vendors import device_code
 from imagematrix.images.catalog.catalog import HARDWARE
 from imagematrix.images.oci.compression import DEFAULT, Compression
@@ -145,11 +145,11 @@ class Cell:
             if axis == "cuda":
                 words.append("cpu" if value == NO_CUDA else f"cuda{value}")
             elif axis == "compute":
-                words.append(f"sm{device_code.target(value)}")
+                words.append(f"sm{device_code.make_target(value)}")
             elif axis == "driver":
                 words.append(f"drv{value}")
             else:
-                words.append(word(value))
+                words.append(make_tag_word(value))
         return "-".join(words)
 
     @property

@@ -51,20 +51,20 @@ class MatrixFacts:
     def capabilities(self) -> tuple[str, ...]:
         """Return the compute capabilities that any CUDA release has a target for."""
         stated = (word for release in self.cuda.values() for word in release.compute)
-        return tuple(dict.fromkeys((*device_code.known(), *stated)))
+        return tuple(dict.fromkeys((*device_code.list_capability_words(), *stated)))
 
     def targets(self, release: str) -> frozenset[str]:
         """Return the targets of a CUDA release; empty if they are unknown."""
-        tabled = cuda.release(release)
+        tabled = cuda.get_release(release)
         if tabled:
             return tabled.targets
         stated = self.cuda.get(release, StatedRelease())
-        return frozenset(device_code.target(word) for word in stated.compute)
+        return frozenset(device_code.make_target(word) for word in stated.compute)
 
     def releases_for(self, target: str) -> list[str]:
         """Return the CUDA releases that have `target`, oldest first."""
-        names = {*cuda.releases(), *self.cuda}
-        return sorted((name for name in names if target in self.targets(name)), key=versions.order)
+        names = {*cuda.load_releases(), *self.cuda}
+        return sorted((name for name in names if target in self.targets(name)), key=versions.make_sort_key)
 
     def oldest_driver(self, release: str | None) -> str | None:
         """Return the oldest driver for a CUDA release that the tables lack; None if it is unknown."""
@@ -73,16 +73,16 @@ class MatrixFacts:
     def arch(self, march: str) -> str:
         """Return the architecture of `march`: "x86_64" or "aarch64"."""
         stated = self.march.get(march)
-        return stated.arch if stated else marches.arch(march)
+        return stated.arch if stated else marches.get_arch(march)
 
     def option(self, march: str) -> str:
         """Return the compiler option that selects `march`."""
-        return marches.option(march, self.arch(march))
+        return marches.get_option(march, self.arch(march))
 
     def vendor(self, march: str) -> str | None:
         """Return the vendor of the CPUs that `march` is for; None for generic names."""
         stated = self.march.get(march)
-        return stated.vendor if stated else marches.vendor(march)
+        return stated.vendor if stated else marches.get_vendor(march)
 
     def flags(self, march: str) -> frozenset[str] | None:
         """Return the CPU flags required by a march that the tables lack; None if they are unknown."""

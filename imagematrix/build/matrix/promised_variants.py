@@ -55,7 +55,7 @@ def make_variant(cell: Cell, flags: frozenset[str], reference: str) -> Variant:
         digest=None,
         platform=cell.platform,
         cuda=cell.cuda,
-        cubins=(device_code.target(compute),) if compute else (),
+        cubins=(device_code.make_target(compute),) if compute else (),
         driver=_promise_driver(cell),
         march=march,
         cpu_flags=flags,
@@ -76,7 +76,7 @@ def promise_variant(cell: Cell) -> Variant:
     march = cell.axes.get("march")
     flags = cell.facts.flags(march) if march else frozenset()
     if march and flags is None:
-        flags = marches.required(march, cell.properties.get("compiler") or ANY_COMPILER)
+        flags = marches.get_required_flags(march, cell.properties.get("compiler") or ANY_COMPILER)
     reference = make_reference(cell.image.name, cell.image.version, cell.id)
     promised = make_variant(cell, flags or frozenset(), reference)
     unknown = {"cpu_flags": UNKNOWN} if flags is None else {}

@@ -55,14 +55,18 @@ def check_drivers(items: Sequence[Planned], today: dt.date) -> Iterator[AgeFindi
     for item in items:
         if item.cell.driver not in (None, HOST_DRIVER):
             using.setdefault(str(item.cell.driver), []).append(item)
-    for driver in sorted(using, key=versions.order):
-        branch = driver_branches.of(driver)
+    for driver in sorted(using, key=versions.make_sort_key):
+        branch = driver_branches.get_branch(driver)
         if branch is None:
             now, whys = None, ["the table of driver branches lacks it"]
             source, date = "imagematrix", None
         else:
             newest = branch.newest
-            newer = newest if newest and versions.order(newest.version) > versions.order(driver) else None
+            newer = (
+                newest
+                if newest and versions.make_sort_key(newest.version) > versions.make_sort_key(driver)
+                else None
+            )
             ended = branch if branch.has_ended(today) else None
             if not newer and not ended:
                 continue
@@ -117,9 +121,9 @@ def check_toolkits(items: Sequence[Planned], policy: Path | None = None) -> Iter
             continue
         stale: dict[tuple[str, str, str], list[Planned]] = {}
         for variant in catalog.variants:
-            known = cuda.lowest_driver(variant.cuda) if variant.cuda else None
+            known = cuda.get_lowest_driver(variant.cuda) if variant.cuda else None
             stated = variant.oldest_driver
-            cell = labels.cell_of(variant.reference.rpartition(":")[2])
+            cell = labels.get_cell(variant.reference.rpartition(":")[2])
             if known and stated and known != stated and cell in cells:
                 stale.setdefault((str(variant.cuda), stated, known), []).append(cells[cell])
         for (release, stated, known), affected in sorted(stale.items()):

@@ -56,7 +56,7 @@ def parse_file_list(body: bytes, url: str) -> list[WheelFile]:
         page.feed(body.decode(errors="replace"))
         page.close()
         return [found for fields in page.files if (found := _parse_file(*fields))]
-    fields = json_documents.Fields(json_documents.parse(body, url), url)
+    fields = json_documents.Fields(json_documents.parse_json(body, url), url)
     return [
         found
         for one in fields.objects("files")

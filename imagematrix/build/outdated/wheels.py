@@ -22,8 +22,8 @@ from imagematrix.build.outdated.wheel_files import parse_file_list
 from imagematrix.build.outdated.wheel_target import infer_wheel_target
 from imagematrix.common.json_documents import LIMIT
 from imagematrix.errors import EngineError, UsageError
-from imagematrix.images.oci.retry import retried
-from imagematrix.images.oci.transfer import HttpClient, RegistryResponse, cause
+from imagematrix.images.oci.retry import call_with_retries
+from imagematrix.images.oci.transfer import HttpClient, RegistryResponse, get_cause
 from imagematrix.images.oci.url import Url
 
 TYPE_CHECKING = False
@@ -308,6 +308,6 @@ def _request_page(client: HttpClient, url: Url, authorization: str | None) -> Re
         )
 
     def failed(error: requests.RequestException) -> EngineError:
-        return EngineError(f"the index cannot be reached: {cause(error)}")
+        return EngineError(f"the index cannot be reached: {get_cause(error)}")
 
-    return retried(ask, failed)
+    return call_with_retries(ask, failed)

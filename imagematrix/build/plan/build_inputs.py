@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from imagematrix.build.plan.protocols import BuildSources
-from imagematrix.common.suggestions import nearest
+from imagematrix.common.suggestions import suggest_nearest
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -89,7 +89,9 @@ class BuildInputs:
             ("--build-arg", self.args, {name for image in images for name, _ in image.build_args}),
         ):
             for name in sorted(given.keys() - taken):
-                remedy = nearest(name, taken) or "declare it in matrix.yaml for the image that uses it"
+                remedy = (
+                    suggest_nearest(name, taken) or "declare it in matrix.yaml for the image that uses it"
+                )
                 raise UsageError(f"{option}: no image declares {name!r}", remedy=remedy)
         for image in images:
             for name, default in image.build_args:

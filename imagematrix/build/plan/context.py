@@ -19,12 +19,12 @@ from functools import cached_property
 from pathlib import Path
 
 from imagematrix.build.plan import dockerignore
-from imagematrix.common.files import stamp_of
-from imagematrix.common.once import Once
-from imagematrix.common.temp_folder import HELD, PREFIX, full_disk_remedy
-from imagematrix.common.text import plain, shortened
+from imagematrix.common.files import make_stamp
+from imagematrix.common.single_flight import SingleFlight
+from imagematrix.common.temp_folder import HELD, PREFIX, make_full_disk_remedy
+from imagematrix.common.text import shorten_words, strip_escapes
 from imagematrix.errors import BuildError, UsageError
-from imagematrix.images.oci.manifest import digest_of
+from imagematrix.images.oci.manifest import compute_digest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,13 +72,13 @@ class Listing:
     @cached_property
     def digest(self) -> str:
         """Its digest, `sha256:` and 64 hexadecimal digits."""
-        return digest_of(self.raw)
+        return compute_digest(self.raw)
 
     def changed(self, other: Listing) -> tuple[str, ...]:
         """Return the paths that differ from those of `other`, or that only one has, as printable text."""
         paths = sorted({*self.entries, *other.entries})
         return tuple(
-            plain(os.fsencode(path).decode(errors="replace"))
+            strip_escapes(os.fsencode(path).decode(errors="replace"))
             for path in paths
             if self.entries.get(path) != other.entries.get(path)
         )
@@ -150,7 +150,7 @@ def load_listing(state: Path, digest: str) -> Listing | None:
         raw = _listing_path(state, digest).read_bytes()
     except (OSError, ValueError):
         return None
-    if digest_of(raw) != digest:
+    if compute_digest(raw) != digest:
         return None
     lines = (line.split(" ", 2) for line in raw.decode("utf-8", "surrogateescape").split("\0") if line)
     return Listing({path: (mode, own) for mode, own, path in lines})
@@ -173,7 +173,7 @@ class Snapshots:
         self.folder = folder
         self._planned = planned
         self._state = state
-        self._taken: Once[Path | None, Path] = Once()
+        self._taken: SingleFlight[Path | None, Path] = SingleFlight()
         self._stamps: dict[Path, object] = {}
 
     def of(self, context: Path | None) -> Path:
@@ -198,10 +198,10 @@ class Snapshots:
                 listing = _list_files(context, taken)
             except OSError as error:
                 message = f"no space left on device for a snapshot of {context}"
-                raise BuildError(message, remedy=full_disk_remedy(self.folder)) from error
+                raise BuildError(message, remedy=make_full_disk_remedy(self.folder)) from error
             if listing.digest != planned.digest:
                 names = listing.changed(planned)
-                shown = shortened(names, SHOWN, more=", …")
+                shown = shorten_words(names, SHOWN, more=", …")
                 raise BuildError(
                     f"the files of {context} changed after the plan was made: {shown}",
                     remedy="build again; images built so far are kept",
@@ -214,7 +214,7 @@ class Snapshots:
 
 def _stat_files(folder: Path) -> dict[Path, object]:
     paths = (Path(root, name) for root, folders, names in os.walk(folder) for name in (".", *folders, *names))
-    return {path: stamp_of(path.lstat()) for path in paths}
+    return {path: make_stamp(path.lstat()) for path in paths}
 
 
 def _list_files(folder: Path | None, target: Path | None, paths: frozenset[str] | None = None) -> Listing:

@@ -8,7 +8,7 @@ import re
 from functools import cached_property
 
 from imagematrix.build.plan import context
-from imagematrix.common.suggestions import nearest
+from imagematrix.common.suggestions import suggest_nearest
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -61,7 +61,9 @@ class ContextFiles:
         folder, name = posixpath.split(path)
         elsewhere = (one for one in self.names if posixpath.basename(one) == name)
         beside = (one for one in self.names if posixpath.dirname(one) == folder)
-        return nearest(path, sorted(elsewhere)[:MOST], likeness=0) or nearest(path, sorted(beside)[:MOST])
+        return suggest_nearest(path, sorted(elsewhere)[:MOST], likeness=0) or suggest_nearest(
+            path, sorted(beside)[:MOST]
+        )
 
     def _is_below_a_link(self, path: str) -> bool:
         """Whether a build follows a link to find a path, perhaps to where it is."""

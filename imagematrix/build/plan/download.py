@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import requests
 
-    from imagematrix.images.oci.expanded import ByteStream
+    from imagematrix.images.oci.decompression import ByteStream
 
 __all__ = ["HTTPS", "fetch_file"]
 
@@ -43,7 +43,7 @@ def fetch_file(address: str, expected: str | None, note: Callable[[str], None]) 
     the server does not answer or does not have it, UsageError if it has another content, or if there is no
     room for it.
     """
-    folder = files.cache_folder("drivers")
+    folder = files.get_cache_folder("drivers")
     if folder is None:
         raise UsageError(f"there is no folder for {address}", remedy="set XDG_CACHE_HOME")
     if expected and _cached_path(folder, expected).is_file():
@@ -70,9 +70,9 @@ class _Download:
 
     def into(self, folder: Path, expected: str | None) -> tuple[Path, str]:
         """Download the file into `folder`, and return it with its digest."""
-        from imagematrix.images.oci.retry import Resumed, retried
+        from imagematrix.images.oci.retry import ResumedStream, call_with_retries
 
-        retried(self._describe, self._make_failure)
+        call_with_retries(self._describe, self._make_failure)
         name = hashlib.sha256(f"{self._address}\n{self._validator}".encode()).hexdigest()
         with _open_exclusively(folder / f"part-{name}") as part:
             if expected and _cached_path(folder, expected).is_file():  # by another process, meanwhile
@@ -80,8 +80,8 @@ class _Download:
             if not self._validator:  # there is no telling whether it is a part of this content
                 part.truncate(0)
             begin = part.seek(0, os.SEEK_END)
-            stream = Resumed(lambda at: self._open_stream(begin + at), self._make_failure)
-            with contextlib.closing(stream), files.named(folder):
+            stream = ResumedStream(lambda at: self._open_stream(begin + at), self._make_failure)
+            with contextlib.closing(stream), files.name_file_in_errors(folder):
                 self._copy(stream, part)
             part.seek(0)
             digest = f"sha256:{hashlib.file_digest(part, 'sha256').hexdigest()}"
@@ -153,10 +153,10 @@ class _Download:
         return f": {received / 1e6:.0f} of {self._size / 1e6:.0f} MB"
 
     def _make_failure(self, error: requests.RequestException) -> EngineError:
-        from imagematrix.images.oci.transfer import cause
+        from imagematrix.images.oci.transfer import get_cause
 
         return EngineError(
-            f"{self._address}: {cause(error)}", remedy="try again when the server can be reached"
+            f"{self._address}: {get_cause(error)}", remedy="try again when the server can be reached"
         )
 
 
@@ -193,4 +193,4 @@ def _open_exclusively(path: Path) -> Iterator[BufferedRandom]:
 
 def _is_same_file(path: Path, file: IO[bytes]) -> bool:
     """Whether `file` is still at `path`: another process may have renamed or removed it."""
-    return path.exists() and files.stamp_of(os.fstat(file.fileno())) == files.stamp(path)
+    return path.exists() and files.make_stamp(os.fstat(file.fileno())) == files.read_stamp(path)

@@ -17,7 +17,7 @@ from imagematrix.audit.binaries import driver_file, elf
 from imagematrix.audit.binaries.window import Window
 from imagematrix.build.matrix.feasibility import ARCHES
 from imagematrix.build.plan.context import FOLDER, LINK, TIME, Listing, copy_and_hash
-from imagematrix.common.text import shortened
+from imagematrix.common.text import shorten_words
 from imagematrix.errors import BuildError, UsageError
 
 TYPE_CHECKING = False
@@ -132,13 +132,13 @@ def _check_library(path: Path, name: str, source: Path | str, version: str, arch
     shown = f"{source}/{name}"
     with path.open("rb") as file:
         window = Window(file, 0, path.stat().st_size)
-        headers = elf.read(window)
+        headers = elf.read_elf(window)
         if headers is None or headers.damaged or headers.machine != MACHINES[arch]:
             raise UsageError(f"{shown} is not a library for {arch}")
         match = OWN.fullmatch(headers.soname or "")
         if match is None or match[1] != name.partition(".so")[0]:
             raise UsageError(f"{shown} has the soname {headers.soname}")
-        own = driver_file.driver(name, headers, window)
+        own = driver_file.identify_driver(name, headers, window)
     if own and own.kind != "exact":
         kind = "from cuda-compat" if own.kind == "compat" else "a stub to link with"
         raise UsageError(f"{shown} is {kind}, not from the driver {version}")
@@ -152,7 +152,7 @@ def _incomplete_error(
 ) -> UsageError:
     lost = {name.partition(".so")[0] for name in missing}
     others = sorted(name for name in present if name.partition(".so")[0] in lost)
-    has = f"; it has {shortened(others, SHOWN, more=', …')}" if others else ""
+    has = f"; it has {shorten_words(others, SHOWN, more=', …')}" if others else ""
     return UsageError(
         f"the driver {version} in {source} is not complete: it lacks {', '.join(missing)}{has}",
         remedy="name NVIDIA's installer instead, or copy the files from a node with this driver",

@@ -26,7 +26,7 @@ def look_up_flags(cell: Cell, march: str) -> frozenset[str]:
     """Return the flags that the matrix states for a march, or the table for the property `compiler`."""
     flags = cell.facts.flags(march)
     if flags is None:
-        flags = marches.required(march, cell.properties.get("compiler", ""))
+        flags = marches.get_required_flags(march, cell.properties.get("compiler", ""))
     if flags is None:
         raise UsageError(
             "the CPU flags of its march are unknown",

@@ -10,7 +10,7 @@ from imagematrix.build.trim import rules
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import CLAIM
-from imagematrix.images.oci.manifest import digest_of
+from imagematrix.images.oci.manifest import compute_digest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Identity:
     def digest(self) -> str:
         """The input digest, `sha256:` and 64 hexadecimal digits."""
         text = json.dumps(dict(self.components), sort_keys=True, separators=(",", ":"))
-        return digest_of(text.encode())
+        return compute_digest(text.encode())
 
     def changed(self, other: Mapping[str, str]) -> tuple[str, ...]:
         """Return the names of the components that differ from those of `other`, or that only one has."""
@@ -65,7 +65,7 @@ def identify(
     return Identity(
         components={
             "schema": SCHEMA,
-            "dockerfile": digest_of(dockerfile.encode()),
+            "dockerfile": compute_digest(dockerfile.encode()),
             "context": context,
             "platform": cell.platform,
             "epoch": EPOCH,
@@ -92,7 +92,7 @@ def identify(
 
 def format_tag(cell: Cell, identity: Identity) -> str:
     """Return the tag of the cell's image; raise UsageError if it is too long."""
-    text = labels.tag(cell.image.version, cell.id, identity.digest)
+    text = labels.make_tag(cell.image.version, cell.id, identity.digest)
     if len(text) > TAG_LIMIT:
         remedy = "shorten the version or the values of its axes"
         raise UsageError(f"the tag {text} is longer than the {TAG_LIMIT} characters of a tag", remedy=remedy)

@@ -20,9 +20,9 @@ import zlib
 
 from imagematrix.build.plan import driver
 from imagematrix.common import files
-from imagematrix.common.temp_folder import abandoned, owned
+from imagematrix.common.temp_folder import lock_abandoned, make_owned_folder
 from imagematrix.errors import UsageError
-from imagematrix.images.oci.expanded import GZIP, ZSTD, Expanded
+from imagematrix.images.oci.decompression import GZIP, ZSTD, DecompressedStream
 from imagematrix.images.oci.tar import open_tar
 
 TYPE_CHECKING = False
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
-    from imagematrix.images.oci.expanded import ByteStream
+    from imagematrix.images.oci.decompression import ByteStream
 
 __all__ = ["unpack_installer"]
 
@@ -62,7 +62,7 @@ def unpack_installer(
     told before that, because it takes up to a minute. Raises UsageError if they are not, or if `file` is
     damaged: then the cache stays as it was.
     """
-    cache = files.cache_folder("drivers")
+    cache = files.get_cache_folder("drivers")
     if cache is None:
         raise UsageError(f"there is no folder to unpack {file} to", remedy="set XDG_CACHE_HOME")
     try:
@@ -82,9 +82,9 @@ def unpack_installer(
 def _fill(target: Path, file: Path, stream: BinaryIO, version: str, platform: str) -> None:
     """Unpack `stream` to the new folder `target`, which has all of the driver or does not exist."""
     files.make_private(target.parent)
-    for leftover in abandoned(DRAFT, target.parent):
+    for leftover in lock_abandoned(DRAFT, target.parent):
         shutil.rmtree(leftover, ignore_errors=True)
-    with owned(DRAFT, target.parent) as draft, contextlib.ExitStack() as undo:
+    with make_owned_folder(DRAFT, target.parent) as draft, contextlib.ExitStack() as undo:
         undo.callback(shutil.rmtree, draft, ignore_errors=True)
         _unpack(stream, file, version, draft)
         driver.read_driver_folder(draft, version, platform, source=file)
@@ -112,7 +112,7 @@ def _unpack(stream: BinaryIO, file: Path, version: str, folder: Path) -> None:
                 _require_version(taken.read(PIECE), file, version)
                 described = True
             elif taken and driver.OWN.fullmatch(name):
-                with files.named(folder / name), (folder / name).open("xb") as copy:
+                with files.name_file_in_errors(folder / name), (folder / name).open("xb") as copy:
                     os.fchmod(copy.fileno(), 0o755 if member.mode & 0o100 else 0o644)
                     shutil.copyfileobj(taken, copy, PIECE)
     while content.read(PIECE):  # the checksums come last
@@ -170,7 +170,7 @@ def _decompress(stream: BinaryIO) -> ByteStream:
     start = stream.tell()
     magic = stream.read(len(XZ))
     stream.seek(start)
-    return _XzStream(stream) if magic == XZ else Expanded(stream)
+    return _XzStream(stream) if magic == XZ else DecompressedStream(stream)
 
 
 class _BoundedStream:

@@ -59,7 +59,7 @@ def read_lock(path: Path) -> tuple[dict[str, str], dict[str, LockedDriver]]:
     if not regular:  # to open a pipe would wait for a writer
         raise UsageError(f"{path} is not a file", remedy="remove it and run `imagematrix lock`")
     try:
-        fields = json_documents.Fields(json_documents.read(path), str(path))
+        fields = json_documents.Fields(json_documents.read_json(path), str(path))
         fields.schema(SCHEMA)
         return _parse_bases(fields), _parse_drivers(fields)
     except UsageError as error:
@@ -121,7 +121,9 @@ def _hold_folder_lock(path: Path) -> Iterator[None]:
 def _write(path: Path, bases: Mapping[str, str], drivers: Mapping[str, LockedDriver]) -> None:
     """Write the digests to `path` atomically; raise UsageError on failure."""
     try:
-        files.replace(_resolve_link(path), json_documents.dump(make_lock_document(bases, drivers)).encode())
+        files.replace_file(
+            _resolve_link(path), json_documents.dump_json(make_lock_document(bases, drivers)).encode()
+        )
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
 

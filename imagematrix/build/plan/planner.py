@@ -20,8 +20,8 @@ from imagematrix.build.plan.download import HTTPS
 from imagematrix.build.plan.plan import Difference, Dropped, DropStatus, Plan, Planned, PlanStatus, full_name
 from imagematrix.build.plan.remote_driver import RemoteDriver
 from imagematrix.build.trim import program
-from imagematrix.common.suggestions import nearest
-from imagematrix.common.text import shortened
+from imagematrix.common.suggestions import suggest_nearest
+from imagematrix.common.text import shorten_words
 from imagematrix.errors import EngineError, ImagematrixError, UsageError
 
 TYPE_CHECKING = False
@@ -349,7 +349,7 @@ class _Planner:
     def _resolve_own_image(self, cell: Cell, own: dict[str, Planned], name: str) -> str:
         """Return the reference of the image `name` of the same cell, and add it to `own`."""
         if name not in self._images:
-            remedy = nearest(name, self._images) or f"it has {', '.join(self._images)}"
+            remedy = suggest_nearest(name, self._images) or f"it has {', '.join(self._images)}"
             raise UsageError(f"{cell.image.template}: the matrix has no image {name!r}", remedy=remedy)
         item = self._plan_cell(replace(cell, image=self._images[name]))
         own[item.reference] = item
@@ -386,7 +386,7 @@ class _Planner:
         files = (
             self._find_changed_files(cell.image, before.get("context", "")) if "context" in changed else ()
         )
-        named = f": {shortened(files, SHOWN, more=', …')}" if files else ""
+        named = f": {shorten_words(files, SHOWN, more=', …')}" if files else ""
         difference = Difference(reference=reference, components=changed, files=files)
         return difference, f"{', '.join(changed)} changed{named}"
 
@@ -471,7 +471,9 @@ class _Planner:
         if not source.exists():
             near = (path for level in ("*", "*/*") for path in sorted(self._where.parent.glob(level)))
             names = [str(path.relative_to(self._where.parent)) for path in near]
-            raise UsageError(f"{source} of the driver {version} not found", remedy=nearest(name, names))
+            raise UsageError(
+                f"{source} of the driver {version} not found", remedy=suggest_nearest(name, names)
+            )
         folder = installer.unpack_installer(source, version, platform, self._against.note)
         return driver.read_driver_folder(folder, version, platform, source)
 

@@ -14,16 +14,16 @@ from imagematrix.build.matrix.matrix import NO_CUDA, Cell, Image, Matrix
 from imagematrix.build.matrix.matrix_facts import MatrixFacts
 from imagematrix.build.matrix.promised_variants import promise_variant
 from imagematrix.common.record import replace
-from imagematrix.common.suggestions import nearest
+from imagematrix.common.suggestions import suggest_nearest
 from imagematrix.common.text import line
 from imagematrix.errors import UsageError
 from imagematrix.hardware.vendors import cuda, device_code, marches, versions
 from imagematrix.images.catalog.catalog import Catalog
-from imagematrix.selection.fleet.kinds import kinds
-from imagematrix.selection.fleet.unserved import unserved
+from imagematrix.selection.fleet.hardware_kinds import group_by_hardware
+from imagematrix.selection.fleet.unserved_hosts import group_unserved
 from imagematrix.selection.miss import Miss
-from imagematrix.selection.select import Selector
-from imagematrix.selection.target import Target
+from imagematrix.selection.selection_target import Target
+from imagematrix.selection.selector import Selector
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from imagematrix.hardware.host.host import Host
-    from imagematrix.selection.fleet.kinds import Kind
-    from imagematrix.selection.fleet.unserved import Unserved
+    from imagematrix.selection.fleet.hardware_kinds import HardwareKind
+    from imagematrix.selection.fleet.unserved_hosts import UnservedHosts
 
 __all__ = ["COMPILER", "ProposedCells", "SuitedHosts", "propose_cells"]
 
@@ -44,7 +44,7 @@ AXES = ("platform", "cuda", "driver", "compute", "march")
 class SuitedHosts:
     """Hosts of one kind, and the values of the axes of the cell that suits them best."""
 
-    kind: Kind
+    kind: HardwareKind
     axes: Mapping[str, str]
 
 
@@ -56,7 +56,7 @@ class ProposedCells:
     """
 
     suited: tuple[SuitedHosts, ...]
-    unserved: tuple[Unserved, ...]
+    unserved: tuple[UnservedHosts, ...]
     stated: tuple[str, ...] = ()
 
     @cached_property
@@ -114,7 +114,7 @@ def propose_cells(hosts: Mapping[str, Host], *, releases: Sequence[str] = ()) ->
     """
     for name in releases:
         _require_known(name)
-    fleet = kinds(hosts, Selector(_catalog(()), keep=len(hosts)).explain)
+    fleet = group_by_hardware(hosts, Selector(_catalog(()), keep=len(hosts)).explain)
     possible = {id(kind): _find_suiting_cells(kind, releases) for kind in fleet}
     chosen = _choose_releases(fleet, possible)
     suited, misses = [], []
@@ -125,14 +125,14 @@ def propose_cells(hosts: Mapping[str, Host], *, releases: Sequence[str] = ()) ->
             suited.append(SuitedHosts(kind=kind, axes=best.axes))
         else:
             misses.append((_find_nearest_miss(kind, releases), kind.hosts))
-    return ProposedCells(suited=tuple(suited), unserved=unserved(misses), stated=tuple(releases))
+    return ProposedCells(suited=tuple(suited), unserved=group_unserved(misses), stated=tuple(releases))
 
 
 def _require_known(name: str) -> None:
     complaint = axis_values.check_value("cuda", name, MatrixFacts())
-    if complaint or not (row := cuda.release(name)) or not row.targets:
-        toolkits = [release for release, row in cuda.releases().items() if row.targets]
-        remedy = nearest(name, toolkits) or f"the tables have {toolkits[0]} to {toolkits[-1]}"
+    if complaint or not (row := cuda.get_release(name)) or not row.targets:
+        toolkits = [release for release, row in cuda.load_releases().items() if row.targets]
+        remedy = suggest_nearest(name, toolkits) or f"the tables have {toolkits[0]} to {toolkits[-1]}"
         raise UsageError(f"unknown CUDA release {name!r}", remedy=remedy)
 
 
@@ -145,7 +145,7 @@ def _cell(**axes: str) -> Cell:
     return Cell(image=image, axes=axes, properties={"compiler": COMPILER})
 
 
-def _find_suiting_cells(kind: Kind, releases: Sequence[str]) -> list[Cell]:
+def _find_suiting_cells(kind: HardwareKind, releases: Sequence[str]) -> list[Cell]:
     """Return the feasible cells that fit a kind of hardware, with its best march and one driver."""
     cells = [cell for cell in _generate_cells(kind, releases) if not find_infeasibility(cell)]
     catalog = _catalog(cells)
@@ -154,7 +154,7 @@ def _find_suiting_cells(kind: Kind, releases: Sequence[str]) -> list[Cell]:
     return [cell for cell in fitting if cell.driver == fitting[0].driver]
 
 
-def _find_nearest_miss(kind: Kind, releases: Sequence[str]) -> Miss:
+def _find_nearest_miss(kind: HardwareKind, releases: Sequence[str]) -> Miss:
     """Return why no cell serves a kind of hardware."""
     cells = _generate_cells(kind, releases)
     if not cells:
@@ -180,7 +180,7 @@ def _explain_without_cell(host: Host) -> str:
     return "no CUDA release of the tables has code for its GPUs"
 
 
-def _generate_cells(kind: Kind, releases: Sequence[str]) -> list[Cell]:
+def _generate_cells(kind: HardwareKind, releases: Sequence[str]) -> list[Cell]:
     """Return all cells that could be made for a kind of hardware, feasible or not."""
     host = kind.sample
     platform = Target(host=host, gpus=()).platform
@@ -193,7 +193,7 @@ def _generate_cells(kind: Kind, releases: Sequence[str]) -> list[Cell]:
     # A driver in the image comes first. Virtual GPUs may only work with that of the node.
     own = [host.driver.version] if host.driver else []
     drivers = [version for version in own if not axis_values.check_value("driver", version, MatrixFacts())]
-    names = releases or [name for name, row in cuda.releases().items() if row.targets]
+    names = releases or [name for name, row in cuda.load_releases().items() if row.targets]
     return [
         _cell(**common, cuda=release, driver=driver, compute=compute, march=march)
         for driver in (*drivers, axis_values.HOST_DRIVER)
@@ -205,29 +205,29 @@ def _generate_cells(kind: Kind, releases: Sequence[str]) -> list[Cell]:
 def _list_computes(host: Host) -> list[str]:
     """Return the capabilities whose code runs on all GPUs of a host; all GPUs' own if none does."""
     own = {gpu.compute for gpu in host.gpus if gpu.compute}
-    plain = [compute for compute in device_code.known() if compute[-1] not in "af"]
+    plain = [compute for compute in device_code.list_capability_words() if compute[-1] not in "af"]
     able = [
         compute
         for compute in plain
-        if own and all(device_code.cubin_runs(device_code.target(compute), each) for each in own)
+        if own and all(device_code.cubin_runs(device_code.make_target(compute), each) for each in own)
     ]
     return able or sorted(own.intersection(plain))
 
 
 def _choose_march(host: Host, platform: str) -> str | None:
     """Return the value of -march whose code suits the CPUs of a host best, or None if none does."""
-    known = marches.known(COMPILER) or frozenset()
+    known = marches.list_known_names(COMPILER) or frozenset()
     cells = [
         _cell(platform=platform, cuda=NO_CUDA, march=march)
         for march in sorted(known)
-        if ARCHES.get(platform) == marches.arch(march)
+        if ARCHES.get(platform) == marches.get_arch(march)
         and not axis_values.check_value("march", march, MatrixFacts())
     ]
     best = _choose_for_host(cells, host, gpus="none")
     return best.axes["march"] if best else None
 
 
-def _choose_for_kind(kind: Kind, cells: Sequence[Cell]) -> Cell | None:
+def _choose_for_kind(kind: HardwareKind, cells: Sequence[Cell]) -> Cell | None:
     return _choose_for_host(cells, kind.sample, gpus=None)
 
 
@@ -239,7 +239,7 @@ def _choose_for_host(cells: Sequence[Cell], host: Host, *, gpus: str | None) -> 
     return by_reference[ranked[0].reference] if ranked else None
 
 
-def _choose_releases(fleet: Iterable[Kind], possible: Mapping[int, Sequence[Cell]]) -> set[str]:
+def _choose_releases(fleet: Iterable[HardwareKind], possible: Mapping[int, Sequence[Cell]]) -> set[str]:
     """Return few CUDA releases that serve all kinds: always the one that serves the most other hosts.
 
     Of equal ones, the newest is taken.
@@ -256,8 +256,8 @@ def _choose_releases(fleet: Iterable[Kind], possible: Mapping[int, Sequence[Cell
         counts: Counter[str] = Counter()
         for hosts, names in left.values():
             counts.update(dict.fromkeys(names, hosts))
-        chosen.add(max(counts, key=lambda name: (counts[name], versions.order(name))))
+        chosen.add(max(counts, key=lambda name: (counts[name], versions.make_sort_key(name))))
 
 
 def _order_key(value: str) -> tuple[bool, tuple[Any, ...]]:
-    return value != NO_CUDA, versions.natural(value)
+    return value != NO_CUDA, versions.make_natural_key(value)

@@ -213,7 +213,7 @@ class _DockerfileConversion:
     def _find_torch_index(self, match: re.Match[str]) -> None:
         value = _value(match)
         release = f"{value[2:4]}.{value[4:]}"
-        if installers.torch_backend(release) == value and self._has_axis(match, "cuda", release):
+        if installers.get_torch_backend(release) == value and self._has_axis(match, "cuda", release):
             self._replace(match, "torch_backend")
 
     def _find_gencode(self, match: re.Match[str]) -> None:

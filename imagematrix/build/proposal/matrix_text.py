@@ -9,7 +9,7 @@ from imagematrix.build.matrix import axis_values
 from imagematrix.build.matrix.matrix import NO_CUDA
 from imagematrix.build.proposal.cells import COMPILER
 from imagematrix.build.proposal.exclude_rules import propose_rules
-from imagematrix.common.text import counted, line, shortened
+from imagematrix.common.text import format_count, line, shorten_words
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -49,7 +49,8 @@ def format_matrix(proposed: ProposedCells, *, drivers: str = DRIVERS) -> str:
 def describe_unserved(proposed: ProposedCells) -> list[str]:
     """Return a line for each reason why hosts get no cell."""
     reasons = [
-        f"{shortened([*map(line, some.hosts)], NAMED)}: {line(_why(some.miss))}" for some in proposed.unserved
+        f"{shorten_words([*map(line, some.hosts)], NAMED)}: {line(_why(some.miss))}"
+        for some in proposed.unserved
     ]
     left = len(reasons) - REASONS
     return reasons[:REASONS] + ([f"others, for {left} more reasons"] if left > 0 else [])
@@ -69,8 +70,8 @@ def _check(drivers: str, versions: Sequence[str]) -> None:
 
 
 def _head(proposed: ProposedCells) -> Iterator[str]:
-    cells = counted(len(proposed.points), "cell")
-    nodes = counted(proposed.served, "node")
+    cells = format_count(len(proposed.points), "cell")
+    nodes = format_count(proposed.served, "node")
     yield f"# One image for each kind of node of a fleet: {cells} for {nodes}."
     yield "# `imagematrix plan` shows the cells; write what they contain into the template."
     for reason in describe_unserved(proposed):
@@ -90,7 +91,7 @@ def _head(proposed: ProposedCells) -> Iterator[str]:
         written = [quote_yaml(value) for value in values]
         width = max(map(len, written))
         for value, shown in zip(values, written, strict=True):
-            nodes = counted(proposed.hosts(axis, value), "node")
+            nodes = format_count(proposed.hosts(axis, value), "node")
             yield f"    - {shown:{width}}  # {nodes}: {_reason(proposed, axis, value)}"
 
 
@@ -111,7 +112,7 @@ def _reason(proposed: ProposedCells, axis: str, value: str) -> str:
         return "the node's own driver" if value == axis_values.HOST_DRIVER else "they have this kernel module"
     names = proposed.names(axis, value)
     what = "GPUs" if axis == "compute" else "CPUs"
-    return shortened(names, NAMED) if names else f"{what} without a name"
+    return shorten_words(names, NAMED) if names else f"{what} without a name"
 
 
 def _properties(proposed: ProposedCells, drivers: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from imagematrix.images.catalog.catalog import Variant
-    from imagematrix.images.catalog.index import IndexEntry
+    from imagematrix.images.catalog.image_index import IndexEntry
 
 __all__ = ["PlatformDefault", "choose_defaults", "choose_new_default", "find_defaults"]
 
@@ -43,7 +43,7 @@ class PlatformDefault:
         if self.variant is None:
             return ()
         march = BASELINE.get(self.platform)
-        common = (marches.required(march, "gcc") if march else None) or frozenset()
+        common = (marches.get_required_flags(march, "gcc") if march else None) or frozenset()
         return tuple(sorted(self.variant.cpu_flags - common))
 
     def to_json(self) -> dict[str, object]:
@@ -76,13 +76,13 @@ def choose_defaults(
     by_platform: dict[str, list[tuple[Variant, str]]] = {}
     terms = set()
     for entry in entries:
-        variant = labels.read(
+        variant = labels.read_variant(
             entry.annotations, reference=f"{image}:{entry.tag}", digest=entry.digest, size=None
         )
-        terms.add(labels.terms(entry.annotations, variant.reference))
+        terms.add(labels.read_terms(entry.annotations, variant.reference))
         platform = "/".join(variant.platform.split("/")[:2])  # arm64/v8 is arm64 for engines
         by_platform.setdefault(platform, []).append((variant, entry.annotations[labels.CELL]))
-    defaults = dict(labels.agreed(name, terms).defaults)
+    defaults = dict(labels.require_equal_terms(name, terms).defaults)
     return [
         _choose_for_platform(platform, variants, before, named.get(platform), defaults)
         for platform, variants in sorted(by_platform.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagematrix.selection.rules.device_code import served
+from imagematrix.selection.rules.device_code import get_served_targets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _parse_cell(variant: Variant, catalog: Catalog) -> str | None:
 
 
 def _hardware_key(variant: Variant) -> Sequence[object]:
-    return variant.platform, served(variant), variant.march
+    return variant.platform, get_served_targets(variant), variant.march
 
 
 def _count_common(new: Variant, old: Variant) -> tuple[int, bool]:

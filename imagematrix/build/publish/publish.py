@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from imagematrix.build.publish import default_platform as plain
 from imagematrix.build.stores.registry import CompletenessCheck, find_attestations, survey_version
 from imagematrix.common.image_reference import TAG
-from imagematrix.common.text import listed, word
+from imagematrix.common.text import quote_word, shorten_lines
 from imagematrix.errors import EngineError, TagMovedError, UnknownImageError, UsageError
-from imagematrix.images.catalog import index, labels
-from imagematrix.images.catalog.registry import entry_of
+from imagematrix.images.catalog import image_index, labels
+from imagematrix.images.catalog.registry import read_entry
 from imagematrix.images.oci.compression import has_zstd
-from imagematrix.images.oci.manifest import INDEX, INDEXES, LIMIT, digest_of
+from imagematrix.images.oci.manifest import INDEX, INDEXES, LIMIT, compute_digest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from imagematrix.build.publish.default_platform import PlatformDefault
     from imagematrix.build.stores.registry import VersionSurvey
-    from imagematrix.images.catalog.index import IndexEntry
+    from imagematrix.images.catalog.image_index import IndexEntry
     from imagematrix.images.oci.registry import Registry
 
 __all__ = ["Published", "publish"]
@@ -111,7 +111,7 @@ def publish(  # noqa: PLR0913 - the version and the command's options
         answers = plain.choose_defaults(
             name, (whole[digest] for digest in described), plain.find_defaults(surveyed.entries), named or {}
         )
-        raw = index.write(_set_platforms(whole.values(), answers), registry.name, version)
+        raw = image_index.write_index(_set_platforms(whole.values(), answers), registry.name, version)
         if len(raw) > LIMIT:
             remedy = "spread the cells over several images"
             raise UsageError(
@@ -119,7 +119,7 @@ def publish(  # noqa: PLR0913 - the version and the command's options
             )
         if sign:
             # Before the tag: no node that requires signatures finds a version without them.
-            own = digest_of(raw)
+            own = compute_digest(raw)
             registry.push_manifest(own, raw, INDEX)
             sign([own, *described])
         # Another client may publish an older list of images at the same time, so the index counts as
@@ -166,12 +166,14 @@ def _require_movable(registry: Registry, alias: str, versions: Collection[str]) 
     manifest = registry.manifest(alias)
     if manifest and manifest.media_type not in INDEXES:
         raise TagMovedError(f"{name} is an image, not an alias", remedy=remedy)
-    entries = [entry for entry in index.parse(manifest.raw, name) if entry.ours] if manifest else []
+    entries = (
+        [entry for entry in image_index.parse_index(manifest.raw, name) if entry.ours] if manifest else []
+    )
     pushed = (tag for tag in registry.tags() if tag.startswith(f"{alias}-"))
     if (
         alias in versions
         or any(entry.annotations[labels.VERSION] == alias for entry in entries)
-        or any((entry := entry_of(registry, tag)) and entry.ours and entry.tag == tag for tag in pushed)
+        or any((entry := read_entry(registry, tag)) and entry.ours and entry.tag == tag for tag in pushed)
     ):
         raise TagMovedError(f"{name} is a version, and versions never move", remedy=remedy)
     if manifest and not entries:
@@ -190,9 +192,9 @@ def _find_lost(name: str, surveyed: VersionSurvey, *, repair: bool) -> set[str]:
     if lost and not repair:
         raise UnknownImageError(
             f"the registry lost images of {name}:",
-            *listed(references, SHOWN),
+            *shorten_lines(references, SHOWN),
             remedy="`imagematrix build --push` builds them again; "
-            f"`imagematrix publish --repair {word(name)}` removes the rest",
+            f"`imagematrix publish --repair {quote_word(name)}` removes the rest",
         )
     return set(references)
 
@@ -220,7 +222,9 @@ def _choose_variants(
         if len({entry.annotations[labels.INPUT] for entry in wanted}) > 1:
             raise TagMovedError(
                 f"{name} has several images for one cell: {' and '.join(entry.tag for entry in wanted)}",
-                remedy=f"`imagematrix publish {word(name)} --choose TAG` chooses one, or raise the version",
+                remedy=(
+                    f"`imagematrix publish {quote_word(name)} --choose TAG` chooses one, or raise the version"
+                ),
             )
         kept += wanted
         others += [entry.tag for entry in entries if entry not in wanted]
@@ -239,6 +243,8 @@ def _set_platforms(entries: Collection[IndexEntry], answers: Sequence[PlatformDe
     """Return the entries with their platforms: a plain one for those that answer a plain pull."""
     plain_ones = {one.variant.digest: one.platform for one in answers if one.variant}
     return [
-        replace(entry, platform=index.platform(plain_ones.get(entry.digest))) if entry.ours else entry
+        replace(entry, platform=image_index.make_platform(plain_ones.get(entry.digest)))
+        if entry.ours
+        else entry
         for entry in entries
     ]

@@ -18,18 +18,24 @@ from functools import partial
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from imagematrix.errors import SignatureError
-from imagematrix.images.catalog.signed import RepositorySource, identity
+from imagematrix.images.catalog.signature_guard import RepositorySource, get_identity
 from imagematrix.images.oci.manifest import (
     IMAGE,
     INDEX,
     Descriptor,
     ImageIndex,
     ImageManifest,
-    digest_of,
-    parse,
+    compute_digest,
+    parse_manifest,
 )
-from imagematrix.images.trust.signature import PAYLOAD, SIGNATURE, Requirement, prove, signature_tag
-from imagematrix.images.trust.signing import payload
+from imagematrix.images.trust.signature import (
+    PAYLOAD,
+    SIGNATURE,
+    Requirement,
+    make_signature_tag,
+    prove_signature,
+)
+from imagematrix.images.trust.signing_key import make_payload
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +43,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from imagematrix.images.oci.registry import Registry
-    from imagematrix.images.trust.signing import SigningKey
+    from imagematrix.images.trust.signing_key import SigningKey
 
 __all__ = ["add_referrer", "add_signatures", "read_referrers_tag", "sign_manifests"]
 
@@ -59,14 +65,14 @@ def sign_manifests(registry: Registry, key: SigningKey, digests: Iterable[str]) 
 
 
 def _sign_manifest(registry: Registry, key: SigningKey, digest: str) -> bool:
-    name = identity(registry.name)
+    name = get_identity(registry.name)
     required = Requirement(keys=(key.public,), aliases=frozenset(), identity=name)
     try:
-        prove(RepositorySource(registry), registry.name, digest, required)
+        prove_signature(RepositorySource(registry), registry.name, digest, required)
     except SignatureError:
         # The tag last: once it is there, so is the bundle.
         _push_bundle(registry, digest, _make_bundle(key, digest))
-        _tag_signature(registry, digest, key, payload(name, digest))
+        _tag_signature(registry, digest, key, make_payload(name, digest))
         return True
     return False
 
@@ -81,9 +87,9 @@ def _tag_signature(registry: Registry, digest: str, key: SigningKey, content: by
 
 def add_signatures(registry: Registry, digest: str, new: Iterable[Mapping[str, object]]) -> None:
     """Add signatures, whose payloads the registry has, to those under the tag of a manifest."""
-    tag = signature_tag(digest)
+    tag = make_signature_tag(digest)
     present = registry.manifest(tag)
-    found = parse(present.raw, tag, Descriptor) if present else None
+    found = parse_manifest(present.raw, tag, Descriptor) if present else None
     layers = [layer.to_json() for layer in found.layers or ()] if isinstance(found, ImageManifest) else []
     for layer in layers:
         layer.pop("platform", None)
@@ -147,7 +153,7 @@ def _push_bundle(registry: Registry, digest: str, bundle: bytes) -> None:
 
 def add_referrer(registry: Registry, digest: str, raw: bytes, media_type: str) -> None:
     """Push a bundle that refers to a manifest, and list it if the registry does not do so by itself."""
-    own = digest_of(raw)
+    own = compute_digest(raw)
     if registry.digest(own) is None:
         registry.push_manifest(own, raw, media_type)
     if registry.referrers(digest) is not None:
@@ -164,7 +170,7 @@ def read_referrers_tag(registry: Registry, digest: str) -> list[dict[str, Any]]:
     """Return what refers to a manifest in a registry that does not list it by itself, as OCI descriptors."""
     tag = _referrers_tag(digest)
     present = registry.manifest(tag)
-    found = parse(present.raw, tag, Descriptor) if present else None
+    found = parse_manifest(present.raw, tag, Descriptor) if present else None
     return json.loads(present.raw)["manifests"] if present and isinstance(found, ImageIndex) else []
 
 
@@ -182,7 +188,7 @@ def _make_manifest(
 
 def _push_blob(registry: Registry, content: bytes, media_type: str) -> dict[str, object]:
     """Push a blob; return its descriptor."""
-    digest = digest_of(content)
+    digest = compute_digest(content)
     if not registry.has_blob(digest):
         registry.push_blob(digest, io.BytesIO(content))
     return {"mediaType": media_type, "digest": digest, "size": len(content)}

@@ -9,15 +9,15 @@ from functools import partial
 
 from imagematrix.build.publish.publish import publish
 from imagematrix.build.publish.sign import add_referrer, add_signatures, read_referrers_tag
-from imagematrix.common.once import Once
-from imagematrix.common.temp_folder import scratch
-from imagematrix.common.text import word
+from imagematrix.common.single_flight import SingleFlight
+from imagematrix.common.temp_folder import make_scratch_folder
+from imagematrix.common.text import quote_word
 from imagematrix.errors import EngineError, TagMovedError, UnknownImageError, UsageError
-from imagematrix.images.catalog import index, labels
-from imagematrix.images.catalog.signed import guard
-from imagematrix.images.oci.expanded import Hashed
-from imagematrix.images.oci.manifest import INDEX, Descriptor, ImageIndex, ImageManifest, parse
-from imagematrix.images.trust.signature import signature_tag
+from imagematrix.images.catalog import image_index, labels
+from imagematrix.images.catalog.signature_guard import make_guard
+from imagematrix.images.oci.decompression import HashedStream
+from imagematrix.images.oci.manifest import INDEX, Descriptor, ImageIndex, ImageManifest, parse_manifest
+from imagematrix.images.trust.signature import make_signature_tag
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from imagematrix.build.publish.publish import Published
-    from imagematrix.images.catalog.index import IndexEntry
+    from imagematrix.images.catalog.image_index import IndexEntry
     from imagematrix.images.oci.manifest import Manifest
     from imagematrix.images.oci.registry import Registry
     from imagematrix.images.trust.policy import SignaturePolicy
@@ -58,8 +58,8 @@ def copy_version(
     something else under a tag, SignatureError, and EngineError if a registry refuses or is not reached.
     """
     entries = _read_published(source, version, policies)
-    receiving = guard(target, policies)
-    with scratch() as folder:
+    receiving = make_guard(target, policies)
+    with make_scratch_folder() as folder:
         copy = _VersionCopier(source, target, folder)
         with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
             for tag, is_new in pool.map(copy.variant, entries):
@@ -93,15 +93,15 @@ def _read_published(source: Registry, version: str, policies: Sequence[Signature
     name = f"{source.name}:{version}"
     found = source.manifest(version)
     if found is None:
-        remedy = f"see `imagematrix ls {word(source.name)}`"
+        remedy = f"see `imagematrix ls {quote_word(source.name)}`"
         raise UnknownImageError(f"the registry has no published version {name}", remedy=remedy)
-    entries = [entry for entry in index.published(found, source.name, version) if entry.ours]
+    entries = [entry for entry in image_index.read_published(found, source.name, version) if entry.ours]
     if not entries:
         raise UnknownImageError(f"{name} has no variants", remedy="publish it first")
     for entry in entries:
         if entry.annotations[labels.VERSION] != version:
             raise UsageError(f"{name} has {entry.tag}, which is an image of another version")
-    if checks := guard(source, policies):
+    if checks := make_guard(source, policies):
         checks.listing(version, found)
     return entries
 
@@ -122,13 +122,16 @@ class _VersionCopier:
         self._source = source
         self._target = target
         self._folder = folder
-        self._blobs: Once[str, None] = Once()
+        self._blobs: SingleFlight[str, None] = SingleFlight()
 
     def variant(self, entry: IndexEntry) -> tuple[str, bool]:
         """Copy a variant with its attestations; return its tag, and whether it was not there."""
         manifest = self._source.manifest(entry.tag)
         # A tag may lead elsewhere by now; what the index of the version names is what is copied.
-        if manifest is None or entry.digest not in (manifest.digest, index.attested(manifest, entry.tag)):
+        if manifest is None or entry.digest not in (
+            manifest.digest,
+            image_index.get_attested_digest(manifest, entry.tag),
+        ):
             manifest = self._read_manifest(entry.digest)
         present = self._target.digest(entry.tag)
         if present not in (None, manifest.digest):
@@ -142,9 +145,9 @@ class _VersionCopier:
 
     def signatures(self, digest: str) -> None:
         """Copy the signatures of a manifest, in both forms that cosign reads."""
-        tag = signature_tag(digest)
+        tag = make_signature_tag(digest)
         manifest = self._source.manifest(tag)
-        found = parse(manifest.raw, tag, Descriptor) if manifest else None
+        found = parse_manifest(manifest.raw, tag, Descriptor) if manifest else None
         if isinstance(found, ImageManifest) and found.layers:
             for layer in found.layers:
                 self._copy_blob(layer.digest)
@@ -168,7 +171,7 @@ class _VersionCopier:
         self._target.push_manifest(tag, manifest.raw, manifest.media_type or INDEX)
 
     def _copy_content(self, manifest: Manifest, depth: int) -> None:
-        found = parse(manifest.raw, f"{self._source.name}@{manifest.digest}", Descriptor)
+        found = parse_manifest(manifest.raw, f"{self._source.name}@{manifest.digest}", Descriptor)
         if isinstance(found, ImageIndex):
             if depth == DEEPEST:
                 raise UsageError(f"{self._source.name}@{manifest.digest}: indexes in indexes in indexes")
@@ -187,7 +190,7 @@ class _VersionCopier:
             return
         with tempfile.TemporaryFile(dir=self._folder) as file:
             with self._source.open(digest) as stream:
-                hashed = Hashed(stream)
+                hashed = HashedStream(stream)
                 shutil.copyfileobj(hashed, file, PIECE)
             if digest != hashed.digest:
                 raise EngineError(f"{self._source.name}@{digest} has other content than its digest says")

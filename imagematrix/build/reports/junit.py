@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 from imagematrix.build.executor.image_tester import ImageTestOutcome
 from imagematrix.build.executor.result import BuildStatus
 from imagematrix.build.reports.outcome import BUILT
-from imagematrix.common.text import headline, plain
+from imagematrix.common.text import make_headline, strip_escapes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,15 +52,17 @@ def format_junit(
     suite = ET.SubElement(root, "testsuite", {"name": "imagematrix", **counts, "skipped": skipped})
     if fatal is not None:
         whole = {"classname": "imagematrix", "name": "build", "time": _format_seconds(0)}
-        error = ET.SubElement(ET.SubElement(suite, "testcase", whole), "error", {"message": headline(fatal)})
-        error.text = plain(fatal)
+        error = ET.SubElement(
+            ET.SubElement(suite, "testcase", whole), "error", {"message": make_headline(fatal)}
+        )
+        error.text = strip_escapes(fatal)
     for outcome in shown:
         case = _add_case(suite, outcome, outcome.cell, outcome.seconds or 0)
         if outcome.status == BuildStatus.FAILED:
-            failure = ET.SubElement(case, "failure", {"message": headline(outcome.error or "")})
-            failure.text = plain(excerpt(outcome))
+            failure = ET.SubElement(case, "failure", {"message": make_headline(outcome.error or "")})
+            failure.text = strip_escapes(excerpt(outcome))
         elif outcome.status in SKIPPED:
-            message = headline(outcome.error) if outcome.error else SKIPPED[outcome.status]
+            message = make_headline(outcome.error) if outcome.error else SKIPPED[outcome.status]
             ET.SubElement(case, "skipped", {"message": message})
         if outcome.test is not None:
             _add_test(_add_case(suite, outcome, f"{outcome.cell} test", 0), outcome)
@@ -71,8 +73,8 @@ def format_junit(
 
 def _add_case(suite: ET.Element, outcome: Outcome, name: str, seconds: float) -> ET.Element:
     attributes = {
-        "classname": plain(f"{outcome.image}:{outcome.version}"),
-        "name": plain(name),
+        "classname": strip_escapes(f"{outcome.image}:{outcome.version}"),
+        "name": strip_escapes(name),
         "time": _format_seconds(seconds),
     }
     return ET.SubElement(suite, "testcase", attributes)
@@ -80,7 +82,7 @@ def _add_case(suite: ET.Element, outcome: Outcome, name: str, seconds: float) ->
 
 def _add_test(case: ET.Element, outcome: Outcome) -> None:
     """Add to a test case what came of an image's own test."""
-    why = headline(outcome.test_why or "")
+    why = make_headline(outcome.test_why or "")
     if outcome.test == ImageTestOutcome.FAILED:
         ET.SubElement(case, "failure", {"message": why})
     elif outcome.test == ImageTestOutcome.NOT_TESTED:

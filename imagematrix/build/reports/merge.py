@@ -8,7 +8,7 @@ from imagematrix.build.executor.result import SCHEMA
 from imagematrix.build.plan.plan import DropStatus
 from imagematrix.build.plan.shard import Shard
 from imagematrix.build.reports.outcome import BUILT, DROPPED, MISSING, OPEN, STATUSES
-from imagematrix.common.text import listed, plain, shortened
+from imagematrix.common.text import shorten_lines, shorten_words, strip_escapes
 from imagematrix.errors import BuildError
 
 TYPE_CHECKING = False
@@ -62,11 +62,11 @@ class MergedReport:
         if absent:
             lines.append(f"no document has the outcome of: {_format_references(absent)}")
         if self.missing:
-            lines.append(f"no document for the shards: {shortened(self.missing, SHOWN)}")
+            lines.append(f"no document for the shards: {shorten_words(self.missing, SHOWN)}")
         lines += self.errors
         remedy = "run these again, and add their documents"
         first, *others = lines
-        return BuildError(first, *listed(others, len(others)), remedy=remedy)
+        return BuildError(first, *shorten_lines(others, len(others)), remedy=remedy)
 
 
 def merge_reports(reports: Iterable[Report]) -> MergedReport:
@@ -92,7 +92,7 @@ def merge_reports(reports: Iterable[Report]) -> MergedReport:
     if contradictions:
         raise BuildError(
             "the documents contradict each other:",
-            *listed(contradictions, SHOWN),
+            *shorten_lines(contradictions, SHOWN),
             remedy="merge the documents of one run only",
         )
     numbers = {
@@ -140,8 +140,8 @@ def _is_different(first: str | None, other: str | None) -> bool:
 
 
 def _format_reference(outcome: Outcome) -> str:
-    return plain(f"{outcome.image}:{outcome.version} {outcome.cell}")
+    return strip_escapes(f"{outcome.image}:{outcome.version} {outcome.cell}")
 
 
 def _format_references(outcomes: Sequence[Outcome]) -> str:
-    return shortened([_format_reference(outcome) for outcome in outcomes], SHOWN)
+    return shorten_words([_format_reference(outcome) for outcome in outcomes], SHOWN)

@@ -92,7 +92,7 @@ class Report:
 
 def load_report(path: str | Path) -> Report:
     """Return the document in the file `path`; raise UsageError if it is invalid."""
-    return parse_report(json_documents.read(path), str(path))
+    return parse_report(json_documents.read_json(path), str(path))
 
 
 def parse_report(data: object, where: str) -> Report:

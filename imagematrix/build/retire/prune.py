@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from imagematrix.build.retire.retention import format_reasons
-from imagematrix.common.image_reference import familiar, names_registry
-from imagematrix.common.suggestions import nearest
+from imagematrix.common.image_reference import names_registry, shorten_name
+from imagematrix.common.suggestions import suggest_nearest
 from imagematrix.errors import EngineError, UnknownImageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import Catalog
@@ -110,20 +110,20 @@ def survey_engine(
 
     Raises UnknownImageError if the engine has none of the images in `only`, and EngineError.
     """
-    with transport.connected(over) as engine:
+    with transport.connect(over) as engine:
         every = [
             held
-            for entry in images.listed(labels.VARIANT, over=engine)
+            for entry in images.list_labelled(labels.VARIANT, transport=engine)
             if (held := _parse_candidate(entry, engine))
         ]
         found = [one for one, _ in every if not only or not {*only}.isdisjoint(one.images)]
         for name in only:
             if not any(name in one.images for one in found):
                 names = sorted({name for one, _ in every for name in one.images})
-                remedy = nearest(name, names) or (f"it has {', '.join(names)}" if names else None)
+                remedy = suggest_nearest(name, names) or (f"it has {', '.join(names)}" if names else None)
                 raise UnknownImageError(f"the engine has no variant of {name}", remedy=remedy)
         inspected = {one.id: image for one, image in every}
-        used = containers.images_in_use(engine)
+        used = containers.list_images_in_use(engine)
     fates, unserved = decide_retention(found, retention, partial(_catalog, inspected))
     result = []
     for one in found:
@@ -134,7 +134,7 @@ def survey_engine(
             *(f"container {name}" for name in _find_users(one, image, used)),
             *(f"also named {name}" for name in one.others[:1]),
         ]
-        if labels.inherited(image):
+        if labels.has_inherited(image):
             why.append("built on the variant of its name")
         if newer_s is not None and (age := _describe_youth(image, newer_s, now)):
             why.append(age)
@@ -159,7 +159,7 @@ def apply_pruning(
         raise EngineError("the images changed meanwhile: nothing was removed", remedy="run this again")
     with contextlib.ExitStack() as stack:
         if remove is None:
-            remove = partial(_remove, stack.enter_context(contextlib.closing(transport.client())))
+            remove = partial(_remove, stack.enter_context(contextlib.closing(transport.open_client())))
         for image in shown.removed:
             remove(image)
             done(image)
@@ -167,7 +167,7 @@ def apply_pruning(
 
 def _remove(client: docker.DockerClient, image: PruneCandidate) -> None:
     for name in image.names:
-        images.remove(name, client)
+        images.remove_image(name, client)
 
 
 def _parse_candidate(entry: object, over: Transport) -> tuple[PruneCandidate, Mapping[str, Any]] | None:
@@ -177,11 +177,11 @@ def _parse_candidate(entry: object, over: Transport) -> tuple[PruneCandidate, Ma
     """
     if not isinstance(entry, dict):
         return None
-    given = labels.of({"Config": {"Labels": entry.get("Labels")}})
+    given = labels.get_labels({"Config": {"Labels": entry.get("Labels")}})
     parts = [given.get(key) for key in (labels.VERSION, labels.CELL, labels.INPUT)]
     if not all(isinstance(part, str) and part for part in parts):
         return None
-    version, tag = str(parts[0]), labels.tag(*map(str, parts))
+    version, tag = str(parts[0]), labels.make_tag(*map(str, parts))
     # Docker 26 with the containerd image store also lists names with a digest among the tags.
     every = dict.fromkeys([*_parse_names(entry.get("RepoTags")), *_parse_names(entry.get("RepoDigests"))])
     tagged = [name for name in every if "@" not in name]
@@ -191,7 +191,7 @@ def _parse_candidate(entry: object, over: Transport) -> tuple[PruneCandidate, Ma
     own += [name for name in every if "@" in name and _strip_name(name) not in foreign]
     if not own:
         return None
-    image = images.inspect(str(entry.get("Id")), over)
+    image = images.inspect_image(str(entry.get("Id")), over)
     if image is None:  # removed meanwhile
         return None
     held = PruneCandidate(
@@ -216,7 +216,7 @@ def _strip_name(name: str) -> str:
     image = name.partition("@")[0] if "@" in name else name.rpartition(":")[0]
     for full in FULL:
         image = image.removeprefix(full)
-    return familiar(image)
+    return shorten_name(image)
 
 
 def _is_variant_name(name: str, version: str, tag: str) -> bool:
@@ -253,7 +253,9 @@ def _catalog(
     inspected: Mapping[str, Mapping[str, Any]], name: str, version: str, held: list[PruneCandidate]
 ) -> Catalog:
     variants = {
-        reference: labels.read(labels.of(inspected[one.id]), reference=reference, digest=None, size=one.size)
+        reference: labels.read_variant(
+            labels.get_labels(inspected[one.id]), reference=reference, digest=None, size=one.size
+        )
         for one in held
         if (reference := f"{name}:{one.tag}")
     }
@@ -262,7 +264,7 @@ def _catalog(
 
 def _find_users(one: PruneCandidate, image: Mapping[str, Any], used: Mapping[str, str]) -> Iterator[str]:
     """Yield the name of a container that uses an image, if there is one."""
-    known = {one.id, *images.digests_in(image), *one.names, *one.others}
+    known = {one.id, *images.read_digests(image), *one.names, *one.others}
     known |= {f"{name}:{one.tag}" for name in one.images}
     users = sorted({used[key] for key in known & used.keys()})
     yield from users[:1]

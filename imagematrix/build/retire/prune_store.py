@@ -7,12 +7,12 @@ from functools import partial
 from itertools import chain
 
 from imagematrix.build.retire.prune import PruneCandidate, Pruning, decide_retention
-from imagematrix.common.image_reference import familiar, split
-from imagematrix.common.suggestions import nearest
-from imagematrix.common.text import word
+from imagematrix.common.image_reference import shorten_name, split_version
+from imagematrix.common.suggestions import suggest_nearest
+from imagematrix.common.text import quote_word
 from imagematrix.errors import EngineError, UnknownImageError
 from imagematrix.images.catalog.catalog import Catalog, Variant
-from imagematrix.images.local_store.eviction import other_owner, remove
+from imagematrix.images.local_store.eviction import find_other_owner, remove_stored_image
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def survey_store(
     for name in only:
         if not any(name in one.images for one in found):
             names = sorted({name for one in every for name in one.images})
-            remedy = nearest(name, names) or (f"it has {', '.join(names)}" if names else None)
+            remedy = suggest_nearest(name, names) or (f"it has {', '.join(names)}" if names else None)
             raise UnknownImageError(f"{store} has no variant of {name}", remedy=remedy)
     with store.explained():
         users = store.leases()
@@ -57,7 +57,7 @@ def survey_store(
         one.id: [
             _make_candidate(stored[one.id], [name])
             for name in stored[one.id].names
-            if not only or familiar(name.image) in only
+            if not only or shorten_name(name.image) in only
         ]
         for one in found
     }
@@ -77,7 +77,7 @@ def survey_store(
             why.append(str(user))
         if newer_s is not None and now.timestamp() - store.pulled(one.id) < newer_s:
             why.append("younger")
-        if not why and not hosts and (owner := other_owner(store, one.id)):
+        if not why and not hosts and (owner := find_other_owner(store, one.id)):
             why.append(f"files of {owner}")
         result.append(replace(one, why=tuple(why), hosts=hosts))
     result.sort(key=lambda one: (one.images, one.tag, one.id))
@@ -93,9 +93,11 @@ def remove_image(store: ImageStore, image: PruneCandidate) -> None:
     stored = store.find(image.id)
     if stored is None:
         return
-    remedy = f"free a few kB there, such as with `rm -rf {word(f'{store}/partial')}`, and run this again"
+    remedy = (
+        f"free a few kB there, such as with `rm -rf {quote_word(f'{store}/partial')}`, and run this again"
+    )
     with store.explained(full=remedy):
-        if not remove(store, image.id):
+        if not remove_stored_image(store, image.id):
             raise EngineError(f"{image.names[0]} is in use now", remedy="run this again")
         left = {(name.image, name.version) for other in store.whole() for name in other.names}
         for name in stored.names:
@@ -108,9 +110,9 @@ def _make_candidate(image: StoredImage, names: Sequence[StoredName]) -> PruneCan
     first = names[0]
     return PruneCandidate(
         id=image.digest,
-        images=tuple(dict.fromkeys(familiar(name.image) for name in names)),
+        images=tuple(dict.fromkeys(shorten_name(name.image) for name in names)),
         version=first.version,
-        tag=str(split(first.references[0])[1]),
+        tag=str(split_version(first.references[0])[1]),
         names=tuple(dict.fromkeys(reference for name in names for reference in name.references)),
         others=(),
         size=image.size,
@@ -124,6 +126,6 @@ def _catalog(
         Variant.from_json(own.variant, own.references[0])
         for one in held
         for own in stored[one.id].names
-        if (familiar(own.image), own.version) == (name, version)
+        if (shorten_name(own.image), own.version) == (name, version)
     ]
     return Catalog(image=name, version=version, variants=tuple(variants))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from imagematrix.common.text import shortened
-from imagematrix.hardware.vendors.versions import natural
-from imagematrix.selection.select import Selector
+from imagematrix.common.text import shorten_words
+from imagematrix.hardware.vendors.versions import make_natural_key
+from imagematrix.selection.selector import Selector
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def make_newer_counter(versions: Iterable[str]) -> Callable[[str], int]:
 
 
 def _age_key(version: str) -> tuple[tuple[Any, ...], str]:
-    return natural(version), version
+    return make_natural_key(version), version
 
 
 def _is_served(selector: Selector, host: Host, lost: Collection[str]) -> bool:
@@ -109,4 +109,4 @@ def _is_served(selector: Selector, host: Host, lost: Collection[str]) -> bool:
 
 def format_reasons(reasons: Sequence[str], hosts: Sequence[str]) -> str:
     """Return in one line why something is kept: the reasons, and the hosts that it is kept for."""
-    return ", ".join([*reasons, *([f"serves {shortened(hosts, SHOWN)}"] if hosts else [])])
+    return ", ".join([*reasons, *([f"serves {shorten_words(hosts, SHOWN)}"] if hosts else [])])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from imagematrix.build.retire.retention import RetentionDecision, make_newer_counter, sort_versions
 from imagematrix.build.stores.inventory import RepositoryReader
 from imagematrix.errors import EngineError
-from imagematrix.images.catalog import index
+from imagematrix.images.catalog import image_index
 from imagematrix.images.oci.registry import Registry
 
 TYPE_CHECKING = False
@@ -224,7 +224,7 @@ def _decide_retention(
 def _read_catalogs(image: str, found: Inventory) -> tuple[dict[str, Catalog], set[str]]:
     """Return the catalogs of all versions, and the references of variants that the registry lost."""
     catalogs = {
-        version: index.catalog(image, version, [entry for entry in entries if entry.ours])
+        version: image_index.make_catalog(image, version, [entry for entry in entries if entry.ours])
         for version, entries in found.published.items()
     }
     lost = {

@@ -8,10 +8,10 @@ import re
 from imagematrix.build.dockerfile.dockerfile import require_known_inputs
 from imagematrix.common import json_documents
 from imagematrix.common.image_reference import Reference
-from imagematrix.common.text import word
+from imagematrix.common.text import quote_word
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.images.engine import transport
-from imagematrix.images.oci.manifest import Descriptor, ImageIndex, parse
+from imagematrix.images.oci.manifest import Descriptor, ImageIndex, parse_manifest
 from imagematrix.images.oci.registry import Registry
 
 TYPE_CHECKING = False
@@ -35,7 +35,7 @@ def resolve_in_registry(client: docker.DockerClient, reference: str) -> str:
     """
     import docker
 
-    with transport.errors():
+    with transport.convert_errors():
         try:
             return str(client.api.inspect_distribution(reference)["Descriptor"]["digest"])
         except docker.errors.APIError as error:
@@ -44,7 +44,7 @@ def resolve_in_registry(client: docker.DockerClient, reference: str) -> str:
                 remedy = f"try again, or {_how_to_import(reference)}"
                 raise EngineError(f"{message}: {error.explanation}", remedy=remedy) from error
             message = f"the image {reference} is neither in the engine nor in its registry"
-            remedy = f"run `docker pull {word(reference)}`, or {_how_to_import(reference)}"
+            remedy = f"run `docker pull {quote_word(reference)}`, or {_how_to_import(reference)}"
             raise UsageError(f"{message}: {error.explanation}", remedy=remedy) from error
 
 
@@ -52,9 +52,9 @@ def _how_to_import(reference: str) -> str:
     """Return how an image gets into the engine without its registry."""
     debian = DEBIAN.fullmatch(reference)
     if debian:
-        archive = f"tar -C tree -c . | docker import - {word(reference)}"
-        return f"make it as root: `debootstrap --variant=minbase {word(debian[1])} tree && {archive}`"
-    saved = f"`docker save {word(reference)} -o FILE`"
+        archive = f"tar -C tree -c . | docker import - {quote_word(reference)}"
+        return f"make it as root: `debootstrap --variant=minbase {quote_word(debian[1])} tree && {archive}`"
+    saved = f"`docker save {quote_word(reference)} -o FILE`"
     return f"bring it from a machine that has it: {saved} there, `docker load -i FILE` here"
 
 
@@ -82,14 +82,14 @@ def _read_triggers(registry: Registry, digest: str) -> Iterator[str]:
     manifest = registry.manifest(digest)
     if manifest is None:
         return
-    found = parse(manifest.raw, digest, Descriptor)
+    found = parse_manifest(manifest.raw, digest, Descriptor)
     if isinstance(found, ImageIndex):
         for entry in found.entries:
             if entry.platform.get("architecture") in BUILT_FOR:
                 yield from _read_triggers(registry, entry.digest)
     elif found.config:
         image = json_documents.Fields(
-            json_documents.parse(registry.blob(found.config.digest), digest), digest
+            json_documents.parse_json(registry.blob(found.config.digest), digest), digest
         )
         inner = image.object_or_empty("config")
         yield from inner.texts(KEY) if inner.present(KEY) else ()

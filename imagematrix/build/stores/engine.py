@@ -12,16 +12,16 @@ from typing import Any, Self
 from imagematrix.build.plan.protocols import IMAGE, BuiltImage, StoredImageInfo
 from imagematrix.build.stores import bases
 from imagematrix.build.stores.names import Tagger, TemporaryNames, find_variant
-from imagematrix.common.image_reference import split
+from imagematrix.common.image_reference import split_version
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 from imagematrix.images.catalog import labels
-from imagematrix.images.catalog.engine import repository_digest
+from imagematrix.images.catalog.engine import get_repository_digest
 from imagematrix.images.engine import images, system, transport
 from imagematrix.images.oci import layout
 from imagematrix.images.oci.archive import ImageArchive
 from imagematrix.images.oci.compression import GZIP_REMEDY
-from imagematrix.images.oci.manifest import Descriptor, ImageManifest, parse
-from imagematrix.images.oci.parts import SizedLayer, of_history
+from imagematrix.images.oci.manifest import Descriptor, ImageManifest, parse_manifest
+from imagematrix.images.oci.parts import SizedLayer, read_history_layers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class EngineStore:
 
     def __init__(self) -> None:
         # An unreachable engine is reported immediately; docker-py is loaded later.
-        self._connection = None if transport.responds() else transport.client()
+        self._connection = None if transport.is_responding() else transport.open_client()
         self._lasting: Tagger | None = None
         self._temporary: TemporaryNames | None = None
         self._connecting = threading.RLock()  # of the three
@@ -70,7 +70,10 @@ class EngineStore:
 
     def __exit__(self, *_: object) -> None:
         if self._temporary:
-            with contextlib.suppress(EngineError), transport.errors():  # the next build removes the rest
+            with (
+                contextlib.suppress(EngineError),
+                transport.convert_errors(),
+            ):  # the next build removes the rest
                 self._temporary.close()
         if self._connection:
             self._connection.close()
@@ -78,17 +81,17 @@ class EngineStore:
     @property
     def _client(self) -> docker.DockerClient:
         with self._connecting:
-            self._connection = self._connection or transport.client()
+            self._connection = self._connection or transport.open_client()
             return self._connection
 
     @cached_property
     def _transport(self) -> Transport:
         # A plan needs no more than these reads, and is ready before docker-py would be loaded.
-        return transport.local_socket(transport.TIMEOUT) or transport.DockerPy(self._client)
+        return transport.open_local_socket(transport.TIMEOUT) or transport.DockerPy(self._client)
 
     @cached_property
     def _info(self) -> dict[str, Any]:
-        return system.info(self._transport)
+        return system.get_info(self._transport)
 
     @property
     def _tagger(self) -> Tagger:
@@ -105,7 +108,7 @@ class EngineStore:
     @property
     def version(self) -> str | None:
         """The version of Docker, None if the engine is another."""
-        return system.docker_version(self._transport)
+        return system.get_docker_version(self._transport)
 
     @property
     def has_manifests(self) -> bool:
@@ -117,12 +120,12 @@ class EngineStore:
     def layers(self) -> frozenset[str]:
         """Return the digests of the uncompressed layers of all its images."""
         return frozenset().union(
-            *(self.list_layers(one["Id"]) for one in images.listed(over=self._transport))
+            *(self.list_layers(one["Id"]) for one in images.list_labelled(transport=self._transport))
         )
 
     def list_layers(self, reference: str) -> frozenset[str]:
         """Return the digests of the uncompressed layers of an image; none if there is no such image."""
-        image = images.inspect(reference, self._transport) or {}
+        image = images.inspect_image(reference, self._transport) or {}
         return frozenset((image.get("RootFS") or {}).get("Layers") or ())
 
     def has_base(self, source: str, layers: Sequence[str], sibling_references: Iterable[str]) -> bool:  # noqa: ARG002
@@ -135,23 +138,23 @@ class EngineStore:
         If the engine does not report the size of each layer, they count as one. Returns None if there is no
         such image.
         """
-        image = images.inspect(reference, self._transport)
-        history = images.history(reference, self._transport) if image else None
+        image = images.inspect_image(reference, self._transport)
+        history = images.get_history(reference, self._transport) if image else None
         if image is None or history is None:
             return None
-        layers = of_history((image.get("RootFS") or {}).get("Layers") or (), history)
+        layers = read_history_layers((image.get("RootFS") or {}).get("Layers") or (), history)
         whole = SizedLayer(digest=str(image["Id"]), size=int(image["Size"]))
         return (whole,) if layers is None else layers
 
     def require(self) -> None:
         """Raise EngineError if the engine no longer answers."""
-        with transport.errors():
+        with transport.convert_errors():
             self._client.ping()
 
     def digest(self, reference: str) -> str | None:
         """Return the digest of the image with this name in the engine; None if there is none."""
-        image = images.inspect(reference, self._transport)
-        return repository_digest(image, split(reference)[0]) if image else None
+        image = images.inspect_image(reference, self._transport)
+        return get_repository_digest(image, split_version(reference)[0]) if image else None
 
     def resolve(self, reference: str) -> str:
         """Return the digest of a base image: in the engine, or else in its registry.
@@ -180,11 +183,11 @@ class EngineStore:
 
     def _known(self, reference: str) -> str | None:
         """Return the digest of a base image in the engine, as `digest` does; raise UsageError."""
-        image = images.inspect(reference, self._transport)
+        image = images.inspect_image(reference, self._transport)
         if image is None:
             return None
         bases.require_in_engine(image, reference)
-        return repository_digest(image, split(reference)[0])
+        return get_repository_digest(image, split_version(reference)[0])
 
     def _in_registry(self, reference: str) -> str:
         """Return the digest of a base image in its registry; raise UsageError or EngineError."""
@@ -207,9 +210,9 @@ class EngineStore:
         """
         wanted = (f"{labels.IMAGE}={image}", f"{labels.VERSION}={version}")
         found = []
-        for entry in images.listed(*wanted, over=self._transport):
+        for entry in images.list_labelled(*wanted, transport=self._transport):
             for one in find_variant(self._transport, entry, image):
-                self._components[one.reference] = labels.components(entry["Labels"]) or {}
+                self._components[one.reference] = labels.read_components(entry["Labels"]) or {}
                 self._ids[one.reference] = str(entry["Id"])
                 found.append(one)
         return found
@@ -221,7 +224,7 @@ class EngineStore:
         """
         if not self.has_manifests:
             return {}
-        entries = images.listed(f"{labels.IMAGE}={image}", labels.CONTENT, over=self._transport)
+        entries = images.list_labelled(f"{labels.IMAGE}={image}", labels.CONTENT, transport=self._transport)
         built = [one for entry in entries for one in find_variant(self._transport, entry, image)]
         return {
             one.cell: one.reference
@@ -235,7 +238,7 @@ class EngineStore:
         with self.save(digest) as exported:
             archive = ImageArchive(exported, reference, lambda *_: None)
             manifest = archive.blob(digest)
-            image = parse(manifest, reference, Descriptor)
+            image = parse_manifest(manifest, reference, Descriptor)
             assert isinstance(image, ImageManifest) and image.config  # noqa: S101, PT018 - it was stored as one
             layout.write_without_layers(folder, manifest, archive.blob(image.config.digest))
         layers = layout.LayoutImage(folder, digest).layers
@@ -247,7 +250,7 @@ class EngineStore:
 
     def inspect_image(self, reference: str) -> StoredImageInfo:
         """Return an image that is present."""
-        image = images.require(reference, self._transport)
+        image = images.require_image(reference, self._transport)
         return StoredImageInfo(
             digest=str(image["Id"]),
             layers=tuple((image.get("RootFS") or {}).get("Layers") or ()),
@@ -269,13 +272,16 @@ class EngineStore:
         It gets a temporary name until this process exits, because `docker tag` may move any other name.
         """
         image = self._find_id(reference, digest)
-        with transport.errors():
+        with transport.convert_errors():
             return image and self._temporary_names.pin_by_digest(image, digest)
 
     def _find_id(self, reference: str, digest: str) -> str | None:
         """Return the ID of the image with this name, or None if it has another digest."""
-        image = images.inspect(reference, self._transport)
-        if image is None or digest not in (image["Id"], repository_digest(image, split(reference)[0])):
+        image = images.inspect_image(reference, self._transport)
+        if image is None or digest not in (
+            image["Id"],
+            get_repository_digest(image, split_version(reference)[0]),
+        ):
             return None
         bases.require_in_engine(image, reference)  # the digest may be from an older lock
         return str(image["Id"])
@@ -292,7 +298,7 @@ class EngineStore:
         if image is None:
             raise UsageError(f"{reference} is now another image in the engine", remedy="export again")
         tag = digest.removeprefix("sha256:")
-        with transport.errors():
+        with transport.convert_errors():
             self._client.api.tag(image, BASE, tag)
         return f"{IMAGE}{BASE}:{tag}"
 
@@ -306,7 +312,7 @@ class EngineStore:
         If another build has since tagged an image of the same inputs, that image is kept. Raises
         TagMovedError if it has tagged one of other inputs.
         """
-        with transport.errors(), self.loaded(order, made) as image:
+        with transport.convert_errors(), self.loaded(order, made) as image:
             kept = self._tagger.tag_image(order, image)
         self._ids[order.reference] = kept or made.digest
         return kept or made.digest
@@ -314,7 +320,7 @@ class EngineStore:
     def name(self, order: BuildRequest, made: BuiltImage) -> None:
         """Tag an image of the engine that only its registry stores."""
         repository, _, tag = order.reference.rpartition(":")
-        with transport.errors():
+        with transport.convert_errors():
             self._client.api.tag(made.digest, repository, tag)
 
     @contextlib.contextmanager
@@ -393,7 +399,7 @@ class EngineStore:
 
     def image(self, reference: str) -> str:
         """Return the ID of the image with this name."""
-        return str(images.require(reference, self._transport)["Id"])
+        return str(images.require_image(reference, self._transport)["Id"])
 
     def save(self, image: str) -> images.ExportedImage:
         """Return an image, as `docker save` writes it."""
@@ -417,6 +423,6 @@ class EngineStore:
     def _try_push(self, reference: str) -> str | None:
         """Push an image once, and return the error of docker, if any."""
         repository, _, tag = reference.rpartition(":")
-        with transport.errors():
+        with transport.convert_errors():
             answers = self._client.api.push(repository, tag=tag, stream=True, decode=True)
             return next((str(answer["error"]) for answer in answers if "error" in answer), None)

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from imagematrix.errors import TagMovedError
-from imagematrix.images.catalog import index, labels
-from imagematrix.images.catalog.registry import entry_of
-from imagematrix.images.oci.manifest import INDEX, INDEXES, Descriptor, ImageIndex, parse
+from imagematrix.images.catalog import image_index, labels
+from imagematrix.images.catalog.registry import read_entry
+from imagematrix.images.oci.manifest import INDEX, INDEXES, Descriptor, ImageIndex, parse_manifest
 from imagematrix.images.oci.registry import Registry
 
 TYPE_CHECKING = False
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from collections.abc import Set as AbstractSet
 
-    from imagematrix.images.catalog.index import IndexEntry
+    from imagematrix.images.catalog.image_index import IndexEntry
     from imagematrix.images.oci.manifest import Manifest
 
 __all__ = ["Inventory", "RepositoryManifest", "RepositoryReader"]
@@ -132,12 +132,12 @@ class RepositoryReader(Registry):
 
         Of an attested image that is gone, its tag tells: an interrupted removal leaves such an index behind.
         """
-        entry = entry_of(self, tag)
+        entry = read_entry(self, tag)
         if entry:
             return entry.annotations[labels.VERSION] if entry.ours and entry.tag == tag else None
         manifest, match = self.manifest(tag), VARIANT.fullmatch(tag)
         if match and manifest and manifest.media_type == INDEX:
-            attested = {one.attests for one in index.parse(manifest.raw, tag) if one.attests}
+            attested = {one.attests for one in image_index.parse_index(manifest.raw, tag) if one.attests}
             return match[1] if attested and attested.isdisjoint(self._items) else None
         return None
 
@@ -147,7 +147,7 @@ class RepositoryReader(Registry):
         if manifest is None or manifest.media_type not in INDEXES:
             return None, ()
         try:
-            found = index.intact(manifest, f"{self.name}:{tag}")
+            found = image_index.require_intact(manifest, f"{self.name}:{tag}")
         except TagMovedError:  # another tool's, which is not ours to remove
             return None, ()
         return found.annotations.get(labels.VERSION), found.entries
@@ -162,7 +162,7 @@ class RepositoryReader(Registry):
 
 
 def _parse_manifest(manifest: Manifest, where: str) -> RepositoryManifest:
-    document = parse(manifest.raw, f"{where}@{manifest.digest}", Descriptor)
+    document = parse_manifest(manifest.raw, f"{where}@{manifest.digest}", Descriptor)
     own = {manifest.digest: len(manifest.raw)}
     if isinstance(document, ImageIndex):
         return RepositoryManifest(names=tuple(entry.digest for entry in document.entries), blobs=own)

@@ -10,9 +10,9 @@ import time
 import uuid
 
 from imagematrix.build.plan.protocols import IMAGE, StoredVariant
-from imagematrix.common.image_reference import familiar
-from imagematrix.common.temp_folder import HELD, abandoned, owned
-from imagematrix.common.text import shortened, word
+from imagematrix.common.image_reference import shorten_name
+from imagematrix.common.temp_folder import HELD, lock_abandoned, make_owned_folder
+from imagematrix.common.text import quote_word, shorten_words
 from imagematrix.errors import TagMovedError
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.engine import require_own
@@ -50,12 +50,15 @@ def find_variant(over: Transport, entry: Mapping[str, Any], image: str) -> Itera
     AuditError if one has been given that tag.
     """
     given = entry.get("Labels") or {}
-    if labels.components(given) is None or not {labels.VERSION, labels.CELL, labels.INPUT} <= given.keys():
+    if (
+        labels.read_components(given) is None
+        or not {labels.VERSION, labels.CELL, labels.INPUT} <= given.keys()
+    ):
         return
-    reference = f"{image}:{labels.tag(given[labels.VERSION], given[labels.CELL], given[labels.INPUT])}"
-    if familiar(reference) in (entry.get("RepoTags") or ()):
+    reference = f"{image}:{labels.make_tag(given[labels.VERSION], given[labels.CELL], given[labels.INPUT])}"
+    if shorten_name(reference) in (entry.get("RepoTags") or ()):
         if labels.CONTENT in given:  # the list does not tell enough of an image
-            require_own(images.inspect(reference, over) or {}, reference)
+            require_own(images.inspect_image(reference, over) or {}, reference)
         yield StoredVariant(
             reference=reference,
             cell=given[labels.CELL],
@@ -80,7 +83,7 @@ class Tagger:
         What the plan knew may be outdated by now, so it is asked again. Only one client at a time does so.
         """
         repository, _, tag = order.reference.rpartition(":")
-        version = f"{familiar(repository)}:{order.labels[labels.VERSION]}"
+        version = f"{shorten_name(repository)}:{order.labels[labels.VERSION]}"
         with self._lock, hold_mutex(self._client, version) as still_mine:
             kept, outdated = self._find_others(order, image, version)
             if kept:
@@ -103,7 +106,7 @@ class Tagger:
         Raises TagMovedError if a cell of the plan has an image of other inputs. The first of two builds of a
         version thus gets all its cells, and the other none. Later on, only the order's cell is looked up.
         """
-        name = familiar(order.reference)
+        name = shorten_name(order.reference)
         stem = name.rpartition("-")[0]
         begin, rest = (stem, "?" * 12) if version in self._began else (version, "*")
         pattern = f"{SPECIAL.sub(BACKSLASH, begin)}-{rest}"  # [::1]:5000 has brackets
@@ -115,7 +118,7 @@ class Tagger:
         if holder != image and order.reference not in existing:
             raise TagMovedError(
                 f"{order.reference} is another image, {holder}, not {image}, which was built",
-                remedy=f"run `docker image rm {word(order.reference)}`, or raise the version",
+                remedy=f"run `docker image rm {quote_word(order.reference)}`, or raise the version",
             )
         if holder != image and (replaceable or not existing[order.reference].development):
             return holder, []
@@ -125,11 +128,11 @@ class Tagger:
         final = sorted(other for other in rivals if not (replaceable or existing[other].development))
         if final:
             raise TagMovedError(
-                f"{order.reference}: meanwhile another build made {shortened(final, SHOWN, more=', …')}"
+                f"{order.reference}: meanwhile another build made {shorten_words(final, SHOWN, more=', …')}"
                 " from other inputs",
                 remedy="build from the same inputs, or raise the version",
             )
-        return None, [other for other in rivals if familiar(other).rpartition("-")[0] == stem]
+        return None, [other for other in rivals if shorten_name(other).rpartition("-")[0] == stem]
 
     def _remove(self, old: str, new: str) -> None:
         """Remove the name `old`; its image goes too if it has no other name and no container."""
@@ -227,12 +230,12 @@ class TemporaryNames:
         self._tags: set[str] = set()
         self._open = contextlib.ExitStack()
         prefix = f"{HELD}{hashlib.sha256(engine_id.encode()).hexdigest()[:12]}-"
-        for folder in abandoned(prefix):
+        for folder in lock_abandoned(prefix):
             word = folder.name.removeprefix(prefix)
             # An engine can fail to list images while another process removes one; the next build tries again.
             with contextlib.suppress(docker.errors.APIError):
                 self._release(folder, {tag for tag in self._list_tags() if tag.endswith(f"-{word}")})
-        self._folder = self._open.enter_context(owned(prefix))
+        self._folder = self._open.enter_context(make_owned_folder(prefix))
         self._word = self._folder.name.removeprefix(prefix)
 
     def pin_by_digest(self, image: str, digest: str) -> str:

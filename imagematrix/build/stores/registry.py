@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
-from imagematrix.audit.claims import broken, of_layers
-from imagematrix.audit.images.sources import archived
+from imagematrix.audit.contradictions import audit_layers, describe_contradictions
+from imagematrix.audit.images.sources import read_archive
 from imagematrix.build.plan.protocols import BuiltImage, StoredImageInfo, StoredVariant
 from imagematrix.common import json_documents
-from imagematrix.common.once import Once
-from imagematrix.common.text import word
+from imagematrix.common.single_flight import SingleFlight
+from imagematrix.common.text import quote_word
 from imagematrix.errors import AuditError, TagMovedError, UnknownImageError, UsageError
-from imagematrix.images.catalog import index, labels
-from imagematrix.images.catalog.engine import built_on
-from imagematrix.images.catalog.registry import entry_of
+from imagematrix.images.catalog import image_index, labels
+from imagematrix.images.catalog.engine import make_built_on_error
+from imagematrix.images.catalog.registry import read_entry
 from imagematrix.images.oci import layout
-from imagematrix.images.oci.manifest import INDEX, Descriptor, ImageManifest, digest_of, parse
+from imagematrix.images.oci.manifest import INDEX, Descriptor, ImageManifest, compute_digest, parse_manifest
 from imagematrix.images.oci.registry import Registry
 
 TYPE_CHECKING = False
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from imagematrix.audit.images.layers import Layers
     from imagematrix.build.plan.protocols import BuildRequest
     from imagematrix.build.stores.engine import EngineStore
-    from imagematrix.images.catalog.index import IndexEntry
-    from imagematrix.images.oci.expanded import ByteStream
+    from imagematrix.images.catalog.image_index import IndexEntry
+    from imagematrix.images.oci.decompression import ByteStream
     from imagematrix.images.oci.manifest import Manifest
 
 __all__ = ["CompletenessCheck", "RegistryStore", "VersionSurvey", "find_attestations", "survey_version"]
@@ -53,7 +53,7 @@ class RegistryStore:
         self._registries: dict[str, Registry] = {}
         self._digests: dict[str, str] = {}  # by the references seen in registries
         self._complete: dict[str, CompletenessCheck] = {}  # by repository
-        self._pushed: Once[tuple[str, str], None] = Once()  # blobs, by repository and digest
+        self._pushed: SingleFlight[tuple[str, str], None] = SingleFlight()  # blobs, by repository and digest
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -97,8 +97,8 @@ class RegistryStore:
         registry = self.registry(image)
         tags: dict[str, list[str]] = {}  # of all versions, by what follows the version
         for tag in registry.tags():
-            tags.setdefault(tag.removeprefix(labels.version_of(tag)), []).append(tag)
-        alike = {cell: tags.get(labels.tag("", cell, digest), []) for cell, digest in cells.items()}
+            tags.setdefault(tag.removeprefix(labels.get_version(tag)), []).append(tag)
+        alike = {cell: tags.get(labels.make_tag("", cell, digest), []) for cell, digest in cells.items()}
         with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
             found = pool.map(lambda cell: self._find_intact(registry, alike[cell], cells[cell]), cells)
             return {cell: f"{image}:{tag}" for cell, tag in zip(cells, found, strict=True) if tag}
@@ -106,7 +106,7 @@ class RegistryStore:
     def _find_intact(self, registry: Registry, tags: Iterable[str], input_digest: str) -> str | None:
         """Return the first of `tags` that an image built from these inputs has; None if none has."""
         for tag in tags:
-            entry = entry_of(registry, tag)
+            entry = read_entry(registry, tag)
             if entry and entry.ours and entry.tag == tag and self._is_intact(registry, entry, input_digest):
                 self._digests[f"{registry.name}:{tag}"] = entry.digest
                 return tag
@@ -117,7 +117,7 @@ class RegistryStore:
         if entry.annotations[labels.INPUT] != input_digest or not complete(entry.digest):
             return False
         _, raw = _read_documents(registry, entry.digest, entry.tag)
-        return labels.CONTENT in labels.of_config(raw, entry.tag)
+        return labels.CONTENT in labels.read_config_labels(raw, entry.tag)
 
     def load_without_layers(self, reference: str, folder: Path) -> BuiltImage:
         """Return an image of `find_earlier_versions` in a new layout in `folder`, without its layers."""
@@ -129,8 +129,8 @@ class RegistryStore:
     def components(self, reference: str) -> Mapping[str, str]:
         """Return the components of the identity of an image that is present."""
         image, _, _ = reference.rpartition(":")
-        variant = entry_of(self.registry(image), self._digests[reference])
-        return (variant and labels.components(variant.annotations)) or {}
+        variant = read_entry(self.registry(image), self._digests[reference])
+        return (variant and labels.read_components(variant.annotations)) or {}
 
     @property
     def keeps_layers(self) -> bool:
@@ -141,12 +141,12 @@ class RegistryStore:
         """Return an image that is present."""
         image, _, _ = reference.rpartition(":")
         registry, digest = self.registry(image), self._digests[reference]
-        entry = entry_of(registry, digest)
+        entry = read_entry(registry, digest)
         manifest, raw = _read_documents(registry, entry.digest if entry else digest, reference)
         return StoredImageInfo(
-            digest=digest_of(manifest),
+            digest=compute_digest(manifest),
             layers=_parse_diff_ids(raw, reference),
-            content=labels.of_config(raw, reference).get(labels.CONTENT),
+            content=labels.read_config_labels(raw, reference).get(labels.CONTENT),
         )
 
     def list_layers(self, reference: str) -> frozenset[str]:
@@ -155,7 +155,7 @@ class RegistryStore:
         registry = self.registry(image)
         # Whatever uses an image reports what is damaged.
         with contextlib.suppress(UnknownImageError, UsageError):
-            entry = entry_of(registry, tag)
+            entry = read_entry(registry, tag)
             if entry:
                 return frozenset(
                     _parse_diff_ids(_read_documents(registry, entry.digest, reference)[1], reference)
@@ -232,7 +232,7 @@ class RegistryStore:
     def _push_blob(self, registry: Registry, digest: str, pushed: layout.LayoutImage) -> None:
         def push() -> None:
             if not registry.has_blob(digest):
-                with layout.solid(pushed.blob(digest)).open("rb") as file:
+                with layout.require_blob(pushed.blob(digest)).open("rb") as file:
                     registry.push_blob(digest, file)
 
         # Images share most of their layers: the first one uploads a layer, the others wait.
@@ -248,7 +248,7 @@ class RegistryStore:
         if digest is None:
             return None
         if digest != expected:
-            image = entry_of(registry, digest)
+            image = read_entry(registry, digest)
             if image is None and registry.digest(tag) != digest:  # another client has withdrawn it meanwhile
                 return self._find_present(registry, reference, expected)
             if image is None or not image.ours or image.tag != tag:
@@ -287,7 +287,7 @@ class RegistryStore:
         if not others:
             return
         version = tag.partition("-")[0]
-        entries = index.published(registry.manifest(version), registry.name, version)
+        entries = image_index.read_published(registry.manifest(version), registry.name, version)
         if any(entry.digest == digest for entry in entries):
             return  # the version contains it, so the others are too late
         self._digests.pop(reference, None)
@@ -298,7 +298,8 @@ class RegistryStore:
         raise TagMovedError(
             f"{reference}: this cell was also pushed from other inputs: {', '.join(others)}; {ours}",
             remedy="build from the same inputs, or raise the version; "
-            f"`imagematrix publish {word(f'{registry.name}:{version}')} --choose TAG` selects one of them",
+            f"`imagematrix publish {quote_word(f'{registry.name}:{version}')} --choose TAG` "
+            "selects one of them",
         )
 
 
@@ -310,14 +311,14 @@ def _read_documents(registry: Registry, digest: str, reference: str) -> tuple[by
     manifest = registry.manifest(digest)
     if manifest is None:
         raise UnknownImageError(f"{reference} is no longer in its registry")
-    image = parse(manifest.raw, reference, Descriptor)
+    image = parse_manifest(manifest.raw, reference, Descriptor)
     assert isinstance(image, ImageManifest) and image.config  # noqa: S101, PT018 - as entry_of found
     return manifest.raw, registry.blob(image.config.digest)
 
 
 def _parse_diff_ids(config: bytes, reference: str) -> tuple[str, ...]:
     """Return the digests of the uncompressed layers of an image, from its configuration; raise UsageError."""
-    fields = json_documents.Fields(json_documents.parse(config, reference), reference)
+    fields = json_documents.Fields(json_documents.parse_json(config, reference), reference)
     return fields.object_or_empty("rootfs").texts("diff_ids")
 
 
@@ -331,13 +332,15 @@ def _audit_archive(reference: str, archive: ByteStream, layers: Layers) -> None:
     have no such label and are only audited.
     """
     try:
-        (image,) = archived(archive, reference, "", layers)
-        promised = labels.read(image.labels, reference=reference, digest=None, size=None)
+        (image,) = read_archive(archive, reference, "", layers)
+        promised = labels.read_variant(image.labels, reference=reference, digest=None, size=None)
     except (AuditError, UnknownImageError, UsageError, ValueError) as error:
         raise AuditError(f"{reference} cannot be read from the engine: {error}") from error
-    if image.inherited and labels.names(image.labels, reference):
-        raise built_on(reference)
-    why = broken(of_layers(image.layers, promised, labels.optional(image.labels)), promised)
+    if image.inherited and labels.is_named(image.labels, reference):
+        raise make_built_on_error(reference)
+    why = describe_contradictions(
+        audit_layers(image.layers, promised, labels.read_optional(image.labels)), promised
+    )
     if why:
         raise AuditError(f"{reference}: {why}")
 
@@ -375,7 +378,7 @@ class CompletenessCheck:
     def __init__(self, registry: Registry) -> None:
         self.damaged: set[str] = set()
         self._registry = registry
-        self._has_blob: Once[str, bool] = Once()
+        self._has_blob: SingleFlight[str, bool] = SingleFlight()
 
     def __call__(self, digest: str) -> bool:
         """Whether it has the manifest with this digest, its configuration and its layers.
@@ -385,7 +388,7 @@ class CompletenessCheck:
         manifest = self._registry.manifest(digest)
         if manifest is None:
             return False
-        image = parse(manifest.raw, f"{self._registry.name}@{digest}", Descriptor)
+        image = parse_manifest(manifest.raw, f"{self._registry.name}@{digest}", Descriptor)
         blobs = (image.config, *(image.layers or ())) if isinstance(image, ImageManifest) else ()
         whole = all(
             self._has_blob(blob.digest, partial(self._registry.has_blob, blob.digest))
@@ -407,7 +410,7 @@ def survey_version(
     """
     exists = complete or (lambda digest: registry.digest(digest) is not None)
     published = registry.manifest(version)
-    entries = index.published(published, registry.name, version)
+    entries = image_index.read_published(published, registry.name, version)
     with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
         kept = pool.map(lambda entry: exists(entry.digest), entries)
         tags = [tag for tag in registry.tags() if tag.startswith(f"{version}-")]
@@ -445,7 +448,7 @@ def _find_pushed(
 ) -> IndexEntry | None:
     """Return the entry of the image with a tag; if the image is damaged, its entry in the index, or None."""
     try:
-        return entry_of(registry, tag)
+        return read_entry(registry, tag)
     except UnknownImageError:  # its configuration is missing
         if complete is None or registry.digest(tag) not in complete.damaged:
             raise
@@ -456,7 +459,7 @@ def _find_other_builds(registry: Registry, tag: str) -> list[str]:
     """Return the tags of images for the same version and cell with other inputs."""
     stem = tag.rpartition("-")[0]
     alike = [other for other in registry.tags() if other.rpartition("-")[0] == stem and other != tag]
-    images = {other: entry_of(registry, other) for other in alike}
+    images = {other: read_entry(registry, other) for other in alike}
     return sorted(one for one, image in images.items() if image and image.ours and image.tag == one)
 
 
@@ -465,4 +468,4 @@ def find_attestations(registry: Registry, tag: str) -> list[IndexEntry]:
     manifest = registry.manifest(tag)
     if manifest is None or manifest.media_type != INDEX:
         return []
-    return [entry for entry in index.parse(manifest.raw, tag) if entry.attests]
+    return [entry for entry in image_index.parse_index(manifest.raw, tag) if entry.attests]

@@ -11,8 +11,8 @@ from imagematrix.build.stores.engine import EngineStore
 from imagematrix.common import json_documents
 from imagematrix.common.image_reference import Reference, names_registry
 from imagematrix.errors import EngineError
-from imagematrix.images.oci.manifest import Descriptor, ImageManifest, parse
-from imagematrix.images.oci.parts import of_config
+from imagematrix.images.oci.manifest import Descriptor, ImageManifest, parse_manifest
+from imagematrix.images.oci.parts import read_config_layers
 from imagematrix.images.oci.registry import Registry
 
 TYPE_CHECKING = False
@@ -144,11 +144,11 @@ def _engine_layers(engine: EngineStore) -> frozenset[str] | None:
 def _measure_remote(registry: Registry, variant: Variant, present: frozenset[str] | None) -> SizedVariant:
     reference = variant.reference
     manifest = registry.manifest(variant.digest or Reference.parse(reference).tag)
-    found = parse(manifest.raw, reference, Descriptor) if manifest else None
+    found = parse_manifest(manifest.raw, reference, Descriptor) if manifest else None
     if not isinstance(found, ImageManifest) or found.config is None:
         return SizedVariant(variant=variant, parts=None, compressed=True)
     image = json_documents.Fields(
-        json_documents.parse(registry.blob(found.config.digest), reference), reference
+        json_documents.parse_json(registry.blob(found.config.digest), reference), reference
     )
     layers = [(layer.digest, layer.size) for layer in found.layers or ()]
     contents = image.object_or_empty("rootfs").texts("diff_ids")
@@ -157,4 +157,6 @@ def _measure_remote(registry: Registry, variant: Variant, present: frozenset[str
         pull = sum(
             size for content, (_, size) in zip(contents, layers, strict=True) if content not in present
         )
-    return SizedVariant(variant=variant, parts=of_config(layers, image.data), compressed=True, pull=pull)
+    return SizedVariant(
+        variant=variant, parts=read_config_layers(layers, image.data), compressed=True, pull=pull
+    )

@@ -112,8 +112,8 @@ def examine_file(path: str, window: Window, rules: Rules) -> FileResult | None:
     without gaps, and lies in a section that does not overlap another one.
     """
     head = window.at(0, HEAD)
-    headers = elf.read(window) if head.startswith(elf.MAGIC) else None
-    of_nvidia = nvidia_names.of_nvidia(path, headers.soname if headers else None)
+    headers = elf.read_elf(window) if head.startswith(elf.MAGIC) else None
+    of_nvidia = nvidia_names.is_nvidia_library(path, headers.soname if headers else None)
     untouched = FileResult(path=path, status=TrimStatus.NVIDIA, size=window.size)
     if of_nvidia and not rules.nvidia:
         sections = any(True for _ in _find_sections(window, head, headers))
@@ -121,7 +121,7 @@ def examine_file(path: str, window: Window, rules: Rules) -> FileResult | None:
     tally = _Tally(rules)
     try:
         for section in _find_sections(window, head, headers):
-            for container in fatbin.containers(section):
+            for container in fatbin.list_containers(section):
                 tally.add(container, section, section.start - window.start)
     except _DamagedError:
         return FileResult(path=path, status=TrimStatus.DAMAGED, size=window.size)
@@ -139,8 +139,8 @@ def _find_sections(window: Window, head: bytes, headers: Elf | None) -> Iterator
     if headers:
         yield from _find_object_sections(window, headers)
     elif head.startswith(archives.AR):
-        for _, member in archives.members(window):
-            member_headers = elf.read(member)
+        for _, member in archives.list_members(window):
+            member_headers = elf.read_elf(member)
             if member_headers:
                 yield from _find_object_sections(member, member_headers)
     elif head.startswith(fatbin.MAGIC):
@@ -256,4 +256,6 @@ def _add_amount(amounts: dict[tuple[str, str], Amount], entry: FatbinEntry) -> N
 
 
 def _sort_amounts(amounts: dict[tuple[str, str], Amount]) -> tuple[Amount, ...]:
-    return tuple(sorted(amounts.values(), key=lambda amount: (amount.kind, device_code.order(amount.target))))
+    return tuple(
+        sorted(amounts.values(), key=lambda amount: (amount.kind, device_code.make_sort_key(amount.target)))
+    )

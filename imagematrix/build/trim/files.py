@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagematrix.common.files import named, stamp, stamp_of
+from imagematrix.common.files import make_stamp, name_file_in_errors, read_stamp
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -109,7 +109,7 @@ def replace_files(
     if first.source == first.target:
         for folder in {name.target.parent for name in names}:
             _remove_stale(folder)
-    with named(first.target), _open_temporary(first.target.parent) as (file, temporary):
+    with name_file_in_errors(first.target), _open_temporary(first.target.parent) as (file, temporary):
         write(file)
         file.truncate(file.tell())
         file.flush()
@@ -118,7 +118,7 @@ def replace_files(
         shutil.copystat(first.source, temporary)
         os.fsync(file.fileno())
         # As late as possible: a change after this check would be lost.
-        if stamp(first.source) != stamp_of(status):
+        if read_stamp(first.source) != make_stamp(status):
             raise UsageError(f"{first.source} changed while it was read", remedy="run the command again")
         for other in others:
             with _open_temporary(other.target.parent) as (_, link):

@@ -26,8 +26,8 @@ def write_program(parent: Path) -> Path:
     BuildKit caches a context by the folder's name, and transfers a file again if its time differs. So the
     folder is named by the program's digest, and the file's time is always the same.
     """
-    raw = zipapp_writer.archive(
-        {"__main__.py": zipapp_writer.main(MODULE), **zipapp_writer.sources([MODULE], [TABLE])}
+    raw = zipapp_writer.write_archive(
+        {"__main__.py": zipapp_writer.make_main(MODULE), **zipapp_writer.collect_sources([MODULE], [TABLE])}
     )
     folder = Path(tempfile.mkdtemp(dir=parent), hashlib.sha256(raw).hexdigest())
     folder.mkdir()

@@ -75,10 +75,10 @@ def parse_capabilities(words: Iterable[str]) -> tuple[str, ...]:
     For example, "9.0a" stands for 9.0, and "10.0f" for 10.0 and 10.3. The result is sorted.
     """
     gpus: set[str] = set()
-    targets = device_code.known()
+    targets = device_code.list_capability_words()
     for word in words:
         require_known(word, targets, "compute capability")
-        gpus.update(device_code.gpus(word))
+        gpus.update(device_code.expand_capability(word))
     return tuple(sorted(gpus, key=targets.index))
 
 

@@ -48,7 +48,7 @@ class Wheel:
         """
         digests: dict[str, str] = {}
         with (
-            archives.opened(self.window) as source,
+            archives.open_zip(self.window) as source,
             zipfile.ZipFile(target, "w", compresslevel=deflate.LEVEL) as archive,
         ):
             record = _find_record(source)
@@ -71,13 +71,13 @@ def open_wheel(path: str, window: Window, look: Look) -> Iterator[Wheel]:
     changed: dict[str, tuple[Window, FileResult]] = {}
     with contextlib.ExitStack() as stack:
         try:
-            for name, size, reader in archives.zipped(window):
+            for name, size, reader in archives.list_zip_files(window):
                 with contextlib.ExitStack() as opening:
                     file = opening.enter_context(reader())
                     head = file.read(archives.HEAD)
                     if not is_candidate_file(head):
                         continue
-                    part = opening.enter_context(archives.copied(file, size, head))
+                    part = opening.enter_context(archives.copy_stream(file, size, head))
                     result = look(f"{path}!/{name}", part)
                     if result:
                         results.append(result)
@@ -102,7 +102,7 @@ class _RecordError(ValueError):
 
 def _require_writable(path: str, window: Window, changed: Mapping[str, object]) -> None:
     """Raise ValueError if a zip is not a wheel that can be rewritten, UsageError if it is signed."""
-    with archives.opened(window) as archive:
+    with archives.open_zip(window) as archive:
         names = archive.namelist()
         if any(map(records.SIGNATURE.fullmatch, names)):
             remedy = "sign the trimmed wheel yourself, or install the wheel and trim the folder"
@@ -153,14 +153,14 @@ def _deflate(window: Window, result: FileResult, entry: zipfile.ZipInfo, archive
     digest = hashlib.sha256()
 
     def content() -> Iterator[bytes]:
-        for block in deflate.blocks(_trimmed_bytes(window, result)):
+        for block in deflate.split_blocks(_trimmed_bytes(window, result)):
             new.CRC = zlib.crc32(block, new.CRC)
             digest.update(block)
             yield block
 
     with _append_file(archive, new) as file:
         start = file.tell()
-        for piece in deflate.deflated(content(), deflate.threads()):
+        for piece in deflate.compress_deflate(content(), deflate.count_threads()):
             file.write(piece)
         new.compress_size = file.tell() - start
     return records.encode_digest(digest.digest())

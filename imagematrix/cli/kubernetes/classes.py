@@ -16,14 +16,14 @@ from imagematrix.cli.shared.options import (
     Where,
 )
 from imagematrix.cli.shared.output import escape_text, format_names, print_json, print_lines, print_table
-from imagematrix.common.text import counted
+from imagematrix.common.text import format_count
 from imagematrix.selection.selection import NothingFits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from imagematrix.integrations.kubernetes.nodes.classes import Class, Classes
+    from imagematrix.integrations.kubernetes.nodes.classes import Classes, NodeClass
     from imagematrix.selection.fleet.upgrade import Upgrade
 
 __all__ = ["command"]
@@ -41,7 +41,7 @@ def command(
     json: Json = False,
 ) -> None:
     """Group a cluster's nodes into classes of equal hardware, and show which image each class gets."""
-    from imagematrix.selection.fleet.upgrade import parse
+    from imagematrix.selection.fleet.upgrade import parse_upgrades
 
     classes = load_classes(
         nodes,
@@ -50,7 +50,7 @@ def command(
         gpus=gpus,
         allow_cpu=allow_cpu,
         where=where,
-        drivers=parse(driver or ()),
+        drivers=parse_upgrades(driver or ()),
         policy=policy,
     )
     if json:
@@ -85,7 +85,7 @@ def _print(classes: Classes) -> None:
         print_lines("", *_upgrade(upgrade, prefix))
 
 
-def _remarks(each: Class) -> Iterator[str]:
+def _remarks(each: NodeClass) -> Iterator[str]:
     if each.miss:
         yield f"  {escape_text(each.miss.why)}"
         if each.miss.shown:
@@ -94,10 +94,10 @@ def _remarks(each: Class) -> Iterator[str]:
 
 
 def _upgrade(upgrade: Upgrade, prefix: str) -> Iterator[str]:
-    yield f"driver {upgrade.old} -> {upgrade.new}: {counted(upgrade.hosts, 'node')}"
+    yield f"driver {upgrade.old} -> {upgrade.new}: {format_count(upgrade.hosts, 'node')}"
     for loss in upgrade.lost:
         yield f"  [red]nothing[/] for {format_names(loss.hosts)}: {escape_text(loss.miss.why)}"
     for change in (*upgrade.changed, *upgrade.gained):
         yield f"  {escape_text(change.new.removeprefix(prefix))} for {format_names(change.hosts)}"
     if upgrade.unchanged:
-        yield f"  nothing changes for {counted(upgrade.unchanged, 'node')}"
+        yield f"  nothing changes for {format_count(upgrade.unchanged, 'node')}"

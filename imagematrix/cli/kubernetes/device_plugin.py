@@ -43,13 +43,13 @@ def command(
     """
     from imagematrix.hardware.host.host import Host
     from imagematrix.hardware.host.probe import probe
-    from imagematrix.integrations.kubernetes.plugin.offer import DeviceOffer, offer
+    from imagematrix.integrations.kubernetes.plugin.offer import DeviceOffer, make_offer
 
     require_one_host(host, root)
     named = parse_resource_kinds(by)
 
     def offered() -> DeviceOffer:
-        return offer(Host.load(host) if host else probe(root or "/"), by=named, vram=vram)
+        return make_offer(Host.load(host) if host else probe(root or "/"), by=named, vram=vram)
 
     if dry_run:
         print_text(*(f"{name} {len(devices)}" for name, devices in offered().resources.items()))

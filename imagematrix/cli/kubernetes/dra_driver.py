@@ -55,7 +55,7 @@ def command(
     from imagematrix.errors import UsageError
     from imagematrix.hardware.host.host import Host
     from imagematrix.hardware.host.probe import probe
-    from imagematrix.integrations.kubernetes.client.yaml import dump
+    from imagematrix.integrations.kubernetes.client.yaml import dump_yaml
     from imagematrix.integrations.kubernetes.dra import cdi, slices
 
     require_one_host(host, root)
@@ -68,15 +68,15 @@ def command(
         return Host.load(host) if host else probe(root or "/")
 
     if dry_run:
-        groups = slices.chunks(slices.devices(probed(), {}))
+        groups = slices.split_devices(slices.make_devices(probed(), {}))
         made = [
-            slices.slice_object(node, None, index, count=len(groups), generation=1, listed=group)
+            slices.make_slice(node, None, index, count=len(groups), generation=1, listed=group)
             for index, group in enumerate(groups)
         ]
-        print_document(f"{dump(*made)}\n")
+        print_document(f"{dump_yaml(*made)}\n")
         return
     from imagematrix.integrations.kubernetes.client import kubeconfig as kubeconfigs
-    from imagematrix.integrations.kubernetes.client.api import inside
+    from imagematrix.integrations.kubernetes.client.api import find_cluster_api
     from imagematrix.integrations.kubernetes.dra.server import DriverSettings, serve
     from imagematrix.launcher.kubelet import sockets
 
@@ -89,7 +89,9 @@ def command(
     seen = _InFile() if host else _InContainer(root) if root else _OnNode()
     settings = DriverSettings(
         node=node,
-        api=kubeconfigs.load(kubeconfig) if kubeconfig else inside("give --kubeconfig FILE"),
+        api=kubeconfigs.load_kubeconfig(kubeconfig)
+        if kubeconfig
+        else find_cluster_api("give --kubeconfig FILE"),
         probe=probed,
         usage=seen.usage,
         plugins=seen.plugins,

@@ -11,7 +11,7 @@ import typer
 from imagematrix.cli.kubernetes.options import NodesAndPods, Pods, load_lists
 from imagematrix.cli.shared.options import AllowCpu, Json, Policy, Where
 from imagematrix.cli.shared.output import escape_text, format_names, print_json, print_lines, print_table
-from imagematrix.common.text import counted
+from imagematrix.common.text import format_count
 from imagematrix.errors import UsageError
 from imagematrix.selection.selection import NothingFits
 
@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from imagematrix.integrations.kubernetes.explain.pending import ClassVerdict, Explanation
+    from imagematrix.integrations.kubernetes.explain.explain_pod import ClassVerdict, Explanation
     from imagematrix.integrations.kubernetes.explain.pod import Pod
 
 __all__ = ["command"]
@@ -50,29 +50,29 @@ def command(
     With --pods, or nodes and pods in one list, GPUs that pods of each node request are not free.
     """
     from imagematrix.images.catalog.sources import open_catalog
-    from imagematrix.integrations.kubernetes.admission.cluster_policy import cluster_policy
-    from imagematrix.integrations.kubernetes.explain.pending import document, explain
-    from imagematrix.integrations.kubernetes.explain.pod import parse
-    from imagematrix.integrations.kubernetes.nodes.counts import divided, used
-    from imagematrix.integrations.kubernetes.nodes.nodes import STREAM, described, named, read
-    from imagematrix.selection import question
+    from imagematrix.integrations.kubernetes.admission.cluster_policy import make_cluster_policy
+    from imagematrix.integrations.kubernetes.explain.explain_pod import explain_pod, make_pending_document
+    from imagematrix.integrations.kubernetes.explain.pod import parse_pod
+    from imagematrix.integrations.kubernetes.nodes.gpu_counts import count_used, split_by_kind
+    from imagematrix.integrations.kubernetes.nodes.nodes import STREAM, describe_nodes, name_file, read_json
+    from imagematrix.selection import query
 
     if used_as is not None and len(catalog) > 1:
         raise UsageError("--as is for a single --catalog")
     if str(pod) == STREAM and STREAM in {str(nodes), str(pods)}:
         raise UsageError("only one file can be read from stdin")
-    shown = parse(read(pod, sys.stdin.buffer), named(pod))
-    given = divided(load_lists(nodes, pods))
-    known = described(given.nodes, named(nodes))
+    shown = parse_pod(read_json(pod, sys.stdin.buffer), name_file(pod))
+    given = split_by_kind(load_lists(nodes, pods))
+    known = describe_nodes(given.nodes, name_file(nodes))
     by_name = {node.name: node for node in known}
-    conditions = question.parse(where or ())
-    requested = used(given.pods)
+    conditions = query.parse_where(where or ())
+    requested = count_used(given.pods)
     explanations = []
     for name in dict.fromkeys(catalog):
-        cluster = cluster_policy(
+        cluster = make_cluster_policy(
             known, open_catalog(name, policy=policy), name=used_as, allow_cpu=allow_cpu, where=conditions
         )
-        explained = explain(shown, cluster, by_name, requested)
+        explained = explain_pod(shown, cluster, by_name, requested)
         if explained:
             explanations.append(explained)
     if not explanations:
@@ -81,7 +81,7 @@ def command(
             remedy="give the --catalog of its image, or with --as the name that pods use",
         )
     if json:
-        print_json(document(shown, explanations))
+        print_json(make_pending_document(shown, explanations))
     else:
         for each in explanations:
             _print(shown, each)
@@ -110,7 +110,7 @@ def _print(pod: Pod, explanation: Explanation) -> None:
         if lines:
             print_lines("", f"{escape_text(each.name)}: {format_names(each.nodes)}", *lines)
     if explanation.left_out:
-        count = counted(len(explanation.left_out), "node")
+        count = format_count(len(explanation.left_out), "node")
         without = f"left out: {count} without a matching class label: {format_names(explanation.left_out)}"
         print_lines("", without)
 
@@ -125,7 +125,7 @@ def _details(each: ClassVerdict) -> Iterator[str]:
         yield f"  {escape_text(each.why)}"
         yield from _remedy(each.fix)
     for some in each.obstacles:
-        yield f"  {counted(some.nodes, 'node')}: {escape_text(some.why)}"
+        yield f"  {format_count(some.nodes, 'node')}: {escape_text(some.why)}"
         yield from _remedy(some.fix)
 
 

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from imagematrix.integrations.kubernetes.nodes.counts import Count
+    from imagematrix.integrations.kubernetes.nodes.gpu_counts import Count
 
 __all__ = ["command"]
 
@@ -19,9 +19,9 @@ COLUMNS = ("resource", "capacity", "healthy", "requested", "free")
 
 def command(nodes: NodesAndPods, pods: Pods = None, json: Json = False) -> None:
     """Show how many GPUs the nodes and classes of a cluster have, and how many of them pods request."""
-    from imagematrix.integrations.kubernetes.nodes.counts import counts
+    from imagematrix.integrations.kubernetes.nodes.gpu_counts import count_gpus
 
-    usage = counts(load_lists(nodes, pods))
+    usage = count_gpus(load_lists(nodes, pods))
     if json:
         print_json(usage.to_json())
         return

@@ -34,14 +34,21 @@ def command(
     json: Json = False,
 ) -> None:
     """Print labels that describe this node to a cluster: CPU flags, driver, GPUs, and the node's class."""
-    from imagematrix.integrations.kubernetes.nodes.labels import document, facts, feature_file, kubectl
+    from imagematrix.integrations.kubernetes.nodes.labels import (
+        make_document,
+        make_feature_file,
+        make_kubectl_command,
+        make_labels,
+    )
 
     require_known(format, FORMATS, "format")
     described, _ = load_node(host, root, nvidia_smi, None)
-    labels = facts(described)
+    labels = make_labels(described)
     if json:
-        print_json(document(labels, described.warnings))
+        print_json(make_document(labels, described.warnings))
     else:
-        print_document(f"{feature_file(labels) if format == 'nfd' else kubectl(labels, node)}\n")
+        print_document(
+            f"{make_feature_file(labels) if format == 'nfd' else make_kubectl_command(labels, node)}\n"
+        )
     for warning in described.warnings:
         print_info(f"warning: {warning}")

@@ -31,14 +31,14 @@ def command(
     json: Json = False,
 ) -> None:
     """Print what each variant needs from a node: node affinity, and a device selector for DRA."""
-    from imagematrix.integrations.kubernetes.client.yaml import dump
-    from imagematrix.integrations.kubernetes.workloads.needs import DRA_DRIVERS, document
+    from imagematrix.integrations.kubernetes.client.yaml import dump_yaml
+    from imagematrix.integrations.kubernetes.workloads.needs_document import DRA_DRIVERS, make_needs_document
 
     require_known(dra_driver, DRA_DRIVERS, "--dra-driver")
-    needs = document(
+    needs = make_needs_document(
         load_narrowed_catalog(image, catalog, where, policy), allow_cpu=allow_cpu, dra_driver=dra_driver
     )
     if json:
         print_json(needs)
     else:
-        print_document(f"{dump(needs)}\n")
+        print_document(f"{dump_yaml(needs)}\n")

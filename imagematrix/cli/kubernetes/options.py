@@ -97,14 +97,14 @@ def parse_resource_kinds(by: Sequence[str] | None) -> tuple[str, ...]:
 
 def load_lists(nodes: Path, pods: Path | None) -> list[tuple[object, str]]:
     """Return the lists that --nodes and --pods name, each with its name for messages."""
-    from imagematrix.integrations.kubernetes.nodes.nodes import named, read
+    from imagematrix.integrations.kubernetes.nodes.nodes import name_file, read_json
 
     paths = [nodes, *([pods] if pods else [])]
     if len(paths) > 1 and nodes == pods:
         raise UsageError(
             f"--nodes and --pods are both {nodes}", remedy="give a list of both as --nodes alone"
         )
-    return [(read(path, sys.stdin.buffer), named(path)) for path in paths]
+    return [(read_json(path, sys.stdin.buffer), name_file(path)) for path in paths]
 
 
 def load_classes(
@@ -119,18 +119,18 @@ def load_classes(
     policy: Path | None = None,
 ) -> Classes:
     """Return the classes of the nodes in a file, each with its answer from the catalog that options name."""
-    from imagematrix.integrations.kubernetes.nodes.classes import classes
-    from imagematrix.integrations.kubernetes.nodes.nodes import load
-    from imagematrix.selection.question import parse
+    from imagematrix.integrations.kubernetes.nodes.classes import classify_nodes
+    from imagematrix.integrations.kubernetes.nodes.nodes import load_nodes
+    from imagematrix.selection.query import parse_where
 
     require_image(image, catalog)
-    return classes(
-        load(nodes, sys.stdin.buffer),
+    return classify_nodes(
+        load_nodes(nodes, sys.stdin.buffer),
         find_catalog(image, catalog, policy),
         gpus=gpus,
         allow_cpu=allow_cpu,
         drivers=drivers,
-        where=parse(where or ()),
+        where=parse_where(where or ()),
     )
 
 
@@ -138,6 +138,6 @@ def load_narrowed_catalog(
     image: str, catalog: str | None, where: Sequence[str] | None, policy: Path | None
 ) -> Catalog:
     """Return the catalog that options name, with only the variants that --where admits."""
-    from imagematrix.selection.question import narrowed, parse
+    from imagematrix.selection.query import narrow_catalog, parse_where
 
-    return narrowed(find_catalog(image, catalog, policy), parse(where or ()))
+    return narrow_catalog(find_catalog(image, catalog, policy), parse_where(where or ()))

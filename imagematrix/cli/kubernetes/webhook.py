@@ -59,26 +59,28 @@ def command(
 
     With --events, it also says in an Event why a pod that uses one of the versions cannot start.
     """
-    from imagematrix.integrations.kubernetes.client.api import inside, namespace
+    from imagematrix.integrations.kubernetes.client.api import find_cluster_api, read_namespace
     from imagematrix.integrations.kubernetes.client.objects import DNS_LABEL
     from imagematrix.integrations.kubernetes.webhook.events import Events
     from imagematrix.integrations.kubernetes.webhook.lease import Leadership
+    from imagematrix.integrations.kubernetes.webhook.node_watch import WatchedNodes
     from imagematrix.integrations.kubernetes.webhook.server import WebhookSettings, serve
     from imagematrix.integrations.kubernetes.webhook.sources import NodesFile
     from imagematrix.integrations.kubernetes.webhook.state import PolicyOptions
-    from imagematrix.integrations.kubernetes.webhook.watched import WatchedNodes
-    from imagematrix.selection.question import parse
+    from imagematrix.selection.query import parse_where
 
     if events is not None and nodes != CLUSTER:
         raise UsageError("--events is for --nodes cluster")
     if events is not None and not DNS_LABEL.fullmatch(events):
         raise UsageError(f"invalid --events: {events[:80]!r}", remedy="give the name of a Lease")
-    api = inside(REMEDY) if nodes == CLUSTER else None
+    api = find_cluster_api(REMEDY) if nodes == CLUSTER else None
     identity = f"{socket.gethostname()}_{secrets.token_hex(4)}"  # several pods may have one host's name
     lease = (
-        Leadership(api=api, namespace=namespace(), name=events, identity=identity) if api and events else None
+        Leadership(api=api, namespace=read_namespace(), name=events, identity=identity)
+        if api and events
+        else None
     )
-    options = PolicyOptions(deny=is_denied(on_unknown), allow_cpu=allow_cpu, where=parse(where or ()))
+    options = PolicyOptions(deny=is_denied(on_unknown), allow_cpu=allow_cpu, where=parse_where(where or ()))
     serve(
         WebhookSettings(
             catalogs=tuple(dict.fromkeys(catalog)),

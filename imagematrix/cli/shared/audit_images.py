@@ -44,13 +44,13 @@ def audit_references(
     references: Sequence[str], system: str | None, optional: Sequence[str] = (), *, sboms: bool = False
 ) -> list[Audit]:
     """Return the audits of all images that `references` name; see `sources.read` and `report.audit`."""
-    from imagematrix.audit.images.sources import read
-    from imagematrix.audit.report import audit
+    from imagematrix.audit.images.sources import read_images
+    from imagematrix.audit.report import audit_image
 
     with open_shared_layers() as layers:
         wanted = system or f"linux/{ARCHITECTURES.get(platform.machine(), platform.machine())}"
-        images = (image for name in references for image in read(name, wanted, layers, sboms=sboms))
-        return [audit(image, optional) for image in images]
+        images = (image for name in references for image in read_images(name, wanted, layers, sboms=sboms))
+        return [audit_image(image, optional) for image in images]
 
 
 @contextlib.contextmanager
@@ -59,10 +59,10 @@ def open_shared_layers() -> Iterator[Layers]:
     from imagematrix.audit.binaries.cpu.scanners import Scanners
     from imagematrix.audit.images.cache import Cache
     from imagematrix.audit.images.layers import Layers
-    from imagematrix.common.files import cache_folder
+    from imagematrix.common.files import get_cache_folder
 
     with show_read_bytes() as watch, Scanners() as scanners:
-        yield Layers(Cache(cache_folder("layers")), watch, scanners.start_scan)
+        yield Layers(Cache(get_cache_folder("layers")), watch, scanners.start_scan)
 
 
 @contextlib.contextmanager

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import cached_property, partial
 
 from imagematrix.cli.shared.output import print_info, warn
-from imagematrix.common.json_documents import natural
-from imagematrix.common.text import word
+from imagematrix.common.json_documents import parse_natural
+from imagematrix.common.text import quote_word
 from imagematrix.errors import EngineError, UsageError
 
 TYPE_CHECKING = False
@@ -155,12 +155,12 @@ def open_build_session(
     from imagematrix.build.stores.engine import EngineStore
     from imagematrix.build.stores.registry import RegistryStore
     from imagematrix.cli.shared.image_tests import ContainerTester
-    from imagematrix.common.files import cache_folder
+    from imagematrix.common.files import get_cache_folder
 
     wanted = [_parse_builder(text, jobs) for text in builders] or [(None, jobs)]
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(EngineStore())
-        cache = Cache(cache_folder("layers"))
+        cache = Cache(get_cache_folder("layers"))
         scanners = stack.enter_context(Scanners())
         layers = Layers(cache, start_scan=scanners.start_scan)
         remote = stack.enter_context(RegistryStore(engine, layers)) if push else None
@@ -183,7 +183,7 @@ def open_build_session(
 
 def _parse_builder(text: str, jobs: int) -> tuple[str | None, int]:
     name, equals, given_jobs = text.partition("=")
-    count = natural(given_jobs) if equals else jobs
+    count = parse_natural(given_jobs) if equals else jobs
     if not name or not count:
         raise UsageError(f"--builder {text}: expected NAME or NAME=JOBS", remedy="such as --builder big=8")
     return name, count
@@ -296,12 +296,12 @@ def plan_and_compare(
 
 def warn_of_lost(plan: Plan) -> None:
     """Report lost images that `plan` does not rebuild."""
-    from imagematrix.images.catalog.labels import version_of
+    from imagematrix.images.catalog.labels import get_version
 
     for reference in plan.lost:
         image, _, tag = reference.rpartition(":")
-        version = f"{image}:{version_of(tag)}"
-        remedy = f"build it, or run `imagematrix publish --repair {word(version)}`"
+        version = f"{image}:{get_version(tag)}"
+        remedy = f"build it, or run `imagematrix publish --repair {quote_word(version)}`"
         print_info(f"the registry lost {reference}, which is not in this plan: {remedy}")
 
 

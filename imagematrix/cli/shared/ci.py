@@ -17,7 +17,7 @@ from imagematrix.build.executor.image_tester import ImageTestOutcome
 from imagematrix.build.executor.result import BuildStatus
 from imagematrix.build.reports.outcome import BUILT, DROPPED, MISSING
 from imagematrix.cli.shared.output import print_info
-from imagematrix.common.text import headline, line, plain
+from imagematrix.common.text import line, make_headline, strip_escapes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def format_failure(where: str, name: str, title: str, text: str) -> str:
 
     The only commands to the system in it are those made here.
     """
-    name, text, title = line(name), plain(text), plain(title)
+    name, text, title = line(name), strip_escapes(text), strip_escapes(title)
     if where == "github":
         error = f"::error title={_escape_property(name)}::{_escape_data(title)}"
         return f"::group::{name}: failed\n{text}\n::endgroup::\n{error}"
@@ -79,7 +79,7 @@ def format_table(outcomes: Sequence[Outcome], fatal: str | None = None) -> str:
     totals = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no cells"
     lines = [f"### imagematrix: {totals}"]
     if fatal:
-        lines += ["", _escape_cell(headline(fatal))]
+        lines += ["", _escape_cell(make_headline(fatal))]
     tested = any(outcome.test for outcome in shown)
     rows = [_format_row(outcome, tested=tested) for outcome in shown]
     sizes = itertools.accumulate(len(row.encode(errors="replace")) for row in rows)
@@ -104,13 +104,15 @@ def _format_row(outcome: Outcome, *, tested: bool) -> str:
 def describe_test(outcome: Outcome) -> str:
     """Return what came of an image's test, in words for a table."""
     if outcome.test == ImageTestOutcome.NOT_TESTED:
-        return f"not tested here: {headline(outcome.test_why or '')}"
+        return f"not tested here: {make_headline(outcome.test_why or '')}"
     return outcome.test or ""
 
 
 def _escape_cell(text: str) -> str:
     """Return `text` escaped for a cell of a markdown table."""
-    return "".join(f"&#{ord(letter)};" if letter in "|`<>&*_[]\\~\n" else letter for letter in plain(text))
+    return "".join(
+        f"&#{ord(letter)};" if letter in "|`<>&*_[]\\~\n" else letter for letter in strip_escapes(text)
+    )
 
 
 def _escape_data(text: str) -> str:

@@ -150,10 +150,10 @@ def _find_image(ctx: typer.Context) -> str | None:
 def _complete_conditions(image: str | None, catalog: str | None, incomplete: str) -> list[str]:
     def axes() -> Mapping[str, Sequence[str]]:
         from imagematrix.cli.shared.inputs import find_catalog
-        from imagematrix.selection.question import axes
+        from imagematrix.selection.query import collect_axes
 
         catalogs = [find_catalog(image, catalog)] if image else _read_engine_catalogs()
-        return axes(variant for item in catalogs for variant in item.variants)
+        return collect_axes(variant for item in catalogs for variant in item.variants)
 
     return _list_conditions(_query_with_timeout(axes, {}), incomplete)
 

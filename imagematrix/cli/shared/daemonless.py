@@ -12,12 +12,12 @@ from contextlib import ExitStack
 from imagematrix.cli.shared.inputs import load_node, make_path
 from imagematrix.cli.shared.output import print_document, print_info, print_json, warn
 from imagematrix.cli.shared.wait_for_gpus import GpuWait
-from imagematrix.common.image_reference import names_registry, split
+from imagematrix.common.image_reference import names_registry, split_version
 from imagematrix.common.json_documents import Fields
 from imagematrix.common.record import replace
 from imagematrix.errors import UnknownImageError, UsageError
 from imagematrix.images.catalog.sources import open_catalog, require_signed
-from imagematrix.images.catalog.store import stored
+from imagematrix.images.catalog.store import open_stored
 from imagematrix.images.local_store.folder import FOLDER, ImageStore, store_folder
 from imagematrix.launcher.daemonless.container import find_other_user, make_container
 from imagematrix.launcher.daemonless.options import make_site_binds, parse_container_options
@@ -133,10 +133,10 @@ class DaemonlessLaunch:
             return found
         from imagematrix.cli.shared.pull_image import PullDisplay
         from imagematrix.cli.shared.store_image import fetch_into_store
-        from imagematrix.images.local_store.fetching import FetchOptions
+        from imagematrix.images.local_store.image_fetch import FetchOptions
 
         how = FetchOptions(unpacked=self._args.unpacked, max_size=self._site.max_bytes)
-        part = split(self._image)[1] not in (None, chosen.version)
+        part = split_version(self._image)[1] not in (None, chosen.version)
         with PullDisplay(variant.reference) as display:
             return fetch_into_store(
                 chosen, self.store, self._args.catalog, self._policy, how, display, part=part
@@ -183,7 +183,7 @@ def _open_catalog(image: str, name: str | None, store: ImageStore, policy: Path 
     if name is not None:
         return open_catalog(name, image=image, policy=policy)
     try:
-        return stored(image, store)
+        return open_stored(image, store)
     except UnknownImageError:
         if not names_registry(image):
             raise

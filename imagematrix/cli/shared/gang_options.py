@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 from imagematrix.cli.shared.inputs import find_catalog
 from imagematrix.cli.shared.output import print_json, print_text
-from imagematrix.images.catalog.sources import confirm
+from imagematrix.images.catalog.sources import require_not_built_on
 from imagematrix.selection.fleet.hosts import load_hosts
 from imagematrix.selection.gang.gang import NothingFitsAll
-from imagematrix.selection.gang.select import select_gang
-from imagematrix.selection.question import parse
+from imagematrix.selection.gang.gang_selection import select_gang
+from imagematrix.selection.query import parse_where
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ def print_gang_selection(
         known = find_catalog(image, catalog, policy)
         try:
             gang = select_gang(
-                hosts, known, gpus=gpus, allow_cpu=allow_cpu, where=parse(where or ()), alike=alike
+                hosts, known, gpus=gpus, allow_cpu=allow_cpu, where=parse_where(where or ()), alike=alike
             )
         except NothingFitsAll as error:
             if json:
                 print_json(error.gang.to_json())
             raise
-    confirm(image, catalog, [variant.reference for variant in gang.variants])
+    require_not_built_on(image, catalog, [variant.reference for variant in gang.variants])
     if json:
         print_json(gang.to_json())
     elif alike is None:

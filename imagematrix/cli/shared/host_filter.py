@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from imagematrix.common.text import listed, shortened
+from imagematrix.common.text import shorten_lines, shorten_words
 from imagematrix.errors import UnservedError, UsageError
 
 TYPE_CHECKING = False
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from imagematrix.build.matrix.promised_variants import Candidates
     from imagematrix.hardware.host.host import Host
     from imagematrix.images.catalog.catalog import Catalog, Variant
-    from imagematrix.selection.fleet.needed import Needed
+    from imagematrix.selection.fleet.needed_variants import NeededVariants
 
 __all__ = ["HostNeeds", "choose_plain_pulls", "load_host_needs"]
 
@@ -47,7 +47,7 @@ class HostNeeds:
         self._hosts = hosts
         self._at_most = at_most
         self._candidates: Sequence[Candidates] = ()
-        self._decided: list[Needed] = []
+        self._decided: list[NeededVariants] = []
         self._kept: set[str] = set()
 
     def consider(self, candidates: Sequence[Candidates]) -> None:
@@ -58,10 +58,10 @@ class HostNeeds:
     def add_labels(self, image: str, version: str, cell: str, labels: Mapping[str, str]) -> None:
         """Take what the labels of an image say; it plays a part in the next decision."""
         from imagematrix.build.matrix.promised_variants import make_reference
-        from imagematrix.images.catalog.labels import read
+        from imagematrix.images.catalog.labels import read_variant
 
         reference = make_reference(image, version, cell)
-        self.facts[reference] = read(labels, reference=reference, digest=None, size=None)
+        self.facts[reference] = read_variant(labels, reference=reference, digest=None, size=None)
 
     def decide(self) -> bool:
         """Decide by all that is known; return whether something is needed that never was before."""
@@ -97,12 +97,14 @@ class HostNeeds:
                 miss = some.miss
                 whys = [f"{rule.rule}: {rule.why}" for rule in miss.relevant] or [miss.why]
                 nearest = f" (nearest: {miss.nearest})" if miss.nearest else ""
-                hosts = shortened(some.hosts, NAMED, more=", {} more")
+                hosts = shorten_words(some.hosts, NAMED, more=", {} more")
                 lines.append(f"{image}, {hosts}{nearest}: {'; '.join(whys)}")
                 remedies += [miss.shown] if miss.shown else []
         if not lines:
             return None
-        return UnservedError("hosts get no image:", *listed(lines, SHOWN), remedy=next(iter(remedies), None))
+        return UnservedError(
+            "hosts get no image:", *shorten_lines(lines, SHOWN), remedy=next(iter(remedies), None)
+        )
 
     def require(self, existing: Collection[str]) -> None:
         """Raise UnservedError if something is needed that is not among the `existing` references."""
@@ -112,7 +114,7 @@ class HostNeeds:
         if missing:
             raise UnservedError(
                 "hosts need images that are not built:",
-                *listed(missing, SHOWN),
+                *shorten_lines(missing, SHOWN),
                 remedy="build them, with the same --for",
             )
 
@@ -130,13 +132,13 @@ class HostNeeds:
         ]
         return {"hosts": len(self._hosts), "images": images}
 
-    def _find_needed(self, candidates: Candidates) -> Needed:
+    def _find_needed(self, candidates: Candidates) -> NeededVariants:
         """Return which candidates hosts need, with the default of each of their architectures."""
-        from imagematrix.selection.fleet.needed import needed
+        from imagematrix.selection.fleet.needed_variants import find_needed_variants
 
         catalog = candidates.with_facts(self.facts).catalog
         always = choose_plain_pulls(self._hosts.values(), catalog, candidates.plain_pull)
-        return needed(self._hosts, catalog, always=always, limit=self._at_most)
+        return find_needed_variants(self._hosts, catalog, always=always, limit=self._at_most)
 
 
 def choose_plain_pulls(hosts: Iterable[Host], catalog: Catalog, named: Mapping[str, str]) -> frozenset[str]:
@@ -145,7 +147,7 @@ def choose_plain_pulls(hosts: Iterable[Host], catalog: Catalog, named: Mapping[s
     `named` are those, by platform, that the matrix names.
     """
     from imagematrix.build.publish.default_platform import choose_new_default
-    from imagematrix.selection.target import Target
+    from imagematrix.selection.selection_target import Target
 
     found = set()
     for platform in {Target(host=host, gpus=()).platform for host in hosts}:

@@ -10,7 +10,7 @@ from functools import cached_property
 from imagematrix.build.executor.image_tester import ImageTestError, ImageTestOutcome, ImageTestResult
 from imagematrix.build.plan.protocols import StoppedError
 from imagematrix.common import record
-from imagematrix.common.temp_folder import scratch
+from imagematrix.common.temp_folder import make_scratch_folder
 from imagematrix.errors import EngineError, GpusBusyError, ProbeError, UnknownImageError, UsageError
 from imagematrix.images.catalog.catalog import Catalog
 from imagematrix.images.engine import system, transport
@@ -100,7 +100,7 @@ class ContainerTester:
         misfit = self._select_variant(item, variant)
         if isinstance(misfit, str):  # before anything is loaded
             return _untested_result(misfit)
-        with transport.errors(), self._engine.loaded(order, made) as image:
+        with transport.convert_errors(), self._engine.loaded(order, made) as image:
             own = record.replace(variant, reference=image, digest=None)
             return self._run(item, test, own, log, "nothing is tagged: mend the image or its test")
 
@@ -121,7 +121,7 @@ class ContainerTester:
 
     @cached_property
     def _client(self) -> docker.DockerClient:
-        return transport.client()
+        return transport.open_client()
 
     @cached_property
     def _host(self) -> Host | str:
@@ -129,7 +129,7 @@ class ContainerTester:
         from imagematrix.cli.shared.inputs import load_node
 
         try:
-            machine = system.remote()
+            machine = system.get_remote_name()
             return (
                 f"the engine runs on {machine}, not here" if machine else load_node(None, None, None, None)[0]
             )
@@ -138,8 +138,8 @@ class ContainerTester:
 
     def _select_variant(self, item: Planned, variant: Variant) -> Selection | str:
         """Return the selection of a variant for this machine, with a GPU if it is for some; or why not."""
-        from imagematrix.hardware.gpu_request.spec import candidates
-        from imagematrix.selection.select import explain, serving
+        from imagematrix.hardware.gpu_request.spec import find_candidates
+        from imagematrix.selection.selector import explain, find_feasible_gpu_sets
 
         image = item.cell.image
         catalog = Catalog(image=image.name, version=image.version, variants=(variant,))
@@ -153,7 +153,7 @@ class ContainerTester:
             found = explain(host, catalog)
         else:
             try:
-                first, *_ = serving(host, catalog, candidates(host.gpus, 1))
+                first, *_ = find_feasible_gpu_sets(host, catalog, find_candidates(host.gpus, 1))
             except UsageError as error:
                 return str(error)
             found = explain(host, catalog, gpus=first.gpus)
@@ -168,7 +168,7 @@ class ContainerTester:
             return _untested_result(selection)
         end = ""  # of the output
         log.write(f"testing: {shlex.join(test.command)}\n")
-        with scratch() as folder:
+        with make_scratch_folder() as folder:
             try:
                 container = self._start_container(selection, test, folder)
             except (GpusBusyError, ProbeError) as error:
@@ -177,7 +177,7 @@ class ContainerTester:
                 self._engine.require()
                 raise ImageTestError(f"its test cannot be started: {error}", remedy=remedy) from error
             try:
-                with transport.errors():
+                with transport.convert_errors():
                     code = int(container.wait(timeout=None)["StatusCode"])
                     for piece in container.logs(stream=True):
                         text = piece.decode(errors="replace")
@@ -186,7 +186,7 @@ class ContainerTester:
             finally:
                 with self._lock:
                     self._running.discard(container)
-                with contextlib.suppress(EngineError), transport.errors():
+                with contextlib.suppress(EngineError), transport.convert_errors():
                     container.remove(force=True, v=True)
         if self._stopped:
             raise StoppedError("stopped")
@@ -229,7 +229,7 @@ class ContainerTester:
 
     @staticmethod
     def _kill(container: Container) -> None:
-        with contextlib.suppress(EngineError), transport.errors():  # it may have ended
+        with contextlib.suppress(EngineError), transport.convert_errors():  # it may have ended
             container.kill()
 
 

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from imagematrix.cli.shared.output import print_info, report_write_errors, warn
-from imagematrix.common.text import REPLACED, word
+from imagematrix.common.text import REPLACED, quote_word
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -71,8 +71,10 @@ def write_converted(path: Path, text: str, folder: Path) -> None:
         for name in (folder / "matrix.yaml", target):
             require_absent(name)
         target.parent.mkdir(parents=True, exist_ok=True)
-        files.write(target, taken.template.encode())
-        files.write(folder / "matrix.yaml", format_matrix(taken, place if taken.copies else None).encode())
+        files.write_output(target, taken.template.encode())
+        files.write_output(
+            folder / "matrix.yaml", format_matrix(taken, place if taken.copies else None).encode()
+        )
     print_info(f"wrote {folder / 'matrix.yaml'} and {target}")
     for remark in taken.remarks:
         warn(f"{path}:{remark.line}: {remark.message}", remark.remedy)
@@ -97,7 +99,7 @@ def _exclude_from_context(path: Path, folder: Path) -> None:
             if missing:
                 warn(
                     f"{ignore} does not exclude the matrix: each change of it would change the images",
-                    f"run `printf '\\n%s' {shlex.join(missing)} >> {word(ignore)}`",
+                    f"run `printf '\\n%s' {shlex.join(missing)} >> {quote_word(ignore)}`",
                 )
         else:
             with refuse_write_errors():
@@ -107,12 +109,12 @@ def _exclude_from_context(path: Path, folder: Path) -> None:
 
 def print_next_commands(folder: Path, outside: str | None = None) -> None:
     """Tell the commands that come after `init`; `outside` is a context that is not in the folder."""
-    enter = "" if folder.resolve() == Path.cwd() else f"`cd {word(folder)}`, "
+    enter = "" if folder.resolve() == Path.cwd() else f"`cd {quote_word(folder)}`, "
     if outside is None:
         print_info(f"next: {enter}`imagematrix plan`, then `imagematrix build`")
     else:
-        plan = f"`imagematrix plan --allow-context {word(outside)}`"
-        print_info(f"next: {enter}{plan}, then `imagematrix build --allow-context {word(outside)}`")
+        plan = f"`imagematrix plan --allow-context {quote_word(outside)}`"
+        print_info(f"next: {enter}{plan}, then `imagematrix build --allow-context {quote_word(outside)}`")
 
 
 def require_absent(path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from imagematrix.errors import UsageError
-from imagematrix.images.catalog.sources import open_catalog, stored_catalog
+from imagematrix.images.catalog.sources import open_catalog, open_stored_catalog
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,14 +79,14 @@ def choose_variant(
     Raises NothingFits; with `json`, the document with the reasons is printed before.
     """
     from imagematrix.cli.shared.output import print_json
-    from imagematrix.selection.question import parse
-    from imagematrix.selection.select import select
+    from imagematrix.selection.query import parse_where
     from imagematrix.selection.selection import NothingFits
+    from imagematrix.selection.selector import select
 
     node, wanted = host
     known = find_catalog(image, catalog, policy)
     try:
-        return select(node, known, gpus=wanted, allow_cpu=allow_cpu, where=parse(where or ()))
+        return select(node, known, gpus=wanted, allow_cpu=allow_cpu, where=parse_where(where or ()))
     except NothingFits as error:
         if json:
             print_json(error.selection.to_json())
@@ -99,13 +99,13 @@ def print_gpu_remark(selection: Selection, wanted: str | None) -> None:
     `wanted` are the requested GPUs. What was assumed about the host is said, too.
     """
     from imagematrix.cli.shared.output import print_info
-    from imagematrix.hardware.gpu_request.choice import label
-    from imagematrix.hardware.gpu_request.spec import candidates
-    from imagematrix.selection.hardware import kind
+    from imagematrix.hardware.gpu_request.choice import make_label
+    from imagematrix.hardware.gpu_request.spec import find_candidates
+    from imagematrix.selection.hardware_key import kind
 
-    choice = candidates(selection.host.gpus, wanted)
+    choice = find_candidates(selection.host.gpus, wanted)
     if choice.count < len(choice.gpus) and len({*map(kind, choice.gpus)}) > 1:
-        print_info(f"imagematrix: for {', '.join(map(label, selection.chosen_gpus))}")
+        print_info(f"imagematrix: for {', '.join(map(make_label, selection.chosen_gpus))}")
     for warning in selection.warnings:
         print_info(f"imagematrix: {warning.text}")
 
@@ -116,7 +116,7 @@ def find_catalog(image: str | None, name: str | None, policy: Path | None = None
     `policy` is the user's own policy of signatures, None for that of the environment.
     """
     if name is None:
-        return stored_catalog(image or "", _print_note, policy)
+        return open_stored_catalog(image or "", _print_note, policy)
     return open_catalog(name, image=image, policy=policy)
 
 

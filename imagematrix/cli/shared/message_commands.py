@@ -42,12 +42,12 @@ def repeat_options(text: str) -> str:
 
 def _complete_command(command: str) -> str:
     """Return a command of imagematrix with further options; what is no such command as it is."""
-    from imagematrix.common.text import line, word
+    from imagematrix.common.text import line, quote_word
 
     program, name, *rest = *command.split(" "), ""
     accepted = _list_parameters(name) if program == "imagematrix" else ()
     options = [
-        f"{option} {line(word(_given[parameter]))}"
+        f"{option} {line(quote_word(_given[parameter]))}"
         for parameter, option in OPTIONS.items()
         if parameter in _given and parameter in accepted and option not in rest
     ]

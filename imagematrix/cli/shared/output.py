@@ -8,7 +8,7 @@ import sys
 
 from imagematrix.cli.shared.message_commands import repeat_options
 from imagematrix.common import json_documents
-from imagematrix.common.text import line, shortened, visible
+from imagematrix.common.text import line, shorten_words, visible
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -113,7 +113,7 @@ def escape_text(text: str) -> str:
 
 def format_names(every: Sequence[str]) -> str:
     """Return the first of these untrusted names and the number of the others, as text for print_lines."""
-    return escape_text(shortened(every, NAMED, more=", {} more"))
+    return escape_text(shorten_words(every, NAMED, more=", {} more"))
 
 
 def fold_paragraph(indent: str, text: str) -> list[str]:
@@ -137,7 +137,7 @@ def print_lines(*lines: str) -> None:
 
 def print_json(document: object) -> None:
     """Print a JSON document, the answer of a command."""
-    sys.stdout.write(json_documents.dump(document))
+    sys.stdout.write(json_documents.dump_json(document))
 
 
 def print_error(error: ImagematrixError) -> None:

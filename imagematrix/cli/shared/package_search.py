@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 
-from imagematrix.audit.sbom.components import SBOM, components, unread
-from imagematrix.audit.sbom.containing import Containing, VariantPackages, matching
+from imagematrix.audit.sbom.components import SBOM, list_components, warn_of_unread
+from imagematrix.audit.sbom.package_search import PackageSearch, VariantPackages, match_components
 from imagematrix.cli.shared.audit_images import open_shared_layers
 from imagematrix.cli.shared.output import escape_text, print_info, print_json, print_table, warn
-from imagematrix.common.text import counted, shortened
+from imagematrix.common.text import format_count, shorten_words
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from imagematrix.images.catalog.catalog import Catalog
-    from imagematrix.selection.question import Where
+    from imagematrix.selection.query import Where
 
 __all__ = ["print_package_variants"]
 
@@ -29,31 +29,31 @@ def print_package_variants(
     catalog: Catalog, pattern: str, hosts: Sequence[Path], where: Where, *, json: bool
 ) -> None:
     """Print the variants that contain a package whose name matches the glob `pattern`."""
-    from imagematrix.audit.images.sources import variants
-    from imagematrix.audit.report import audit
-    from imagematrix.selection.question import narrowed
+    from imagematrix.audit.images.sources import read_variants
+    from imagematrix.audit.report import audit_image
+    from imagematrix.selection.query import narrow_catalog
 
     if not pattern:
         raise UsageError("--package: no name given", remedy="give a name, or a glob such as 'libssl*'")
     served, unserved = _hosts(hosts, catalog, where)
     found: list[VariantPackages] = []
     with open_shared_layers() as layers:
-        for variant, image in variants(narrowed(catalog, where), layers, sboms=True):
-            read = audit(image)
-            listed, problems = components(read)
+        for variant, image in read_variants(narrow_catalog(catalog, where), layers, sboms=True):
+            read = audit_image(image)
+            listed, problems = list_components(read)
             found.append(
                 VariantPackages(
                     reference=variant.reference,
                     digest=variant.digest,
-                    packages=tuple(matching(pattern, listed)),
-                    warnings=(*unread(read.contents), *problems),
+                    packages=tuple(match_components(pattern, listed)),
+                    warnings=(*warn_of_unread(read.contents), *problems),
                     hosts=tuple(sorted(served[variant.reference])) if hosts else None,
                 )
             )
     for holder in found:
         for warning in holder.warnings:
             warn(f"{holder.reference}: {warning}")
-    answer = Containing(catalog=catalog, pattern=pattern, variants=tuple(found), unserved=unserved)
+    answer = PackageSearch(catalog=catalog, pattern=pattern, variants=tuple(found), unserved=unserved)
     if json:
         print_json(answer.to_json())
     else:
@@ -63,10 +63,10 @@ def print_package_variants(
     if not having:
         print_info(f"no variant of {name} contains a package {pattern}")
     else:
-        print_info(f"{having} of {counted(len(found), 'variant')} of {name} have a package {pattern}")
+        print_info(f"{having} of {format_count(len(found), 'variant')} of {name} have a package {pattern}")
     if unserved:
-        hosts_get = counted(len(unserved), "host gets", "hosts get")
-        print_info(f"{hosts_get} no variant: {shortened(unserved, SHOWN)}")
+        hosts_get = format_count(len(unserved), "host gets", "hosts get")
+        print_info(f"{hosts_get} no variant: {shorten_words(unserved, SHOWN)}")
 
 
 def _hosts(
@@ -80,7 +80,7 @@ def _hosts(
     if not paths:
         return served, None
     from imagematrix.selection.fleet.hosts import load_hosts
-    from imagematrix.selection.select import explain
+    from imagematrix.selection.selector import explain
 
     unserved = []
     for name, host in load_hosts(*paths, stream=sys.stdin.buffer).items():
@@ -93,7 +93,7 @@ def _hosts(
     return served, tuple(sorted(unserved))
 
 
-def _print(answer: Containing) -> None:
+def _print(answer: PackageSearch) -> None:
     rows = [row for holder in answer.variants for row in _rows(holder)]
     if rows:
         columns = ("reference", "package", "version", "type", "found in")
@@ -101,7 +101,7 @@ def _print(answer: Containing) -> None:
 
 
 def _rows(holder: VariantPackages) -> Iterator[tuple[str, ...]]:
-    hosts = [] if holder.hosts is None else [escape_text(shortened(holder.hosts, SHOWN)) or "-"]
+    hosts = [] if holder.hosts is None else [escape_text(shorten_words(holder.hosts, SHOWN)) or "-"]
     for component in holder.packages:
         package = component.package
         yield (

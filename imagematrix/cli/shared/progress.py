@@ -14,7 +14,7 @@ import time
 from imagematrix.build.executor.result import BuildStatus
 from imagematrix.build.plan.plan import PlanStatus, make_item_namer
 from imagematrix.cli.shared.output import escape_text, make_console, print_info, print_info_raw
-from imagematrix.common.text import plain
+from imagematrix.common.text import strip_escapes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class _LoggedLines(_Lines):
 
     def output(self, item: Planned, text: str) -> None:
         name = self._name(item)
-        for one in plain(text).splitlines():
+        for one in strip_escapes(text).splitlines():
             print_info(f"{name}: {one}")
 
 
@@ -119,14 +119,14 @@ class _EventLines(Progress):
         self._print("started", item)
 
     def step(self, item: Planned, text: str) -> None:
-        self._print("step", item, text=plain(text))
+        self._print("step", item, text=strip_escapes(text))
 
     def output(self, item: Planned, text: str) -> None:
-        for one in plain(text).splitlines():
+        for one in strip_escapes(text).splitlines():
             self._print("output", item, text=one)
 
     def _finished(self, result: Result, count: str, text: str) -> None:  # noqa: ARG002 - for people
-        error = plain(str(result.error)) if result.error else None
+        error = strip_escapes(str(result.error)) if result.error else None
         seconds = round(result.seconds, 3)
         self._print("finished", result.item, status=result.status, seconds=seconds, error=error)
 
@@ -153,7 +153,7 @@ class _Board(Progress):
     def step(self, item: Planned, text: str) -> None:
         with self._lock:
             if self._name(item) in self._running:
-                self._running[self._name(item)] = plain(text)
+                self._running[self._name(item)] = strip_escapes(text)
 
     def _finished(self, result: Result, count: str, text: str) -> None:
         self._running.pop(self._name(result.item), None)

@@ -7,8 +7,8 @@ import sys
 import time
 
 from imagematrix.cli.shared.output import print_info, print_info_raw
-from imagematrix.common.text import counted, line
-from imagematrix.common.units import megabytes
+from imagematrix.common.text import format_count, line
+from imagematrix.common.units import format_megabytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class PullDisplay:
             return
         self._clear()
         if kind is None:
-            size, seconds = megabytes(self._last.received), self._now() - self._began
+            size, seconds = format_megabytes(self._last.received), self._now() - self._began
             print_info(f"pulled {self._name}: {size} in {seconds:.1f} s")
 
     def __call__(self, progress: PullProgress) -> None:
@@ -77,10 +77,10 @@ class PullDisplay:
 def _format_state(progress: PullProgress) -> str:
     if not progress.layers:
         return "asking the registry"
-    layers = counted(progress.layers, "layer")
+    layers = format_count(progress.layers, "layer")
     if progress.downloaded == progress.layers:
         return f"unpacking {layers}"
-    return f"pulled {progress.downloaded} of {layers}, {megabytes(progress.received, 0)}"
+    return f"pulled {progress.downloaded} of {layers}, {format_megabytes(progress.received, 0)}"
 
 
 def _count_columns() -> int:

@@ -6,7 +6,7 @@ import contextlib
 import sys
 
 from imagematrix.cli.shared.output import print_info, warn
-from imagematrix.common.text import counted, shortened
+from imagematrix.common.text import format_count, shorten_words
 from imagematrix.errors import ImagematrixError, UsageError
 
 TYPE_CHECKING = False
@@ -42,7 +42,7 @@ def make_retention(
 def warn_of_unserved(names: Sequence[str]) -> None:
     """Warn that nothing is kept for some hosts, because nothing serves them."""
     if names:
-        warn(f"no version serves {counted(len(names), 'host')}: {shortened(names, SHOWN)}")
+        warn(f"no version serves {format_count(len(names), 'host')}: {shorten_words(names, SHOWN)}")
 
 
 def flush_stdout() -> None:

@@ -106,9 +106,9 @@ def _label_with_job(launch: Launch) -> Launch:
     """Return the launch with a label of the job of Slurm that this process is in, if any."""
     if "SLURM_JOB_ID" not in os.environ:
         return launch
-    from imagematrix.integrations.slurm.containers import labels_of
+    from imagematrix.integrations.slurm.containers import make_labels
 
-    return launch.with_labels(labels_of(os.environ))
+    return launch.with_labels(make_labels(os.environ))
 
 
 def _pull(launch: Launch, args: RunArgs) -> None:
@@ -136,11 +136,11 @@ def _exec(launch: Launch, args: RunArgs) -> None:
     """Exec docker's command, which ends once the container runs."""
     from imagematrix.launcher.docker.plan import format_docker_run
 
-    program = system.docker_program()
+    program = system.find_docker()
     try:
         os.execv(program, format_docker_run(launch, args.docker))  # noqa: S606 - without a shell, on purpose
     except OSError as error:
-        raise system.cannot_start(error) from error
+        raise system.make_start_error(error) from error
 
 
 def _run(launch: Launch, args: RunArgs, chosen: Selection) -> int:
@@ -151,11 +151,11 @@ def _run(launch: Launch, args: RunArgs, chosen: Selection) -> int:
     token = os.urandom(6).hex()
     observer = _Observer(f"{LAUNCH}={token}", launch, args)
     _, *words = format_docker_run(launch.with_labels({LAUNCH: token}), args.docker)
-    command = [system.docker_program(), *words]
+    command = [system.find_docker(), *words]
     try:
         code = foreground.run_in_foreground(command, observer.start)
     except OSError as error:
-        raise system.cannot_start(error) from error
+        raise system.make_start_error(error) from error
     observer.report(code, chosen)
     return code
 

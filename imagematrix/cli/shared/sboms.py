@@ -39,7 +39,7 @@ def write_sboms(path: Path, images: Sequence[tuple[Audit, Sequence[Component]]])
     tool = f"imagematrix-{version('imagematrix')}"
     epoch = os.environ.get(EPOCH)
     made = [
-        (audit.image, spdx.document(audit, components, tool, spdx.created(audit.image, epoch)))
+        (audit.image, spdx.make_document(audit, components, tool, spdx.get_creation_time(audit.image, epoch)))
         for audit, components in images
     ]
     if len(made) == 1 and path == STDOUT:
@@ -47,7 +47,7 @@ def write_sboms(path: Path, images: Sequence[tuple[Audit, Sequence[Component]]])
         return
     if len(made) == 1 and not path.is_dir():
         with report_write_errors(path):
-            files.write(path, json_documents.dump(made[0][1]).encode())
+            files.write_output(path, json_documents.dump_json(made[0][1]).encode())
         return
     _require_folder(path)
     with report_write_errors():
@@ -55,7 +55,7 @@ def write_sboms(path: Path, images: Sequence[tuple[Audit, Sequence[Component]]])
     for image, document in made:
         file = path / f"{image.digest.replace(':', '-')}{SUFFIX}"
         with report_write_errors(file):
-            files.write(file, json_documents.dump(document).encode())
+            files.write_output(file, json_documents.dump_json(document).encode())
         print_info(f"imagematrix: {image.reference}: {file}")
 
 

@@ -42,18 +42,23 @@ def run_slurm_task(words: Sequence[str]) -> int:
     Raises NodeChangedError if the node is not what Slurm says of it, and what `run` without a daemon and
     `slurm.agreement.selection` raise.
     """
-    from imagematrix.integrations.slurm.configuration import find
-    from imagematrix.integrations.slurm.task import SlurmTask, image_of, read_environment, words_of
+    from imagematrix.integrations.slurm.configuration import find_slurm_conf
+    from imagematrix.integrations.slurm.task import (
+        SlurmTask,
+        parse_command_line,
+        parse_image,
+        read_environment,
+    )
 
     if words[:1] == ["--line"] and len(words) == len(("--line", "TEXT")):
-        image, path, spool, *program = words_of(words[1])
+        image, path, spool, *program = parse_command_line(words[1])
     elif len(words) < 5 or words[3] != "--":  # noqa: PLR2004 - as in USAGE
         raise UsageError("oci-task: expected an image, two paths and a command", remedy=f"usage: {USAGE}")
     else:
         image, path, spool, _, *program = words
-    image_of(image)  # before anything else is done with it
+    parse_image(image)  # before anything else is done with it
     environment = read_environment(path)
-    configuration = find(os.environ)  # as slurmd has it
+    configuration = find_slurm_conf(os.environ)  # as slurmd has it
     # Slurm starts this with slurmd's variables, or with none: it is a process of the job, and gets the job's.
     os.environ.clear()
     # But for its PATH: what runs on the node is the node's.
@@ -66,12 +71,12 @@ def run_slurm_task(words: Sequence[str]) -> int:
 def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
     from imagematrix.cli.shared.daemonless import DaemonlessLaunch, require_usable
     from imagematrix.hardware.host.probe import probe
-    from imagematrix.integrations.slurm.task import gpus_of
+    from imagematrix.integrations.slurm.task import find_task_gpus
     from imagematrix.launcher.daemonless.options import Bind, ContainerOptions, make_site_binds
     from imagematrix.launcher.daemonless.start import choose_runtime
     from imagematrix.launcher.docker.options import RunArgs
     from imagematrix.launcher.gpu_claims.gpu_claim import adopt_scheduler_gpus
-    from imagematrix.selection.question import parse
+    from imagematrix.selection.query import parse_where
 
     site = read_site()
     engine = site.chosen("engine", None, "IMAGEMATRIX_ENGINE") or DEFAULT
@@ -80,7 +85,7 @@ def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
         options=(),
         image=image,
         command=task.program,
-        where=parse([where]) if where else None,
+        where=parse_where([where]) if where else None,
         allow_cpu=task.environment.get(ALLOW_CPU, "") not in ("", "0"),
     )
     folders = tuple(Bind(source=path, target=path) for path in task.folders)
@@ -102,7 +107,7 @@ def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
     node = probe()
     if configuration is not None:
         _require_unchanged(configuration, task.environment, node)
-    host, wanted = gpus_of(node, task.environment)
+    host, wanted = find_task_gpus(node, task.environment)
     chosen, launch = made.make_request(
         host, wanted, _agree_with_step(image, task, site, args, made, (host, wanted))
     ).plan_on_any()
@@ -134,16 +139,16 @@ def _agree_with_step(
     None if the task is alone or chooses for itself, or if its job got none of the node's GPUs and does not
     consent to that: it is refused whatever the others do.
     """
-    from imagematrix.integrations.slurm.agreement import agreement, selection
-    from imagematrix.integrations.slurm.step import step_of
+    from imagematrix.integrations.slurm.agreement import make_agreement, select_for_task
+    from imagematrix.integrations.slurm.step import find_step
 
     host, wanted = node
-    step = step_of(image, task.environment)
-    agreed = agreement(step, task.environment, site, site.hosts) if step else None
+    step = find_step(image, task.environment)
+    agreed = make_agreement(step, task.environment, site, site.hosts) if step else None
     if step is None or agreed is None or (host.accelerators and not host.gpus and not args.allow_cpu):
         return None
     gpus = wanted if host.gpus else NONE
-    return selection(
+    return select_for_task(
         step, agreed, host, made.catalog, gpus=gpus, where=args.where, allow_cpu=args.allow_cpu
     ).decision.catalog
 
@@ -165,16 +170,16 @@ def _require_no_mpi(chosen: Selection, runtime: str) -> None:
 
 def _require_unchanged(path: str, environment: Mapping[str, str], host: Host) -> None:
     """Raise NodeChangedError if slurm.conf says otherwise of this node; then a batch job is requeued once."""
-    from imagematrix.integrations.slurm.configuration import features_of, read
+    from imagematrix.integrations.slurm.configuration import get_features, read_lines
     from imagematrix.integrations.slurm.features import NodeChangedError, require_unchanged
-    from imagematrix.integrations.slurm.requeue import requeue, requeueable
+    from imagematrix.integrations.slurm.requeue import is_requeueable, requeue_job
 
     node = environment.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
     try:
-        require_unchanged(node, features_of(read(path), node), host)
+        require_unchanged(node, get_features(read_lines(path), node), host)
     except NodeChangedError:
-        if requeueable(environment):
-            print_info(f"imagematrix: {requeue(environment)}")
+        if is_requeueable(environment):
+            print_info(f"imagematrix: {requeue_job(environment)}")
         raise
 
 

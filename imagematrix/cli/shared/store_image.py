@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from imagematrix.cli.shared.output import print_info
-from imagematrix.common.units import megabytes
-from imagematrix.images.local_store.fetching import Watcher
+from imagematrix.common.units import format_megabytes
+from imagematrix.images.local_store.image_fetch import FetchWatcher
 from imagematrix.launcher.docker.fetch import fetch_selected
 
 TYPE_CHECKING = False
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from imagematrix.cli.shared.pull_image import PullDisplay
-    from imagematrix.images.local_store.fetching import FetchOptions
     from imagematrix.images.local_store.folder import ImageStore, StoredImage
     from imagematrix.images.local_store.holder import Holder
+    from imagematrix.images.local_store.image_fetch import FetchOptions
     from imagematrix.selection.selection import Selection
 
 __all__ = ["fetch_into_store"]
@@ -31,7 +31,7 @@ def fetch_into_store(
     part: bool,
 ) -> StoredImage:
     """Return the image of a selection in a store, fetched unless it is there; raise what `fetch` does."""
-    watcher = Watcher(report=display, waits=_report_waiting, evicted=_report_evicted)
+    watcher = FetchWatcher(report=display, waits=_report_waiting, evicted=_report_evicted)
     return fetch_selected(
         selection, store, catalog=catalog, part=part, policy=policy, how=how, watcher=watcher
     )
@@ -43,4 +43,4 @@ def _report_waiting(holder: Holder) -> None:
 
 def _report_evicted(image: StoredImage) -> None:
     references = ", ".join(reference for name in image.names for reference in name.references)
-    print_info(f"imagematrix: removed {references} ({megabytes(image.size)}) to make room")
+    print_info(f"imagematrix: removed {references} ({format_megabytes(image.size)}) to make room")

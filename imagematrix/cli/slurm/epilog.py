@@ -14,12 +14,12 @@ def command() -> None:
 
     For Epilog in slurm.conf. On a node without an engine, there are none.
     """
-    from imagematrix.images.engine.endpoint import address
-    from imagematrix.integrations.slurm.containers import job_of, remove
+    from imagematrix.images.engine.endpoint import find_address
+    from imagematrix.integrations.slurm.containers import get_job, remove_containers
 
-    job = job_of(os.environ)
-    socket = address().removeprefix("unix://")
+    job = get_job(os.environ)
+    socket = find_address().removeprefix("unix://")
     if socket.startswith("/") and not os.path.exists(socket):  # noqa: PTH110
         return
-    for name in remove(job):
+    for name in remove_containers(job):
         print_text(f"container {name}")

@@ -93,10 +93,10 @@ def _get(
     from imagematrix.cli.shared.inputs import choose_variant, load_node
     from imagematrix.cli.shared.pull_image import PullDisplay
     from imagematrix.cli.shared.store_image import fetch_into_store
-    from imagematrix.common.image_reference import split
+    from imagematrix.common.image_reference import split_version
     from imagematrix.common.settings import read_site
     from imagematrix.images.local_store import enroot
-    from imagematrix.images.local_store.fetching import FetchOptions
+    from imagematrix.images.local_store.image_fetch import FetchOptions
     from imagematrix.launcher.docker.fetch import require_source
 
     site = read_site()
@@ -112,8 +112,8 @@ def _get(
         json=False,
         policy=policy,
     )
-    part = split(image)[1] not in (None, selection.version)
-    how = FetchOptions(max_size=site.max_bytes, added=enroot.layer)
+    part = split_version(image)[1] not in (None, selection.version)
+    how = FetchOptions(max_size=site.max_bytes, added=enroot.make_layer)
     with PullDisplay(str(selection.selected)) as display:
         return _lease_image(
             images, partial(fetch_into_store, selection, images, catalog, policy, how, display, part=part)
@@ -139,9 +139,9 @@ def _find_holder() -> int:
 
     Pyxis calls from the first task of a step, before its program starts; other tasks may last longer.
     """
-    from imagematrix.integrations.slurm.step_daemon import step_daemon
+    from imagematrix.integrations.slurm.step_daemon import find_step_daemon
 
-    return step_daemon() or os.getppid()
+    return find_step_daemon() or os.getppid()
 
 
 def _store(store: str | None) -> ImageStore:

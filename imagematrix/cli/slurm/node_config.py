@@ -12,7 +12,7 @@ import typer
 
 from imagematrix.cli.shared.options import HostFile, Json
 from imagematrix.cli.shared.output import print_document, print_info, print_json, warn
-from imagematrix.common.text import counted
+from imagematrix.common.text import format_count
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -52,22 +52,22 @@ def command(
     from imagematrix.hardware.host.host import Host
     from imagematrix.hardware.host.probe import probe
     from imagematrix.integrations.slurm import checks, node_config
-    from imagematrix.integrations.slurm.configuration import find
+    from imagematrix.integrations.slurm.configuration import find_slurm_conf
 
     name = node or os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
     described = Host.load(host) if host else probe()
-    oci = node_config.oci_conf(program or _program())
-    lines = node_config.lines_of(described, name, shards)
+    oci = node_config.render_oci_conf(program or _program())
+    lines = node_config.make_node_lines(described, name, shards)
     texts = {"oci": oci, "gres": lines.gres, "slurm": lines.slurm}
-    path = find(os.environ)
+    path = find_slurm_conf(os.environ)
     found = (
-        checks.findings(
+        checks.find_differences(
             Path(path).parent,
             name,
             oci,
             lines,
             shards=shards > 0,
-            version=checks.release() if not host else None,
+            version=checks.get_release() if not host else None,
         )
         if path
         else []
@@ -91,7 +91,7 @@ def command(
     mig = sum(gpu.mig is not None for gpu in described.gpus)
     if mig:
         warn(
-            f"left out: {counted(mig, 'GPU')} in MIG mode",
+            f"left out: {format_count(mig, 'GPU')} in MIG mode",
             "let slurmd find their devices: AutoDetect=nvml in gres.conf",
         )
 
@@ -105,16 +105,16 @@ def _save(host: HostRecord, name: str) -> None:
     """Save the Host as NAME.json where all nodes find it."""
     from imagematrix.common import json_documents
     from imagematrix.common.settings import read_site
-    from imagematrix.integrations.slurm.step_catalog import prepare
+    from imagematrix.integrations.slurm.step_catalog import prepare_folder
 
     folder = read_site().hosts
     if folder is None:
         raise UsageError(
             "--save: the site's file names no folder", remedy="set hosts in /etc/imagematrix/site.toml"
         )
-    _write(Path(folder) / f"{name}.json", json_documents.dump(host.to_json()))
+    _write(Path(folder) / f"{name}.json", json_documents.dump_json(host.to_json()))
     try:
-        prepare(folder)
+        prepare_folder(folder)
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
 
@@ -124,7 +124,7 @@ def _write(path: Path, text: str) -> None:
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.replace(path, text.encode(), 0o644)
+        files.replace_file(path, text.encode(), 0o644)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
     print_info(f"wrote {path}")

@@ -30,12 +30,12 @@ def command(
     Queued and running jobs stay. On a worker, only containers are removed.
     """
     from imagematrix.images.engine import transport
-    from imagematrix.integrations.swarm.cleaning import clean
+    from imagematrix.integrations.swarm.garbage_collection import collect_garbage
     from imagematrix.launcher.docker.options import parse_seconds
 
     age = parse_seconds(older_than, "--older-than")
-    with closing(transport.client()) as client:
-        removed = clean(client, age, dry_run=dry_run)
+    with closing(transport.open_client()) as client:
+        removed = collect_garbage(client, age, dry_run=dry_run)
     if json:
         print_json(removed.to_json())
         return

@@ -41,37 +41,42 @@ def command(
     from imagematrix.hardware.host.host import Host
     from imagematrix.hardware.host.probe import probe
     from imagematrix.integrations.swarm import engine_file
-    from imagematrix.integrations.swarm.node_config import FLAGS, merged, offer, parse
-    from imagematrix.integrations.swarm.program import program
+    from imagematrix.integrations.swarm.node_config import (
+        FLAGS,
+        make_offer,
+        merge_config,
+        parse_engine_config,
+    )
+    from imagematrix.integrations.swarm.program import make_program
     from imagematrix.integrations.swarm.runtime import RuntimeSettings
     from imagematrix.launcher.gpu_claims.locks import SHARED, locate_locks
 
-    text = engine_file.read(file)
-    config = parse(text, str(file))
+    text = engine_file.read_engine_file(file)
+    config = parse_engine_config(text, str(file))
     node = Host.load(host) if host else probe()
-    engine = engine_file.started_with(file.absolute())
+    engine = engine_file.find_daemon(file.absolute())
     engine.refuse(FLAGS)
-    changed = merged(config, offer(node, vram), str(runtime.absolute()))
+    changed = merge_config(config, make_offer(node, vram), str(runtime.absolute()))
     locks = locate_locks()
     settings = RuntimeSettings(
         data_root=engine.data_root(config), address=engine.address(config), host=node, locks=locks
     )
     if locks != SHARED:
         print_info(f"tasks will use the GPU locks in {locks}, as launches must")
-    content = program(settings)
-    installed = engine_file.content(runtime) == content
+    content = make_program(settings)
+    installed = engine_file.read_bytes(runtime) == content
     if not installed:
         print_info(f"{runtime} {'would be' if dry_run else 'is'} written")
     if not (dry_run or installed):
-        engine_file.replace(runtime, content, 0o755)
+        engine_file.replace_file(runtime, content, 0o755)
     if changed == config:
         print_info(f"{file} is up to date")
         return
-    after = json.dumps(changed, indent=engine_file.indent(text), ensure_ascii=False) + "\n"
-    print_block(engine_file.diff(file, text, after))
+    after = json.dumps(changed, indent=engine_file.get_indent(text), ensure_ascii=False) + "\n"
+    print_block(engine_file.make_diff(file, text, after))
     if dry_run:
         return
-    unchecked = engine_file.write(file, after)
+    unchecked = engine_file.write_engine_file(file, after)
     if unchecked:
         warn(f"{file} was not validated: {unchecked}")
     print_info("restart the engine for the change to take effect: systemctl restart docker")

@@ -13,10 +13,10 @@ import typer
 
 from imagematrix.cli.shared.options import Json
 from imagematrix.cli.shared.output import print_document, print_info, print_info_block, print_json, warn
-from imagematrix.common.text import counted, word
+from imagematrix.common.text import format_count, quote_word
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.images.engine.releases import OVERLAYS_WITH_GPUS
-from imagematrix.integrations.swarm.logs import Logs
+from imagematrix.integrations.swarm.logs import ServiceLogs
 from imagematrix.integrations.swarm.resources import GPU, VRAM
 from imagematrix.integrations.swarm.tasks import COMPLETE
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from imagematrix.integrations.swarm.nodes import SwarmNode
     from imagematrix.integrations.swarm.reservation import Reservation
     from imagematrix.integrations.swarm.service import SwarmService
-    from imagematrix.integrations.swarm.tasks import Task
+    from imagematrix.integrations.swarm.tasks import SwarmTask
 
 __all__ = ["SETTINGS", "JobWait", "command"]
 
@@ -96,15 +96,15 @@ def command(
     """
     from imagematrix.images.engine import transport
     from imagematrix.integrations.swarm.manager import Manager
-    from imagematrix.integrations.swarm.service import SwarmService, image_name, name_for
+    from imagematrix.integrations.swarm.service import SwarmService, make_image_name, make_service_name
 
     _check(gpus, vram, job=job, wait=wait, remove=remove, json=json)
-    with closing(transport.client()) as client:
+    with closing(transport.open_client()) as client:
         manager = Manager(client)
         nodes = manager.nodes()
         service = SwarmService(
-            name=name or name_for(image, os.urandom(4).hex()),
-            image=image_name(image, resolver),
+            name=name or make_service_name(image, os.urandom(4).hex()),
+            image=make_image_name(image, resolver),
             command=tuple(words or ()),
             job=job,
             replicas=replicas,
@@ -146,10 +146,10 @@ def _reservation(nodes: Sequence[SwarmNode], gpus: int | None, vram: str | None)
     from imagematrix.launcher.docker.share import require_minimum
 
     if vram is None:
-        return reservation.gpus(nodes, gpus or 0)
+        return reservation.reserve_gpus(nodes, gpus or 0)
     wanted = parse_mib(vram)
     require_minimum(wanted)
-    return reservation.memory(nodes, wanted)
+    return reservation.reserve_memory(nodes, wanted)
 
 
 def _doubts(
@@ -193,7 +193,7 @@ class JobWait:
         Raises EngineError if a task could not be started. An interrupted wait leaves the job running, unless
         `remove` is set.
         """
-        logs = Logs(client, self.identifier, self._write)
+        logs = ServiceLogs(client, self.identifier, self._write)
         logs.follow()
         try:
             tasks = self.manager.wait(self.identifier, self.service.replicas, print_info)
@@ -212,10 +212,11 @@ class JobWait:
             print_info(f"removed service {name}")
         else:
             print_info(
-                f"service {name} continues without this command; `docker service rm {word(name)}` ends it"
+                f"service {name} continues without this command; "
+                f"`docker service rm {quote_word(name)}` ends it"
             )
 
-    def _finish(self, logs: Logs) -> None:
+    def _finish(self, logs: ServiceLogs) -> None:
         from docker.errors import DockerException
         from requests.exceptions import RequestException
 
@@ -224,7 +225,7 @@ class JobWait:
         except (DockerException, RequestException, OSError) as error:
             warn(f"output of {self.service.name} may be incomplete: {error}")
 
-    def _find_exit_code(self, tasks: list[Task]) -> int:
+    def _find_exit_code(self, tasks: list[SwarmTask]) -> int:
         failed = [task for task in tasks if task.state != COMPLETE]
         for task in failed:
             warn(f"task {self.service.name}.{task.slot} {task.state}: {task.reason}")
@@ -233,7 +234,7 @@ class JobWait:
         for task in failed:
             if task.exit_code:
                 return task.exit_code
-        raise EngineError(f"{counted(len(failed), 'task')} of {self.service.name} could not be run")
+        raise EngineError(f"{format_count(len(failed), 'task')} of {self.service.name} could not be run")
 
     def _write(self, stream: str, task: str | None, line: bytes) -> None:
         """Print a line, prefixed with the name of its task if there are several.

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu, MigDevice
 
-__all__ = ["Choice", "instance", "label", "memory_mib", "merged", "parts"]
+__all__ = ["Choice", "get_memory_mib", "list_mig_devices", "make_label", "merge_gpus", "name_mig_device"]
 
 
 class Choice(Record):
@@ -25,7 +25,7 @@ class Choice(Record):
     @property
     def first(self) -> tuple[Gpu, ...]:
         """The first `count`, with each GPU once: what to take if all are free."""
-        return merged(self.gpus[: self.count])
+        return merge_gpus(self.gpus[: self.count])
 
     @property
     def enough(self) -> bool:
@@ -34,10 +34,10 @@ class Choice(Record):
 
     def with_memory(self, mib: int) -> Choice:
         """Return the choice among the GPUs that are not known to have less memory."""
-        return replace(self, gpus=tuple(gpu for gpu in self.gpus if (memory_mib(gpu) or mib) >= mib))
+        return replace(self, gpus=tuple(gpu for gpu in self.gpus if (get_memory_mib(gpu) or mib) >= mib))
 
 
-def merged(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
+def merge_gpus(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
     """Return `gpus` with each GPU once, with all MIG devices of its occurrences."""
     by_index: dict[int, Gpu] = {}
     for gpu in gpus:
@@ -45,17 +45,17 @@ def merged(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
     return tuple(by_index.values())
 
 
-def parts(gpu: Gpu) -> tuple[Gpu, ...]:
+def list_mig_devices(gpu: Gpu) -> tuple[Gpu, ...]:
     """Return the MIG devices of a GPU."""
     return tuple(replace(gpu, mig=(device,)) for device in gpu.mig or ())
 
 
-def instance(gpu: Gpu, device: MigDevice) -> str:
+def name_mig_device(gpu: Gpu, device: MigDevice) -> str:
     """Return the name of a MIG device by numbers: GPU:INSTANCE:COMPUTE-INSTANCE."""
     return f"{gpu.index}:{device.gpu_instance}:{device.compute_instance}"
 
 
-def label(gpu: Gpu) -> str:
+def make_label(gpu: Gpu) -> str:
     """Return the name of a GPU, or of its only MIG device, for messages."""
     if len(gpu.mig or ()) != 1:
         return gpu.label
@@ -63,7 +63,7 @@ def label(gpu: Gpu) -> str:
     return f"{gpu.label}:{device.gpu_instance}:{device.compute_instance}"
 
 
-def memory_mib(gpu: Gpu) -> int | None:
+def get_memory_mib(gpu: Gpu) -> int | None:
     """Return the MiB of a GPU, or of its only MIG device; None if unknown.
 
     It is None for several MIG devices too: each has its own memory, and they share none.

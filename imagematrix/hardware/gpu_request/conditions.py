@@ -7,7 +7,7 @@ import re
 from imagematrix.common import units
 from imagematrix.common.record import Record
 from imagematrix.errors import UsageError
-from imagematrix.hardware.vendors.versions import CAPABILITY, COMPARISONS, order
+from imagematrix.hardware.vendors.versions import CAPABILITY, COMPARISONS, make_sort_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu
 
-__all__ = ["GpuCondition", "is_profile", "parse"]
+__all__ = ["GpuCondition", "is_profile", "parse_condition"]
 
 FORM = re.compile(r"([a-z]+)\s*(>=|<=|!=|=|>|<)\s*(.+)", re.ASCII)
 # NVML's names: 1g.10gb, 1c.3g.40gb (one compute slice of three), 1g.10gb+me (with media engines).
@@ -38,22 +38,22 @@ class GpuCondition(Record):
         if self.fact == "profile":
             return [device.profile for device in gpu.mig or ()] == [self.value]
         if self.fact == "name":
-            return gpu.name is not None and _named(gpu.name, self.value) is (self.comparison == "=")
-        actual = _fact(gpu, self.fact)
+            return gpu.name is not None and _is_named(gpu.name, self.value) is (self.comparison == "=")
+        actual = _get_fact(gpu, self.fact)
         return actual is not None and COMPARISONS[self.comparison](actual, self.value)
 
 
-def parse(text: str) -> GpuCondition:
+def parse_condition(text: str) -> GpuCondition:
     """Return the condition that `text` states; raise UsageError if it is invalid."""
     match = FORM.fullmatch(text)
     fact, comparison, value = match.groups() if match else ("", "", "")
-    if fact == "name" and comparison in ("=", "!=") and _words(value):
+    if fact == "name" and comparison in ("=", "!=") and _split_words(value):
         return GpuCondition(fact=fact, comparison=comparison, value=value)
     if fact == "profile" and comparison == "=":
         return GpuCondition(fact=fact, comparison=comparison, value=value)
     if fact == "compute" and CAPABILITY.fullmatch(value):
-        return GpuCondition(fact=fact, comparison=comparison, value=order(value))
-    amount = units.parse(value) if fact == "memory" else None
+        return GpuCondition(fact=fact, comparison=comparison, value=make_sort_key(value))
+    amount = units.parse_size(value) if fact == "memory" else None
     if amount is not None:
         return GpuCondition(fact=fact, comparison=comparison, value=amount)
     raise UsageError(
@@ -68,17 +68,17 @@ def is_profile(text: str) -> bool:
     return PROFILE.fullmatch(text) is not None
 
 
-def _fact(gpu: Gpu, fact: str) -> Any:
+def _get_fact(gpu: Gpu, fact: str) -> Any:
     if fact == "compute":
-        return None if gpu.compute is None else order(gpu.compute)
+        return None if gpu.compute is None else make_sort_key(gpu.compute)
     return None if gpu.memory_mib is None else gpu.memory_mib * MIB
 
 
-def _named(name: str, wanted: str) -> bool:
+def _is_named(name: str, wanted: str) -> bool:
     """Whether `name` contains the words of `wanted` in a row: "NVIDIA L40S" does not contain L4."""
-    name_words, words = _words(name), _words(wanted)
+    name_words, words = _split_words(name), _split_words(wanted)
     return any(name_words[start : start + len(words)] == words for start in range(len(name_words)))
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", text.lower(), re.ASCII)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from imagematrix.common.json_documents import natural
+from imagematrix.common.json_documents import parse_natural
 from imagematrix.common.record import replace
-from imagematrix.common.text import counted
+from imagematrix.common.text import format_count
 from imagematrix.errors import UsageError
-from imagematrix.hardware.gpu_request.choice import Choice, instance, merged, parts
+from imagematrix.hardware.gpu_request.choice import Choice, list_mig_devices, merge_gpus, name_mig_device
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,21 +17,30 @@ if TYPE_CHECKING:
     # What `--gpus` takes, or GPUs: as objects of the host, or by their indices or names.
     Wanted = int | str | Sequence[Gpu | int | str] | None
 
-__all__ = ["ALL", "GPUS_VARIABLE", "NONE", "among", "candidates", "exactly", "names", "spec"]
+__all__ = [
+    "ALL",
+    "GPUS_VARIABLE",
+    "NONE",
+    "find_candidates",
+    "make_exact_spec",
+    "make_spec",
+    "name_gpus",
+    "select_gpus",
+]
 
 NONE = "none"  # requests no GPU
 ALL = "all"
-GPUS_VARIABLE = "IMAGEMATRIX_GPUS"  # in containers that a scheduler starts: the `names` of their GPUs
+GPUS_VARIABLE = "IMAGEMATRIX_GPUS"  # in containers that a scheduler starts: the `name_gpus` of their GPUs
 
 
-def among(gpus: tuple[Gpu, ...], wanted: Wanted) -> tuple[Gpu, ...]:
-    """Return those of `gpus` that `wanted` names, in the order of `gpus`: the first of its `candidates`."""
+def select_gpus(gpus: tuple[Gpu, ...], wanted: Wanted) -> tuple[Gpu, ...]:
+    """Return those of `gpus` that `wanted` names, in their order: the first of `find_candidates`."""
     if wanted is None:  # the usual case if many hosts are decided on
         return gpus
-    return candidates(gpus, wanted).first
+    return find_candidates(gpus, wanted).first
 
 
-def candidates(gpus: tuple[Gpu, ...], wanted: Wanted) -> Choice:
+def find_candidates(gpus: tuple[Gpu, ...], wanted: Wanted) -> Choice:
     """Return those of `gpus` that can serve `wanted`, in the order of `gpus`, and how many it needs.
 
     `wanted` is "all" (or None), "none", a count ("2": any two that work), or names joined by commas: an
@@ -47,7 +56,7 @@ def candidates(gpus: tuple[Gpu, ...], wanted: Wanted) -> Choice:
     if wanted is None or wanted == ALL:
         return Choice(gpus=gpus, count=len(gpus))
     if isinstance(wanted, list | tuple):
-        return _listed(gpus, wanted)
+        return _select_listed(gpus, wanted)
     if not isinstance(wanted, str) and not _is_number(wanted):
         raise UsageError(
             f"invalid GPUs {wanted!r:.80}",
@@ -56,47 +65,47 @@ def candidates(gpus: tuple[Gpu, ...], wanted: Wanted) -> Choice:
     wanted = str(wanted)
     if wanted == NONE:
         return Choice(gpus=(), count=0)
-    count = natural(wanted)
+    count = parse_natural(wanted)
     if count is not None:
         return _any_of(gpus, count)
     words = [word.strip() for word in wanted.removeprefix("device=").split(",")]
     if not wanted.startswith("device=") and any(char in wanted for char in "<>=."):
-        return _filtered(gpus, wanted, words)
-    return _exactly(gpus, (_find(gpus, name) for name in words))
+        return _filter_gpus(gpus, wanted, words)
+    return _require_all(gpus, (_find(gpus, name) for name in words))
 
 
-def names(gpus: Iterable[Gpu]) -> tuple[str, ...]:
+def name_gpus(gpus: Iterable[Gpu]) -> tuple[str, ...]:
     """Return a name for each of `gpus`, or for its MIG devices: the UUID, or numbers if it is unknown."""
     # UUIDs first: CUDA, NVIDIA's runtime and NVML count GPUs in different ways.
     identifiers: list[str] = []
     for gpu in gpus:
         if gpu.mig:
-            identifiers.extend(device.uuid or instance(gpu, device) for device in gpu.mig)
+            identifiers.extend(device.uuid or name_mig_device(gpu, device) for device in gpu.mig)
         else:
             identifiers.append(gpu.uuid or str(gpu.index))
     return tuple(identifiers)
 
 
-def exactly(gpus: Iterable[Gpu]) -> str:
+def make_exact_spec(gpus: Iterable[Gpu]) -> str:
     """Return the `--gpus` value that names `gpus`, or in MIG mode the MIG devices in their `mig`."""
-    return f"device={','.join(names(gpus))}"
+    return f"device={','.join(name_gpus(gpus))}"
 
 
-def spec(gpus: Iterable[Gpu]) -> str:
+def make_spec(gpus: Iterable[Gpu]) -> str:
     """Return the shortest `--gpus` value for exactly `gpus`, by index."""
     indices = [str(gpu.index) for gpu in gpus]
     return ",".join(indices) if len(indices) > 1 else f"device={indices[0]}"
 
 
-def _listed(gpus: tuple[Gpu, ...], wanted: Sequence[Gpu | int | str]) -> Choice:
+def _select_listed(gpus: tuple[Gpu, ...], wanted: Sequence[Gpu | int | str]) -> Choice:
     if not wanted:
         raise UsageError(
             "the list of GPUs is empty", remedy='give "none" to use no GPU, or None to use all of the host'
         )
-    return _exactly(gpus, (_item(gpus, item) for item in wanted))
+    return _require_all(gpus, (_find_item(gpus, item) for item in wanted))
 
 
-def _item(gpus: tuple[Gpu, ...], item: Gpu | int | str) -> Gpu:
+def _find_item(gpus: tuple[Gpu, ...], item: Gpu | int | str) -> Gpu:
     """Return the GPU of the host that an item of a list is or names."""
     from imagematrix.hardware.host.host import Gpu
 
@@ -107,7 +116,7 @@ def _item(gpus: tuple[Gpu, ...], item: Gpu | int | str) -> Gpu:
     if not any(_is_part(item, gpu) for gpu in gpus):
         raise UsageError(
             f"{item.label} is not one of these GPUs, but another host's, or from another probe",
-            remedy=_present(gpus),
+            remedy=_describe_present(gpus),
         )
     return item
 
@@ -122,9 +131,9 @@ def _is_part(part: Gpu, gpu: Gpu) -> bool:
     return part == gpu or (bool(some) and {*some} <= {*every} and part == replace(gpu, mig=some))
 
 
-def _exactly(gpus: tuple[Gpu, ...], found: Iterable[Gpu]) -> Choice:
+def _require_all(gpus: tuple[Gpu, ...], found: Iterable[Gpu]) -> Choice:
     """Return all of the GPUs `found`, in the order of `gpus`."""
-    named = {gpu.index: gpu for gpu in merged(found)}
+    named = {gpu.index: gpu for gpu in merge_gpus(found)}
     return Choice(gpus=tuple(named[gpu.index] for gpu in gpus if gpu.index in named), count=len(named))
 
 
@@ -134,49 +143,53 @@ def _any_of(gpus: tuple[Gpu, ...], count: int) -> Choice:
             "0 GPUs wanted: the count must be at least 1",
             remedy='write "none" for no GPU, or "device=0" for GPU 0',
         )
-    usable = _usable(gpus)
+    usable = _select_usable(gpus)
     if count > len(usable):
         raise UsageError(
-            f"{counted(count, 'GPU')} wanted: {len(usable)} of the host's {len(gpus)} GPUs are usable"
+            f"{format_count(count, 'GPU')} wanted: {len(usable)} of the host's {len(gpus)} GPUs are usable"
         )
     return Choice(gpus=usable, count=count)
 
 
-def _filtered(gpus: tuple[Gpu, ...], wanted: str, words: list[str]) -> Choice:
-    from imagematrix.hardware.gpu_request.conditions import is_profile, parse
+def _filter_gpus(gpus: tuple[Gpu, ...], wanted: str, words: list[str]) -> Choice:
+    from imagematrix.hardware.gpu_request.conditions import is_profile, parse_condition
 
     if is_profile(wanted):
         words = ["1", f"profile={wanted}"]
-    counts = [count for word in words if (count := natural(word)) is not None]
-    conditions = [parse(word) for word in words if natural(word) is None and word != ALL]
+    counts = [count for word in words if (count := parse_natural(word)) is not None]
+    conditions = [parse_condition(word) for word in words if parse_natural(word) is None and word != ALL]
     if len(words) - len(conditions) > 1:
         raise UsageError(
             f"GPUs {wanted}: conditions can be combined with one count only",
             remedy="use conditions with a count, or names of GPUs, but not both",
         )
     profiled = any(condition.fact == "profile" for condition in conditions)
-    devices = tuple(part for gpu in gpus for part in parts(gpu)) if profiled else gpus
-    matching = tuple(gpu for gpu in _usable(devices) if all(condition.holds(gpu) for condition in conditions))
+    devices = tuple(part for gpu in gpus for part in list_mig_devices(gpu)) if profiled else gpus
+    matching = tuple(
+        gpu for gpu in _select_usable(devices) if all(condition.holds(gpu) for condition in conditions)
+    )
     count = counts[0] if counts else len(matching)
     if not 0 < count <= len(matching):
         noun = "MIG devices" if profiled else "GPUs"
         raise UsageError(
             f"GPUs {wanted}: {len(matching)} of {len(devices)} {noun} are usable and match",
-            remedy=_profiles(devices) if profiled else _kinds(gpus),
+            remedy=_list_profiles(devices) if profiled else _describe_kinds(gpus),
         )
     return Choice(gpus=matching, count=count)
 
 
-def _usable(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+def _select_usable(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     return tuple(gpu for gpu in gpus if gpu.usable)
 
 
 def _find(gpus: tuple[Gpu, ...], name: str) -> Gpu:
     matches = [match for gpu in gpus for match in _matches(gpu, name)]
     if not matches:
-        raise UsageError(f"GPU {name!r} not found on this host", remedy=_present(gpus))
+        raise UsageError(f"GPU {name!r} not found on this host", remedy=_describe_present(gpus))
     if len(matches) > 1:
-        raise UsageError(f"GPU {name!r} is ambiguous: several UUIDs begin with it", remedy=_present(gpus))
+        raise UsageError(
+            f"GPU {name!r} is ambiguous: several UUIDs begin with it", remedy=_describe_present(gpus)
+        )
     return matches[0]
 
 
@@ -185,16 +198,16 @@ def _matches(gpu: Gpu, name: str) -> list[Gpu]:
         return [gpu]
     if name.startswith("GPU-"):
         return [gpu] if (gpu.uuid or "").startswith(name) else []
-    return [part for part in parts(gpu) if _is_mig(part, name)]
+    return [part for part in list_mig_devices(gpu) if _is_mig(part, name)]
 
 
 def _is_mig(part: Gpu, name: str) -> bool:
     (device,) = part.mig or ()
     by_uuid = name.startswith("MIG-") and (device.uuid or "").startswith(name)
-    return by_uuid or name == instance(part, device)
+    return by_uuid or name == name_mig_device(part, device)
 
 
-def _kinds(gpus: tuple[Gpu, ...]) -> str:
+def _describe_kinds(gpus: tuple[Gpu, ...]) -> str:
     kinds = [
         f"{gpu.name or 'unknown'}, compute {gpu.compute or 'unknown'}, {gpu.memory_mib or 'unknown'} MiB"
         for gpu in gpus
@@ -202,7 +215,7 @@ def _kinds(gpus: tuple[Gpu, ...]) -> str:
     return f"it has {_tally(kinds)}" if kinds else "it has no GPU"
 
 
-def _profiles(devices: tuple[Gpu, ...]) -> str:
+def _list_profiles(devices: tuple[Gpu, ...]) -> str:
     profiles = [device.profile or "unknown" for gpu in devices for device in gpu.mig or ()]
     return f"it has {_tally(profiles)}" if profiles else "it has no MIG device, or NVML does not report any"
 
@@ -211,8 +224,8 @@ def _tally(words: list[str]) -> str:
     return "; ".join(f"{words.count(word)} x {word}" for word in dict.fromkeys(words))
 
 
-def _present(gpus: tuple[Gpu, ...]) -> str:
+def _describe_present(gpus: tuple[Gpu, ...]) -> str:
     if not gpus:
         return "it has no GPU"
-    listed = (f"{gpu.label}: {', '.join(names([gpu]))}" for gpu in gpus)
+    listed = (f"{gpu.label}: {', '.join(name_gpus([gpu]))}" for gpu in gpus)
     return f"it has {'; '.join(listed)}"

@@ -12,7 +12,7 @@ import re
 
 from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
-from imagematrix.hardware.gpu_request.spec import ALL, NONE, among, candidates, exactly
+from imagematrix.hardware.gpu_request.spec import ALL, NONE, find_candidates, make_exact_spec, select_gpus
 from imagematrix.hardware.host import device
 from imagematrix.hardware.host.host import Accelerator
 from imagematrix.hardware.vendors.runtime import VISIBLE as RUNTIME
@@ -25,7 +25,16 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu, Host
 
-__all__ = ["CUDA", "MOUNTED", "NO_GPU", "RUNTIME", "bounded", "named", "visible", "within"]
+__all__ = [
+    "CUDA",
+    "MOUNTED",
+    "NO_GPU",
+    "RUNTIME",
+    "list_gpu_variables",
+    "parse_visible",
+    "select_within_environment",
+    "within",
+]
 
 CUDA = "CUDA_VISIBLE_DEVICES"
 # Slurm uses the numbers of the device files, even if its cgroups hide some GPUs (sbatch(1), under
@@ -48,17 +57,19 @@ NO_GPU = "Slurm gave it none of the GPUs of this node"
 NOT_FOUND = "it names GPUs, but none was found on this node"
 
 
-def bounded(gpus: tuple[Gpu, ...], wanted: str, environment: Mapping[str, str]) -> tuple[Gpu, ...]:
+def select_within_environment(
+    gpus: tuple[Gpu, ...], wanted: str, environment: Mapping[str, str]
+) -> tuple[Gpu, ...]:
     """Return those of `gpus` that the `--gpus` value `wanted` may use within `environment`.
 
     Raises UsageError, which names the variables, if these GPUs cannot serve it.
     """
-    allowed = None if wanted == NONE else visible(gpus, environment)
+    allowed = None if wanted == NONE else parse_visible(gpus, environment)
     if allowed is None:
         return gpus
-    visible_gpus = among(gpus, allowed)
+    visible_gpus = select_gpus(gpus, allowed)
     try:
-        candidates(visible_gpus, wanted)
+        find_candidates(visible_gpus, wanted)
         if visible_gpus:
             return visible_gpus
         message = f"GPUs {wanted}: no GPU is available"
@@ -72,7 +83,7 @@ def bounded(gpus: tuple[Gpu, ...], wanted: str, environment: Mapping[str, str]) 
     )
 
 
-def visible(
+def parse_visible(
     gpus: tuple[Gpu, ...], environment: Mapping[str, str], mounted: str = MOUNTED, nodes: str = NODES
 ) -> str | None:
     """Return the `--gpus` value for the GPUs that `environment` names; None if it names none.
@@ -81,7 +92,7 @@ def visible(
     others. The GPUs that all variables name are visible; a variable with no GPU in it hides all. In a job of
     Slurm that may open only some of the device files in `nodes`, its GPUs are those, and it has none if its
     cgroup denies all. `mounted` is the folder MOUNTED. Raises UsageError if a named GPU does not exist,
-    except on a host without GPUs: see `named`.
+    except on a host without GPUs: see `list_gpu_variables`.
     """
     restrictions = _restrictions(environment, mounted, nodes)
     if [] in restrictions.values():
@@ -92,7 +103,7 @@ def visible(
     numbers = _numbered(usable)
     for variable, names in restrictions.items():
         if variable in (*SLURM, JOB):
-            opened = [str(minor) for minor in device.permitted(nodes)]
+            opened = [str(minor) for minor in device.list_permitted_minors(nodes)]
             remaining = _selected(
                 remaining, variable, environment, _by_device_file(remaining, opened or names)
             )
@@ -104,7 +115,7 @@ def visible(
         elif names != [ALL] and not (variable == RUNTIME and _already_applied(names, usable, numbers)):
             words = [_gpu_name(name, usable, numbers, variable) for name in names]
             remaining = _selected(remaining, variable, environment, list(zip(names, words, strict=True)))
-    return exactly(remaining) if remaining else None
+    return make_exact_spec(remaining) if remaining else None
 
 
 def within(
@@ -122,13 +133,13 @@ def within(
         sign = Accelerator(kind="environment", where="the job", why=NO_GPU)
         return replace(host, gpus=(), accelerators=(*host.accelerators, sign)), None
     if not host.gpus:
-        host = replace(host, accelerators=host.accelerators + named(environment))
+        host = replace(host, accelerators=host.accelerators + list_gpu_variables(environment))
     if gpus is None:
-        return host, visible(host.gpus, environment)
-    return replace(host, gpus=bounded(host.gpus, gpus, environment)), gpus
+        return host, parse_visible(host.gpus, environment)
+    return replace(host, gpus=select_within_environment(host.gpus, gpus, environment)), gpus
 
 
-def named(environment: Mapping[str, str], mounted: str = MOUNTED) -> tuple[Accelerator, ...]:
+def list_gpu_variables(environment: Mapping[str, str], mounted: str = MOUNTED) -> tuple[Accelerator, ...]:
     """Return the variables of `environment` that name GPUs: signs of accelerators if a probe finds none."""
     return tuple(
         Accelerator(kind="environment", where=f"{variable}={environment[variable]}", why=NOT_FOUND)
@@ -153,8 +164,8 @@ def _restrictions(environment: Mapping[str, str], mounted: str, nodes: str) -> d
 
 def _of_job(nodes: str) -> list[str] | None:
     """Return the numbers of the device files that a job of Slurm may open; None if it may open all."""
-    opened = device.permitted(nodes)
-    return [str(minor) for minor in opened] if opened or device.withheld(nodes) else None
+    opened = device.list_permitted_minors(nodes)
+    return [str(minor) for minor in opened] if opened or device.is_withheld(nodes) else None
 
 
 def _split(value: str) -> list[str]:
@@ -244,7 +255,7 @@ def _selected(
     if missing is not None:
         raise _invalid(variable, value, f"{missing!r} not found on this host")
     try:
-        return among(gpus, f"device={','.join(word for _, word in words if word)}")
+        return select_gpus(gpus, f"device={','.join(word for _, word in words if word)}")
     except UsageError as error:
         raise _invalid(variable, value, str(error)) from error
 

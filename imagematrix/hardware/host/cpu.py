@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["alike", "arch", "by_library", "level", "parse", "translate"]
+__all__ = ["by_library", "convert_cpu", "get_level", "has_equal_cpus", "parse_arch", "parse_cpu"]
 
 # "CPU implementer" and "CPU part" of Arm's MIDR register, by the names that lscpu prints (lscpu-arm.c).
 IMPLEMENTERS = {
@@ -98,7 +98,7 @@ SAME = ("vendor_id", "cpu family", "model", "stepping", "flags")
 MODELS_NAMED = 4  # further kinds of cores in one machine are not listed
 
 
-def parse(text: str) -> tuple[Cpu, tuple[str, ...]]:
+def parse_cpu(text: str) -> tuple[Cpu, tuple[str, ...]]:
     """Return the processors that `text` describes, and warnings about missing facts.
 
     The flags are those that every CPU has.
@@ -125,7 +125,7 @@ def parse(text: str) -> tuple[Cpu, tuple[str, ...]]:
         warnings.append("CPU vendor unknown")
     if model is None:
         warnings.append("CPU model unknown")
-    psabi = level(flags) if _arch(fields, flags) == "x86_64" else None
+    psabi = get_level(flags) if _arch(fields, flags) == "x86_64" else None
     return Cpu(vendor=vendor, model=model, flags=flags, level=psabi), tuple(warnings)
 
 
@@ -139,10 +139,10 @@ def by_library() -> tuple[Cpu, tuple[str, ...]]:
         raise ProbeError(f"/proc/cpuinfo not found, and py-cpuinfo failed: {error}") from error
     if not info:
         raise ProbeError("/proc/cpuinfo not found, and py-cpuinfo detected no CPU")
-    return translate(info)
+    return convert_cpu(info)
 
 
-def translate(info: Mapping[str, object]) -> tuple[Cpu, tuple[str, ...]]:
+def convert_cpu(info: Mapping[str, object]) -> tuple[Cpu, tuple[str, ...]]:
     """Return the processors from py-cpuinfo's result, with the kernel's names of their flags."""
     listed = info.get("flags")
     names = [str(flag).lower() for flag in listed] if isinstance(listed, list) else []
@@ -153,29 +153,29 @@ def translate(info: Mapping[str, object]) -> tuple[Cpu, tuple[str, ...]]:
             vendor=_text(info.get("vendor_id_raw")),
             model=_text(info.get("brand_raw")),
             flags=flags,
-            level=level(flags) if "lm" in flags else None,
+            level=get_level(flags) if "lm" in flags else None,
         ),
         warnings,
     )
 
 
-def arch(text: str) -> str | None:
+def parse_arch(text: str) -> str | None:
     """Return the machine name of uname(2) that `text` implies, or None."""
     fields = _fields(text)
     return _arch(fields, _flags(fields))
 
 
-def alike(text: str) -> bool:
+def has_equal_cpus(text: str) -> bool:
     """Whether all processors are of one model and have the same flags; true if only one is described."""
     fields = _fields(text)
     return all(len(fields.get(key, ())) <= 1 for key in SAME) and not _lacks_flags(text, fields)
 
 
-def level(flags: frozenset[str]) -> str | None:
+def get_level(flags: frozenset[str]) -> str | None:
     """Return the highest psABI level that x86 flags reach."""
     from imagematrix.hardware.vendors import marches
 
-    return marches.level(flags)
+    return marches.get_level(flags)
 
 
 def _fields(text: str) -> dict[str, list[str]]:
@@ -197,7 +197,7 @@ def _lscpu_json(text: str) -> Iterator[str]:
     from imagematrix.errors import UsageError
 
     try:
-        data = json_documents.parse(text, "lscpu -J")
+        data = json_documents.parse_json(text, "lscpu -J")
     except UsageError:
         return
     pending = [data.get("lscpu")] if isinstance(data, dict) else []

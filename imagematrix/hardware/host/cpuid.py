@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.tree import Tree
     from imagematrix.hardware.vendors.cpuid import Leaf
 
-__all__ = ["CAPTURED", "read"]
+__all__ = ["CAPTURED", "read_unprinted_flags"]
 
 LOADER = "/lib64/ld-linux-x86-64.so.2"  # by the psABI
 CAPTURED = "/ld-diagnostics.txt"  # its output in a captured tree
@@ -54,19 +54,21 @@ NOT_CAPTURED = f"the captured tree has no {CAPTURED[1:]}"
 DIFFERENT = "the processors are not of one kind"
 
 
-def read(tree: Tree, shown: AbstractSet[str], *, alike: bool) -> tuple[frozenset[str], list[str]]:
+def read_unprinted_flags(
+    tree: Tree, shown: AbstractSet[str], *, alike: bool
+) -> tuple[frozenset[str], list[str]]:
     """Return the flags that the kernel does not print, and a warning if some are unknown.
 
     `shown` are the flags that it prints. CPUID is read of one processor: it counts if all are `alike`.
     """
-    present, unknown = cpuid.found(shown, {}, {})
+    present, unknown = cpuid.decode_flags(shown, {}, {})
     if not unknown:
         return present, []
     reason = DIFFERENT
     if alike:
         texts, reason = _outputs(tree)
         for text in texts:
-            present, unknown = cpuid.found(shown, *_parsed(text))
+            present, unknown = cpuid.decode_flags(shown, *_parsed(text))
             if not unknown:
                 return present, []
     names = ", ".join(sorted(unknown))
@@ -133,6 +135,6 @@ def _parsed(text: str) -> tuple[dict[Leaf, tuple[int, ...]], dict[Leaf, tuple[in
         for wanted in ("cpuid", "active")
     )
     if COMPLETE in text:  # the loader leaves out what is nothing but zeros
-        registers = {bit.leaf: NOTHING for bit in cpuid.unprinted().values()} | registers
+        registers = {bit.leaf: NOTHING for bit in cpuid.list_unprinted_flags().values()} | registers
     # A library that does not know the newest leaf does not know the newest registers either.
     return registers, active if NEWEST in active else {}

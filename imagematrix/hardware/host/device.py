@@ -13,13 +13,13 @@ import errno
 import os
 import re
 
-__all__ = ["permitted", "require", "withheld"]
+__all__ = ["is_withheld", "list_permitted_minors", "require_device"]
 
 GPU = re.compile(r"nvidia(\d+)", re.ASCII)  # the name of a GPU's node, with its minor
 DRIVERS = "/proc/devices"  # the major numbers that drivers have registered
 
 
-def require(path: str) -> None:
+def require_device(path: str) -> None:
     """Raise the OSError with which the kernel denies access to the character device `path`.
 
     access(2) covers the file's mode, ACLs and the devices cgroup (inode_permission() in fs/namei.c).
@@ -31,7 +31,7 @@ def require(path: str) -> None:
         raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), path)
 
 
-def permitted(folder: str) -> tuple[int, ...]:
+def list_permitted_minors(folder: str) -> tuple[int, ...]:
     """Return the minors of the GPUs' nodes in `folder` that this process may open.
 
     It is empty if the process may open all of them, so that access says nothing about the GPUs.
@@ -41,7 +41,7 @@ def permitted(folder: str) -> tuple[int, ...]:
     return openable if len(openable) < len(minors) else ()
 
 
-def withheld(folder: str) -> bool:
+def is_withheld(folder: str) -> bool:
     """Whether a cgroup denies this process all GPUs' nodes in `folder`.
 
     A file's mode, which an engine's process need not obey, is another refusal (EACCES).
@@ -59,7 +59,7 @@ def _minors(folder: str) -> list[int]:
 
 def _is_withheld(path: str) -> bool:
     try:
-        require(path)
+        require_device(path)
     except OSError as error:
         return error.errno == errno.EPERM
     return False

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.nvml import NvmlGpu
     from imagematrix.hardware.host.tree import Tree
 
-__all__ = ["READY", "REMEDY", "is_managed", "problem"]
+__all__ = ["READY", "REMEDY", "find_fabric_problem", "is_managed"]
 
 WAITING = {1: "not started", 2: "in progress"}  # nvmlGpuFabricState_t
 READY = 3
@@ -30,7 +30,7 @@ def is_managed(tree: Tree) -> bool | None:
     return any((tree.text(f"/proc/{process}/comm") or "").strip() == MANAGER for process in processes)
 
 
-def problem(switches: int, gpus: Iterable[NvmlGpu], *, managed: bool | None) -> str | None:
+def find_fabric_problem(switches: int, gpus: Iterable[NvmlGpu], *, managed: bool | None) -> str | None:
     """Return why CUDA fails on a node with this many NVSwitches; None if no problem is known.
 
     `gpus` are NVML's readings, whose fabric state takes precedence. Drivers before branch 530 and the GPUs of

@@ -9,9 +9,9 @@ import errno
 import re
 
 from imagematrix.common.record import Record, replace
-from imagematrix.common.text import word
+from imagematrix.common.text import quote_word
 from imagematrix.hardware.host import fabric, nvidia, pci
-from imagematrix.hardware.host.host import Driver, Gpu, duplicate, identities
+from imagematrix.hardware.host.host import Driver, Gpu, find_duplicate, list_identities
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.pci import Function
     from imagematrix.hardware.host.tree import Tree
 
-__all__ = ["NOT_QUERIED", "Dump", "find"]
+__all__ = ["NOT_QUERIED", "Dump", "find_gpus"]
 
 Dump = tuple["Driver | None", "tuple[Gpu, ...]", "tuple[str, ...]"]
 Result = tuple["Driver | None", "tuple[Gpu, ...]", "tuple[str, ...]", "list[str]"]
@@ -96,7 +96,7 @@ class _GpuSources(Record):
         return self.refusal != errno.EPERM
 
 
-def find(
+def find_gpus(
     tree: Tree, functions: tuple[Function, ...], dump: Dump | None, query: Callable[[], Nvml] | None
 ) -> Result:
     """Return the driver, the GPUs, the device nodes, and warnings about problems and unknown facts.
@@ -105,13 +105,13 @@ def find(
     `imagematrix.hardware.host.probe.assemble`).
     """
     warnings: list[str] = []
-    kernel = nvidia.read(tree, functions)
+    kernel = nvidia.read_nvidia(tree, functions)
     if dump is not None:
         driver, merged = _from_dump(dump, kernel, warnings)
         warnings += _remarks(merged, kernel, complete=True)
-        return driver, merged, nvidia.nodes(tree) or (), warnings
+        return driver, merged, nvidia.list_nodes(tree) or (), warnings
     nvml = query() if query else None
-    nodes = nvidia.nodes(tree)  # after the query: NVML creates missing ones
+    nodes = nvidia.list_nodes(tree)  # after the query: NVML creates missing ones
     driver = _driver(kernel, nvml, warnings)
     if driver is not None:
         # Only where no dump replaces the driver: the library is this tree's, and a dump may be of another
@@ -121,11 +121,11 @@ def find(
     if withheld:
         warnings.append(f"{', '.join(withheld)}: not assigned to this container or job, ignored")
     if nvml is not None and nvml.message:
-        from imagematrix.hardware.host.nvml import explain
+        from imagematrix.hardware.host.nvml import explain_failure
 
-        warnings.append(explain(nvml, driver))
+        warnings.append(explain_failure(nvml, driver))
     elif driver is not None and driver.user_mode_differs:
-        warnings.append(f"{nvidia.mismatch(driver.user_mode, driver.version)}; {nvidia.RELOAD}")
+        warnings.append(f"{nvidia.describe_mismatch(driver.user_mode, driver.version)}; {nvidia.RELOAD}")
     if nvml is None and kernel.loaded and merged:
         warnings.append(NOT_QUERIED)
     complete = nvml is not None and not nvml.message
@@ -158,16 +158,16 @@ def _join(
 def _distinct(tree: Tree, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     """Return `gpus`; those with a fact that identifies another one, too, without identity, and not usable."""
     # `Host.from_json` rejects such a document, so the probe must not write one.
-    twice = duplicate(gpus)
+    twice = find_duplicate(gpus)
     if twice is None:
         return gpus
     from collections import Counter
 
     tree.warnings.append(f"the sources of the GPUs' facts contradict each other: {twice}")
-    counts = Counter(identity for gpu in gpus for identity in identities(gpu))
+    counts = Counter(identity for gpu in gpus for identity in list_identities(gpu))
     return tuple(
         replace(gpu, minor=None, uuid=None, mig=None, state="unconfirmed")
-        if any(counts[identity] > 1 for identity in identities(gpu))
+        if any(counts[identity] > 1 for identity in list_identities(gpu))
         else gpu
         for gpu in gpus
     )
@@ -190,7 +190,7 @@ def _match(kernel: Kernel, readings: tuple[NvmlGpu, ...]) -> list[_GpuSources]:
     on_bus = {gpu.bus_id: gpu for gpu in kernel.pci}
     by_module = {gpu.bus_id: gpu for gpu in kernel.information if gpu.bus_id}
     by_nvml = {gpu.bus_id: gpu for gpu in readings if gpu.bus_id}
-    buses = sorted(on_bus.keys() | by_module.keys() | by_nvml.keys(), key=pci.order)
+    buses = sorted(on_bus.keys() | by_module.keys() | by_nvml.keys(), key=pci.make_sort_key)
     # NVML has no address for a GPU that it cannot reach. It lists GPUs in the order of the bus, so readings
     # without an address belong, in order, to the GPUs that have no reading.
     unaddressed = [gpu for gpu in readings if not gpu.bus_id]
@@ -234,7 +234,7 @@ def _gpu(index: int, sources: _GpuSources, kernel: Kernel, nodes: tuple[str, ...
 
     nvml, information = sources.nvml, sources.information
     device_id = sources.pci.device_id if sources.pci else nvml.device_id if nvml else None
-    product = gpus.product(device_id) if device_id else None
+    product = gpus.get_product(device_id) if device_id else None
     minor = sources.minor
     mig = nvml.mig if nvml else None
     if mig is None and minor is not None:
@@ -249,7 +249,7 @@ def _gpu(index: int, sources: _GpuSources, kernel: Kernel, nodes: tuple[str, ...
         pci_bus_id=sources.bus_id,
         pci_device_id=device_id,
         compute=(nvml and nvml.compute) or (product and product.compute) or None,
-        brand=nvml.brand if nvml else gpus.brand(name),
+        brand=nvml.brand if nvml else gpus.get_brand(name),
         memory_mib=nvml.memory_mib if nvml else None,
         mig=mig,
         state=_problem(sources, kernel, nodes) or _mode(nvml, name, mig),
@@ -301,7 +301,7 @@ def _messages(gpu: Gpu, bound: Mapping[str, str | None], *, complete: bool) -> I
     elif gpu.state == "no-node" and gpu.minor is None:
         yield "not listed by the nvidia module (in a container it lists only the GPUs passed in)"
     elif gpu.state == "no-node":
-        yield f"/dev/nvidia{gpu.minor} not found; `nvidia-modprobe -c {word(gpu.minor)}` creates it"
+        yield f"/dev/nvidia{gpu.minor} not found; `nvidia-modprobe -c {quote_word(gpu.minor)}` creates it"
     elif gpu.state in MESSAGES:
         yield MESSAGES[gpu.state]
     if gpu.compute is None:
@@ -357,7 +357,7 @@ def _driver(kernel: Kernel, nvml: Nvml | None, warnings: list[str]) -> Driver | 
 def _fabric_warnings(tree: Tree, functions: tuple[Function, ...], nvml: Nvml | None) -> list[str]:
     switches = sum(function.switch for function in functions)
     managed = fabric.is_managed(tree) if switches else None
-    problem = fabric.problem(switches, nvml.gpus if nvml else (), managed=managed)
+    problem = fabric.find_fabric_problem(switches, nvml.gpus if nvml else (), managed=managed)
     return [f"{problem}; {fabric.REMEDY}"] if problem else []
 
 

@@ -20,9 +20,9 @@ __all__ = [
     "Gpu",
     "Host",
     "MigDevice",
-    "duplicate",
-    "identities",
-    "machine",
+    "find_duplicate",
+    "get_machine_name",
+    "list_identities",
 ]
 
 SCHEMA = "imagematrix.host/v1"
@@ -33,7 +33,7 @@ UNIQUE = ("index", "minor", "uuid", "pci_bus_id")  # unique among the GPUs of a 
 INSTANCES = "GPU instance and compute instance"
 
 
-def machine(name: str) -> str:
+def get_machine_name(name: str) -> str:
     """Return the Linux name of an architecture ("aarch64" for "arm64")."""
     return MACHINES.get(name.lower(), name)
 
@@ -142,14 +142,14 @@ class Gpu(Record):
         """The last driver branch that supports it; None if the newest does, or if it is unknown."""
         from imagematrix.hardware.vendors import gpus
 
-        return gpus.last_branch(self.pci_device_id, self.compute)
+        return gpus.get_last_branch(self.pci_device_id, self.compute)
 
     @property
     def data_centre(self) -> bool:
         """Whether it is a data-centre part, as far as brand and name tell."""
         from imagematrix.hardware.vendors import gpus
 
-        return gpus.data_centre(self.brand, self.name)
+        return gpus.is_data_centre(self.brand, self.name)
 
     @property
     def label(self) -> str:
@@ -235,7 +235,7 @@ class Host(Record):
         accelerators = tuple(_accelerator(sign) for sign in fields.objects("accelerators"))
         complete = fields.present("gpus") and fields.present("accelerators")
         return cls(
-            arch=machine(fields.text("arch")),
+            arch=get_machine_name(fields.text("arch")),
             cpu=_cpu(fields),
             driver=driver,
             gpus=gpus,
@@ -250,7 +250,7 @@ class Host(Record):
         """Return the Host saved in the file `path` by `imagematrix probe --json`."""
         from imagematrix.common import json_documents
 
-        return cls.from_json(json_documents.read(path), str(path))
+        return cls.from_json(json_documents.read_json(path), str(path))
 
 
 def _cpu(fields: Fields) -> Cpu:
@@ -292,7 +292,7 @@ def _signs(driver: Driver | None, devices: tuple[str, ...]) -> tuple[Accelerator
     return tuple(Accelerator(kind=kind, where=where, why=UNSTATED) for kind, where in signs)
 
 
-def identities(gpu: Gpu) -> list[tuple[str, object]]:
+def list_identities(gpu: Gpu) -> list[tuple[str, object]]:
     """Return the facts that no other GPU or MIG device of a host has, with their names."""
     facts: list[tuple[str, object]] = [(name, getattr(gpu, name)) for name in UNIQUE]
     for device in gpu.mig or ():
@@ -306,9 +306,9 @@ def identities(gpu: Gpu) -> list[tuple[str, object]]:
     ]
 
 
-def duplicate(gpus: Iterable[Gpu]) -> str | None:
+def find_duplicate(gpus: Iterable[Gpu]) -> str | None:
     """Return a fact that identifies two of the GPUs or MIG devices, in words, or None."""
-    found = [identity for gpu in gpus for identity in identities(gpu)]
+    found = [identity for gpu in gpus for identity in list_identities(gpu)]
     if len({*found}) == len(found):
         return None
     seen = set()
@@ -323,7 +323,7 @@ def _gpus(fields: Fields) -> tuple[Gpu, ...]:
     from imagematrix.hardware.host.pci import canonical
 
     gpus = tuple([_gpu(gpu, canonical) for gpu in fields.objects("gpus")])
-    if twice := duplicate(gpus):
+    if twice := find_duplicate(gpus):
         raise fields.fail("gpus", twice)
     return gpus
 

@@ -29,13 +29,13 @@ __all__ = [
     "RELOAD",
     "Information",
     "Kernel",
+    "describe_mismatch",
     "has_own_nodes",
     "is_version",
-    "mismatch",
-    "nodes",
+    "list_nodes",
     "parse_information",
     "parse_version",
-    "read",
+    "read_nvidia",
     "user_mode",
     "with_capabilities",
 ]
@@ -95,7 +95,7 @@ def is_version(text: str) -> bool:
     return DRIVER.fullmatch(text) is not None
 
 
-def mismatch(user_mode: str | None, kernel: str) -> str:
+def describe_mismatch(user_mode: str | None, kernel: str) -> str:
     """Return the sentence that the host's user-mode driver is not that of its kernel module."""
     return (
         f"driver mismatch: the host's user-mode driver is {user_mode or 'another version'}, "
@@ -133,7 +133,7 @@ def parse_information(text: str) -> Information:
     )
 
 
-def read(tree: Tree, functions: Iterable[Function] = ()) -> Kernel:
+def read_nvidia(tree: Tree, functions: Iterable[Function] = ()) -> Kernel:
     """Return the kernel's facts about NVIDIA in `tree`; `functions` are those on the PCI bus."""
     gpus = tuple(function for function in functions if function.gpu)
     entries = tree.names(PROC)
@@ -148,7 +148,7 @@ def read(tree: Tree, functions: Iterable[Function] = ()) -> Kernel:
     return Kernel(loaded=True, driver=_driver(tree), pci=gpus, information=information, mig=mig)
 
 
-def nodes(tree: Tree) -> tuple[str, ...] | None:
+def list_nodes(tree: Tree) -> tuple[str, ...] | None:
     """Return the device nodes of NVIDIA's driver, sorted; None if a captured tree has no dev folder."""
     if not tree.has_folder("/dev"):
         return None
@@ -261,7 +261,7 @@ def _paths(tree: Tree) -> Iterator[str]:
 def _version(file: str) -> str | None:
     from imagematrix.hardware.vendors import user_mode as libraries
 
-    _, version = libraries.named(file) or ("", None)
+    _, version = libraries.parse_file_name(file) or ("", None)
     if version is None:  # a copy, without the links that the driver's installer makes
         try:
             descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -269,7 +269,7 @@ def _version(file: str) -> str | None:
             return None
         try:
             size = os.fstat(descriptor).st_size
-            version = libraries.version(size, lambda offset, count: os.pread(descriptor, count, offset))
+            version = libraries.read_version(size, lambda offset, count: os.pread(descriptor, count, offset))
         except OSError:
             return None
         finally:

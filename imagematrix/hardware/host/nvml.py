@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from imagematrix.common.json_documents import Fields
     from imagematrix.hardware.host.host import Driver
 
-__all__ = ["TIMEOUT_S", "Nvml", "NvmlGpu", "Process", "decode", "explain", "read"]
+__all__ = ["TIMEOUT_S", "Nvml", "NvmlGpu", "Process", "explain_failure", "parse_nvml", "read_nvml"]
 
 TIMEOUT_S = 20.0  # initialising eight idle GPUs takes about ten
 
@@ -94,7 +94,7 @@ class Nvml:
     gpus: tuple[NvmlGpu, ...] = ()
 
 
-def read(timeout_s: float = TIMEOUT_S) -> Nvml:
+def read_nvml(timeout_s: float = TIMEOUT_S) -> Nvml:
     """Query NVML, for at most `timeout_s` seconds."""
     import json
     import subprocess
@@ -118,13 +118,13 @@ def read(timeout_s: float = TIMEOUT_S) -> Nvml:
         _abandon(child)
         return Nvml(message=f"no response within {timeout_s:g} seconds")
     try:
-        return decode(json.loads(output))
+        return parse_nvml(json.loads(output))
     except (ValueError, UsageError):
         last = stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit {child.returncode}"]
         return Nvml(message=f"the query process failed: {last[0]}")
 
 
-def decode(document: object) -> Nvml:
+def parse_nvml(document: object) -> Nvml:
     """Return the result that nvml_query printed; raise UsageError if it is malformed."""
     from imagematrix.common.json_documents import Fields
 
@@ -139,7 +139,7 @@ def decode(document: object) -> Nvml:
     )
 
 
-def explain(nvml: Nvml, driver: Driver | None) -> str:
+def explain_failure(nvml: Nvml, driver: Driver | None) -> str:
     """Return a warning with the reason why the query failed, its effect and its remedy."""
     effect = "memory and MIG mode of the GPUs are unknown, and the brand except of data-centre parts"
     if driver is None:
@@ -147,7 +147,7 @@ def explain(nvml: Nvml, driver: Driver | None) -> str:
     kernel = driver.version if driver else "another version"
     if nvml.error == MISMATCH:
         library = (driver and driver.user_mode) or nvml.library
-        return f"NVML {nvidia.mismatch(library, kernel)}; {effect}; {nvidia.RELOAD}"
+        return f"NVML {nvidia.describe_mismatch(library, kernel)}; {effect}; {nvidia.RELOAD}"
     if nvml.error == NO_LIBRARY:
         return (
             f"NVML not found (libnvidia-ml.so.1); {effect}; the output of `nvidia-smi -q -x` on such a node "

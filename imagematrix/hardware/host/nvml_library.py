@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["FOLDERS", "NAME", "load"]
+__all__ = ["FOLDERS", "NAME", "load_library"]
 
 NAME = "libnvidia-ml.so.1"
 # Folders in which nodes mount the driver's files into a container or a virtual machine.
@@ -16,7 +16,7 @@ FOLDERS = (
 )
 
 
-def load() -> None:
+def load_library() -> None:
     """Load the library, so that pynvml finds it.
 
     pynvml loads the library by name, and the loader returns one that is already loaded under this name.

@@ -17,13 +17,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["main", "sample"]
+__all__ = ["main", "read_sample"]
 
 MIB = 1024 * 1024
 EVERY_S = 0.2
 
 
-def sample(nvml: Any) -> list[list[Any]]:
+def read_sample(nvml: Any) -> list[list[Any]]:
     """Return one sample of all GPUs through the module `nvml` (pynvml); GPUs with errors are left out."""
     gpus = []
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -40,11 +40,11 @@ def main() -> None:
     """Print samples until the reader closes the pipe."""
     import pynvml
 
-    nvml_library.load()
+    nvml_library.load_library()
     pynvml.nvmlInit()
     while True:
         try:
-            sys.stdout.write(f"{json.dumps(sample(pynvml))}\n")
+            sys.stdout.write(f"{json.dumps(read_sample(pynvml))}\n")
             sys.stdout.flush()
         except BrokenPipeError:
             return

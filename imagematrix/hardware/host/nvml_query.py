@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["library", "main", "query"]
+__all__ = ["find_library", "main", "query_nvml"]
 
 MIB = 1024 * 1024
 OTHER = 999  # NVML_ERROR_UNKNOWN
@@ -24,7 +24,7 @@ NO_FUNCTION = 13  # NVML_ERROR_FUNCTION_NOT_FOUND: the driver is older than the 
 NO_INSTANCE = 0xFFFFFFFF  # nvmlProcessInfo_t: the process is not on a MIG device
 
 
-def query(nvml: Any) -> dict[str, object]:
+def query_nvml(nvml: Any) -> dict[str, object]:
     """Return the readings of the module `nvml` (pynvml) with error codes; see `host.nvml`."""
     answer: dict[str, object] = {"error": None, "message": "", "driver": None, "gpus": []}
     try:
@@ -37,7 +37,7 @@ def query(nvml: Any) -> dict[str, object]:
     return answer | host.facts | {"gpus": [_gpu(nvml, index) for index in range(count)]}
 
 
-def library(maps: str) -> str | None:
+def find_library(maps: str) -> str | None:
     """Return the path of the NVML library in the text of /proc/self/maps; its name ends in the version."""
     for line in maps.splitlines():
         path = line.partition("/")[2]
@@ -53,10 +53,10 @@ def main() -> None:
     except ImportError as error:
         sys.stdout.write(json.dumps({"error": None, "message": f"pynvml is not installed ({error})"}))
         return
-    nvml_library.load()
-    answer = query(pynvml)
+    nvml_library.load_library()
+    answer = query_nvml(pynvml)
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123 - no pathlib
-        answer["library"] = library(maps.read())
+        answer["library"] = find_library(maps.read())
     sys.stdout.write(json.dumps(answer))
 
 

@@ -22,8 +22,8 @@ __all__ = [
     "Function",
     "canonical",
     "in_processor",
-    "order",
-    "scan",
+    "list_functions",
+    "make_sort_key",
 ]
 
 PCI_DEVICES = "/sys/bus/pci/devices"
@@ -83,12 +83,12 @@ def canonical(address: str) -> str | None:
     return f"{int(domain, 16):04x}:{bus:0>2}:{device:0>2}.{function or 0}"
 
 
-def order(bus_id: str) -> tuple[int, ...]:
+def make_sort_key(bus_id: str) -> tuple[int, ...]:
     """Return the sort key of a canonical address: domain, bus, device and function."""
     return tuple(int(part, 16) for part in re.split("[:.]", bus_id))
 
 
-def scan(tree: Tree, wanted: Mapping[str, int] | None) -> tuple[Function, ...]:
+def list_functions(tree: Tree, wanted: Mapping[str, int] | None) -> tuple[Function, ...]:
     """Return the functions among `wanted` (see `signs.Signs.functions`), in bus order."""
     if wanted is not None and not wanted:
         return ()
@@ -102,7 +102,7 @@ def scan(tree: Tree, wanted: Mapping[str, int] | None) -> tuple[Function, ...]:
         function = _function(tree, f"{PCI_DEVICES}/{name}", bus_id, (wanted or {}).get(slot, 0))
         if function is not None:
             selected.append(function)
-    return tuple(sorted(selected, key=lambda function: order(function.bus_id)))
+    return tuple(sorted(selected, key=lambda function: make_sort_key(function.bus_id)))
 
 
 def in_processor(tree: Tree, function: Function) -> bool:

@@ -7,8 +7,8 @@ import os
 from imagematrix.common.record import replace
 from imagematrix.errors import ProbeError, UsageError
 from imagematrix.hardware.host import cpu
-from imagematrix.hardware.host.host import Host, machine
-from imagematrix.hardware.host.signs import find
+from imagematrix.hardware.host.accelerator_hints import find_hints
+from imagematrix.hardware.host.host import Host, get_machine_name
 from imagematrix.hardware.host.tree import Tree
 
 TYPE_CHECKING = False
@@ -46,9 +46,9 @@ def probe(root: str | Path = "/", *, nvml: bool | None = None, smi: str | Path |
     if nvml and not tree.live:
         raise UsageError("cannot query NVML for a captured tree: it describes the running host")
     if smi is not None:
-        from imagematrix.hardware.host.smi import read
+        from imagematrix.hardware.host.smi import read_dump
 
-        return assemble(tree, dump=read(smi))
+        return assemble(tree, dump=read_dump(smi))
     return assemble(tree, query=_query if tree.live and nvml is not False else None, always=nvml is True)
 
 
@@ -61,7 +61,7 @@ def assemble(
     driver can load one and leave device nodes behind.
     """
     machine, processors, warnings = _processors(tree)
-    signs = find(tree)
+    signs = find_hints(tree)
     functions: tuple[Function, ...] = ()
     driver: Driver | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -70,19 +70,19 @@ def assemble(
     if signs.functions or signs.functions is None:
         from imagematrix.hardware.host import pci
 
-        functions = pci.scan(tree, signs.functions)
+        functions = pci.list_functions(tree, signs.functions)
     if dump is not None or always or signs.nvidia or any(function.gpu for function in functions):
         from imagematrix.hardware.host import gpus as nvidia_gpus
         from imagematrix.hardware.host import nvidia
 
         permitted = query if always or signs.driver else None
-        driver, detected, devices, remarks = nvidia_gpus.find(tree, functions, dump, permitted)
+        driver, detected, devices, remarks = nvidia_gpus.find_gpus(tree, functions, dump, permitted)
         gpus = nvidia.with_capabilities(tree, detected)
         warnings += remarks
     if functions or signs.modules or signs.nodes or signs.tegra:
-        from imagematrix.hardware.host import unsupported
+        from imagematrix.hardware.host import other_accelerators
 
-        other, remarks = unsupported.find(tree, signs, functions, gpus)
+        other, remarks = other_accelerators.find_accelerators(tree, signs, functions, gpus)
         warnings += remarks
     return Host(
         arch=machine,
@@ -98,7 +98,7 @@ def assemble(
 def _query() -> Nvml:
     from imagematrix.hardware.host import nvml
 
-    return nvml.read()
+    return nvml.read_nvml()
 
 
 def _processors(tree: Tree) -> tuple[str, Cpu, list[str]]:
@@ -107,12 +107,14 @@ def _processors(tree: Tree) -> tuple[str, Cpu, list[str]]:
     for path in LSCPU if text is None and not tree.live else ():
         text = text or tree.text(path)
     if text is not None:
-        processors, remarks = cpu.parse(text)
+        processors, remarks = cpu.parse_cpu(text)
         warnings = list(remarks)
         if SIGN in processors.flags:
             from imagematrix.hardware.host import cpuid
 
-            unprinted, unknown = cpuid.read(tree, processors.flags, alike=cpu.alike(text))
+            unprinted, unknown = cpuid.read_unprinted_flags(
+                tree, processors.flags, alike=cpu.has_equal_cpus(text)
+            )
             processors = replace(processors, flags=processors.flags | unprinted)
             warnings += unknown
     elif tree.live:
@@ -130,14 +132,14 @@ def _processors(tree: Tree) -> tuple[str, Cpu, list[str]]:
 
 def _arch(tree: Tree, text: str) -> str:
     if tree.live:
-        return machine(os.uname().machine)
+        return get_machine_name(os.uname().machine)
     name = (tree.text("/proc/sys/kernel/arch") or "").strip()  # exists from Linux 6.1 on
     if name.isidentifier() and name.isascii():
-        return machine(name)
-    guess = cpu.arch(text)
+        return get_machine_name(name)
+    guess = cpu.parse_arch(text)
     if guess is None:
         raise ProbeError(
             f"architecture unknown: the captured {CPUINFO[1:]} does not show it",
             remedy="write the output of `uname -m` into proc/sys/kernel/arch of the captured tree",
         )
-    return machine(guess)
+    return get_machine_name(guess)

@@ -10,13 +10,13 @@ import re
 
 from imagematrix.errors import UsageError
 from imagematrix.hardware.host import nvidia, pci
-from imagematrix.hardware.host.host import Driver, Gpu, MigDevice, duplicate
+from imagematrix.hardware.host.host import Driver, Gpu, MigDevice, find_duplicate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["parse", "read"]
+__all__ = ["parse_dump", "read_dump"]
 
 LIMIT = 64 * 1024 * 1024  # bytes; the dump of a node with 72 GPUs and all their clocks is about 4 MB
 DEPTH = 32  # of elements; real dumps go 7 deep
@@ -58,7 +58,7 @@ WANTED_MIG = {
 }
 
 
-def read(path: str | Path) -> tuple[Driver | None, tuple[Gpu, ...], tuple[str, ...]]:
+def read_dump(path: str | Path) -> tuple[Driver | None, tuple[Gpu, ...], tuple[str, ...]]:
     """Return the driver and the GPUs of the dump in the file `path`, and warnings."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - no pathlib on the way to a probe
@@ -66,10 +66,10 @@ def read(path: str | Path) -> tuple[Driver | None, tuple[Gpu, ...], tuple[str, .
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"{path}: {reason}") from error
-    return parse(raw, str(path))
+    return parse_dump(raw, str(path))
 
 
-def parse(raw: bytes, where: str) -> tuple[Driver | None, tuple[Gpu, ...], tuple[str, ...]]:
+def parse_dump(raw: bytes, where: str) -> tuple[Driver | None, tuple[Gpu, ...], tuple[str, ...]]:
     """Return the driver and the GPUs of the dump `raw`, and warnings; `where` names it in messages.
 
     Raises UsageError if it is not a dump.
@@ -88,7 +88,7 @@ def parse(raw: bytes, where: str) -> tuple[Driver | None, tuple[Gpu, ...], tuple
     if any(_instances(values) is None for facts in gpus for values in facts.mig):
         warnings.append(f"{where}: ignored MIG devices without instance numbers")
     found = tuple(_gpu(index, facts) for index, facts in enumerate(gpus))
-    if twice := duplicate(found):
+    if twice := find_duplicate(found):
         raise UsageError(f"{where}: not the output of `{SOURCE}`: {twice}")
     return driver, found, tuple(warnings)
 
@@ -180,7 +180,7 @@ class _Dump:
 
 def _order(facts: _GpuElement) -> tuple[bool, tuple[int, ...]]:
     bus_id = pci.canonical(facts.values["bus_id"])
-    return bus_id is None, pci.order(bus_id) if bus_id else ()
+    return bus_id is None, pci.make_sort_key(bus_id) if bus_id else ()
 
 
 def _gpu(index: int, facts: _GpuElement) -> Gpu:
@@ -188,7 +188,7 @@ def _gpu(index: int, facts: _GpuElement) -> Gpu:
 
     values = facts.values
     device_id = _device_id(values.get("device_id", ""))
-    product = gpus.product(device_id) if device_id else None
+    product = gpus.get_product(device_id) if device_id else None
     mig = _mig(facts) if values.get("mig") == "Enabled" else None
     return Gpu(
         index=index,

@@ -109,7 +109,7 @@ class Tree:
         from imagematrix.hardware.host import device
 
         try:
-            device.require(path)
+            device.require_device(path)
         except OSError as error:
             return error.errno or 0
         return 0

@@ -12,10 +12,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
-__all__ = ["best"]
+__all__ = ["find_best_name"]
 
 
-def best(
+def find_best_name(
     arch: str, flags: AbstractSet[str], vendor: str | None = None, model: str | None = None
 ) -> str | None:
     """Return the best name for CPUs with these flags; None if archspec's names for `arch` are unknown here.

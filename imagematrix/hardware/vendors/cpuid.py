@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Set as AbstractSet
 
-__all__ = ["REGISTERS", "Bit", "Leaf", "found", "unprinted", "visible"]
+__all__ = ["REGISTERS", "Bit", "Leaf", "decode_flags", "list_unprinted_flags", "list_visible_flags"]
 
 REGISTERS = ("eax", "ebx", "ecx", "edx")
 ARCH = "x86_64"
@@ -44,7 +44,7 @@ class Bit(Record):
 
 
 @cache
-def unprinted() -> Mapping[str, Bit]:
+def list_unprinted_flags() -> Mapping[str, Bit]:
     """Return the flags of x86-64 that kernels do not print."""
     table = _data.load("cpuid.json")
     every = table["all"]
@@ -63,13 +63,13 @@ def unprinted() -> Mapping[str, Bit]:
 
 
 @cache
-def visible(arch: str) -> frozenset[str]:
+def list_visible_flags(arch: str) -> frozenset[str]:
     """Return the flags that a probe can find on some host: printed by the kernel, or read from CPUID."""
     printed = frozenset(_data.load("cpuid.json")["printed"].get(arch, "").split())
-    return printed | unprinted().keys() if arch == ARCH else printed
+    return printed | list_unprinted_flags().keys() if arch == ARCH else printed
 
 
-def found(
+def decode_flags(
     shown: AbstractSet[str],
     registers: Mapping[Leaf, tuple[int, ...]],
     active: Mapping[Leaf, tuple[int, ...]],
@@ -80,7 +80,7 @@ def found(
     """
     present: set[str] = set()
     unknown: set[str] = set()
-    for flag, bit in unprinted().items():
+    for flag, bit in list_unprinted_flags().items():
         # The table has a flag after those that it needs.
         if not bit.proofs <= shown | present:
             continue

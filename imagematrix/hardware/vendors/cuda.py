@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 __all__ = [
     "COMPRESSED_FATBIN_DRIVER",
     "CudaRelease",
-    "changes",
-    "driver_cuda",
     "driver_runs",
-    "drivers",
-    "lowest_driver",
-    "ptx_isa",
-    "release",
-    "releases",
-    "runs_from",
+    "find_driver_bounds",
+    "find_verdict_bounds",
+    "get_lowest_driver",
+    "get_newest_cuda",
+    "get_newest_ptx_isa",
+    "get_release",
+    "list_drivers",
+    "load_releases",
 ]
 
 COMPRESSED_FATBIN_DRIVER = "550.54.14"  # the oldest driver that reads the output of nvcc --compress-mode
@@ -57,19 +57,19 @@ class CudaRelease(Record):
 
 
 @cache
-def releases() -> Mapping[str, CudaRelease]:
+def load_releases() -> Mapping[str, CudaRelease]:
     """Return the known CUDA releases by name, oldest first."""
     table = _data.load("cuda.json")["releases"]
     return MappingProxyType({name: _release(name, row) for name, row in table.items()})
 
 
-def release(name: str) -> CudaRelease | None:
+def get_release(name: str) -> CudaRelease | None:
     """Return the CUDA release `name` ("12.4"), or None if it is unknown."""
-    return releases().get(name)
+    return load_releases().get(name)
 
 
 @lru_cache(maxsize=1024)
-def driver_cuda(driver: str) -> str | None:
+def get_newest_cuda(driver: str) -> str | None:
     """Return the newest CUDA release that `driver` supports.
 
     The driver's branch decides, or else the newest known branch below it; the result is None below all known
@@ -78,8 +78,8 @@ def driver_cuda(driver: str) -> str | None:
     """
     if versions.is_tegra(driver):
         return None
-    key = versions.order(driver)
-    supported = [name for name, first in _first_drivers().items() if versions.order(first) <= key]
+    key = versions.make_sort_key(driver)
+    supported = [name for name, first in _first_drivers().items() if versions.make_sort_key(first) <= key]
     return supported[-1] if supported else None
 
 
@@ -91,29 +91,31 @@ def driver_runs(cuda: str, driver: str, stated: str | None = None) -> bool:
     """
     if versions.is_tegra(driver):
         return False
-    supported = driver_cuda(driver)
-    if supported is not None and versions.order(supported) >= versions.order(cuda):
+    supported = get_newest_cuda(driver)
+    if supported is not None and versions.make_sort_key(supported) >= versions.make_sort_key(cuda):
         return True
-    floor = _floor(cuda) or (None if release(cuda) else stated)
-    return floor is not None and versions.order(driver) >= versions.order(floor)
+    floor = _get_floor(cuda) or (None if get_release(cuda) else stated)
+    return floor is not None and versions.make_sort_key(driver) >= versions.make_sort_key(floor)
 
 
-def lowest_driver(cuda: str, stated: str | None = None) -> str | None:
+def get_lowest_driver(cuda: str, stated: str | None = None) -> str | None:
     """Return the oldest driver that NVIDIA lists for the CUDA release `cuda`, or `stated` if unknown."""
-    row = release(cuda)
-    listed = (row and row.toolkit_driver, _floor(cuda))
-    return min((driver for driver in listed if driver), key=versions.order, default=stated)
+    row = get_release(cuda)
+    listed = (row and row.toolkit_driver, _get_floor(cuda))
+    return min((driver for driver in listed if driver), key=versions.make_sort_key, default=stated)
 
 
 @cache
-def drivers() -> tuple[str, ...]:
+def list_drivers() -> tuple[str, ...]:
     """Return the drivers that NVIDIA lists for some release, oldest first."""
-    listed = {driver for row in releases().values() for driver in (row.toolkit_driver, row.floor) if driver}
-    return tuple(sorted(listed, key=versions.order))
+    listed = {
+        driver for row in load_releases().values() for driver in (row.toolkit_driver, row.floor) if driver
+    }
+    return tuple(sorted(listed, key=versions.make_sort_key))
 
 
-def changes(holds: Callable[[str | None], bool]) -> tuple[str, ...]:
-    """Return the drivers from which on a condition on what `driver_cuda` returns gives another verdict."""
+def find_verdict_bounds(holds: Callable[[str | None], bool]) -> tuple[str, ...]:
+    """Return the drivers at which a condition on what `get_newest_cuda` returns changes its verdict."""
     verdict, found = holds(None), []
     for name, first in _first_drivers().items():
         if holds(name) is not verdict:
@@ -123,17 +125,19 @@ def changes(holds: Callable[[str | None], bool]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=256)
-def runs_from(cuda: str, stated: str | None = None) -> tuple[str, ...]:
+def find_driver_bounds(cuda: str, stated: str | None = None) -> tuple[str, ...]:
     """Return the drivers from which on `driver_runs` may give another verdict."""
-    wanted = versions.order(cuda)
-    newer = changes(lambda supported: supported is not None and versions.order(supported) >= wanted)
-    return tuple(filter(None, (*newer, _floor(cuda), stated)))
+    wanted = versions.make_sort_key(cuda)
+    newer = find_verdict_bounds(
+        lambda supported: supported is not None and versions.make_sort_key(supported) >= wanted
+    )
+    return tuple(filter(None, (*newer, _get_floor(cuda), stated)))
 
 
-def ptx_isa(driver: str) -> str | None:
+def get_newest_ptx_isa(driver: str) -> str | None:
     """Return the newest PTX ISA version that `driver` compiles, or None if its CUDA release is unknown."""
-    supported = driver_cuda(driver)
-    return None if supported is None else releases()[supported].ptx_isa
+    supported = get_newest_cuda(driver)
+    return None if supported is None else load_releases()[supported].ptx_isa
 
 
 @cache
@@ -141,14 +145,14 @@ def _first_drivers() -> Mapping[str, str]:
     """Return the first driver that supports each release, by the release's name, oldest first."""
     listed = {
         # From 13.0 on, NVIDIA lists a driver for the major version alone.
-        name: max(row.toolkit_driver or row.floor or "0", f"{row.branch}.0", key=versions.order)
-        for name, row in releases().items()
+        name: max(row.toolkit_driver or row.floor or "0", f"{row.branch}.0", key=versions.make_sort_key)
+        for name, row in load_releases().items()
         if row.branch is not None
     }
     return MappingProxyType(listed)
 
 
-def _floor(cuda: str) -> str | None:
+def _get_floor(cuda: str) -> str | None:
     floors: dict[str, str] = _data.load("cuda.json")["floors"]
     return floors.get(cuda.partition(".")[0])
 
@@ -157,7 +161,7 @@ def _release(name: str, row: dict[str, Any]) -> CudaRelease:
     return CudaRelease(
         name=name,
         toolkit_driver=row.get("toolkit_driver"),
-        floor=_floor(name),
+        floor=_get_floor(name),
         branch=row.get("branch"),
         targets=frozenset(row["targets"].split()),
         ptx_isa=row.get("ptx_isa"),

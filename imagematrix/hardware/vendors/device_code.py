@@ -12,55 +12,55 @@ from functools import cache, lru_cache
 from imagematrix.hardware.vendors import _data, cuda, versions
 
 __all__ = [
-    "bounds",
-    "capabilities",
-    "capability",
     "cubin_runs",
-    "distance",
-    "gpus",
-    "known",
-    "order",
-    "own",
+    "expand_capability",
+    "expand_target",
+    "get_bounds",
+    "get_capability",
+    "list_capabilities",
+    "list_capability_words",
+    "list_tegra_capabilities",
+    "make_sort_key",
+    "make_target",
+    "measure_distance",
     "ptx_runs",
-    "target",
-    "tegra",
 ]
 
 
-def target(compute: str) -> str:
+def make_target(compute: str) -> str:
     """Return the target of a capability word: "8.6" gives "86", "9.0a" gives "90a"."""
     return compute.replace(".", "")
 
 
-def capability(target: str) -> str:
+def get_capability(target: str) -> str:
     """Return the capability a target was made for: "86" gives "8.6", "100f" gives "10.0"."""
     digits = target.rstrip("af")
     return f"{digits[:-1]}.{digits[-1]}"
 
 
-def gpus(compute: str) -> frozenset[str]:
+def expand_capability(compute: str) -> frozenset[str]:
     """Return the capabilities of the GPUs a capability word is about: "10.0f" gives 10.0 and 10.3."""
-    return own(target(compute))
+    return expand_target(make_target(compute))
 
 
-def own(target: str) -> frozenset[str]:
+def expand_target(target: str) -> frozenset[str]:
     """Return the capabilities of the GPUs a target is about: "100f" gives 10.0 and 10.3, "80" only 8.0."""
-    return _specific(target) if _suffix(target) else frozenset([capability(target)])
+    return _specific(target) if _suffix(target) else frozenset([get_capability(target)])
 
 
 @cache
-def known() -> tuple[str, ...]:
+def list_capability_words() -> tuple[str, ...]:
     """Return the capability words for which any CUDA release has a target, in order."""
-    targets = {target for release in cuda.releases().values() for target in release.targets}
-    return tuple(capability(target) + _suffix(target) for target in sorted(targets, key=order))
+    targets = {target for release in cuda.load_releases().values() for target in release.targets}
+    return tuple(get_capability(target) + _suffix(target) for target in sorted(targets, key=make_sort_key))
 
 
 @cache
-def capabilities() -> tuple[str, ...]:
+def list_capabilities() -> tuple[str, ...]:
     """Return the capabilities of known GPUs, and one that is newer than all of them, in order."""
-    plain = {word.rstrip("af") for word in known()}
-    newest = max(versions.order(capability)[0] for capability in plain)
-    return (*sorted(plain, key=versions.order), f"{newest + 1}.0")
+    plain = {word.rstrip("af") for word in list_capability_words()}
+    newest = max(versions.make_sort_key(capability)[0] for capability in plain)
+    return (*sorted(plain, key=versions.make_sort_key), f"{newest + 1}.0")
 
 
 @lru_cache(maxsize=4096)
@@ -68,11 +68,11 @@ def cubin_runs(target: str, compute: str) -> bool:
     """Whether a cubin made for `target` runs on a GPU of capability `compute`."""
     if _suffix(target):
         return compute in _specific(target)
-    made_for = capability(target)
+    made_for = get_capability(target)
     return (
         made_for.partition(".")[0] == compute.partition(".")[0]
-        and versions.order(made_for) <= versions.order(compute)
-        and (made_for in tegra()) == (compute in tegra())
+        and versions.make_sort_key(made_for) <= versions.make_sort_key(compute)
+        and (made_for in list_tegra_capabilities()) == (compute in list_tegra_capabilities())
     )
 
 
@@ -84,25 +84,25 @@ def ptx_runs(target: str, compute: str) -> bool:
     """
     if _suffix(target):
         return compute in _specific(target)
-    return versions.order(capability(target)) <= versions.order(compute)
+    return versions.make_sort_key(get_capability(target)) <= versions.make_sort_key(compute)
 
 
-def bounds(target: str) -> frozenset[str]:
+def get_bounds(target: str) -> frozenset[str]:
     """Return the capabilities at which code made for `target` may start or cease to run."""
     if _suffix(target):
         return _specific(target)
-    made_for = capability(target)
-    return frozenset([made_for, f"{int(made_for.partition('.')[0]) + 1}.0"]) | tegra()
+    made_for = get_capability(target)
+    return frozenset([made_for, f"{int(made_for.partition('.')[0]) + 1}.0"]) | list_tegra_capabilities()
 
 
-def distance(target: str, compute: str) -> int:
+def measure_distance(target: str, compute: str) -> int:
     """Return the minor versions between `compute` and the target of a cubin that runs there; 0 is native."""
-    return versions.order(compute)[1] - versions.order(capability(target))[1]
+    return versions.make_sort_key(compute)[1] - versions.make_sort_key(get_capability(target))[1]
 
 
-def order(target: str) -> tuple[tuple[int, ...], str]:
+def make_sort_key(target: str) -> tuple[tuple[int, ...], str]:
     """Return the sort key of a target."""
-    return versions.order(capability(target)), target
+    return versions.make_sort_key(get_capability(target)), target
 
 
 def _suffix(target: str) -> str:
@@ -112,10 +112,10 @@ def _suffix(target: str) -> str:
 def _specific(target: str) -> frozenset[str]:
     """Return the capabilities that architecture-specific or family-specific code runs on."""
     families: dict[str, str] = _data.load("cuda.json")["families"]
-    return frozenset(families.get(target, capability(target)).split())
+    return frozenset(families.get(target, get_capability(target)).split())
 
 
 @cache
-def tegra() -> frozenset[str]:
+def list_tegra_capabilities() -> frozenset[str]:
     """Return the capabilities of Tegra parts, which do not run the code of desktop parts."""
     return frozenset(_data.load("cuda.json")["tegra"].split())

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Mapping
 
-__all__ = ["DriverBranch", "DriverRelease", "branches", "of"]
+__all__ = ["DriverBranch", "DriverRelease", "get_branch", "load_branches"]
 
 UNLISTED = "unlisted"
 
@@ -47,7 +47,7 @@ class DriverBranch(Record):
 
 
 @cache
-def branches() -> Mapping[str, DriverBranch]:
+def load_branches() -> Mapping[str, DriverBranch]:
     """Return the known branches by name."""
     table = _data.load("driver_branches.json")["branches"]
     return MappingProxyType(
@@ -64,6 +64,6 @@ def branches() -> Mapping[str, DriverBranch]:
     )
 
 
-def of(driver: str) -> DriverBranch | None:
+def get_branch(driver: str) -> DriverBranch | None:
     """Return the branch of a driver version, or None if the table lacks it, as it does those of Tegra."""
-    return None if versions.is_tegra(driver) else branches().get(str(versions.branch(driver)))
+    return None if versions.is_tegra(driver) else load_branches().get(str(versions.get_branch(driver)))

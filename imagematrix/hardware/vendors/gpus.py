@@ -20,18 +20,18 @@ __all__ = [
     "BRANDS",
     "DATA_CENTRE_BRANDS",
     "Product",
-    "brand",
-    "capabilities",
-    "data_centre",
     "drives",
-    "first_branch",
-    "first_branches",
+    "find_capabilities",
     "first_ended",
+    "get_brand",
+    "get_first_branch",
+    "get_last_branch",
+    "get_module_bounds",
+    "get_product",
+    "is_data_centre",
     "is_vgpu",
-    "last_branch",
-    "last_branches",
-    "module_bounds",
-    "product",
+    "list_first_branches",
+    "list_last_branches",
 ]
 
 # nvmlBrandType_t of nvml.h
@@ -81,7 +81,7 @@ class Product(Record):
     last_branch: int | None
 
 
-def product(pci_device_id: str) -> Product | None:
+def get_product(pci_device_id: str) -> Product | None:
     """Return the product with the PCI device id ("26b9" or "0x26B9"), or None if it is unknown.
 
     The id is a fallback for NVML's readings: a virtual function may have another one.
@@ -101,7 +101,7 @@ def product(pci_device_id: str) -> Product | None:
     return None
 
 
-def capabilities(name: str) -> tuple[str, ...]:
+def find_capabilities(name: str) -> tuple[str, ...]:
     """Return the compute capabilities of the products with a name, such as H100 or "rtx 4090", sorted.
 
     The name may be words from the middle of a product's, in any case and with any separators.
@@ -113,7 +113,7 @@ def capabilities(name: str) -> tuple[str, ...]:
         for product_name in row["devices"].values()
         if row["compute"] and wanted and wanted in _runs(_words(product_name))
     }
-    return tuple(sorted(found, key=versions.order))
+    return tuple(sorted(found, key=versions.make_sort_key))
 
 
 def _words(name: str) -> list[str]:
@@ -128,39 +128,42 @@ def _runs(words: list[str]) -> set[str]:
 
 
 @lru_cache(maxsize=1024)
-def last_branch(pci_device_id: str | None, compute: str | None) -> int | None:
+def get_last_branch(pci_device_id: str | None, compute: str | None) -> int | None:
     """Return the last driver branch that supports a GPU; None if the newest does or if unknown.
 
     For an unknown device, the chips with its compute capability decide.
     """
-    listed = product(pci_device_id) if pci_device_id else None
+    listed = get_product(pci_device_id) if pci_device_id else None
     return listed.last_branch if listed else _last_branches().get(compute)
 
 
 @lru_cache(maxsize=256)
-def first_branch(compute: str | None) -> int:
+def get_first_branch(compute: str | None) -> int:
     """Return the first driver branch that supports any GPU of a capability or a newer one; 0 if unknown."""
-    own = versions.order(compute) if compute else ()
+    own = versions.make_sort_key(compute) if compute else ()
     return max(
-        (branch for first, branch in first_branches().items() if versions.order(first) <= own), default=0
+        (branch for first, branch in list_first_branches().items() if versions.make_sort_key(first) <= own),
+        default=0,
     )
 
 
 @cache
-def first_branches() -> Mapping[str, int]:
-    """Return the branches that `first_branch` returns, each by the first capability for which it does.
+def list_first_branches() -> Mapping[str, int]:
+    """Return the branches that `get_first_branch` returns, each by the first capability for which it does.
 
     The first branch for a GPU is that of the first CUDA release that compiles for it. The capabilities of the
     oldest release in the table are left out: earlier ones may compile for them.
     """
-    oldest, *later = cuda.releases().values()
+    oldest, *later = cuda.load_releases().values()
     firsts: dict[str, int] = {}
     for release in later:
-        for compute in {device_code.capability(target) for target in release.targets - oldest.targets}:
+        for compute in {device_code.get_capability(target) for target in release.targets - oldest.targets}:
             firsts.setdefault(compute, release.branch or 0)
     steps: dict[str, int] = {}
     least = max(firsts.values())
-    for compute in sorted(firsts.keys() - device_code.tegra(), key=versions.order, reverse=True):
+    for compute in sorted(
+        firsts.keys() - device_code.list_tegra_capabilities(), key=versions.make_sort_key, reverse=True
+    ):
         least = min(least, firsts[compute])
         steps = {other: branch for other, branch in steps.items() if branch > least} | {compute: least}
     return MappingProxyType(steps)
@@ -172,25 +175,25 @@ def drives(kind: str | None, compute: str | None) -> bool:
 
     True if either is unknown.
     """
-    limit = module_bounds().get(kind or "")
+    limit = get_module_bounds().get(kind or "")
     if compute is None or limit is None:
         return True
-    bound, capability = versions.order(limit), versions.order(compute)
+    bound, capability = versions.make_sort_key(limit), versions.make_sort_key(compute)
     return capability >= bound if kind == "open" else capability <= bound
 
 
-def module_bounds() -> Mapping[str, str]:
+def get_module_bounds() -> Mapping[str, str]:
     """Return, for each kind of kernel modules, the first or the last capability that it supports."""
     bounds: dict[str, str] = _data.load("gpus.json")["kernel_modules"]
     return bounds
 
 
-def brand(name: str | None) -> str | None:
+def get_brand(name: str | None) -> str | None:
     """Return a brand that NVML reports for a data-centre part of this name; None for any other name.
 
-    `name` comes from the driver or from `product`. The table has the names that NVIDIA lists as data-centre
-    products; other parts are not proved to be data-centre parts. Some drivers report "nvidia" for a Tesla,
-    which makes no difference: the lists in cuda-compat have both.
+    `name` comes from the driver or from `get_product`. The table has the names that NVIDIA lists as
+    data-centre products; other parts are not proved to be data-centre parts. Some drivers report "nvidia" for
+    a Tesla, which makes no difference: the lists in cuda-compat have both.
     """
     if name is None or is_vgpu(name):
         return None
@@ -206,7 +209,7 @@ def is_vgpu(name: str | None) -> bool:
     return name is not None and re.search(VGPU, name, re.ASCII) is not None
 
 
-def data_centre(brand: str | None, name: str | None) -> bool:
+def is_data_centre(brand: str | None, name: str | None) -> bool:
     """Whether a GPU is a data-centre part; cuda-compat supports only these.
 
     `brand` is one of `BRANDS`. Without it, only the name "Tesla" proves a data-centre part.
@@ -220,7 +223,7 @@ def data_centre(brand: str | None, name: str | None) -> bool:
 
 
 @cache
-def last_branches() -> frozenset[int]:
+def list_last_branches() -> frozenset[int]:
     """Return the driver branches that are the last to support some GPU."""
     table = _data.load("gpus.json")
     listed = {row["last_branch"] for row in table["chips"].values()} | {*table["last_branches"].values()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from imagematrix.hardware.vendors import versions
 
-__all__ = ["TORCH_BACKENDS", "torch_backend"]
+__all__ = ["TORCH_BACKENDS", "get_torch_backend"]
 
 # The indexes of PyTorch's wheels by the names that uv 0.13 knows (`uv pip install --torch-backend`).
 TORCH_BACKENDS = {
@@ -18,7 +18,7 @@ TORCH_BACKENDS = {
 CPU = "cpu"
 
 
-def torch_backend(cuda: str | None) -> str | None:
+def get_torch_backend(cuda: str | None) -> str | None:
     """Return the newest index whose wheels need no newer CUDA than this release, of its major version.
 
     It is that of CPU-only wheels without a release, and None if there is no index for its major version.
@@ -29,6 +29,7 @@ def torch_backend(cuda: str | None) -> str | None:
     older = [
         backend
         for release, backend in TORCH_BACKENDS.items()
-        if release.partition(".")[0] == major and versions.order(release) <= versions.order(cuda)
+        if release.partition(".")[0] == major
+        and versions.make_sort_key(release) <= versions.make_sort_key(cuda)
     ]
     return older[-1] if older else None

@@ -11,7 +11,7 @@ or modelled on them, because kernels do not print them: the probe reads them fro
 
 from __future__ import annotations
 
-__all__ = ["FLAGS", "flags", "signs_returns", "unannounced"]
+__all__ = ["FLAGS", "list_unannounced_flags", "parse_flags", "signs_returns"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -190,9 +190,9 @@ AARCH64 = {
 
 FLAGS: Mapping[str, Mapping[str, str]] = {"x86_64": X86_64, "aarch64": AARCH64}
 
-# Cores, other than plain architecture versions, with instructions as in `unannounced`. Features of every core
-# from Armv8.4 on (ilrcpc, uscat) are listed only where CPUs without them have all others: otherwise an image
-# for saphira would seem to fit Kunpeng 920.
+# Cores, other than plain architecture versions, with instructions as in `list_unannounced_flags`. Features of
+# every core from Armv8.4 on (ilrcpc, uscat) are listed only where CPUs without them have all others:
+# otherwise an image for saphira would seem to fit Kunpeng 920.
 CORES = {
     "a64fx": ("fcma",),
     "ampere1b": ("cssc",),
@@ -210,7 +210,7 @@ CORES = {
 }
 
 
-def flags(text: str, arch: str) -> frozenset[str]:
+def parse_flags(text: str, arch: str) -> frozenset[str]:
     """Return the flags of the instructions that code compiled with these macros may contain.
 
     `text` is the output of `cc -march=M -dM -E -x c /dev/null`, `arch` is "x86_64" or "aarch64".
@@ -224,7 +224,7 @@ def signs_returns(text: str) -> bool:
     return "__ARM_FEATURE_PAC_DEFAULT" in _defined(text)
 
 
-def unannounced(march: str) -> frozenset[str]:
+def list_unannounced_flags(march: str) -> frozenset[str]:
     """Return the flags of instructions that compilers use for `march` on aarch64 without defining a macro.
 
     From Armv8.4 on these are the second set of release-consistent accesses and single-copy atomic pairs,

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 __all__ = [
     "IGNORED",
     "SIGNING",
-    "arch",
-    "common",
-    "compilers",
     "flags_from_macros",
-    "host_vendor",
-    "known",
-    "level",
-    "level_rank",
-    "names",
-    "option",
-    "required",
-    "vendor",
+    "get_arch",
+    "get_common_flags",
+    "get_host_vendor",
+    "get_level",
+    "get_level_rank",
+    "get_option",
+    "get_required_flags",
+    "get_vendor",
+    "list_compilers",
+    "list_known_names",
+    "list_names",
 ]
 
 # User code does not depend on these: they are privileged, hints, or kernel services that code checks for at
@@ -83,15 +83,15 @@ VENDORS = (
 ARM_NAMES = ("armv", "cortex-", "neoverse-")
 
 
-def compilers() -> tuple[str, ...]:
+def list_compilers() -> tuple[str, ...]:
     """Return the compilers in the table, as family and major version: "gcc-12"."""
     return tuple(_data.load("marches.json")["compilers"])
 
 
 @lru_cache
-def known(compiler: str) -> frozenset[str] | None:
+def list_known_names(compiler: str) -> frozenset[str] | None:
     """Return the names that `compiler` ("gcc-12") accepts for -march or -mcpu; None if it is unknown."""
-    if compiler not in compilers():
+    if compiler not in list_compilers():
         return None
     return frozenset(
         march
@@ -101,39 +101,40 @@ def known(compiler: str) -> frozenset[str] | None:
     )
 
 
-def names() -> frozenset[str]:
+def list_names() -> frozenset[str]:
     """Return the names that any compiler in the table accepts for -march or -mcpu."""
     table = _data.load("marches.json")
     return frozenset(march for arch in IGNORED for march in table[arch])
 
 
 @lru_cache(maxsize=4096)
-def required(march: str, compiler: str) -> frozenset[str] | None:
+def get_required_flags(march: str, compiler: str) -> frozenset[str] | None:
     """Return the flags that code compiled for `march` by `compiler` ("gcc-12") needs, without `IGNORED`.
 
     For a version that is not in the table, it is the union over the known versions of the same family. None
     if the compiler does not know the name, or no version of its family does.
     """
-    sets: dict[str, str] = _data.load("marches.json")[arch(march)].get(march, {})
-    if compiler in compilers():
+    sets: dict[str, str] = _data.load("marches.json")[get_arch(march)].get(march, {})
+    if compiler in list_compilers():
         wanted = {compiler}
     else:
         family = compiler.partition("-")[0]
-        wanted = {name for name in compilers() if name.partition("-")[0] == family}
+        wanted = {name for name in list_compilers() if name.partition("-")[0] == family}
     matches = [flags for names, flags in sets.items() if wanted & set(names.split())]
-    return frozenset(" ".join(matches).split()) - IGNORED[arch(march)] if matches else None
+    return frozenset(" ".join(matches).split()) - IGNORED[get_arch(march)] if matches else None
 
 
 @lru_cache(maxsize=4096)
-def common(march: str) -> frozenset[str]:
+def get_common_flags(march: str) -> frozenset[str]:
     """Return the flags that code for `march` needs from all known compilers, without `IGNORED`.
 
     It is empty for an unknown name.
     """
     sets = [
-        frozenset(flags.split()) for flags in _data.load("marches.json")[arch(march)].get(march, {}).values()
+        frozenset(flags.split())
+        for flags in _data.load("marches.json")[get_arch(march)].get(march, {}).values()
     ]
-    return frozenset.intersection(*sets) - IGNORED[arch(march)] if sets else frozenset()
+    return frozenset.intersection(*sets) - IGNORED[get_arch(march)] if sets else frozenset()
 
 
 def flags_from_macros(text: str, arch: str, march: str = "") -> frozenset[str]:
@@ -146,13 +147,13 @@ def flags_from_macros(text: str, arch: str, march: str = "") -> frozenset[str]:
     """
     from imagematrix.hardware.vendors import macros
 
-    needed = macros.flags(text, arch) | macros.unannounced(march)
+    needed = macros.parse_flags(text, arch) | macros.list_unannounced_flags(march)
     # gcc has a macro for pointer authentication from 13 on and clang from 16; both used it before.
     signed = macros.signs_returns(text) and not SIGNING.isdisjoint(needed | _by_any_compiler(arch, march))
     return needed - IGNORED[arch] | (SIGNING if signed else frozenset())
 
 
-def level(flags: AbstractSet[str]) -> str | None:
+def get_level(flags: AbstractSet[str]) -> str | None:
     """Return the highest psABI level ("x86-64-v3") that `flags` reach; None below the first, or not x86.
 
     They may be the flags of a host, or the flags that code needs.
@@ -165,13 +166,13 @@ def level(flags: AbstractSet[str]) -> str | None:
     return reached
 
 
-def level_rank(level: str | None) -> int:
+def get_level_rank(level: str | None) -> int:
     """Return the number of a psABI level, 1 to 4; 0 without one."""
     return RANKS.get(level or "", 0)
 
 
-def vendor(march: str) -> str | None:
-    """Return the vendor of the CPUs that `march` targets, as `host_vendor` names it; None for generic names.
+def get_vendor(march: str) -> str | None:
+    """Return the vendor of `march`'s CPUs, as `get_host_vendor` names it; None for generic names.
 
     It is also None on aarch64, where the vendor does not indicate which code runs best.
     """
@@ -180,19 +181,19 @@ def vendor(march: str) -> str | None:
     return next((name for starts, name in VENDORS if march.startswith(starts)), "intel")
 
 
-def host_vendor(vendor_id: str | None) -> str | None:
+def get_host_vendor(vendor_id: str | None) -> str | None:
     """Return the vendor behind the `vendor_id` of /proc/cpuinfo: "intel", "amd", others in lower case."""
     name = (vendor_id or "").strip()
     return HOST_VENDORS.get(name, name.lower()) or None
 
 
-def arch(march: str) -> str:
+def get_arch(march: str) -> str:
     """Return the architecture of `march`: "x86_64" or "aarch64"."""
     listed_for_arm = march in _data.load("marches.json")["aarch64"]
     return "aarch64" if listed_for_arm or march.startswith(ARM_NAMES) else "x86_64"
 
 
-def option(march: str, arch: str) -> str:
+def get_option(march: str, arch: str) -> str:
     """Return the compiler option that selects `march` of `arch`: on aarch64, cores use -mcpu."""
     core = arch == "aarch64" and not march.startswith("armv")
     return f"-mcpu={march}" if core else f"-march={march}"

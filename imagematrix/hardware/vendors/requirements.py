@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["Condition", "conditions", "holds", "parse", "text"]
+__all__ = ["Condition", "format_requirement", "is_met", "list_conditions", "parse_requirement"]
 
 CONDITION = re.compile(r"(cuda|driver|arch|brand)(=|!=|<|<=|>|>=)([A-Za-z0-9.]+)", re.ASCII)
 NUMBERS = re.compile(r"\d{1,9}(\.\d{1,9})*\.?", re.ASCII)
@@ -45,7 +45,7 @@ Expression = tuple[tuple[Condition, ...], ...]
 
 
 @lru_cache(maxsize=1024)
-def parse(expression: str) -> Expression:
+def parse_requirement(expression: str) -> Expression:
     """Return the alternatives of an expression, each with its conditions; raise UsageError."""
     return tuple(
         tuple(_condition(word, expression) for word in alternative.split(","))
@@ -53,19 +53,19 @@ def parse(expression: str) -> Expression:
     )
 
 
-def conditions(expressions: Iterable[str]) -> Iterator[Condition]:
+def list_conditions(expressions: Iterable[str]) -> Iterator[Condition]:
     """Yield all conditions of some expressions."""
     for expression in expressions:
-        for alternative in parse(expression):
+        for alternative in parse_requirement(expression):
             yield from alternative
 
 
-def text(expression: Expression) -> str:
+def format_requirement(expression: Expression) -> str:
     """Return the text of an expression."""
     return " ".join(",".join(map(str, alternative)) for alternative in expression)
 
 
-def holds(expression: Expression, met: Callable[[Condition], bool]) -> bool:
+def is_met(expression: Expression, met: Callable[[Condition], bool]) -> bool:
     """Whether an expression holds, given which conditions are met; an empty one does."""
     return not expression or any(all(map(met, alternative)) for alternative in expression)
 
@@ -79,7 +79,7 @@ def _condition(word: str, expression: str) -> Condition:
 
 def _numbers(version: str) -> tuple[int, ...]:
     """Return the sort key of a version, without trailing zeros."""
-    numbers = list(versions.order(version.rstrip(".")))
+    numbers = list(versions.make_sort_key(version.rstrip(".")))
     while numbers and not numbers[-1]:
         numbers.pop()
     return tuple(numbers)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-__all__ = ["CAPABILITIES", "NVIDIA", "VISIBLE", "VOID", "asks", "is_nvidia"]
+__all__ = ["CAPABILITIES", "NVIDIA", "VISIBLE", "VOID", "is_nvidia", "requests_gpus"]
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 VOID = "void"  # the container stays as it is; with "none" it gets the driver, but no GPU
@@ -24,7 +24,7 @@ CAPABILITIES = frozenset(
 )
 
 
-def asks(environment: Mapping[str, str]) -> bool:
+def requests_gpus(environment: Mapping[str, str]) -> bool:
     """Whether an environment asks the runtime for GPUs or for the node's driver."""
     return environment.get(VISIBLE, "") not in ("", VOID)
 

@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LIBRARIES", "named", "version"]
+__all__ = ["LIBRARIES", "parse_file_name", "read_version"]
 
 LIBRARIES = ("libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler")
 NAME = re.compile(rf"({'|'.join(LIBRARIES)})\.so(?:\.(\d{{3}}(?:\.\d+)+))?(?:\.1)?", re.ASCII)
@@ -23,13 +23,13 @@ PIECE = 1 << 20  # bytes that are searched at once
 OVERLAP = 64  # bytes of the next piece, for a version across the border
 
 
-def named(path: str) -> tuple[str, str | None] | None:
+def parse_file_name(path: str) -> tuple[str, str | None] | None:
     """Return the driver library that a file's name stands for and the version in the name, or None."""
     match = NAME.fullmatch(path.rpartition("/")[2])
     return (match[1], match[2]) if match else None
 
 
-def version(size: int, at: Callable[[int, int], bytes]) -> str | None:
+def read_version(size: int, at: Callable[[int, int], bytes]) -> str | None:
     """Return the version that a library's bytes state, or None if they state none or several.
 
     `at` returns up to so many of its `size` bytes from an offset on: `at(offset, count)`.

@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["CAPABILITY", "COMPARISONS", "DRIVER", "RELEASE", "branch", "is_tegra", "natural", "order"]
+__all__ = [
+    "CAPABILITY",
+    "COMPARISONS",
+    "DRIVER",
+    "RELEASE",
+    "get_branch",
+    "is_tegra",
+    "make_natural_key",
+    "make_sort_key",
+]
 
 DRIVER = re.compile(r"\d{1,4}(?:\.\d{1,4}){1,3}", re.ASCII)  # of a driver, such as 550.163.01
 RELEASE = re.compile(r"\d{1,2}\.\d{1,2}", re.ASCII)  # of CUDA or of PTX' ISA, such as 12.4
@@ -40,7 +49,7 @@ NAMED = r"(?a)(?<=[_.-])(cu(?:da)?[_-]?)(\d{2})\.?(\d{1,2})(?!\d)"
 
 
 @lru_cache(maxsize=4096)
-def order(version: str) -> tuple[int, ...]:
+def make_sort_key(version: str) -> tuple[int, ...]:
     """Return the sort key of `version`: "580.65.06" gives (580, 65, 6).
 
     Versions with equal keys need not be equal: "580.65.06" is not "580.65.6".
@@ -48,7 +57,7 @@ def order(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
 
 
-def named(file: str) -> str | None:
+def parse_release_in_name(file: str) -> str | None:
     """Return the CUDA release in the name of a file: "11.8" of "libit_cuda118.so"; None if there is none."""
     match = re.search(NAMED, file.rpartition("/")[2])
     return f"{match[2]}.{int(match[3])}" if match else None
@@ -61,12 +70,12 @@ def is_tegra(driver: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def branch(driver: str) -> int:
+def get_branch(driver: str) -> int:
     """Return the branch of a driver version: 550 of "550.163.01"."""
     return int(driver.partition(".")[0])
 
 
-def natural(word: str) -> tuple[Any, ...]:
+def make_natural_key(word: str) -> tuple[Any, ...]:
     """Return the sort key for natural order, by the numbers in a word: "3.9" before "3.10"."""
     parts = re.split(r"0*([0-9]+)", word)
     # Numbers compare by their length and then as text, because Python refuses to convert thousands of digits.

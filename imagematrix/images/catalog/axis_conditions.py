@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from imagematrix.common.suggestions import nearest
+from imagematrix.common.suggestions import suggest_nearest
 from imagematrix.hardware.vendors.versions import COMPARISONS
 
 TYPE_CHECKING = False
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from packaging.version import Version
 
-__all__ = ["ConditionError", "among", "matching", "parse_only"]
+__all__ = ["ConditionError", "match_axes", "match_values", "parse_only"]
 
 COMPARISON = re.compile(r"(>=|<=|==|!=|>|<)\s*(.+)")
 
@@ -26,10 +26,10 @@ class ConditionError(ValueError):
     """A condition is invalid; the message states the reason."""
 
 
-def matching(words: Sequence[str], values: Iterable[str]) -> frozenset[str]:
+def match_values(words: Sequence[str], values: Iterable[str]) -> frozenset[str]:
     """Return the `values` of an axis that match the condition `words`; raise ConditionError."""
-    wanted = [_predicate(word) for word in words if not _negated(word)]
-    unwanted = [_predicate(word[1:]) for word in words if _negated(word)]
+    wanted = [_make_predicate(word) for word in words if not _is_negated(word)]
+    unwanted = [_make_predicate(word[1:]) for word in words if _is_negated(word)]
     return frozenset(
         value
         for value in values
@@ -37,7 +37,7 @@ def matching(words: Sequence[str], values: Iterable[str]) -> frozenset[str]:
     )
 
 
-def among(
+def match_axes(
     values: Mapping[str, Sequence[str]], wanted: Mapping[str, Sequence[str]], what: str
 ) -> dict[str, frozenset[str]]:
     """Return, for each axis in `wanted`, the `values` that match its condition.
@@ -47,9 +47,9 @@ def among(
     matches = {}
     for axis, words in wanted.items():
         if axis not in values:
-            hint = nearest(axis, values) or f"the axes are {', '.join(values)}"
+            hint = suggest_nearest(axis, values) or f"the axes are {', '.join(values)}"
             raise ConditionError(f"{what} has no axis {axis!r}: {hint}")
-        matches[axis] = matching(words, values[axis])
+        matches[axis] = match_values(words, values[axis])
         if not matches[axis]:
             listed = ", ".join(values[axis])
             raise ConditionError(f"no value of the axis {axis} matches {', '.join(words)}: it has {listed}")
@@ -77,11 +77,11 @@ def parse_only(expression: str) -> dict[str, list[str]]:
     return conditions
 
 
-def _negated(word: str) -> bool:
+def _is_negated(word: str) -> bool:
     return word.startswith("!") and not word.startswith("!=")
 
 
-def _predicate(word: str) -> Callable[[str], bool]:
+def _make_predicate(word: str) -> Callable[[str], bool]:
     match = COMPARISON.fullmatch(word)
     if not match:
         import fnmatch
@@ -95,10 +95,10 @@ def _predicate(word: str) -> Callable[[str], bool]:
         bound = Version(match[2])
     except ValueError as error:  # InvalidVersion, or too many digits for Python
         raise ConditionError(f"invalid version in a comparison: {match[2][:80]!r}") from error
-    return lambda value: (version := _version(value)) is not None and compare(version, bound)
+    return lambda value: (version := _parse_version(value)) is not None and compare(version, bound)
 
 
-def _version(value: str) -> Version | None:
+def _parse_version(value: str) -> Version | None:
     # "none" and other words of an axis are not versions: no comparison matches them. The letter of 9.0a and
     # 10.0f names a kind of device code; as a version it would be an alpha release, lower than 9.0.
     from packaging.version import InvalidVersion, Version

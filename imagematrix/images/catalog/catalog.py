@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from imagematrix.common import json_documents
-from imagematrix.common.image_reference import DIGEST, names_registry, split
+from imagematrix.common.image_reference import DIGEST, names_registry, split_version
 from imagematrix.common.record import Record, replace
 from imagematrix.errors import UsageError
-from imagematrix.hardware.vendors.versions import CAPABILITY, DRIVER, RELEASE, order
+from imagematrix.hardware.vendors.versions import CAPABILITY, DRIVER, RELEASE, make_sort_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ __all__ = [
     "UseGuard",
     "UserModeDriver",
     "Variant",
-    "literal",
-    "own_axes",
-    "preference",
+    "escape_glob",
+    "read_own_axes",
+    "read_preference",
 ]
 
 SCHEMA = "imagematrix.catalog/v1"
@@ -100,8 +100,11 @@ class UseGuard(Record):
 
     def exempts(self, compute: str) -> bool:
         """Whether the package does not use the file on GPUs of this capability."""
-        own = order(compute)
-        return any(order(low) <= own and (high is None or own <= order(high)) for low, high in self.unless)
+        own = make_sort_key(compute)
+        return any(
+            make_sort_key(low) <= own and (high is None or own <= make_sort_key(high))
+            for low, high in self.unless
+        )
 
     @property
     def words(self) -> str:
@@ -143,7 +146,7 @@ class Code(Record):
     @property
     def glob(self) -> str:
         """The glob that states the file as optional, and matches no other name."""
-        return literal(self.name)
+        return escape_glob(self.name)
 
     def to_json(self) -> dict[str, object]:
         """Return one element of a variant's `device_code`."""
@@ -165,7 +168,7 @@ def _range(low: str, high: str | None) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def literal(name: str) -> str:
+def escape_glob(name: str) -> str:
     """Return the glob that matches a name and no other."""
     return "".join([f"[{letter}]" if letter in "*?[" else letter for letter in name])
 
@@ -276,7 +279,7 @@ class Variant(Record):
     @classmethod
     def from_json(cls, data: object, where: str = "variant") -> Variant:
         """Return the variant that `data` describes; raise UsageError if it is invalid."""
-        return _variant(json_documents.Fields(data, where), {})
+        return _read_variant(json_documents.Fields(data, where), {})
 
 
 class Catalog(Record):
@@ -312,7 +315,7 @@ class Catalog(Record):
         cache: dict[str, Any] = {}
         variants = []
         for item in fields.objects("variants"):
-            variant = _variant(item, cache)
+            variant = _read_variant(item, cache)
             if variant.reference in references:
                 raise item.fail("reference", f"{variant.reference} occurs twice")
             references.add(variant.reference)
@@ -321,8 +324,8 @@ class Catalog(Record):
             image=fields.text("image"),
             version=fields.text("version"),
             variants=tuple(variants),
-            prefer=preference(fields, "prefer"),
-            defaults=own_axes(fields, "defaults"),
+            prefer=read_preference(fields, "prefer"),
+            defaults=read_own_axes(fields, "defaults"),
         )
 
     def named(self, name: str) -> Catalog | None:
@@ -331,7 +334,7 @@ class Catalog(Record):
         A single variant, named by reference or digest, needs no defaults, so the result has none. Returns
         None if `name` is something else.
         """
-        image, version = split(name)
+        image, version = split_version(name)
         if image != self.image:
             return None
         if version in (None, self.version):
@@ -351,8 +354,8 @@ class Catalog(Record):
         exact = tuple(variant for variant in self.variants if variant.reference == name)
         if exact:
             return replace(self, variants=exact, defaults=())
-        image, version = split(name)
-        path, own = _repository(image), _repository(self.image)
+        image, version = split_version(name)
+        path, own = _get_repository(image), _get_repository(self.image)
         shortened = path == image and own.endswith(f"/{path}")
         if path != own and not shortened:
             return None
@@ -360,41 +363,41 @@ class Catalog(Record):
         return self.named(f"{self.image}{at}{version}" if version else self.image)
 
 
-def _repository(image: str) -> str:
+def _get_repository(image: str) -> str:
     return image.partition("/")[2] if names_registry(image) else image
 
 
-def _variant(fields: Fields, cache: dict[str, Any]) -> Variant:
+def _read_variant(fields: Fields, cache: dict[str, Any]) -> Variant:
     # Equal parts of variants are parsed once and shared, which makes loading and comparing faster.
     return Variant(
-        reference=_matching(fields, "reference", REFERENCE, "an image reference"),
-        digest=_matching_or_none(fields, "digest", DIGEST, "a sha256 digest"),
-        platform=fields.cached("platform", _platform, cache),
-        cuda=_matching_or_none(fields, "cuda", RELEASE, "a CUDA release such as 12.4"),
-        cubins=fields.cached("cubins", _codes, cache),
-        ptx=fields.cached("ptx", _ptx, cache),
-        device_code=fields.cached("device_code", _device_code, cache),
+        reference=_read_matching(fields, "reference", REFERENCE, "an image reference"),
+        digest=_read_matching_or_none(fields, "digest", DIGEST, "a sha256 digest"),
+        platform=fields.cached("platform", _read_platform, cache),
+        cuda=_read_matching_or_none(fields, "cuda", RELEASE, "a CUDA release such as 12.4"),
+        cubins=fields.cached("cubins", _read_codes, cache),
+        ptx=fields.cached("ptx", _read_ptx, cache),
+        device_code=fields.cached("device_code", _read_device_code, cache),
         compressed_fatbin=fields.boolean("compressed_fatbin"),
-        driver=fields.cached("driver", _driver, cache),
+        driver=fields.cached("driver", _read_driver, cache),
         march=fields.text_or_none("march"),
         cpu_flags=fields.words("cpu_flags"),
         vendor=fields.text_or_none("vendor"),
         size=fields.integer_or_none("size"),
-        oldest_driver=_matching_or_none(
+        oldest_driver=_read_matching_or_none(
             fields, "oldest_driver", DRIVER, "a driver version such as 550.163.01"
         ),
-        axes=fields.cached("axes", own_axes, cache),
+        axes=fields.cached("axes", read_own_axes, cache),
         signed_returns=fields.boolean("signed_returns"),
-        facts=fields.cached("facts", _facts, cache),
-        requires=_requires(fields, "requires") if fields.present("requires") else (),
-        libraries=fields.cached("libraries", _libraries, cache),
+        facts=fields.cached("facts", _read_facts, cache),
+        requires=_read_requires(fields, "requires") if fields.present("requires") else (),
+        libraries=fields.cached("libraries", _read_libraries, cache),
         partial_flags=fields.words("partial_cpu_flags")
         if fields.present("partial_cpu_flags")
         else frozenset(),
     )
 
 
-def preference(fields: Fields, key: str) -> tuple[str, ...]:
+def read_preference(fields: Fields, key: str) -> tuple[str, ...]:
     """Return a list of CRITERIA; raise UsageError if one is unknown or occurs twice."""
     names = fields.texts(key)
     for name in names:
@@ -405,7 +408,7 @@ def preference(fields: Fields, key: str) -> tuple[str, ...]:
     return names
 
 
-def own_axes(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:
+def read_own_axes(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:
     """Return an object's axes with their values, sorted; raise UsageError if one is about hardware."""
     axes = fields.object_or_none(key)
     if axes is None:
@@ -413,14 +416,16 @@ def own_axes(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:
     for axis in axes.data:
         if not AXIS.fullmatch(axis) or axis in HARDWARE:
             raise fields.fail(key, f"{axis[:80]!r} is not an image's own axis")
-    return tuple([(axis, _matching(axes, axis, VALUE, "the value of an axis")) for axis in sorted(axes.data)])
+    return tuple(
+        [(axis, _read_matching(axes, axis, VALUE, "the value of an axis")) for axis in sorted(axes.data)]
+    )
 
 
-def _platform(fields: Fields, key: str) -> str:
-    return _matching(fields, key, PLATFORM, "a platform such as linux/amd64")
+def _read_platform(fields: Fields, key: str) -> str:
+    return _read_matching(fields, key, PLATFORM, "a platform such as linux/amd64")
 
 
-def _codes(fields: Fields, key: str) -> tuple[str, ...]:
+def _read_codes(fields: Fields, key: str) -> tuple[str, ...]:
     codes = fields.texts(key)
     for code in codes:
         if not CODE.fullmatch(code):
@@ -428,47 +433,49 @@ def _codes(fields: Fields, key: str) -> tuple[str, ...]:
     return codes
 
 
-def _ptx(fields: Fields, key: str) -> tuple[Ptx, ...]:
+def _read_ptx(fields: Fields, key: str) -> tuple[Ptx, ...]:
     return tuple(
         Ptx(
-            target=_matching(item, "target", CODE, "a target such as 89"),
-            isa=_matching(item, "isa", RELEASE, "a PTX ISA version such as 8.4"),
+            target=_read_matching(item, "target", CODE, "a target such as 89"),
+            isa=_read_matching(item, "isa", RELEASE, "a PTX ISA version such as 8.4"),
         )
         for item in fields.objects(key)
     )
 
 
-def _device_code(fields: Fields, key: str) -> tuple[Code, ...]:
+def _read_device_code(fields: Fields, key: str) -> tuple[Code, ...]:
     return tuple(
         Code(
             files=item.integer("files"),
             name=item.text("name"),
-            cubins=_codes(item, "cubins"),
-            ptx=_ptx(item, "ptx"),
+            cubins=_read_codes(item, "cubins"),
+            ptx=_read_ptx(item, "ptx"),
             optional=item.boolean("optional"),
-            parts=_parts(item, "parts"),
-            guard=_guard(item),
+            parts=_read_parts(item, "parts"),
+            guard=_read_guard(item),
             globs=item.texts("globs") if item.present("globs") else (),
         )
         for item in fields.objects(key)
     )
 
 
-def _parts(fields: Fields, key: str) -> tuple[FilePart, ...]:
+def _read_parts(fields: Fields, key: str) -> tuple[FilePart, ...]:
     return tuple(
-        FilePart(count=_count(item, "count"), cubins=_codes(item, "cubins"), ptx=_ptx(item, "ptx"))
+        FilePart(
+            count=_read_count(item, "count"), cubins=_read_codes(item, "cubins"), ptx=_read_ptx(item, "ptx")
+        )
         for item in fields.objects(key)
     )
 
 
-def _count(fields: Fields, key: str) -> int:
+def _read_count(fields: Fields, key: str) -> int:
     number = fields.integer(key)
     if number < 1:
         raise fields.fail(key, f"{number} is not a number of parts")
     return number
 
 
-def _guard(fields: Fields) -> UseGuard | None:
+def _read_guard(fields: Fields) -> UseGuard | None:
     guard = fields.object_or_none("guard")
     if guard is None:
         return None
@@ -491,7 +498,7 @@ def _is_compute(word: object) -> bool:
     return isinstance(word, str) and CAPABILITY.fullmatch(word) is not None
 
 
-def _facts(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:
+def _read_facts(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:
     facts = fields.object_or_none(key)
     if facts is None:
         return ()
@@ -502,7 +509,7 @@ def _facts(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(facts.data.items()))
 
 
-def _libraries(fields: Fields, key: str) -> tuple[tuple[str, str | None], ...] | None:
+def _read_libraries(fields: Fields, key: str) -> tuple[tuple[str, str | None], ...] | None:
     libraries = fields.object_or_none(key)
     if libraries is None:
         return None
@@ -511,32 +518,32 @@ def _libraries(fields: Fields, key: str) -> tuple[tuple[str, str | None], ...] |
             raise fields.fail(key, f"{name[:80]!r} is not the name of a library")
     return tuple(
         [
-            (name, _matching_or_none(libraries, name, LIBRARY_VERSION, "a version such as 2.27.3"))
+            (name, _read_matching_or_none(libraries, name, LIBRARY_VERSION, "a version such as 2.27.3"))
             for name in sorted(libraries.data)
         ]
     )
 
 
-def _requires(fields: Fields, key: str) -> tuple[str, ...]:
+def _read_requires(fields: Fields, key: str) -> tuple[str, ...]:
     from imagematrix.hardware.vendors import requirements
 
     expressions = fields.texts(key)
     for expression in expressions:
         try:
-            requirements.parse(expression)
+            requirements.parse_requirement(expression)
         except UsageError as error:
             raise fields.fail(key, str(error)) from error
     return expressions
 
 
-def _driver(fields: Fields, key: str) -> UserModeDriver | None:
+def _read_driver(fields: Fields, key: str) -> UserModeDriver | None:
     driver = fields.object_or_none(key)
     if driver is None:
         return None
     mode = driver.text("mode")
     if mode not in MODES:
         raise driver.fail("mode", f"{mode!r} is not one of {', '.join(MODES)}")
-    version = _matching_or_none(driver, "version", DRIVER, "a driver version such as 550.163.01")
+    version = _read_matching_or_none(driver, "version", DRIVER, "a driver version such as 550.163.01")
     if (version is None) != (mode == "host"):
         raise driver.fail("version", "is required in modes exact and compat, and only allowed there")
     return UserModeDriver(
@@ -544,12 +551,12 @@ def _driver(fields: Fields, key: str) -> UserModeDriver | None:
     )
 
 
-def _matching(fields: Fields, key: str, pattern: re.Pattern[str], what: str) -> str:
+def _read_matching(fields: Fields, key: str, pattern: re.Pattern[str], what: str) -> str:
     value = fields.text(key)
     if not pattern.fullmatch(value):
         raise fields.fail(key, f"{value[:80]!r} is not {what}")
     return value
 
 
-def _matching_or_none(fields: Fields, key: str, pattern: re.Pattern[str], what: str) -> str | None:
-    return _matching(fields, key, pattern, what) if fields.present(key) else None
+def _read_matching_or_none(fields: Fields, key: str, pattern: re.Pattern[str], what: str) -> str | None:
+    return _read_matching(fields, key, pattern, what) if fields.present(key) else None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from imagematrix.common.image_reference import familiar, split
-from imagematrix.common.suggestions import SLIP, nearest
-from imagematrix.common.text import word
+from imagematrix.common.image_reference import shorten_name, split_version
+from imagematrix.common.suggestions import SLIP, suggest_nearest
+from imagematrix.common.text import quote_word
 from imagematrix.errors import AuditError, UnknownImageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import Catalog
-from imagematrix.images.catalog.unlabelled import unlabelled
+from imagematrix.images.catalog.unlabelled_image import make_unlabelled_error
 from imagematrix.images.engine import images
 
 TYPE_CHECKING = False
@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.labels import Terms
     from imagematrix.images.trust.policy import SignaturePolicy
 
-__all__ = ["FULL", "built_on", "catalog", "catalogs", "repository_digest", "require_named", "require_own"]
+__all__ = [
+    "FULL",
+    "catalog",
+    "catalogs",
+    "get_repository_digest",
+    "make_built_on_error",
+    "require_named",
+    "require_own",
+]
 
 # Podman qualifies short names: with docker.io if the image came through Docker's API, with localhost if it is
 # from an archive or from a podman build. It finds both by the short name.
@@ -34,17 +42,17 @@ def catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog:
     has no variant of it, EngineError if no engine answers, SignatureError if one lacks a signature that one
     of the policies requires.
     """
-    image, _ = split(name)
+    image, _ = split_version(name)
     existing = catalogs(image)
     named_catalogs = [one for item in existing if (one := item.named(name))]
     if not named_catalogs:
-        if images.inspect(name):
-            raise unlabelled(name)
-        raise UnknownImageError(f"the engine has no variant of {name}", remedy=_remedy(name, existing))
+        if images.inspect_image(name):
+            raise make_unlabelled_error(name)
+        raise UnknownImageError(f"the engine has no variant of {name}", remedy=_suggest_name(name, existing))
     if len(named_catalogs) > 1:
         versions = ", ".join(f"{image}:{item.version}" for item in named_catalogs)
         raise UnknownImageError(f"{image} has several versions", remedy=f"name one of {versions}")
-    return _signed(named_catalogs, policies)[0]
+    return _require_signed(named_catalogs, policies)[0]
 
 
 def require_own(image: Mapping[str, Any], reference: str) -> None:
@@ -52,15 +60,15 @@ def require_own(image: Mapping[str, Any], reference: str) -> None:
 
     `image` is its configuration, or what an engine tells of it.
     """
-    if labels.names(labels.of(image), reference) and labels.inherited(image):
-        raise built_on(reference)
+    if labels.is_named(labels.get_labels(image), reference) and labels.has_inherited(image):
+        raise make_built_on_error(reference)
 
 
-def built_on(reference: str) -> AuditError:
+def make_built_on_error(reference: str) -> AuditError:
     """Return the error for an image with the name of a variant that was built on that variant."""
     return AuditError(
         f"{reference} is not the variant of this name, but an image built on the variant",
-        remedy=f"run `docker image rm {word(reference)}` and build again",
+        remedy=f"run `docker image rm {quote_word(reference)}` and build again",
     )
 
 
@@ -70,18 +78,18 @@ def require_named(references: Iterable[str]) -> None:
     The engine's list does not tell enough of an image, so each of these is inspected.
     """
     for reference in references:
-        require_own(images.inspect(reference) or {}, reference)
+        require_own(images.inspect_image(reference) or {}, reference)
 
 
-def _remedy(name: str, catalogs_of_image: list[Catalog]) -> str:
+def _suggest_name(name: str, catalogs_of_image: list[Catalog]) -> str:
     """Return a suggestion for `name`, which is in none of the catalogs of its image."""
     existing = catalogs_of_image or catalogs()
     versions = [f"{item.image}:{item.version}" for item in existing]
     variants = [one.reference for item in catalogs_of_image for one in item.variants]
     if not versions:
         return "build variants with `imagematrix build`"
-    names = versions if split(name)[1] else list(dict.fromkeys(item.image for item in existing))
-    return nearest(name, [*names, *variants], likeness=SLIP) or f"it has {', '.join(versions)}"
+    names = versions if split_version(name)[1] else list(dict.fromkeys(item.image for item in existing))
+    return suggest_nearest(name, [*names, *variants], likeness=SLIP) or f"it has {', '.join(versions)}"
 
 
 def catalogs(image: str | None = None, policies: Sequence[SignaturePolicy] = ()) -> list[Catalog]:
@@ -91,27 +99,27 @@ def catalogs(image: str | None = None, policies: Sequence[SignaturePolicy] = ())
     """
     wanted = labels.IMAGE if image is None else f"{labels.IMAGE}={image}"
     groups: dict[tuple[str, str], dict[str, tuple[Variant, Terms]]] = {}
-    for item in images.listed(wanted):
+    for item in images.list_labelled(wanted):
         if not isinstance(item, dict):
             continue
-        for name, version, variant, terms in _variants(item):
+        for name, version, variant, terms in _read_variants(item):
             groups.setdefault((name, version), {})[variant.reference] = variant, terms
-    found = [_catalog(name, version, images) for (name, version), images in sorted(groups.items())]
-    return _signed(found, policies)
+    found = [_make_catalog(name, version, images) for (name, version), images in sorted(groups.items())]
+    return _require_signed(found, policies)
 
 
-def _signed(catalogs: list[Catalog], policies: Sequence[SignaturePolicy]) -> list[Catalog]:
+def _require_signed(catalogs: list[Catalog], policies: Sequence[SignaturePolicy]) -> list[Catalog]:
     """Return the catalogs, of which all variants have the signatures that the policies require."""
     if policies:
-        from imagematrix.images.catalog.signed import require_variants
+        from imagematrix.images.catalog.signature_guard import require_variants
 
         for each in catalogs:
             require_variants(each.variants, policies, each.version)
     return catalogs
 
 
-def _catalog(name: str, version: str, members: dict[str, tuple[Variant, Terms]]) -> Catalog:
-    terms = labels.agreed(f"{name}:{version}", (stated for _, stated in members.values()))
+def _make_catalog(name: str, version: str, members: dict[str, tuple[Variant, Terms]]) -> Catalog:
+    terms = labels.require_equal_terms(f"{name}:{version}", (stated for _, stated in members.values()))
     return Catalog(
         image=name,
         version=version,
@@ -121,7 +129,7 @@ def _catalog(name: str, version: str, members: dict[str, tuple[Variant, Terms]])
     )
 
 
-def _variants(item: Mapping[str, Any]) -> Iterator[tuple[str, str, Variant, Terms]]:
+def _read_variants(item: Mapping[str, Any]) -> Iterator[tuple[str, str, Variant, Terms]]:
     """Yield image, version, variant and terms of one element of the engine's list.
 
     Nothing if the image is no variant, or lacks the tag of its labels, as an image built on a variant does.
@@ -134,23 +142,23 @@ def _variants(item: Mapping[str, Any]) -> Iterator[tuple[str, str, Variant, Term
     ):
         return
     image, version = given[labels.IMAGE], given[labels.VERSION]
-    reference = f"{image}:{labels.tag(version, given[labels.CELL], given[labels.INPUT])}"
-    if {reference, familiar(reference)} & {*_names(item.get("RepoTags"))}:
-        digest = repository_digest(item, image)
-        variant = labels.read(given, reference=reference, digest=digest, size=item.get("Size"))
-        yield image, version, variant, labels.terms(given, reference)
+    reference = f"{image}:{labels.make_tag(version, given[labels.CELL], given[labels.INPUT])}"
+    if {reference, shorten_name(reference)} & {*_list_names(item.get("RepoTags"))}:
+        digest = get_repository_digest(item, image)
+        variant = labels.read_variant(given, reference=reference, digest=digest, size=item.get("Size"))
+        yield image, version, variant, labels.read_terms(given, reference)
 
 
-def repository_digest(item: Mapping[str, Any], image: str) -> str:
+def get_repository_digest(item: Mapping[str, Any], image: str) -> str:
     """Return the manifest digest in the repository `image`, or the ID if the store keeps no manifests."""
-    for name in _names(item.get("RepoDigests")):
+    for name in _list_names(item.get("RepoDigests")):
         repository, _, digest = name.partition("@")
-        if repository in (image, familiar(image)):
+        if repository in (image, shorten_name(image)):
             return digest
     return str(item.get("Id"))
 
 
-def _names(listed: object) -> list[str]:
+def _list_names(listed: object) -> list[str]:
     """Return the names in an engine's answer, and the short forms of names that podman qualified."""
     names = [str(name) for name in listed] if isinstance(listed, list) else []
     return names + [name.removeprefix(full) for name in names for full in FULL if name.startswith(full)]

@@ -7,7 +7,7 @@ import json
 from imagematrix.common import json_documents
 from imagematrix.common.record import Record
 from imagematrix.errors import UsageError
-from imagematrix.images.catalog.catalog import Variant, own_axes, preference
+from imagematrix.images.catalog.catalog import Variant, read_own_axes, read_preference
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,22 +29,22 @@ __all__ = [
     "VARIANT",
     "VERSION",
     "Terms",
-    "agreed",
-    "annotated",
-    "cell_of",
-    "components",
-    "content",
-    "inherited",
-    "names",
-    "of",
-    "of_config",
-    "optional",
-    "read",
-    "size",
-    "tag",
-    "terms",
-    "version_of",
-    "write",
+    "get_cell",
+    "get_labels",
+    "get_version",
+    "has_inherited",
+    "hash_content",
+    "is_named",
+    "make_tag",
+    "read_components",
+    "read_config_labels",
+    "read_optional",
+    "read_size",
+    "read_terms",
+    "read_variant",
+    "require_equal_terms",
+    "select_annotations",
+    "write_variant",
 ]
 
 IMAGE = "io.imagematrix.image"  # the image's name, without a version
@@ -89,51 +89,53 @@ class Terms(Record):
         return " ".join([",".join(self.prefer) or "the usual order", *map("=".join, self.defaults)])
 
 
-def tag(version: str, cell: str, input_digest: str) -> str:
+def make_tag(version: str, cell: str, input_digest: str) -> str:
     """Return the tag of a variant: version, cell and shortened input digest."""
     return f"{version}-{cell}-{input_digest.removeprefix('sha256:')[:SHORT]}"
 
 
-def version_of(tag: str) -> str:
+def get_version(tag: str) -> str:
     """Return the version in a tag: the part before its first dash."""
     return tag.partition("-")[0]
 
 
-def cell_of(tag: str) -> str:
+def get_cell(tag: str) -> str:
     """Return the cell in a tag: the part between its first dash and its last."""
     return tag.partition("-")[2].rpartition("-")[0]
 
 
-def annotated(labels: Mapping[str, str]) -> dict[str, str]:
+def select_annotations(labels: Mapping[str, str]) -> dict[str, str]:
     """Return the labels that are also annotations of a manifest."""
     return {key: labels[key] for key in ANNOTATED if key in labels}
 
 
-def names(labels: Mapping[str, str], reference: str) -> bool:
+def is_named(labels: Mapping[str, str], reference: str) -> bool:
     """Whether a reference has the tag of the variant that an image's labels describe."""
     parts = [labels.get(key) for key in (VERSION, CELL, INPUT)]
-    return all(parts) and reference.rpartition(":")[2] == tag(*map(str, parts))
+    return all(parts) and reference.rpartition(":")[2] == make_tag(*map(str, parts))
 
 
-def write(variant: Variant) -> str:
+def write_variant(variant: Variant) -> str:
     """Return the label of `variant`."""
     data = {key: value for key, value in variant.to_json().items() if key not in OF_THE_STORE}
     return json.dumps(data, separators=(",", ":"))
 
 
-def read(labels: Mapping[str, str], *, reference: str, digest: str | None, size: int | None) -> Variant:
+def read_variant(
+    labels: Mapping[str, str], *, reference: str, digest: str | None, size: int | None
+) -> Variant:
     """Return the variant that an image's labels describe; raise UsageError if they are damaged."""
-    data = _object(labels, VARIANT, reference)
+    data = _parse_object(labels, VARIANT, reference)
     return Variant.from_json(data | {"reference": reference, "digest": digest, "size": size}, reference)
 
 
-def size(annotations: Mapping[str, str]) -> int | None:
+def read_size(annotations: Mapping[str, str]) -> int | None:
     """Return the size in an annotation, in bytes, or None."""
     text = annotations.get(SIZE, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < len(str(2**63)) else None
 
 
-def components(labels: Mapping[str, str]) -> dict[str, str] | None:
+def read_components(labels: Mapping[str, str]) -> dict[str, str] | None:
     """Return the components of an image's identity, or None if its labels have none."""
     try:
         data = json.loads(labels[INPUTS])
@@ -142,7 +144,7 @@ def components(labels: Mapping[str, str]) -> dict[str, str] | None:
     return {str(name): str(value) for name, value in data.items()} if isinstance(data, dict) else None
 
 
-def optional(labels: Mapping[str, str]) -> tuple[str, ...]:
+def read_optional(labels: Mapping[str, str]) -> tuple[str, ...]:
     """Return the globs of optional device code that an image's labels state."""
     try:
         data = json.loads(labels[OPTIONAL])
@@ -151,16 +153,16 @@ def optional(labels: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(glob for glob in data if isinstance(glob, str)) if isinstance(data, list) else ()
 
 
-def terms(labels: Mapping[str, str], reference: str) -> Terms:
+def read_terms(labels: Mapping[str, str], reference: str) -> Terms:
     """Return the terms that an image's labels state; raise UsageError if they are damaged or unknown."""
     text = labels.get(PREFER)
     names = str(text).split(",") if text else []
-    defaults = _object(labels, DEFAULTS, reference) if DEFAULTS in labels else {}
+    defaults = _parse_object(labels, DEFAULTS, reference) if DEFAULTS in labels else {}
     fields = json_documents.Fields({PREFER: names, DEFAULTS: defaults}, reference)
-    return Terms(prefer=preference(fields, PREFER), defaults=own_axes(fields, DEFAULTS))
+    return Terms(prefer=read_preference(fields, PREFER), defaults=read_own_axes(fields, DEFAULTS))
 
 
-def agreed(name: str, stated: Iterable[Terms]) -> Terms:
+def require_equal_terms(name: str, stated: Iterable[Terms]) -> Terms:
     """Return the terms that all variants of `name` state; raise UsageError if they differ."""
     first, *others = sorted(set(stated), key=lambda terms: (terms.prefer, terms.defaults)) or [Terms()]
     if others:
@@ -172,9 +174,9 @@ def agreed(name: str, stated: Iterable[Terms]) -> Terms:
     return first
 
 
-def _object(labels: Mapping[str, str], label: str, reference: str) -> dict[str, object]:
+def _parse_object(labels: Mapping[str, str], label: str, reference: str) -> dict[str, object]:
     try:
-        data = json_documents.parse(labels[label], f"{reference}: the label {label}")
+        data = json_documents.parse_json(labels[label], f"{reference}: the label {label}")
     except (KeyError, TypeError) as error:
         raise UsageError(f"{reference}: the label {label} is not JSON") from error
     if not isinstance(data, dict):
@@ -182,38 +184,40 @@ def _object(labels: Mapping[str, str], label: str, reference: str) -> dict[str, 
     return data
 
 
-def of(image: Mapping[str, Any]) -> Mapping[str, Any]:
+def get_labels(image: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the labels of an image, from its configuration or from what an engine tells of it."""
-    return _mapping(_config(image).get("Labels"))
+    return _get_mapping(_get_config(image).get("Labels"))
 
 
-def of_config(raw: bytes, where: str) -> Mapping[str, str]:
+def read_config_labels(raw: bytes, where: str) -> Mapping[str, str]:
     """Return the labels in an image's configuration; none if they are inherited from another image."""
-    image = json_documents.Fields(json_documents.parse(raw, where), where)
-    return {} if inherited(image.data) else image.object_or_empty("config").named_texts("Labels")
+    image = json_documents.Fields(json_documents.parse_json(raw, where), where)
+    return {} if has_inherited(image.data) else image.object_or_empty("config").named_texts("Labels")
 
 
-def inherited(image: Mapping[str, Any]) -> bool:
+def has_inherited(image: Mapping[str, Any]) -> bool:
     """Whether an image inherited its labels from an image that it was built on.
 
     `image` is its configuration, or what an engine tells of it. False for images of the classic image store,
     whose labels have no content digest.
     """
-    label = of(image).get(CONTENT)
-    return label is not None and label != content(image)
+    label = get_labels(image).get(CONTENT)
+    return label is not None and label != hash_content(image)
 
 
-def content(image: Mapping[str, Any]) -> str:
+def hash_content(image: Mapping[str, Any]) -> str:
     """Return the digest of what a container gets of an image: platform, layers and settings.
 
     The label CONTENT does not count. An image built on this one inherits the label, but differs in the rest.
     `image` is its configuration or what an engine tells of it, which leaves out other parts.
     """
-    from imagematrix.images.oci.manifest import digest_of
+    from imagematrix.images.oci.manifest import compute_digest
 
-    inner = _config(image)
-    others = {key: value for key, value in of(image).items() if key != CONTENT}
-    rootfs = _mapping(image.get("rootfs")).get("diff_ids") or _mapping(image.get("RootFS")).get("Layers")
+    inner = _get_config(image)
+    others = {key: value for key, value in get_labels(image).items() if key != CONTENT}
+    rootfs = _get_mapping(image.get("rootfs")).get("diff_ids") or _get_mapping(image.get("RootFS")).get(
+        "Layers"
+    )
     data = {
         "platform": [
             image.get(key) or image.get(key.title()) or "" for key in ("os", "architecture", "variant")
@@ -224,12 +228,12 @@ def content(image: Mapping[str, Any]) -> str:
         "settings": {key: value for key in SETTINGS if (value := inner.get(key)) not in EMPTY},
     }
     text = json.dumps(data, sort_keys=True, separators=(",", ":"))
-    return digest_of(text.encode())
+    return compute_digest(text.encode())
 
 
-def _config(image: Mapping[str, Any]) -> Mapping[str, Any]:
-    return _mapping(image.get("config")) or _mapping(image.get("Config"))
+def _get_config(image: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _get_mapping(image.get("config")) or _get_mapping(image.get("Config"))
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def _get_mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}

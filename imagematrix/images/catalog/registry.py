@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from imagematrix.common.image_reference import DIGEST, Reference
 from imagematrix.common.record import replace
-from imagematrix.common.suggestions import SLIP, nearest
-from imagematrix.common.text import shortened, word
+from imagematrix.common.suggestions import SLIP, suggest_nearest
+from imagematrix.common.text import quote_word, shorten_words
 from imagematrix.errors import UnknownImageError
-from imagematrix.hardware.vendors.versions import natural
-from imagematrix.images.catalog import index, labels
-from imagematrix.images.catalog.unlabelled import unlabelled
-from imagematrix.images.oci.manifest import INDEXES, Descriptor, ImageManifest, parse
+from imagematrix.hardware.vendors.versions import make_natural_key
+from imagematrix.images.catalog import image_index, labels
+from imagematrix.images.catalog.unlabelled_image import make_unlabelled_error
+from imagematrix.images.oci.manifest import INDEXES, Descriptor, ImageManifest, parse_manifest
 from imagematrix.images.oci.registry import Registry
 
 TYPE_CHECKING = False
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from imagematrix.images.catalog.catalog import Catalog
-    from imagematrix.images.catalog.index import IndexEntry
-    from imagematrix.images.catalog.signed import Guard
+    from imagematrix.images.catalog.image_index import IndexEntry
+    from imagematrix.images.catalog.signature_guard import Guard
     from imagematrix.images.trust.policy import SignaturePolicy
 
-__all__ = ["catalog", "catalogs", "entry_of"]
+__all__ = ["catalog", "catalogs", "read_entry"]
 
 SHOWN = 10  # versions that an error lists
 REQUESTS = 8  # at the same time
@@ -44,15 +44,15 @@ def catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog:
     """
     reference = Reference.parse(name)
     with Registry(reference.name) as registry:
-        guard = _guard(registry, policies)
+        guard = _make_guard(registry, policies)
         manifest = registry.manifest(reference.tag)
         if manifest is None:
             message = f"the registry {reference.registry} has no {name}"
-            raise UnknownImageError(message, remedy=_remedy(reference, registry))
+            raise UnknownImageError(message, remedy=_suggest_reference(reference, registry))
         if guard:
             guard.listing(reference.tag, manifest)
-        whole = index.listed(manifest, reference.name, reference.tag)
-        named = None if whole else entry_of(registry, reference.tag)
+        whole = image_index.read_listed_catalog(manifest, reference.name, reference.tag)
+        named = None if whole else read_entry(registry, reference.tag)
         # An image that was built on a variant inherits its labels, but neither its tag nor its content. For a
         # version, a resolver answers with the variant itself.
         own = (
@@ -70,10 +70,12 @@ def catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog:
         return whole
     if named and own:
         # A named variant leaves no axis for defaults to decide.
-        return replace(index.catalog(reference.name, named.annotations[labels.VERSION], [named]), defaults=())
-    entries = [named] if named else index.parse(manifest.raw, name)
+        return replace(
+            image_index.make_catalog(reference.name, named.annotations[labels.VERSION], [named]), defaults=()
+        )
+    entries = [named] if named else image_index.parse_index(manifest.raw, name)
     if entries and not any(entry.ours for entry in entries if entry is not named):
-        raise unlabelled(name)
+        raise make_unlabelled_error(name)
     raise UnknownImageError(f"{name} is an index without variants of imagematrix")
 
 
@@ -85,70 +87,70 @@ def catalogs(name: str, policies: Sequence[SignaturePolicy] = ()) -> list[Catalo
     from concurrent.futures import ThreadPoolExecutor
 
     with Registry(name) as registry, ThreadPoolExecutor(max_workers=REQUESTS) as pool:
-        guard = _guard(registry, policies)
-        versions = _versions(registry.tags())
+        guard = _make_guard(registry, policies)
+        versions = _select_versions(registry.tags())
         manifests = zip(versions, pool.map(registry.manifest, versions), strict=True)
         read = []
         for version, manifest in manifests:
             if guard and manifest:
                 guard.listing(version, manifest)
-            read.append(index.listed(manifest, name, version) if manifest else None)
+            read.append(image_index.read_listed_catalog(manifest, name, version) if manifest else None)
     return [found for found in read if found is not None]
 
 
-def _guard(registry: Registry, policies: Sequence[SignaturePolicy]) -> Guard | None:
+def _make_guard(registry: Registry, policies: Sequence[SignaturePolicy]) -> Guard | None:
     """Return what checks signatures in a repository, None if no policy requires them."""
     if not policies:
         return None
-    from imagematrix.images.catalog import signed
+    from imagematrix.images.catalog import signature_guard
 
-    return signed.guard(registry, policies)
+    return signature_guard.make_guard(registry, policies)
 
 
-def _versions(tags: Iterable[str]) -> list[str]:
+def _select_versions(tags: Iterable[str]) -> list[str]:
     """Return the tags that can be versions, which have no dash."""
-    return sorted((tag for tag in tags if "-" not in tag), key=natural)
+    return sorted((tag for tag in tags if "-" not in tag), key=make_natural_key)
 
 
-def _remedy(reference: Reference, registry: Registry) -> str:
+def _suggest_reference(reference: Reference, registry: Registry) -> str:
     """Return a suggestion for a reference that a registry does not have."""
     tags = registry.tags()
     if not tags:
         return "check the name; the registry has no such repository"
-    versions = _versions(tags)
+    versions = _select_versions(tags)
     pushed = [tag for tag in tags if tag.startswith(f"{reference.tag}-")] or ([] if versions else tags)
-    variant = entry_of(registry, pushed[0]) if pushed else None
+    variant = read_entry(registry, pushed[0]) if pushed else None
     if variant and variant.ours and variant.tag == pushed[0]:
         version = f"{reference.name}:{variant.annotations[labels.VERSION]}"
-        return f"its images are pushed but not published yet: run `imagematrix publish {word(version)}`"
-    existing = shortened(versions or sorted(tags, key=natural), SHOWN)
-    return nearest(reference.tag, tags, likeness=SLIP) or f"it has {existing}"
+        return f"its images are pushed but not published yet: run `imagematrix publish {quote_word(version)}`"
+    existing = shorten_words(versions or sorted(tags, key=make_natural_key), SHOWN)
+    return suggest_nearest(reference.tag, tags, likeness=SLIP) or f"it has {existing}"
 
 
-def entry_of(registry: Registry, tag: str) -> IndexEntry | None:
+def read_entry(registry: Registry, tag: str) -> IndexEntry | None:
     """Return the index entry of the image with a tag or digest, read from the image itself.
 
     For an image with attestations it is the image's entry. Returns None if the tag does not exist, or is
     something else, such as another index or a signature. Raises UsageError if it is damaged.
     """
     manifest = registry.manifest(tag)
-    if manifest and (own := index.attested(manifest, tag)):
+    if manifest and (own := image_index.get_attested_digest(manifest, tag)):
         manifest = registry.manifest(own)
     if manifest is None or manifest.media_type in INDEXES:
         return None
     where = f"{registry.name}:{tag}"
-    image = parse(manifest.raw, where, Descriptor)
+    image = parse_manifest(manifest.raw, where, Descriptor)
     if not isinstance(image, ImageManifest) or not image.config or image.config.media_type not in CONFIGS:
         return None
     annotations = image.annotations
     if labels.VARIANT not in annotations:  # pushed by an engine with the classic image store
-        annotations = labels.of_config(registry.blob(image.config.digest), where)
+        annotations = labels.read_config_labels(registry.blob(image.config.digest), where)
     size = sum(layer.size for layer in image.layers or ())
-    return index.IndexEntry(
+    return image_index.IndexEntry(
         digest=manifest.digest,
         size=len(manifest.raw),
         media_type=manifest.media_type,
         annotations={key: annotations[key] for key in labels.ANNOTATED if key in annotations}
         | {labels.SIZE: str(size)},
-        platform=index.platform(None),
+        platform=image_index.make_platform(None),
     )

@@ -13,7 +13,7 @@ from imagematrix.common import json_documents
 from imagematrix.common.image_reference import is_saved, names_registry
 from imagematrix.common.record import Record
 from imagematrix.common.settings import read_site
-from imagematrix.common.suggestions import SLIP, nearest
+from imagematrix.common.suggestions import SLIP, suggest_nearest
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.images.catalog.catalog import Catalog
 
@@ -46,7 +46,14 @@ if TYPE_CHECKING:
             ...
 
 
-__all__ = ["confirm", "list_catalogs", "open_catalog", "policies_of", "require_signed", "stored_catalog"]
+__all__ = [
+    "list_catalogs",
+    "load_image_policies",
+    "open_catalog",
+    "open_stored_catalog",
+    "require_not_built_on",
+    "require_signed",
+]
 
 ADVICE = "name a file, a published version (REGISTRY/IMAGE:VERSION), or an image in the engine"
 
@@ -99,18 +106,18 @@ def open_catalog(name: str | PathLike[str], *, image: str | None = None, policy:
         raise UsageError(f"{name!r:.80} is not the name of a catalog", remedy=ADVICE)
     text = os.fspath(name)
     if is_saved(text):
-        from imagematrix.images.catalog import saved
+        from imagematrix.images.catalog import saved_images
 
-        return saved.catalog(text, image, policies_of(policy))
+        return saved_images.catalog(text, image, load_image_policies(policy))
     if text is not name or _is_path(text):
-        catalog = Catalog.from_json(json_documents.read(text), text)
+        catalog = Catalog.from_json(json_documents.read_json(text), text)
     else:
         source = next(source for source in SOURCES if source.keeps(text))
-        catalog = source.module.catalog(text, policies_of(policy))
-    return catalog if image is None else _part(catalog, image, text)
+        catalog = source.module.catalog(text, load_image_policies(policy))
+    return catalog if image is None else _select_part(catalog, image, text)
 
 
-def stored_catalog(image: str, note: Callable[[str], object], policy: Policy = None) -> Catalog:
+def open_stored_catalog(image: str, note: Callable[[str], object], policy: Policy = None) -> Catalog:
     """Return the catalog of `image` from the source that stores it; `policy` is as in `open_catalog`.
 
     If the registry in its name does not have the image, the engine's is used, and `note` is called with a
@@ -118,19 +125,19 @@ def stored_catalog(image: str, note: Callable[[str], object], policy: Policy = N
     which would change the choice. An image that names no registry is in the site's registry if there is no
     engine, or the engine does not have it.
     """
-    policies = policies_of(policy)
-    site = _site_of(image)
+    policies = load_image_policies(policy)
+    site = _read_site_of(image)
     if site is None:
-        return _kept_catalog(image, note, policies)
+        return _open_from_store(image, note, policies)
     if not site.daemonless:
         try:
-            return _kept_catalog(image, note, policies)
+            return _open_from_store(image, note, policies)
         except (EngineError, UnknownImageError) as error:
             note(f"{error}: using {site.full(image)}")
     return SOURCES[0].module.catalog(site.full(image), policies)
 
 
-def _site_of(image: str | None) -> Site | None:
+def _read_site_of(image: str | None) -> Site | None:
     """Return the settings of the site if an image that names no registry may be in the site's."""
     if image is None or names_registry(image):
         return None
@@ -138,7 +145,9 @@ def _site_of(image: str | None) -> Site | None:
     return site if site.registry else None
 
 
-def _kept_catalog(image: str, note: Callable[[str], object], policies: Sequence[SignaturePolicy]) -> Catalog:
+def _open_from_store(
+    image: str, note: Callable[[str], object], policies: Sequence[SignaturePolicy]
+) -> Catalog:
     first, *others = [source for source in SOURCES if source.keeps(image)]
     try:
         return first.module.catalog(image, policies)
@@ -154,7 +163,7 @@ def _kept_catalog(image: str, note: Callable[[str], object], policies: Sequence[
     raise unknown
 
 
-def confirm(image: str | None, name: str | None, references: Iterable[str]) -> None:
+def require_not_built_on(image: str | None, name: str | None, references: Iterable[str]) -> None:
     """Raise AuditError if a variant's name stands for an image that was built on the variant.
 
     `references` are variants of the catalog `name`, or of `image` where it is stored. Only in an engine can a
@@ -175,12 +184,12 @@ def require_signed(variant: Variant, policy: Policy = None, *, version: str | No
     `open_catalog`. Returns the digest that is signed, None if no policy requires a signature. Raises
     EngineError if the variant's registry cannot be reached.
     """
-    policies = policies_of(policy)
+    policies = load_image_policies(policy)
     if not policies:
         return None
-    from imagematrix.images.catalog.signed import require_variants, signed_digest
+    from imagematrix.images.catalog.signature_guard import get_signed_digest, require_variants
 
-    return signed_digest(variant) if require_variants([variant], policies, version) else None
+    return get_signed_digest(variant) if require_variants([variant], policies, version) else None
 
 
 def list_catalogs(image: str | None = None, *, policy: Policy = None) -> list[Catalog]:
@@ -189,8 +198,8 @@ def list_catalogs(image: str | None = None, *, policy: Policy = None) -> list[Ca
     `policy` is as in `open_catalog`. Raises UnknownImageError if `image` has none, SignatureError if a
     policy refuses an image.
     """
-    policies = policies_of(policy)
-    site = _site_of(image)
+    policies = load_image_policies(policy)
+    site = _read_site_of(image)
     if image is not None and site is not None and site.daemonless:
         image = site.full(image)
     homes = [source for source in SOURCES if source.keeps(image or "")]
@@ -201,11 +210,11 @@ def list_catalogs(image: str | None = None, *, policy: Policy = None) -> list[Ca
     return [homes[-1].module.catalog(str(image), policies)]  # raises an error that lists existing images
 
 
-def policies_of(policy: Policy) -> Sequence[SignaturePolicy]:
+def load_image_policies(policy: Policy) -> Sequence[SignaturePolicy]:
     """Return the policies that images have to satisfy; raise UsageError if one cannot be read."""
-    from imagematrix.images.trust.files import policy_files
+    from imagematrix.images.trust.files import list_policy_files
 
-    files = policy_files(policy)
+    files = list_policy_files(policy)
     if not files:
         return ()
     try:
@@ -223,12 +232,12 @@ def _is_path(name: str) -> bool:
     return os.path.exists(name) and not os.path.isdir(name)  # noqa: PTH110, PTH112 - pathlib is slow to load
 
 
-def _part(whole: Catalog, image: str, name: str) -> Catalog:
+def _select_part(whole: Catalog, image: str, name: str) -> Catalog:
     """Return the part of a catalog that `image` refers to."""
     part = whole.known_as(image)
     if part is None:
         found = f"{whole.image}:{whole.version}"
         names = [found, whole.image, *(variant.reference for variant in whole.variants)]
-        remedy = nearest(image, names, likeness=SLIP)
+        remedy = suggest_nearest(image, names, likeness=SLIP)
         raise UnknownImageError(f"{name} is the catalog of {found}, not of {image}", remedy=remedy)
     return part

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from imagematrix.common.image_reference import names_registry, split
-from imagematrix.common.suggestions import SLIP, nearest
-from imagematrix.common.text import word
+from imagematrix.common.image_reference import names_registry, split_version
+from imagematrix.common.suggestions import SLIP, suggest_nearest
+from imagematrix.common.text import quote_word
 from imagematrix.errors import UnknownImageError
 from imagematrix.images.catalog.catalog import SCHEMA, Catalog
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
     from imagematrix.images.local_store.folder import ImageStore
 
-__all__ = ["UNNAMED", "present", "stored"]
+__all__ = ["UNNAMED", "list_present", "open_stored"]
 
 UNNAMED = "name it with its registry, or let the site's file name the registry"
 
 
-def stored(name: str, store: ImageStore) -> Catalog:
+def open_stored(name: str, store: ImageStore) -> Catalog:
     """Return the catalog of `name` (IMAGE:VERSION, or IMAGE if it has one version) in a store.
 
     It has one variant if `name` is a variant's reference or digest. It lists all variants of the version,
@@ -28,12 +28,12 @@ def stored(name: str, store: ImageStore) -> Catalog:
 
     Raises UnknownImageError if the store has no such catalog, UsageError if one cannot be read.
     """
-    image, version = split(name)
+    image, version = split_version(name)
     exact = store.catalog(image, version) if version else None
     if exact is not None:
         return Catalog.from_json(exact, f"{store}: {name}")
     catalogs = [Catalog.from_json(found, f"{store}: {image}") for found in store.catalogs(image)]
-    catalogs += _of_images(store, image, {catalog.version for catalog in catalogs})
+    catalogs += _list_image_catalogs(store, image, {catalog.version for catalog in catalogs})
     named = [part for catalog in catalogs if (part := catalog.named(name))]
     if len(named) == 1:
         return named[0]
@@ -41,31 +41,37 @@ def stored(name: str, store: ImageStore) -> Catalog:
     if named:
         message = f"{image} has several versions in the store {store}"
         raise UnknownImageError(message, remedy=f"name one of {', '.join(versions)}")
-    remedy = nearest(name, versions, likeness=SLIP) or (f"it has {', '.join(versions)}" if versions else None)
+    remedy = suggest_nearest(name, versions, likeness=SLIP) or (
+        f"it has {', '.join(versions)}" if versions else None
+    )
     raise UnknownImageError(
         f"the store {store} has no variant of {name}",
         remedy=remedy
-        or (f"run `imagematrix pull {word(name)} --to {word(store)}`" if names_registry(image) else UNNAMED),
+        or (
+            f"run `imagematrix pull {quote_word(name)} --to {quote_word(store)}`"
+            if names_registry(image)
+            else UNNAMED
+        ),
     )
 
 
-def present(store: ImageStore, name: str | None = None) -> list[Catalog]:
+def list_present(store: ImageStore, name: str | None = None) -> list[Catalog]:
     """Return the catalogs of the variants that a store has, of all images or of `name` (IMAGE[:VERSION]).
 
     Damaged images are left out. Raises UnknownImageError if it has nothing of `name`, UsageError if it cannot
     be read.
     """
-    image, version = split(name) if name else (None, None)
-    found = [catalog for catalog in _of_images(store, image) if version in (None, catalog.version)]
+    image, version = split_version(name) if name else (None, None)
+    found = [catalog for catalog in _list_image_catalogs(store, image) if version in (None, catalog.version)]
     if name and not found:
         raise UnknownImageError(
             f"the store {store} has no variant of {name}",
-            remedy=f"run `imagematrix ls --store {word(store)}`",
+            remedy=f"run `imagematrix ls --store {quote_word(store)}`",
         )
     return found
 
 
-def _of_images(store: ImageStore, image: str | None, known: Collection[str] = ()) -> list[Catalog]:
+def _list_image_catalogs(store: ImageStore, image: str | None, known: Collection[str] = ()) -> list[Catalog]:
     """Return the catalogs of an image's or all versions that are not `known`, with what the store has."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for one in (name for stored_image in store.whole() for name in stored_image.names):

@@ -8,7 +8,7 @@ import time
 from imagematrix.errors import EngineError
 from imagematrix.hardware.vendors import runtime
 from imagematrix.images.engine import images, system
-from imagematrix.images.engine.transport import OK, connected, filters, quote
+from imagematrix.images.engine.transport import OK, connect, make_filters, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,26 +19,33 @@ if TYPE_CHECKING:
 
     Attended = Callable[[Mapping[str, str]], bool]
 
-__all__ = ["ids", "images_in_use", "labelled", "log_tail", "running", "running_or_starting"]
+__all__ = [
+    "list_ids",
+    "list_images_in_use",
+    "list_labelled",
+    "list_running",
+    "list_running_or_starting",
+    "read_log_tail",
+]
 
 YOUNG_S = 60  # from the creation of a container to its start, which usually follows at once
 START_S, EACH_S = 30, 1  # timeout for all starts, and the least for each: NVIDIA's runtime wakes GPUs
 LAUNCH, TASK = "io.imagematrix.selected", "com.docker.swarm.task.id"  # labels of launches, and of Swarm
 
 
-def ids(over: Transport | None = None) -> frozenset[str]:
+def list_ids(transport: Transport | None = None) -> frozenset[str]:
     """Return the ids of all containers of the engine, running or not; raise EngineError."""
-    with connected(over) as engine:
+    with connect(transport) as engine:
         listed = engine.get("/containers/json?all=1").expect(list)
     return frozenset(str(entry["Id"]) for entry in listed)
 
 
-def images_in_use(over: Transport | None = None) -> dict[str, str]:
+def list_images_in_use(transport: Transport | None = None) -> dict[str, str]:
     """Return the ids, digests and names of the images of all containers, running or not.
 
     Each has the name of a container that uses it. Raises EngineError.
     """
-    with connected(over) as engine:
+    with connect(transport) as engine:
         listed = engine.get("/containers/json?all=1").expect(list)
     used: dict[str, str] = {}
     for entry in listed:
@@ -49,39 +56,39 @@ def images_in_use(over: Transport | None = None) -> dict[str, str]:
     return used
 
 
-def labelled(label: str, over: Transport | None = None) -> dict[str, str]:
+def list_labelled(label: str, transport: Transport | None = None) -> dict[str, str]:
     """Return the names of all containers with a label, NAME=VALUE, by their ids; raise EngineError."""
-    with connected(over) as engine:
-        listed = engine.get(f"/containers/json?all=1&{filters(label=[label])}").expect(list)
+    with connect(transport) as engine:
+        listed = engine.get(f"/containers/json?all=1&{make_filters(label=[label])}").expect(list)
     return {str(entry["Id"]): str((entry.get("Names") or [""])[0]).lstrip("/") for entry in listed}
 
 
-def running(over: Transport | None = None) -> list[dict[str, Any]]:
+def list_running(transport: Transport | None = None) -> list[dict[str, Any]]:
     """Return each running container as `docker inspect` describes it; raise EngineError.
 
     Containers that end meanwhile are left out. Only the labels of the launch are returned: the engine merges
     those of the image into them, and the image's author must not decide what a launch may use. So a label is
     removed if the image has it with the same value, and all labels if the image is gone.
     """
-    with connected(over) as engine:
-        return _running(engine, _Origins(engine))
+    with connect(transport) as engine:
+        return _list_running(engine, _Origins(engine))
 
 
-def running_or_starting(
-    attended: Attended = lambda _: True, over: Transport | None = None
+def list_running_or_starting(
+    attended: Attended = lambda _: True, transport: Transport | None = None
 ) -> list[dict[str, Any]]:
-    """Return the running containers, as `running` does, and those that are being started.
+    """Return the running containers, as `list_running` does, and those that are being started.
 
     Left out are launches whose labels are `attended`, because a lease counts for them, and tasks of Swarm,
     because their start may wait for the caller. Only labels that the image does not have tell which these
     are. The engine describes a container only once it has started. A container is left out if that takes
     more than START_S for all of them together, or if nobody has started it within YOUNG_S of its creation.
     """
-    with connected(over) as engine:
-        created = engine.get(f"/containers/json?all=1&{filters(status=['created'])}").expect(list)
+    with connect(transport) as engine:
+        created = engine.get(f"/containers/json?all=1&{make_filters(status=['created'])}").expect(list)
         origins = _Origins(engine)
         # Queried last: a container that starts meanwhile is in one of the lists, or in both.
-        containers = _running(engine, origins)
+        containers = _list_running(engine, origins)
         oldest, deadline = time.time() - YOUNG_S, time.monotonic() + START_S
         seen = {container.get("Id") for container in containers}
         for entry in created:
@@ -90,19 +97,19 @@ def running_or_starting(
             labels = origins.launch_labels(entry.get("Labels"), entry.get("ImageID"))
             if TASK in labels or (LAUNCH in labels and attended(labels)):
                 continue
-            container = _starting(engine, entry["Id"], max(EACH_S, deadline - time.monotonic()))
+            container = _inspect_starting(engine, entry["Id"], max(EACH_S, deadline - time.monotonic()))
             if container:
                 containers.append(origins.described(container))
         return containers
 
 
-def _running(engine: Transport, origins: _Origins) -> list[dict[str, Any]]:
+def _list_running(engine: Transport, origins: _Origins) -> list[dict[str, Any]]:
     listed = engine.get("/containers/json").expect(list)
     inspected = [_inspect(engine, entry["Id"]).expect_or_none(dict) for entry in listed]
     return [origins.described(container) for container in inspected if container is not None]
 
 
-def _starting(engine: Transport, container_id: str, answer_s: float) -> dict[str, Any] | None:
+def _inspect_starting(engine: Transport, container_id: str, answer_s: float) -> dict[str, Any] | None:
     """Return a container that is being started or has just started; None if it is not, or not in time."""
     container: dict[str, Any] = {}
     with contextlib.suppress(EngineError):
@@ -131,7 +138,7 @@ class _Origins:
             labels = self.launch_labels(config["Labels"], container.get("Image"))
             container = {**container, "Config": {**config, "Labels": labels}}
         variables = dict(str(text).partition("=")[::2] for text in config.get("Env") or ())
-        if runtime.asks(variables) and runtime.is_nvidia(host.get("Runtime"), self._information):
+        if runtime.requests_gpus(variables) and runtime.is_nvidia(host.get("Runtime"), self._information):
             container = {**container, "HostConfig": {**host, "Runtime": runtime.NVIDIA}}
         return container
 
@@ -141,7 +148,7 @@ class _Origins:
             return {}
         name = str(image or "")
         if name not in self._labels:
-            self._labels[name] = _labels(images.inspect(name, self._engine)) if name else None
+            self._labels[name] = _get_labels(images.inspect_image(name, self._engine)) if name else None
         inherited = self._labels[name]
         if inherited is None:
             return {}
@@ -149,23 +156,23 @@ class _Origins:
 
     def _information(self) -> Mapping[str, Any]:
         if self._info is None:
-            self._info = system.info(self._engine)
+            self._info = system.get_info(self._engine)
         return self._info
 
 
-def _labels(image: object) -> Mapping[str, str] | None:
+def _get_labels(image: object) -> Mapping[str, str] | None:
     """Return the labels of an inspected image, None if it is not one."""
     config = image.get("Config", image) if isinstance(image, dict) and "Id" in image else None
     return (config.get("Labels") or {}) if isinstance(config, dict) else None
 
 
-def log_tail(label: str, lines: int) -> bytes:
+def read_log_tail(label: str, lines: int) -> bytes:
     """Return the last lines of the log of the container with `label` (NAME=VALUE), running or not.
 
     It is empty if there is no such container. Raises EngineError.
     """
-    with connected() as engine:
-        matches = engine.get(f"/containers/json?all=1&{filters(label=[label])}").expect(list)
+    with connect() as engine:
+        matches = engine.get(f"/containers/json?all=1&{make_filters(label=[label])}").expect(list)
         if not matches:
             return b""
         query = f"stdout=1&stderr=1&tail={lines}"

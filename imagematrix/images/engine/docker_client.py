@@ -8,7 +8,7 @@ from typing import Any
 import docker
 from docker.tls import TLSConfig
 
-from imagematrix.images.engine.endpoint import certificates
+from imagematrix.images.engine.endpoint import find_certificates
 
 __all__ = ["Client"]
 
@@ -20,7 +20,7 @@ class Client(docker.DockerClient):
     """
 
     def __init__(self, where: str, timeout: int) -> None:
-        tls = _tls() if where.startswith(("tcp:", "http")) else False
+        tls = _make_tls() if where.startswith(("tcp:", "http")) else False
         self.api = _Api(where, tls=tls, version="auto", timeout=timeout, use_ssh_client=True)
 
 
@@ -31,9 +31,9 @@ class _Api(docker.APIClient):
         return super().merge_environment_settings(url, proxies, stream, verify, cert)
 
 
-def _tls() -> TLSConfig | bool:
+def _make_tls() -> TLSConfig | bool:
     """Return the TLS settings, or False without TLS."""
-    paths = certificates()
+    paths = find_certificates()
     if paths is None:
         return False
     folder, verify = paths

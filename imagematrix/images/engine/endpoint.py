@@ -13,77 +13,85 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["address", "certificates", "context", "group", "listener", "peer", "runs_as_root"]
+__all__ = [
+    "find_address",
+    "find_certificates",
+    "get_context",
+    "get_listener_name",
+    "get_listener_pid",
+    "get_socket_group",
+    "runs_as_root",
+]
 
 DEFAULT = "unix:///var/run/docker.sock"
 ROOT = 0
 
 
-def address() -> str:
+def find_address() -> str:
     """Return the address of the engine as docker's command determines it: DOCKER_HOST, context, default."""
-    name = context()
-    return os.environ.get("DOCKER_HOST") or (DEFAULT if name == "default" else _context_address(name))
+    name = get_context()
+    return os.environ.get("DOCKER_HOST") or (DEFAULT if name == "default" else _read_context_address(name))
 
 
-def context() -> str:
+def get_context() -> str:
     """Return the name of the docker context in use; "default" if DOCKER_HOST overrides it."""
     if os.environ.get("DOCKER_HOST"):
         return "default"
-    return str(os.environ.get("DOCKER_CONTEXT") or _current_context() or "default")
+    return str(os.environ.get("DOCKER_CONTEXT") or _read_current_context() or "default")
 
 
-def _current_context() -> object:
+def _read_current_context() -> object:
     try:
-        config = _json("config.json")
+        config = _read_json("config.json")
     except (OSError, ValueError):  # docker's command takes the default context then, too
         return None
     return config.get("currentContext") if isinstance(config, dict) else None
 
 
-def certificates() -> tuple[str, bool] | None:
+def find_certificates() -> tuple[str, bool] | None:
     """Return the folder of certificates for a TCP address, and whether to verify the engine's.
 
     None without TLS. They come from the context in use, or from DOCKER_TLS_VERIFY and DOCKER_CERT_PATH.
     """
-    name = context()
+    name = get_context()
     if name == "default":
         verify = bool(os.environ.get("DOCKER_TLS_VERIFY"))
         given = verify or os.environ.get("DOCKER_TLS")  # which asks for TLS without verification
-        return (os.environ.get("DOCKER_CERT_PATH") or _folder(), verify) if given else None
-    folder = f"{_folder()}/contexts/tls/{_digest(name)}/docker"
-    skip = bool(_endpoint(name).get("SkipTLSVerify"))
+        return (os.environ.get("DOCKER_CERT_PATH") or _get_folder(), verify) if given else None
+    folder = f"{_get_folder()}/contexts/tls/{_hash_name(name)}/docker"
+    skip = bool(_read_endpoint(name).get("SkipTLSVerify"))
     return (folder, not skip) if skip or os.path.isdir(folder) else None  # noqa: PTH112 - see below
 
 
-def _context_address(name: str) -> str:
-    return str(_endpoint(name)["Host"])
+def _read_context_address(name: str) -> str:
+    return str(_read_endpoint(name)["Host"])
 
 
-def _endpoint(name: str) -> dict[str, Any]:
+def _read_endpoint(name: str) -> dict[str, Any]:
     """Return the settings of the engine in the context `name`, which include its address."""
     try:
-        endpoint = _json(f"contexts/meta/{_digest(name)}/meta.json")["Endpoints"]["docker"]
+        endpoint = _read_json(f"contexts/meta/{_hash_name(name)}/meta.json")["Endpoints"]["docker"]
         return {**endpoint, "Host": endpoint["Host"]}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise EngineError(f"docker context not found: {name!r}", remedy="run `docker context ls`") from error
 
 
-def _digest(name: str) -> str:
+def _hash_name(name: str) -> str:
     from hashlib import sha256
 
     return sha256(name.encode()).hexdigest()  # docker names the folders of contexts so
 
 
-def _folder() -> str:
+def _get_folder() -> str:
     return os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker")  # noqa: PTH111 - see below
 
 
-def _json(name: str) -> Any:
-    with open(f"{_folder()}/{name}", encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to load
+def _read_json(name: str) -> Any:
+    with open(f"{_get_folder()}/{name}", encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to load
         return json.load(file)
 
 
-def peer(where: str) -> int | None:
+def get_listener_pid(where: str) -> int | None:
     """Return the process id of a socket's listener: 0 in an outer PID namespace, None without one."""
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
@@ -97,16 +105,16 @@ def peer(where: str) -> int | None:
         connection.close()
 
 
-def listener(where: str) -> str | None:
+def get_listener_name(where: str) -> str | None:
     """Return the name of the process that listens at a socket; None if it is in another PID namespace."""
     try:
-        with open(f"/proc/{peer(where)}/comm", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - see below
+        with open(f"/proc/{get_listener_pid(where)}/comm", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - see below
             return file.read().strip()
     except OSError:
         return None
 
 
-def group() -> int | None:
+def get_socket_group() -> int | None:
     """Return the id of the group whose members, besides root, have access to the engine's local socket.
 
     None if the engine is remote, runs as an ordinary user, or is accessible to all users: it is then unknown
@@ -114,7 +122,7 @@ def group() -> int | None:
     """
     import stat
 
-    status = _socket_file()
+    status = _find_socket_file()
     if status is None or status.st_uid != ROOT or status.st_mode & stat.S_IWOTH:
         return None
     return status.st_gid
@@ -122,12 +130,12 @@ def group() -> int | None:
 
 def runs_as_root() -> bool:
     """Whether the engine's local socket belongs to root; False if there is none."""
-    status = _socket_file()
+    status = _find_socket_file()
     return status is not None and status.st_uid == ROOT
 
 
-def _socket_file() -> os.stat_result | None:
-    where = address()
+def _find_socket_file() -> os.stat_result | None:
+    where = find_address()
     try:
         status = os.stat(where.removeprefix("unix://"))  # noqa: PTH116 - pathlib is slow to load
     except OSError:

@@ -5,8 +5,15 @@ from __future__ import annotations
 import contextlib
 
 from imagematrix.errors import EngineError
-from imagematrix.images.engine.endpoint import address
-from imagematrix.images.engine.transport import client, connected, errors, filters, quote, refused
+from imagematrix.images.engine.endpoint import find_address
+from imagematrix.images.engine.transport import (
+    connect,
+    convert_errors,
+    make_filters,
+    make_refused_error,
+    open_client,
+    quote,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,59 +26,59 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ExportedImage",
-    "digests",
-    "digests_in",
-    "environment",
-    "history",
-    "inspect",
-    "listed",
-    "remove",
-    "require",
-    "tag",
+    "get_digests",
+    "get_environment",
+    "get_history",
+    "inspect_image",
+    "list_labelled",
+    "read_digests",
+    "remove_image",
+    "require_image",
+    "tag_image",
 ]
 
 
-def listed(*labels: str, over: Transport | None = None) -> list[Any]:
+def list_labelled(*labels: str, transport: Transport | None = None) -> list[Any]:
     """Return the images with these labels (NAME or NAME=VALUE), as the engine lists them.
 
     Raises EngineError.
     """
-    with connected(over) as engine:
-        return engine.get(f"/images/json?{filters(label=[*labels])}").expect(list)
+    with connect(transport) as engine:
+        return engine.get(f"/images/json?{make_filters(label=[*labels])}").expect(list)
 
 
-def inspect(reference: str, over: Transport | None = None) -> dict[str, Any] | None:
+def inspect_image(reference: str, transport: Transport | None = None) -> dict[str, Any] | None:
     """Return what the engine tells of the image with this name or id; None if it is not found.
 
     Raises EngineError.
     """
-    with connected(over) as engine:
+    with connect(transport) as engine:
         return engine.get(f"/images/{quote(reference)}/json").expect_or_none(dict)
 
 
-def require(reference: str, over: Transport | None = None) -> dict[str, Any]:
-    """Return the same as `inspect`; raise EngineError if the image is not found."""
-    found = inspect(reference, over)
+def require_image(reference: str, transport: Transport | None = None) -> dict[str, Any]:
+    """Return the same as `inspect_image`; raise EngineError if the image is not found."""
+    found = inspect_image(reference, transport)
     if found is None:
-        raise refused(address(), f"no such image: {reference}")
+        raise make_refused_error(find_address(), f"no such image: {reference}")
     return found
 
 
-def history(reference: str, over: Transport | None = None) -> list[Any] | None:
+def get_history(reference: str, transport: Transport | None = None) -> list[Any] | None:
     """Return the steps in which the image with this name or id was built; None if it is not found."""
-    with connected(over) as engine:
+    with connect(transport) as engine:
         return engine.get(f"/images/{quote(reference)}/history").expect_or_none(list)
 
 
-def digests(reference: str, over: Transport | None = None) -> frozenset[str]:
+def get_digests(reference: str, transport: Transport | None = None) -> frozenset[str]:
     """Return the digests of the image with this name; none if it is not found.
 
     Raises EngineError.
     """
-    return digests_in(inspect(reference, over))
+    return read_digests(inspect_image(reference, transport))
 
 
-def digests_in(image: Mapping[str, Any] | None) -> frozenset[str]:
+def read_digests(image: Mapping[str, Any] | None) -> frozenset[str]:
     """Return the digests of an image that the engine told of; none if it has no such image."""
     if image is None:
         return frozenset()
@@ -79,30 +86,30 @@ def digests_in(image: Mapping[str, Any] | None) -> frozenset[str]:
     return frozenset([str(image.get("Id")), *(str(name).rpartition("@")[2] for name in names)])
 
 
-def environment(name: str) -> tuple[str, ...]:
+def get_environment(name: str) -> tuple[str, ...]:
     """Return the environment that the image with this name or id sets, as "NAME=value".
 
     Raises EngineError, also if there is no such image.
     """
-    return tuple(map(str, (require(name).get("Config") or {}).get("Env") or ()))
+    return tuple(map(str, (require_image(name).get("Config") or {}).get("Env") or ()))
 
 
-def tag(name: str, repository: str, tag: str, connection: docker.DockerClient | None = None) -> None:
+def tag_image(name: str, repository: str, tag: str, connection: docker.DockerClient | None = None) -> None:
     """Give the image with this name another: `repository`:`tag`; raise EngineError."""
     with contextlib.ExitStack() as stack:
-        engine = connection or stack.enter_context(contextlib.closing(client()))
-        with errors():
+        engine = connection or stack.enter_context(contextlib.closing(open_client()))
+        with convert_errors():
             engine.api.tag(name, repository, tag)
 
 
-def remove(name: str, connection: docker.DockerClient) -> None:
+def remove_image(name: str, connection: docker.DockerClient) -> None:
     """Remove a name of an image, and the image with its last name; nothing if there is no such name.
 
     Raises EngineError, also if a container uses the image.
     """
     from docker.errors import ImageNotFound
 
-    with errors(ImageNotFound), contextlib.suppress(ImageNotFound):
+    with convert_errors(ImageNotFound), contextlib.suppress(ImageNotFound):
         # The parents that images of old builders have are not ours to remove.
         connection.api.remove_image(name, noprune=True)
 
@@ -111,10 +118,10 @@ class ExportedImage:
     """An image in the format of `docker save`, read while the engine exports it; raises EngineError."""
 
     def __init__(self, reference: str) -> None:
-        self._client = client()
+        self._client = open_client()
         self._left = memoryview(b"")
         try:
-            with errors():
+            with convert_errors():
                 self._pieces = self._client.api.get_image(reference)
         except BaseException:
             self._client.close()

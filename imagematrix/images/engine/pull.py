@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from imagematrix.common.record import Record
-from imagematrix.common.text import headline, word
+from imagematrix.common.text import make_headline, quote_word
 from imagematrix.errors import EngineError, UnknownImageError
 from imagematrix.images.engine import transport
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from imagematrix.errors import ImagematrixError
 
-__all__ = ["PullProgress", "pull", "silent"]
+__all__ = ["PullProgress", "ignore_progress", "pull_image"]
 
 # What the engine says of a layer: the states that follow its download, and those in which it is in the store.
 DOWNLOADED = frozenset({"Verifying Checksum", "Download complete", "Extracting"})
@@ -41,7 +41,7 @@ class PullProgress(Record):
     received: int
 
 
-class _Reported:
+class _LayerProgress:
     """What the engine has reported of the layers of a pull."""
 
     def __init__(self) -> None:
@@ -63,15 +63,15 @@ class _Reported:
         )
 
 
-def silent(_: PullProgress) -> None:
+def ignore_progress(_: PullProgress) -> None:
     """Report nothing."""
 
 
-def pull(
+def pull_image(
     name: str,
     *,
     platform: str | None = None,
-    report: Callable[[PullProgress], object] = silent,
+    report: Callable[[PullProgress], object] = ignore_progress,
     client: docker.DockerClient | None = None,
 ) -> None:
     """Pull the image with this name, which has a tag, or a digest without a tag.
@@ -81,17 +81,17 @@ def pull(
     cannot be reached, or the pull fails.
     """
     with contextlib.ExitStack() as stack:
-        engine = client or stack.enter_context(contextlib.closing(transport.client()))
-        layers = _Reported()
+        engine = client or stack.enter_context(contextlib.closing(transport.open_client()))
+        layers = _LayerProgress()
         report(layers.after({}))
-        with _failures(name):
-            for event in _events(engine, name, platform):
+        with _convert_failures(name):
+            for event in _list_events(engine, name, platform):
                 if "error" in event:
-                    raise _failure(name, str(event["error"]))
+                    raise _make_failure(name, str(event["error"]))
                 report(layers.after(event))
 
 
-def _events(engine: docker.DockerClient, name: str, platform: str | None) -> Iterator[Mapping[str, Any]]:
+def _list_events(engine: docker.DockerClient, name: str, platform: str | None) -> Iterator[Mapping[str, Any]]:
     api: Any = engine.api
     repository, at, digest = name.partition("@")
     given = (repository, digest) if at else (repository,)
@@ -99,20 +99,20 @@ def _events(engine: docker.DockerClient, name: str, platform: str | None) -> Ite
 
 
 @contextlib.contextmanager
-def _failures(name: str) -> Iterator[None]:
+def _convert_failures(name: str) -> Iterator[None]:
     """Raise our errors in place of those with which the engine refuses a pull at once."""
     from docker.errors import APIError
 
     try:
-        with transport.errors(APIError):
+        with transport.convert_errors(APIError):
             yield
     except APIError as error:
-        raise _failure(name, error.explanation or str(error)) from error
+        raise _make_failure(name, error.explanation or str(error)) from error
 
 
-def _failure(name: str, message: str) -> ImagematrixError:
+def _make_failure(name: str, message: str) -> ImagematrixError:
     """Return the error for a pull that failed with the engine's `message`."""
-    why, lower = headline(message), message.lower()
+    why, lower = make_headline(message), message.lower()
     if FULL in lower:
         remedy = "free disk space where the engine keeps its images (`docker system df`), and try again"
         return EngineError(f"cannot pull {name}: {FULL}", remedy=remedy)
@@ -120,7 +120,7 @@ def _failure(name: str, message: str) -> ImagematrixError:
         remedy = "check that it is still in its registry, and `docker login` if that demands one"
         return UnknownImageError(f"cannot pull {name}: {why}", remedy=remedy)
     if any(part in lower for part in DENIED):
-        remedy = f"`docker login {word(name.partition('/')[0])}` with an account that has access"
+        remedy = f"`docker login {quote_word(name.partition('/')[0])}` with an account that has access"
         return EngineError(f"cannot pull {name}: {why}", remedy=remedy)
     remedy = "check that the registry is running, and try again"
     return EngineError(f"cannot pull {name}: {why}", remedy=remedy)

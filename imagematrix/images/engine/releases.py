@@ -5,7 +5,7 @@ Whatever an engine can be asked, it is asked (`system`). The tests have an engin
 
 from __future__ import annotations
 
-from imagematrix.common.json_documents import natural
+from imagematrix.common.json_documents import parse_natural
 from imagematrix.common.record import Record
 
 __all__ = ["BUILDS", "OVERLAYS_WITH_GPUS", "ZSTD_LAYERS", "ZSTD_REMEDY", "Capability"]
@@ -24,8 +24,11 @@ class Capability(Record):
         a commit, and are taken for new.
         """
         major, _, rest = (docker or "").partition(".")
-        number = natural(major)
-        return number is None or not self.lost <= (number, natural(rest.partition(".")[0]) or 0) < self.since
+        number = parse_natural(major)
+        return (
+            number is None
+            or not self.lost <= (number, parse_natural(rest.partition(".")[0]) or 0) < self.since
+        )
 
     def __str__(self) -> str:
         major, minor = self.since

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.images.engine.transport import errors
+from imagematrix.images.engine.transport import convert_errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def remove_container(client: DockerClient, identifier: str, *, running: bool = F
     """
     from docker.errors import APIError
 
-    with errors():
+    with convert_errors():
         try:
             client.api.remove_container(identifier, v=True, force=running)
         except APIError as error:

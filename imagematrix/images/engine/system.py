@@ -7,8 +7,8 @@ import os
 
 from imagematrix.common.programs import find_program
 from imagematrix.errors import EngineError
-from imagematrix.images.engine.endpoint import address, listener
-from imagematrix.images.engine.transport import OK, connected, local_socket
+from imagematrix.images.engine.endpoint import find_address, get_listener_name
+from imagematrix.images.engine.transport import OK, connect, open_local_socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from imagematrix.images.engine.transport import Transport, UnixSocket
 
 __all__ = [
-    "cannot_start",
-    "docker_program",
-    "docker_version",
-    "info",
+    "find_docker",
+    "get_docker_version",
+    "get_info",
+    "get_own_mounts",
+    "get_remote_name",
     "is_podman",
-    "mounts_of_this_process",
-    "remote",
+    "make_start_error",
     "reports_system",
 ]
 
@@ -33,25 +33,25 @@ ENGINES = frozenset({"dockerd", "podman"})
 CONTAINER = r"[0-9a-f]{64}"  # the id of a container
 
 
-def info(over: Transport | None = None) -> dict[str, Any]:
+def get_info(transport: Transport | None = None) -> dict[str, Any]:
     """Return the engine's information, as `docker info` does; raise EngineError."""
-    with connected(over) as engine:
+    with connect(transport) as engine:
         return engine.get("/info").expect(dict)
 
 
 def is_podman() -> bool:
     """Whether the engine is podman, which has the same API; raise EngineError."""
-    return _is_podman(_version())
+    return _is_podman(_get_version())
 
 
-def docker_version(over: Transport | None = None) -> str | None:
+def get_docker_version(transport: Transport | None = None) -> str | None:
     """Return the version of Docker; None if the engine is another; raise EngineError."""
-    answer = _version(over)
+    answer = _get_version(transport)
     return None if _is_podman(answer) else str(answer.get("Version") or "")
 
 
-def _version(over: Transport | None = None) -> dict[str, Any]:
-    with connected(over) as engine:
+def _get_version(transport: Transport | None = None) -> dict[str, Any]:
+    with connect(transport) as engine:
         answer = engine.get("/version").json()
     return answer if isinstance(answer, dict) else {}
 
@@ -66,36 +66,36 @@ def reports_system() -> bool:
 
     Docker's command passes no devices to an engine that does not, such as podman 4.3.
     """
-    with connected() as engine:
+    with connect() as engine:
         return "ostype" in engine.get("/_ping").headers
 
 
-def remote() -> str | None:
+def get_remote_name() -> str | None:
     """Return the name of the engine's machine if it is not this one, else None.
 
     A local socket may be forwarded, for example by ssh. The engine counts as local if it listens at the
     socket itself, has this machine's name, or runs the container of this process. Raises EngineError.
     """
-    where, local = address(), local_socket()
-    if local and listener(where) in ENGINES:
+    where, local = find_address(), open_local_socket()
+    if local and get_listener_name(where) in ENGINES:
         return None
-    name = str(info().get("Name") or "")
-    if name == os.uname().nodename or (local and _container_of_this_process(local)):
+    name = str(get_info().get("Name") or "")
+    if name == os.uname().nodename or (local and _find_own_container(local)):
         return None
     return name or where
 
 
-def mounts_of_this_process() -> list[dict[str, Any]] | None:
+def get_own_mounts() -> list[dict[str, Any]] | None:
     """Return the mounts of the container of this process, as `docker inspect` does; None if unknown.
 
     Raises EngineError.
     """
-    local = local_socket()
-    container = _container_of_this_process(local) if local else None
+    local = open_local_socket()
+    container = _find_own_container(local) if local else None
     return None if container is None else list(container.get("Mounts") or ())
 
 
-def _container_of_this_process(engine: UnixSocket) -> dict[str, Any] | None:
+def _find_own_container(engine: UnixSocket) -> dict[str, Any] | None:
     """Return the container of this process, if the engine at a local socket runs it.
 
     Engines mount files such as /etc/hostname from a folder whose path contains the container's id.
@@ -114,15 +114,15 @@ def _container_of_this_process(engine: UnixSocket) -> dict[str, Any] | None:
     return None
 
 
-def docker_program() -> str:
+def find_docker() -> str:
     """Return the absolute path of docker's command; raise EngineError if the node has none."""
     found = find_program("docker")
     if found is None:
-        raise cannot_start(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+        raise make_start_error(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
     return found
 
 
-def cannot_start(error: OSError) -> EngineError:
+def make_start_error(error: OSError) -> EngineError:
     """Return the error for docker's command if it cannot be started."""
     return EngineError(
         f"cannot start `docker`: {error.strerror}", remedy="install the package docker-cli or docker-ce-cli"

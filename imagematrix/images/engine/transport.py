@@ -11,9 +11,9 @@ import contextlib
 import json
 
 from imagematrix.common.record import Record
-from imagematrix.common.text import word
+from imagematrix.common.text import quote_word
 from imagematrix.errors import EngineError, EngineUnreachableError
-from imagematrix.images.engine.endpoint import address
+from imagematrix.images.engine.endpoint import find_address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,15 +41,15 @@ __all__ = [
     "DockerPy",
     "EngineResponse",
     "UnixSocket",
-    "client",
-    "connected",
-    "errors",
-    "filters",
-    "local_socket",
+    "connect",
+    "convert_errors",
+    "is_responding",
+    "make_filters",
+    "make_refused_error",
+    "make_unreachable_error",
+    "open_client",
+    "open_local_socket",
     "quote",
-    "refused",
-    "responds",
-    "unreachable",
 ]
 
 OK, MISSING = 200, 404  # HTTP status codes
@@ -78,7 +78,7 @@ class EngineResponse(Record):
         """Return the content, of the type `kind`; raise EngineError if the engine refused."""
         answer = self.json()
         if self.status != OK or not isinstance(answer, kind):
-            raise refused(self.where, answer)
+            raise make_refused_error(self.where, answer)
         return answer
 
     def expect_or_none(self, kind: type[T]) -> T | None:
@@ -98,9 +98,9 @@ class UnixSocket:
         timeout = self._timeout(answer_s)
         connection = self._request(resource, timeout)
         try:
-            head, _, body = limited(iter(lambda: connection.recv(1 << 16), b"")).partition(b"\r\n\r\n")
+            head, _, body = read_limited(iter(lambda: connection.recv(1 << 16), b"")).partition(b"\r\n\r\n")
         except OSError as error:
-            raise unreachable(self._where, error, timeout) from error
+            raise make_unreachable_error(self._where, error, timeout) from error
         finally:
             connection.close()
         first, *lines = head.split(b"\r\n")
@@ -140,7 +140,7 @@ class UnixSocket:
         except OSError as error:
             if connection:
                 connection.close()
-            raise unreachable(self._where, error, timeout) from error
+            raise make_unreachable_error(self._where, error, timeout) from error
         return connection
 
 
@@ -154,65 +154,65 @@ class DockerPy:
         """Return the response for `resource`; raise EngineError."""
         # docker-py's own methods have only the client's timeout, and no limit on the size.
         timeout = self._api.timeout if answer_s is None else answer_s
-        with errors():
+        with convert_errors():
             requested = self._api.get(f"{self._api.base_url}{resource}", timeout=timeout, stream=True)
             with contextlib.closing(requested) as response:
                 return EngineResponse(
-                    where=address(),
+                    where=find_address(),
                     status=response.status_code,
                     headers=frozenset(map(str.lower, response.headers)),
-                    body=limited(response.iter_content(1 << 16)),
+                    body=read_limited(response.iter_content(1 << 16)),
                 )
 
 
 @contextlib.contextmanager
-def connected(over: Transport | None = None) -> Iterator[Transport]:
-    """Yield the transport `over`, or else one to the engine at `endpoint.address`; raise EngineError."""
-    if over:
-        yield over
-    elif local := local_socket():
+def connect(transport: Transport | None = None) -> Iterator[Transport]:
+    """Yield `transport`, or else one to the engine at `endpoint.address`; raise EngineError."""
+    if transport:
+        yield transport
+    elif local := open_local_socket():
         yield local
     else:
-        with contextlib.closing(client()) as connection:
+        with contextlib.closing(open_client()) as connection:
             yield DockerPy(connection)
 
 
-def local_socket(answer_s: float | None = None) -> UnixSocket | None:
+def open_local_socket(answer_s: float | None = None) -> UnixSocket | None:
     """Return the transport to the engine at `endpoint.address`, None if that is not a local socket."""
-    where = address()
+    where = find_address()
     return UnixSocket(where, answer_s) if where.startswith("unix://") else None
 
 
-def responds() -> bool:
+def is_responding() -> bool:
     """Return whether the engine responds at a local socket; False if its address is not one.
 
     Raises EngineError if it does not respond.
     """
-    local = local_socket()
+    local = open_local_socket()
     if local:
         local.get("/_ping")
     return local is not None
 
 
-def client() -> docker.DockerClient:
+def open_client() -> docker.DockerClient:
     """Return a docker-py client that is connected to the engine; raise EngineError."""
-    responds()  # else docker-py would be loaded for nothing
+    is_responding()  # else docker-py would be loaded for nothing
 
     import docker
     import requests
 
     from imagematrix.images.engine.docker_client import Client
 
-    where = address()
+    where = find_address()
     try:
         return Client(where, TIMEOUT)
     except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-        raise unreachable(where, error) from error
+        raise make_unreachable_error(where, error) from error
     except ValueError as error:
         raise EngineError(f"docker's configuration cannot be read: {error}") from error
 
 
-def limited(chunks: Iterable[bytes]) -> bytes:
+def read_limited(chunks: Iterable[bytes]) -> bytes:
     """Return the whole of a response; raise EngineError if it is too large."""
     whole = []
     size = 0
@@ -233,13 +233,13 @@ def quote(text: str) -> str:
     )
 
 
-def filters(**wanted: list[str]) -> str:
+def make_filters(**wanted: list[str]) -> str:
     """Return the query for those entries of a list that have one of the `wanted` values of each property."""
     return f"filters={quote(json.dumps(wanted))}"
 
 
 @contextlib.contextmanager
-def errors(*passed: type[Exception]) -> Iterator[None]:
+def convert_errors(*passed: type[Exception]) -> Iterator[None]:
     """Raise EngineError in place of docker-py's errors, except for those of the types `passed`."""
     from docker.errors import APIError, DockerException
     from requests.exceptions import RequestException
@@ -250,12 +250,12 @@ def errors(*passed: type[Exception]) -> Iterator[None]:
     except passed:
         raise
     except APIError as error:
-        raise refused(address(), error.explanation or str(error)) from error
+        raise make_refused_error(find_address(), error.explanation or str(error)) from error
     except (DockerException, RequestException, HTTPError, ConnectionError, TimeoutError) as error:
-        raise unreachable(address(), error) from error
+        raise make_unreachable_error(find_address(), error) from error
 
 
-def unreachable(where: str, error: Exception, answer_s: float = TIMEOUT) -> EngineUnreachableError:
+def make_unreachable_error(where: str, error: Exception, answer_s: float = TIMEOUT) -> EngineUnreachableError:
     """Return the error for an engine that cannot be reached at `where`, or not within `answer_s`."""
     text = str(error)
     if "Permission denied" in text and where.startswith("unix"):
@@ -269,7 +269,7 @@ def unreachable(where: str, error: Exception, answer_s: float = TIMEOUT) -> Engi
             f"the Docker engine at {where} did not respond within {answer_s:g} seconds", remedy=remedy
         )
     remedies = {
-        "ssh": f"run `ssh {word(where)} docker version` to check machine, login and engine",
+        "ssh": f"run `ssh {quote_word(where)} docker version` to check machine, login and engine",
         "tcp": "start it on that machine (`systemctl start docker`), or set DOCKER_HOST to another",
     }
     return EngineUnreachableError(
@@ -277,7 +277,7 @@ def unreachable(where: str, error: Exception, answer_s: float = TIMEOUT) -> Engi
     )
 
 
-def refused(where: str, answer: object) -> EngineError:
+def make_refused_error(where: str, answer: object) -> EngineError:
     """Return the error for a request that the engine at `where` answered with an error, or strangely."""
     message = answer.get("message", answer) if isinstance(answer, dict) else answer
     return EngineError(f"the Docker engine at {where} refused: {message}")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-__all__ = ["layer"]
+__all__ = ["make_layer"]
 
 ENVIRONMENT, SCRIPT, LOCAL, MOUNTS = "etc/environment", "etc/rc", "etc/rc.local", "etc/fstab"
 # Pyxis writes to rc.local what a job runs instead of the image's entrypoint.
@@ -36,7 +36,7 @@ fi
 """
 
 
-def layer(config: Mapping[str, Any]) -> bytes:
+def make_layer(config: Mapping[str, Any]) -> bytes:
     """Return a layer, a tar, with enroot's files for an image with the configuration `config`.
 
     Raises UsageError if the configuration is damaged.

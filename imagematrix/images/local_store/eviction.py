@@ -7,11 +7,11 @@ import pwd
 from contextlib import ExitStack
 from pathlib import Path
 
-from imagematrix.common.text import word
+from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
-from imagematrix.images.local_store import reserve
-from imagematrix.images.local_store.locks import locked
-from imagematrix.images.local_store.unpacked import remove_tree
+from imagematrix.images.local_store import disk_reserve
+from imagematrix.images.local_store.folder_writer import remove_tree
+from imagematrix.images.local_store.locks import hold_lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from imagematrix.images.local_store.folder import ImageStore, StoredImage
 
-__all__ = ["Room", "lock_of", "other_owner", "remove"]
+__all__ = ["StoreRoom", "find_other_owner", "get_lock_path", "remove_stored_image"]
 
 
-class Room:
+class StoreRoom:
     """The room in a store with a limit of `max_size` bytes, None for none; `evicted` gets what goes."""
 
     def __init__(
@@ -39,7 +39,9 @@ class Room:
         if free < size:
             raise UsageError(
                 f"{self._store} has {free} bytes left, and the image needs {size}",
-                remedy=f"free space there, such as with `imagematrix prune --store {word(self._store)}`",
+                remedy=(
+                    f"free space there, such as with `imagematrix prune --store {quote_word(self._store)}`"
+                ),
             )
 
     def make(self, size: int, kept: str | None = None) -> None:
@@ -57,7 +59,7 @@ class Room:
         for image in images:
             if total + size <= self._max_size:
                 return
-            if image.digest != kept and remove(self._store, image.digest):
+            if image.digest != kept and remove_stored_image(self._store, image.digest):
                 total -= image.size
                 self._evicted(image)
         if kept is None and total + size > self._max_size:
@@ -68,19 +70,19 @@ class Room:
             )
 
 
-def lock_of(store: ImageStore, digest: str) -> Path:
+def get_lock_path(store: ImageStore, digest: str) -> Path:
     """Return the lock of an image, which whoever changes it has to hold."""
     return Path(store.path, "locks", Path(store.place(digest)).name)
 
 
-def other_owner(store: ImageStore, digest: str) -> str | None:
+def find_other_owner(store: ImageStore, digest: str) -> str | None:
     """Return who owns a folder of an image that this user cannot empty, None if it can be removed."""
     place = store.place(digest)
     try:
         owner = os.lstat(place).st_uid  # of all its folders, which one process has made
     except FileNotFoundError:
         return None
-    if owner == os.geteuid() or all(map(_may_empty, _folders(place))):
+    if owner == os.geteuid() or all(map(_may_empty, _list_folders(place))):
         return None
     try:
         return pwd.getpwuid(owner).pw_name
@@ -88,7 +90,7 @@ def other_owner(store: ImageStore, digest: str) -> str | None:
         return f"user {owner}"
 
 
-def remove(store: ImageStore, digest: str) -> bool:
+def remove_stored_image(store: ImageStore, digest: str) -> bool:
     """Remove an image, unless a container runs from it, another process fetches it, or it is another user's.
 
     Returns whether it is gone. A full disk is no obstacle while the store has its reserve. Raises OSError.
@@ -96,24 +98,24 @@ def remove(store: ImageStore, digest: str) -> bool:
     place = Path(store.place(digest))
     gone = Path(store.path, "new", f"{place.name}.{os.urandom(8).hex()}")
     with ExitStack() as stack:
-        lock = lock_of(store, digest)
-        held = reserve.spending(store, lambda: stack.enter_context(locked(lock, wait=False)))
-        if not held or store.leases(digest) or other_owner(store, digest):
+        lock = get_lock_path(store, digest)
+        held = disk_reserve.call_with_reserve(store, lambda: stack.enter_context(hold_lock(lock, wait=False)))
+        if not held or store.leases(digest) or find_other_owner(store, digest):
             return False
         try:
-            reserve.spending(store, lambda: place.rename(gone))
+            disk_reserve.call_with_reserve(store, lambda: place.rename(gone))
         except FileNotFoundError:
             return True
         # A lease is made before its image is looked for: one that came since then may have found it.
         if store.leases(digest):
             gone.rename(place)
             return False
-        reserve.spending(store, lambda: remove_tree(gone))
-    reserve.fill(store)
+        disk_reserve.call_with_reserve(store, lambda: remove_tree(gone))
+    disk_reserve.fill_reserve(store)
     return True
 
 
-def _folders(path: str) -> Iterator[Path]:
+def _list_folders(path: str) -> Iterator[Path]:
     """Yield a folder and all those in it, each before what is in it."""
     yield Path(path)
     for folder, names, _ in os.walk(path):

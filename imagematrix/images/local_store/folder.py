@@ -20,9 +20,9 @@ import os
 from imagematrix.common import json_documents
 from imagematrix.common.image_reference import DIGEST
 from imagematrix.common.record import Record, replace
-from imagematrix.common.text import word
+from imagematrix.common.text import quote_word
 from imagematrix.errors import EngineError, UsageError
-from imagematrix.images.local_store.holder import Holder, read
+from imagematrix.images.local_store.holder import Holder, read_holder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -215,7 +215,8 @@ class ImageStore:
             if error.errno in FULL:
                 raise UsageError(
                     f"the disk of {self} is full ({where})",
-                    remedy=full or f"free space there, such as with `imagematrix prune --store {word(self)}`",
+                    remedy=full
+                    or f"free space there, such as with `imagematrix prune --store {quote_word(self)}`",
                 ) from error
             remedy = "name a store that you may write to" if error.errno in READ_ONLY else None
             raise UsageError(f"the store {self} cannot be used: {where}", remedy=remedy) from error
@@ -235,7 +236,7 @@ class ImageStore:
             return None
         try:
             image = _image(
-                json_documents.Fields(json_documents.read(document), document), folder, _others(folder)
+                json_documents.Fields(json_documents.read_json(document), document), folder, _others(folder)
             )
         except UsageError as error:
             raise _damaged(folder, str(error), error.remedy) from error
@@ -288,7 +289,7 @@ class ImageStore:
         path = os.path.join(self.path, "catalogs", name)
         if not name.endswith(".json") or name.startswith(".") or not os.path.exists(path):
             return None
-        return json_documents.Fields(json_documents.read(path), path).data
+        return json_documents.Fields(json_documents.read_json(path), path).data
 
     def put_catalog(self, document: Mapping[str, Any]) -> None:
         """Keep the document of a version's catalog; raise OSError."""
@@ -297,7 +298,9 @@ class ImageStore:
         from imagematrix.common import files
 
         name = f"{_quoted('{image}:{version}'.format_map(document))}.json"
-        files.replace(Path(self.path, "catalogs", name), json_documents.dump(document).encode(), 0o644)
+        files.replace_file(
+            Path(self.path, "catalogs", name), json_documents.dump_json(document).encode(), 0o644
+        )
 
     def drop_catalog(self, image: str, version: str) -> None:
         """Remove the catalog of a version, if there is one; raise OSError."""
@@ -409,7 +412,7 @@ def put_name(place: str | os.PathLike[str], name: StoredName) -> None:
     folder = Path(place, NAMES)
     folder.mkdir(exist_ok=True)
     path = folder / f"{_quoted(f'{name.image}:{name.version}')}.json"
-    files.replace(path, json_documents.dump(name.to_json()).encode(), 0o644)
+    files.replace_file(path, json_documents.dump_json(name.to_json()).encode(), 0o644)
 
 
 def _image(fields: json_documents.Fields, folder: str, others: tuple[StoredName, ...]) -> StoredImage:
@@ -441,7 +444,7 @@ def _others(folder: str) -> tuple[StoredName, ...]:
 
 
 def _name(path: str) -> StoredName:
-    fields = json_documents.Fields(json_documents.read(path), path)
+    fields = json_documents.Fields(json_documents.read_json(path), path)
     fields.schema(NAME_SCHEMA)
     return StoredName(
         references=fields.texts("references"),
@@ -470,7 +473,7 @@ def _write(path: str, content: bytes) -> None:
 def _unprotected(path: str, error: OSError) -> EngineError:
     remedy = "check who may write there"
     if error.errno in FULL:
-        remedy = f"free space there, or inodes: see `df {word(path)}` and `df -i {word(path)}`"
+        remedy = f"free space there, or inodes: see `df {quote_word(path)}` and `df -i {quote_word(path)}`"
     return EngineError(
         f"nothing would protect the image while the container runs: {path}: {error.strerror}", remedy=remedy
     )
@@ -484,7 +487,7 @@ def _read_lease(path: str) -> tuple[Holder | None, float, int]:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         state = os.fstat(descriptor)
-        return read(descriptor), state.st_mtime, state.st_uid
+        return read_holder(descriptor), state.st_mtime, state.st_uid
     finally:
         os.close(descriptor)
 

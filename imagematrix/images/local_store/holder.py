@@ -20,7 +20,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["BEAT_S", "DEAD_S", "RENEW_S", "Holder", "NodeProcess", "mount_namespace", "parse_holder", "read"]
+__all__ = [
+    "BEAT_S",
+    "DEAD_S",
+    "RENEW_S",
+    "Holder",
+    "NodeProcess",
+    "parse_holder",
+    "read_holder",
+    "read_mount_namespace",
+]
 
 BEAT_S = 10.0  # between two signs of life
 RENEW_S = 30.0  # between two signs of life of a lease, in which other machines believe for a multiple of this
@@ -42,7 +51,7 @@ class NodeProcess(Record):
     @classmethod
     def of(cls, pid: int) -> Self:
         """Return the process with a `pid`, which runs."""
-        return cls(pid=pid, started=_started(pid) or "")
+        return cls(pid=pid, started=_read_start_time(pid) or "")
 
     def runs(self, owner: int | None = None) -> bool:
         """Whether it runs, as far as can be known; if an `owner` is given, as this user's process.
@@ -53,7 +62,7 @@ class NodeProcess(Record):
             return False
         if _is_hidden(self.pid):
             return True
-        return _started(self.pid) == self.started and (owner is None or _belongs(self.pid, owner))
+        return _read_start_time(self.pid) == self.started and (owner is None or _belongs_to(self.pid, owner))
 
     @property
     def is_hidden(self) -> bool:
@@ -86,9 +95,9 @@ class Holder(Record):
         return cls(
             host=os.uname().nodename,
             pid=pid,
-            started=_started(pid) or "",
-            boot=_text(BOOT),
-            namespace=_namespace(),
+            started=_read_start_time(pid) or "",
+            boot=_read_text(BOOT),
+            namespace=_read_pid_namespace(),
             token=os.urandom(8).hex(),
         )
 
@@ -119,7 +128,7 @@ class Holder(Record):
     @property
     def is_here(self) -> bool:
         """Whether it is a process of this machine since its last boot, in a PID namespace that is seen."""
-        return bool(self.boot) and (self.boot, self.namespace) == (_text(BOOT), _namespace())
+        return bool(self.boot) and (self.boot, self.namespace) == (_read_text(BOOT), _read_pid_namespace())
 
     def alive(self, quiet_s: float, dead_s: float = DEAD_S, owner: int | None = None) -> bool:
         """Whether the process may still run, of which the last sign of life was seen `quiet_s` ago.
@@ -138,16 +147,16 @@ class Holder(Record):
         """Whether any process is in the mount namespace; `unknown` if it may be one that nobody tells of."""
         doubtful = not os.path.exists("/proc/1")  # noqa: PTH110 - others' processes are hidden
         for pid in (int(name) for name in os.listdir("/proc") if name.isdecimal()):
-            found = mount_namespace(pid)
+            found = read_mount_namespace(pid)
             if found == self.mounts:
                 return True
             # The processes of a container are younger than its first.
-            if not found and _is_younger(pid, self.started) and (owner is None or _belongs(pid, owner)):
+            if not found and _is_younger(pid, self.started) and (owner is None or _belongs_to(pid, owner)):
                 doubtful = True
         return doubtful and unknown
 
 
-def read(descriptor: int) -> Holder | None:
+def read_holder(descriptor: int) -> Holder | None:
     """Return the holder in an open file, None if it is damaged."""
     return parse_holder(os.pread(descriptor, LIMIT, 0))
 
@@ -175,7 +184,7 @@ def parse_holder(raw: bytes | str) -> Holder | None:
         return None
 
 
-def mount_namespace(pid: int) -> str:
+def read_mount_namespace(pid: int) -> str:
     """Return the mount namespace of a process as /proc names it, "" if it has ended or may not be asked."""
     try:
         return os.readlink(f"/proc/{pid}/ns/mnt")
@@ -199,31 +208,33 @@ def _is_hidden(pid: int) -> bool:
     return not os.path.exists(f"/proc/{pid}/stat")  # noqa: PTH110
 
 
-def _started(pid: int) -> str | None:
-    words = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+def _read_start_time(pid: int) -> str | None:
+    words = _read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     ended = len(words) <= STARTED or words[0] in ENDED
     return None if ended else words[STARTED]
 
 
-def _belongs(pid: int, owner: int) -> bool:
+def _belongs_to(pid: int, owner: int) -> bool:
     """Whether a process is a user's, as the owner of a file tells who that is; True if it is not known."""
-    uids = [row.split()[1] for row in _text(f"/proc/{pid}/status").splitlines() if row.startswith("Uid:")]
+    uids = [
+        row.split()[1] for row in _read_text(f"/proc/{pid}/status").splitlines() if row.startswith("Uid:")
+    ]
     return not uids or int(uids[0]) == owner or (uids[0] == "0" and owner == NOBODY)
 
 
 def _is_younger(pid: int, started: str) -> bool:
-    own = _started(pid)
+    own = _read_start_time(pid)
     return own is not None and int(own) >= int(started or 0)
 
 
-def _namespace() -> str:
+def _read_pid_namespace() -> str:
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
 
 
-def _text(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(LIMIT).strip()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["locked", "sweep"]
+__all__ = ["hold_lock", "remove_dead_files"]
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.02, 1.0
 TRIES = 5  # to read a file that others remove
@@ -33,7 +33,7 @@ DAMAGED = Holder(host="?", pid=0, started="", boot="", namespace="", token="dama
 
 
 @contextlib.contextmanager
-def locked(
+def hold_lock(
     path: Path,
     tell: Callable[[Holder], object] = lambda _: None,
     until: Callable[[], bool] = lambda: False,
@@ -45,27 +45,27 @@ def locked(
     It is not if `until` says that there is nothing left to wait for, or without `wait`, if another process
     holds it. `tell` gets the holder that is waited for, once and then now and then. Raises OSError.
     """
-    with _mine(path.parent) as mine:
-        if not _acquired(path, mine, tell, until, wait=wait):
+    with _make_own_file(path.parent) as mine:
+        if not _acquire(path, mine, tell, until, wait=wait):
             yield False
             return
         ended = threading.Event()
-        beating = threading.Thread(target=_beat, args=(mine, ended), name="lock", daemon=True)
+        beating = threading.Thread(target=_renew_until, args=(mine, ended), name="lock", daemon=True)
         beating.start()
         try:
             yield not until()  # asked again: the last holder may have released it since it was asked
         finally:
             ended.set()
             beating.join()
-            if _same(path, mine):
+            if _is_same_file(path, mine):
                 path.unlink()
 
 
-def sweep(folder: Path) -> None:
+def remove_dead_files(folder: Path) -> None:
     """Remove files that dead processes left in a folder of locks; locks themselves stay."""
-    with _mine(folder) as mine, contextlib.suppress(OSError):
+    with _make_own_file(folder) as mine, contextlib.suppress(OSError):
         for path in folder.iterdir():
-            found = _holder(path, mine)
+            found = _find_holder(path, mine)
             if found is None or found[1]:
                 continue
             if path.name.startswith(MINE):
@@ -75,7 +75,7 @@ def sweep(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _mine(folder: Path) -> Iterator[Path]:
+def _make_own_file(folder: Path) -> Iterator[Path]:
     """Yield a new file that names this process, for links to it."""
     own = Holder.of()
     path = folder / f"{MINE}{own.host[:64].replace('/', '-')}-{own.pid}-{own.token}"
@@ -89,7 +89,7 @@ def _mine(folder: Path) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def _acquired(
+def _acquire(
     path: Path,
     mine: Path,
     tell: Callable[[Holder], object],
@@ -99,9 +99,9 @@ def _acquired(
 ) -> bool:
     pause, told = FIRST_WAIT_S, 0.0
     while not until():
-        if _linked(mine, path):
+        if _is_linked(mine, path):
             return True
-        found = _holder(path, mine)
+        found = _find_holder(path, mine)
         if found is None:  # it was released just now
             continue
         other, alive = found
@@ -121,41 +121,41 @@ def _acquired(
 def _break(path: Path, dead: Holder, mine: Path) -> None:
     """Remove the lock of a dead holder, unless another process does."""
     right = path.with_name(f"{path.name}.{dead.token}")
-    if _linked(mine, right):
-        found = _holder(path, mine)
+    if _is_linked(mine, right):
+        found = _find_holder(path, mine)
         if found and found[0].token == dead.token:
             gone = mine.with_name(f"{mine.name}.gone")
             path.rename(gone)
             gone.unlink()
         right.unlink()
         return
-    breaker = _holder(right, mine)
+    breaker = _find_holder(right, mine)
     if breaker and not breaker[1]:
         _break(right, breaker[0], mine)
     elif breaker:
         time.sleep(FIRST_WAIT_S)
 
 
-def _linked(mine: Path, path: Path) -> bool:
+def _is_linked(mine: Path, path: Path) -> bool:
     """Whether the lock `path` could be linked to `mine`."""
     with contextlib.suppress(FileExistsError):
         path.hardlink_to(mine)
         return True
-    return _same(path, mine)  # the answer to a request that succeeded may have been lost
+    return _is_same_file(path, mine)  # the answer to a request that succeeded may have been lost
 
 
-def _same(path: Path, mine: Path) -> bool:
+def _is_same_file(path: Path, mine: Path) -> bool:
     try:
         return path.samefile(mine)
     except FileNotFoundError:
         return False
 
 
-def _holder(path: Path, mine: Path) -> tuple[Holder, bool] | None:
+def _find_holder(path: Path, mine: Path) -> tuple[Holder, bool] | None:
     """Return the holder of a lock and whether it is alive, None if there is no such lock."""
     for again in reversed(range(TRIES)):
         try:
-            return _read(path, mine)
+            return _read_lock(path, mine)
         except FileNotFoundError:
             break
         except OSError as error:  # ESTALE: another machine has removed it since it was opened
@@ -164,10 +164,10 @@ def _holder(path: Path, mine: Path) -> tuple[Holder, bool] | None:
     return None
 
 
-def _read(path: Path, mine: Path) -> tuple[Holder, bool]:
+def _read_lock(path: Path, mine: Path) -> tuple[Holder, bool]:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        found = holder.read(descriptor) or DAMAGED
+        found = holder.read_holder(descriptor) or DAMAGED
         os.utime(mine)  # the file system's clock, which may differ from this machine's
         quiet_s = mine.stat().st_mtime - os.fstat(descriptor).st_mtime
     finally:
@@ -175,7 +175,7 @@ def _read(path: Path, mine: Path) -> tuple[Holder, bool]:
     return found, found.alive(quiet_s)
 
 
-def _beat(path: Path, ended: threading.Event) -> None:
+def _renew_until(path: Path, ended: threading.Event) -> None:
     while not ended.wait(BEAT_S):
         with contextlib.suppress(OSError):
             os.utime(path)

@@ -17,10 +17,16 @@ from typing import Protocol, TypeVar
 from imagematrix.common import json_documents
 from imagematrix.common.json_documents import Fields
 from imagematrix.errors import AuditError, UnknownImageError
-from imagematrix.images.local_store.merging import LayerFile
+from imagematrix.images.local_store.merged_image import LayerFile
 from imagematrix.images.oci.archive import ImageArchive
-from imagematrix.images.oci.expanded import Hashed
-from imagematrix.images.oci.manifest import Descriptor, ImageIndex, ImageManifest, digest_of, parse
+from imagematrix.images.oci.decompression import HashedStream
+from imagematrix.images.oci.manifest import (
+    Descriptor,
+    ImageIndex,
+    ImageManifest,
+    compute_digest,
+    parse_manifest,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, BinaryIO
 
-    from imagematrix.images.oci.expanded import ByteStream
+    from imagematrix.images.oci.decompression import ByteStream
     from imagematrix.images.oci.layout import LayoutFolder
     from imagematrix.images.oci.registry import Registry
 
@@ -191,7 +197,7 @@ class ArchiveOrigin:
         """Return the parts of an image; see ImageOrigin."""
         archive = self._read(lambda _name, _digest, content: _length(content))
         for listed in archive.saved or ():
-            config = digest_of(listed.config)
+            config = compute_digest(listed.config)
             if digest in (config, *(manifest for manifest, _ in archive.manifests.get(config, ()))):
                 names = tuple(map(archive.file_of, listed.layers))
                 return _described(listed.config, config, names, tuple(map(archive.layer, names)))
@@ -229,11 +235,11 @@ def _parts(
 ) -> ImageParts:
     """Return the parts of the image with the manifest `digest`, or of the one image in an index."""
     raw = manifest(digest)
-    found = parse(raw, digest, Descriptor) if raw is not None else None
+    found = parse_manifest(raw, digest, Descriptor) if raw is not None else None
     if isinstance(found, ImageIndex):
         images = [entry.digest for entry in found.entries if not entry.attestation]
         raw = manifest(images[0]) if len(images) == 1 else None
-        found = parse(raw, digest, Descriptor) if raw is not None else None
+        found = parse_manifest(raw, digest, Descriptor) if raw is not None else None
     if not isinstance(found, ImageManifest) or found.config is None or found.layers is None:
         raise UnknownImageError(f"there is no image with the digest {digest}")
     layers = [layer for layer in found.layers if not layer.foreign]
@@ -246,7 +252,7 @@ def _parts(
 
 
 def _described(raw: bytes, name: str, layers: tuple[str, ...], sizes: tuple[int, ...]) -> ImageParts:
-    fields = Fields(json_documents.parse(raw, name), name)
+    fields = Fields(json_documents.parse_json(raw, name), name)
     root = fields.object_or_empty("rootfs")
     tars: tuple[str | None, ...] = root.texts("diff_ids") if root.present("diff_ids") else ()
     if min(sizes, default=0) < 0:
@@ -286,7 +292,7 @@ def _held(path: Path, size: int) -> int:
 
 
 def _copy(content: ByteStream, path: Path, digest: str | None, received: Callable[[int], object]) -> None:
-    hashed = Hashed(content, digest or "")
+    hashed = HashedStream(content, digest or "")
     with _part(path).open("wb") as file:
         while piece := hashed.read(PIECE):
             file.write(piece)

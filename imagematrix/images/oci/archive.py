@@ -13,16 +13,23 @@ from typing import Generic, TypeVar
 
 from imagematrix.common import json_documents
 from imagematrix.errors import AuditError, UsageError
-from imagematrix.images.oci.expanded import Expanded
+from imagematrix.images.oci.decompression import DecompressedStream
 from imagematrix.images.oci.layout import INDEX_FILE
-from imagematrix.images.oci.manifest import LIMIT, Descriptor, ImageIndex, ImageManifest, digest_of, parse
+from imagematrix.images.oci.manifest import (
+    LIMIT,
+    Descriptor,
+    ImageIndex,
+    ImageManifest,
+    compute_digest,
+    parse_manifest,
+)
 from imagematrix.images.oci.tar import open_tar
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from imagematrix.images.oci.expanded import ByteStream
+    from imagematrix.images.oci.decompression import ByteStream
 
 __all__ = ["ImageArchive", "SavedImage"]
 
@@ -60,7 +67,7 @@ class ImageArchive(Generic[L]):
         self._size = 0  # bytes of these
         self._layers: dict[str, L | AuditError] = {}
         self._links: dict[str, str] = {}
-        expanded = Expanded(stream)
+        expanded = DecompressedStream(stream)
         try:
             with open_tar(expanded) as archive:
                 for count, member in enumerate(archive):
@@ -84,7 +91,7 @@ class ImageArchive(Generic[L]):
         """The images that `docker save` lists, or None; raises UsageError, AuditError."""
         if SAVED_FILE not in self._documents:
             return None
-        listed = json_documents.parse(self._documents[SAVED_FILE], SAVED_FILE)
+        listed = json_documents.parse_json(self._documents[SAVED_FILE], SAVED_FILE)
         return tuple(
             SavedImage(
                 names=image.texts("RepoTags") if image.present("RepoTags") else (),
@@ -100,9 +107,9 @@ class ImageArchive(Generic[L]):
         by_config: defaultdict[str, list[tuple[str, ImageManifest]]] = defaultdict(list)
         for raw in self._documents.values():
             with contextlib.suppress(UsageError):  # any other document
-                found = parse(raw, SAVED_FILE, Descriptor)
+                found = parse_manifest(raw, SAVED_FILE, Descriptor)
                 if isinstance(found, ImageManifest) and found.config and found.layers is not None:
-                    by_config[found.config.digest].append((digest_of(raw), found))
+                    by_config[found.config.digest].append((compute_digest(raw), found))
         return by_config
 
     @cached_property
@@ -111,7 +118,7 @@ class ImageArchive(Generic[L]):
         by_image: defaultdict[str, list[str]] = defaultdict(list)
         for raw in self._documents.values():
             with contextlib.suppress(UsageError):  # any other document
-                found = parse(raw, SAVED_FILE, Descriptor)
+                found = parse_manifest(raw, SAVED_FILE, Descriptor)
                 for entry in found.entries if isinstance(found, ImageIndex) else ():
                     if entry.attests and entry.digest not in by_image[entry.attests]:
                         by_image[entry.attests].append(entry.digest)
@@ -164,7 +171,7 @@ class ImageArchive(Generic[L]):
         raw = self._documents.get(name)
         if raw is None:
             raise AuditError(f"{name[:200]} not found in the archive")
-        if BLOB.fullmatch(name) and _path(digest_of(raw)) != name:
+        if BLOB.fullmatch(name) and _path(compute_digest(raw)) != name:
             digest = f"sha256:{posixpath.basename(name)}"
             raise AuditError(f"the content of blob {digest} does not match its digest")
         return raw

@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ByteStream", "filled"]
+__all__ = ["ByteStream", "read_exactly"]
 
 PIECE = 1 << 20
 
@@ -20,7 +20,7 @@ class ByteStream(Protocol):
         """Return the next bytes, empty at the end."""
 
 
-def filled(read: Callable[[int], bytes], size: int) -> bytes:
+def read_exactly(read: Callable[[int], bytes], size: int) -> bytes:
     """Return the next `size` bytes, all if it is negative, from a `read` that may return fewer each time."""
     parts: list[bytes] = []
     while size and (piece := read(size if size > 0 else PIECE)):

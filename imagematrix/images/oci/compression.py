@@ -21,10 +21,10 @@ __all__ = [
     "GZIP_REMEDY",
     "LEVELS",
     "Compression",
-    "compressed",
+    "compress",
+    "get_library",
+    "get_libzstd_version",
     "has_zstd",
-    "library",
-    "libzstd",
 ]
 
 # What to do if an engine or a registry may not know zstd.
@@ -54,11 +54,11 @@ class Compression:
 DEFAULT = Compression(type="zstd", level=DEFAULT_LEVELS["zstd"])
 
 
-def compressed(pieces: Iterable[bytes], compression: Compression, workers: int) -> Iterator[bytes]:
+def compress(pieces: Iterable[bytes], compression: Compression, workers: int) -> Iterator[bytes]:
     """Yield the content of `pieces` compressed by `workers` threads, neither with a name nor with a time."""
     if compression.type == "gzip":
-        return deflate.gzipped(pieces, workers, compression.level)
-    return _zstd(pieces, compression.level, min(workers, WORKERS))
+        return deflate.compress_gzip(pieces, workers, compression.level)
+    return _compress_zstd(pieces, compression.level, min(workers, WORKERS))
 
 
 def has_zstd(manifest: bytes) -> bool:
@@ -66,19 +66,23 @@ def has_zstd(manifest: bytes) -> bool:
     return ZSTD in manifest
 
 
-def libzstd() -> str:
+def get_libzstd_version() -> str:
     """Return the version of libzstd: another version may give other bytes."""
     import zstandard
 
     return ".".join(map(str, zstandard.ZSTD_VERSION))
 
 
-def library(compression: Compression) -> str:
+def get_library(compression: Compression) -> str:
     """Return the library that compresses, and its version, which decides the bytes."""
-    return f"libzstd {libzstd()}" if compression.type == "zstd" else f"zlib {zlib.ZLIB_RUNTIME_VERSION}"
+    return (
+        f"libzstd {get_libzstd_version()}"
+        if compression.type == "zstd"
+        else f"zlib {zlib.ZLIB_RUNTIME_VERSION}"
+    )
 
 
-def _zstd(pieces: Iterable[bytes], level: int, workers: int) -> Iterator[bytes]:
+def _compress_zstd(pieces: Iterable[bytes], level: int, workers: int) -> Iterator[bytes]:
     import zstandard
 
     # The parameters are those for content of unknown size, so they do not depend on how much there is.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from concurrent.futures import Future
 
-__all__ = ["BLOCK", "LEVEL", "blocks", "deflated", "gzipped", "threads"]
+__all__ = ["BLOCK", "LEVEL", "compress_deflate", "compress_gzip", "count_threads", "split_blocks"]
 
 LEVEL = 6  # gzip's own default
 BLOCK = 1 << 20  # blocks of another size would give other bytes
@@ -27,12 +27,12 @@ HEADER = bytes([0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 3])  # of gzip: deflate, no nam
 TRAILER = struct.Struct("<II")  # CRC and size of the content, modulo 2^32
 
 
-def threads() -> int:
+def count_threads() -> int:
     """Return how many threads this process can run at the same time."""
     return len(os.sched_getaffinity(0))  # a job may have only some of the processors
 
 
-def blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
+def split_blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the content of `pieces` in blocks of `BLOCK` bytes; the last one may be shorter."""
     buffer = bytearray()
     for piece in pieces:
@@ -44,23 +44,23 @@ def blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
         yield bytes(buffer)
 
 
-def gzipped(pieces: Iterable[bytes], workers: int, level: int = LEVEL) -> Iterator[bytes]:
+def compress_gzip(pieces: Iterable[bytes], workers: int, level: int = LEVEL) -> Iterator[bytes]:
     """Yield the content of `pieces` in the format of gzip (RFC 1952), compressed by `workers` threads."""
     crc = size = 0
 
     def content() -> Iterator[bytes]:
         nonlocal crc, size
-        for block in blocks(pieces):
+        for block in split_blocks(pieces):
             crc = zlib.crc32(block, crc)
             size += len(block)
             yield block
 
     yield HEADER
-    yield from deflated(content(), workers, level)
+    yield from compress_deflate(content(), workers, level)
     yield TRAILER.pack(crc, size & 0xFFFFFFFF)
 
 
-def deflated(content: Iterable[bytes], workers: int, level: int = LEVEL) -> Iterator[bytes]:
+def compress_deflate(content: Iterable[bytes], workers: int, level: int = LEVEL) -> Iterator[bytes]:
     """Yield the raw deflate stream of `content`, which comes in blocks, compressed by `workers` threads."""
     waiting: deque[Future[bytes]] = deque()
     # Of a block of zeros after another one, of which trimmed files have many.
@@ -69,10 +69,10 @@ def deflated(content: Iterable[bytes], workers: int, level: int = LEVEL) -> Iter
     with ThreadPoolExecutor(workers) as pool:
         for block in content:
             if block == ZEROS and before == ZEROS[:WINDOW]:
-                zeros = zeros or pool.submit(_compressed, before, block, level)
+                zeros = zeros or pool.submit(_compress_block, before, block, level)
                 waiting.append(zeros)
             else:
-                waiting.append(pool.submit(_compressed, before, block, level))
+                waiting.append(pool.submit(_compress_block, before, block, level))
             before = block[-WINDOW:]
             # Enough to keep all threads busy. Without a limit, all of the content could be in memory.
             if len(waiting) > 2 * workers:
@@ -83,7 +83,7 @@ def deflated(content: Iterable[bytes], workers: int, level: int = LEVEL) -> Iter
     yield zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS).flush()
 
 
-def _compressed(before: bytes, block: bytes, level: int) -> bytes:
+def _compress_block(before: bytes, block: bytes, level: int) -> bytes:
     """Return a block, compressed up to a byte boundary; `before` is the end of what comes before it."""
     compressor = zlib.compressobj(
         level, zlib.DEFLATED, -zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, zlib.Z_DEFAULT_STRATEGY, before

@@ -9,7 +9,7 @@ import tarfile
 import threading
 from collections import Counter
 
-from imagematrix.common.image_reference import familiar, names_registry
+from imagematrix.common.image_reference import names_registry, shorten_name
 from imagematrix.errors import UsageError
 from imagematrix.images.oci.manifest import (
     INDEX,
@@ -17,10 +17,10 @@ from imagematrix.images.oci.manifest import (
     Descriptor,
     ImageIndex,
     ImageManifest,
-    digest_of,
-    parse,
+    compute_digest,
+    parse_manifest,
 )
-from imagematrix.images.oci.parts import of_config
+from imagematrix.images.oci.parts import read_config_layers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ __all__ = [
     "NAME",
     "VERSION",
     "Blobs",
-    "HollowError",
     "LayoutFolder",
     "LayoutImage",
     "LayoutIndex",
-    "blob_file",
-    "solid",
+    "MissingBlobError",
+    "get_blob_path",
+    "require_blob",
     "write_without_layers",
 ]
 
@@ -76,18 +76,18 @@ class LayoutFolder:
 
     def blob(self, digest: str) -> bytes | None:
         """Return a small blob, such as a manifest, or None if there is none with this digest."""
-        path = blob_file(self._folder, digest)
+        path = get_blob_path(self._folder, digest)
         if not path.is_file():
             return None
         raw = self._small(path)
-        if digest_of(raw) != digest:
+        if compute_digest(raw) != digest:
             raise self._failure(f"{self}: the content of blob {digest} does not match its digest")
         return raw
 
     def open(self, digest: str) -> BinaryIO:
         """Open a blob of any size, without comparing it with its digest."""
         try:
-            return blob_file(self._folder, digest).open("rb")
+            return get_blob_path(self._folder, digest).open("rb")
         except OSError as error:
             raise self._failure(f"{self}: {digest} cannot be read: {error.strerror}") from error
 
@@ -109,7 +109,7 @@ class LayoutImage:
         self._folder = folder
         self.digest = digest
         self.raw = self.blob(digest).read_bytes()
-        manifest = parse(self.raw, digest, Descriptor)
+        manifest = parse_manifest(self.raw, digest, Descriptor)
         if not isinstance(manifest, ImageManifest) or manifest.config is None:
             raise UsageError(f"{digest} is not the manifest of an image")
         self.media_type = manifest.media_type
@@ -141,7 +141,7 @@ class LayoutImage:
     def parts(self) -> tuple[SizedLayer, ...]:
         """Its layers, the lowest first, with their sizes in a registry."""
         sizes = ((layer.digest, layer.size) for layer in self._layers)
-        return of_config(sizes, self.configuration)
+        return read_config_layers(sizes, self.configuration)
 
     @property
     def layer_files(self) -> tuple[Path, ...]:
@@ -167,24 +167,24 @@ class LayoutImage:
                     "mediaType": self.media_type,
                     "digest": self.digest,
                     "size": len(self.raw),
-                    "annotations": {ENGINE_NAME: _qualified(reference)},
+                    "annotations": {ENGINE_NAME: _qualify_reference(reference)},
                 }
             ],
         }
         for digest in (self.digest, self.config, *layers):
-            path = solid(self.blob(digest))
-            yield _header(f"blobs/sha256/{path.name}", path.stat().st_size)
+            path = require_blob(self.blob(digest))
+            yield _make_header(f"blobs/sha256/{path.name}", path.stat().st_size)
             with path.open("rb") as file:
                 while piece := file.read(PIECE):
                     yield piece
-                yield _padding(file.tell())
+                yield _make_padding(file.tell())
         for name, data in ((INDEX_FILE, json.dumps(index).encode()), (MARK, VERSION)):
-            yield _header(name, len(data)) + data + _padding(len(data))
+            yield _make_header(name, len(data)) + data + _make_padding(len(data))
         yield bytes(2 * tarfile.BLOCKSIZE)  # the end of a tar
 
     def blob(self, digest: str) -> Path:
         """Return the path of a blob."""
-        return blob_file(self._folder, digest)
+        return get_blob_path(self._folder, digest)
 
 
 class LayoutIndex:
@@ -192,15 +192,15 @@ class LayoutIndex:
 
     def __init__(self, folder: Path, digest: str) -> None:
         self.digest = digest
-        self.raw = blob_file(folder, digest).read_bytes()
-        index = parse(self.raw, digest, Descriptor)
+        self.raw = get_blob_path(folder, digest).read_bytes()
+        index = parse_manifest(self.raw, digest, Descriptor)
         if not isinstance(index, ImageIndex):
             raise UsageError(f"{digest} is not an index")
         self.media_type = index.media_type
         self.images = tuple(LayoutImage(folder, entry.digest) for entry in index.entries)
 
 
-class HollowError(Exception):
+class MissingBlobError(Exception):
     """The bytes of a layer are needed, but were removed from the disk because the store had them."""
 
 
@@ -242,36 +242,36 @@ class Blobs:
 
 def write_without_layers(folder: Path, manifest: bytes, config: bytes) -> None:
     """Write an image to the new layout `folder`: its manifest and its configuration, but no layer."""
-    blob_file(folder, "").mkdir(parents=True)
+    get_blob_path(folder, "").mkdir(parents=True)
     for raw in (manifest, config):
-        blob_file(folder, digest_of(raw)).write_bytes(raw)
+        get_blob_path(folder, compute_digest(raw)).write_bytes(raw)
 
 
-def blob_file(folder: Path, digest: str) -> Path:
+def get_blob_path(folder: Path, digest: str) -> Path:
     """Return the path of a blob in the layout `folder`."""
     return folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
 
 
-def solid(path: Path) -> Path:
+def require_blob(path: Path) -> Path:
     """Return the path of a layer; raise HollowError if its bytes have been removed."""
     if not path.stat().st_size:
-        raise HollowError(path.name)
+        raise MissingBlobError(path.name)
     return path
 
 
-def _header(name: str, size: int) -> bytes:
+def _make_header(name: str, size: int) -> bytes:
     info = tarfile.TarInfo(name)
     info.size = size
     return info.tobuf()
 
 
-def _padding(size: int) -> bytes:
+def _make_padding(size: int) -> bytes:
     return bytes(-size % tarfile.BLOCKSIZE)
 
 
-def _qualified(reference: str) -> str:
+def _qualify_reference(reference: str) -> str:
     """Return `reference` with the registry and folder that docker omits."""
-    short = familiar(reference)
+    short = shorten_name(reference)
     if names_registry(short):
         return short
     return f"docker.io/{short}" if "/" in short else f"docker.io/library/{short}"

@@ -27,8 +27,8 @@ __all__ = [
     "ImageIndex",
     "ImageManifest",
     "Manifest",
-    "digest_of",
-    "parse",
+    "compute_digest",
+    "parse_manifest",
 ]
 
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -111,39 +111,39 @@ class ImageManifest:
     annotations: Mapping[str, str]
 
 
-def digest_of(raw: bytes) -> str:
+def compute_digest(raw: bytes) -> str:
     """Return the digest of a manifest, a configuration or another blob."""
     return f"sha256:{hashlib.sha256(raw).hexdigest()}"
 
 
-def parse(raw: bytes, name: str, entry: type[D]) -> ImageIndex[D] | ImageManifest:
+def parse_manifest(raw: bytes, name: str, entry: type[D]) -> ImageIndex[D] | ImageManifest:
     """Return what a manifest or an index has; raise UsageError if it is damaged.
 
     The entries of an index are of the class `entry`. `name` is for messages.
 
     A document that is both is refused, as engines do: clients differ in what they take it for.
     """
-    fields = json_documents.Fields(json_documents.parse(raw, name), name)
+    fields = json_documents.Fields(json_documents.parse_json(raw, name), name)
     media_type = fields.text_or_none("mediaType")
     annotations = fields.named_texts("annotations")
     config = fields.object_or_none("config")
     layers = None
     if fields.present("layers"):
-        layers = tuple(_descriptor(layer, Descriptor) for layer in fields.objects("layers"))
+        layers = tuple(_parse_descriptor(layer, Descriptor) for layer in fields.objects("layers"))
     if not fields.present("manifests"):
         return ImageManifest(
             media_type=media_type or IMAGE,
-            config=_descriptor(config, Descriptor) if config else None,
+            config=_parse_descriptor(config, Descriptor) if config else None,
             layers=layers,
             annotations=annotations,
         )
     if config or layers is not None or media_type not in (*INDEXES, None):
         raise fields.fail("manifests", "is not allowed in the manifest of an image")
-    entries = tuple(_descriptor(item, entry) for item in fields.objects("manifests"))
+    entries = tuple(_parse_descriptor(item, entry) for item in fields.objects("manifests"))
     return ImageIndex(media_type=media_type or INDEX, entries=entries, annotations=annotations)
 
 
-def _descriptor(fields: json_documents.Fields, kind: type[D]) -> D:
+def _parse_descriptor(fields: json_documents.Fields, kind: type[D]) -> D:
     digest = fields.text("digest")
     if not DIGEST.fullmatch(digest):
         raise fields.fail("digest", f"{digest[:80]!r} is not a sha256 digest")

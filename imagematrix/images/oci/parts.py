@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
-__all__ = ["SizedLayer", "of_config", "of_history"]
+__all__ = ["SizedLayer", "read_config_layers", "read_history_layers"]
 
 MAKING = ("RUN ", "COPY ", "ADD ", "WORKDIR ")  # instructions that always make a layer, even an empty one
 
@@ -23,11 +23,13 @@ class SizedLayer:
     made_by: str = ""
 
 
-def of_config(layers: Iterable[tuple[str, int]], config: Mapping[str, Any]) -> tuple[SizedLayer, ...]:
+def read_config_layers(
+    layers: Iterable[tuple[str, int]], config: Mapping[str, Any]
+) -> tuple[SizedLayer, ...]:
     """Return layers, given as digest and size, with the instructions in a configuration's history."""
     listed = list(layers)
     history = [step for step in config.get("history") or [] if isinstance(step, dict)]
-    made_by = [_words(step.get("created_by")) for step in history if not step.get("empty_layer")]
+    made_by = [_strip_decoration(step.get("created_by")) for step in history if not step.get("empty_layer")]
     if len(made_by) != len(listed):  # the history is optional
         made_by = [""] * len(listed)
     return tuple(
@@ -36,14 +38,16 @@ def of_config(layers: Iterable[tuple[str, int]], config: Mapping[str, Any]) -> t
     )
 
 
-def of_history(
+def read_history_layers(
     diff_ids: Sequence[str], history: Iterable[Mapping[str, Any]]
 ) -> tuple[SizedLayer, ...] | None:
     """Return the layers that an engine's `docker history` lists, the newest first, with uncompressed sizes.
 
     The list does not mark which entries are layers: None if that is ambiguous.
     """
-    entries = [(_words(step.get("CreatedBy")), int(step.get("Size") or 0)) for step in history][::-1]
+    entries = [(_strip_decoration(step.get("CreatedBy")), int(step.get("Size") or 0)) for step in history][
+        ::-1
+    ]
     for empty in (MAKING, ()):
         layers = [(words, size) for words, size in entries if size or words.startswith(empty)]
         if len(layers) == len(diff_ids):
@@ -54,7 +58,7 @@ def of_history(
     return None
 
 
-def _words(made_by: object) -> str:
+def _strip_decoration(made_by: object) -> str:
     """Return an instruction without the decoration that builders add."""
     words = str(made_by or "").removesuffix("# buildkit").removeprefix("/bin/sh -c #(nop) ")
     return " ".join(words.replace("RUN /bin/sh -c ", "RUN ").split())

@@ -20,12 +20,12 @@ import requests
 from imagematrix.common import json_documents
 from imagematrix.common.image_reference import DIGEST, DOCKER_HUB, TAG, Reference
 from imagematrix.common.settings import read_site
-from imagematrix.common.text import word
+from imagematrix.common.text import quote_word
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.images.oci.compression import GZIP_REMEDY, has_zstd
-from imagematrix.images.oci.manifest import MANIFESTS, Manifest, digest_of
-from imagematrix.images.oci.retry import Resumed, retried
-from imagematrix.images.oci.transfer import HttpClient, RegistryResponse, cause
+from imagematrix.images.oci.manifest import MANIFESTS, Manifest, compute_digest
+from imagematrix.images.oci.retry import ResumedStream, call_with_retries
+from imagematrix.images.oci.transfer import HttpClient, RegistryResponse, get_cause
 from imagematrix.images.oci.url import Url
 
 TYPE_CHECKING = False
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from typing import IO, Self
 
     from imagematrix.errors import ImagematrixError
-    from imagematrix.images.oci.expanded import ByteStream
-    from imagematrix.images.oci.transfer import Streamed
+    from imagematrix.images.oci.decompression import ByteStream
+    from imagematrix.images.oci.transfer import StreamedResponse
 
 __all__ = ["Registry"]
 
@@ -115,7 +115,7 @@ class Registry:
         if answer.status == MISSING:
             return None
         self._expect(answer, OK, tag)
-        digest = digest_of(answer.body)
+        digest = compute_digest(answer.body)
         if DIGEST.fullmatch(tag) and tag != digest:
             raise self._mismatch(tag)
         media_type = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
@@ -137,7 +137,7 @@ class Registry:
         """Return a small blob, such as an image's configuration."""
         answer = self._ask("GET", self.blob_url(digest))
         self._expect(answer, OK, digest)
-        if digest != digest_of(answer.body):
+        if digest != compute_digest(answer.body):
             raise self._mismatch(digest)
         return answer.body
 
@@ -148,7 +148,7 @@ class Registry:
         An interrupted transfer is resumed if the registry supports ranges. Reading raises UnknownImageError
         if there is no such blob, EngineError if the transfer keeps failing.
         """
-        blob = Resumed(lambda at: self._blob(digest, start + at), self._unreachable)
+        blob = ResumedStream(lambda at: self._blob(digest, start + at), self._unreachable)
         with contextlib.closing(blob):
             yield blob
 
@@ -160,7 +160,7 @@ class Registry:
         wanted = {"Range": f"bytes={start}-"} if start else {}
         with contextlib.ExitStack() as stack:
 
-            def ask() -> Streamed:
+            def ask() -> StreamedResponse:
                 stack.close()  # reuse the connection of the last attempt
                 return stack.enter_context(
                     self._client.stream(self.blob_url(digest), wanted, self._authorization)
@@ -262,7 +262,9 @@ class Registry:
         try:
             return [
                 *read(
-                    json_documents.Fields(json_documents.parse(answer.body, str(answer.url)), str(answer.url))
+                    json_documents.Fields(
+                        json_documents.parse_json(answer.body, str(answer.url)), str(answer.url)
+                    )
                 )
             ]
         except UsageError as error:
@@ -284,7 +286,7 @@ class Registry:
         return self._retried(lambda: self._authorized(method, url, headers, data))
 
     def _retried(self, ask: Callable[[], A]) -> A:
-        return retried(ask, self._unreachable)
+        return call_with_retries(ask, self._unreachable)
 
     def _authorized(
         self,
@@ -369,7 +371,7 @@ class Registry:
         if status == MISSING and not pushed:
             return UnknownImageError(f"the registry {registry} has no {what}")
         if status in (UNAUTHORIZED, FORBIDDEN):
-            remedy = f"`docker login {word(registry)}` with an account that has access"
+            remedy = f"`docker login {quote_word(registry)}` with an account that has access"
             return EngineError(f"the registry {registry} denies access to {what}", remedy=remedy)
         remedy = "see the registry's log; pushed images are kept, and the same command continues from here"
         why = f": {', '.join(codes)}" if codes else ""
@@ -392,7 +394,7 @@ class Registry:
             what = "truncates its answers"
         if isinstance(error, requests.exceptions.SSLError):
             remedy = "set REQUESTS_CA_BUNDLE to the file of its CA; TLS is optional only on loopback"
-        message = f"the registry {registry} {what}{elsewhere}: {cause(error)}"
+        message = f"the registry {registry} {what}{elsewhere}: {get_cause(error)}"
         return EngineError(message, remedy=remedy)
 
 
@@ -404,7 +406,7 @@ def _token(answer: RegistryResponse, realm: str) -> str:
     """Return the token in an answer; raise UsageError if it has none."""
     if answer.status != OK:
         raise UsageError(f"{realm} answered {answer.status}")
-    fields = json_documents.Fields(json_documents.parse(answer.body, realm), realm)
+    fields = json_documents.Fields(json_documents.parse_json(answer.body, realm), realm)
     token = fields.text_or_none("token") or fields.text("access_token")
     if not token.isascii() or not token.isprintable():
         raise UsageError(f"the answer of {realm} is not a token")

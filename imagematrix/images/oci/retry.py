@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from imagematrix.errors import ImagematrixError
-    from imagematrix.images.oci.expanded import ByteStream
+    from imagematrix.images.oci.decompression import ByteStream
 
     Failure = Callable[[requests.RequestException], ImagematrixError]
 
-__all__ = ["TRIES", "Resumed", "retried"]
+__all__ = ["TRIES", "ResumedStream", "call_with_retries"]
 
 TRIES = 3
 PAUSE = 0.3  # seconds, doubled from one try to the next
@@ -40,7 +40,7 @@ LOST = {"MANIFEST_BLOB_UNKNOWN", "BLOB_UPLOAD_UNKNOWN", "BLOB_UPLOAD_INVALID"}
 T = TypeVar("T")
 
 
-def retried(ask: Callable[[], T], failure: Failure) -> T:
+def call_with_retries(ask: Callable[[], T], failure: Failure) -> T:
     """Return what `ask` returns, which is called again after a transient error or response.
 
     Raises the `failure` of an error that lasts.
@@ -51,11 +51,11 @@ def retried(ask: Callable[[], T], failure: Failure) -> T:
         try:
             result = ask()
         except (requests.RequestException, urllib3.exceptions.HTTPError) as raw:
-            error = _converted(raw)
+            error = _convert_error(raw)
             if attempt == TRIES or not _is_transient(error):
                 raise failure(error) from error
         else:
-            wait = _wait(result) if isinstance(result, RegistryResponse) else None
+            wait = _get_wait_s(result) if isinstance(result, RegistryResponse) else None
             if attempt == TRIES or wait is None or wait > PATIENCE:
                 return result
             pause = max(pause, wait)
@@ -63,7 +63,7 @@ def retried(ask: Callable[[], T], failure: Failure) -> T:
         attempt += 1
 
 
-class Resumed:
+class ResumedStream:
     """A stream that `opened` opens at an offset, and reopens at the current one after transient errors.
 
     It gives up after as many attempts in a row without a byte as a request. The reader has to compare the
@@ -79,7 +79,7 @@ class Resumed:
 
     def read(self, size: int = -1, /) -> bytes:
         """Return the next bytes; raise the `failure` of an error if the transfer cannot be resumed."""
-        data = retried(lambda: self._read(size), self._failure)
+        data = call_with_retries(lambda: self._read(size), self._failure)
         self._at += len(data)
         return data
 
@@ -103,7 +103,7 @@ def _is_transient(error: requests.RequestException) -> bool:
     return isinstance(error, transient) and not isinstance(error, requests.exceptions.SSLError)
 
 
-def _wait(response: RegistryResponse) -> float | None:
+def _get_wait_s(response: RegistryResponse) -> float | None:
     """Return the seconds that a transient error demands to wait, 0 if none; None for other responses."""
     lost = response.status >= INVALID and not LOST.isdisjoint(response.codes)
     if response.status not in TRANSIENT and not lost:
@@ -113,7 +113,9 @@ def _wait(response: RegistryResponse) -> float | None:
     return 0
 
 
-def _converted(error: requests.RequestException | urllib3.exceptions.HTTPError) -> requests.RequestException:
+def _convert_error(
+    error: requests.RequestException | urllib3.exceptions.HTTPError,
+) -> requests.RequestException:
     """Convert an error of urllib3 while reading a body, which requests passes on, to one of requests."""
     if isinstance(error, requests.RequestException):
         return error

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
 
-    from imagematrix.images.oci.expanded import ByteStream
+    from imagematrix.images.oci.decompression import ByteStream
 
 __all__ = ["open_tar"]
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
-    from imagematrix.images.oci.expanded import ByteStream
+    from imagematrix.images.oci.decompression import ByteStream
 
-__all__ = ["HttpClient", "RegistryResponse", "Streamed", "cause"]
+__all__ = ["HttpClient", "RegistryResponse", "StreamedResponse", "get_cause"]
 
 TIMEOUT = 30  # seconds without a byte
 SLOWEST = 4096  # minimum average speed of an answer after that time, in bytes per second
@@ -66,7 +66,7 @@ class RegistryResponse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Streamed(RegistryResponse):
+class StreamedResponse(RegistryResponse):
     """An answer whose body is a `stream`; `body` is empty, except for an error."""
 
     stream: ByteStream
@@ -105,13 +105,13 @@ class HttpClient:
     @contextlib.contextmanager
     def stream(
         self, url: Url, headers: Mapping[str, str], authorization: str | None = None
-    ) -> Iterator[Streamed]:
+    ) -> Iterator[StreamedResponse]:
         """Yield the answer for `url` with its body of any size as a stream; see `send`."""
         # The raw stream would still have a content encoding.
         headers = {"Accept-Encoding": "identity", **headers}
         with self._followed("GET", url, headers, None, authorization) as (at, answer):
             body = _bounded(at.url, answer) if answer.status_code >= FAILED else b""
-            yield Streamed(**_parts(at, answer), body=body, stream=answer.raw)
+            yield StreamedResponse(**_parts(at, answer), body=body, stream=answer.raw)
 
     @contextlib.contextmanager
     def _followed(
@@ -236,7 +236,7 @@ class _Adapter(HTTPAdapter):
         return typed
 
 
-def cause(error: BaseException) -> str:
+def get_cause(error: BaseException) -> str:
     """Return the message of the exception that an error of requests wraps, without repeated addresses.
 
     That exception's own context may be one that the caller was handling.

@@ -130,27 +130,27 @@ class ImageTree(Generic[F]):
 
     def find(self, path: str) -> tuple[str, F] | None:
         """Follow all links in a path; return the file's own path and the file, or None if it is no file."""
-        names, node = _walked(self._root, path)
+        names, node = _walk_path(self._root, path)
         if node is None or isinstance(node, _Directory | Symlink):
             return None
         return f"/{'/'.join(names)}", node
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder, sorted; none if it does not exist."""
-        _, node = _walked(self._root, folder)
+        _, node = _walk_path(self._root, folder)
         return sorted(node.inner) if isinstance(node, _Directory) else []
 
     def _apply(self, layer: TreeLayer[F]) -> None:
         upper = _Directory()
         for path in layer.emptied:
-            _made(upper, path, layer.digest).emptied = True
+            _make_folder(upper, path, layer.digest).emptied = True
         upper.emptied = False  # overlayfs ignores an opaque root
         for path in layer.removed:
             parent, _, name = path.rpartition("/")
-            _made(upper, parent, layer.digest).removed.add(name)
+            _make_folder(upper, parent, layer.digest).removed.add(name)
         for path, entry in layer.entries.items():
             parent, _, name = path.rpartition("/")
-            folder = _made(upper, parent, layer.digest)
+            folder = _make_folder(upper, parent, layer.digest)
             if isinstance(entry, Folder):
                 if not name:
                     upper.own = entry
@@ -168,7 +168,7 @@ class ImageTree(Generic[F]):
     def _linked(self, upper: _Directory, entry: Hardlink, path: str, digest: str) -> F | Symlink:
         parent, _, name = entry.target.rpartition("/")
         for root in (upper, self._root):
-            _, folder = _walked(root, parent)
+            _, folder = _walk_path(root, parent)
             node = folder.inner.get(name) if isinstance(folder, _Directory) else None
             if node is not None and not isinstance(node, _Directory):
                 linked: F | Symlink = node
@@ -176,7 +176,7 @@ class ImageTree(Generic[F]):
         raise AuditError(f"layer {digest} links {path} to {entry.target}, which is not a file")
 
 
-def _walked(root: _Directory, path: str, *, make: bool = False) -> tuple[list[str], Any]:
+def _walk_path(root: _Directory, path: str, *, make: bool = False) -> tuple[list[str], Any]:
     """Follow a path; return the names in the resolved path, and the entry there, or None if there is none.
 
     With `make`, create a folder there if there is nothing, and all its parents.
@@ -208,7 +208,7 @@ def _walked(root: _Directory, path: str, *, make: bool = False) -> tuple[list[st
     return names, passed[-1]
 
 
-def _made(root: _Directory, path: str, digest: str) -> _Directory:
+def _make_folder(root: _Directory, path: str, digest: str) -> _Directory:
     """Return the folder at a path, creating it if needed.
 
     Raises AuditError if a file is there, or links in a loop. Engines refuse such a layer, whose digest is
@@ -222,7 +222,7 @@ def _made(root: _Directory, path: str, digest: str) -> _Directory:
     else:  # there, and through no link: so it is for nearly every entry of a layer
         directory: _Directory = here
         return directory
-    _, node = _walked(root, path, make=True)
+    _, node = _walk_path(root, path, make=True)
     if not isinstance(node, _Directory):
         raise AuditError(f"layer {digest} has entries in {path}, which is no folder")
     return node

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 
-from imagematrix.images.oci.byte_stream import filled
+from imagematrix.images.oci.byte_stream import read_exactly
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class _Members:
         self._ahead = b""  # bytes that were read but not decompressed
 
     def read(self, size: int = -1, /) -> bytes:
-        return filled(self._next, size)
+        return read_exactly(self._next, size)
 
     def _next(self, size: int) -> bytes:
         while True:

@@ -11,7 +11,7 @@ import weakref
 
 from imagematrix.common.programs import find_program
 from imagematrix.errors import EngineError
-from imagematrix.images.oci.byte_stream import filled
+from imagematrix.images.oci.byte_stream import read_exactly
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class _ZstandardLibrary:
 
     def read(self, size: int = PIECE, /) -> bytes:
         try:
-            return filled(self._reader.read, size)
+            return read_exactly(self._reader.read, size)
         except self._error as error:
             raise ValueError(str(error)) from error
 

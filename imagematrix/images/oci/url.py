@@ -12,7 +12,7 @@ from urllib.parse import urljoin
 
 from requests.utils import requote_uri
 
-from imagematrix.common.authority import host_and_port
+from imagematrix.common.host_port import host_and_port
 from imagematrix.errors import EngineError
 
 TYPE_CHECKING = False
@@ -44,7 +44,7 @@ class Url:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Return the URL that is written as `text`; raise ValueError if it is invalid."""
-        matched = URL.fullmatch(_visible(text))
+        matched = URL.fullmatch(_require_visible(text))
         if matched is None:
             raise ValueError(f"not an address of the web: {text[:LONGEST]!r}")
         scheme, target = matched[1].lower(), matched[3]
@@ -74,7 +74,7 @@ class Url:
         Raises EngineError if it is invalid.
         """
         try:
-            return Url.parse(self._resolved(_visible(reference)))
+            return Url.parse(self._resolved(_require_visible(reference)))
         except ValueError as error:
             message = f"{self.authority} returned an invalid address: {reference[:LONGEST]!r}"
             raise EngineError(message, remedy=REMEDY) from error
@@ -100,7 +100,7 @@ class Url:
         return replace(self, target=f"{self.target}{'&' if '?' in self.target else '?'}{query}")
 
 
-def _visible(text: str) -> str:
+def _require_visible(text: str) -> str:
     """Return a text without blanks, control characters, backslashes and other scripts; else ValueError."""
     if not VISIBLE.fullmatch(text):
         raise ValueError(f"an address has other characters: {text[:LONGEST]!r}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 
-from imagematrix.common.text import word
+from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from os import PathLike
 
-__all__ = ["SITE", "VARIABLE", "policy_files", "read_trusted"]
+__all__ = ["SITE", "VARIABLE", "list_policy_files", "read_trusted"]
 
 SITE = "/etc/imagematrix/policy.json"
 VARIABLE = "IMAGEMATRIX_POLICY"
 
 
-def policy_files(given: str | PathLike[str] | None = None) -> tuple[str, ...]:
+def list_policy_files(given: str | PathLike[str] | None = None) -> tuple[str, ...]:
     """Return the files of the policies, each of which an image has to satisfy; none if there is no policy.
 
     They are the site's, and the user's: `given`, or else the one that the environment names. Raises
@@ -51,29 +51,29 @@ def read_trusted(path: str | PathLike[str], limit: int) -> bytes:
     everybody can change or replace.
     """
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
+        with open(path, "rb", opener=_open_without_waiting) as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
                 raise UsageError(f"{path} is not a regular file", remedy="copy its content to one")
             raw = file.read(limit + 1)
-        loose = path if mode & stat.S_IWOTH else next(filter(_may_be_replaced, _folders(path)), None)
+        loose = path if mode & stat.S_IWOTH else next(filter(_may_be_replaced, _list_folders(path)), None)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:  # a null character
         raise UsageError(f"{path!r:.80} is not the path of a file") from error
     if loose is not None:
-        raise UsageError(f"everybody can change {path}", remedy=f"`chmod o-w {word(loose)}`")
+        raise UsageError(f"everybody can change {path}", remedy=f"`chmod o-w {quote_word(loose)}`")
     if len(raw) > limit:
         raise UsageError(f"{path} has more than {limit} bytes")
     return raw
 
 
-def _without_waiting(path: str, flags: int) -> int:
+def _open_without_waiting(path: str, flags: int) -> int:
     """Open a file, of which nobody knows yet that it is no pipe."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
-def _folders(path: str | PathLike[str]) -> Iterator[str]:
+def _list_folders(path: str | PathLike[str]) -> Iterator[str]:
     """Yield the folders on the way to a file, and to where it leads if it is a link."""
     for way in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
         while (folder := os.path.dirname(way)) != way:

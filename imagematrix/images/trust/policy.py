@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["SignaturePolicy", "SignatureRule", "load_policies", "requirements"]
+__all__ = ["SignaturePolicy", "SignatureRule", "collect_requirements", "load_policies"]
 
 SCHEMA = "imagematrix.policy/v1"
 LIMIT = 1024 * 1024  # bytes of the file
@@ -51,14 +51,16 @@ class SignaturePolicy:
     @classmethod
     def load(cls, path: Path) -> SignaturePolicy:
         """Return the policy in a file, with key files relative to its folder; raise UsageError."""
-        fields = json_documents.Fields(json_documents.parse(read_trusted(path, LIMIT), str(path)), str(path))
+        fields = json_documents.Fields(
+            json_documents.parse_json(read_trusted(path, LIMIT), str(path)), str(path)
+        )
         fields.schema(SCHEMA)
         otherwise = fields.text("otherwise")
         if otherwise not in OTHERWISE:
             raise fields.fail("otherwise", f"expected allow or deny, found {otherwise!r}")
-        _only(fields, "schema", "registry", "rules", "otherwise")
+        _require_fields(fields, "schema", "registry", "rules", "otherwise")
         return cls(
-            rules=tuple(_rule(rule, path.parent) for rule in fields.objects("rules")),
+            rules=tuple(_parse_rule(rule, path.parent) for rule in fields.objects("rules")),
             allows_others=otherwise == "allow",
             registry=fields.text_or_none("registry") or "",
         )
@@ -88,14 +90,14 @@ def load_policies(files: Iterable[str]) -> tuple[SignaturePolicy, ...]:
     return tuple(SignaturePolicy.load(Path(file)) for file in files)
 
 
-def requirements(policies: Iterable[SignaturePolicy], repository: str) -> tuple[Requirement, ...]:
+def collect_requirements(policies: Iterable[SignaturePolicy], repository: str) -> tuple[Requirement, ...]:
     """Return what all policies require of a repository; raise SignatureError if one of them denies it."""
     required = [policy.requirement(repository) for policy in policies]
     return tuple(one for one in required if one is not None)
 
 
-def _rule(fields: json_documents.Fields, folder: Path) -> SignatureRule:
-    _only(fields, "repository", "keys", "aliases")
+def _parse_rule(fields: json_documents.Fields, folder: Path) -> SignatureRule:
+    _require_fields(fields, "repository", "keys", "aliases")
     pattern = fields.text("repository")
     if not REPOSITORY.fullmatch(pattern.replace("*", "x")):  # as a rule, it would match nothing
         raise fields.fail("repository", f"{pattern!r} matches no repository, as ml/training and ml/* do")
@@ -105,7 +107,7 @@ def _rule(fields: json_documents.Fields, folder: Path) -> SignatureRule:
     return SignatureRule(repository=pattern, keys=keys, aliases=frozenset(fields.texts("aliases")))
 
 
-def _only(fields: json_documents.Fields, *names: str) -> None:
+def _require_fields(fields: json_documents.Fields, *names: str) -> None:
     """Raise UsageError for a field with another name, because it would have no effect."""
     for name in sorted(fields.data.keys() - set(names)):
         raise fields.fail(name, f"unknown field: expected {', '.join(names)}")

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from imagematrix.common import json_documents
 from imagematrix.errors import SignatureError, UnknownImageError, UsageError
-from imagematrix.images.oci.manifest import Descriptor, ImageManifest, parse
+from imagematrix.images.oci.manifest import Descriptor, ImageManifest, parse_manifest
 from imagematrix.images.trust.files import read_trusted
 
 TYPE_CHECKING = False
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from imagematrix.images.oci.manifest import Manifest
 
-__all__ = ["Key", "ManifestSource", "Requirement", "is_signature", "prove", "signature_tag"]
+__all__ = ["Key", "ManifestSource", "Requirement", "is_signature", "make_signature_tag", "prove_signature"]
 
 SIGNATURE = "dev.cosignproject.cosign/signature"  # an annotation: base64 of the signature
 PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
@@ -92,14 +92,14 @@ class Requirement:
     identity: str
 
 
-def prove(source: ManifestSource, repository: str, digest: str, requirement: Requirement) -> Key:
+def prove_signature(source: ManifestSource, repository: str, digest: str, requirement: Requirement) -> Key:
     """Return the key that has signed the manifest `digest` as `requirement` says.
 
     Raises SignatureError if there is no such signature, with what is wrong with each; EngineError if `source`
     cannot be read.
     """
     keys, identity = requirement.keys, requirement.identity
-    tag = signature_tag(digest)
+    tag = make_signature_tag(digest)
     manifest = source.manifest(repository, tag)
     if manifest is None:
         remedy = f"sign it: cosign sign --key KEY {identity}@{digest}"
@@ -107,11 +107,11 @@ def prove(source: ManifestSource, repository: str, digest: str, requirement: Req
     where = f"{repository}:{tag}"
     wrong: list[str] = []
     try:
-        for payload_digest, signature in _layers(manifest, where):
+        for payload_digest, signature in _list_payloads(manifest, where):
             payload = source.content(repository, payload_digest)
             key = next((candidate for candidate in keys if candidate.verifies(payload, signature)), None)
             # Nothing in a payload is parsed before its signature holds: anybody may have pushed it.
-            fault = _fault(payload, where, digest, identity) if key else _unknown(keys)
+            fault = _find_fault(payload, where, digest, identity) if key else _name_keys(keys)
             if key and fault is None:
                 return key
             wrong.append(str(fault))
@@ -126,14 +126,14 @@ def is_signature(tag: str) -> bool:
     return TAG.fullmatch(tag) is not None
 
 
-def signature_tag(digest: str) -> str:
+def make_signature_tag(digest: str) -> str:
     """Return the tag of the signatures of a manifest."""
     return f"{digest.replace(':', '-')}.sig"
 
 
-def _layers(manifest: Manifest, where: str) -> Iterator[tuple[str, bytes]]:
+def _list_payloads(manifest: Manifest, where: str) -> Iterator[tuple[str, bytes]]:
     """Yield the digest of each payload with its signature."""
-    found = parse(manifest.raw, where, Descriptor)
+    found = parse_manifest(manifest.raw, where, Descriptor)
     layers = (found.layers or ()) if isinstance(found, ImageManifest) else ()
     for layer in layers[:TRIED]:
         signature = layer.annotations.get(SIGNATURE)
@@ -145,9 +145,11 @@ def _layers(manifest: Manifest, where: str) -> Iterator[tuple[str, bytes]]:
             raise UsageError(f"{where}: a signature is not in base64") from error
 
 
-def _fault(payload: bytes, where: str, digest: str, identity: str) -> str | None:
+def _find_fault(payload: bytes, where: str, digest: str, identity: str) -> str | None:
     """Return what is wrong with a validly signed payload, or None if it names this image."""
-    critical = json_documents.Fields(json_documents.parse(payload, where), where).object_or_empty("critical")
+    critical = json_documents.Fields(json_documents.parse_json(payload, where), where).object_or_empty(
+        "critical"
+    )
     image, name = critical.object_or_none("image"), critical.object_or_none("identity")
     if not image or not name or critical.text_or_none("type") != TYPE:
         return "the signature is not for an image"
@@ -160,5 +162,5 @@ def _fault(payload: bytes, where: str, digest: str, identity: str) -> str | None
     )
 
 
-def _unknown(keys: Sequence[Key]) -> str:
+def _name_keys(keys: Sequence[Key]) -> str:
     return f"it is not signed with {' or '.join(key.name for key in keys)}"

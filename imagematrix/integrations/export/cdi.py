@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imagematrix.errors import ProbeError
-from imagematrix.hardware.gpu_request.choice import instance, parts
+from imagematrix.hardware.gpu_request.choice import list_mig_devices, name_mig_device
 from imagematrix.integrations import cdi
 from imagematrix.launcher.docker.devices import list_device_nodes
 from imagematrix.launcher.gpu_claims.containers import CDI_KIND
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu, Host
 
-__all__ = ["FILE", "GpuSpec", "of_host"]
+__all__ = ["FILE", "GpuSpec", "make_gpu_spec"]
 
 FILE = "imagematrix.json"
 ALL = "all"
@@ -32,7 +32,7 @@ class GpuSpec:
     left_out: tuple[str, ...]
 
 
-def of_host(host: Host) -> GpuSpec:
+def make_gpu_spec(host: Host) -> GpuSpec:
     """Return the spec of a host's GPUs: by index and UUID, their MIG devices too, and all in one device.
 
     Raises ProbeError if none can be passed to a container.
@@ -45,7 +45,7 @@ def of_host(host: Host) -> GpuSpec:
             left_out.append(f"{gpu.label} is left out: its state is {gpu.state}")
             continue
         try:
-            for name, part in _named(gpu):
+            for name, part in _list_device_names(gpu):
                 devices.setdefault(name, list_device_nodes(host, [part]))
         except ProbeError as error:
             left_out.append(f"{gpu.label} is left out: {error}")
@@ -58,18 +58,18 @@ def of_host(host: Host) -> GpuSpec:
         )
     paths = list_device_nodes(host, every)
     return GpuSpec(
-        document=cdi.spec(CDI_KIND, {**devices, ALL: paths}), paths=paths, left_out=tuple(left_out)
+        document=cdi.make_spec(CDI_KIND, {**devices, ALL: paths}), paths=paths, left_out=tuple(left_out)
     )
 
 
-def _named(gpu: Gpu) -> Iterator[tuple[str, Gpu]]:
+def _list_device_names(gpu: Gpu) -> Iterator[tuple[str, Gpu]]:
     """Yield the names of a GPU and of its MIG devices, as in `--gpus`, if CDI devices can have them."""
     yield str(gpu.index), gpu
     if _is_name(gpu.uuid, "GPU-"):
         yield gpu.uuid, gpu
-    for part in parts(gpu):
+    for part in list_mig_devices(gpu):
         (device,) = part.mig or ()
-        yield instance(gpu, device), part
+        yield name_mig_device(gpu, device), part
         if _is_name(device.uuid, "MIG-"):
             yield device.uuid, part
 

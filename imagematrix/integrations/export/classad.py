@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from imagematrix.common.image_reference import split
+from imagematrix.common.image_reference import split_version
 from imagematrix.common.text import REPLACED, line
 from imagematrix.hardware.vendors import cuda, versions
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Scalar = str | int | float | None
     Value = Scalar | list[Scalar]
 
-__all__ = ["ATTRIBUTES", "chosen", "lines"]
+__all__ = ["ATTRIBUTES", "make_attribute_lines", "make_variant_line"]
 
 VARIANT = "ImVariant_"  # the beginning of the name of an attribute with a selected variant
 # In the order of the output, each with its meaning.
@@ -44,27 +44,30 @@ ATTRIBUTES: dict[str, tuple[str, Callable[[Host], Value]]] = {
     ),
     "ImDriverCuda": (
         "The newest CUDA release that the driver supports.",
-        lambda host: cuda.driver_cuda(host.driver.version) if host.driver else None,
+        lambda host: cuda.get_newest_cuda(host.driver.version) if host.driver else None,
     ),
     "ImGpus": ("The number of GPUs.", lambda host: len(host.gpus)),
     "ImGpusUsable": (
         "The number of those that a container can use.",
         lambda host: sum(gpu.usable for gpu in host.gpus),
     ),
-    "ImGpuNames": ("For each GPU, in the order of the probe: its name.", lambda host: _each(host, "name")),
-    "ImGpuUuids": ("Its UUID.", lambda host: _each(host, "uuid")),
-    "ImGpuComputes": ("Its compute capability, as text.", lambda host: _each(host, "compute")),
-    "ImGpuMemoryMib": ("Its memory in MiB.", lambda host: _each(host, "memory_mib")),
-    "ImGpuStates": ("Its state, `ok` if it works.", lambda host: _each(host, "state")),
+    "ImGpuNames": (
+        "For each GPU, in the order of the probe: its name.",
+        lambda host: _collect_distinct(host, "name"),
+    ),
+    "ImGpuUuids": ("Its UUID.", lambda host: _collect_distinct(host, "uuid")),
+    "ImGpuComputes": ("Its compute capability, as text.", lambda host: _collect_distinct(host, "compute")),
+    "ImGpuMemoryMib": ("Its memory in MiB.", lambda host: _collect_distinct(host, "memory_mib")),
+    "ImGpuStates": ("Its state, `ok` if it works.", lambda host: _collect_distinct(host, "state")),
     "ImGpuMigDevices": (
         "The number of its MIG devices.",
         lambda host: [len(gpu.mig or ()) for gpu in host.gpus],
     ),
     "ImGpuComputeMin": (
         "The least compute capability of the GPUs, as a number.",
-        lambda host: _bound(host, min),
+        lambda host: _get_bound(host, min),
     ),
-    "ImGpuComputeMax": ("The greatest one.", lambda host: _bound(host, max)),
+    "ImGpuComputeMax": ("The greatest one.", lambda host: _get_bound(host, max)),
     "ImAccelerators": (
         "The number of signs of other accelerators.",
         lambda host: len(host.accelerators),
@@ -72,39 +75,39 @@ ATTRIBUTES: dict[str, tuple[str, Callable[[Host], Value]]] = {
 }
 
 
-def lines(host: Host) -> list[str]:
+def make_attribute_lines(host: Host) -> list[str]:
     """Return a line for each attribute whose value is known; without one, HTCondor takes it as UNDEFINED."""
     values = ((name, of(host)) for name, (_, of) in ATTRIBUTES.items())
-    return [f"{name} = {_literal(value)}" for name, value in values if value is not None]
+    return [f"{name} = {_format_literal(value)}" for name, value in values if value is not None]
 
 
-def chosen(image: str, selection: Selection | None) -> str:
+def make_variant_line(image: str, selection: Selection | None) -> str:
     """Return the line of the attribute with the selected variant of an image, `undefined` without one.
 
     It has the last part of the image's name. Names in ClassAds have letters, digits and underscores.
     """
-    name = re.sub(r"[^a-z0-9]", "_", split(image)[0].rpartition("/")[2])
+    name = re.sub(r"[^a-z0-9]", "_", split_version(image)[0].rpartition("/")[2])
     found = selection.selected if selection else None
     if selection and selection.digest:
         found = f"{found}@{selection.digest}"
-    return f"{VARIANT}{name} = {_literal(found)}"
+    return f"{VARIANT}{name} = {_format_literal(found)}"
 
 
-def _each(host: Host, fact: str) -> Value:
+def _collect_distinct(host: Host, fact: str) -> Value:
     return [getattr(gpu, fact) for gpu in host.gpus]
 
 
-def _bound(host: Host, of: Callable[..., Gpu]) -> Value:
+def _get_bound(host: Host, of: Callable[..., Gpu]) -> Value:
     if not host.gpus or any(gpu.compute is None for gpu in host.gpus):
         return None
-    return float(of(host.gpus, key=lambda gpu: versions.order(gpu.compute)).compute or 0)
+    return float(of(host.gpus, key=lambda gpu: versions.make_sort_key(gpu.compute)).compute or 0)
 
 
-def _literal(value: Value) -> str:
+def _format_literal(value: Value) -> str:
     if value is None:
         return "undefined"
     if isinstance(value, list):
-        return f"{{{', '.join(map(_literal, value))}}}"
+        return f"{{{', '.join(map(_format_literal, value))}}}"
     if isinstance(value, str):
         quoted = line(value).replace("\\", REPLACED).replace('"', '\\"')
         return f'"{quoted}"'

@@ -12,27 +12,27 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Host
 
-__all__ = ["variables"]
+__all__ = ["make_variables"]
 
 
-def variables(host: Host, glibc: str | None) -> dict[str, str | None]:
+def make_variables(host: Host, glibc: str | None) -> dict[str, str | None]:
     """Return the variables that override detection by what is true of a host; None if it is unknown.
 
     `glibc` is the version of its C library.
     """
     return {
-        "CONDA_OVERRIDE_CUDA": cuda.driver_cuda(host.driver.version) if host.driver else "",
-        "CONDA_OVERRIDE_CUDA_ARCH": _least_capability(host),
-        "CONDA_OVERRIDE_ARCHSPEC": archspec.best(
-            host.arch, host.cpu.flags, marches.host_vendor(host.cpu.vendor), host.cpu.model
+        "CONDA_OVERRIDE_CUDA": cuda.get_newest_cuda(host.driver.version) if host.driver else "",
+        "CONDA_OVERRIDE_CUDA_ARCH": _get_least_capability(host),
+        "CONDA_OVERRIDE_ARCHSPEC": archspec.find_best_name(
+            host.arch, host.cpu.flags, marches.get_host_vendor(host.cpu.vendor), host.cpu.model
         ),
         "CONDA_OVERRIDE_GLIBC": glibc,
     }
 
 
-def _least_capability(host: Host) -> str | None:
+def _get_least_capability(host: Host) -> str | None:
     capabilities = [gpu.compute for gpu in host.gpus if gpu.usable]
     if host.driver is None or not capabilities:
         return ""
     known = [compute for compute in capabilities if compute is not None]
-    return min(known, key=versions.order) if len(known) == len(capabilities) else None
+    return min(known, key=versions.make_sort_key) if len(known) == len(capabilities) else None

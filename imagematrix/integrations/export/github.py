@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from imagematrix.integrations.export.jobs import jobs
+from imagematrix.integrations.export.jobs import split_jobs
 from imagematrix.integrations.export.target import ExportTarget
 
 TYPE_CHECKING = False
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from imagematrix.integrations.export.jobs import Job
     from imagematrix.integrations.export.target import ExportSource
 
-__all__ = ["LIMIT", "TARGET", "github"]
+__all__ = ["LIMIT", "TARGET", "make_github_matrix"]
 
 LIMIT = 256  # jobs of a matrix: docs.github.com, "Workflow syntax", jobs.<job_id>.strategy.matrix
 
 
-def github(jobs: Iterable[Job]) -> str:
+def make_github_matrix(jobs: Iterable[Job]) -> str:
     """Return the JSON for `strategy.matrix` through `fromJSON`, on one line because outputs require it."""
     include = [
         {
@@ -33,8 +33,12 @@ def github(jobs: Iterable[Job]) -> str:
     return json.dumps({"include": include}, separators=(",", ":")) + "\n"
 
 
-def _files(source: ExportSource, wanted: int | None) -> dict[str, str]:
-    return {"github.json": github(jobs(source.cells(), LIMIT, expression=source.expression, wanted=wanted))}
+def _make_files(source: ExportSource, wanted: int | None) -> dict[str, str]:
+    return {
+        "github.json": make_github_matrix(
+            split_jobs(source.cells(), LIMIT, expression=source.expression, wanted=wanted)
+        )
+    }
 
 
-TARGET = ExportTarget(name="github", help="JSON for a job matrix", files=_files)
+TARGET = ExportTarget(name="github", help="JSON for a job matrix", files=_make_files)

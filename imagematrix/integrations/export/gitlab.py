@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.integrations.export.jobs import jobs
+from imagematrix.integrations.export.jobs import split_jobs
 from imagematrix.integrations.export.target import ExportTarget
 
 TYPE_CHECKING = False
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from imagematrix.integrations.export.jobs import Job
     from imagematrix.integrations.export.target import ExportSource
 
-__all__ = ["LIMIT", "TARGET", "gitlab"]
+__all__ = ["LIMIT", "TARGET", "make_gitlab_pipeline"]
 
 LIMIT = 200  # jobs of parallel:matrix: docs.gitlab.com, "CI/CD YAML syntax reference"
 
 
-def gitlab(jobs: Iterable[Job]) -> str:
+def make_gitlab_pipeline(jobs: Iterable[Job]) -> str:
     """Return a child pipeline: the job `build`, once for each of `jobs`.
 
     It extends the job `.build`, which another file of the pipeline defines.
@@ -29,8 +29,12 @@ def gitlab(jobs: Iterable[Job]) -> str:
     return str(yaml.safe_dump(pipeline, sort_keys=False, width=1_000))
 
 
-def _files(source: ExportSource, wanted: int | None) -> dict[str, str]:
-    return {"gitlab.yml": gitlab(jobs(source.cells(), LIMIT, expression=source.expression, wanted=wanted))}
+def _make_files(source: ExportSource, wanted: int | None) -> dict[str, str]:
+    return {
+        "gitlab.yml": make_gitlab_pipeline(
+            split_jobs(source.cells(), LIMIT, expression=source.expression, wanted=wanted)
+        )
+    }
 
 
-TARGET = ExportTarget(name="gitlab", help="a child pipeline", files=_files)
+TARGET = ExportTarget(name="gitlab", help="a child pipeline", files=_make_files)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from imagematrix.build.matrix.matrix import Cell
 
-__all__ = ["Job", "jobs"]
+__all__ = ["Job", "split_jobs"]
 
 WHOLE = Shard(number=1, count=1)
 
@@ -33,7 +33,9 @@ class Job:
     platforms: tuple[str, ...]
 
 
-def jobs(cells: Iterable[Cell], limit: int, *, expression: str, wanted: int | None = None) -> tuple[Job, ...]:
+def split_jobs(
+    cells: Iterable[Cell], limit: int, *, expression: str, wanted: int | None = None
+) -> tuple[Job, ...]:
     """Return the jobs that build `cells`, which `--only` with `expression` selects.
 
     There are `wanted` jobs, or else one for each cell, but never more than `limit`. Raises UsageError if
@@ -50,7 +52,12 @@ def jobs(cells: Iterable[Cell], limit: int, *, expression: str, wanted: int | No
     if count == len(by_id):
         by_image = "image" in axis_conditions.parse_only(expression) if expression else False
         return tuple(
-            Job(name=name, only=_only(group, images=by_image), shard=WHOLE, platforms=(group[0].platform,))
+            Job(
+                name=name,
+                only=_make_only_condition(group, images=by_image),
+                shard=WHOLE,
+                platforms=(group[0].platform,),
+            )
             for name, group in by_id.items()
         )
     # The build distributes the cells, by durations too, so each shard may get cells of every platform.
@@ -66,7 +73,7 @@ def jobs(cells: Iterable[Cell], limit: int, *, expression: str, wanted: int | No
     )
 
 
-def _only(cells: Sequence[Cell], *, images: bool) -> str:
+def _make_only_condition(cells: Sequence[Cell], *, images: bool) -> str:
     """Return the condition that selects a cell with all its images, or only with the images of `cells`."""
     words = [f"{axis}={value}" for axis, value in cells[0].axes.items()]
     return ",".join(words + [f"image={cell.image.name}" for cell in cells if images])

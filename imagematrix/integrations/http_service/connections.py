@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-__all__ = ["Connections", "Limits", "body", "keep"]
+__all__ = ["Connections", "Limits", "read_body", "reserve_memory"]
 
 LOOK_S = 0.5  # between looks at the pace of clients
 SHORT_S = 1.0  # for which a client may be slow while others wait for its place
@@ -69,7 +69,7 @@ class Limits:
     slow_s: float = 10.0
 
 
-def keep(size: int) -> None:
+def reserve_memory(size: int) -> None:
     """Take memory for the answer to the request at hand, in bytes, until it is sent.
 
     Raises HTTPTooManyRequests if clients that read fast enough have all of it.
@@ -77,7 +77,7 @@ def keep(size: int) -> None:
     _KEEP.get()(size)
 
 
-def body() -> bytes:
+def read_body() -> bytes:
     """Return the body of the request at hand."""
     return _BODY.get()
 
@@ -103,7 +103,7 @@ class _Connection:
         self.socket, self.peer, self.descriptor = client, peer, client.fileno()
         self.asking, self.idle, self.held, self.room, self.kept = True, False, False, 0, 0
         self.close: Callable[[], object] = client.close
-        self.opened = _now()
+        self.opened = _get_time()
         self.pace = Pace(None, self.opened, 0)
 
     @property
@@ -123,10 +123,10 @@ class _Connection:
         traffic = Traffic.of(self.socket)
         self.asking = self.asking or (self.idle and traffic.given > self.pace.moved)
         asking = self.asking and not self.held
-        self.pace = self.pace.after(_now(), traffic, asking=asking, least=least)
+        self.pace = self.pace.after(_get_time(), traffic, asking=asking, least=least)
 
     def slow_s(self) -> float:
-        return self.pace.slow_s(_now()) if self.pace.owed else 0.0
+        return self.pace.slow_s(_get_time()) if self.pace.owed else 0.0
 
 
 class Connections:
@@ -159,7 +159,7 @@ class Connections:
         if len(self._outside) >= self._most_outside:  # the oldest goes that asks nothing
             silent = (one for one in self._outside if not self._asks(one))
             self._turn_away(next(silent, next(iter(self._outside))))
-        self._outside[client] = _Arrival(peer, _now())
+        self._outside[client] = _Arrival(peer, _get_time())
         if tls:
             self._when_sent(client, RECORD, self._await_record)
         else:
@@ -211,12 +211,12 @@ class Connections:
         that not all get theirs too late. Those of an address that has all its connections keep nobody else
         waiting.
         """
-        last = _now()
+        last = _get_time()
         while True:
             await self._somebody_asks.wait()
             self._turn += 1
             least, most = BATCH
-            admitted, batch, last = 0, int(ADMITTED * (_now() - last)), _now()
+            admitted, batch, last = 0, int(ADMITTED * (_get_time() - last)), _get_time()
             batch = max(least, min(batch, most))
             self._full = False
             self._crowded.clear()
@@ -285,7 +285,7 @@ class Connections:
         while True:
             await asyncio.sleep(LOOK_S)
             for client, arrival in [*self._outside.items()]:
-                if not self._asks(client) and _now() - arrival.since >= self._limits.slow_s:
+                if not self._asks(client) and _get_time() - arrival.since >= self._limits.slow_s:
                     self._turn_away(client)
             for connection in [*self._all.values()]:
                 try:
@@ -317,7 +317,7 @@ class Connections:
         _KEEP.set(partial(self._keep, connection))
         _BODY.set(await self._body(connection, request))
         connection.asking = False
-        connection.pace = Pace(None, _now(), 0)  # it owes nothing
+        connection.pace = Pace(None, _get_time(), 0)  # it owes nothing
         self._waiting.pop(connection, None)
         try:
             response = await handler(request)
@@ -393,7 +393,7 @@ class Connections:
         self._waiting[connection] = None  # as the newest
         connection.asking, connection.idle, connection.held = False, True, False
         with contextlib.suppress(OSError):  # it is closed
-            connection.pace = Pace.start(None, _now(), Traffic.of(connection.socket))
+            connection.pace = Pace.start(None, _get_time(), Traffic.of(connection.socket))
 
     def _one_gives_way(self, among: Callable[[_Connection], bool]) -> bool:
         """Drop the oldest connection without a whole request, or else one that reads its answer slowly."""
@@ -405,7 +405,7 @@ class Connections:
         return self._slowest_gives_way(filter(among, self._all.values()))
 
     def _is_young(self, connection: _Connection) -> bool:
-        return self._turn - connection.turn < YOUNG_TURNS or _now() - connection.opened < YOUNG_S
+        return self._turn - connection.turn < YOUNG_TURNS or _get_time() - connection.opened < YOUNG_S
 
     def _slowest_gives_way(self, among: Iterable[_Connection]) -> bool:
         slowest = max(among, key=_Connection.slow_s, default=None)
@@ -421,9 +421,9 @@ class Connections:
 
     def _forget_closed(self) -> None:
         """Forget the connections that their clients closed, if that was not done a moment ago."""
-        if _now() - self._forgot_closed < MOMENT_S:
+        if _get_time() - self._forgot_closed < MOMENT_S:
             return
-        self._forgot_closed = _now()
+        self._forgot_closed = _get_time()
         for connection in [each for each in self._all.values() if each.gone]:
             self._forget(connection)
 
@@ -449,5 +449,5 @@ def _close_if_cancelled(client: socket.socket, opened: asyncio.Task[None]) -> No
         client.close()
 
 
-def _now() -> float:
+def _get_time() -> float:
     return asyncio.get_running_loop().time()

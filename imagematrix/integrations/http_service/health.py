@@ -12,7 +12,7 @@ from aiohttp import web
 
 from imagematrix.errors import ImagematrixError
 from imagematrix.integrations.http_service.connections import Limits
-from imagematrix.integrations.http_service.http_server import Address, listening
+from imagematrix.integrations.http_service.http_server import Address, serve_http
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,12 +56,12 @@ class Health:
 
     @contextlib.asynccontextmanager
     async def served(self, address: Address) -> AsyncIterator[Address]:
-        """Serve /healthz and /readyz; yield the address with its port; see `listening`."""
+        """Serve /healthz and /readyz; yield the address with its port; see `serve_http`."""
         bound: Future[Address] = Future()
         ended = threading.Event()
 
         async def serve() -> None:
-            async with listening(self.application(), address, limits=LIMITS) as found:
+            async with serve_http(self.application(), address, limits=LIMITS) as found:
                 bound.set_result(found)
                 await asyncio.to_thread(ended.wait)
 
@@ -94,12 +94,12 @@ class Health:
 
     async def _alive(self, _: web.Request) -> web.Response:
         still_s = time.monotonic() - self._turned
-        return _told(f"nothing was done for {still_s:.0f} s" if still_s > ALIVE_S else None)
+        return _format_problem(f"nothing was done for {still_s:.0f} s" if still_s > ALIVE_S else None)
 
     async def _ready(self, _: web.Request) -> web.Response:
         late = time.monotonic() - self._answered >= FRESH_S
-        return _told(self._problem() or (self._failure if late else None))
+        return _format_problem(self._problem() or (self._failure if late else None))
 
 
-def _told(problem: str | None) -> web.Response:
+def _format_problem(problem: str | None) -> web.Response:
     return web.Response(status=503, text=f"{problem}\n") if problem else web.Response(text="ok\n")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from imagematrix.common.authority import host_and_port
+from imagematrix.common.host_port import host_and_port
 from imagematrix.errors import UsageError
 from imagematrix.integrations.http_service.connections import Connections, Limits
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator
 
-__all__ = ["Address", "listening"]
+__all__ = ["Address", "serve_http"]
 
 KEEP_S = 120.0  # for idle connections; clients in Go, such as engines, close theirs after 90
 LINGER_S = 1.0  # for which the rest of a refused body is read, so that its client reads the refusal
@@ -55,9 +55,9 @@ class Address:
             host, port = host_and_port(text)
             address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
         except ValueError:
-            raise _invalid(text) from None
+            raise _make_address_error(text) from None
         if port is None:
-            raise _invalid(text)
+            raise _make_address_error(text)
         return cls(str(address), port)
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class Address:
 
 
 @contextlib.asynccontextmanager
-async def listening(
+async def serve_http(
     application: web.Application,
     address: Address,
     *,
@@ -81,7 +81,7 @@ async def listening(
     _allow_files()
     _map_large_blocks()
     logger = logging.getLogger(__name__)
-    logger.addFilter(_of_ours)
+    logger.addFilter(_is_unexpected)
     connections = Connections(limits or Limits())
     application.middlewares.insert(0, connections.answering)
     runner = web.AppRunner(
@@ -98,7 +98,7 @@ async def listening(
     server = runner.server
     assert server is not None  # noqa: S101 - the runner is set up; for the type checker
     try:
-        with _bound(address) as listener:
+        with _bind_socket(address) as listener:
             try:
                 async with asyncio.TaskGroup() as group:  # a service that lets nobody in any more ends
                     tasks = [
@@ -136,7 +136,7 @@ def _allow_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(FILES, hard), hard))
 
 
-def _bound(address: Address) -> socket.socket:
+def _bind_socket(address: Address) -> socket.socket:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         listener = socket.create_server((address.host, address.port), family=family, backlog=QUEUE)
@@ -163,10 +163,10 @@ async def _accept(listener: socket.socket, connections: Connections, *, tls: boo
             await asyncio.sleep(0)
 
 
-def _of_ours(record: logging.LogRecord) -> bool:
+def _is_unexpected(record: logging.LogRecord) -> bool:
     """Whether an error needs a traceback: scanners send junk, and docker begins every pull with TLS."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | ConnectionError))
 
 
-def _invalid(text: str) -> UsageError:
+def _make_address_error(text: str) -> UsageError:
     return UsageError(f"invalid address {text!r}: expected ADDRESS:PORT, such as 127.0.0.1:5050")

@@ -15,7 +15,7 @@ COUNTS = struct.Struct("@QQ")  # tcpi_bytes_acked and tcpi_bytes_received of lin
 COUNTS_AT = 120
 QUEUED = struct.Struct("@i")
 
-Owed = Literal["bytes", "reading"]
+Debt = Literal["bytes", "reading"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class Pace:
     A client that owes nothing is never slow.
     """
 
-    owed: Owed | None
+    owed: Debt | None
     since: float
     moved: int
 
     @classmethod
-    def start(cls, owed: Owed | None, now: float, traffic: Traffic) -> Pace:
+    def start(cls, owed: Debt | None, now: float, traffic: Traffic) -> Pace:
         """Return the pace of a client that is not slow at the time `now`, in seconds."""
         return cls(owed, now, traffic.taken if owed == "reading" else traffic.given)
 
@@ -57,7 +57,7 @@ class Pace:
         A client owes the reading of what is queued for it, or else, while it is `asking`, the rest of its
         request. It is not slow if it has moved `least` bytes/s since it was slow.
         """
-        owed: Owed | None = "reading" if traffic.queued else "bytes" if asking else None
+        owed: Debt | None = "reading" if traffic.queued else "bytes" if asking else None
         here = Pace.start(owed, now, traffic)
         if owed is None or owed != self.owed or here.moved - self.moved >= least * (now - self.since):
             return here

@@ -174,7 +174,7 @@ class _Worker:
         if self._streams:
             return
         self.end()
-        self._process, connection = _started(self._modules)
+        self._process, connection = _start_process(self._modules)
         reader, writer = await asyncio.open_connection(sock=connection)
         try:
             await reader.readexactly(SIZE.size)
@@ -192,7 +192,7 @@ class _Worker:
         new = number is None
         if number is None:
             number = next(self._numbers)
-            _hold(self._held, number, held)
+            _store_object(self._held, number, held)
         message = pickle.dumps((function, number, held if new else None, new, arguments))
         writer.write(SIZE.pack(len(message)))
         writer.write(message)
@@ -210,7 +210,7 @@ class _Worker:
         self._process, self._streams, self._held = None, None, {}
 
 
-def _started(modules: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _start_process(modules: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, its = socket.socketpair()
     with its:
         command = [*child_command(__name__), str(its.fileno()), *modules]
@@ -240,7 +240,7 @@ def main() -> None:
             message = calls.read(SIZE.unpack(size)[0])
             function, number, new_held, new, arguments = pickle.loads(message)  # noqa: S301 - from our parent
             if new:
-                _hold(held, number, new_held)
+                _store_object(held, number, new_held)
             try:
                 result = function(*arguments, held[number])
             except ImagematrixError as error:
@@ -252,7 +252,7 @@ def _send(connection: socket.socket, message: bytes) -> None:
     connection.sendall(SIZE.pack(len(message)) + message)
 
 
-def _hold(held: dict[int, object], number: int, one: object) -> None:
+def _store_object(held: dict[int, object], number: int, one: object) -> None:
     held[number] = one
     if len(held) > HELD:
         del held[next(iter(held))]

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from imagematrix.common.files import stamp
+from imagematrix.common.files import read_stamp
 from imagematrix.errors import EngineError, ImagematrixError, UsageError
 from imagematrix.hardware.host.host import Host
 from imagematrix.hardware.host.probe import probe
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
     from pathlib import Path
 
-__all__ = ["HostSource", "HostSources", "Probed", "Saved"]
+__all__ = ["HostSource", "HostSources", "ProbedHost", "SavedHost"]
 
 # NVIDIA's driver lists MIG devices here; a Host probed without NVML lacks them.
 CAPABILITIES = "/proc/driver/nvidia/capabilities"
@@ -57,12 +57,12 @@ class HostSources:
 
     def read(self) -> HostSources:
         """Return the hosts as they are now, which other processes can use."""
-        classes = {name: _read(node) for name, node in self.classes.items()}
-        return HostSources(here=_read(self.here), classes=classes)
+        classes = {name: _read_host(node) for name, node in self.classes.items()}
+        return HostSources(here=_read_host(self.here), classes=classes)
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _HostResult:
     """A host that was read, or why it could not be."""
 
     found: Host | ImagematrixError
@@ -74,36 +74,36 @@ class _Read:
         return self.found
 
 
-def _read(node: HostSource) -> _Read:
+def _read_host(node: HostSource) -> _HostResult:
     try:
-        return _Read(node.host())
+        return _HostResult(node.host())
     except ImagematrixError as error:
-        return _Read(error)
+        return _HostResult(error)
 
 
-class Saved:
+class SavedHost:
     """The host in a file, which is read again when it changes."""
 
     def __init__(self, path: Path) -> None:
-        self._reloaded = _Reloaded(lambda: stamp(path), lambda: Host.load(path))
+        self._reloaded = _ReloadedHost(lambda: read_stamp(path), lambda: Host.load(path))
 
     def host(self) -> Host:
         """Return the host; see HostSource."""
         return self._reloaded.value()
 
 
-class Probed:
+class ProbedHost:
     """This machine. A probe with NVML is slow, so it is repeated only after /proc, /sys or /dev changed."""
 
     def __init__(self) -> None:
-        self._reloaded = _Reloaded(_state_without_nvml, probe)
+        self._reloaded = _ReloadedHost(_read_state_without_nvml, probe)
 
     def host(self) -> Host:
         """Return the host; see HostSource."""
         return self._reloaded.value()
 
 
-class _Reloaded:
+class _ReloadedHost:
     """A host that is read again after `state` changed, which is checked at most once in `INTERVAL_S`."""
 
     def __init__(self, state: Callable[[], Hashable], read: Callable[[], Host]) -> None:
@@ -126,7 +126,7 @@ class _Reloaded:
             return self._value
 
 
-def _state_without_nvml() -> Hashable:
+def _read_state_without_nvml() -> Hashable:
     tree = Tree("/")
     gpus = tree.names(CAPABILITIES)
     instances = tuple((gpu, tree.names(f"{CAPABILITIES}/{gpu}/mig")) for gpu in gpus)

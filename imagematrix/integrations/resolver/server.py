@@ -19,20 +19,20 @@ from imagematrix.common.image_reference import DIGEST, REPOSITORY, TAG, Referenc
 from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError, UsageError
 from imagematrix.images.engine import releases
 from imagematrix.images.oci.compression import has_zstd
-from imagematrix.images.trust.files import policy_files
+from imagematrix.images.trust.files import list_policy_files
 from imagematrix.images.trust.policy import load_policies
-from imagematrix.integrations.http_service.connections import Limits, keep
+from imagematrix.integrations.http_service.connections import Limits, reserve_memory
 from imagematrix.integrations.http_service.health import Health
-from imagematrix.integrations.http_service.http_server import Address, listening
+from imagematrix.integrations.http_service.http_server import Address, serve_http
 from imagematrix.integrations.http_service.workers import SMALL, Workers
-from imagematrix.integrations.resolver.answer import explained, resolve
+from imagematrix.integrations.resolver.audit_log import ResolverLog
 from imagematrix.integrations.resolver.byte_cache import ENTRY, ByteCache
-from imagematrix.integrations.resolver.journal import ResolverJournal
+from imagematrix.integrations.resolver.choice import explain_tag, resolve_tag
 from imagematrix.integrations.resolver.node import HostSources
 from imagematrix.integrations.resolver.state import StateFolder
 from imagematrix.integrations.resolver.tag import CLASS_NAME
+from imagematrix.integrations.resolver.tag_cache import TagCache
 from imagematrix.integrations.resolver.upstream import LAYOUT, PIECE, open_upstream
-from imagematrix.integrations.resolver.versions import Versions
 from imagematrix.selection.selection import NothingFits
 
 Result = TypeVar("Result")
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.images.oci.manifest import Manifest
     from imagematrix.images.trust.policy import SignaturePolicy
-    from imagematrix.integrations.resolver.answer import Resolved
+    from imagematrix.integrations.resolver.choice import ResolvedTag
     from imagematrix.integrations.resolver.node import HostSource
+    from imagematrix.integrations.resolver.tag_cache import CachedTag
     from imagematrix.integrations.resolver.upstream import Upstream
-    from imagematrix.integrations.resolver.versions import Version
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -91,7 +91,7 @@ class Resolver:
         *,
         upstream: Upstream,
         nodes: HostSources,
-        journal: ResolverJournal,
+        journal: ResolverLog,
         mirrors: str | None = None,
         token: str | None = None,
         policies: Sequence[SignaturePolicy] = (),
@@ -100,13 +100,13 @@ class Resolver:
         self._upstream = upstream
         # Local work has its own threads, because asyncio's may all wait for an upstream that hangs.
         self._local = ThreadPoolExecutor(DECIDING)
-        self._versions = Versions(upstream, journal, self._local, policies, state)
+        self._versions = TagCache(upstream, journal, self._local, policies, state)
         self._nodes = nodes
         self._journal = journal
-        self._choices: ByteCache[tuple[str, str], tuple[Catalog, HostSources, Resolved]] = ByteCache(
+        self._choices: ByteCache[tuple[str, str], tuple[Catalog, HostSources, ResolvedTag]] = ByteCache(
             CHOICES, lambda _: 0
         )
-        self._workers = Workers(resolve.__module__)
+        self._workers = Workers(resolve_tag.__module__)
         self._mirrors = mirrors
         self._token = token
 
@@ -128,7 +128,9 @@ class Resolver:
         """Check the token, and convert errors to answers that engines show."""
         try:
             if self._token and not self._admitted(request):
-                response: web.StreamResponse = _error(401, "log in with the token as password, as any user")
+                response: web.StreamResponse = _make_error(
+                    401, "log in with the token as password, as any user"
+                )
                 response.headers["WWW-Authenticate"] = 'Basic realm="imagematrix"'
             else:
                 response = await handler(request)
@@ -137,15 +139,15 @@ class Resolver:
             self._journal.aborted(request.path, str(error) or "the client has disconnected")
             raise
         except web.HTTPException as error:
-            response = _error(error.status, error.text or error.reason)
+            response = _make_error(error.status, error.text or error.reason)
         except UnknownImageError as error:
-            response = _error(MISSING, _sentence(error))
+            response = _make_error(MISSING, _format_sentence(error))
         except EngineError as error:  # before its base class: `sweep` removes a name that is refused with 403
             self._journal.refused(request.path, error)
-            response = _error(UNAVAILABLE, _sentence(error))
+            response = _make_error(UNAVAILABLE, _format_sentence(error))
         except ImagematrixError as error:
             self._journal.refused(request.path, error)
-            response = _error(DENIED, _sentence(error))
+            response = _make_error(DENIED, _format_sentence(error))
         self._journal.answered(request.method, response.status)
         return response
 
@@ -180,13 +182,13 @@ class Resolver:
         if not (DIGEST.fullmatch(name) or TAG.fullmatch(name)):
             raise web.HTTPBadRequest(text=f"invalid tag: {name[:80]!r}")
         manifest = await self._found(repository, name)
-        if not _accepted(request, manifest.media_type):
+        if not _is_accepted(request, manifest.media_type):
             raise web.HTTPNotFound(
                 text=f"{repository}:{name} is {manifest.media_type}, which the client does not accept"
             )
         _require_unpackable(request, manifest)
         headers = {**API, "Content-Type": manifest.media_type, "Docker-Content-Digest": manifest.digest}
-        return _response(manifest.raw, headers)
+        return _make_response(manifest.raw, headers)
 
     def _check(self, request: web.Request, repository: str) -> None:
         """Raise HTTPBadRequest for an invalid repository, HTTPForbidden if a request names another registry.
@@ -217,7 +219,7 @@ class Resolver:
             raise EngineError(f"the index of {repository}:{name} lists {chosen.digest}, which is missing")
         return manifest
 
-    async def _version(self, repository: str, tag: str) -> Version:
+    async def _version(self, repository: str, tag: str) -> CachedTag:
         """Return the upstream's manifest for a tag, or else for the version that the tag begins with."""
         version = await self._versions.find(repository, tag)
         if version is None:
@@ -227,13 +229,13 @@ class Resolver:
     async def _locally(self, work: Callable[..., Result], *arguments: object) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._local, work, *arguments)
 
-    async def _resolved(self, catalog: Catalog, tag: str) -> Resolved:
+    async def _resolved(self, catalog: Catalog, tag: str) -> ResolvedTag:
         nodes = await self._locally(self._nodes.read)
         key = catalog.image, tag
         earlier = self._choices.get(key)
         if earlier and earlier[0] is catalog and earlier[1] == nodes:
             return earlier[2]
-        chosen = await self._workers.call(resolve, nodes, tag, held=catalog)
+        chosen = await self._workers.call(resolve_tag, nodes, tag, held=catalog)
         self._choices.put(key, (catalog, nodes, chosen))
         return chosen
 
@@ -246,7 +248,7 @@ class Resolver:
         if latest and latest[1].catalog:
             nodes = await self._locally(self._nodes.read)
             with contextlib.suppress(NothingFits, UsageError):
-                await self._workers.call(resolve, nodes, latest[0][1], held=latest[1].catalog)
+                await self._workers.call(resolve_tag, nodes, latest[0][1], held=latest[1].catalog)
         else:
             await self._locally(self._nodes.host, None)
 
@@ -257,11 +259,13 @@ class Resolver:
         if version.catalog is None:
             raise UnknownImageError(f"{reference.repository}:{reference.tag} has no variants")
         nodes = await self._locally(self._nodes.read)
-        document = await self._workers.call(explained, nodes, reference.tag, held=version.catalog, size=LARGE)
-        return _response(document.encode(), {"Content-Type": "application/json; charset=utf-8"})
+        document = await self._workers.call(
+            explain_tag, nodes, reference.tag, held=version.catalog, size=LARGE
+        )
+        return _make_response(document.encode(), {"Content-Type": "application/json; charset=utf-8"})
 
 
-def _accepted(request: web.Request, media_type: str) -> bool:
+def _is_accepted(request: web.Request, media_type: str) -> bool:
     """Whether a client accepts a media type; without an Accept header, it accepts any."""
     accepted = ",".join(request.headers.getall("Accept", ["*/*"])).split(",")
     return any(kind.partition(";")[0].strip() in (media_type, "application/*", "*/*") for kind in accepted)
@@ -277,9 +281,9 @@ def _require_unpackable(request: web.Request, manifest: Manifest) -> None:
         )
 
 
-def _response(body: bytes, headers: dict[str, str]) -> web.Response:
+def _make_response(body: bytes, headers: dict[str, str]) -> web.Response:
     """Return a response whose body is sent in pieces, as the client reads, and copied for no client."""
-    keep(len(body))
+    reserve_memory(len(body))
 
     async def pieces() -> AsyncIterator[memoryview]:
         for begin in range(0, len(body), PIECE):
@@ -288,14 +292,14 @@ def _response(body: bytes, headers: dict[str, str]) -> web.Response:
     return web.Response(body=pieces(), headers={**headers, "Content-Length": f"{len(body)}"})
 
 
-def _error(status: int, message: str) -> web.Response:
+def _make_error(status: int, message: str) -> web.Response:
     """Return an error in the specification's format; engines print the message."""
     errors = {"errors": [{"code": CODES.get(status, "UNKNOWN"), "message": message}]}
     body = json.dumps(errors).encode()
     return web.Response(status=status, body=body, headers={**API, "Content-Type": "application/json"})
 
 
-def _sentence(error: ImagematrixError) -> str:
+def _format_sentence(error: ImagematrixError) -> str:
     return f"{error}; {error.shown}" if error.shown else str(error)
 
 
@@ -340,7 +344,7 @@ def serve(settings: ResolverSettings, note: Callable[[str], None]) -> None:
             )
     address = settings.address()
     health = Address.parse(settings.health) if settings.health else None
-    policies = load_policies(policy_files(settings.policy))
+    policies = load_policies(list_policy_files(settings.policy))
     for node in (settings.node, *settings.classes.values()):
         node.host()
     asyncio.run(_serve(settings, policies, address, health, note))
@@ -358,7 +362,7 @@ async def _serve(
     resolver = Resolver(
         upstream=upstream,
         nodes=HostSources(here=settings.node, classes=settings.classes),
-        journal=ResolverJournal(note),
+        journal=ResolverLog(note),
         mirrors=registry.partition("/")[0] or None,
         token=settings.token,
         policies=[policy.on(registry) for policy in policies],
@@ -368,7 +372,7 @@ async def _serve(
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(upstream.close)
         stack.push_async_callback(resolver.end)
-        serving = listening(resolver.application(), address, grace_s=GRACE_S, limits=LIMITS)
+        serving = serve_http(resolver.application(), address, grace_s=GRACE_S, limits=LIMITS)
         where = f"serving {settings.upstream} on {await stack.enter_async_context(serving)}"
         if health_address:
             where += f", health on {await stack.enter_async_context(health.served(health_address))}"
@@ -376,13 +380,13 @@ async def _serve(
         for signal_number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(signal_number, ended.set)
         note(where)
-        tasks = [asyncio.create_task(_watch(settings, note)), asyncio.create_task(health.follow())]
+        tasks = [asyncio.create_task(_watch_node(settings, note)), asyncio.create_task(health.follow())]
         await ended.wait()
         for task in tasks:
             task.cancel()
 
 
-async def _watch(settings: ResolverSettings, note: Callable[[str], None]) -> None:
+async def _watch_node(settings: ResolverSettings, note: Callable[[str], None]) -> None:
     """Report changes of the node, and touch the file `changed`.
 
     The file is touched at the start, too, because the node may have changed before.

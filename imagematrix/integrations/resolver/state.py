@@ -15,8 +15,8 @@ import threading
 from imagematrix.common import files
 from imagematrix.common.image_reference import DIGEST, TAG
 from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError, UsageError
-from imagematrix.images.oci.layout import INDEX_FILE, MARK, NAME, VERSION, LayoutFolder, blob_file
-from imagematrix.images.oci.manifest import Descriptor, ImageIndex, Manifest, parse
+from imagematrix.images.oci.layout import INDEX_FILE, MARK, NAME, VERSION, LayoutFolder, get_blob_path
+from imagematrix.images.oci.manifest import Descriptor, ImageIndex, Manifest, parse_manifest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class StateFolder:
     def __init__(self, folder: Path, upstream: str, note: Callable[[str], None]) -> None:
         self._folder = folder / FOLDER  # a folder of its own, in which unknown files can be removed
         self._layout = LayoutFolder(self._folder, EngineError)
-        self._blobs = blob_file(self._folder, "")
+        self._blobs = get_blob_path(self._folder, "")
         self._upstream = upstream
         self._note = note
         self._lock = threading.Lock()
@@ -72,7 +72,7 @@ class StateFolder:
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
         """Return the saved manifest of a tag or a digest, or None if it is missing or damaged."""
-        entry = self._entries.get(_name(repository, reference))
+        entry = self._entries.get(_join_name(repository, reference))
         raw = self._content(entry.digest) if entry else None
         if entry is None or raw is None:
             return None
@@ -87,8 +87,8 @@ class StateFolder:
 
     def keep(self, repository: str, reference: str, manifest: Manifest) -> None:
         """Save the content of a tag or a digest, removing the oldest entries beyond the limits."""
-        name = _name(repository, reference)
-        entry = _described(name, manifest.digest, manifest.media_type, manifest.raw)
+        name = _join_name(repository, reference)
+        entry = _make_entry(name, manifest.digest, manifest.media_type, manifest.raw)
         with self._lock:
             if self._entries.get(name) == entry:
                 return
@@ -101,7 +101,7 @@ class StateFolder:
 
     def drop(self, repository: str, reference: str) -> None:
         """Remove the content of a tag or a digest."""
-        name = _name(repository, reference)
+        name = _join_name(repository, reference)
         with self._lock:
             if name in self._entries:
                 self._change({key: saved for key, saved in self._entries.items() if key != name}, {})
@@ -117,9 +117,9 @@ class StateFolder:
             # Contents before the index that names them, and removals last: a kill in between leaves no entry
             # without content.
             for digest, raw in new.items():
-                files.replace(blob_file(self._folder, digest), raw)
-            files.replace(self._folder / MARK, VERSION)
-            files.replace(self._folder / INDEX_FILE, _index(self._upstream, entries))
+                files.replace_file(get_blob_path(self._folder, digest), raw)
+            files.replace_file(self._folder / MARK, VERSION)
+            files.replace_file(self._folder / INDEX_FILE, _make_index(self._upstream, entries))
         except OSError as error:
             if not self._failed:
                 self._note(
@@ -134,7 +134,7 @@ class StateFolder:
         self._entries = entries
         for digest in gone:
             with contextlib.suppress(OSError):  # `_remove_others` does it at the next start
-                blob_file(self._folder, digest).unlink()
+                get_blob_path(self._folder, digest).unlink()
 
     def _read(self) -> dict[str, Descriptor]:
         """Return the entries in index.json, none if it cannot be read."""
@@ -144,7 +144,7 @@ class StateFolder:
         entries: dict[str, Descriptor] = {}
         total = 0
         try:
-            index = parse(self._layout.index(), str(path), Descriptor)
+            index = parse_manifest(self._layout.index(), str(path), Descriptor)
             if index.annotations.get(UPSTREAM) != self._upstream or not isinstance(index, ImageIndex):
                 raise UsageError(f"{path} was not saved for {self._upstream}")
             for entry in index.entries:
@@ -155,7 +155,7 @@ class StateFolder:
                 total += len(raw)
                 if total > LIMIT or len(entries) == NAMES:
                     break
-                entries[name] = _described(name, entry.digest, entry.media_type, raw)
+                entries[name] = _make_entry(name, entry.digest, entry.media_type, raw)
         except ImagematrixError as error:
             self._note(f"starting without the saved state: {error}")
             return {}
@@ -163,7 +163,7 @@ class StateFolder:
 
     def _remove_others(self) -> None:
         """Remove files without an entry, such as those of a killed process."""
-        kept = {blob_file(self._folder, saved.digest) for saved in self._entries.values()}
+        kept = {get_blob_path(self._folder, saved.digest) for saved in self._entries.values()}
         for path in (*self._folder.glob(".*"), *self._blobs.iterdir()):
             if path not in kept and path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
@@ -193,17 +193,17 @@ class Recorder:
         return raw
 
 
-def _name(repository: str, reference: str) -> str:
+def _join_name(repository: str, reference: str) -> str:
     return f"{repository}{'@' if DIGEST.fullmatch(reference) else ':'}{reference}"
 
 
-def _described(name: str, digest: str, media_type: str, raw: bytes) -> Descriptor:
+def _make_entry(name: str, digest: str, media_type: str, raw: bytes) -> Descriptor:
     return Descriptor(
         digest=digest, size=len(raw), media_type=media_type, annotations={NAME: name}, platform={}
     )
 
 
-def _index(upstream: str, entries: Mapping[str, Descriptor]) -> bytes:
+def _make_index(upstream: str, entries: Mapping[str, Descriptor]) -> bytes:
     listed = [
         {key: value for key, value in saved.to_json().items() if key != "platform"}
         for saved in entries.values()

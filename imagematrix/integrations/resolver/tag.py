@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from imagematrix.common.image_reference import word
+from imagematrix.common.image_reference import make_tag_word
 from imagematrix.errors import UsageError
 from imagematrix.hardware.gpu_request.spec import NONE
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from imagematrix.images.catalog.catalog import Catalog
 
-__all__ = ["CLASS_NAME", "TagRequest", "request"]
+__all__ = ["CLASS_NAME", "TagRequest", "parse_request"]
 
 CPU = "cpu"
 CLASS = "class."  # no axis can have this name
@@ -45,12 +45,12 @@ class TagRequest:
 
     def tag(self, version: str) -> str:
         """Return a tag that requests this of a version, whatever the order of words in another one."""
-        words = [f"{axis}{word(value)}" for axis, value in self.where]
+        words = [f"{axis}{make_tag_word(value)}" for axis, value in self.where]
         node_class = [f"{CLASS}{self.node_class}"] if self.node_class else []
         return "-".join([version, *sorted(words), *([CPU] if self.cpu else []), *node_class])
 
 
-def request(tag: str, catalog: Catalog) -> TagRequest:
+def parse_request(tag: str, catalog: Catalog) -> TagRequest:
     """Return what `tag` requests of the catalog of its version.
 
     Raises UsageError if a word is neither `cpu`, nor a class, nor an axis with the value of some variant; if
@@ -61,10 +61,12 @@ def request(tag: str, catalog: Catalog) -> TagRequest:
         return TagRequest()
     meanings: dict[str, set[tuple[str, str]]] = {}
     for axis, value in {pair for variant in catalog.variants for pair in variant.axes}:
-        meanings.setdefault(f"{axis}{word(value)}", set()).add((axis, value))
+        meanings.setdefault(f"{axis}{make_tag_word(value)}", set()).add((axis, value))
     # Two values such as 2+1 and 2_1 of a foreign catalog cannot be told apart in a tag.
     words = {name: pairs.pop() for name, pairs in meanings.items() if len(pairs) == 1}
-    readings = {tuple(sorted(reading)) for reading in _readings(rest, [*words.items(), (CPU, (CPU, ""))], ())}
+    readings = {
+        tuple(sorted(reading)) for reading in _parse_all_ways(rest, [*words.items(), (CPU, (CPU, ""))], ())
+    }
     if len(readings) == 1:
         asked = dict(readings.pop())
         node_class = asked.pop(CLASS, None)
@@ -77,7 +79,7 @@ def request(tag: str, catalog: Catalog) -> TagRequest:
     raise UsageError(f"{tag} {what}", remedy=remedy)
 
 
-def _readings(
+def _parse_all_ways(
     rest: str, words: Sequence[tuple[str, tuple[str, str]]], before: tuple[tuple[str, str], ...]
 ) -> Iterator[tuple[tuple[str, str], ...]]:
     """Yield every way to parse `rest` after the words `before`; the value of an axis may contain dashes."""
@@ -89,4 +91,4 @@ def _readings(
         if rest == name:
             yield *before, pair
         else:
-            yield from _readings(rest[len(name) + 1 :], words, (*before, pair))
+            yield from _parse_all_ways(rest[len(name) + 1 :], words, (*before, pair))

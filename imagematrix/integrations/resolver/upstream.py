@@ -20,13 +20,13 @@ from yarl import URL
 from imagematrix.common import json_documents
 from imagematrix.common.image_reference import DIGEST, names_registry
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
-from imagematrix.images.oci.layout import MARK, NAME, LayoutFolder, blob_file
-from imagematrix.images.oci.manifest import Descriptor, ImageIndex, Manifest, parse
+from imagematrix.images.oci.layout import MARK, NAME, LayoutFolder, get_blob_path
+from imagematrix.images.oci.manifest import Descriptor, ImageIndex, Manifest, parse_manifest
 from imagematrix.images.oci.redirects import Redirects
 from imagematrix.images.oci.registry import Registry
 from imagematrix.images.trust.signature import ManifestSource
-from imagematrix.integrations.http_service.connections import keep
-from imagematrix.integrations.resolver.turns import Turns
+from imagematrix.integrations.http_service.connections import reserve_memory
+from imagematrix.integrations.resolver.timed_semaphore import TimedSemaphore
 
 __all__ = ["LAYOUT", "PIECE", "Upstream", "open_upstream"]
 
@@ -89,7 +89,7 @@ class RegistryUpstream:
         self._repositories: OrderedDict[str, Registry] = OrderedDict()
         self._lock = threading.Lock()
         self._turns = asyncio.Semaphore(TURN)
-        self._openings = Turns(OPENING, OPENING_S)
+        self._openings = TimedSemaphore(OPENING, OPENING_S)
         self._session: aiohttp.ClientSession | None = None
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
@@ -98,7 +98,7 @@ class RegistryUpstream:
         if manifest is None:
             return None
         try:
-            fields = json_documents.Fields(json_documents.parse(manifest.raw, reference), reference)
+            fields = json_documents.Fields(json_documents.parse_json(manifest.raw, reference), reference)
             # The digest covers the media type in the manifest, but not the one in the registry's header.
             media_type = fields.text_or_none("mediaType") or manifest.media_type
         except UsageError as error:
@@ -131,7 +131,7 @@ class RegistryUpstream:
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: an invalid address
                 raise self._unreadable(error) from error
             size = answer.content_length
-            keep(KEPT if size is None else min(size, KEPT))
+            reserve_memory(KEPT if size is None else min(size, KEPT))
             headers = {name: answer.headers[name] for name in ANSWER_HEADERS if name in answer.headers}
             response = web.StreamResponse(status=answer.status, headers=headers)
             await response.prepare(request)
@@ -168,7 +168,7 @@ class RegistryUpstream:
                 URL(str(redirects.url), encoded=True),  # sent as it is
                 headers=wanted | ({"Authorization": login} if login else {}),
                 allow_redirects=False,
-                proxy=_proxy(str(redirects.url)),
+                proxy=_find_proxy(str(redirects.url)),
             )
             answer = await stack.enter_async_context(request_context)
             if not redirects.follow(answer.status, answer.headers):
@@ -185,7 +185,9 @@ class RegistryUpstream:
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, ssl=_context()),  # as many as there are clients
+                connector=aiohttp.TCPConnector(
+                    limit=0, ssl=_make_tls_context()
+                ),  # as many as there are clients
                 # A layer of gigabytes may take as long as it takes, if its bytes keep coming.
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S),
                 # A digest and a range are those of the bytes as stored.
@@ -200,13 +202,13 @@ class RegistryUpstream:
         return EngineError(f"the registry {self._name} cannot be read: {str(error) or type(error).__name__}")
 
 
-def _proxy(url: str) -> str | None:
+def _find_proxy(url: str) -> str | None:
     """Return the proxy for a URL, as requests finds it; the variable may omit the scheme."""
     proxy = select_proxy(url, get_environ_proxies(url))
     return f"http://{proxy}" if proxy and "://" not in proxy else proxy
 
 
-def _context() -> ssl.SSLContext:
+def _make_tls_context() -> ssl.SSLContext:
     """Return the TLS context, with certificate authorities from a file or a folder, as in requests.
 
     Raises EngineError if they cannot be read.
@@ -235,7 +237,7 @@ class LayoutUpstream:
         raw = self._layout.blob(digest) if digest else None
         if digest is None or raw is None:
             return None
-        return Manifest(digest=digest, media_type=parse(raw, digest, Descriptor).media_type, raw=raw)
+        return Manifest(digest=digest, media_type=parse_manifest(raw, digest, Descriptor).media_type, raw=raw)
 
     def digest(self, repository: str, tag: str) -> str | None:
         """Return the digest of a tag; see Upstream."""
@@ -255,10 +257,10 @@ class LayoutUpstream:
 
     async def blob(self, _request: web.Request, _repository: str, digest: str) -> web.StreamResponse:
         """Answer with a file; see Upstream."""
-        path = blob_file(self._folder, digest)
+        path = get_blob_path(self._folder, digest)
         if not path.is_file():
             raise web.HTTPNotFound
-        keep(min(path.stat().st_size, KEPT))
+        reserve_memory(min(path.stat().st_size, KEPT))
         return web.FileResponse(path, headers={"Content-Type": "application/octet-stream"})
 
     async def close(self) -> None:
@@ -266,6 +268,6 @@ class LayoutUpstream:
 
     def _names(self) -> dict[str, str]:
         """Return the digests of the layout's images by their names."""
-        index = parse(self._layout.index(), str(self._layout), Descriptor)
+        index = parse_manifest(self._layout.index(), str(self._layout), Descriptor)
         entries = index.entries if isinstance(index, ImageIndex) else ()
         return {name: entry.digest for entry in entries if (name := entry.annotations.get(NAME))}

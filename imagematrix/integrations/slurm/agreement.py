@@ -11,10 +11,10 @@ import os
 import re
 
 from imagematrix.common.record import Record
-from imagematrix.common.text import counted, shortened
+from imagematrix.common.text import format_count, shorten_words
 from imagematrix.errors import ProbeError, UsageError
 from imagematrix.hardware.gpu_request.spec import NONE
-from imagematrix.selection.gang.alike import USUAL
+from imagematrix.selection.gang.compatibility import USUAL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Gpu, Host
     from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.integrations.slurm.step import SlurmStep
-    from imagematrix.selection.question import Where
+    from imagematrix.selection.query import Where
     from imagematrix.selection.selection import Selection
 
-__all__ = ["VARIABLE", "Agreement", "agreement", "selection"]
+__all__ = ["VARIABLE", "Agreement", "make_agreement", "select_for_task"]
 
 VARIABLE = "IMAGEMATRIX_GANG"
 OFF, SAME = "off", "same"
@@ -45,7 +45,7 @@ class Agreement(Record):
     folder: str
 
 
-def agreement(
+def make_agreement(
     step: SlurmStep, environment: Mapping[str, str], site: Site, folder: str | None
 ) -> Agreement | None:
     """Return what the tasks of a step on several nodes agree on, None if each chooses for its own node.
@@ -59,8 +59,8 @@ def agreement(
         return None
     if folder is None:
         raise UsageError(
-            f"a step on {counted(len(step.nodes), 'node')} needs the facts about all of them, and the site's "
-            "file names no folder with these",
+            f"a step on {format_count(len(step.nodes), 'node')} needs the facts about all of them, "
+            "and the site's file names no folder with these",
             remedy=f"set hosts in the site's file, or {VARIABLE}={OFF}, with which each task chooses for its "
             "own node, even if the variants do not work together",
         )
@@ -69,7 +69,7 @@ def agreement(
     return Agreement(alike=tuple(re.split(r"[\s,]+", word)) if word else USUAL, folder=folder)
 
 
-def selection(
+def select_for_task(
     step: SlurmStep,
     agreed: Agreement,
     host: Host,
@@ -86,14 +86,14 @@ def selection(
     node is not in it or if the step has two catalogs, and NothingFitsAll if the nodes cannot work together,
     as all tasks do.
     """
-    from imagematrix.integrations.slurm.step_catalog import catalog_of
-    from imagematrix.selection.gang.select import select_gang
-    from imagematrix.selection.select import select
+    from imagematrix.integrations.slurm.step_catalog import share_catalog
+    from imagematrix.selection.gang.gang_selection import select_gang
     from imagematrix.selection.selection import NothingFits
+    from imagematrix.selection.selector import select
 
-    hosts = _hosts(step, agreed.folder)
+    hosts = _load_hosts(step, agreed.folder)
     _require_same(step.node, hosts[step.node], host)
-    known = catalog_of(step, agreed.folder, catalog)
+    known = share_catalog(step, agreed.folder, catalog)
     # The GPUs of other tasks are not known here; a variant that fits all GPUs of a node fits any of them.
     everywhere = NONE if gpus == NONE else None
     gang = select_gang(hosts, known, gpus=everywhere, where=where, allow_cpu=allow_cpu, alike=agreed.alike)
@@ -102,10 +102,10 @@ def selection(
     try:
         return select(host, chosen, gpus=gpus, allow_cpu=True)
     except NothingFits as error:
-        raise ProbeError(f"{step.node} {UNLIKE}: {error}", remedy=_again(step.node)) from error
+        raise ProbeError(f"{step.node} {UNLIKE}: {error}", remedy=_suggest_saving(step.node)) from error
 
 
-def _hosts(step: SlurmStep, folder: str) -> dict[str, Host]:
+def _load_hosts(step: SlurmStep, folder: str) -> dict[str, Host]:
     """Return the saved Hosts of the step's nodes; raise ProbeError if one has none."""
     from imagematrix.hardware.host.host import Host
 
@@ -119,8 +119,8 @@ def _hosts(step: SlurmStep, folder: str) -> dict[str, Host]:
             missing.append(node)
     if missing:
         raise ProbeError(
-            f"{folder} has no entry for {shortened(missing, SHOWN)}",
-            remedy=_again("each of them"),
+            f"{folder} has no entry for {shorten_words(missing, SHOWN)}",
+            remedy=_suggest_saving("each of them"),
         )
     return found
 
@@ -137,16 +137,16 @@ def _require_same(node: str, saved: Host, own: Host) -> None:
     ]
     lacking = sorted(own.cpu.flags - saved.cpu.flags)
     if lacking:
-        differing.append(f"the CPU flags {shortened(lacking, SHOWN)}")
-    kinds = set(map(_described, saved.gpus))
-    differing += [f"a GPU {gpu.label}" for gpu in own.gpus if _described(gpu) not in kinds]
+        differing.append(f"the CPU flags {shorten_words(lacking, SHOWN)}")
+    kinds = set(map(_describe_gpu, saved.gpus))
+    differing += [f"a GPU {gpu.label}" for gpu in own.gpus if _describe_gpu(gpu) not in kinds]
     if differing:
-        raise ProbeError(f"{node} {UNLIKE}: it has {', '.join(differing)}", remedy=_again(node))
+        raise ProbeError(f"{node} {UNLIKE}: it has {', '.join(differing)}", remedy=_suggest_saving(node))
 
 
-def _again(node: str) -> str:
+def _suggest_saving(node: str) -> str:
     return f"run `imagematrix slurm node-config --save` on {node}"
 
 
-def _described(gpu: Gpu) -> tuple[str | None, ...]:
+def _describe_gpu(gpu: Gpu) -> tuple[str | None, ...]:
     return gpu.name, gpu.compute, gpu.pci_device_id

@@ -10,7 +10,12 @@ from pathlib import Path
 
 from imagematrix.common.programs import find_program
 from imagematrix.common.record import Record
-from imagematrix.integrations.slurm.configuration import node_options, options, read, settings
+from imagematrix.integrations.slurm.configuration import (
+    collect_node_options,
+    collect_settings,
+    parse_options,
+    read_lines,
+)
 from imagematrix.integrations.slurm.features import PREFIX
 from imagematrix.launcher.daemonless.start import OF_USER
 
@@ -20,7 +25,7 @@ if TYPE_CHECKING:
 
     from imagematrix.integrations.slurm.node_config import NodeLines
 
-__all__ = ["OLDEST", "SlurmFinding", "findings", "release"]
+__all__ = ["OLDEST", "SlurmFinding", "find_differences", "get_release"]
 
 OLDEST = (23, 2)  # the first release with IgnoreFileConfigJson
 PATIENCE_S = 10.0
@@ -39,26 +44,26 @@ class SlurmFinding(Record):
     remedy: str
 
 
-def findings(
+def find_differences(
     folder: Path, node: str, oci: str, lines: NodeLines, *, shards: bool, version: tuple[int, int] | None
 ) -> list[SlurmFinding]:
     """Return what differs in the files of `folder`, and what there would not work; raise UsageError.
 
     `oci` and `lines` are what the files should say; `version` is the release of slurmd, None if unknown.
     """
-    slurm = read(str(folder / "slurm.conf"))
-    values = settings(slurm)
-    found = [*_release(version), *_oci(folder / "oci.conf", oci)]
-    found += _gres(folder / "gres.conf", lines.gres)
-    found += _node(node_options(slurm, node), node, lines.slurm)
-    found += _settings(values, shards=shards)
-    found += _cgroup(folder / "cgroup.conf", values)
-    found += _spool(values.get("slurmdspooldir", SPOOL))
-    found += _ranks(values)
+    slurm = read_lines(str(folder / "slurm.conf"))
+    values = collect_settings(slurm)
+    found = [*_parse_release(version), *_check_oci(folder / "oci.conf", oci)]
+    found += _check_gres(folder / "gres.conf", lines.gres)
+    found += _check_node(collect_node_options(slurm, node), node, lines.slurm)
+    found += _check_settings(values, shards=shards)
+    found += _check_cgroup(folder / "cgroup.conf", values)
+    found += _check_spool(values.get("slurmdspooldir", SPOOL))
+    found += _check_ranks(values)
     return found
 
 
-def release() -> tuple[int, int] | None:
+def get_release() -> tuple[int, int] | None:
     """Return the release of slurmd on this node, None if there is none or it does not say."""
     try:
         done = subprocess.run(
@@ -76,7 +81,7 @@ def release() -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _release(version: tuple[int, int] | None) -> Iterator[SlurmFinding]:
+def _parse_release(version: tuple[int, int] | None) -> Iterator[SlurmFinding]:
     if version is not None and version < OLDEST:
         yield SlurmFinding(
             what=f"slurmd is {version[0]}.{version[1]:02}, which has no IgnoreFileConfigJson",
@@ -84,10 +89,10 @@ def _release(version: tuple[int, int] | None) -> Iterator[SlurmFinding]:
         )
 
 
-def _oci(path: Path, ours: str) -> Iterator[SlurmFinding]:
+def _check_oci(path: Path, ours: str) -> Iterator[SlurmFinding]:
     wanted = [text.replace("\\#", "#") for text in ours.splitlines() if not text.startswith("#")]
-    present = settings(_lines(path))
-    differing = [text for text in wanted if not options(text).items() <= present.items()]
+    present = collect_settings(_read_lines(path))
+    differing = [text for text in wanted if not parse_options(text).items() <= present.items()]
     others = [key for key in OTHER_STARTS if key in present]
     if not path.is_file():
         yield SlurmFinding(what=f"{path} not found", remedy="write it, on all nodes, with --to")
@@ -99,16 +104,16 @@ def _oci(path: Path, ours: str) -> Iterator[SlurmFinding]:
         )
 
 
-def _gres(path: Path, ours: str) -> Iterator[SlurmFinding]:
-    present = [options(line) for line in _lines(path)]
+def _check_gres(path: Path, ours: str) -> Iterator[SlurmFinding]:
+    present = [parse_options(line) for line in _read_lines(path)]
     if any(values.get("autodetect", "off").lower() != "off" for values in present):
         return
-    missing = [line for line in ours.splitlines() if not _has(present, options(line))]
+    missing = [line for line in ours.splitlines() if not _has_line(present, parse_options(line))]
     if missing:
         yield SlurmFinding(what=f"{path} lacks GPUs of this node", remedy=f"add {'; '.join(missing)}")
 
 
-def _has(present: list[dict[str, str]], wanted: dict[str, str]) -> bool:
+def _has_line(present: list[dict[str, str]], wanted: dict[str, str]) -> bool:
     """Whether a line says the same; one without a node is for all."""
     for values in present:
         nodes = values.get("nodename", wanted.get("nodename"))
@@ -117,14 +122,14 @@ def _has(present: list[dict[str, str]], wanted: dict[str, str]) -> bool:
     return False
 
 
-def _node(present: Mapping[str, str] | None, node: str, ours: str) -> Iterator[SlurmFinding]:
-    wanted = options(ours)
+def _check_node(present: Mapping[str, str] | None, node: str, ours: str) -> Iterator[SlurmFinding]:
+    wanted = parse_options(ours)
     if present is None:
         yield SlurmFinding(
             what=f"slurm.conf does not name {node}", remedy=f"add {ours.strip()}, with its CPUs"
         )
         return
-    told, own = _features(present), _features(wanted)
+    told, own = _split_features(present), _split_features(wanted)
     missing = [feature for feature in own if feature not in told]
     stale = [feature for feature in told if feature.startswith(PREFIX) and feature not in own]
     if missing or stale:
@@ -138,11 +143,11 @@ def _node(present: Mapping[str, str] | None, node: str, ours: str) -> Iterator[S
         )
 
 
-def _features(values: Mapping[str, str]) -> list[str]:
+def _split_features(values: Mapping[str, str]) -> list[str]:
     return values.get("features", "").split(",")
 
 
-def _settings(values: Mapping[str, str], *, shards: bool) -> Iterator[SlurmFinding]:
+def _check_settings(values: Mapping[str, str], *, shards: bool) -> Iterator[SlurmFinding]:
     if values.get("killonbadexit") != "1":
         yield SlurmFinding(
             what="a task that ends with an error leaves the others of its step waiting",
@@ -156,20 +161,20 @@ def _settings(values: Mapping[str, str], *, shards: bool) -> Iterator[SlurmFindi
             )
 
 
-def _cgroup(path: Path, values: Mapping[str, str]) -> Iterator[SlurmFinding]:
+def _check_cgroup(path: Path, values: Mapping[str, str]) -> Iterator[SlurmFinding]:
     if "task/cgroup" not in values.get("taskplugin", "").lower().split(","):
         yield SlurmFinding(
             what="no task plugin restricts the GPUs of a job",
             remedy="add task/cgroup to TaskPlugin in slurm.conf",
         )
-    if settings(_lines(path)).get("constraindevices", "no").lower() not in YES:
+    if collect_settings(_read_lines(path)).get("constraindevices", "no").lower() not in YES:
         yield SlurmFinding(
             what="jobs can open GPUs of others: the variables alone say which are theirs",
             remedy=f"set ConstrainDevices=yes in {path}",
         )
 
 
-def _spool(spool: str) -> Iterator[SlurmFinding]:
+def _check_spool(spool: str) -> Iterator[SlurmFinding]:
     """Yield problems of the folder with a job's script, its variables and the server of PMIx."""
     if re.search("%[nh]", spool):
         yield SlurmFinding(
@@ -178,7 +183,7 @@ def _spool(spool: str) -> Iterator[SlurmFinding]:
         )
         return
     path = Path(spool)
-    kind = _file_system(path)
+    kind = _get_file_system(path)
     if kind in NETWORKED:
         yield SlurmFinding(
             what=f"SlurmdSpoolDir={spool} is on {kind}, and must not be shared by nodes",
@@ -199,7 +204,7 @@ def _spool(spool: str) -> Iterator[SlurmFinding]:
             )
 
 
-def _ranks(values: Mapping[str, str]) -> Iterator[SlurmFinding]:
+def _check_ranks(values: Mapping[str, str]) -> Iterator[SlurmFinding]:
     if values.get("mpidefault", "").lower().startswith("pmix") and find_program(*OF_USER) is None:
         yield SlurmFinding(
             what="MpiDefault is PMIx, and images with MPI need a runtime other than runc and crun",
@@ -207,7 +212,7 @@ def _ranks(values: Mapping[str, str]) -> Iterator[SlurmFinding]:
         )
 
 
-def _file_system(path: Path) -> str:
+def _get_file_system(path: Path) -> str:
     """Return the kind of the file system that a path is on."""
     real, found, kind = os.path.realpath(path), "", ""
     try:
@@ -221,5 +226,5 @@ def _file_system(path: Path) -> str:
     return kind
 
 
-def _lines(path: Path) -> list[str]:
-    return read(str(path)) if path.is_file() else []
+def _read_lines(path: Path) -> list[str]:
+    return read_lines(str(path)) if path.is_file() else []

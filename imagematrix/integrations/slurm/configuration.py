@@ -16,7 +16,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["features_of", "find", "named", "node_options", "options", "read", "settings"]
+__all__ = [
+    "collect_node_options",
+    "collect_settings",
+    "find_slurm_conf",
+    "get_features",
+    "names_node",
+    "parse_options",
+    "read_lines",
+]
 
 VARIABLE = "SLURM_CONF"
 PLACES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")  # the second is slurmd's without own files
@@ -28,18 +36,18 @@ NODE, DEFAULT = "nodename", "DEFAULT"
 ALIASES = {"feature": "features"}
 
 
-def find(environment: Mapping[str, str]) -> str | None:
+def find_slurm_conf(environment: Mapping[str, str]) -> str | None:
     """Return the path of slurm.conf on this node, which slurmd's variables may name; or None."""
     places = (environment.get(VARIABLE, ""), *PLACES)
     return next((path for path in places if path and os.path.isfile(path)), None)
 
 
-def read(path: str) -> list[str]:
+def read_lines(path: str) -> list[str]:
     """Return the lines of a file and of those that it includes, without comments; raise UsageError."""
     lines: list[str] = []
-    text = _text(path, LIMIT)
+    text = _read_text(path, LIMIT)
     left, files = LIMIT - len(text), 1
-    places, pending = [path], [_joined(text)]
+    places, pending = [path], [_join_lines(text)]
     while pending:
         line = next(pending[-1], None)
         if line is None:
@@ -54,47 +62,47 @@ def read(path: str) -> list[str]:
         if files > FILES:
             raise UsageError(f"{path} includes more than {FILES} files")
         place = os.path.join(os.path.dirname(os.path.abspath(places[-1])), words[1].strip())
-        text = _text(place, left)
+        text = _read_text(place, left)
         left -= len(text)
         places.append(place)
-        pending.append(_joined(text))
+        pending.append(_join_lines(text))
     return lines
 
 
-def options(line: str) -> dict[str, str]:
+def parse_options(line: str) -> dict[str, str]:
     """Return the values in a line by their keys in lower case."""
     pairs = ((key.lower(), value.strip('"')) for key, value in OPTION.findall(line))
     return {ALIASES.get(key, key): value for key, value in pairs}
 
 
-def settings(lines: Iterable[str]) -> dict[str, str]:
+def collect_settings(lines: Iterable[str]) -> dict[str, str]:
     """Return the settings of the whole cluster, those of lines with one key."""
-    alone = (found for line in lines if len(found := options(line)) == 1)
+    alone = (found for line in lines if len(found := parse_options(line)) == 1)
     return {key: value for found in alone for key, value in found.items()}
 
 
-def node_options(lines: Iterable[str], node: str) -> dict[str, str] | None:
+def collect_node_options(lines: Iterable[str], node: str) -> dict[str, str] | None:
     """Return what the lines say of a node, with its defaults; None if they do not name it."""
     defaults: dict[str, str] = {}
     result = None
     for line in lines:
         if not line.lower().startswith(NODE):
             continue
-        values = options(line)
+        values = parse_options(line)
         if values.get(NODE, "").upper() == DEFAULT:
             defaults |= values
-        elif named(values.get(NODE, ""), node):
+        elif names_node(values.get(NODE, ""), node):
             result = {**defaults, **(result or {}), **values}
     return result
 
 
-def features_of(lines: Iterable[str], node: str) -> tuple[str, ...]:
+def get_features(lines: Iterable[str], node: str) -> tuple[str, ...]:
     """Return the features of a node; none if the lines do not name it."""
-    values = node_options(lines, node) or {}
+    values = collect_node_options(lines, node) or {}
     return tuple(word for word in values.get("features", "").split(",") if word)
 
 
-def named(expression: str, node: str) -> bool:
+def names_node(expression: str, node: str) -> bool:
     """Whether an expression such as "gpu[01-16,20],login" names a node."""
     return any(_matches(part, node) for part in re.split(r",(?![^\[]*\])", expression) if part)
 
@@ -104,10 +112,10 @@ def _matches(part: str, node: str) -> bool:
         r"(\d+)" if place % 2 else re.escape(text) for place, text in enumerate(RANGES.split(part))
     )
     match = re.fullmatch(pattern, node, re.ASCII)
-    return match is not None and all(map(_in_ranges, RANGES.findall(part), match.groups()))
+    return match is not None and all(map(_is_in_ranges, RANGES.findall(part), match.groups()))
 
 
-def _in_ranges(ranges: str, digits: str) -> bool:
+def _is_in_ranges(ranges: str, digits: str) -> bool:
     """Whether a number is in ranges such as "01-16,20": it has as many digits as their bounds at least."""
     for each in ranges.split(","):
         first, dash, last = each.partition("-")
@@ -119,7 +127,7 @@ def _in_ranges(ranges: str, digits: str) -> bool:
     return False
 
 
-def _text(path: str, limit: int) -> str:
+def _read_text(path: str, limit: int) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             text = file.read(limit + 1)
@@ -131,7 +139,7 @@ def _text(path: str, limit: int) -> str:
     return text
 
 
-def _joined(text: str) -> Iterator[str]:
+def _join_lines(text: str) -> Iterator[str]:
     """Yield the lines of a file, without comments and empty ones; continued lines as one."""
     for line in re.sub(r"\\\n", " ", text).splitlines():
         kept = re.sub(r"(?<!\\)#.*", "", line).strip().replace("\\#", "#")

@@ -11,27 +11,27 @@ from contextlib import closing
 
 from imagematrix.errors import UsageError
 from imagematrix.images.engine import transport
-from imagematrix.images.engine.containers import labelled
+from imagematrix.images.engine.containers import list_labelled
 from imagematrix.images.engine.removal import remove_container
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LABEL", "job_of", "labels_of", "remove"]
+__all__ = ["LABEL", "get_job", "make_labels", "remove_containers"]
 
 LABEL = "io.imagematrix.slurm-job"
 VARIABLE = "SLURM_JOB_ID"
 NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
 
 
-def labels_of(environment: Mapping[str, str]) -> dict[str, str]:
+def make_labels(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the labels of a container that a process with these variables starts; none outside of a job."""
     job = environment.get(VARIABLE, "")
     return {LABEL: job} if NUMBER.fullmatch(job) else {}
 
 
-def job_of(environment: Mapping[str, str]) -> str:
+def get_job(environment: Mapping[str, str]) -> str:
     """Return the number of the job that an Epilog is for; raise UsageError if its variable has none."""
     job = environment.get(VARIABLE, "")
     if not NUMBER.fullmatch(job):
@@ -41,11 +41,11 @@ def job_of(environment: Mapping[str, str]) -> str:
     return job
 
 
-def remove(job: str) -> tuple[str, ...]:
+def remove_containers(job: str) -> tuple[str, ...]:
     """Remove the containers of a job, also running ones; return their names. Raises EngineError."""
-    found = labelled(f"{LABEL}={job}")
+    found = list_labelled(f"{LABEL}={job}")
     if found:  # after most jobs there are none, so docker-py is not loaded
-        with closing(transport.client()) as client:
+        with closing(transport.open_client()) as client:
             for identifier in found:
                 remove_container(client, identifier, running=True)
     return tuple(sorted(name for name in found.values() if name))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Host
 
-__all__ = ["PREFIX", "NodeChangedError", "features", "require_unchanged"]
+__all__ = ["PREFIX", "NodeChangedError", "make_features", "require_unchanged"]
 
 PREFIX = "im-"
 DRIVER, CUDA, GPUS, GPU, COMPUTE = (
@@ -32,22 +32,22 @@ class NodeChangedError(ProbeError):
     """The node is not what its scheduler says."""
 
 
-def features(host: Host) -> tuple[str, ...]:
+def make_features(host: Host) -> tuple[str, ...]:
     """Return the features of a host, in a fixed order."""
     gpus = [gpu for gpu in host.gpus if gpu.usable or gpu.state == DENIED]
     named = []
     if host.driver is not None:
         named.append(f"{DRIVER}{host.driver.version}")
-        newest = cuda.driver_cuda(host.driver.version)
+        newest = cuda.get_newest_cuda(host.driver.version)
         named += [f"{CUDA}{newest}"] if newest else []
     named += [f"{GPUS}{len(gpus)}"] if gpus else []
-    named += sorted({f"{GPU}{word(gpu.name)}" for gpu in gpus if gpu.name})
+    named += sorted({f"{GPU}{make_word(gpu.name)}" for gpu in gpus if gpu.name})
     named += sorted({f"{COMPUTE}{gpu.compute}" for gpu in gpus if gpu.compute})
     named += [f"{PREFIX}{host.cpu.level}"] if host.cpu.level else []
     return tuple(named)
 
 
-def word(name: str) -> str:
+def make_word(name: str) -> str:
     """Return the name of a product as it stands in features and types: "NVIDIA H200" is nvidia-h200."""
     return OTHER.sub("-", name.lower()).strip("-")
 
@@ -59,10 +59,10 @@ def require_unchanged(node: str, told: Iterable[str], host: Host) -> None:
     GPU that is hidden from this process only its existence counts, as its other facts may be hidden, too.
     """
     line = [feature for feature in told if feature.startswith(PREFIX)]
-    own = features(host)
-    seen = features(replace(host, gpus=tuple(gpu for gpu in host.gpus if gpu.usable)))
-    same = all(_of(line, kind) in ([], _of(own, kind)) for kind in EXACT) and all(
-        not _of(line, kind) or set(_of(seen, kind)).issubset(line) for kind in AMONG
+    own = make_features(host)
+    seen = make_features(replace(host, gpus=tuple(gpu for gpu in host.gpus if gpu.usable)))
+    same = all(_select_features(line, kind) in ([], _select_features(own, kind)) for kind in EXACT) and all(
+        not _select_features(line, kind) or set(_select_features(seen, kind)).issubset(line) for kind in AMONG
     )
     if not same:
         raise NodeChangedError(
@@ -73,5 +73,5 @@ def require_unchanged(node: str, told: Iterable[str], host: Host) -> None:
         )
 
 
-def _of(named: Iterable[str], kind: str) -> list[str]:
+def _select_features(named: Iterable[str], kind: str) -> list[str]:
     return [feature for feature in named if feature.startswith(kind)]

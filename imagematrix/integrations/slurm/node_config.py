@@ -10,7 +10,7 @@ from itertools import groupby
 
 from imagematrix.common.record import Record
 from imagematrix.errors import ProbeError, UsageError
-from imagematrix.integrations.slurm.features import features, word
+from imagematrix.integrations.slurm.features import make_features, make_word
 from imagematrix.integrations.slurm.task import LINE
 
 TYPE_CHECKING = False
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu, Host
 
-__all__ = ["SCHEMA", "NodeLines", "lines_of", "oci_conf"]
+__all__ = ["SCHEMA", "NodeLines", "make_node_lines", "render_oci_conf"]
 
 SCHEMA = "imagematrix.slurm-node/v1"
 PLAIN = re.compile(r"/[A-Za-z0-9_./+-]+", re.ASCII)  # what a shell takes as it is
@@ -43,7 +43,7 @@ class NodeLines(Record):
     slurm: str
 
 
-def oci_conf(program: str) -> str:
+def render_oci_conf(program: str) -> str:
     """Return oci.conf; `program` is the path of this program on the nodes. Raises UsageError."""
     if not PLAIN.fullmatch(program):
         raise UsageError(
@@ -53,7 +53,7 @@ def oci_conf(program: str) -> str:
     return OCI.format(program=program, line=LINE)
 
 
-def lines_of(host: Host, name: str, shards: int = 0) -> NodeLines:
+def make_node_lines(host: Host, name: str, shards: int = 0) -> NodeLines:
     """Return the lines of a node; with `shards`, each GPU can be shared by that many jobs.
 
     GPUs that cannot be used and those in MIG mode are left out. Raises ProbeError if the number of a GPU's
@@ -61,15 +61,15 @@ def lines_of(host: Host, name: str, shards: int = 0) -> NodeLines:
     """
     if not NAME.fullmatch(name):
         raise UsageError(f"{name!r} is not the name of a node", remedy="name it with --node")
-    gpus = offered(host)
+    gpus = list_offered_gpus(host)
     for gpu in gpus:
         if gpu.minor is None:
             raise ProbeError(
                 f"device minor of {gpu.label} unknown", remedy="load the driver, and run it again"
             )
-    kinds = [(kind, [*each]) for kind, each in groupby(gpus, key=lambda gpu: word(gpu.name or ""))]
+    kinds = [(kind, [*each]) for kind, each in groupby(gpus, key=lambda gpu: make_word(gpu.name or ""))]
     gres = [
-        f"NodeName={name} Name=gpu {f'Type={kind} ' if kind else ''}File={_files(each)}"
+        f"NodeName={name} Name=gpu {f'Type={kind} ' if kind else ''}File={_format_device_files(each)}"
         for kind, each in kinds
     ]
     counts = [f"gpu:{f'{kind}:' if kind else ''}{len(each)}" for kind, each in kinds]
@@ -77,18 +77,18 @@ def lines_of(host: Host, name: str, shards: int = 0) -> NodeLines:
         gres.append(f"NodeName={name} Name=shard Count={shards * len(gpus)}")
         counts.append(f"shard:{shards * len(gpus)}")
     words = [f"NodeName={name}", *([f"Gres={','.join(counts)}"] if counts else [])]
-    named = features(host)
+    named = make_features(host)
     words += [f"Features={','.join(named)}"] if named else []
     return NodeLines(gres="".join(f"{line}\n" for line in gres), slurm=f"{' '.join(words)}\n")
 
 
-def offered(host: Host) -> tuple[Gpu, ...]:
+def list_offered_gpus(host: Host) -> tuple[Gpu, ...]:
     """Return the GPUs that Slurm can give out whole, those of one kind beside each other."""
     whole = (gpu for gpu in host.gpus if gpu.usable and gpu.mig is None)
-    return tuple(sorted(whole, key=lambda gpu: (word(gpu.name or ""), gpu.minor or 0)))
+    return tuple(sorted(whole, key=lambda gpu: (make_word(gpu.name or ""), gpu.minor or 0)))
 
 
-def _files(gpus: Iterable[Gpu]) -> str:
+def _format_device_files(gpus: Iterable[Gpu]) -> str:
     """Return the device files of GPUs as Slurm writes lists: /dev/nvidia[0-3,6]."""
     minors = sorted(gpu.minor for gpu in gpus if gpu.minor is not None)
     if len(minors) == 1:

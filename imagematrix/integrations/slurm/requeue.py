@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import subprocess
 
-from imagematrix.common.json_documents import natural
+from imagematrix.common.json_documents import parse_natural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["requeue", "requeueable"]
+__all__ = ["is_requeueable", "requeue_job"]
 
 PATIENCE_S = 20.0
 FIRST = "0"
 
 
-def requeueable(environment: Mapping[str, str]) -> bool:
+def is_requeueable(environment: Mapping[str, str]) -> bool:
     """Whether this is the first task here of a batch job that was not requeued before.
 
     An interactive job has someone who waits for it, and decides. sbatch sets ENVIRONMENT, which steps get
@@ -24,13 +24,13 @@ def requeueable(environment: Mapping[str, str]) -> bool:
     """
     batch = environment.get("ENVIRONMENT") == "BATCH"
     restarts = environment.get("SLURM_RESTART_COUNT", "0")
-    return batch and natural(restarts) == 0 and environment.get("SLURM_LOCALID", FIRST) == FIRST
+    return batch and parse_natural(restarts) == 0 and environment.get("SLURM_LOCALID", FIRST) == FIRST
 
 
-def requeue(environment: Mapping[str, str]) -> str:
+def requeue_job(environment: Mapping[str, str]) -> str:
     """Requeue the job of these variables; return what became of it, as a sentence for its user."""
     job = environment.get("SLURM_JOB_ID", "")
-    if natural(job) is None:
+    if parse_natural(job) is None:
         return "the job was not requeued: its number is unknown"
     try:
         done = subprocess.run(

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["SlurmStep", "step_of"]
+__all__ = ["SlurmStep", "find_step"]
 
 NODES = 100_000  # more than any cluster has
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
@@ -38,7 +38,7 @@ class SlurmStep(Record):
     node: str
 
 
-def step_of(image: str, environment: Mapping[str, str]) -> SlurmStep | None:
+def find_step(image: str, environment: Mapping[str, str]) -> SlurmStep | None:
     """Return the step of a task with these variables, None if it has one node only; raise UsageError.
 
     slurmstepd tells every task when this run of its job began. Where it tells none, `start` is empty in all
@@ -48,10 +48,10 @@ def step_of(image: str, environment: Mapping[str, str]) -> SlurmStep | None:
     if environment.get("SLURM_STEP_NUM_NODES", "1") in ("", "1") and not re.search(r"[\[,]", nodes):
         return None
     node = environment.get("SLURMD_NODENAME", "")
-    job, number = _number("SLURM_JOB_ID", environment), _number("SLURM_STEP_ID", environment)
-    restart = _number("SLURM_RESTART_COUNT", {"SLURM_RESTART_COUNT": "0", **environment})
-    start = _number("SLURM_JOB_START_TIME", environment) if "SLURM_JOB_START_TIME" in environment else ""
-    names = tuple(dict.fromkeys(_expanded(nodes)))
+    job, number = _get_number("SLURM_JOB_ID", environment), _get_number("SLURM_STEP_ID", environment)
+    restart = _get_number("SLURM_RESTART_COUNT", {"SLURM_RESTART_COUNT": "0", **environment})
+    start = _get_number("SLURM_JOB_START_TIME", environment) if "SLURM_JOB_START_TIME" in environment else ""
+    names = tuple(dict.fromkeys(_expand_nodes(nodes)))
     if node not in names:
         raise UsageError(f"SLURMD_NODENAME {node!r:.80} is not in SLURM_STEP_NODELIST {nodes!r:.80}")
     if len(names) == 1:
@@ -61,7 +61,7 @@ def step_of(image: str, environment: Mapping[str, str]) -> SlurmStep | None:
     )
 
 
-def _number(name: str, environment: Mapping[str, str]) -> str:
+def _get_number(name: str, environment: Mapping[str, str]) -> str:
     """Return a variable that Slurm sets to a number; raise UsageError if it is none."""
     value = environment.get(name, "")
     if not NUMBER.fullmatch(value):
@@ -69,18 +69,18 @@ def _number(name: str, environment: Mapping[str, str]) -> str:
     return value
 
 
-def _expanded(nodes: str) -> Iterator[str]:
+def _expand_nodes(nodes: str) -> Iterator[str]:
     """Yield the names in a list of nodes as Slurm writes it: "a,gpu[01-03,7]"; raise UsageError."""
     wrong = UsageError(f"SLURM_STEP_NODELIST {nodes!r:.80} is not a list of nodes")
     if LISTED.sub("", nodes).strip(","):
         raise wrong
-    for number, name in enumerate(name for part in LISTED.findall(nodes) for name in _names(part)):
+    for number, name in enumerate(name for part in LISTED.findall(nodes) for name in _expand_part(part)):
         if number == NODES or not NODE.fullmatch(name):
             raise wrong
         yield name
 
 
-def _names(part: str) -> Iterator[str]:
+def _expand_part(part: str) -> Iterator[str]:
     brackets = BRACKETS.search(part)
     if brackets is None:
         yield part
@@ -93,5 +93,5 @@ def _names(part: str) -> Iterator[str]:
             return
         first, last = span[1], span[2] or span[1]
         for number in range(int(first), min(int(last), int(first) + NODES) + 1):
-            for end in _names(rest):
+            for end in _expand_part(rest):
                 yield f"{start}{number:0{len(first)}}{end}"

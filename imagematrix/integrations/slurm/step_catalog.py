@@ -16,7 +16,7 @@ import re
 import stat
 
 from imagematrix.common import json_documents
-from imagematrix.common.user_folder import existing_user_folders, user_folder
+from imagematrix.common.user_folder import list_user_folders, make_user_folder
 from imagematrix.errors import ProbeError, UsageError
 
 TYPE_CHECKING = False
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.integrations.slurm.step import SlurmStep
 
-__all__ = ["catalog_of", "prepare"]
+__all__ = ["prepare_folder", "share_catalog"]
 
 SCHEMA = "imagematrix.step-catalog/v1"
 STEPS = "steps"  # the subfolder
@@ -37,7 +37,7 @@ HASHED = 16  # digits of the hash in a name
 OF_A_STEP = re.compile(r"[0-9]+\.[0-9]+-[0-9a-f]{16}\.json(?:\.[0-9a-f]{12})?", re.ASCII)
 
 
-def prepare(folder: str) -> None:
+def prepare_folder(folder: str) -> None:
     """Create the subfolder of the catalogs of steps in the shared folder; raise OSError.
 
     For the administrator, when a node's Host is saved.
@@ -48,7 +48,7 @@ def prepare(folder: str) -> None:
         os.chmod(steps, OPEN)
 
 
-def catalog_of(step: SlurmStep, folder: str, catalog: Callable[[], Catalog]) -> Catalog:
+def share_catalog(step: SlurmStep, folder: str, catalog: Callable[[], Catalog]) -> Catalog:
     """Return the catalog of a step, which is the same for all of its tasks.
 
     `catalog` opens it for the first of them, which stores it in the shared folder. Raises UsageError if that
@@ -58,15 +58,15 @@ def catalog_of(step: SlurmStep, folder: str, catalog: Callable[[], Catalog]) -> 
 
     steps = os.path.join(folder, STEPS)
     try:
-        if not _found(step, steps):
-            _store(step, steps, catalog())
+        if not _find_catalog(step, steps):
+            _store_catalog(step, steps, catalog())
         # While somebody else creates and removes folders with this user's name, two tasks may come to have
         # folders of different names, and each writes into its own. So a task looks everywhere once more after
         # the catalog that it takes was there: of two tasks with different ones, the second sees both.
-        found = _found(step, steps)
+        found = _find_catalog(step, steps)
     except FileExistsError as error:
         raise UsageError(
-            f"{steps}: others have taken all names that this user's folder can have, from {_user()} on",
+            f"{steps}: others have taken all names that this user's folder can have, from {_get_user()} on",
             remedy="the administrator removes what is there",
         ) from error
     except OSError as error:
@@ -83,16 +83,16 @@ def catalog_of(step: SlurmStep, folder: str, catalog: Callable[[], Catalog]) -> 
             remedy="start the step again",
         )
     path, raw = found.popitem()
-    return Catalog.from_json(_content(step, path, raw), path)
+    return Catalog.from_json(_parse_content(step, path, raw), path)
 
 
-def _name(step: SlurmStep) -> str:
+def _make_file_name(step: SlurmStep) -> str:
     """Return the name of the file, the same for all tasks of a step and for no other step."""
-    digest = hashlib.sha256(json_documents.dump(_described(step)).encode()).hexdigest()
+    digest = hashlib.sha256(json_documents.dump_json(_describe_step(step)).encode()).hexdigest()
     return f"{step.job}.{step.number}-{digest[:HASHED]}.json"
 
 
-def _described(step: SlurmStep) -> dict[str, str]:
+def _describe_step(step: SlurmStep) -> dict[str, str]:
     """Return what the file says of its step."""
     return {
         "image": step.image,
@@ -103,42 +103,42 @@ def _described(step: SlurmStep) -> dict[str, str]:
     }
 
 
-def _found(step: SlurmStep, steps: str) -> dict[str, bytes]:
+def _find_catalog(step: SlurmStep, steps: str) -> dict[str, bytes]:
     """Return the catalog of a step by its path, in all folders of this user; raise OSError and UsageError."""
     found = {}
-    for own in existing_user_folders(steps, _user()):
-        path = os.path.join(own, _name(step))
+    for own in list_user_folders(steps, _get_user()):
+        path = os.path.join(own, _make_file_name(step))
         with contextlib.suppress(FileNotFoundError):
-            found[path] = _read(path)
+            found[path] = _read_file(path)
     return found
 
 
-def _user() -> str:
+def _get_user() -> str:
     return str(os.geteuid())
 
 
-def _store(step: SlurmStep, steps: str, catalog: Catalog) -> None:
+def _store_catalog(step: SlurmStep, steps: str, catalog: Catalog) -> None:
     """Store the catalog of a step unless another task has stored one; raise OSError."""
-    path = os.path.join(user_folder(steps, _user()), _name(step))
-    content = {"schema": SCHEMA, **_described(step), "catalog": catalog.to_json()}
+    path = os.path.join(make_user_folder(steps, _get_user()), _make_file_name(step))
+    content = {"schema": SCHEMA, **_describe_step(step), "catalog": catalog.to_json()}
     draft = f"{path}.{os.urandom(6).hex()}"
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(json_documents.dump(content))
+            file.write(json_documents.dump_json(content))
         with contextlib.suppress(FileExistsError):
             os.link(draft, path)
     finally:
         os.unlink(draft)
-    _remove_old(steps, os.stat(path).st_mtime)
+    _remove_old_files(steps, os.stat(path).st_mtime)
 
 
-def _remove_old(steps: str, now: float) -> None:
+def _remove_old_files(steps: str, now: float) -> None:
     """Remove this user's files of steps of long ago, which root may not do on NFS.
 
     `now` is by the clock of the file system, as that of a node may be wrong.
     """
-    for own in existing_user_folders(steps, _user()):
+    for own in list_user_folders(steps, _get_user()):
         with os.scandir(own) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):  # another task removes it, too
@@ -147,9 +147,9 @@ def _remove_old(steps: str, now: float) -> None:
                         os.unlink(entry.path)
 
 
-def _read(path: str) -> bytes:
+def _read_file(path: str) -> bytes:
     """Return the bytes of a file of this user's own; raise OSError, and UsageError for anything else."""
-    with open(path, "rb", opener=_open) as file:
+    with open(path, "rb", opener=_open_file) as file:
         state = os.fstat(file.fileno())
         if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid():
             raise UsageError(f"{path} is not a file of this user")
@@ -159,15 +159,15 @@ def _read(path: str) -> bytes:
     return raw
 
 
-def _open(path: str, flags: int) -> int:
+def _open_file(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
-def _content(step: SlurmStep, path: str, raw: bytes) -> object:
+def _parse_content(step: SlurmStep, path: str, raw: bytes) -> object:
     """Return the Catalog document in a file; raise UsageError if it is not that of the step."""
-    fields = json_documents.Fields(json_documents.parse(raw, path), path)
+    fields = json_documents.Fields(json_documents.parse_json(raw, path), path)
     fields.schema(SCHEMA)
-    for key, value in _described(step).items():
+    for key, value in _describe_step(step).items():
         if fields.text(key) != value:
             raise fields.fail(key, f"{fields.text(key)!r:.80} instead of {value!r}: it is of another step")
     return fields.object_or_empty("catalog").data

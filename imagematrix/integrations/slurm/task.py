@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Host
 
-__all__ = ["LINE", "SlurmTask", "gpus_of", "image_of", "read_environment", "words_of"]
+__all__ = ["LINE", "SlurmTask", "find_task_gpus", "parse_command_line", "parse_image", "read_environment"]
 
 LIMIT = 16 << 20  # bytes of the file of variables; the kernel passes 6 MiB to a program at most
 # Variables that a batch system or its MPI sets for each task: the image's own of these names are stale.
@@ -92,7 +92,7 @@ class SlurmTask(Record):
         }
 
 
-def words_of(line: str) -> list[str]:
+def parse_command_line(line: str) -> list[str]:
     """Return image, file of variables, folder and program of a command line of Slurm's shell.
 
     Who writes other words into his own names and arguments has another program of his own started. Raises
@@ -103,13 +103,13 @@ def words_of(line: str) -> list[str]:
     spool, _, rest = rest.partition(" ")
     image, dashes, arguments = rest.partition(" -- ")
     for quote in QUOTES:
-        program = _arguments(arguments, quote)
+        program = _parse_arguments(arguments, quote)
         if mark and dashes and program:
             return [image, path, spool, *program]
     raise UsageError("the task's command line cannot be read", remedy=REMEDY)
 
 
-def _arguments(text: str, quote: str) -> list[str] | None:
+def _parse_arguments(text: str, quote: str) -> list[str] | None:
     """Return the arguments between quotes in a text, None if it is not made of such."""
     arguments: list[str] = []
     place = 0
@@ -134,7 +134,7 @@ def _arguments(text: str, quote: str) -> list[str] | None:
     return None
 
 
-def image_of(bundle: str) -> str:
+def parse_image(bundle: str) -> str:
     """Return the name of an image that `srun --container` was given; raise UsageError if it is none."""
     try:
         Reference.parse(bundle)
@@ -163,7 +163,7 @@ def read_environment(path: str) -> dict[str, str]:
     return {os.fsdecode(name): os.fsdecode(value) for name, equals, value in pairs if name and equals}
 
 
-def gpus_of(host: Host, environment: Mapping[str, str]) -> tuple[Host, str | None]:
+def find_task_gpus(host: Host, environment: Mapping[str, str]) -> tuple[Host, str | None]:
     """Return the node with only the task's GPUs, and the `--gpus` value for them.
 
     The job's GPUs are those whose nodes this process may open, or else those that Slurm's variables name. A

@@ -16,10 +16,10 @@ import json
 import os
 import stat
 
-from imagematrix.common.json_documents import natural
+from imagematrix.common.json_documents import parse_natural
 from imagematrix.common.record import Record
 from imagematrix.errors import ProbeError, UsageError
-from imagematrix.integrations.swarm.resources import GPU, PREFIX, VRAM, share_mib, variable
+from imagematrix.integrations.swarm.resources import GPU, PREFIX, VRAM, make_variable_name, parse_share_mib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
-    "Assigned",
+    "AssignedGpus",
     "TaskContainer",
-    "assigned",
-    "read",
-    "rewrite",
+    "parse_assigned_gpus",
+    "read_task_container",
+    "rewrite_bundle",
     "with_devices",
     "with_environment",
 ]
@@ -49,7 +49,7 @@ class TaskContainer(Record):
     environment: tuple[str, ...]
 
 
-class Assigned(Record):
+class AssignedGpus(Record):
     """What Swarm assigned to a task: GPUs and MIG devices by UUID, or a share of one in MiB."""
 
     uuids: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class Assigned(Record):
         return bool(self.uuids or self.vram_mib)
 
 
-def read(data_root: str, container: str) -> TaskContainer | None:
+def read_task_container(data_root: str, container: str) -> TaskContainer | None:
     """Return the task that a container belongs to, None if Swarm did not create the container.
 
     `data_root` is the engine's. Raises ProbeError if the engine's record of the container cannot be read.
@@ -86,7 +86,7 @@ def read(data_root: str, container: str) -> TaskContainer | None:
         raise ProbeError(f"the engine's record of the container is malformed: {path}") from error
 
 
-def assigned(environment: Iterable[str], image: Iterable[str]) -> Assigned:
+def parse_assigned_gpus(environment: Iterable[str], image: Iterable[str]) -> AssignedGpus:
     """Return what Swarm assigned to a task with this environment.
 
     `image` is the image's environment, whose variables are ignored. The last occurrence of a variable counts:
@@ -100,18 +100,20 @@ def assigned(environment: Iterable[str], image: Iterable[str]) -> Assigned:
         name, _, value = entry.partition("=")
         if name.startswith(PREFIX) and entry not in of_image:
             values[name.removeprefix(PREFIX)] = value
-    requested = [kind for kind in values if variable(kind) == variable(GPU) or _is_memory(kind)]
+    requested = [
+        kind for kind in values if make_variable_name(kind) == make_variable_name(GPU) or _is_memory(kind)
+    ]
     if len(requested) > 1:
         raise UsageError(
             f"a task can have one kind of GPU resource, but this task has {', '.join(sorted(requested))}",
             remedy="request only one of them in the service",
         )
     for kind in requested:
-        return _assigned(kind, values[kind])
-    return Assigned()
+        return _parse_assignment(kind, values[kind])
+    return AssignedGpus()
 
 
-def rewrite(bundle: str, devices: Iterable[str], environment: Mapping[str, str]) -> None:
+def rewrite_bundle(bundle: str, devices: Iterable[str], environment: Mapping[str, str]) -> None:
     """Add device nodes of this machine, under the same paths, and variables to the bundle's config.json.
 
     The file is replaced atomically. Raises ProbeError if it is malformed or cannot be written, or if a device
@@ -168,21 +170,21 @@ def with_environment(spec: Mapping[str, Any], environment: Mapping[str, str]) ->
 
 
 def _is_memory(kind: str) -> bool:
-    return kind == VRAM or share_mib(kind) is not None
+    return kind == VRAM or parse_share_mib(kind) is not None
 
 
-def _assigned(kind: str, value: str) -> Assigned:
+def _parse_assignment(kind: str, value: str) -> AssignedGpus:
     if not _is_memory(kind):
-        return Assigned(uuids=tuple(filter(None, value.split(","))))
-    count = natural(value)
+        return AssignedGpus(uuids=tuple(filter(None, value.split(","))))
+    count = parse_natural(value)
     if not count:
-        raise UsageError(f"invalid {variable(kind)}: {value!r}")
-    size = share_mib(kind)
+        raise UsageError(f"invalid {make_variable_name(kind)}: {value!r}")
+    size = parse_share_mib(kind)
     if size is None:
-        return Assigned(vram_mib=count)
+        return AssignedGpus(vram_mib=count)
     if count > 1:
         raise UsageError(
             f"requested {count} shares of {kind}: they may be on different GPUs",
             remedy="request one; for more memory, let nodes offer larger shares",
         )
-    return Assigned(vram_mib=size)
+    return AssignedGpus(vram_mib=size)

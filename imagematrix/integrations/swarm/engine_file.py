@@ -20,7 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any
 
-__all__ = ["DEFAULT", "Daemon", "content", "diff", "indent", "read", "replace", "started_with", "write"]
+__all__ = [
+    "DEFAULT",
+    "EngineDaemon",
+    "find_daemon",
+    "get_indent",
+    "make_diff",
+    "read_bytes",
+    "read_engine_file",
+    "replace_file",
+    "write_engine_file",
+]
 
 DEFAULT = Path("/etc/docker/daemon.json")
 DATA_ROOT = "/var/lib/docker"
@@ -31,7 +41,7 @@ NO_SUCH_FLAG = "unknown flag"  # engines before 23.0 cannot validate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Daemon:
+class EngineDaemon:
     """An engine, described by the flags of its command line in order: (name without dashes, value)."""
 
     flags: tuple[tuple[str, str], ...] = ()
@@ -64,7 +74,7 @@ class Daemon:
         return [value for name, value in self.flags if name in names]
 
 
-def read(path: Path) -> str:
+def read_engine_file(path: Path) -> str:
     """Return the text of the file, empty if it does not exist; raise UsageError if it cannot be read."""
     try:
         return path.read_text("utf-8")
@@ -74,7 +84,7 @@ def read(path: Path) -> str:
         raise UsageError(f"{path} cannot be read: {error}") from error
 
 
-def content(path: Path) -> bytes | None:
+def read_bytes(path: Path) -> bytes | None:
     """Return the bytes of a file, None if it cannot be read."""
     try:
         return path.read_bytes()
@@ -82,13 +92,13 @@ def content(path: Path) -> bytes | None:
         return None
 
 
-def indent(text: str) -> int:
+def get_indent(text: str) -> int:
     """Return the number of spaces by which a JSON text is indented, 2 if it shows none."""
     match = re.search(r'^( +)"', text, re.MULTILINE)
     return len(match[1]) if match else 2
 
 
-def diff(path: Path, before: str, after: str) -> str:
+def make_diff(path: Path, before: str, after: str) -> str:
     """Return the change as a unified diff, empty if nothing changes."""
     lines = difflib.unified_diff(
         before.splitlines(), after.splitlines(), str(path), f"{path} (new)", lineterm=""
@@ -96,20 +106,20 @@ def diff(path: Path, before: str, after: str) -> str:
     return "\n".join(lines)
 
 
-def started_with(path: Path, proc: Path = Path("/proc")) -> Daemon:
+def find_daemon(path: Path, proc: Path = Path("/proc")) -> EngineDaemon:
     """Return the running engine whose configuration is the file `path`; without flags if none runs."""
     for folder in sorted(proc.glob("[0-9]*")):
         with contextlib.suppress(OSError, UnicodeDecodeError):  # it has ended, or is another program's
             program, *words = (folder / "cmdline").read_text("utf-8").rstrip("\0").split("\0")
             if os.path.basename(program) != "dockerd":  # noqa: PTH119 - a word, not a path
                 continue
-            engine = Daemon(flags=tuple(_flags(words)))
+            engine = EngineDaemon(flags=tuple(_parse_flags(words)))
             if Path([str(DEFAULT), *engine.values("config-file")][-1]) == path:
                 return engine
-    return Daemon()
+    return EngineDaemon()
 
 
-def write(path: Path, text: str) -> str | None:
+def write_engine_file(path: Path, text: str) -> str | None:
     """Replace the file atomically once dockerd has validated the text; keep a copy of the old file beside it.
 
     Returns the reason if dockerd could not validate the text, else None. Raises UsageError if the text is
@@ -118,7 +128,7 @@ def write(path: Path, text: str) -> str | None:
     target, reasons = path.resolve(), []
 
     def check(draft: Path) -> None:
-        reasons.append(_validate(draft, path))
+        reasons.append(_validate_draft(draft, path))
         if target.exists():
             status = target.stat()
             os.chown(draft, status.st_uid, status.st_gid)
@@ -126,20 +136,22 @@ def write(path: Path, text: str) -> str | None:
             # After the validation, so that an invalid text leaves the last copy as it is.
             shutil.copy2(target, f"{target}{BACKUP}")
 
-    replace(target, text.encode(), 0o644, check)
+    replace_file(target, text.encode(), 0o644, check)
     return reasons[0]
 
 
-def replace(path: Path, content: bytes, mode: int, check: Callable[[Path], None] = lambda _: None) -> None:
+def replace_file(
+    path: Path, content: bytes, mode: int, check: Callable[[Path], None] = lambda _: None
+) -> None:
     """Replace a file as `files.replace` does, and create its folder; raise UsageError if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.replace(path, content, mode, check)
+        files.replace_file(path, content, mode, check)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error}") from error
 
 
-def _validate(draft: Path, path: Path) -> str | None:
+def _validate_draft(draft: Path, path: Path) -> str | None:
     try:
         done = subprocess.run(
             ["dockerd", "--validate", "--config-file", str(draft)],
@@ -161,7 +173,7 @@ def _validate(draft: Path, path: Path) -> str | None:
     raise UsageError(f"{path} would be invalid: {output.replace(str(draft), str(path))}")
 
 
-def _flags(words: list[str]) -> Iterator[tuple[str, str]]:
+def _parse_flags(words: list[str]) -> Iterator[tuple[str, str]]:
     """Yield the flags of a command line of dockerd; the value of a flag without one is "true"."""
     rest = iter(words)
     following = next(rest, None)

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     Write = Callable[[str, str | None, bytes], None]
 
-__all__ = ["Logs"]
+__all__ = ["ServiceLogs"]
 
 TASK = "com.docker.swarm.task.id="
 PAUSE_S = 1.0
 
 
-class Logs:
+class ServiceLogs:
     """The output of a service; `write` gets a stream ("stdout" or "stderr"), a task's id, and a line.
 
     `follow` starts to read, `finish` reads the rest. A line without a task's id is the engine's own.
@@ -75,7 +75,7 @@ class _OutputStream:
         """Print the lines that no earlier reading had."""
         read: dict[str, int] = {}
         for line in lines:
-            task, text = _split(line)
+            task, text = _split_line(line)
             with self._lock:
                 if self._done.is_set():
                     return
@@ -87,7 +87,7 @@ class _OutputStream:
                 self._write(self._name, task, text)
 
 
-def _split(line: bytes) -> tuple[str | None, bytes]:
+def _split_line(line: bytes) -> tuple[str | None, bytes]:
     """Return the task's id in the details before a line, and the line."""
     details, blank, text = line.partition(b" ")
     for pair in details.decode(errors="replace").split(","):

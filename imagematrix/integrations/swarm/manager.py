@@ -6,9 +6,9 @@ import time
 from contextlib import suppress
 
 from imagematrix.errors import EngineError, UsageError
-from imagematrix.images.engine.transport import errors
+from imagematrix.images.engine.transport import convert_errors
 from imagematrix.integrations.swarm.nodes import SwarmNode
-from imagematrix.integrations.swarm.tasks import Task, ended, latest, summary
+from imagematrix.integrations.swarm.tasks import SwarmTask, find_latest, has_ended, summarize_states
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Manager:
 
     def controls(self) -> bool:
         """Whether the engine is a manager of its swarm."""
-        with errors():
+        with convert_errors():
             swarm = self._client.info().get("Swarm") or {}
         if swarm.get("LocalNodeState") not in ("active", "locked"):
             raise EngineError("this engine is not in a swarm", remedy=SWARM)
@@ -52,7 +52,7 @@ class Manager:
                 "this engine is a worker of its swarm",
                 remedy="run this on a manager, or set DOCKER_HOST to one, such as ssh://manager",
             )
-        with errors():
+        with convert_errors():
             return tuple(map(SwarmNode.of, self._client.api.nodes()))
 
     def overlays(self, networks: Sequence[str]) -> list[str]:
@@ -62,7 +62,7 @@ class Manager:
         drivers = {}
         for name in networks:
             try:
-                with errors(NotFound):
+                with convert_errors(NotFound):
                     drivers[name] = self._client.api.inspect_network(name).get("Driver")
             except NotFound as error:
                 remedy = f"create it: docker network create --driver overlay {name}"
@@ -73,7 +73,7 @@ class Manager:
         """Create a service and return its id; raise UsageError if the name is taken."""
         from docker.errors import APIError
 
-        with errors():
+        with convert_errors():
             try:
                 return str(self._client.services.create(**service.arguments()).id)
             except APIError as error:
@@ -88,22 +88,22 @@ class Manager:
         """Remove a service, which ends its tasks; it may be removed already."""
         from docker.errors import NotFound
 
-        with errors(), suppress(NotFound):
+        with convert_errors(), suppress(NotFound):
             self._client.api.remove_service(identifier)
 
     def services(self, label: str) -> list[Mapping[str, Any]]:
         """Return the services with `label` (NAME=VALUE), as the engine describes them."""
-        with errors():
+        with convert_errors():
             return list(self._client.api.services(filters={"label": label}))
 
-    def tasks(self, identifier: str) -> list[Task]:
+    def tasks(self, identifier: str) -> list[SwarmTask]:
         """Return the tasks of a service; raise RemovedError if it no longer exists."""
         from docker.errors import NotFound
 
         try:
-            with errors(NotFound):
+            with convert_errors(NotFound):
                 tasks = [
-                    Task.of(listed) for listed in self._client.api.tasks(filters={"service": identifier})
+                    SwarmTask.of(listed) for listed in self._client.api.tasks(filters={"service": identifier})
                 ]
                 if not tasks:
                     # No tasks: they have not been created yet, or the service is gone.
@@ -112,7 +112,7 @@ class Manager:
             raise RemovedError("the service was removed") from error
         return tasks
 
-    def wait(self, identifier: str, count: int, report: Callable[[str], None]) -> list[Task]:
+    def wait(self, identifier: str, count: int, report: Callable[[str], None]) -> list[SwarmTask]:
         """Wait until a job of `count` tasks has ended, and return the last task of each slot.
 
         `report` gets every change of their states. A manager may be unavailable for up to AWAY_S.
@@ -127,9 +127,9 @@ class Manager:
                     raise
             else:
                 answered = time.monotonic()
-                if ended(tasks, count):
-                    return latest(tasks)
-                text = summary(tasks)
+                if has_ended(tasks, count):
+                    return find_latest(tasks)
+                text = summarize_states(tasks)
                 if text != reported:
                     report(text)
                     reported = text

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from imagematrix.common.record import replace
 from imagematrix.errors import ProbeError
-from imagematrix.hardware.gpu_request.choice import parts
+from imagematrix.hardware.gpu_request.choice import list_mig_devices
 from imagematrix.hardware.host import nvidia
 
 TYPE_CHECKING = False
@@ -19,33 +19,35 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.nvidia import Kernel
     from imagematrix.hardware.host.tree import Tree
 
-__all__ = ["REMEDY", "named", "offered", "present"]
+__all__ = ["REMEDY", "find_gpus", "keep_present_gpus", "list_offered_gpus"]
 
 REMEDY = "run `imagematrix swarm node-config` on the node and restart its engine"
 
 
-def offered(host: Host) -> tuple[Gpu, ...]:
+def list_offered_gpus(host: Host) -> tuple[Gpu, ...]:
     """Return what a node offers: its usable GPUs, or the MIG devices of those in MIG mode."""
     usable = (gpu for gpu in host.gpus if gpu.usable)
-    return tuple(part for gpu in usable for part in (parts(gpu) if gpu.mig is not None else (gpu,)))
+    return tuple(
+        part for gpu in usable for part in (list_mig_devices(gpu) if gpu.mig is not None else (gpu,))
+    )
 
 
-def present(host: Host, tree: Tree) -> Host:
+def keep_present_gpus(host: Host, tree: Tree) -> Host:
     """Return `host`, the node as configured, with the GPUs that still exist and their current numbers.
 
     If the kernel does not show the driver, as in a sandbox, the GPUs stay as they were.
     """
-    kernel = nvidia.read(tree)
-    gpus = tuple(_still_present(host.gpus, kernel)) if kernel.loaded else host.gpus
+    kernel = nvidia.read_nvidia(tree)
+    gpus = tuple(_find_present(host.gpus, kernel)) if kernel.loaded else host.gpus
     return replace(
         host,
         driver=kernel.driver,
         gpus=nvidia.with_capabilities(tree, gpus),
-        devices=nvidia.nodes(tree) or host.devices,
+        devices=nvidia.list_nodes(tree) or host.devices,
     )
 
 
-def named(gpus: Iterable[Gpu], uuids: Iterable[str]) -> tuple[Gpu, ...]:
+def find_gpus(gpus: Iterable[Gpu], uuids: Iterable[str]) -> tuple[Gpu, ...]:
     """Return the GPUs and MIG devices with these UUIDs; raise ProbeError if the node lacks one."""
     by_uuid = {gpu.mig[0].uuid if gpu.mig else gpu.uuid: gpu for gpu in gpus}
     missing = [uuid for uuid in uuids if uuid not in by_uuid]
@@ -54,7 +56,7 @@ def named(gpus: Iterable[Gpu], uuids: Iterable[str]) -> tuple[Gpu, ...]:
     return tuple(by_uuid[uuid] for uuid in uuids)
 
 
-def _still_present(gpus: Iterable[Gpu], kernel: Kernel) -> Iterable[Gpu]:
+def _find_present(gpus: Iterable[Gpu], kernel: Kernel) -> Iterable[Gpu]:
     information = {gpu.bus_id: gpu for gpu in kernel.information if gpu.bus_id}
     for gpu in gpus:
         current = information.get(gpu.pci_bus_id or "")

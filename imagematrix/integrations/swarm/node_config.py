@@ -10,9 +10,17 @@ import json
 from dataclasses import dataclass
 
 from imagematrix.errors import ProbeError, UsageError
-from imagematrix.hardware.gpu_request.choice import memory_mib
-from imagematrix.integrations.swarm.node import offered
-from imagematrix.integrations.swarm.resources import GPU, OFFER, SHARES, VRAM, fitting, is_ours, shares
+from imagematrix.hardware.gpu_request.choice import get_memory_mib
+from imagematrix.integrations.swarm.node import list_offered_gpus
+from imagematrix.integrations.swarm.resources import (
+    GPU,
+    OFFER,
+    SHARES,
+    VRAM,
+    count_fitting_shares,
+    is_ours,
+    make_share_kind,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +29,7 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu, Host
 
-__all__ = ["ALL", "FLAGS", "NodeOffer", "merged", "offer", "parse"]
+__all__ = ["ALL", "FLAGS", "NodeOffer", "make_offer", "merge_config", "parse_engine_config"]
 
 RESOURCES = "node-generic-resources"
 SINGULAR = "node-generic-resource"  # the name of the flag: the engine ignores it in the file
@@ -31,7 +39,12 @@ HOSTS = "hosts"
 DEFAULT = "default-runtime"
 RUNTIME = "imagematrix"
 RUNC = "runc"
-FLAGS = (SINGULAR, "label", "add-runtime", "default-runtime")  # flags for the keys that `merged` changes
+FLAGS = (
+    SINGULAR,
+    "label",
+    "add-runtime",
+    "default-runtime",
+)  # flags for the keys that `merge_config` changes
 REMAP = "userns-remap"
 LABEL = "io.imagematrix."
 ALL = "all"
@@ -45,20 +58,22 @@ class NodeOffer:
     labels: tuple[str, ...]
 
 
-def offer(host: Host, vram: str | None = None) -> NodeOffer:
+def make_offer(host: Host, vram: str | None = None) -> NodeOffer:
     """Return what `host` offers: each usable GPU or MIG device by UUID, and classes of hardware as labels.
 
     With `vram` it also offers memory: shares of this size ("4G"), or with "all" the MiB of its only GPU.
     Raises UsageError if that cannot be offered, and ProbeError if a UUID or a GPU's memory is unknown.
     """
-    gpus = offered(host)
-    resources = [f"{GPU}={_uuid(gpu)}" for gpu in gpus]
+    gpus = list_offered_gpus(host)
+    resources = [f"{GPU}={_get_uuid(gpu)}" for gpu in gpus]
     if vram is not None and gpus:
-        resources.append(_memory(gpus, vram))
-    return NodeOffer(resources=tuple(resources), labels=tuple(_labels(host, gpus, shared=vram is not None)))
+        resources.append(_make_memory_resources(gpus, vram))
+    return NodeOffer(
+        resources=tuple(resources), labels=tuple(_make_labels(host, gpus, shared=vram is not None))
+    )
 
 
-def parse(text: str, where: str) -> dict[str, Any]:
+def parse_engine_config(text: str, where: str) -> dict[str, Any]:
     """Return the configuration in `text`; raise UsageError if it is invalid or does not allow the runtime."""
     try:
         config = json.loads(text) if text.strip() else {}
@@ -82,7 +97,7 @@ def parse(text: str, where: str) -> dict[str, Any]:
     return config
 
 
-def merged(config: Mapping[str, Any], offer: NodeOffer, runtime: str) -> dict[str, Any]:
+def merge_config(config: Mapping[str, Any], offer: NodeOffer, runtime: str) -> dict[str, Any]:
     """Return `config` with the node's offer in place of an earlier one, and with the runtime.
 
     Resources and labels of other software stay as they are.
@@ -99,7 +114,7 @@ def merged(config: Mapping[str, Any], offer: NodeOffer, runtime: str) -> dict[st
     return {**config, **{key: value for key, value in changed.items() if value or key in config}}
 
 
-def _uuid(gpu: Gpu) -> str:
+def _get_uuid(gpu: Gpu) -> str:
     uuid = gpu.mig[0].uuid if gpu.mig else gpu.uuid
     if uuid is None:
         raise ProbeError(
@@ -109,8 +124,8 @@ def _uuid(gpu: Gpu) -> str:
     return uuid
 
 
-def _memory(gpus: tuple[Gpu, ...], vram: str) -> str:
-    unknown = [gpu.label for gpu in gpus if memory_mib(gpu) is None]
+def _make_memory_resources(gpus: tuple[Gpu, ...], vram: str) -> str:
+    unknown = [gpu.label for gpu in gpus if get_memory_mib(gpu) is None]
     if unknown:
         raise ProbeError(
             f"memory size of {', '.join(unknown)} unknown",
@@ -122,15 +137,15 @@ def _memory(gpus: tuple[Gpu, ...], vram: str) -> str:
                 f"cannot offer the memory of {len(gpus)} GPUs as one amount: no single GPU has that much",
                 remedy="offer shares of one size, such as --vram 4G",
             )
-        return f"{VRAM}={memory_mib(gpus[0])}"
-    kind = shares(vram)
-    count = fitting(gpus, kind)
+        return f"{VRAM}={get_memory_mib(gpus[0])}"
+    kind = make_share_kind(vram)
+    count = count_fitting_shares(gpus, kind)
     if not count:
         raise UsageError(f"no GPU of this node has {vram} of memory", remedy="offer smaller shares")
     return f"{kind}={count}"
 
 
-def _labels(host: Host, gpus: tuple[Gpu, ...], *, shared: bool) -> Iterable[str]:
+def _make_labels(host: Host, gpus: tuple[Gpu, ...], *, shared: bool) -> Iterable[str]:
     """Yield labels with a node's hardware; constraints compare whole values, so "+" joins several."""
     if host.cpu.level:
         yield f"{LABEL}cpu={host.cpu.level}"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from imagematrix.integrations.swarm.runtime import RuntimeSettings
 
-__all__ = ["installed_locks", "program"]
+__all__ = ["get_installed_locks", "make_program"]
 
 # Of Python's options, -I keeps out the caller's variables and folders, and -S spares the start the search for
 # installed packages.
@@ -68,31 +68,31 @@ ROOTS = (
 NVML = "pynvml"  # a single module, which queries the driver
 
 
-def program(settings: RuntimeSettings) -> bytes:
+def make_program(settings: RuntimeSettings) -> bytes:
     """Return the file for this node; raise ProbeError if the node has no runc."""
     runc = find_program("runc")
     if runc is None:
         raise ProbeError("runc not found on PATH", remedy="install runc, which Docker needs too")
     script = SCRIPT.format(
         runc=shlex.quote(runc),
-        python=shlex.quote(_python()),
+        python=shlex.quote(_find_python()),
         prefix=PREFIX,
-        start=shlex.quote(zipapp_writer.start(ROOTS[0])),
+        start=shlex.quote(zipapp_writer.make_start_code(ROOTS[0])),
     )
-    modules = zipapp_writer.sources(ROOTS)
+    modules = zipapp_writer.collect_sources(ROOTS)
     # Files that every start of a task reads are not compressed.
     read = {
         SETTINGS: json.dumps(settings.to_json()).encode(),
-        zipapp_writer.COMPILED: zipapp_writer.compiled(modules),
+        zipapp_writer.COMPILED: zipapp_writer.compile_modules(modules),
     }
     contents = {**modules, **read}
     if spec := importlib.util.find_spec(NVML):
         loader: Any = spec.loader
         contents[f"{NVML}.py"] = loader.get_data(str(spec.origin))
-    return zipapp_writer.archive(contents, script.encode(), stored=read)
+    return zipapp_writer.write_archive(contents, script.encode(), stored=read)
 
 
-def installed_locks(info: Mapping[str, Any]) -> str | None:
+def get_installed_locks(info: Mapping[str, Any]) -> str | None:
     """Return the lock folder of the runtime in the engine's information; None without this runtime.
 
     A runtime that cannot be read is taken to use the usual folder.
@@ -107,7 +107,7 @@ def installed_locks(info: Mapping[str, Any]) -> str | None:
         return SHARED
 
 
-def _python() -> str:
+def _find_python() -> str:
     """Return the interpreter of the node, not of a virtual environment that may be removed."""
     installed = Path(sys.base_prefix, "bin", "python3")
     return str(installed if installed.exists() else Path(sys.executable).resolve())

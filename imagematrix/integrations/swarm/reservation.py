@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imagematrix.errors import UsageError
-from imagematrix.integrations.swarm.resources import GPU, OFFER, SHARES, VRAM, share_mib
+from imagematrix.integrations.swarm.resources import GPU, OFFER, SHARES, VRAM, parse_share_mib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from imagematrix.integrations.swarm.nodes import SwarmNode
 
-__all__ = ["Reservation", "gpus", "memory"]
+__all__ = ["Reservation", "reserve_gpus", "reserve_memory"]
 
 OFFER_GPUS = "run `imagematrix swarm node-config` on the nodes that have them"
 OFFER_MEMORY = "run `imagematrix swarm node-config --vram SIZE` on the nodes that have it"
@@ -42,7 +42,7 @@ class Reservation:
         return {self.kind: self.count} if self.kind else {}
 
 
-def gpus(nodes: Sequence[SwarmNode], count: int) -> Reservation:
+def reserve_gpus(nodes: Sequence[SwarmNode], count: int) -> Reservation:
     """Return the reservation of `count` whole GPUs; raise UsageError if no node has that many.
 
     Nodes that also offer shares of their GPUs are left out: Swarm counts a GPU and its shares separately.
@@ -63,7 +63,7 @@ def gpus(nodes: Sequence[SwarmNode], count: int) -> Reservation:
     return Reservation(kind=GPU, count=count, constraints=(f"engine.labels.{OFFER}!={SHARES}",))
 
 
-def memory(nodes: Sequence[SwarmNode], mib: int) -> Reservation:
+def reserve_memory(nodes: Sequence[SwarmNode], mib: int) -> Reservation:
     """Return the reservation of at least `mib` of one GPU's memory; raise UsageError if no GPU has that much.
 
     A service can reserve only one kind. Of the kinds that are large enough, it is the kind with room for most
@@ -74,7 +74,7 @@ def memory(nodes: Sequence[SwarmNode], mib: int) -> Reservation:
     largest = 0
     for node in nodes:
         for kind, count in node.offers.items():
-            size = count if kind == VRAM else share_mib(kind)
+            size = count if kind == VRAM else parse_share_mib(kind)
             if size is None or not count:
                 continue
             largest = max(largest, size)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from imagematrix.errors import UsageError
-from imagematrix.hardware.gpu_request.choice import memory_mib
+from imagematrix.hardware.gpu_request.choice import get_memory_mib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ __all__ = [
     "PREFIX",
     "SHARES",
     "VRAM",
-    "fitting",
+    "count_fitting_shares",
     "is_ours",
-    "share_mib",
-    "shares",
-    "variable",
+    "make_share_kind",
+    "make_variable_name",
+    "parse_share_mib",
 ]
 
 GPU = "NVIDIA-GPU"
@@ -45,35 +45,35 @@ SIZE = re.compile(rf"{VRAM}-(\d{{1,9}})(GI?|MI?)", re.ASCII)
 UNITS = {"G": 1000**3, "GI": 1024**3, "M": 1000**2, "MI": MIB}
 
 
-def variable(kind: str) -> str:
+def make_variable_name(kind: str) -> str:
     """Return the name of the variable that lists a task's resources of a kind."""
     return f"{PREFIX}{kind.upper()}"
 
 
-def shares(size: str) -> str:
+def make_share_kind(size: str) -> str:
     """Return the kind of shares of an amount of memory, such as "4G"; raise UsageError if it is invalid.
 
     Kinds are compared as text, so equal amounts have the same kind: VRAM-4G for 4000MB too.
     """
     from imagematrix.common import units
 
-    amount = units.parse(size)
+    amount = units.parse_size(size)
     for unit, factor in UNITS.items():
         if amount is not None and amount >= MIB and amount % factor == 0:
             return f"{VRAM}-{int(amount // factor)}{unit}"
     raise UsageError(f"invalid size of shares {size}: expected an amount of memory such as 500M, 4G or 4Gi")
 
 
-def share_mib(kind: str) -> int | None:
+def parse_share_mib(kind: str) -> int | None:
     """Return the MiB of one share of a kind, None if it is not a kind of shares."""
     match = SIZE.fullmatch(kind)
     return int(match[1]) * UNITS[match[2]] // MIB if match else None
 
 
-def fitting(gpus: Iterable[Gpu], kind: str) -> int:
+def count_fitting_shares(gpus: Iterable[Gpu], kind: str) -> int:
     """Return how many shares of a kind fit on `gpus`; no share spans two GPUs."""
-    mib = share_mib(kind) or 0
-    return sum((memory_mib(gpu) or 0) // mib for gpu in gpus) if mib else 0
+    mib = parse_share_mib(kind) or 0
+    return sum((get_memory_mib(gpu) or 0) // mib for gpu in gpus) if mib else 0
 
 
 def is_ours(kind: str) -> bool:

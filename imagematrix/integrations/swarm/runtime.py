@@ -19,7 +19,7 @@ from zipimport import zipimporter
 from imagematrix.common.record import Record
 from imagematrix.errors import ImagematrixError, ProbeError
 from imagematrix.hardware.gpu_request.choice import Choice
-from imagematrix.hardware.gpu_request.spec import GPUS_VARIABLE, names
+from imagematrix.hardware.gpu_request.spec import GPUS_VARIABLE, name_gpus
 from imagematrix.hardware.host.host import Host
 from imagematrix.hardware.host.tree import Tree
 from imagematrix.images.engine import endpoint, images
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from imagematrix.images.engine.containers import Attended
-    from imagematrix.integrations.swarm.container import Assigned
+    from imagematrix.integrations.swarm.container import AssignedGpus
     from imagematrix.launcher.gpu_claims.usage import Usage
 
-__all__ = ["SETTINGS", "Call", "RuntimeSettings", "main"]
+__all__ = ["SETTINGS", "RuntimeCall", "RuntimeSettings", "main"]
 
 SETTINGS = "settings.json"  # in the archive
 CREATE = "create"
@@ -90,7 +90,7 @@ class RuntimeSettings(Record):
         }
 
 
-class Call(Record):
+class RuntimeCall(Record):
     """A command line of the runtime: the command, the bundle, the container's id, and the log file."""
 
     command: str | None = None
@@ -99,7 +99,7 @@ class Call(Record):
     log: str | None = None
 
     @classmethod
-    def parse(cls, words: Sequence[str]) -> Call:
+    def parse(cls, words: Sequence[str]) -> RuntimeCall:
         """Return the parsed words; each flag has one or two dashes, as in runc."""
         flags: dict[str, str] = {}
         plain = []
@@ -122,12 +122,12 @@ def main() -> None:
     The arguments are the archive, the path of runc, and the arguments of runc.
     """
     archive, runc, *words = sys.argv[1:]
-    call = Call.parse(words)
+    call = RuntimeCall.parse(words)
     try:
         if call.command == CREATE and call.container:
             settings = RuntimeSettings.from_json(json.loads(zipimporter(archive).get_data(SETTINGS)))
             os.environ["DOCKER_HOST"] = settings.address
-            give(settings, call.container, os.path.abspath(call.bundle))  # noqa: PTH100 - see above
+            give_gpus(settings, call.container, os.path.abspath(call.bundle))  # noqa: PTH100 - see above
     except ImagematrixError as error:
         _fail(call.log, str(error))
     except Exception as error:  # noqa: BLE001 - the container must not start, and its user has to see why
@@ -135,25 +135,25 @@ def main() -> None:
     os.execv(runc, [runc, *words])  # noqa: S606 - runc replaces this process
 
 
-def give(settings: RuntimeSettings, container_id: str, bundle: str) -> None:
+def give_gpus(settings: RuntimeSettings, container_id: str, bundle: str) -> None:
     """Give a task the GPUs that Swarm assigned to it: claim them, record them, add them to the bundle.
 
     A container that belongs to no task, or to a task without GPUs, stays as it is. Raises ImagematrixError.
     """
-    created = container.read(settings.data_root, container_id)
+    created = container.read_task_container(settings.data_root, container_id)
     if created is None:
         return
-    wanted = container.assigned(created.environment, images.environment(created.image_id))
+    wanted = container.parse_assigned_gpus(created.environment, images.get_environment(created.image_id))
     if not wanted:
         return
-    group = endpoint.group()
-    host = node.present(settings.host, Tree("/"))
+    group = endpoint.get_socket_group()
+    host = node.keep_present_gpus(settings.host, Tree("/"))
     with Locks(settings.locks, group) as locks:
         grants.remove_stale_grants(locks)
         grants.remove_grant(locks, container_id)  # of an earlier start
         with claim_gpus(
-            [_choice(host, wanted)],
-            lambda attended: _usage(host, locks, attended),
+            [_choose_gpus(host, wanted)],
+            lambda attended: _survey_usage(host, locks, attended),
             vram_mib=wanted.vram_mib,
             wait_s=WAIT_S,
             path=locks.path,
@@ -163,7 +163,7 @@ def give(settings: RuntimeSettings, container_id: str, bundle: str) -> None:
             require_device_nodes(devices)
             environment = Share(vram_mib=wanted.vram_mib).environment(claimed.gpus)
             # The engine's own variable for them has a dash in its name, with which shells drop it.
-            environment[GPUS_VARIABLE] = ",".join(names(claimed.gpus))
+            environment[GPUS_VARIABLE] = ",".join(name_gpus(claimed.gpus))
             grant = grants.GpuGrant(
                 container=container_id,
                 bundle=bundle,
@@ -173,13 +173,13 @@ def give(settings: RuntimeSettings, container_id: str, bundle: str) -> None:
             )
             # The record first: if the rest fails, the engine removes the bundle, and with it the grant ends.
             grants.write_grant(locks, grant)
-            container.rewrite(bundle, devices, environment)
+            container.rewrite_bundle(bundle, devices, environment)
 
 
-def _choice(host: Host, wanted: Assigned) -> Choice:
-    gpus = node.offered(host)
+def _choose_gpus(host: Host, wanted: AssignedGpus) -> Choice:
+    gpus = node.list_offered_gpus(host)
     if wanted.uuids:
-        chosen = node.named(gpus, wanted.uuids)
+        chosen = node.find_gpus(gpus, wanted.uuids)
         return Choice(gpus=chosen, count=len(chosen))
     if not gpus:
         raise ProbeError(
@@ -188,7 +188,7 @@ def _choice(host: Host, wanted: Assigned) -> Choice:
     return Choice(gpus=gpus, count=1)
 
 
-def _usage(host: Host, locks: Locks, attended: Attended) -> Usage:
+def _survey_usage(host: Host, locks: Locks, attended: Attended) -> Usage:
     running = list_running_containers(host.gpus, attended, pods=True)
 
     def given() -> Usage:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from imagematrix.integrations.swarm.reservation import Reservation
 
-__all__ = ["JOB", "LABEL", "SCHEMA", "SwarmService", "image_name", "name_for"]
+__all__ = ["JOB", "LABEL", "SCHEMA", "SwarmService", "make_image_name", "make_service_name"]
 
 SCHEMA = "imagematrix.service/v1"
 LABEL = "io.imagematrix.swarm"  # label of the service and of its containers: JOB or SERVICE
@@ -118,10 +118,10 @@ class SwarmService:
         options = (
             ("--constraint", self.placement),
             ("--network", self.networks),
-            ("--mount", map(_mount, self.volumes)),
+            ("--mount", map(_make_mount, self.volumes)),
             ("--env", self.environment),
-            ("--label", _pairs(self.labels)),
-            ("--container-label", _pairs(self.container_labels)),
+            ("--label", _format_pairs(self.labels)),
+            ("--container-label", _format_pairs(self.container_labels)),
         )
         for option, values in options:
             for value in values:
@@ -148,7 +148,7 @@ class SwarmService:
         }
 
 
-def image_name(image: str, resolver: str) -> str:
+def make_image_name(image: str, resolver: str) -> str:
     """Return the name under which every node gets its variant of `image` from its own resolver.
 
     The resolver replaces the registry in the name. A name by digest means one image on all nodes, so it stays
@@ -161,17 +161,17 @@ def image_name(image: str, resolver: str) -> str:
     return f"{resolver}/{path}" if ":" in path else f"{resolver}/{path}:{reference.tag}"
 
 
-def name_for(image: str, token: str) -> str:
+def make_service_name(image: str, token: str) -> str:
     """Return a name for a service with this image: the image's last component, and a unique token."""
     word = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
     return f"{INVALID.sub('-', word)[:NAME_LENGTH]}-{token}"
 
 
-def _mount(volume: str) -> str:
+def _make_mount(volume: str) -> str:
     source, target, *mode = volume.split(":")
     kind = "bind" if source.startswith("/") else "volume"
     return f"type={kind},source={source},target={target}" + (",readonly" if mode == ["ro"] else "")
 
 
-def _pairs(mapping: dict[str, str]) -> list[str]:
+def _format_pairs(mapping: dict[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in mapping.items()]

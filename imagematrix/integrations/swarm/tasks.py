@@ -13,7 +13,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-__all__ = ["COMPLETE", "Task", "ended", "latest", "replicas", "seconds", "summary"]
+__all__ = [
+    "COMPLETE",
+    "SwarmTask",
+    "find_latest",
+    "get_replicas",
+    "has_ended",
+    "parse_timestamp",
+    "summarize_states",
+]
 
 # States that a person sees as one.
 WORDS = {
@@ -27,7 +35,7 @@ ENDED = frozenset({COMPLETE, "shutdown", "failed", "rejected", "remove", "orphan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class SwarmTask:
     """A task: its number in the service (`slot`, from 0 in a job), its node's id, its state and the reason.
 
     `exit_code` is that of its container, None if the container never ran or still runs. `since` is the time
@@ -43,7 +51,7 @@ class Task:
     since: float
 
     @classmethod
-    def of(cls, listed: Mapping[str, Any]) -> Task:
+    def of(cls, listed: Mapping[str, Any]) -> SwarmTask:
         """Return a task as the engine describes it."""
         status = listed.get("Status") or {}
         container = status.get("ContainerStatus") or {}
@@ -55,7 +63,7 @@ class Task:
             state=state,
             reason=str(status.get("Err") or status.get("Message") or ""),
             exit_code=container.get("ExitCode") if state in ENDED and container.get("ContainerID") else None,
-            since=seconds(str(status.get("Timestamp") or "")),
+            since=parse_timestamp(str(status.get("Timestamp") or "")),
         )
 
     @property
@@ -64,32 +72,32 @@ class Task:
         return self.state in ENDED
 
 
-def latest(tasks: Iterable[Task]) -> list[Task]:
+def find_latest(tasks: Iterable[SwarmTask]) -> list[SwarmTask]:
     """Return the task of each slot, in order; of several, one that has not ended, or else the last to end."""
-    by_slot: dict[int, Task] = {}
+    by_slot: dict[int, SwarmTask] = {}
     for task in sorted(tasks, key=lambda task: (not task.ended, task.since)):
         by_slot[task.slot] = task
     return [by_slot[slot] for slot in sorted(by_slot)]
 
 
-def replicas(service: Mapping[str, Any]) -> int | None:
+def get_replicas(service: Mapping[str, Any]) -> int | None:
     """Return the number of tasks of a job from the engine's description; None if the service is not a job."""
     mode = (service.get("Spec") or {}).get("Mode") or {}
     job = mode.get("ReplicatedJob")
     return None if job is None else int(job.get("TotalCompletions") or 1)
 
 
-def ended(tasks: Iterable[Task], count: int) -> bool:
+def has_ended(tasks: Iterable[SwarmTask], count: int) -> bool:
     """Whether a job of `count` tasks has ended; the manager may not have created all of them yet."""
     listed = list(tasks)
     return len({task.slot for task in listed}) >= count and all(task.ended for task in listed)
 
 
-def summary(tasks: Iterable[Task]) -> str:
+def summarize_states(tasks: Iterable[SwarmTask]) -> str:
     """Return the number of tasks in each state, and the reason why some wait."""
     counts: dict[str, int] = {}
     reasons = []
-    for task in latest(tasks):
+    for task in find_latest(tasks):
         word = WORDS.get(task.state, task.state)
         counts[word] = counts.get(word, 0) + 1
         if task.state == "pending" and task.reason and task.reason not in reasons:
@@ -100,7 +108,7 @@ def summary(tasks: Iterable[Task]) -> str:
     return f"{text}: {reasons[0]}" if len(reasons) == 1 else text
 
 
-def seconds(timestamp: str) -> float:
+def parse_timestamp(timestamp: str) -> float:
     """Return a time of the engine, RFC 3339 with nanoseconds, in seconds since 1970; 0 if invalid."""
     whole, dot, fraction = timestamp.removesuffix("Z").partition(".")
     try:

@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 
-from imagematrix.common.programs import find_program, search_path
+from imagematrix.common.programs import find_program, get_search_path
 from imagematrix.errors import EngineError
 
 TYPE_CHECKING = False
@@ -134,7 +134,7 @@ class HookGate:
         shell = find_program("sh")
         if shell is None:
             raise EngineError("this node has no sh, with which a container is told of")
-        self._shell, self._path = shell, search_path()
+        self._shell, self._path = shell, get_search_path()
         self.told, self._tells = open_pipe()
         self._waits, self._go = open_pipe()
         self.inherited = (self._tells, self._waits)

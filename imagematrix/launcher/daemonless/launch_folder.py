@@ -8,8 +8,8 @@ import contextlib
 import fcntl
 import os
 
-from imagematrix.common.text import word
-from imagematrix.common.user_folder import user_folder
+from imagematrix.common.text import quote_word
+from imagematrix.common.user_folder import make_user_folder
 from imagematrix.errors import EngineError
 
 TYPE_CHECKING = False
@@ -30,8 +30,8 @@ def find_containers_folder() -> str:
     usable = os.path.isabs(runtime) and os.access(runtime, os.W_OK)  # noqa: PTH117
     parent = runtime if usable else "/tmp"  # noqa: S108 - the owner is checked
     try:
-        own = user_folder(parent, "imagematrix" if usable else f"imagematrix-{os.geteuid()}")
-        return user_folder(own, "containers")
+        own = make_user_folder(parent, "imagematrix" if usable else f"imagematrix-{os.geteuid()}")
+        return make_user_folder(own, "containers")
     except OSError as error:
         where = error.filename or parent
         raise EngineError(f"{where}: {error.strerror}", remedy="set XDG_RUNTIME_DIR") from error
@@ -54,7 +54,7 @@ def make_launch_folder() -> Iterator[str]:
         lock = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise EngineError(
-            f"{parent}: {error.strerror}", remedy=f"free space there: `df {word(parent)}`"
+            f"{parent}: {error.strerror}", remedy=f"free space there: `df {quote_word(parent)}`"
         ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -19,7 +19,7 @@ import select
 import signal
 import time
 
-from imagematrix.images.local_store.holder import RENEW_S, mount_namespace
+from imagematrix.images.local_store.holder import RENEW_S, read_mount_namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class LeaseHolder:
 
     def _name_first_process(self, first: int) -> None:
         """Have the leases name the container's first process, and its mount namespace if that counts."""
-        mounts = "" if self._isolated else mount_namespace(first)
+        mounts = "" if self._isolated else read_mount_namespace(first)
         self._lease = self._lease.of_container(first, mounts)
         if self._claim:
             self._claim.extend_to(self._lease.holder)
@@ -188,7 +188,7 @@ class LeaseHolder:
 
     def _has_entered(self) -> bool:
         """Have the leases name the mount namespace that the first process enters after it was named."""
-        if self._first is None or mount_namespace(self._first) in ("", self._lease.holder.mounts):
+        if self._first is None or read_mount_namespace(self._first) in ("", self._lease.holder.mounts):
             return False
         self._name_first_process(self._first)
         return True
@@ -196,7 +196,7 @@ class LeaseHolder:
     def _end_left(self) -> None:
         """End the processes that the first one leaves behind, which are this process's children now."""
         mounts = self._lease.holder.mounts
-        self._end_children(lambda child: bool(mounts) and mount_namespace(child) == mounts)
+        self._end_children(lambda child: bool(mounts) and read_mount_namespace(child) == mounts)
 
     def _pass_on(self, number: signal.Signals) -> None:
         """Do what a signal to this process means for the container."""

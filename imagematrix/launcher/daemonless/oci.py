@@ -81,7 +81,7 @@ class OciRuntime:
     def require_possible(self, container: ContainerSpec) -> None:
         """See `Runtime`: the configuration is UTF-8."""
         try:
-            json_documents.dump(make_config(container, "/")).encode()
+            json_documents.dump_json(make_config(container, "/")).encode()
         except UnicodeEncodeError as error:
             raise UsageError(
                 f"{self.name} takes only UTF-8, and a variable or a path of the container has other bytes: "
@@ -102,7 +102,7 @@ class OciRuntime:
         bundle = make_config(container, place.root)
         bundle["hooks"] = {"createRuntime": [self._gate.hook()]}
         with open(f"{place.at}/config.json", "w", encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow
-            file.write(json_documents.dump(bundle))
+            file.write(json_documents.dump_json(bundle))
         words = self._command(container, place.at)
         return RuntimeCommand(words=words, environment=place.environment, descriptors=self._gate.inherited)
 

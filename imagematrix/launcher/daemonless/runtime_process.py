@@ -15,7 +15,7 @@ import pickle
 import signal
 import termios
 
-from imagematrix.common.programs import search_path
+from imagematrix.common.programs import get_search_path
 from imagematrix.common.record import replace
 from imagematrix.errors import EngineError
 from imagematrix.launcher.daemonless import entrypoint, namespace
@@ -87,7 +87,7 @@ def _start(
     _close_all_but(passed)
 
     # In the namespace, the user is root.
-    ids, environment = (os.geteuid(), os.getegid()), {"PATH": search_path()}
+    ids, environment = (os.geteuid(), os.getegid()), {"PATH": get_search_path()}
     namespace.enter_namespaces()
     at = os.path.join(launching.folder, FILES)
     os.mkdir(at, 0o700)

@@ -8,7 +8,7 @@ import os
 
 from imagematrix.common.programs import find_program
 from imagematrix.common.settings import APPTAINER, CHARLIECLOUD, RUNTIMES
-from imagematrix.common.text import word
+from imagematrix.common.text import quote_word
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.images.local_store.folder import SQUASHFS
 from imagematrix.launcher.daemonless import image_root
@@ -60,7 +60,7 @@ def choose_runtime(engine: str, wanted: str | None, *, of_user: bool = False) ->
         f"no program to start containers without a daemon: {missing} not found",
         remedy=GET_APPTAINER
         if wanted == APPTAINER
-        else f"install one, such as by `apt install {word(package)}`",
+        else f"install one, such as by `apt install {quote_word(package)}`",
     )
 
 

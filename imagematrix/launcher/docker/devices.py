@@ -11,7 +11,7 @@ import os
 import stat
 
 from imagematrix.common.record import Record
-from imagematrix.common.text import word
+from imagematrix.common.text import quote_word
 from imagematrix.errors import ProbeError
 from imagematrix.hardware.host import device
 
@@ -134,7 +134,7 @@ def _find_problems(path: str, real: str) -> Iterator[DeviceProblem]:
         return
     try:
         if path.removeprefix("/dev/nvidia").isdigit():
-            device.require(real)
+            device.require_device(real)
         else:
             # Opening these wakes no GPU. Capabilities are only ever read.
             access = os.O_RDONLY if path.startswith(CAPABILITY) else os.O_RDWR
@@ -161,7 +161,7 @@ def _creation(path: str) -> str:
     if path.startswith(CAPABILITY):
         return "create the node: `nvidia-modprobe -f` with its file under /proc/driver/nvidia/capabilities"
     minor = path.removeprefix("/dev/nvidia")
-    return f"load the driver and create the node: `modprobe nvidia`, `nvidia-modprobe -c {word(minor)}`"
+    return f"load the driver and create the node: `modprobe nvidia`, `nvidia-modprobe -c {quote_word(minor)}`"
 
 
 def _join_root(root: str, path: str) -> str:

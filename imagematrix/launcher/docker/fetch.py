@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 
-from imagematrix.common.image_reference import is_saved, names_registry, split
+from imagematrix.common.image_reference import is_saved, names_registry, split_version
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog.sources import require_signed
-from imagematrix.images.local_store.fetching import DEFAULT, NOBODY, CatalogEntry, fetch
+from imagematrix.images.local_store.image_fetch import DEFAULT, NOBODY, CatalogEntry, fetch_image
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from os import PathLike
 
-    from imagematrix.images.local_store.fetching import FetchOptions, Watcher
     from imagematrix.images.local_store.folder import ImageStore, StoredImage
+    from imagematrix.images.local_store.image_fetch import FetchOptions, FetchWatcher
     from imagematrix.images.local_store.origins import ImageOrigin
     from imagematrix.selection.selection import Selection
 
@@ -38,7 +38,7 @@ def fetch_selected(
     part: bool = False,
     policy: str | PathLike[str] | None = None,
     how: FetchOptions = DEFAULT,
-    watcher: Watcher = NOBODY,
+    watcher: FetchWatcher = NOBODY,
 ) -> StoredImage:
     """Return the image of `selection` in a store, fetched unless it is there.
 
@@ -66,14 +66,14 @@ def fetch_selected(
     @contextlib.contextmanager
     def source() -> Iterator[ImageOrigin]:
         if saved is not None:
-            from imagematrix.images.catalog.saved import source as saved_source
+            from imagematrix.images.catalog.saved_images import open_source as saved_source
 
             yield saved_source(saved)
             return
         from imagematrix.images.local_store.origins import RegistryOrigin
         from imagematrix.images.oci.registry import Registry
 
-        with Registry(split(name)[0]) as registry:
+        with Registry(split_version(name)[0]) as registry:
             yield RegistryOrigin(registry)
 
     published = CatalogEntry(
@@ -82,4 +82,4 @@ def fetch_selected(
         catalog=selection.decision.catalog.to_json(),
         part=part,
     )
-    return fetch(store, source, digest, published, how, watcher)
+    return fetch_image(store, source, digest, published, how, watcher)

@@ -6,7 +6,7 @@ import shlex
 from functools import cache, partial
 
 from imagematrix.errors import EngineError, ProbeError, UnknownImageError, UsageError
-from imagematrix.hardware.gpu_request.spec import candidates
+from imagematrix.hardware.gpu_request.spec import find_candidates
 from imagematrix.images.catalog.sources import require_signed
 from imagematrix.images.engine import images, transport
 from imagematrix.launcher.docker.devices import list_device_nodes, require_device_nodes
@@ -81,9 +81,9 @@ def start_container(
     if isinstance(command, str):  # as docker-py takes it
         command = shlex.split(command)
     try:
-        docker = client or transport.client()
+        docker = client or transport.open_client()
         over, info = transport.DockerPy(docker), cache(docker.info)
-        held = find_engine_digests(selection, partial(images.inspect, over=over))
+        held = find_engine_digests(selection, partial(images.inspect_image, transport=over))
 
         def planned(spec: Wanted, part: Share | None = None) -> Launch:
             launch = plan_launch(selection, command, gpus=spec, share=part, held=held)
@@ -100,7 +100,7 @@ def start_container(
             return _start(docker, first, options)
         # Once the container runs, its own devices show that it uses these GPUs.
         with claim_gpus(
-            [candidates(selection.chosen_gpus, gpus if first.gpus else "none")],
+            [find_candidates(selection.chosen_gpus, gpus if first.gpus else "none")],
             partial(survey_node, selection.host.gpus, over=over),
             extra_gpus=passed,
             vram_mib=share.vram_mib if share else None,

@@ -57,7 +57,7 @@ class MemorySampler:
 
     def _record(self, line: bytes, container: str) -> None:
         try:
-            sample: Any = json_documents.parse(line, "NVML")
+            sample: Any = json_documents.parse_json(line, "NVML")
         except UsageError:  # the last line, if it was cut off
             return
         for minor, processes in sample:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.common.json_documents import natural
+from imagematrix.common.json_documents import parse_natural
 from imagematrix.common.record import Record
 from imagematrix.errors import UsageError
 
@@ -278,15 +278,15 @@ def _parse_gpus(text: str) -> tuple[str, str | None]:
 
 
 def _parse_where(texts: Sequence[str]) -> Mapping[str, Sequence[str]]:
-    from imagematrix.selection.question import parse
+    from imagematrix.selection.query import parse_where
 
-    return parse(texts)
+    return parse_where(texts)
 
 
 def parse_seconds(text: str, option: str) -> float:
     """Return the seconds of a time such as 90s, 10m or 2h; raise UsageError if `text` is invalid."""
     digits, unit = (text[:-1], text[-1]) if text[-1:] in UNITS else (text, "s")
-    count = natural(digits)
+    count = parse_natural(digits)
     if count is None:
         raise UsageError(f"invalid {option} {text}: expected a time such as 90s, 10m or 2h")
     return float(count * UNITS[unit])
@@ -296,7 +296,7 @@ def parse_mib(text: str) -> int:
     """Return the MiB of a `--vram` value, 4G, 4Gi or docker's 4g; raise UsageError if it is invalid."""
     from imagematrix.common import units
 
-    amount = units.parse(text) or _parse_docker_size(text)
+    amount = units.parse_size(text) or _parse_docker_size(text)
     if amount is None or amount < MIB:
         raise UsageError(f"invalid --vram {text}: expected an amount of memory such as 500M, 4g, 4G or 4Gi")
     return int(amount // MIB)
@@ -307,11 +307,13 @@ def _parse_docker_size(text: str) -> float | None:
     from imagematrix.common import units
 
     unit = text.removesuffix("b")[-1:]
-    return units.parse(f"{text.removesuffix('b')[:-1]}{unit.upper()}i") if unit in ("m", "g", "t") else None
+    return (
+        units.parse_size(f"{text.removesuffix('b')[:-1]}{unit.upper()}i") if unit in ("m", "g", "t") else None
+    )
 
 
 def _parse_percent(text: str) -> int:
-    percent = natural(text.removesuffix("%"))
+    percent = parse_natural(text.removesuffix("%"))
     if percent is None or not 0 < percent <= 100:  # noqa: PLR2004 - percent
         raise UsageError(f"invalid --mps-threads {text}: expected a percentage from 1 to 100")
     return percent

@@ -52,7 +52,7 @@ class OutputWatcher:
         """Return the last lines of the ended container's output, as far as the engine still has them."""
         with contextlib.suppress(EngineError):  # without the output, there is only no diagnosis
             if not self._removed:
-                self._output = containers.log_tail(self._label, LINES)
+                self._output = containers.read_log_tail(self._label, LINES)
         self._ended.set()
         self._thread.join(PATIENCE_S)
         output = self._output
@@ -69,8 +69,8 @@ class OutputWatcher:
                 self._read(self.container)
 
     def _find_started_id(self) -> str | None:
-        filters = transport.filters(type=["container"], event=["start"], label=[self._label])
-        engine = transport.local_socket()
+        filters = transport.make_filters(type=["container"], event=["start"], label=[self._label])
+        engine = transport.open_local_socket()
         if engine is None:
             return None
         with engine.open(f"/events?since={self._since}&{filters}") as connection:
@@ -98,7 +98,7 @@ class OutputWatcher:
 
     def _open_log(self, container: str) -> socket.socket:
         query = f"stdout=1&stderr=1&follow=1&tail={LINES}"
-        engine = transport.local_socket()
+        engine = transport.open_local_socket()
         if engine is None:
             raise EngineError("the engine is no longer at a local socket")
         return engine.open(f"/containers/{container}/logs?{query}")

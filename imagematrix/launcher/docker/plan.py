@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from imagematrix.common.record import Record, replace
 from imagematrix.errors import ProbeError, UsageError
-from imagematrix.hardware.gpu_request.choice import label
-from imagematrix.hardware.gpu_request.spec import among, names
+from imagematrix.hardware.gpu_request.choice import make_label
+from imagematrix.hardware.gpu_request.spec import name_gpus, select_gpus
 from imagematrix.hardware.vendors import runtime
 from imagematrix.images.catalog.engine import require_own
-from imagematrix.images.engine.images import digests_in
+from imagematrix.images.engine.images import read_digests
 from imagematrix.launcher.docker.devices import list_device_nodes
 from imagematrix.launcher.docker.share import Share
 from imagematrix.launcher.gpu_claims.containers import GPUS, VRAM, WHOLE
-from imagematrix.selection.drivers import mode
+from imagematrix.selection.drivers import get_driver_mode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Launch(Record):
             "reference": self.reference,
             "digest": self.digest,
             "platform": self.platform,
-            "gpus": list(names(self.gpus)),
+            "gpus": list(name_gpus(self.gpus)),
             "devices": list(self.devices),
             "injected": list(self.injected),
             "cdi": self.cdi,
@@ -129,14 +129,14 @@ def plan_launch(
     variant = selection.variant
     if variant is None:
         raise UsageError("cannot launch: nothing was selected")
-    chosen = among(selection.chosen_gpus, gpus)
-    driver = mode(variant)
+    chosen = select_gpus(selection.chosen_gpus, gpus)
+    driver = get_driver_mode(variant)
     used = chosen if driver else ()
     part = share or Share()
     mps = part.mps if used else None
     labels = {SELECTED: variant.reference, VRAM: str(part.vram_mib or WHOLE)}
     if chosen:
-        labels[GPUS] = ",".join(names(chosen))
+        labels[GPUS] = ",".join(name_gpus(chosen))
     passed = driver in ("exact", "compat")
     injected = _list_runtime_names(selection.host, chosen) if driver == "host" else ()
     return Launch(
@@ -166,7 +166,7 @@ def find_engine_digests(
     if variant is None:
         return None
     found = image(variant.reference)
-    held = digests_in(found) if "/" in variant.reference else None
+    held = read_digests(found) if "/" in variant.reference else None
     if found and format_start_name(variant, held) == variant.reference:
         require_own(found, variant.reference)
     return held
@@ -225,10 +225,11 @@ def _list_runtime_names(host: Host, gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
     ]
     if unknown:
         raise ProbeError(
-            f"UUID of {', '.join(map(label, unknown))} unknown: NVIDIA's runtime could take another device",
+            f"UUID of {', '.join(map(make_label, unknown))} unknown: "
+            "NVIDIA's runtime could take another device",
             remedy="probe the node with NVML, or use an image with a driver of its own",
         )
-    return names(gpus)
+    return name_gpus(gpus)
 
 
 def _format_gpus_option(gpus: tuple[str, ...]) -> str:

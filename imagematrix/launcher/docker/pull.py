@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from imagematrix.common.image_reference import split
+from imagematrix.common.image_reference import split_version
 from imagematrix.errors import UsageError
-from imagematrix.images.catalog.engine import repository_digest
+from imagematrix.images.catalog.engine import get_repository_digest
 from imagematrix.images.catalog.sources import require_signed
 from imagematrix.images.engine import images, transport
-from imagematrix.images.engine.pull import pull as pull_into_engine
-from imagematrix.images.engine.pull import silent
+from imagematrix.images.engine.pull import ignore_progress
+from imagematrix.images.engine.pull import pull_image as pull_into_engine
 from imagematrix.launcher.docker.plan import find_engine_digests, format_start_name
 from imagematrix.launcher.docker.zstd_check import require_unpackable
 
@@ -31,7 +31,7 @@ def pull(
     selection: Selection,
     *,
     policy: str | PathLike[str] | None = None,
-    report: Callable[[PullProgress], object] = silent,
+    report: Callable[[PullProgress], object] = ignore_progress,
     client: docker.DockerClient | None = None,
 ) -> str:
     """Pull the image of `selection` unless the engine has it, and return REFERENCE@DIGEST.
@@ -47,12 +47,14 @@ def pull(
         raise UsageError("cannot pull: nothing was selected")
     require_signed(variant, policy, version=selection.version)
     over = transport.DockerPy(client) if client else None
-    reference = format_start_name(variant, find_engine_digests(selection, partial(images.inspect, over=over)))
+    reference = format_start_name(
+        variant, find_engine_digests(selection, partial(images.inspect_image, transport=over))
+    )
     pull_unless_present(reference, variant.digest, variant.platform, report=report, client=client)
     if "@" in reference:
         return reference
-    found = images.require(reference, over)
-    digest = repository_digest(found, split(reference)[0])
+    found = images.require_image(reference, over)
+    digest = get_repository_digest(found, split_version(reference)[0])
     known = any(str(name).endswith(f"@{digest}") for name in found.get("RepoDigests") or ())
     return f"{reference}@{digest}" if known else reference
 
@@ -62,7 +64,7 @@ def pull_unless_present(
     digest: str | None,
     platform: str | None,
     *,
-    report: Callable[[PullProgress], object] = silent,
+    report: Callable[[PullProgress], object] = ignore_progress,
     client: docker.DockerClient | None = None,
 ) -> None:
     """Pull an image by digest unless the engine has it, and give it its name unless another image has that.
@@ -74,12 +76,12 @@ def pull_unless_present(
     """
     over = transport.DockerPy(client) if client else None
     name = reference.partition("@")[0]
-    if name == reference and images.inspect(name, over):
+    if name == reference and images.inspect_image(name, over):
         return
-    image, tag = split(name)
+    image, tag = split_version(name)
     exact = f"{image}@{digest}" if digest else name
-    if images.inspect(exact, over) is None:
+    if images.inspect_image(exact, over) is None:
         require_unpackable(exact, over)
         pull_into_engine(exact, platform=platform, report=report, client=client)
-    if exact != name and images.inspect(name, over) is None:
-        images.tag(exact, image, str(tag), client)
+    if exact != name and images.inspect_image(name, over) is None:
+        images.tag_image(exact, image, str(tag), client)

@@ -14,7 +14,7 @@ def find_engine_machine(*, described: bool) -> str | None:
     Raises EngineError, and UsageError if it is another machine and not `described` by the command line: a
     probe would describe this machine.
     """
-    machine = system.remote()
+    machine = system.get_remote_name()
     if machine and not described:
         raise UsageError(
             f"the engine runs on {machine}, but a probe would describe this machine",

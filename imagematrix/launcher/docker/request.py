@@ -8,7 +8,7 @@ from functools import cache, partial
 from imagematrix.common.record import Record, replace
 from imagematrix.errors import EngineError, ProbeError, UsageError
 from imagematrix.hardware.gpu_request.choice import Choice
-from imagematrix.hardware.gpu_request.spec import among, candidates, exactly
+from imagematrix.hardware.gpu_request.spec import find_candidates, make_exact_spec, select_gpus
 from imagematrix.images.engine import endpoint, images, system
 from imagematrix.launcher.docker.devices import check_device_nodes, list_device_nodes, require_device_nodes
 from imagematrix.launcher.docker.injection import find_second_driver, inject_through_cdi
@@ -18,8 +18,8 @@ from imagematrix.launcher.docker.share import Mps, Share, find_mps
 from imagematrix.launcher.docker.user_gpu_options import find_user_gpus
 from imagematrix.launcher.gpu_claims import pods
 from imagematrix.launcher.gpu_claims.usage import list_lock_names
-from imagematrix.selection.drivers import mode
-from imagematrix.selection.select import select, serving
+from imagematrix.selection.drivers import get_driver_mode
+from imagematrix.selection.selector import find_feasible_gpu_sets, select
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def docker_engine(*, remote: bool = False) -> Engine:
 
     # Of a remote machine only the containers are visible.
     survey = survey_containers if remote else survey_node
-    return Engine(info=cache(system.info), image=cache(images.inspect), survey=survey)
+    return Engine(info=cache(system.get_info), image=cache(images.inspect_image), survey=survey)
 
 
 class LaunchRequest(Record):
@@ -137,7 +137,7 @@ class LaunchRequest(Record):
                 groups.setdefault((problem.what, problem.remedy), []).append(problem.path)
             for (what, remedy), paths in groups.items():
                 yield f"{', '.join(paths)}: {what}; the engine may still have access", remedy
-        if chosen.variant and mode(chosen.variant) in ("exact", "compat"):
+        if chosen.variant and get_driver_mode(chosen.variant) in ("exact", "compat"):
             option = find_second_driver(self.args, self.engine.info)
             if option:
                 yield f"the image has its own driver, and {option} injects the node's as well", None
@@ -222,11 +222,11 @@ def make_request(
     given = find_user_gpus(args, host.gpus, lambda: _query_engine(engine.info, nothing, needed=False))
     minors = {gpu.minor for gpu in host.gpus}
     if given.named and args.gpus is None and minors.issuperset(gpu.minor for gpu in given.gpus):
-        wanted = exactly(given.gpus)
-    choice = candidates(host.gpus, wanted)
+        wanted = make_exact_spec(given.gpus)
+    choice = find_candidates(host.gpus, wanted)
     if args.vram_mib is not None and args.gpus is None:  # for a share, one GPU is the default
-        choice = candidates(choice.first, 1)
-    choices = serving(host, catalog, choice, args.where)
+        choice = find_candidates(choice.first, 1)
+    choices = find_feasible_gpu_sets(host, catalog, choice, args.where)
     if args.vram_mib is not None:
         choices = _filter_by_memory(choices, args.vram_mib)
     share = Share(vram_mib=args.vram_mib, mps=_find_mps(args))
@@ -256,7 +256,7 @@ def _query_engine(query: Callable[[], T], default: T, *, needed: bool) -> T:
 
 def _refresh_gpus(gpus: tuple[Gpu, ...], host: Host) -> tuple[Gpu, ...]:
     """Return the claimed GPUs as `host` has them now."""
-    current = among(host.gpus, exactly(gpus)) if gpus else ()
+    current = select_gpus(host.gpus, make_exact_spec(gpus)) if gpus else ()
     if [list_lock_names(gpu) for gpu in current] != [list_lock_names(gpu) for gpu in gpus]:
         raise ProbeError(
             f"the devices of {', '.join(gpu.label for gpu in gpus)} changed during the wait",

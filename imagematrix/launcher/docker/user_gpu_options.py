@@ -7,7 +7,7 @@ import stat
 
 from imagematrix.common.record import Record, replace
 from imagematrix.errors import UsageError
-from imagematrix.hardware.gpu_request.choice import parts
+from imagematrix.hardware.gpu_request.choice import list_mig_devices
 from imagematrix.hardware.host.host import Gpu
 from imagematrix.hardware.vendors.runtime import NVIDIA, is_nvidia
 from imagematrix.launcher.docker import env_file
@@ -109,7 +109,7 @@ def _gpus(host: Mapping[str, Any], environment: list[str], gpus: tuple[Gpu, ...]
 def _look_up_gpu(key: str, gpus: tuple[Gpu, ...]) -> Gpu:
     """Return the GPU with this key; if the key is of a MIG device, the GPU has only that device."""
     for gpu in gpus:
-        for part in (replace(gpu, mig=None), *parts(gpu)) if gpu.minor is not None else ():
+        for part in (replace(gpu, mig=None), *list_mig_devices(gpu)) if gpu.minor is not None else ():
             if list_lock_names(part) == (key,):
                 return gpu if part.mig is None else part
     minor = int(key.removeprefix("nvidia").partition("-")[0])

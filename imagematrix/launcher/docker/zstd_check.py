@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from imagematrix.common.image_reference import split
+from imagematrix.common.image_reference import split_version
 from imagematrix.errors import EngineError, ImagematrixError
 from imagematrix.images.engine import releases, system
 from imagematrix.images.oci.compression import has_zstd
@@ -23,11 +23,11 @@ def require_unpackable(reference: str, over: Transport | None = None) -> None:
     It would say so only after the download, and without the reason. The registry is asked only for engines
     that lack something; if it does not answer, the pull says why.
     """
-    docker = system.docker_version(over)
+    docker = system.get_docker_version(over)
     if releases.ZSTD_LAYERS.of(docker):
         return
     name, _, digest = reference.partition("@")
-    image, tag = split(name)
+    image, tag = split_version(name)
     manifest = None
     with contextlib.suppress(ImagematrixError), Registry(image) as registry:
         manifest = registry.manifest(digest or str(tag))

@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass
 
 from imagematrix.common.settings import DOCKER
-from imagematrix.common.text import word
+from imagematrix.common.text import quote_word
 from imagematrix.hardware.host import fabric
-from imagematrix.hardware.host.nvidia import mismatch
+from imagematrix.hardware.host.nvidia import describe_mismatch
 from imagematrix.hardware.host.nvml import MISMATCH, NO_LIBRARY
 from imagematrix.images.engine.releases import ZSTD_LAYERS, ZSTD_REMEDY
 from imagematrix.launcher.docker.plan import SELECTED
@@ -118,7 +118,8 @@ def _library(facts: NodeFacts) -> Verdicts:
     if nvml.error == MISMATCH or driver.user_mode_differs:
         library = driver.user_mode or nvml.library
         yield _warning(
-            f"{mismatch(library, driver.version)}: NVML and images without a driver (driver: host) fail",
+            f"{describe_mismatch(library, driver.version)}: "
+            "NVML and images without a driver (driver: host) fail",
             "reboot, or: rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia",
         )
     elif nvml.error == NO_LIBRARY:
@@ -180,7 +181,11 @@ def _nodes(facts: NodeFacts) -> Verdicts:
 def _fabric(facts: NodeFacts) -> Verdicts:
     gpus = facts.nvml.gpus if facts.nvml else ()
     count, managed = len(facts.kernel.switches), facts.kernel.fabric_manager
-    problem = fabric.problem(count, gpus, managed=managed) if facts.host.driver and facts.host.gpus else None
+    problem = (
+        fabric.find_fabric_problem(count, gpus, managed=managed)
+        if facts.host.driver and facts.host.gpus
+        else None
+    )
     if problem:
         yield _error(problem, fabric.REMEDY)
     elif count and managed and fabric.READY not in {gpu.fabric for gpu in gpus}:
@@ -320,7 +325,7 @@ def _locks(facts: NodeFacts) -> Verdicts:
         yield _error(
             f"tasks of Swarm use the GPU locks in {facts.engine.tasks_locks}, launches those in "
             f"{facts.locks}: a GPU can be given out twice",
-            f"run `IMAGEMATRIX_LOCKS={word(facts.locks)} imagematrix swarm node-config`, "
+            f"run `IMAGEMATRIX_LOCKS={quote_word(facts.locks)} imagematrix swarm node-config`, "
             "or unset IMAGEMATRIX_LOCKS",
         )
     elif facts.locks.startswith("/run/user/"):
@@ -337,7 +342,7 @@ def _image(facts: NodeFacts) -> Verdicts:
     if image is None:
         return
     if image.selected is None:
-        yield _error(image.error or "", image.remedy or f"run `imagematrix explain {word(image.name)}`")
+        yield _error(image.error or "", image.remedy or f"run `imagematrix explain {quote_word(image.name)}`")
         return
     look = f"docker run --rm {image.selected} find / -xdev -name 'libcuda.so.*'"
     if image.libcudas is None:

@@ -6,7 +6,7 @@ import subprocess
 import tarfile
 
 from imagematrix.errors import EngineError, UnknownImageError
-from imagematrix.hardware.vendors.user_mode import named
+from imagematrix.hardware.vendors.user_mode import parse_file_name
 from imagematrix.images.engine import system
 
 __all__ = ["find_libcudas"]
@@ -23,7 +23,7 @@ def find_libcudas(reference: str) -> tuple[str, ...]:
     container = _run_docker("create", "--pull=never", "--network=none", reference, "true")
     try:
         with subprocess.Popen(
-            [system.docker_program(), "export", container], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            [system.find_docker(), "export", container], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         ) as process:
             with tarfile.open(fileobj=process.stdout, mode="r|") as archive:
                 names = [f"/{member.name.lstrip('/')}" for member in archive if member.isfile()]
@@ -39,17 +39,17 @@ def find_libcudas(reference: str) -> tuple[str, ...]:
 
 
 def _is_libcuda(path: str) -> bool:
-    library, version = named(path) or ("", None)
+    library, version = parse_file_name(path) or ("", None)
     return library == "libcuda" and version is not None
 
 
 def _run_docker(*words: str) -> str:
     """Run docker's command and return what it prints; raise UnknownImageError, EngineError."""
-    command = [system.docker_program(), *words]
+    command = [system.find_docker(), *words]
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True)
     except OSError as error:
-        raise system.cannot_start(error) from error
+        raise system.make_start_error(error) from error
     if done.returncode:
         problem = done.stderr.strip()
         if any(text in problem.lower() for text in ABSENT):

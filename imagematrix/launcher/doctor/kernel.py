@@ -9,7 +9,7 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from imagematrix.hardware.host import fabric, pci, signs
+from imagematrix.hardware.host import accelerator_hints, fabric, pci
 from imagematrix.hardware.host.tree import Tree
 
 TYPE_CHECKING = False
@@ -75,7 +75,7 @@ class KernelFacts:
 def read_kernel_facts(host: Host, root: str = "/") -> KernelFacts:
     """Return the facts of this machine's kernel about `host`'s GPUs, without those that cannot be read."""
     top, tree = Path(root), Tree(root)
-    functions = signs.find(tree).functions
+    functions = accelerator_hints.find_hints(tree).functions
     log = list(_read_log(top / KMSG))
     xids: dict[tuple[str, int], int] = {}
     for message in log:
@@ -93,7 +93,9 @@ def read_kernel_facts(host: Host, root: str = "/") -> KernelFacts:
         xids=xids,
         denied=tuple(dict.fromkeys(filter(None, map(_parse_denial, log)))),
         stale=tuple(_find_stale(host, top)),
-        switches=tuple(function.bus_id for function in pci.scan(tree, functions) if function.switch),
+        switches=tuple(
+            function.bus_id for function in pci.list_functions(tree, functions) if function.switch
+        ),
         fabric_manager=fabric.is_managed(tree),
         uncomputed={
             gpu.minor: instances

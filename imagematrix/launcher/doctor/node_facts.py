@@ -172,7 +172,9 @@ def _kubelet_error(host: Host) -> EngineError | None:
 def _locks_error(engine: str) -> ProbeError | None:
     """Return why a launch by this user's default engine could not claim GPUs."""
     try:
-        with locks.Locks(locks.locate_locks(), endpoint.group() if engine == DOCKER else None) as opened:
+        with locks.Locks(
+            locks.locate_locks(), endpoint.get_socket_group() if engine == DOCKER else None
+        ) as opened:
             opened.require_writable()
         require_shared(locks.locate_locks())
     except EngineError:  # a finding of its own
@@ -227,16 +229,16 @@ def _find_unlinked(paths: Iterable[str], root: str = "") -> tuple[tuple[str, str
 
 def _gather_engine_facts(tasks: Callable[[Mapping[str, Any]], str | None]) -> EngineFacts:
     try:
-        info = system.info()
+        info = system.get_info()
         return EngineFacts(
-            address=endpoint.address(),
+            address=endpoint.find_address(),
             version=str(info.get("ServerVersion") or ""),
             machine=str(info.get("Name") or ""),
             cgroup_driver=str(info.get("CgroupDriver") or ""),
             podman=system.is_podman(),
             devices=system.reports_system(),
             selinux=any("name=selinux" in str(option) for option in info.get("SecurityOptions") or ()),
-            containers=tuple(containers.running()),
+            containers=tuple(containers.list_running()),
             tasks_locks=tasks(info),
         )
     except EngineError as error:

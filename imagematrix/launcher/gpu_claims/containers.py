@@ -7,7 +7,7 @@ import os
 import re
 import stat
 
-from imagematrix.hardware.gpu_request.choice import instance, parts
+from imagematrix.hardware.gpu_request.choice import list_mig_devices, name_mig_device
 from imagematrix.hardware.host.pci import canonical
 from imagematrix.hardware.vendors import runtime
 from imagematrix.launcher.gpu_claims.processes import MAJOR
@@ -211,9 +211,9 @@ def _find_injected(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> Itera
             yield from _find_named(gpu, indices, name)
         if not own.isdisjoint((ALL, str(gpu.index), gpu.uuid)):
             yield from list_lock_names(gpu)
-        for part in parts(gpu) if own else ():
+        for part in list_mig_devices(gpu) if own else ():
             (device,) = part.mig or ()
-            if not own.isdisjoint((instance(gpu, device), device.uuid)):
+            if not own.isdisjoint((name_mig_device(gpu, device), device.uuid)):
                 yield from list_lock_names(part)
 
 

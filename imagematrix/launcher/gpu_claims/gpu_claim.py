@@ -12,10 +12,10 @@ from contextlib import ExitStack, suppress
 from functools import partial
 
 from imagematrix.common.record import Record, replace
-from imagematrix.common.text import counted
+from imagematrix.common.text import format_count
 from imagematrix.errors import GpusBusyError, ProbeError, UsageError
-from imagematrix.hardware.gpu_request.choice import label, memory_mib, merged
-from imagematrix.hardware.gpu_request.spec import names
+from imagematrix.hardware.gpu_request.choice import get_memory_mib, make_label, merge_gpus
+from imagematrix.hardware.gpu_request.spec import name_gpus
 from imagematrix.images.engine import endpoint
 from imagematrix.launcher.gpu_claims import shares
 from imagematrix.launcher.gpu_claims.container_leases import (
@@ -127,11 +127,11 @@ def claim_gpus(  # noqa: PLR0913 - each is one aspect of the demand
 ) -> Claim:
     """Return a claim on unused GPUs, or on a share of each, of the first choice that has enough of them.
 
-    `choices` are those of `imagematrix.selection.select.serving`. The `extra_gpus` are claimed too, because
-    the container gets them anyway. They are not in `Claim.gpus`, except those that are also in the choice,
-    which are taken first. With `vram_mib`, at least 1, the claim is a share of that many MiB on each GPU. A
-    share is placed on the shared GPU with the least memory left, so that whole GPUs stay free. With `mps` an
-    MPS server may run on the GPUs.
+    `choices` are those of `imagematrix.selection.selector.find_feasible_gpu_sets`. The `extra_gpus` are
+    claimed too, because the container gets them anyway. They are not in `Claim.gpus`, except those that are
+    also in the choice, which are taken first. With `vram_mib`, at least 1, the claim is a share of that many
+    MiB on each GPU. A share is placed on the shared GPU with the least memory left, so that whole GPUs stay
+    free. With `mps` an MPS server may run on the GPUs.
 
     `survey` returns the current usage (`imagematrix.launcher.gpu_claims.survey`). It gets a function that
     takes the labels of a launch's container and returns whether the lease of the launch still counts.
@@ -149,7 +149,7 @@ def claim_gpus(  # noqa: PLR0913 - each is one aspect of the demand
         path = locate_locks(machine)
         if machine is None:
             require_shared(path)
-            group = None if any_user else endpoint.group()
+            group = None if any_user else endpoint.get_socket_group()
     with Locks(path, group) as locks:
 
         def take(choice: Choice, wait_s: float) -> Claim:
@@ -196,7 +196,7 @@ def adopt_scheduler_gpus(gpus: Sequence[Gpu], *, by: str) -> Claim:
             return Claim(tuple(gpus), descriptors, lease=lease, locks=path)
         usage = compute_locked_usage(locks)
         busy = [
-            f"{label(gpu)} is in use by {', '.join(map(str, using))}"
+            f"{make_label(gpu)} is in use by {', '.join(map(str, using))}"
             for gpu in gpus
             if (using := find_consumers(usage, list_lock_names(gpu)))
         ]
@@ -274,7 +274,7 @@ class _Demand(Record):
 
     def __str__(self) -> str:
         mig_only = all(len(gpu.mig or ()) == 1 for gpu in self.extra_gpus + self.gpus)
-        gpus = counted(len(self.extra_gpus) + self.count, "MIG device" if mig_only else "GPU")
+        gpus = format_count(len(self.extra_gpus) + self.count, "MIG device" if mig_only else "GPU")
         return gpus if self.vram_mib is None else f"{gpus} with {self.vram_mib} MiB free"
 
 
@@ -304,18 +304,20 @@ def _filter_by_memory(choice: Choice, vram_mib: int | None) -> Choice:
     """
     if vram_mib is None:
         return choice
-    count, totals = choice.count, {gpu: memory_mib(gpu) for gpu in choice.gpus}
+    count, totals = choice.count, {gpu: get_memory_mib(gpu) for gpu in choice.gpus}
     large = tuple(gpu for gpu, total in totals.items() if total is not None and total >= vram_mib)
     unknown = [gpu for gpu, total in totals.items() if total is None]
     if len(large) >= count:
         return replace(choice, gpus=large)
     if len(large) + len(unknown) >= count:
         raise ProbeError(
-            f"cannot share {', '.join(map(label, unknown))}: memory size unknown",
+            f"cannot share {', '.join(map(make_label, unknown))}: memory size unknown",
             remedy="check with `imagematrix probe` that NVML works; name one device of a GPU in MIG mode",
         )
-    sizes = ", ".join(f"{label(gpu)} has {total} MiB" for gpu, total in totals.items())
-    raise UsageError(f"requested {counted(count, 'GPU')} with {vram_mib} MiB, {len(large)} present: {sizes}")
+    sizes = ", ".join(f"{make_label(gpu)} has {total} MiB" for gpu, total in totals.items())
+    raise UsageError(
+        f"requested {format_count(count, 'GPU')} with {vram_mib} MiB, {len(large)} present: {sizes}"
+    )
 
 
 def _try_claim(
@@ -327,7 +329,7 @@ def _try_claim(
 ) -> Claim | str:
     """Return the claim, or the reason why there is none yet; call this while holding the turn."""
     holders = ", ".join(ticket.holder for ticket in ahead if ticket.holder)
-    queued = f"{counted(len(ahead), 'launch', 'launches')} ahead in the queue"
+    queued = f"{format_count(len(ahead), 'launch', 'launches')} ahead in the queue"
     queued += f" ({holders})" if holders else ""
     eligible = demand.extra_gpus + demand.gpus
     count = len(demand.extra_gpus) + demand.count
@@ -351,7 +353,9 @@ def _try_claim(
                     held[list_lock_names(gpu)] = ()
         # After taking the locks: a launch that has released its lease has its container by now, or has ended.
         leased = compute_locked_usage(locks, whole=not all(held.values()), containers=containers)
-        unleased = frozenset(name for gpu in eligible if held[list_lock_names(gpu)] for name in names([gpu]))
+        unleased = frozenset(
+            name for gpu in eligible if held[list_lock_names(gpu)] for name in name_gpus([gpu])
+        )
         usage = merge_usages(leased, survey(lambda labels: is_lease_live(labels, leased, unleased)))
         slots = [_make_slot(gpu, usage, demand, leased=not held[list_lock_names(gpu)]) for gpu in eligible]
         unused = tuple(slot.gpu for slot in slots if slot.gpu in demand.gpus and slot.fits(demand.vram_mib))
@@ -367,7 +371,7 @@ def _try_claim(
             )
             return f"requested {demand}, {len(fitting)} free: {'; '.join(reasons)}"
         picked = tuple(slot.gpu for slot in slots if slot in free[: demand.count])
-        claimed = merged(sorted(demand.chosen + picked, key=lambda gpu: gpu.index))
+        claimed = merge_gpus(sorted(demand.chosen + picked, key=lambda gpu: gpu.index))
         if demand.vram_mib is not None:
             return _claim_share(locks, claimed, demand.extra_gpus + picked, demand.vram_mib)
         # What is not popped from `held` is released below.
@@ -469,11 +473,11 @@ def _claim_share(locks: Locks, claimed: tuple[Gpu, ...], gpus: tuple[Gpu, ...], 
 
 def _describe_use(slot: Slot) -> str:
     if slot.fault is not None:
-        return f"{label(slot.gpu)} does not work: {slot.fault}"
+        return f"{make_label(slot.gpu)} does not work: {slot.fault}"
     using = ", ".join(map(str, slot.consumers)) or "a lease whose holder is not visible from here"
     if slot.free_mib is None:
-        return f"{label(slot.gpu)} is in use by {using}"
-    return f"{label(slot.gpu)} has {slot.free_mib} MiB free, shared with {using}"
+        return f"{make_label(slot.gpu)} is in use by {using}"
+    return f"{make_label(slot.gpu)} has {slot.free_mib} MiB free, shared with {using}"
 
 
 def _busy_error(reason: str) -> GpusBusyError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from imagematrix.common.text import word
+from imagematrix.common.text import quote_word
 from imagematrix.errors import EngineError, ProbeError
 from imagematrix.images.engine import endpoint, system
 from imagematrix.launcher.gpu_claims.locks import NAMED, SHARED
@@ -34,9 +34,9 @@ def require_shared(path: str, proc: str = "/proc") -> None:
     that IMAGEMATRIX_LOCKS names is believed to be the one that all launches have been told. Without an engine
     there are no launches.
     """
-    where = endpoint.address()
+    where = endpoint.find_address()
     local = where.startswith("unix://")
-    peer = endpoint.peer(where) if local else None
+    peer = endpoint.get_listener_pid(where) if local else None
     if local and peer is None:
         return
     if peer == 0:  # the engine is outside this PID namespace
@@ -87,7 +87,7 @@ def _is_inside(path: str, folder: str) -> bool:
 
 def _require_mounted(path: str) -> None:
     try:
-        mounts = system.mounts_of_this_process()
+        mounts = system.get_own_mounts()
     except EngineError:  # the launch reports it
         return
     named = os.environ.get(NAMED) == path
@@ -121,6 +121,6 @@ def _separate_error(path: str, why: str) -> ProbeError:
     folder = os.path.dirname(SHARED)
     return ProbeError(
         f"the GPU locks in {path} are not those of this machine's other launches: {why}",
-        remedy=f"start this container with `-v {word(f'{folder}:{folder}')}`, or bind the machine's {folder} "
-        f"to it; or name one folder for all launches with {NAMED}",
+        remedy=f"start this container with `-v {quote_word(f'{folder}:{folder}')}`, "
+        f"or bind the machine's {folder} to it; or name one folder for all launches with {NAMED}",
     )

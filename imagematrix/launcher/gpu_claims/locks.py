@@ -22,7 +22,7 @@ import stat
 import time
 
 from imagematrix.common.record import Record
-from imagematrix.common.text import word
+from imagematrix.common.text import quote_word
 from imagematrix.errors import GpusBusyError, ProbeError
 from imagematrix.launcher.gpu_claims.processes import describe_process, read_proc_lines
 
@@ -358,8 +358,8 @@ def _require_safe(path: str, folder: os.stat_result, group: int | None) -> None:
     if not trusted:
         raise ProbeError(
             f"the folder of the GPU locks, {path}, is owned by user {name}, who may not start containers",
-            remedy=f"as root, run `chown root:{word(group)} {word(path)}` and "
-            f"`chmod {GROUP_MODE:o} {word(path)}`",
+            remedy=f"as root, run `chown root:{quote_word(group)} {quote_word(path)}` and "
+            f"`chmod {GROUP_MODE:o} {quote_word(path)}`",
         )
 
 
@@ -372,9 +372,9 @@ def _unusable_error(path: str, error: OSError) -> ProbeError:
 def _remedy(path: str, code: int | None) -> str:
     """Return the remedy for an error; it never removes the folder, which has the GPUs of running tasks."""
     if code in (errno.ENOSPC, errno.EDQUOT):
-        return f"free space there, or inodes: see `df {word(path)}` and `df -i {word(path)}`"
+        return f"free space there, or inodes: see `df {quote_word(path)}` and `df -i {quote_word(path)}`"
     if code == errno.EROFS:
-        return f"remount it read-write: `findmnt -T {word(path)}` shows what is mounted"
+        return f"remount it read-write: `findmnt -T {quote_word(path)}` shows what is mounted"
     create = (
         f"`install -d -m {GROUP_MODE:o} -g docker {SHARED}`, or `mkdir -m {WORLD_MODE:o} {SHARED}` where no "
         "group may start containers"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from imagematrix.hardware.gpu_request.choice import instance, memory_mib
+from imagematrix.hardware.gpu_request.choice import get_memory_mib, name_mig_device
 from imagematrix.launcher.gpu_claims.shares import select_counted
 
 TYPE_CHECKING = False
@@ -51,7 +51,7 @@ def _list_labels(status: GpuStatus) -> tuple[str, str, str, str]:
     if status.parts or not gpu.mig:
         return str(gpu.index), gpu.uuid or "", gpu.name or "", ""
     (device,) = gpu.mig
-    return instance(gpu, device), device.uuid or "", gpu.name or "", device.profile or ""
+    return name_mig_device(gpu, device), device.uuid or "", gpu.name or "", device.profile or ""
 
 
 def _list_values(status: GpuStatus) -> Iterator[tuple[str, float | None]]:
@@ -63,7 +63,7 @@ def _list_values(status: GpuStatus) -> Iterator[tuple[str, float | None]]:
         yield "users", len(users) if users is not None else None
         yield "shares", sum(user.vram_mib is not None for user in users) if users is not None else None
         yield "memory_shareable_bytes", _bytes(status.free_mib)
-    yield "memory_bytes", _bytes(gpu.memory_mib if status.parts else memory_mib(gpu))
+    yield "memory_bytes", _bytes(gpu.memory_mib if status.parts else get_memory_mib(gpu))
     if live is not None:
         yield "memory_used_bytes", _bytes(live.memory_used_mib)
         yield "utilization_ratio", None if live.utilization is None else live.utilization / 100

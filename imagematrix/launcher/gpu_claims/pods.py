@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from imagematrix.errors import EngineError, UsageError
-from imagematrix.hardware.gpu_request.choice import parts
+from imagematrix.hardware.gpu_request.choice import list_mig_devices
 from imagematrix.launcher.gpu_claims.usage import Consumer, list_lock_names, merge_usages
 from imagematrix.launcher.kubelet import sockets
 
@@ -78,7 +78,9 @@ def compute_pod_usage(gpus: tuple[Gpu, ...]) -> Usage:
     if not check_access():
         return {}
     by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.minor is not None}
-    by_uuid |= {part.mig[0].uuid: part for gpu in by_uuid.values() for part in parts(gpu) if part.mig}
+    by_uuid |= {
+        part.mig[0].uuid: part for gpu in by_uuid.values() for part in list_mig_devices(gpu) if part.mig
+    }
     used_by: Usage = {}
     for devices in _query_pods():
         ids = devices.texts("ids")
@@ -100,7 +102,7 @@ def _query_pods() -> tuple[Fields, ...]:
     import subprocess
 
     from imagematrix.common.child_modules import child_command
-    from imagematrix.common.json_documents import Fields, parse
+    from imagematrix.common.json_documents import Fields, parse_json
 
     remedy, path = None, find_socket()
     command = [*child_command("imagematrix.launcher.gpu_claims.pods_query"), path]
@@ -108,7 +110,7 @@ def _query_pods() -> tuple[Fields, ...]:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False
         )
-        answer = Fields(parse(done.stdout, "kubelet"), "kubelet")
+        answer = Fields(parse_json(done.stdout, "kubelet"), "kubelet")
         if (error := answer.text_or_none("error")) is None:
             return tuple(answer.objects("devices"))
         remedy = answer.text_or_none("remedy")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagematrix.hardware.gpu_request.choice import parts
+from imagematrix.hardware.gpu_request.choice import list_mig_devices
 from imagematrix.launcher.gpu_claims import shares
 from imagematrix.launcher.gpu_claims.usage import find_consumers, list_lock_names
 
@@ -70,7 +70,8 @@ def make_gpus_document(gpus: Iterable[GpuStatus], warnings: Iterable[str]) -> di
 
 def _make_status(gpu: Gpu, usage: Usage, live: NvmlGpu | None, *, complete: bool) -> GpuStatus:
     devices = (
-        GpuStatus(gpu=part, used_by=_find_consumers(part, usage), complete=complete) for part in parts(gpu)
+        GpuStatus(gpu=part, used_by=_find_consumers(part, usage), complete=complete)
+        for part in list_mig_devices(gpu)
     )
     return GpuStatus(
         gpu=gpu, used_by=_find_consumers(gpu, usage), complete=complete, live=live, parts=tuple(devices)

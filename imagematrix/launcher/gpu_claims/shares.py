@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from imagematrix.common.json_documents import natural
-from imagematrix.hardware.gpu_request.choice import memory_mib
+from imagematrix.common.json_documents import parse_natural
+from imagematrix.hardware.gpu_request.choice import get_memory_mib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,12 +19,12 @@ MPS = "nvidia-cuda-mps"  # nvidia-cuda-mps-server and -control, cut to the 15 ch
 
 def parse_mib(text: str) -> int | None:
     """Return the MiB that a label or a lease declares, None if the text is not a positive integer."""
-    return natural(text) or None
+    return parse_natural(text) or None
 
 
 def compute_remaining(gpu: Gpu, consumers: Iterable[Consumer], *, mps: bool = False) -> int | None:
     """Return the MiB of `gpu` that its `consumers` leave; None if unknown or if one uses the whole GPU."""
-    memory = memory_mib(gpu)
+    memory = get_memory_mib(gpu)
     declared = [consumer.vram_mib for consumer in select_counted(tuple(consumers), mps=mps)]
     if memory is None or None in declared:
         return None

@@ -7,7 +7,7 @@ from functools import partial
 
 from imagematrix.common.record import replace
 from imagematrix.errors import EngineError
-from imagematrix.hardware.gpu_request.spec import names
+from imagematrix.hardware.gpu_request.spec import name_gpus
 from imagematrix.images.engine import containers as engine
 from imagematrix.images.engine import endpoint
 from imagematrix.launcher.gpu_claims import containers, other_engines, processes
@@ -83,7 +83,7 @@ def survey_without_daemon(gpus: tuple[Gpu, ...], is_attended: Attended) -> Usage
 
 def survey_containers(gpus: tuple[Gpu, ...], is_attended: Attended) -> Usage:
     """Return the usage of `gpus` by the engine's containers only; raise EngineError."""
-    return containers.compute_container_usage(engine.running_or_starting(is_attended), gpus)
+    return containers.compute_container_usage(engine.list_running_or_starting(is_attended), gpus)
 
 
 def list_running_containers(
@@ -96,8 +96,8 @@ def list_running_containers(
     containers of pods that the engine does not know are left out, too.
     """
     # The engine comes last: a launch that it does not list yet holds its lease.
-    others = other_engines.find_other_containers(gpus, partial(engine.ids, over), pods=pods)
-    return [*others, *engine.running_or_starting(is_attended, over)]
+    others = other_engines.find_other_containers(gpus, partial(engine.list_ids, over), pods=pods)
+    return [*others, *engine.list_running_or_starting(is_attended, over)]
 
 
 def survey_usage(
@@ -180,7 +180,7 @@ def is_lease_live(labels: Mapping[str, str], leased: Usage, unleased: Collection
 def make_lease_check(gpus: Iterable[Gpu], leased: Usage) -> Attended:
     """Return a function that tells from the labels of a launch's container whether its lease counts."""
     free = (gpu for gpu in gpus if gpu.minor is not None and not find_consumers(leased, list_lock_names(gpu)))
-    unleased = frozenset(name for gpu in free for name in names([gpu]))
+    unleased = frozenset(name for gpu in free for name in name_gpus([gpu]))
     return lambda labels: is_lease_live(labels, leased, unleased)
 
 
@@ -188,7 +188,7 @@ def survey_node_leases() -> Usage:
     """Return the leases and grants in the lock folder of this node."""
     if not os.path.isdir(locate_locks()):  # noqa: PTH112 - pathlib is slow to import
         return {}
-    with Locks(locate_locks(), endpoint.group()) as locks:
+    with Locks(locate_locks(), endpoint.get_socket_group()) as locks:
         return compute_locked_usage(locks)
 
 
@@ -223,7 +223,7 @@ def _exclude_pods(usage: Usage, proc: str) -> Usage:
 
 
 def _list_containers_outside_pods(gpus: tuple[Gpu, ...], leased: Usage) -> list[dict[str, Any]]:
-    path = endpoint.address().removeprefix("unix://")
+    path = endpoint.find_address().removeprefix("unix://")
     if path.startswith("/") and not os.path.lexists(path):
         return other_engines.find_other_containers(
             gpus, tuple, pods=False
@@ -255,10 +255,10 @@ def _compute_share_usage(locks: Locks, name: str, holders: Mapping[str, int]) ->
 
 def query_nvml() -> Nvml | None:
     """Return the state from NVML; None if no driver is loaded, because a query might load it."""
-    from imagematrix.hardware.host import nvml, signs
+    from imagematrix.hardware.host import accelerator_hints, nvml
     from imagematrix.hardware.host.tree import Tree
 
-    if not signs.find(Tree("/")).driver:
+    if not accelerator_hints.find_hints(Tree("/")).driver:
         return None
 
-    return nvml.read()
+    return nvml.read_nvml()

@@ -9,7 +9,7 @@ from itertools import groupby
 
 from imagematrix.errors import UsageError
 from imagematrix.hardware.vendors import versions
-from imagematrix.selection.rules.device_code import served
+from imagematrix.selection.rules.device_code import get_served_targets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.fleet.coverage import Coverage, Service
-    from imagematrix.selection.fleet.kinds import Kind
+    from imagematrix.selection.fleet.hardware_kinds import HardwareKind
 
-__all__ = ["Chart", "ChartCell", "ChartColumn", "ChartRow", "chart"]
+__all__ = ["Chart", "ChartCell", "ChartColumn", "ChartRow", "make_chart"]
 
 CELLS = 10_000  # of the table; with more, browsers get slow, and nobody finds anything
 COLUMNS = 100  # with more variants, those that fit no host are omitted
@@ -49,7 +49,7 @@ class ChartCell:
 class ChartRow:
     """Hosts of alike hardware: `kinds`, the one with the most hosts first."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[HardwareKind, ...]
 
     @cached_property
     def hosts(self) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ class ChartRow:
     @property
     def gpus(self) -> str:
         """The hosts' GPUs, without their number if that differs."""
-        return _one(kind.gpus for kind in self.kinds) or self.kinds[0].models
+        return _get_common_text(kind.gpus for kind in self.kinds) or self.kinds[0].models
 
     @property
     def driver(self) -> str:
@@ -80,7 +80,7 @@ class ChartRow:
     def cpu(self) -> str:
         """The hosts' processors, or how many models there are."""
         models = {kind.cpu for kind in self.kinds}
-        return _one(models) or f"{len(models)} models of CPU"
+        return _get_common_text(models) or f"{len(models)} models of CPU"
 
     @property
     def selected(self) -> tuple[tuple[str, int], ...]:
@@ -131,15 +131,17 @@ class Chart:
         return [(name, len(list(some))) for name, some in groupby(self.columns, lambda one: one.group)]
 
 
-def chart(coverage: Coverage, *, cells: int = CELLS) -> Chart:
+def make_chart(coverage: Coverage, *, cells: int = CELLS) -> Chart:
     """Return the chart of a coverage with at most `cells` cells.
 
     Hosts are as far apart as that allows: by everything that describes them; without the number of their
     GPUs and the model of their CPU; without the level of their CPU.
     """
-    columns = _columns(coverage)
+    columns = _make_columns(coverage)
     shown = max(1, cells // max(1, len(columns)))
-    groupings = [_rows(coverage.kinds, look) for look in (_look, _hardware, _device)]
+    groupings = [
+        _group_rows(coverage.kinds, look) for look in (_make_row_key, _make_hardware_key, _make_device_key)
+    ]
     rows = next((some for some in groupings if len(some) <= shown), groupings[-1])
     places = {column.service.reference: place for place, column in enumerate(columns)}
     # From the upper left to the lower right; those without an image come first.
@@ -147,21 +149,21 @@ def chart(coverage: Coverage, *, cells: int = CELLS) -> Chart:
     return Chart(columns=tuple(columns), rows=tuple(ordered), hidden=tuple(rows[shown:]))
 
 
-def _look(kind: Kind) -> Hashable:
+def _make_row_key(kind: HardwareKind) -> Hashable:
     return kind.gpus, kind.driver, kind.level, kind.cpu, kind.selected, kind.fits
 
 
-def _hardware(kind: Kind) -> Hashable:
+def _make_hardware_key(kind: HardwareKind) -> Hashable:
     return kind.models, kind.driver, kind.level
 
 
-def _device(kind: Kind) -> Hashable:
+def _make_device_key(kind: HardwareKind) -> Hashable:
     return kind.models, kind.driver, kind.sample.arch
 
 
-def _rows(kinds: Iterable[Kind], look: Callable[[Kind], Hashable]) -> list[ChartRow]:
+def _group_rows(kinds: Iterable[HardwareKind], look: Callable[[HardwareKind], Hashable]) -> list[ChartRow]:
     """Return kinds that look alike as rows, the most hosts first."""
-    groups: dict[Hashable, list[Kind]] = {}
+    groups: dict[Hashable, list[HardwareKind]] = {}
     for kind in kinds:
         groups.setdefault(look(kind), []).append(kind)
     rows = [
@@ -171,7 +173,7 @@ def _rows(kinds: Iterable[Kind], look: Callable[[Kind], Hashable]) -> list[Chart
     return sorted(rows, key=lambda row: (-len(row.hosts), row.hosts))
 
 
-def _columns(coverage: Coverage) -> list[ChartColumn]:
+def _make_columns(coverage: Coverage) -> list[ChartColumn]:
     """Return the variants, grouped by driver and CUDA release."""
     smallest = frozenset(coverage.smallest.variants)
     services = {
@@ -180,13 +182,13 @@ def _columns(coverage: Coverage) -> list[ChartColumn]:
         if service.fits or len(coverage.variants) <= COLUMNS
     }
     columns: list[ChartColumn] = []
-    for variant in sorted(coverage.catalog.variants, key=_place):
+    for variant in sorted(coverage.catalog.variants, key=_make_column_key):
         if variant.reference in services:
-            group = _group(variant)
+            group = _name_group(variant)
             columns.append(
                 ChartColumn(
                     group=group,
-                    label=_label(variant),
+                    label=_make_label(variant),
                     service=services[variant.reference],
                     smallest=variant.reference in smallest,
                     first=not columns or columns[-1].group != group,
@@ -195,15 +197,25 @@ def _columns(coverage: Coverage) -> list[ChartColumn]:
     return columns
 
 
-def _place(variant: Variant) -> tuple[Any, ...]:
-    cuda = versions.order(variant.cuda) if variant.cuda else ()
-    driver = versions.order(variant.driver.version) if variant.driver and variant.driver.version else ()
-    cubins = [(int(cubin.rstrip("af")), cubin) for cubin in served(variant)]
+def _make_column_key(variant: Variant) -> tuple[Any, ...]:
+    cuda = versions.make_sort_key(variant.cuda) if variant.cuda else ()
+    driver = (
+        versions.make_sort_key(variant.driver.version) if variant.driver and variant.driver.version else ()
+    )
+    cubins = [(int(cubin.rstrip("af")), cubin) for cubin in get_served_targets(variant)]
     # The group comes before the rest, so that it is not split.
-    return not variant.gpu, cuda, driver, _group(variant), cubins, len(variant.cpu_flags), variant.reference
+    return (
+        not variant.gpu,
+        cuda,
+        driver,
+        _name_group(variant),
+        cubins,
+        len(variant.cpu_flags),
+        variant.reference,
+    )
 
 
-def _group(variant: Variant) -> str:
+def _name_group(variant: Variant) -> str:
     if not variant.gpu:
         return "CPU only"
     if variant.driver is None or variant.driver.version is None:
@@ -215,14 +227,16 @@ def _group(variant: Variant) -> str:
     return f"CUDA {variant.cuda} \N{MIDDLE DOT} {carried}"
 
 
-def _label(variant: Variant) -> str:
-    codes = [f"sm_{cubin}" for cubin in served(variant)] + [f"PTX {ptx.target}" for ptx in variant.ptx]
+def _make_label(variant: Variant) -> str:
+    codes = [f"sm_{cubin}" for cubin in get_served_targets(variant)] + [
+        f"PTX {ptx.target}" for ptx in variant.ptx
+    ]
     more = f" +{len(codes) - 1}" if len(codes) > 1 else ""
     march = variant.march or variant.platform.removeprefix("linux/")
     return f"{codes[0]}{more} {march}" if codes else march
 
 
-def _one(texts: Iterable[str]) -> str | None:
+def _get_common_text(texts: Iterable[str]) -> str | None:
     """Return the only text of several, or None if they differ."""
     first, *others = dict.fromkeys(texts)
     return None if others else first

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from imagematrix.errors import UsageError
-from imagematrix.selection.fleet.at_most import at_most, by_number, demand
-from imagematrix.selection.fleet.cover import cover
-from imagematrix.selection.fleet.kinds import Kind, kinds, miss
-from imagematrix.selection.fleet.unserved import Unserved, unserved
-from imagematrix.selection.fleet.upgrade import Upgrade, upgrade
-from imagematrix.selection.index import bits, differing
-from imagematrix.selection.question import asked
-from imagematrix.selection.select import Selector
+from imagematrix.selection.fleet.hardware_kinds import HardwareKind, get_miss, group_by_hardware
+from imagematrix.selection.fleet.set_cover import find_cover
+from imagematrix.selection.fleet.unserved_hosts import UnservedHosts, group_unserved
+from imagematrix.selection.fleet.upgrade import Upgrade, compute_upgrade
+from imagematrix.selection.fleet.variant_limit import choose_at_most, choose_for_each_number, make_demand
+from imagematrix.selection.query import normalize_where
+from imagematrix.selection.selector import Selector
+from imagematrix.selection.variant_index import find_differing_axes, split_mask
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,11 +20,21 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Host
     from imagematrix.images.catalog.catalog import Catalog
-    from imagematrix.selection.fleet.at_most import AtMost
-    from imagematrix.selection.fleet.kinds import Answer
-    from imagematrix.selection.question import Where
+    from imagematrix.selection.fleet.hardware_kinds import Answer
+    from imagematrix.selection.fleet.variant_limit import LimitedChoice
+    from imagematrix.selection.query import Where
 
-__all__ = ["SCHEMA", "Coverage", "Few", "Service", "Smallest", "Unserved", "Upgrade", "coverage", "with_few"]
+__all__ = [
+    "SCHEMA",
+    "Coverage",
+    "LimitedVariants",
+    "Service",
+    "SmallestSet",
+    "UnservedHosts",
+    "Upgrade",
+    "compute_coverage",
+    "with_limit",
+]
 
 SCHEMA = "imagematrix.coverage/v1"
 
@@ -53,7 +63,7 @@ class Service:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Smallest:
+class SmallestSet:
     """The smallest set of variants with a fitting one for every served host.
 
     No set of fewer than `least` is sufficient, which is proved. If `variants` are more, the search ended
@@ -74,11 +84,11 @@ class Smallest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Few:
+class LimitedVariants:
     """The few variants that serve the most hosts, and the best choice for each number of variants."""
 
-    chosen: AtMost
-    by_number: tuple[AtMost, ...]
+    chosen: LimitedChoice
+    by_number: tuple[LimitedChoice, ...]
 
     def to_json(self) -> dict[str, object]:
         """Return the Coverage document's `at_most`."""
@@ -95,12 +105,12 @@ class Coverage:
 
     catalog: Catalog
     hosts: int
-    kinds: tuple[Kind, ...]
-    unserved: tuple[Unserved, ...]
+    kinds: tuple[HardwareKind, ...]
+    unserved: tuple[UnservedHosts, ...]
     variants: tuple[Service, ...]
-    smallest: Smallest
+    smallest: SmallestSet
     upgrades: tuple[Upgrade, ...] = ()
-    few: Few | None = None
+    few: LimitedVariants | None = None
 
     @property
     def image(self) -> str:
@@ -155,7 +165,7 @@ class Coverage:
         }
 
 
-def coverage(
+def compute_coverage(
     hosts: Mapping[str, Host],
     catalog: Catalog,
     *,
@@ -172,7 +182,7 @@ def coverage(
     """
     if not hosts:
         raise UsageError("no hosts given")
-    selector = Selector(catalog, asked(where), keep=len(hosts))  # so that nothing is decided twice
+    selector = Selector(catalog, normalize_where(where), keep=len(hosts))  # so that nothing is decided twice
 
     def answer(host: Host) -> Answer:
         try:
@@ -180,35 +190,40 @@ def coverage(
         except UsageError as error:
             return error
 
-    fleet = kinds(hosts, answer)
+    fleet = group_by_hardware(hosts, answer)
     _require_unambiguous(fleet)
     catalog = selector.question.catalog
-    variants = _services(fleet, catalog, len(hosts))
+    variants = _count_services(fleet, catalog, len(hosts))
     return Coverage(
         catalog=catalog,
         hosts=len(hosts),
         kinds=fleet,
-        unserved=unserved((why, kind.hosts) for kind in fleet if (why := miss(kind.answer))),
+        unserved=group_unserved((why, kind.hosts) for kind in fleet if (why := get_miss(kind.answer))),
         variants=variants,
-        smallest=_smallest({kind.fits for kind in fleet if kind.fits}, variants),
-        upgrades=tuple(upgrade(fleet, answer, old, new) for old, new in sorted((drivers or {}).items())),
+        smallest=_find_smallest({kind.fits for kind in fleet if kind.fits}, variants),
+        upgrades=tuple(
+            compute_upgrade(fleet, answer, old, new) for old, new in sorted((drivers or {}).items())
+        ),
     )
 
 
-def with_few(coverage: Coverage, limit: int, *, always: Collection[str] = ()) -> Coverage:
+def with_limit(coverage: Coverage, limit: int, *, always: Collection[str] = ()) -> Coverage:
     """Return a coverage with the at most `limit` variants that serve the most hosts and then lose least.
 
     The variants in `always` are among them. Raises UsageError if these are more than `limit`.
     """
     answers = [(kind.hosts, kind.answer) for kind in coverage.kinds]
     demands = [
-        demand(hosts, answer.decision) for hosts, answer in answers if not isinstance(answer, UsageError)
+        make_demand(hosts, answer.decision) for hosts, answer in answers if not isinstance(answer, UsageError)
     ]
-    chosen = at_most(demands, limit, always=always)
-    return replace(coverage, few=Few(chosen=chosen, by_number=by_number(demands, chosen, always=always)))
+    chosen = choose_at_most(demands, limit, always=always)
+    return replace(
+        coverage,
+        few=LimitedVariants(chosen=chosen, by_number=choose_for_each_number(demands, chosen, always=always)),
+    )
 
 
-def _require_unambiguous(kinds: Iterable[Kind]) -> None:
+def _require_unambiguous(kinds: Iterable[HardwareKind]) -> None:
     """Raise UsageError if hosts would get variants that differ in one of the image's own axes."""
     chosen = []
     for kind in kinds:
@@ -218,14 +233,14 @@ def _require_unambiguous(kinds: Iterable[Kind]) -> None:
         if ambiguity:
             raise UsageError(f"{kind.hosts[0]}: {ambiguity[0]}", remedy=ambiguity[1].shown)
         chosen += [kind.answer.variant] if kind.answer.variant else []
-    for axis, values in differing(chosen).items():
+    for axis, values in find_differing_axes(chosen).items():
         raise UsageError(
             f"the fleet would get a mix of {axis} ({', '.join(value or 'not set' for value in values)})",
             remedy=f"choose one, such as --where {axis}={values[-1]}",
         )
 
 
-def _services(kinds: Iterable[Kind], catalog: Catalog, total: int) -> tuple[Service, ...]:
+def _count_services(kinds: Iterable[HardwareKind], catalog: Catalog, total: int) -> tuple[Service, ...]:
     hosts: dict[str, list[str]] = {variant.reference: [] for variant in catalog.variants}
     fits = dict.fromkeys(hosts, 0)
     for kind in kinds:
@@ -242,9 +257,9 @@ def _services(kinds: Iterable[Kind], catalog: Catalog, total: int) -> tuple[Serv
     return tuple(sorted(services, key=lambda one: (-len(one.hosts), -one.fits, one.reference)))
 
 
-def _smallest(demands: Iterable[frozenset[str]], variants: tuple[Service, ...]) -> Smallest:
+def _find_smallest(demands: Iterable[frozenset[str]], variants: tuple[Service, ...]) -> SmallestSet:
     """Return the smallest set; among equally good variants, those are taken that serve the most hosts now."""
     bit = {service.reference: 1 << index for index, service in enumerate(variants)}
-    smallest = cover(sum(bit[reference] for reference in demand) for demand in demands)
-    chosen = [variants[member.bit_length() - 1].reference for member in bits(smallest.members)]
-    return Smallest(variants=tuple(chosen), least=smallest.least)
+    smallest = find_cover(sum(bit[reference] for reference in demand) for demand in demands)
+    chosen = [variants[member.bit_length() - 1].reference for member in split_mask(smallest.members)]
+    return SmallestSet(variants=tuple(chosen), least=smallest.least)

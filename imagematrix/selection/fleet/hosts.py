@@ -17,7 +17,7 @@ from sys import intern
 
 from imagematrix.common import json_documents
 from imagematrix.common.record import replace
-from imagematrix.common.text import listed
+from imagematrix.common.text import shorten_lines
 from imagematrix.errors import UsageError
 from imagematrix.hardware.host.host import Host
 
@@ -65,7 +65,7 @@ def load_hosts(*paths: str | Path, stream: BinaryIO | None = None) -> dict[str, 
     hosts: dict[str, Host] = {}
     errors: list[UsageError] = []
     reader = HostReader()
-    for name, read in _sources(map(_path, paths), stream, reader):
+    for name, read in _list_sources(map(_require_path, paths), stream, reader):
         try:
             host = read()
         except UsageError as error:
@@ -75,7 +75,7 @@ def load_hosts(*paths: str | Path, stream: BinaryIO | None = None) -> dict[str, 
             errors.append(UsageError(f"duplicate host name: {name}"))
         hosts[name] = host
     if errors:
-        raise _joined(errors)
+        raise _join_errors(errors)
     return hosts
 
 
@@ -93,7 +93,7 @@ class HostReader:
         """Return the Host that the document `raw` describes; `where` names it in a UsageError."""
         if len(raw) > json_documents.LIMIT:
             raise UsageError(f"{where}: longer than {json_documents.LIMIT // 2**20} MiB", remedy=ADVICE)
-        return self._known(raw) or self.share(Host.from_json(_parsed(raw, where), where))
+        return self._known(raw) or self.share(Host.from_json(_parse_document(raw, where), where))
 
     def share(self, host: Host) -> Host:
         """Return `host` with the Cpu object of an earlier equal host: the flags are most of its memory."""
@@ -124,7 +124,9 @@ class HostReader:
                 unique.append(number if name else text.lower())
         if len({*unique}) < len(unique):
             return None
-        return _with(host, self._shared(replace(host.cpu, flags=words)), dict(zip(known, own, strict=True)))
+        return _replace_facts(
+            host, self._shared(replace(host.cpu, flags=words)), dict(zip(known, own, strict=True))
+        )
 
     def _kind(self, parts: Sequence[bytes]) -> Kind:
         """Return what is known of a kind of documents: nothing if this is the first."""
@@ -134,7 +136,7 @@ class HostReader:
                 self._kinds.clear()
             self._kinds[key] = None
             return UNKNOWN
-        kind = self._kinds[key] = self._kinds[key] or _kind(parts)
+        kind = self._kinds[key] = self._kinds[key] or _parse_kind(parts)
         return kind
 
     def _words(self, text: bytes) -> frozenset[str] | None:
@@ -151,7 +153,7 @@ class HostReader:
         return words
 
 
-def _kind(parts: Sequence[bytes]) -> Kind:
+def _parse_kind(parts: Sequence[bytes]) -> Kind:
     """Return a Host of a kind with facts of OWN of which no two are equal, and these facts.
 
     The Host is None if the document is invalid, or has such facts elsewhere.
@@ -167,17 +169,17 @@ def _kind(parts: Sequence[bytes]) -> Kind:
             known.append(instead)
             written += [b'"', instead.encode(), b'"', rest]
     try:
-        data = json_documents.parse(b"".join(written), "")
+        data = json_documents.parse_json(b"".join(written), "")
         host = Host.from_json(data)
     except UsageError:
         return UNKNOWN
     own = {*known}
-    found = Counter(fact for fact in _facts(host) if fact in own)
+    found = Counter(fact for fact in _list_own_facts(host) if fact in own)
     flags = data["cpu"].get("flags") if isinstance(data, dict) else None
     return (host, tuple(known)) if found == Counter(known) and flags == [] else UNKNOWN
 
 
-def _facts(host: Host) -> Iterator[str | int | None]:
+def _list_own_facts(host: Host) -> Iterator[str | int | None]:
     """Yield what a host has of the facts that OWN describes."""
     for gpu in host.gpus:
         yield from (gpu.uuid, gpu.pci_bus_id, gpu.minor, gpu.memory_mib)
@@ -186,34 +188,34 @@ def _facts(host: Host) -> Iterator[str | int | None]:
     yield from (sign.where for sign in host.accelerators)
 
 
-def _path(path: str | Path) -> Path:
+def _require_path(path: str | Path) -> Path:
     try:
         return Path(path)
     except TypeError as error:
         raise UsageError(f"{path!r:.80} is not the path of a file") from error
 
 
-def _sources(
+def _list_sources(
     paths: Iterable[Path], stream: BinaryIO | None, reader: HostReader
 ) -> Iterator[tuple[str, Callable[[], Host]]]:
     """Yield each host's name with a function that reads the host."""
     seen: set[Path] = set()
     for path in paths:
         if stream is not None and path == STREAM:
-            yield from _streamed(stream, STREAM_NAME, reader)
+            yield from _read_stream(stream, STREAM_NAME, reader)
             continue
-        for file in _files(path):
+        for file in _list_files(path):
             if file.absolute() in seen:
                 continue
             seen.add(file.absolute())
             if file.suffix in OF_LINES:
-                with _opened(file) as opened:
-                    yield from _streamed(opened, str(file), reader)
+                with _open_file(file) as opened:
+                    yield from _read_stream(opened, str(file), reader)
             else:
-                yield str(file).removesuffix(SUFFIX), partial(_saved, file, reader)
+                yield str(file).removesuffix(SUFFIX), partial(_read_saved, file, reader)
 
 
-def _files(path: Path) -> list[Path]:
+def _list_files(path: Path) -> list[Path]:
     if not os.path.isdir(path):  # noqa: PTH112 - pathlib raises for overlong names
         return [path]
     files = sorted(file for file in path.iterdir() if file.suffix in (SUFFIX, *OF_LINES))
@@ -222,7 +224,7 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _opened(file: Path) -> BinaryIO:
+def _open_file(file: Path) -> BinaryIO:
     try:
         return file.open("rb")
     except OSError as error:
@@ -231,23 +233,23 @@ def _opened(file: Path) -> BinaryIO:
         raise UsageError(f"{str(file)!r:.80} is not the path of a file") from error
 
 
-def _saved(file: Path, reader: HostReader) -> Host:
+def _read_saved(file: Path, reader: HostReader) -> Host:
     return reader.share(Host.load(file))
 
 
-def _streamed(stream: BinaryIO, name: str, reader: HostReader) -> Iterator[tuple[str, Callable[[], Host]]]:
-    parsed = _lines(stream, name)
+def _read_stream(stream: BinaryIO, name: str, reader: HostReader) -> Iterator[tuple[str, Callable[[], Host]]]:
+    parsed = _read_lines(stream, name)
     first = next(parsed, None)
     if first is None:  # most likely, what should have written them failed
         raise UsageError(f"{name}: no hosts found")
     if first[1].lstrip().startswith(b"["):
-        yield from _listed(first[1] + stream.read(json_documents.LIMIT), name, reader)
+        yield from _read_list(first[1] + stream.read(json_documents.LIMIT), name, reader)
         return
     for where, raw in chain([first], parsed):
         yield where, partial(reader.read, raw, where)
 
 
-def _lines(stream: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
+def _read_lines(stream: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
     """Yield each non-empty line as NAME:NUMBER and its bytes; an oversized one is cut after LIMIT + 1."""
     for number, line in enumerate(iter(partial(stream.readline, json_documents.LIMIT + 1), b""), 1):
         rest = line
@@ -257,36 +259,36 @@ def _lines(stream: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
             yield f"{name}:{number}", line.rstrip(b"\r\n")
 
 
-def _listed(raw: bytes, name: str, reader: HostReader) -> Iterator[tuple[str, Callable[[], Host]]]:
+def _read_list(raw: bytes, name: str, reader: HostReader) -> Iterator[tuple[str, Callable[[], Host]]]:
     if len(raw) > json_documents.LIMIT:
         raise UsageError(f"{name}: longer than {json_documents.LIMIT // 2**20} MiB", remedy=ADVICE)
-    items = json_documents.parse(raw, name)
+    items = json_documents.parse_json(raw, name)
     for number, item in enumerate(items if isinstance(items, list) else (), 1):
         where = f"{name}:{number}"
-        yield where, partial(_item, item, where, reader)
+        yield where, partial(_read_item, item, where, reader)
 
 
-def _item(item: object, where: str, reader: HostReader) -> Host:
+def _read_item(item: object, where: str, reader: HostReader) -> Host:
     return reader.share(Host.from_json(item, where))
 
 
-def _parsed(raw: bytes, where: str) -> object:
+def _parse_document(raw: bytes, where: str) -> object:
     try:
-        return json_documents.parse(raw, where)
+        return json_documents.parse_json(raw, where)
     except UsageError as error:
         raise UsageError(str(error), remedy=ADVICE) from error
 
 
-def _joined(errors: list[UsageError]) -> UsageError:
+def _join_errors(errors: list[UsageError]) -> UsageError:
     """Return one error for all, with a line for each."""
     if len(errors) == 1:
         return errors[0]
     remedy = next((error.remedy for error in errors if error.remedy), None)
-    told = listed([*map(str, errors)], SHOWN)
+    told = shorten_lines([*map(str, errors)], SHOWN)
     return UsageError(f"cannot read {len(errors)} hosts:", *told, remedy=remedy)
 
 
-def _with(host: Host, cpu: Cpu, values: Mapping[str | int | None, Any]) -> Host:
+def _replace_facts(host: Host, cpu: Cpu, values: Mapping[str | int | None, Any]) -> Host:
     """Return `host` with another CPU, and with other facts, by those that it has."""
 
     def gpu(old: Gpu) -> Gpu:

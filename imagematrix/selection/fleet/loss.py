@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass, fields
 
 from imagematrix.hardware.vendors import versions
 from imagematrix.selection.order import BY_NAME
-from imagematrix.selection.rules.cpu import needed_flags
+from imagematrix.selection.rules.cpu import get_needed_flags
 from imagematrix.selection.rules.device_code import PTX
 
 TYPE_CHECKING = False
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.decision import Decision
-    from imagematrix.selection.target import Target
+    from imagematrix.selection.selection_target import Target
 
-__all__ = ["LOSSES", "LossCounts", "losses"]
+__all__ = ["LOSSES", "LossCounts", "measure_losses"]
 
 # The headings of the losses in tables, by their fields.
 LOSSES = {
@@ -67,7 +67,7 @@ class LossCounts:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def losses(decision: Decision) -> Iterator[tuple[str, LossCounts]]:
+def measure_losses(decision: Decision) -> Iterator[tuple[str, LossCounts]]:
     """Yield the reference of each variant that fits, best first, with what one host loses if it gets it.
 
     A host prefers the earlier variants, whatever its image prefers, so that no later one counts as a smaller
@@ -76,34 +76,34 @@ def losses(decision: Decision) -> Iterator[tuple[str, LossCounts]]:
     target, ranked = decision.target, decision.ranked
     worst = LossCounts()
     for variant in ranked:
-        worst = max(worst, _loss(target, ranked[0], variant))
+        worst = max(worst, _measure_loss(target, ranked[0], variant))
         yield variant.reference, worst
 
 
-def _loss(target: Target, best: Variant, other: Variant) -> LossCounts:
+def _measure_loss(target: Target, best: Variant, other: Variant) -> LossCounts:
     if best.gpu and not other.gpu:
-        return LossCounts(gpus=1, cpu_flags=_flags(best, other))
+        return LossCounts(gpus=1, cpu_flags=_count_lost_flags(best, other))
     code, instead = (BY_NAME["device-code"].place(target, variant) for variant in (best, other))
     modes = [BY_NAME["driver"].place(target, variant) for variant in (best, other)]
-    native = _native(code) and not _native(instead)
+    native = _is_native(code) and not _is_native(instead)
     return LossCounts(
         native_code=int(native),
         own_code=int(not native and code < instead),
         driver=int(modes[0] < modes[1]),
-        cuda=int(bool(best.cuda and other.cuda) and _release(other) < _release(best)),
-        cpu_flags=_flags(best, other),
+        cuda=int(bool(best.cuda and other.cuda) and _order_release(other) < _order_release(best)),
+        cpu_flags=_count_lost_flags(best, other),
     )
 
 
-def _native(place: tuple[bool, tuple[int, int, bool] | None]) -> bool:
+def _is_native(place: tuple[bool, tuple[int, int, bool] | None]) -> bool:
     """Whether a place by the criterion device-code is that of native code; unknown code is none."""
     _, score = place
     return score is not None and score[0] != PTX
 
 
-def _release(variant: Variant) -> tuple[int, ...]:
-    return versions.order(variant.cuda) if variant.cuda else ()
+def _order_release(variant: Variant) -> tuple[int, ...]:
+    return versions.make_sort_key(variant.cuda) if variant.cuda else ()
 
 
-def _flags(best: Variant, other: Variant) -> int:
-    return len(needed_flags(best) - needed_flags(other))
+def _count_lost_flags(best: Variant, other: Variant) -> int:
+    return len(get_needed_flags(best) - get_needed_flags(other))

@@ -7,8 +7,8 @@ from functools import cache
 from os.path import commonprefix
 
 from imagematrix.common.text import visible
-from imagematrix.common.units import megabytes
-from imagematrix.selection.fleet.chart import CELLS, chart
+from imagematrix.common.units import format_megabytes
+from imagematrix.selection.fleet.chart import CELLS, make_chart
 from imagematrix.selection.fleet.loss import LOSSES
 from imagematrix.selection.fleet.upgrade import Loss
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from jinja2 import Template
 
-    from imagematrix.selection.fleet.aged import Aged
-    from imagematrix.selection.fleet.coverage import Coverage, Unserved
+    from imagematrix.selection.fleet.coverage import Coverage, UnservedHosts
+    from imagematrix.selection.fleet.staleness import StalenessFinding
     from imagematrix.selection.fleet.storage import Storage
     from imagematrix.selection.miss import Miss
 
-__all__ = ["page"]
+__all__ = ["render_page"]
 
 TEMPLATE = "page.html"
 LISTED = 40  # reasons or changes in a list, which then says how many were omitted
@@ -39,22 +39,22 @@ PAPER = 45  # columns of the chart that fit on a sheet of paper
 TALL = 20  # rows of the chart, of which more scroll below its headings; no screen has room for as many
 
 
-def page(
+def render_page(
     coverage: Coverage,
     *,
     storage: Storage | None = None,
-    aged: Sequence[Aged] | None = None,
+    aged: Sequence[StalenessFinding] | None = None,
     cells: int = CELLS,
 ) -> str:
     """Return the page of a fleet; its chart has at most `cells` cells.
 
     `storage` adds what the variants take, `aged` what is outdated.
     """
-    return _template().render(
+    return _load_template().render(
         short=coverage.short,
-        host=_shortened([name for kind in coverage.kinds for name in kind.hosts]),
+        host=_make_name_shortener([name for kind in coverage.kinds for name in kind.hosts]),
         coverage=coverage,
-        chart=chart(coverage, cells=cells),
+        chart=make_chart(coverage, cells=cells),
         storage=storage,
         aged=aged,
         losses=LOSSES,
@@ -76,9 +76,9 @@ class _PageReason:
     miss: Miss
 
 
-def _reasons(some: Iterable[Unserved | Loss]) -> list[_PageReason]:
+def _group_by_reason(some: Iterable[UnservedHosts | Loss]) -> list[_PageReason]:
     """Group hosts whose reasons differ only in the nearest variant, the most hosts first."""
-    groups: dict[Hashable, list[Unserved | Loss]] = {}
+    groups: dict[Hashable, list[UnservedHosts | Loss]] = {}
     for one in some:
         miss = one.miss
         said = None if miss.told else (miss.why, miss.shown)
@@ -97,7 +97,7 @@ def _reasons(some: Iterable[Unserved | Loss]) -> list[_PageReason]:
 
 
 @cache
-def _template() -> Template:
+def _load_template() -> Template:
     from importlib.resources import files
 
     import jinja2
@@ -107,52 +107,52 @@ def _template() -> Template:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_harmless,
+        finalize=_sanitize_text,
     )
     environment.filters |= {
-        "amount": _amount,
-        "brief": _brief,
-        "digest": _digest,
-        "named": _named,
+        "amount": _format_size,
+        "brief": _format_number,
+        "digest": _shorten_digest,
+        "named": _join_first_names,
         "number": "{:,}".format,
-        "reasons": _reasons,
+        "reasons": _group_by_reason,
     }
     return environment.from_string((files(__package__) / TEMPLATE).read_text("utf-8"))
 
 
-def _harmless(value: object) -> object:
+def _sanitize_text(value: object) -> object:
     """Return text of others without control characters, and not longer than a reader can use."""
     if type(value) is not str:  # a number, or HTML of a macro
         return value
     return visible(value if len(value) <= LONGEST else f"{value[:LONGEST]}\N{HORIZONTAL ELLIPSIS}")
 
 
-def _named(names: Sequence[str], most: int = NAMED) -> tuple[Sequence[str], int]:
+def _join_first_names(names: Sequence[str], most: int = NAMED) -> tuple[Sequence[str], int]:
     """Return the first names, and how many there are besides."""
     return names[:most], max(0, len(names) - most)
 
 
-def _digest(text: str) -> str:
+def _shorten_digest(text: str) -> str:
     """Return the beginning of a digest, which is enough to tell it from others; any other text as it is."""
     return text[:SHORT] if text.startswith("sha256:") else text
 
 
-def _shortened(names: Sequence[str]) -> Callable[[str], str]:
+def _make_name_shortener(names: Sequence[str]) -> Callable[[str], str]:
     """Return a function that takes the folder that all hosts share from a host's name, which is a path."""
     # commonpath refuses names of which some are absolute; what follows the last slash is no folder.
     folder, slash, _ = commonprefix(names).rpartition("/")  # noqa: RUF071
     return lambda name: name.removeprefix(folder + slash)
 
 
-def _amount(size: int | None) -> str:
+def _format_size(size: int | None) -> str:
     if size is None or MEGABYTE <= size < GIGABYTE:
-        return megabytes(size)
+        return format_megabytes(size)
     if size >= GIGABYTE:
         return f"{size / GIGABYTE:.2f} GB"
     return f"{size / THOUSAND:.1f} kB" if size else "0"
 
 
-def _brief(number: int) -> str:
+def _format_number(number: int) -> str:
     """Format a number for a narrow column: 831, 2.6k, 12k."""
     if number < THOUSAND:
         return str(number)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from imagematrix.common import json_documents
-from imagematrix.common.text import word
+from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -74,7 +74,7 @@ def load_storage(path: Path, catalog: Catalog) -> Storage:
 
     Raises UsageError if it is not one, or is about none of these variants.
     """
-    fields = json_documents.Fields(json_documents.read(path), str(path))
+    fields = json_documents.Fields(json_documents.read_json(path), str(path))
     fields.schema(SCHEMA)
     wanted = {variant.reference for variant in catalog.variants}
     found = {one.text("reference"): one for one in fields.objects("variants")}
@@ -87,7 +87,7 @@ def load_storage(path: Path, catalog: Catalog) -> Storage:
         name = f"{catalog.image}:{catalog.version}"
         raise UsageError(
             f"{path} has no variant of {name}",
-            remedy=f"write it with `imagematrix ls {word(name)} --size --json`",
+            remedy=f"write it with `imagematrix ls {quote_word(name)} --size --json`",
         )
     listed = fields.object_or_empty("layers")
     layers = {}

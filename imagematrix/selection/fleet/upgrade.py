@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imagematrix.common.record import replace
-from imagematrix.common.suggestions import nearest
+from imagematrix.common.suggestions import suggest_nearest
 from imagematrix.errors import UsageError
 from imagematrix.hardware.vendors import cuda, versions
-from imagematrix.selection.fleet.kinds import miss
+from imagematrix.selection.fleet.hardware_kinds import get_miss
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from imagematrix.hardware.host.host import Host
-    from imagematrix.selection.fleet.kinds import Answer, Kind
+    from imagematrix.selection.fleet.hardware_kinds import Answer, HardwareKind
     from imagematrix.selection.miss import Miss
 
-__all__ = ["Change", "Loss", "Upgrade", "parse", "upgrade"]
+__all__ = ["Change", "Loss", "Upgrade", "compute_upgrade", "parse_upgrades"]
 
 AHEAD = 200  # branches after the newest known one, some four years of them
 
@@ -78,29 +78,31 @@ class Upgrade:
         }
 
 
-def parse(texts: Iterable[str]) -> dict[str, str]:
+def parse_upgrades(texts: Iterable[str]) -> dict[str, str]:
     """Return the new driver by the old one, from texts such as "535.261.03=580.95.05"."""
     replacements: dict[str, str] = {}
     for text in texts:
         old, _, new = text.partition("=")
-        _check(old)
-        _check(new)
+        _require_version(old)
+        _require_version(new)
         if replacements.setdefault(old, new) != new:
             raise UsageError(f"driver {old} has two replacements: {replacements[old]} and {new}")
     return replacements
 
 
-def upgrade(kinds: Collection[Kind], answer: Callable[[Host], Answer], old: str, new: str) -> Upgrade:
+def compute_upgrade(
+    kinds: Collection[HardwareKind], answer: Callable[[Host], Answer], old: str, new: str
+) -> Upgrade:
     """Return the changes for hosts in `kinds` with driver `old` after an upgrade to `new`.
 
     Raises UsageError if no host has it: a typo in the version would make a rollout look harmless.
     """
-    _check(new)
+    _require_version(new)
     current = dict.fromkeys(kind.sample.driver.version for kind in kinds if kind.sample.driver)
     if old not in current:
-        available = f"the fleet has {', '.join(sorted(current, key=versions.order)) or 'no driver'}"
-        raise UsageError(f"no host has driver {old}", remedy=nearest(old, current) or available)
-    _check_plausible(old, new)
+        available = f"the fleet has {', '.join(sorted(current, key=versions.make_sort_key)) or 'no driver'}"
+        raise UsageError(f"no host has driver {old}", remedy=suggest_nearest(old, current) or available)
+    _require_plausible(old, new)
     losses: dict[tuple[str, Miss], list[str]] = {}
     changes: dict[tuple[str | None, str], list[str]] = {}
     unchanged = hosts = 0
@@ -109,8 +111,8 @@ def upgrade(kinds: Collection[Kind], answer: Callable[[Host], Answer], old: str,
         if driver is None or driver.version != old:
             continue
         hosts += len(kind.hosts)
-        was, upgraded = kind.selected, answer(_upgraded(kind.sample, new))
-        becomes, why = getattr(upgraded, "selected", None), miss(upgraded)
+        was, upgraded = kind.selected, answer(_upgrade_host(kind.sample, new))
+        becomes, why = getattr(upgraded, "selected", None), get_miss(upgraded)
         if becomes == was:
             unchanged += len(kind.hosts)
         elif becomes is not None:
@@ -121,29 +123,29 @@ def upgrade(kinds: Collection[Kind], answer: Callable[[Host], Answer], old: str,
     moved = [
         Change(old=was, new=becomes, hosts=tuple(sorted(names))) for (was, becomes), names in changes.items()
     ]
-    moved.sort(key=_most_hosts)
+    moved.sort(key=_sort_by_hosts)
     return Upgrade(
         old=old,
         new=new,
         hosts=hosts,
-        lost=tuple(sorted(lost, key=_most_hosts)),
+        lost=tuple(sorted(lost, key=_sort_by_hosts)),
         changed=tuple(change for change in moved if change.old is not None),
         gained=tuple(change for change in moved if change.old is None),
         unchanged=unchanged,
     )
 
 
-def _check(version: str) -> None:
+def _require_version(version: str) -> None:
     if not versions.DRIVER.fullmatch(version):
         raise UsageError(
             f"invalid driver version {version!r}", remedy="use OLD=NEW, such as 535.261.03=580.95.05"
         )
 
 
-def _check_plausible(old: str, new: str) -> None:
+def _require_plausible(old: str, new: str) -> None:
     """Raise UsageError if `new` looks like a typo; drivers that are newer than all tables are none."""
-    newest = max(row.branch for row in cuda.releases().values() if row.branch)
-    if versions.branch(new) > newest + AHEAD or versions.is_tegra(new) is not versions.is_tegra(old):
+    newest = max(row.branch for row in cuda.load_releases().values() if row.branch)
+    if versions.get_branch(new) > newest + AHEAD or versions.is_tegra(new) is not versions.is_tegra(old):
         raise UsageError(
             f"{new} cannot follow driver {old}",
             remedy=f"check the version: the newest known branch is {newest}, and this release of imagematrix "
@@ -151,11 +153,11 @@ def _check_plausible(old: str, new: str) -> None:
         )
 
 
-def _most_hosts(some: Loss | Change) -> tuple[int, tuple[str, ...]]:
+def _sort_by_hosts(some: Loss | Change) -> tuple[int, tuple[str, ...]]:
     return -len(some.hosts), some.hosts
 
 
-def _upgraded(host: Host, new: str) -> Host:
+def _upgrade_host(host: Host, new: str) -> Host:
     """Return a host after an upgrade of its driver, in the kernel and in user mode."""
     own = host.driver and host.driver.user_mode and new
     return replace(host, driver=host.driver and replace(host.driver, version=new, user_mode=own))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from imagematrix.common.record import Record
-from imagematrix.common.text import listed, shortened
+from imagematrix.common.text import shorten_lines, shorten_words
 from imagematrix.errors import UnservedError
-from imagematrix.hardware.gpu_request.spec import names
+from imagematrix.hardware.gpu_request.spec import name_gpus
 from imagematrix.selection.decision import Decision
-from imagematrix.selection.question import Question
+from imagematrix.selection.query import Query
 from imagematrix.selection.selection import Selection
-from imagematrix.selection.target import Target
+from imagematrix.selection.selection_target import Target
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Catalog, Variant
     from imagematrix.selection.rule import RuleResult
 
-__all__ = ["SCHEMA", "Gang", "GangMember", "Left", "NothingFitsAll"]
+__all__ = ["SCHEMA", "ExcludedHosts", "Gang", "GangMember", "NothingFitsAll"]
 
 SCHEMA = "imagematrix.gang/v1"
 SHOWN = 20  # reasons in a message
@@ -37,7 +37,7 @@ class GangMember(Record):
     @property
     def gpus(self) -> tuple[str, ...]:
         """A name for each GPU or MIG device passed: its UUID, or its index if the UUID is unknown."""
-        return names(self.chosen_gpus)
+        return name_gpus(self.chosen_gpus)
 
     @property
     def pinned(self) -> str:
@@ -55,7 +55,7 @@ class GangMember(Record):
         }
 
 
-class Left(Record):
+class ExcludedHosts(Record):
     """Hosts that the largest gang leaves out for one reason.
 
     `rules` are those that the nearest of its variants fails, which is named by its reference; None if the
@@ -67,7 +67,7 @@ class Left(Record):
     rules: tuple[RuleResult, ...]
 
     def __str__(self) -> str:
-        hosts = shortened(self.hosts, NAMED, more=" and {} more")
+        hosts = shorten_words(self.hosts, NAMED, more=" and {} more")
         # If an image is for another architecture, its other rules are irrelevant.
         rules = [rule for rule in self.rules if rule.rule == "platform"] or self.rules
         by_why: dict[str, list[str]] = {}
@@ -96,7 +96,7 @@ class Gang(Record):
     catalog: Catalog
     alike: tuple[str, ...] | None
     members: tuple[GangMember, ...]
-    left: tuple[Left, ...] = ()
+    left: tuple[ExcludedHosts, ...] = ()
     unknown: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -121,7 +121,7 @@ class Gang(Record):
         alone = self.catalog.named(member.variant.reference)
         assert alone is not None  # noqa: S101 - the variant is from it; for the type checker
         target = Target(host=member.host, gpus=member.chosen_gpus, allow_cpu=True)
-        decision = Decision(Question(alone, ()), target)
+        decision = Decision(Query(alone, ()), target)
         return Selection(host=member.host, chosen_gpus=member.chosen_gpus, decision=decision)
 
     def to_json(self) -> dict[str, object]:
@@ -148,6 +148,6 @@ class NothingFitsAll(UnservedError):  # noqa: N818 - named as NothingFits
     """
 
     def __init__(self, message: str, *, gang: Gang, remedy: str, shown: str | None = None) -> None:
-        left = listed([*map(str, gang.left)], SHOWN)
+        left = shorten_lines([*map(str, gang.left)], SHOWN)
         super().__init__(f"{message}:" if left else message, *left, remedy=remedy, shown=shown)
         self.gang = gang

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from imagematrix.selection.needs.grid import boxes
-from imagematrix.selection.needs.verdicts import ARCH, FLAGS, InexpressibleError, judge
-from imagematrix.selection.target import ARCHITECTURES
+from imagematrix.selection.needs.grid import find_hyperrectangles
+from imagematrix.selection.needs.verdicts import ARCH, FLAGS, UnsupportedConditionError, get_judge
+from imagematrix.selection.selection_target import ARCHITECTURES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     from imagematrix.selection.needs.verdicts import AppliedRule, Scope
 
-__all__ = ["Flags", "alternatives", "combined"]
+__all__ = ["FlagCondition", "combine_conditions", "find_flag_conditions"]
 
 TABLE = 8  # most flags to evaluate in all combinations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flags:
+class FlagCondition:
     """The flags that a node has, and those that it lacks."""
 
     present: frozenset[str] = frozenset()
@@ -30,7 +30,7 @@ class Flags:
 
 
 @lru_cache(maxsize=1024)
-def alternatives(rule: AppliedRule, scope: Scope) -> tuple[Flags, ...]:
+def find_flag_conditions(rule: AppliedRule, scope: Scope) -> tuple[FlagCondition, ...]:
     """Return the alternatives of which a node has to meet one; flags of other architectures are absent.
 
     Up to `TABLE` flags are evaluated in all combinations. Of more flags, those that each decide by themselves
@@ -39,25 +39,27 @@ def alternatives(rule: AppliedRule, scope: Scope) -> tuple[Flags, ...]:
     """
     name, vocabulary = rule.rule.name, scope.vocabulary
     if rule.compared.keys() - {ARCH, FLAGS}:
-        raise InexpressibleError(f"the rule {name} combines CPU flags with other facts")
+        raise UnsupportedConditionError(f"the rule {name} combines CPU flags with other facts")
     told = vocabulary.flags(scope.arch)
     elsewhere = frozenset().union(*map(vocabulary.flags, ARCHITECTURES)) - told
     compared = frozenset(map(str, rule.compared[FLAGS])) - elsewhere
-    found = _alternatives(judge(rule, scope).with_flags, compared)
+    found = _find_minimal_conditions(get_judge(rule, scope).with_flags, compared)
     if found is None:
-        raise InexpressibleError(f"the rule {name} combines too many CPU flags for {vocabulary.carrier}")
+        raise UnsupportedConditionError(
+            f"the rule {name} combines too many CPU flags for {vocabulary.carrier}"
+        )
     untold = frozenset().union(*(some.present | some.absent for some in found)) - told
     if untold:
         lack = f"that {vocabulary.carrier} do not have: {', '.join(sorted(untold))}"
-        raise InexpressibleError(f"the rule {name} compares cpu.flags {lack}")
+        raise UnsupportedConditionError(f"the rule {name} compares cpu.flags {lack}")
     return found
 
 
-def combined(every: Iterable[Iterable[Flags]]) -> tuple[Flags, ...]:
+def combine_conditions(every: Iterable[Iterable[FlagCondition]]) -> tuple[FlagCondition, ...]:
     """Return the alternatives that meet one of each group."""
-    found: dict[Flags, None] = {}
+    found: dict[FlagCondition, None] = {}
     for some in product(*every):
-        flags = Flags(
+        flags = FlagCondition(
             present=frozenset().union(*(each.present for each in some)),
             absent=frozenset().union(*(each.absent for each in some)),
         )
@@ -66,9 +68,9 @@ def combined(every: Iterable[Iterable[Flags]]) -> tuple[Flags, ...]:
     return tuple(found)
 
 
-def _alternatives(
+def _find_minimal_conditions(
     holds: Callable[[frozenset[str]], bool], compared: frozenset[str]
-) -> tuple[Flags, ...] | None:
+) -> tuple[FlagCondition, ...] | None:
     """Return the alternatives, or None if there are too many flags for them."""
     loose, fits = compared, compared
     if len(compared) > TABLE:
@@ -82,16 +84,16 @@ def _alternatives(
     if len(loose) > TABLE:
         return None
     names = sorted(loose)
-    fixed = Flags(present=fits - loose, absent=compared - fits - loose)
+    fixed = FlagCondition(present=fits - loose, absent=compared - fits - loose)
     table = {
         row
         for row in product((0, 1), repeat=len(names))
         if holds(fixed.present | {name for name, has in zip(names, row, strict=True) if has})
     }
     return tuple(
-        Flags(
+        FlagCondition(
             present=fixed.present | {name for name, has in zip(names, box, strict=True) if has == {1}},
             absent=fixed.absent | {name for name, has in zip(names, box, strict=True) if has == {0}},
         )
-        for box in boxes(table, [2] * len(names))
+        for box in find_hyperrectangles(table, [2] * len(names))
     )

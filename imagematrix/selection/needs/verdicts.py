@@ -12,7 +12,7 @@ from itertools import product
 from operator import and_
 
 from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host
-from imagematrix.selection.target import Target
+from imagematrix.selection.selection_target import Target
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from imagematrix.images.catalog.catalog import Variant
-    from imagematrix.selection.needs.atoms import Atom, Vocabulary
+    from imagematrix.selection.needs.equivalence import ValueClass, Vocabulary
     from imagematrix.selection.needs.grid import Grid
     from imagematrix.selection.rule import Rule
 
@@ -32,19 +32,19 @@ __all__ = [
     "FLAGS",
     "GPUS",
     "AppliedRule",
-    "InexpressibleError",
     "Judge",
     "JudgedGrid",
     "Scope",
-    "applied",
-    "judge",
+    "UnsupportedConditionError",
+    "find_applied_rules",
+    "get_judge",
 ]
 
 ARCH, FLAGS = "arch", "cpu.flags"
 CPU, DRIVER, GPUS = "cpu.", "driver.", "gpus."
 
 
-class InexpressibleError(Exception):
+class UnsupportedConditionError(Exception):
     """A vocabulary cannot express a rule; the text says why, without naming the variant."""
 
 
@@ -77,15 +77,17 @@ class AppliedRule:
     @property
     def compared(self) -> Mapping[str, frozenset[Hashable]]:
         """The values of facts that the rule compares, as it states them."""
-        return _compared(self)
+        return _collect_thresholds(self)
 
 
 @lru_cache(maxsize=4096)
-def _compared(applied: AppliedRule) -> Mapping[str, frozenset[Hashable]]:
-    return {fact: frozenset(values) for fact, values in applied.rule.turns(applied.variant).items()}
+def _collect_thresholds(applied: AppliedRule) -> Mapping[str, frozenset[Hashable]]:
+    return {fact: frozenset(values) for fact, values in applied.rule.thresholds(applied.variant).items()}
 
 
-def applied(rules: Iterable[Rule], variant: Variant, vocabulary: Vocabulary) -> tuple[AppliedRule, ...]:
+def find_applied_rules(
+    rules: Iterable[Rule], variant: Variant, vocabulary: Vocabulary
+) -> tuple[AppliedRule, ...]:
     """Return the rules that apply; raise InexpressibleError if one compares facts that are not told."""
     needs = ((rule, rule.need(variant)) for rule in rules)
     applying = tuple(
@@ -93,8 +95,8 @@ def applied(rules: Iterable[Rule], variant: Variant, vocabulary: Vocabulary) -> 
     )
     for each in applying:
         for fact in each.compared:
-            if not _told(vocabulary, fact):
-                raise InexpressibleError(_lacking(each.rule, fact, vocabulary))
+            if not _is_told(vocabulary, fact):
+                raise UnsupportedConditionError(_describe_missing_fact(each.rule, fact, vocabulary))
     return applying
 
 
@@ -123,9 +125,9 @@ class Judge:
         fits = self._verdicts.get((node, gpu))
         if fits is None:
             if node not in self._hosts:
-                self._hosts[node] = [self._host(facts) for facts in _choices(node)]
+                self._hosts[node] = [self._host(facts) for facts in _iterate_choices(node)]
             if gpu is not None and gpu not in self._gpus:
-                self._gpus[gpu] = [(_Sample(Gpu, GPUS, facts),) for facts in _choices(gpu)]
+                self._gpus[gpu] = [(_Sample(Gpu, GPUS, facts),) for facts in _iterate_choices(gpu)]
             passed = [()] if gpu is None else self._gpus[gpu]
             fits = all(self._holds(host, gpus) for host in self._hosts[node] for gpus in passed)
             self._verdicts[node, gpu] = fits
@@ -137,17 +139,21 @@ class Judge:
         host = self._host({FLAGS: flags})
         return all(self._holds(host, gpus) for gpus in ((), (_Sample(Gpu, GPUS, {}),)))
 
-    def seen(self, fact: str, atom: Atom) -> tuple[Hashable, ...]:
-        """Return the values that stand for an atom in this rule's comparisons."""
+    def seen(self, fact: str, value_class: ValueClass) -> tuple[Hashable, ...]:
+        """Return the representatives of a value class in this rule's comparisons."""
         scale, compared = self._scope.vocabulary.scales[fact], self.compared[fact]
-        return tuple(dict.fromkeys(value for one in atom.samples for value in scale.reduced(compared, one)))
+        return tuple(
+            dict.fromkeys(value for one in value_class.samples for value in scale.reduced(compared, one))
+        )
 
     def _holds(self, host: Any, gpus: tuple[Any, ...]) -> bool:
         rule, variant = self._applied.rule, self._applied.variant
         try:
-            return rule.holds(Target(host=host, gpus=gpus, allow_cpu=self._scope.allow_cpu), variant)
+            return rule.is_satisfied(Target(host=host, gpus=gpus, allow_cpu=self._scope.allow_cpu), variant)
         except _UnstatedError as error:
-            raise InexpressibleError(_lacking(rule, str(error), self._scope.vocabulary)) from None
+            raise UnsupportedConditionError(
+                _describe_missing_fact(rule, str(error), self._scope.vocabulary)
+            ) from None
 
     def _host(self, facts: Mapping[str, object]) -> _Sample:
         """Return a host with these facts, and those that are the same for all nodes."""
@@ -163,7 +169,7 @@ class Judge:
 
 
 @lru_cache(maxsize=256)
-def judge(applied: AppliedRule, scope: Scope) -> Judge:
+def get_judge(applied: AppliedRule, scope: Scope) -> Judge:
     """Return the judge of a rule, which all variants with equal needs share."""
     return Judge(applied, scope)
 
@@ -180,7 +186,7 @@ class JudgedGrid:
         self._seen = cache(judge.seen)
         self._known: dict[Seen, int] = {}
 
-    def fitting(self, node: Mapping[str, Atom]) -> int:
+    def fitting(self, node: Mapping[str, ValueClass]) -> int:
         """Return the combinations with which a node fits, of which these facts are known.
 
         Without a driver, it has no facts of one.
@@ -199,7 +205,7 @@ class JudgedGrid:
     @cached_property
     def _gpus(self) -> list[tuple[Seen, int]]:
         """The combinations that the rule does not tell apart, with how it sees them."""
-        facts = [fact for fact in self._grid.atoms if fact in self._judge.compared]
+        facts = [fact for fact in self._grid.value_classes if fact in self._judge.compared]
         sets = [self._grid.sets(fact, partial(self._judge.seen, fact)).items() for fact in facts]
         return [
             (
@@ -210,18 +216,18 @@ class JudgedGrid:
         ]
 
 
-def _choices(seen: Seen) -> Iterator[dict[str, Hashable]]:
+def _iterate_choices(seen: Seen) -> Iterator[dict[str, Hashable]]:
     """Yield all choices of one value for each fact."""
     facts = [fact for fact, _ in seen]
     for some in product(*(values for _, values in seen)):
         yield dict(zip(facts, some, strict=True))
 
 
-def _told(vocabulary: Vocabulary, fact: str) -> bool:
+def _is_told(vocabulary: Vocabulary, fact: str) -> bool:
     return fact in {ARCH, FLAGS} or fact in vocabulary.scales
 
 
-def _lacking(rule: Rule, fact: str, vocabulary: Vocabulary) -> str:
-    if _told(vocabulary, fact):
+def _describe_missing_fact(rule: Rule, fact: str, vocabulary: Vocabulary) -> str:
+    if _is_told(vocabulary, fact):
         return f"the rule {rule.name} reads {fact} without stating the values that it compares"
     return f"the rule {rule.name} compares {fact}, which {vocabulary.carrier} do not have"

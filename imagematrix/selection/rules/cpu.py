@@ -12,17 +12,17 @@ from functools import lru_cache
 from imagematrix.hardware.vendors import marches
 from imagematrix.images.catalog.catalog import PROBABLE
 from imagematrix.selection.rule import Rule
-from imagematrix.selection.target import machine
+from imagematrix.selection.selection_target import get_machine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
     from imagematrix.images.catalog.catalog import Variant
-    from imagematrix.selection.rule import Gap, Reason, Turns
-    from imagematrix.selection.target import Target
+    from imagematrix.selection.rule import Distance, Reason, Thresholds
+    from imagematrix.selection.selection_target import Target
 
-__all__ = ["RULE", "need", "needed_flags"]
+__all__ = ["RULE", "get_needed_flags", "need"]
 
 NONE = "none"  # in place of a list of flags on the command line
 KEPT = 1024  # sets of needed flags: a catalog has one for each march
@@ -33,52 +33,52 @@ def need(variant: Variant) -> Hashable:
     return variant.cpu_flags, variant.partial_flags, variant.signed_returns, variant.platform
 
 
-def holds(target: Target, variant: Variant) -> bool:
+def is_satisfied(target: Target, variant: Variant) -> bool:
     """Whether no flag is missing. Flags are compared, never names."""
-    return needed_flags(variant) <= target.host.cpu.flags
+    return get_needed_flags(variant) <= target.host.cpu.flags
 
 
-def needed_flags(variant: Variant) -> frozenset[str]:
+def get_needed_flags(variant: Variant) -> frozenset[str]:
     """Return the flags that the code needs, without those that user code never depends on.
 
     Labels list the flags for signing return addresses for every march that has them: they count only if a
     label says that the code does sign.
     """
-    return _needed(variant.cpu_flags, variant.platform, variant.signed_returns)
+    return _compute_needed_flags(variant.cpu_flags, variant.platform, variant.signed_returns)
 
 
 @lru_cache(maxsize=KEPT)
-def _needed(flags: frozenset[str], platform: str, signed: bool) -> frozenset[str]:  # noqa: FBT001 - a key
-    needed = flags - marches.IGNORED.get(machine(platform), frozenset())
+def _compute_needed_flags(flags: frozenset[str], platform: str, signed: bool) -> frozenset[str]:  # noqa: FBT001 - a key
+    needed = flags - marches.IGNORED.get(get_machine(platform), frozenset())
     return needed | marches.SIGNING if signed else needed
 
 
-def turns(variant: Variant) -> Turns:
+def thresholds(variant: Variant) -> Thresholds:
     """Return the flags that the code needs, and those about which `warn` speaks."""
-    return {"cpu.flags": needed_flags(variant) | _partial(variant)}
+    return {"cpu.flags": get_needed_flags(variant) | _find_partial_flags(variant)}
 
 
 def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
     """Return need, have, why and advice."""
-    wanted = " ".join(sorted(needed_flags(variant))) or "no flags"
+    wanted = " ".join(sorted(get_needed_flags(variant))) or "no flags"
     if ok:
         return wanted, "all of them", "the CPUs have every flag that the code needs", None
     flags = target.host.cpu.flags
     if not flags:
         return wanted, None, "the flags of the host's CPUs could not be read", "probe the host again"
-    missing = " ".join(_missing(target, variant))
-    why = f"the host's CPUs lack {missing}, {_source(target, variant)}"
+    missing = " ".join(_find_missing_flags(target, variant))
+    why = f"the host's CPUs lack {missing}, {_describe_source(target, variant)}"
     return wanted, f"all but {missing}", why, f"build a variant that needs no {missing}"
 
 
-def gap(target: Target, variant: Variant) -> Gap:
+def distance(target: Target, variant: Variant) -> Distance:
     """Return how many flags the host lacks."""
-    return (len(needed_flags(variant) - target.host.cpu.flags),)
+    return (len(get_needed_flags(variant) - target.host.cpu.flags),)
 
 
 def warn(target: Target, variant: Variant) -> Iterator[str]:
     """Yield that the host lacks flags for which a large part of the code is compiled."""
-    missing = sorted(_partial(variant) - target.host.cpu.flags)
+    missing = sorted(_find_partial_flags(variant) - target.host.cpu.flags)
     if missing:
         yield (
             f"the host's CPUs lack {' '.join(missing)}, for which the larger part of a program or library is "
@@ -86,15 +86,15 @@ def warn(target: Target, variant: Variant) -> Iterator[str]:
         )
 
 
-def _partial(variant: Variant) -> frozenset[str]:
-    return variant.partial_flags - marches.IGNORED.get(machine(variant.platform), frozenset())
+def _find_partial_flags(variant: Variant) -> frozenset[str]:
+    return variant.partial_flags - marches.IGNORED.get(get_machine(variant.platform), frozenset())
 
 
-def _source(target: Target, variant: Variant) -> str:
+def _describe_source(target: Target, variant: Variant) -> str:
     """Return how the code needs the flags that are missing; if only probably, with how to overrule it."""
     if variant.source("cpu_flags") != PROBABLE:
         return "which the code needs"
-    left = ",".join(sorted(needed_flags(variant) & target.host.cpu.flags)) or NONE
+    left = ",".join(sorted(get_needed_flags(variant) & target.host.cpu.flags)) or NONE
     overrule = (
         f"adopt the image with --cpu-flags {left}"
         if variant.march is None
@@ -106,8 +106,8 @@ def _source(target: Target, variant: Variant) -> str:
     )
 
 
-def _missing(target: Target, variant: Variant) -> list[str]:
-    return sorted(needed_flags(variant) - target.host.cpu.flags)
+def _find_missing_flags(target: Target, variant: Variant) -> list[str]:
+    return sorted(get_needed_flags(variant) - target.host.cpu.flags)
 
 
 RULE = Rule(
@@ -116,9 +116,9 @@ RULE = Rule(
     parts=("cpu_flags", "signed_returns"),
     fact="cpu_flags",
     need=need,
-    holds=holds,
-    turns=turns,
+    is_satisfied=is_satisfied,
+    thresholds=thresholds,
     reason=reason,
-    gap=gap,
+    distance=distance,
     warn=warn,
 )

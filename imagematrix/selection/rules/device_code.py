@@ -9,9 +9,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from imagematrix.common.text import shortened, word
+from imagematrix.common.text import quote_word, shorten_words
 from imagematrix.hardware.vendors import cuda, versions
-from imagematrix.hardware.vendors.device_code import bounds, capability, cubin_runs, distance, order, ptx_runs
+from imagematrix.hardware.vendors.device_code import (
+    cubin_runs,
+    get_bounds,
+    get_capability,
+    make_sort_key,
+    measure_distance,
+    ptx_runs,
+)
 from imagematrix.images.catalog.catalog import UNKNOWN
 from imagematrix.selection import drivers
 from imagematrix.selection.rule import Rule
@@ -22,10 +29,10 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu
     from imagematrix.images.catalog.catalog import Code, FilePart, UseGuard, Variant
-    from imagematrix.selection.rule import Gap, Reason, Turns
-    from imagematrix.selection.target import Target
+    from imagematrix.selection.rule import Distance, Reason, Thresholds
+    from imagematrix.selection.selection_target import Target
 
-__all__ = ["RULE", "code", "need", "partial_code", "served"]
+__all__ = ["RULE", "get_served_targets", "has_partial_code", "need", "rate_code"]
 
 CUBIN, PTX = 0, 1
 REST = "the others do not suffice: they are of libraries linked into it, or have only PTX"
@@ -48,19 +55,19 @@ STATES = {
 def need(variant: Variant) -> Hashable:
     """Return the device code, whether it is unknown, and the driver to load it."""
     stated = variant.device_code or (variant.cubins, variant.ptx)
-    return variant.gpu, stated, _undecided(variant), drivers.own(variant)
+    return variant.gpu, stated, _is_undecided(variant), drivers.get_deciding_user_mode_driver(variant)
 
 
-def holds(target: Target, variant: Variant) -> bool:
+def is_satisfied(target: Target, variant: Variant) -> bool:
     """Whether all files with device code that are used on the GPUs passed have some for each of them.
 
     A CPU-only image fits a target without accelerators, or one whose user allows that they go unused.
     """
     if not variant.gpu:
         return target.allow_cpu or not (target.gpus or target.host.accelerators)
-    # Without PTX, the driver plays no part, and `turns` does not name it.
-    driver = drivers.effective(target, variant) if _has_ptx(variant) else None
-    return bool(target.gpus) and all(_serves(variant, gpu, driver) for gpu in target.gpus)
+    # Without PTX, the driver plays no part, and `thresholds` does not name it.
+    driver = drivers.get_effective_driver(target, variant) if _has_ptx(variant) else None
+    return bool(target.gpus) and all(_is_served(variant, gpu, driver) for gpu in target.gpus)
 
 
 def _has_ptx(variant: Variant) -> bool:
@@ -69,49 +76,49 @@ def _has_ptx(variant: Variant) -> bool:
     return any(code.ptx for code in variant.code)
 
 
-def _undecided(variant: Variant) -> bool:
+def _is_undecided(variant: Variant) -> bool:
     """Whether the device code of an image is unknown: it may be compiled at run time."""
     stated = variant.device_code or variant.cubins or variant.ptx
     return not stated and variant.source("cubins") == UNKNOWN
 
 
-def _serves(variant: Variant, gpu: Gpu, driver: str | None) -> bool:
+def _is_served(variant: Variant, gpu: Gpu, driver: str | None) -> bool:
     """Whether there is code for a GPU, or the code is unknown and the GPU can be used."""
-    return code(variant, gpu, driver) is not None or (_undecided(variant) and gpu.usable)
+    return rate_code(variant, gpu, driver) is not None or (_is_undecided(variant) and gpu.usable)
 
 
-def code(variant: Variant, gpu: Gpu, driver: str | None) -> tuple[int, int] | None:
+def rate_code(variant: Variant, gpu: Gpu, driver: str | None) -> tuple[int, int] | None:
     """Return how well the variant's device code suits a GPU (less is better), or None if some has none.
 
     A cubin outranks PTX, and the nearest of several cubins decides. The files with the worst match count.
     """
     if not variant.device_code:  # the only entry is the variant's own
-        return _match(variant, gpu, driver)
-    matches = [_match(code, gpu, driver) for code in _deciding(variant, gpu)]
+        return _rate_files(variant, gpu, driver)
+    matches = [_rate_files(code, gpu, driver) for code in _select_deciding_code(variant, gpu)]
     return None if None in matches else max(filter(None, matches), default=None)
 
 
-def _deciding(variant: Variant, gpu: Gpu) -> list[Code]:
+def _select_deciding_code(variant: Variant, gpu: Gpu) -> list[Code]:
     """Return the code of the files that have to run on a GPU."""
     return [code for code in variant.code if gpu.compute is None or code.decides(gpu.compute)]
 
 
-def partial_code(variant: Variant, gpu: Gpu, driver: str | None) -> bool:
+def has_partial_code(variant: Variant, gpu: Gpu, driver: str | None) -> bool:
     """Whether some parts of a file that has to run have no code for a GPU."""
-    return any(_without(code, gpu, driver) for code in _deciding(variant, gpu))
+    return any(_count_parts_without_code(code, gpu, driver) for code in _select_deciding_code(variant, gpu))
 
 
-def _without(code: Code, gpu: Gpu, driver: str | None) -> int:
+def _count_parts_without_code(code: Code, gpu: Gpu, driver: str | None) -> int:
     """Return how many parts of a file have no code for a GPU."""
-    return sum(part.count for part in code.parts if _match(part, gpu, driver) is None)
+    return sum(part.count for part in code.parts if _rate_files(part, gpu, driver) is None)
 
 
-def _match(code: Code | FilePart | Variant, gpu: Gpu, driver: str | None) -> tuple[int, int] | None:
+def _rate_files(code: Code | FilePart | Variant, gpu: Gpu, driver: str | None) -> tuple[int, int] | None:
     """Return how well the code of some files suits a GPU, or None if none of it runs."""
     compute = gpu.compute
     if compute is None or not gpu.usable:
         return None
-    distances = [distance(cubin, compute) for cubin in code.cubins if cubin_runs(cubin, compute)]
+    distances = [measure_distance(cubin, compute) for cubin in code.cubins if cubin_runs(cubin, compute)]
     if distances:
         return CUBIN, min(distances)
     for ptx in code.ptx:
@@ -120,26 +127,28 @@ def _match(code: Code | FilePart | Variant, gpu: Gpu, driver: str | None) -> tup
     return None
 
 
-def served(variant: Variant) -> tuple[str, ...]:
+def get_served_targets(variant: Variant) -> tuple[str, ...]:
     """Return the targets of the variant's cubins on whose own GPUs all of its code runs, in order."""
     targets = {target for code in variant.code for target in code.cubins}
     return tuple(
         [
             target
-            for target in sorted(targets, key=order)
-            if all(_reaches(code, target) for code in variant.code if code.decides(capability(target)))
+            for target in sorted(targets, key=make_sort_key)
+            if all(
+                _reaches_target(code, target) for code in variant.code if code.decides(get_capability(target))
+            )
         ]
     )
 
 
-def _reaches(code: Code, target: str) -> bool:
-    compute = capability(target)
+def _reaches_target(code: Code, target: str) -> bool:
+    compute = get_capability(target)
     return any(cubin_runs(cubin, compute) for cubin in code.cubins) or any(
         ptx_runs(ptx.target, compute) for ptx in code.ptx
     )
 
 
-def turns(variant: Variant) -> Turns:
+def thresholds(variant: Variant) -> Thresholds:
     """Return the bounds of the capabilities with code, and the first drivers that compile the PTX.
 
     An image without device code depends on whether there are GPUs and other accelerators.
@@ -148,17 +157,23 @@ def turns(variant: Variant) -> Turns:
         return {"accelerators": ()}
     entries = variant.code
     targets = {target for code in entries for target in code.targets}
-    guarded = {bound for code in entries if code.guard for bound in _guarded(code.guard)}
+    guarded = {bound for code in entries if code.guard for bound in _find_guard_bounds(code.guard)}
     isas = {ptx.isa for code in entries for ptx in code.ptx}
-    compiling = {driver for isa in isas for driver in cuda.changes(partial(_knows, isa=isa))}
+    compiling = {
+        driver for isa in isas for driver in cuda.find_verdict_bounds(partial(_release_compiles, isa=isa))
+    }
     return {
         "gpus.state": USABLE,
-        "gpus.compute": sorted(guarded.union(*(bounds(target) for target in targets))),
-        **({"driver.version": sorted(compiling)} if isas and not drivers.own(variant) else {}),
+        "gpus.compute": sorted(guarded.union(*(get_bounds(target) for target in targets))),
+        **(
+            {"driver.version": sorted(compiling)}
+            if isas and not drivers.get_deciding_user_mode_driver(variant)
+            else {}
+        ),
     }
 
 
-def _guarded(guard: UseGuard) -> Iterator[str]:
+def _find_guard_bounds(guard: UseGuard) -> Iterator[str]:
     """Yield the capabilities at which a package begins or ceases to use a file."""
     for low, high in guard.unless:
         yield low
@@ -168,82 +183,94 @@ def _guarded(guard: UseGuard) -> Iterator[str]:
 
 def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
     """Return need, have, why and advice."""
-    wanted, have = _code(variant) or "no GPU", _computes(target.gpus)
+    wanted, have = _describe_code(variant) or "no GPU", _format_computes(target.gpus)
     if ok and target.gpus and wanted != "no GPU":
-        return wanted, have, f"there is device code for every GPU passed{_unused(target, variant)}", None
+        return (
+            wanted,
+            have,
+            f"there is device code for every GPU passed{_describe_unused_files(target, variant)}",
+            None,
+        )
     if ok:
         return wanted, have, "the image has no device code, and needs none", None
     if wanted == "no GPU":
-        why = f"the image has no device code and would leave accelerators unused: {_idle(target)}"
+        why = (
+            f"the image has no device code and would leave accelerators unused: {_describe_idle_gpus(target)}"
+        )
         return wanted, have, why, None
     if not target.gpus:
-        idle = _idle(target)
+        idle = _describe_idle_gpus(target)
         suffix = f"; this host's accelerators cannot be passed: {idle}" if idle else ""
         why = f"the image needs a GPU, and none is passed{suffix}"
         return wanted, None, why, "run it on a node with a GPU, and pass one"
-    driver = drivers.effective(target, variant)
-    lacking = _lacking(target, variant)
-    why, advice = _lack(variant, lacking, driver)
+    driver = drivers.get_effective_driver(target, variant)
+    lacking = _find_lacking_gpus(target, variant)
+    why, advice = _explain_lack(variant, lacking, driver)
     return wanted, "; ".join(f"{gpu.label}: {gpu.compute or 'unknown'}" for gpu in lacking), why, advice
 
 
-def gap(target: Target, variant: Variant) -> Gap:
+def distance(target: Target, variant: Variant) -> Distance:
     """Return how many GPUs lack device code, and the distance of the code for the worst match."""
-    lacking = _lacking(target, variant)
-    return len(lacking), *max((_nearest(variant, gpu) for gpu in lacking), default=(drivers.FAR,))
+    lacking = _find_lacking_gpus(target, variant)
+    return len(lacking), *max((_measure_nearest(variant, gpu) for gpu in lacking), default=(drivers.FAR,))
 
 
-def _lacking(target: Target, variant: Variant) -> list[Gpu]:
-    driver = drivers.effective(target, variant)
-    return [gpu for gpu in target.gpus if not _serves(variant, gpu, driver)]
+def _find_lacking_gpus(target: Target, variant: Variant) -> list[Gpu]:
+    driver = drivers.get_effective_driver(target, variant)
+    return [gpu for gpu in target.gpus if not _is_served(variant, gpu, driver)]
 
 
-def _nearest(variant: Variant, gpu: Gpu) -> Gap:
+def _measure_nearest(variant: Variant, gpu: Gpu) -> Distance:
     """Return the distance of the code that is furthest off among all that has to run."""
     far = (drivers.FAR,)
     nearest = (
-        min((drivers.between(capability(target), gpu.compute) for target in code.targets), default=far)
-        for code in _deciding(variant, gpu)
+        min(
+            (
+                drivers.measure_version_distance(get_capability(target), gpu.compute)
+                for target in code.targets
+            ),
+            default=far,
+        )
+        for code in _select_deciding_code(variant, gpu)
     )
     return max(nearest, default=far)
 
 
 def warn(target: Target, variant: Variant) -> Iterator[str]:
     """Yield which parts of files have no code for a GPU: only what is in them fails there."""
-    driver = drivers.effective(target, variant)
+    driver = drivers.get_effective_driver(target, variant)
     for compute, gpu in {gpu.compute: gpu for gpu in target.gpus}.items():
-        for code in _deciding(variant, gpu):
-            if _without(code, gpu, driver):
-                yield f"{_parts(code, gpu, driver)} no code for {compute}"
+        for code in _select_deciding_code(variant, gpu):
+            if _count_parts_without_code(code, gpu, driver):
+                yield f"{_describe_parts(code, gpu, driver)} no code for {compute}"
 
 
-def _parts(code: Code, gpu: Gpu, driver: str | None) -> str:
+def _describe_parts(code: Code, gpu: Gpu, driver: str | None) -> str:
     """Return how many parts of a file lack something, up to the verb."""
-    lacking, parts = _without(code, gpu, driver), sum(part.count for part in code.parts)
+    lacking, parts = _count_parts_without_code(code, gpu, driver), sum(part.count for part in code.parts)
     return f"{lacking} of {parts} parts of {code.name} {'has' if lacking == 1 else 'have'}"
 
 
-def _unused(target: Target, variant: Variant) -> str:
+def _describe_unused_files(target: Target, variant: Variant) -> str:
     """Return in words which files have no code for a GPU and are optional, or not used on it."""
-    driver = drivers.effective(target, variant)
+    driver = drivers.get_effective_driver(target, variant)
     words = []
     for code in variant.device_code:
-        lacking = [gpu for gpu in target.gpus if code.optional and not _match(code, gpu, driver)]
+        lacking = [gpu for gpu in target.gpus if code.optional and not _rate_files(code, gpu, driver)]
         if lacking:
-            text = _compilable(code, lacking[0], driver) or "no code"
-            words.append(f"; {_files([code])}, optional: for {_computes(lacking)} {text}")
+            text = _describe_compilable_ptx(code, lacking[0], driver) or "no code"
+            words.append(f"; {_name_files([code])}, optional: for {_format_computes(lacking)} {text}")
         guard = code.guard
         spared = [gpu for gpu in target.gpus if guard and gpu.compute and guard.exempts(gpu.compute)]
-        without = [gpu for gpu in spared if not _match(code, gpu, driver)]
+        without = [gpu for gpu in spared if not _rate_files(code, gpu, driver)]
         if guard and without:
             where = f"by {guard.path}:{guard.line}"
-            words.append(
-                f"; {_files([code])}, without code for {_computes(without)}, is not used there {where}"
-            )
+            computes = _format_computes(without)
+            words.append(f"; {_name_files([code])}, without code for {computes}, is not used there {where}")
     return "".join(words)
 
 
-def _files(codes: Sequence[Code]) -> str:
+def _name_files(codes: Sequence[Code]) -> str:
     """Return the name of the first file of entries, and how many more there are."""
     if not codes or not codes[0].name:
         return "the image"
@@ -253,41 +280,41 @@ def _files(codes: Sequence[Code]) -> str:
 
 def _compiles(driver: str | None, isa: str) -> bool:
     """Whether a driver compiles PTX of an ISA version. Minor-version compatibility does not cover this."""
-    return driver is not None and _knows(cuda.driver_cuda(driver), isa)
+    return driver is not None and _release_compiles(cuda.get_newest_cuda(driver), isa)
 
 
-def _knows(release: str | None, isa: str) -> bool:
+def _release_compiles(release: str | None, isa: str) -> bool:
     """Whether the drivers of a CUDA release, the newest that they support, compile PTX of an ISA version."""
-    newest = cuda.releases()[release].ptx_isa if release else None
-    return newest is not None and versions.order(isa) <= versions.order(newest)
+    newest = cuda.load_releases()[release].ptx_isa if release else None
+    return newest is not None and versions.make_sort_key(isa) <= versions.make_sort_key(newest)
 
 
-def _code(variant: Variant) -> str:
+def _describe_code(variant: Variant) -> str:
     """Return the variant's device code in words, or nothing for a CPU-only variant."""
-    kinds = [_words(code) for code in variant.code]
+    kinds = [_format_code(code) for code in variant.code]
     if len(kinds) > 1:
-        return shortened([f"one of {words}" for words in kinds], SHOWN, " and ", "; and {} more")
+        return shorten_words([f"one of {words}" for words in kinds], SHOWN, " and ", "; and {} more")
     return "".join(kinds) or ("device code" if variant.gpu else "")
 
 
-def _words(code: Code) -> str:
+def _format_code(code: Code) -> str:
     parts = [f"sm_{cubin}" for cubin in code.cubins]
     parts += [f"PTX {ptx.target} (ISA {ptx.isa})" for ptx in code.ptx]
     return ", ".join(parts)
 
 
-def _computes(gpus: Iterable[Gpu]) -> str | None:
+def _format_computes(gpus: Iterable[Gpu]) -> str | None:
     return ", ".join(dict.fromkeys(gpu.compute or "unknown" for gpu in gpus)) or None
 
 
-def _idle(target: Target) -> str:
+def _describe_idle_gpus(target: Target) -> str:
     """Return what an image without device code would leave unused, in words."""
     words = [gpu.label if gpu.usable else f"{gpu.label} (state {gpu.state})" for gpu in target.gpus]
     words += [accelerator.label for accelerator in target.host.accelerators]
-    return shortened(words, SHOWN, "; ", "; and {} more")
+    return shorten_words(words, SHOWN, "; ", "; and {} more")
 
 
-def _lack(variant: Variant, unserved: list[Gpu], driver: str | None) -> tuple[str, str]:
+def _explain_lack(variant: Variant, unserved: list[Gpu], driver: str | None) -> tuple[str, str]:
     """Return why none of the variant's code runs on the first of the GPUs, and advice."""
     gpu = unserved[0]
     if not gpu.usable:
@@ -296,65 +323,67 @@ def _lack(variant: Variant, unserved: list[Gpu], driver: str | None) -> tuple[st
     if gpu.compute is None:
         return f"the compute capability of {gpu.label} is unknown", "probe the host with NVML"
     same = [str(other.index) for other in unserved if other.compute == gpu.compute]
-    only = f"{'GPU' if len(same) == 1 else 'GPUs'} {drivers.listed(same)}"
+    only = f"{'GPU' if len(same) == 1 else 'GPUs'} {drivers.join_words(same)}"
     advice = f"build a variant for compute {gpu.compute}, and pass only {only}"
-    lacking = [code for code in _deciding(variant, gpu) if _match(code, gpu, driver) is None]
-    without = [code for code in lacking if not _compilable(code, gpu, driver)]
-    unless = _unless(variant, lacking, gpu, driver)
+    lacking = [code for code in _select_deciding_code(variant, gpu) if _rate_files(code, gpu, driver) is None]
+    without = [code for code in lacking if not _describe_compilable_ptx(code, gpu, driver)]
+    unless = _suggest_options(variant, lacking, gpu, driver)
     if lacking and not without:
-        text = _compilable(lacking[0], gpu, driver)
-        return f"for {gpu.label} {_files(lacking[:1])} has {text}{unless}", advice
-    why = f"no device code in {_files(without)} runs on {gpu.label}, compute capability {gpu.compute}"
-    counted = [_parts(code, gpu, driver) for code in without[:1] if _some(code, gpu, driver)]
+        text = _describe_compilable_ptx(lacking[0], gpu, driver)
+        return f"for {gpu.label} {_name_files(lacking[:1])} has {text}{unless}", advice
+    why = f"no device code in {_name_files(without)} runs on {gpu.label}, compute capability {gpu.compute}"
+    counted = [
+        _describe_parts(code, gpu, driver) for code in without[:1] if _has_some_code(code, gpu, driver)
+    ]
     # An entry is the code of the project's own parts, or of PTX only what all parts have.
     more = f": {counted[0]} none, and {REST}" if counted else ""
     return f"{why}{more}{unless}", advice
 
 
-def _some(code: Code, gpu: Gpu, driver: str | None) -> bool:
+def _has_some_code(code: Code, gpu: Gpu, driver: str | None) -> bool:
     """Whether parts of a file have code for a GPU for which the file as a whole has none."""
-    return any(_match(part, gpu, driver) for part in code.parts)
+    return any(_rate_files(part, gpu, driver) for part in code.parts)
 
 
-def _compilable(code: Code, gpu: Gpu, driver: str | None) -> str | None:
+def _describe_compilable_ptx(code: Code, gpu: Gpu, driver: str | None) -> str | None:
     """Return which PTX a GPU would run with a newer driver, in words; None if there is none."""
-    newest = cuda.ptx_isa(driver) if driver else None
+    newest = cuda.get_newest_ptx_isa(driver) if driver else None
     limit = f"driver {driver} compiles up to {newest}" if newest else "the driver's limit is unknown"
     isas = [ptx.isa for ptx in code.ptx if gpu.compute and ptx_runs(ptx.target, gpu.compute)]
     return f"only PTX of ISA {isas[0]}, and {limit}" if isas else None
 
 
-def _unless(variant: Variant, lacking: list[Code], gpu: Gpu, driver: str | None) -> str:
+def _suggest_options(variant: Variant, lacking: list[Code], gpu: Gpu, driver: str | None) -> str:
     """Return the options for files without code for a GPU, if others of their packages have some."""
-    if not lacking or not all(_partly(variant, code, gpu, driver) for code in lacking):
+    if not lacking or not all(_is_partly_covered(variant, code, gpu, driver) for code in lacking):
         return ""
     globs = dict.fromkeys(glob for code in lacking for glob in code.globs or (code.glob,))
-    options = " ".join(f"--optional {_quoted(glob)}" for glob in globs)
+    options = " ".join(f"--optional {_quote_word(glob)}" for glob in globs)
     others = sum(code.files - 1 for code in lacking if not code.globs)
-    listing = f"`imagematrix verify --json {word(variant.reference)}`"
+    listing = f"`imagematrix verify --json {quote_word(variant.reference)}`"
     more = f", and the same for {others} more that {listing} lists" if others else ""
-    asked = "".join(_asked(code, gpu) for code in lacking)
+    asked = "".join(_describe_guards(code, gpu) for code in lacking)
     unused = "if the image does not use this on such GPUs"
     return f"{asked}; {unused}, adopt the image with {options}{more}"
 
 
-def _asked(code: Code, gpu: Gpu) -> str:
+def _describe_guards(code: Code, gpu: Gpu) -> str:
     """Return in words what the package's own sources say about files that have no code for a GPU."""
     if code.guard is None:
         return ""
     where = f"{code.guard.path}:{code.guard.line}"
     if not code.guard.unless:
         return f"; {where} asks for the capability in a way that cannot be evaluated"
-    return f"; by {where}, {_files([code])} is used on {gpu.compute}"
+    return f"; by {where}, {_name_files([code])} is used on {gpu.compute}"
 
 
-def _quoted(word: str) -> str:
+def _quote_word(word: str) -> str:
     """Return a word as a shell takes it."""
     letters = word.replace("'", "'\\''")
     return f"'{letters}'"
 
 
-def _partly(variant: Variant, code: Code, gpu: Gpu, driver: str | None) -> bool:
+def _is_partly_covered(variant: Variant, code: Code, gpu: Gpu, driver: str | None) -> bool:
     """Whether other files of the same Python package have code for a GPU, so that these may be optional.
 
     A program loads a loose cubin by its name, and may be in another package: then any file counts.
@@ -365,7 +394,7 @@ def _partly(variant: Variant, code: Code, gpu: Gpu, driver: str | None) -> bool:
     others = variant.code
     if not code.name.endswith(LOOSE):
         others = tuple(other for other in others if other.name.startswith(f"{package}/"))
-    return any(_match(other, gpu, driver) is not None for other in others)
+    return any(_rate_files(other, gpu, driver) is not None for other in others)
 
 
 RULE = Rule(
@@ -374,9 +403,9 @@ RULE = Rule(
     parts=("cubins", "device_code", "ptx"),
     fact="cubins",
     need=need,
-    holds=holds,
-    turns=turns,
+    is_satisfied=is_satisfied,
+    thresholds=thresholds,
     reason=reason,
-    gap=gap,
+    distance=distance,
     warn=warn,
 )

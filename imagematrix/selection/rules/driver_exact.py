@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from imagematrix.selection import drivers
 from imagematrix.selection.rule import Rule
-from imagematrix.selection.target import VIRTUAL
+from imagematrix.selection.selection_target import VIRTUAL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Variant
-    from imagematrix.selection.rule import Gap, Reason, Turns
-    from imagematrix.selection.target import Target
+    from imagematrix.selection.rule import Distance, Reason, Thresholds
+    from imagematrix.selection.selection_target import Target
 
 __all__ = ["RULE"]
 
@@ -26,7 +26,7 @@ def need(variant: Variant) -> str | None:
     return (variant.driver.version or "") if variant.driver and variant.driver.mode == "exact" else None
 
 
-def holds(target: Target, variant: Variant) -> bool:
+def is_satisfied(target: Target, variant: Variant) -> bool:
     """Whether the versions are the same text, which is how the kernel module compares them.
 
     A virtual GPU needs the driver of its vGPU release, which only its node has.
@@ -35,27 +35,27 @@ def holds(target: Target, variant: Variant) -> bool:
     return kernel is not None and need(variant) == kernel and not target.virtual
 
 
-def turns(variant: Variant) -> Turns:
+def thresholds(variant: Variant) -> Thresholds:
     """Return the version of the driver in the image, and the state of virtual GPUs."""
-    return {"driver.version": filter(None, [drivers.baked(variant)]), "gpus.state": (VIRTUAL,)}
+    return {"driver.version": filter(None, [drivers.get_baked_driver(variant)]), "gpus.state": (VIRTUAL,)}
 
 
 def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
     """Return need, have, why and advice."""
-    version, have = drivers.baked(variant), target.kernel_driver
+    version, have = drivers.get_baked_driver(variant), target.kernel_driver
     if ok:
         return version, have, "the driver in the image is the one that the kernel has loaded", None
     if have is None:
         return version, have, drivers.NO_DRIVER, SAME
     if target.virtual:
-        return version, have, drivers.vgpu(target), drivers.OTHER
+        return version, have, drivers.explain_vgpu(target), drivers.OTHER
     why = f"the image carries driver {version}, which works only with its own kernel module"
     return version, have, f"{why}; the host has {have}", SAME
 
 
-def gap(target: Target, variant: Variant) -> Gap:
+def distance(target: Target, variant: Variant) -> Distance:
     """Return how far the driver is from the kernel's: by branch, then within it."""
-    return drivers.between(need(variant), target.kernel_driver)
+    return drivers.measure_version_distance(need(variant), target.kernel_driver)
 
 
 RULE = Rule(
@@ -64,8 +64,8 @@ RULE = Rule(
     parts=("driver",),
     fact="driver",
     need=need,
-    holds=holds,
-    turns=turns,
+    is_satisfied=is_satisfied,
+    thresholds=thresholds,
     reason=reason,
-    gap=gap,
+    distance=distance,
 )

@@ -16,8 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Gpu
     from imagematrix.images.catalog.catalog import Variant
-    from imagematrix.selection.rule import Gap, Reason, Turns
-    from imagematrix.selection.target import Target
+    from imagematrix.selection.rule import Distance, Reason, Thresholds
+    from imagematrix.selection.selection_target import Target
 
 __all__ = ["RULE"]
 
@@ -27,45 +27,52 @@ def need(variant: Variant) -> tuple[int, bool] | tuple[()] | None:
 
     Return None if the variant needs none.
     """
-    own = drivers.baked(variant)
+    own = drivers.get_baked_driver(variant)
     if own:
-        return versions.branch(own), versions.is_tegra(own)
+        return versions.get_branch(own), versions.is_tegra(own)
     return () if variant.driver or variant.gpu else None
 
 
-def holds(target: Target, variant: Variant) -> bool:
+def is_satisfied(target: Target, variant: Variant) -> bool:
     """Whether the driver supports every GPU, and the kind of kernel module drives it."""
-    driver = _driver(target, variant)
+    driver = _get_user_mode_driver(target, variant)
     return driver is not None and not (
-        drivers.left_behind(target, driver) or drivers.older_than(target, driver) or _undriven(target)
+        drivers.find_gpus_dropped_by(target, driver)
+        or drivers.find_gpus_newer_than(target, driver)
+        or _find_undriven_gpus(target)
     )
 
 
-def turns(variant: Variant) -> Turns:
+def thresholds(variant: Variant) -> Thresholds:
     """Return the branches that are the first or the last to support GPUs, and the capabilities of these."""
-    own = drivers.baked(variant)
-    branches = (versions.branch(own),) if own else tuple(sorted(gpus.last_branches()))
-    first = gpus.first_branches()
-    bounds = {*drivers.bounds(() if own else branches), *(f"{branch}.0" for branch in first.values())}
+    own = drivers.get_baked_driver(variant)
+    branches = (versions.get_branch(own),) if own else tuple(sorted(gpus.list_last_branches()))
+    first = gpus.list_first_branches()
+    bounds = {
+        *drivers.get_branch_bounds(() if own else branches),
+        *(f"{branch}.0" for branch in first.values()),
+    }
     return {
-        "driver.version": tuple(sorted(bounds, key=versions.order)),
-        "driver.kind": tuple(gpus.module_bounds()),
+        "driver.version": tuple(sorted(bounds, key=versions.make_sort_key)),
+        "driver.kind": tuple(gpus.get_module_bounds()),
         "gpus.last_branch": branches,
-        "gpus.compute": tuple(sorted({*first, *gpus.module_bounds().values()}, key=versions.order)),
+        "gpus.compute": tuple(
+            sorted({*first, *gpus.get_module_bounds().values()}, key=versions.make_sort_key)
+        ),
     }
 
 
 def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
     """Return need, have, why and advice."""
-    driver = _driver(target, variant)
+    driver = _get_user_mode_driver(target, variant)
     wanted = "a driver that supports every GPU passed"
     if ok:
         return wanted, driver, f"driver {driver} is not known to lack support for a GPU that is passed", None
     if driver is None:
         return wanted, driver, drivers.NO_DRIVER, "load an NVIDIA driver"
-    if left := drivers.left_behind(target, driver):
-        last = drivers.last_for(left)
-        labels = drivers.listed([gpu.label for gpu in left])
+    if left := drivers.find_gpus_dropped_by(target, driver):
+        last = drivers.get_last_branch_for(left)
+        labels = drivers.join_words([gpu.label for gpu in left])
         why = f"driver {driver} does not support {labels}: branch {last} is the last that does"
         return (
             f"a driver of branch {last} or older",
@@ -73,10 +80,10 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
             why,
             f"use a driver of branch {last} or older, and a variant that it runs",
         )
-    if newer := drivers.older_than(target, driver):
-        first = drivers.first_for(newer)
-        labels = drivers.listed([gpu.label for gpu in newer])
-        have = min(filter(None, (driver, target.kernel_driver)), key=versions.order)
+    if newer := drivers.find_gpus_newer_than(target, driver):
+        first = drivers.get_first_branch_for(newer)
+        labels = drivers.join_words([gpu.label for gpu in newer])
+        have = min(filter(None, (driver, target.kernel_driver)), key=versions.make_sort_key)
         why = f"driver {have} does not support {labels}: branch {first} is the first that does"
         wanted = f"a driver of branch {first} or newer"
         return (
@@ -86,26 +93,28 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
             f"install a driver of branch {first} or newer, and use a variant that it runs",
         )
     kind = target.host.driver.kind if target.host.driver else None
-    labels = drivers.listed([gpu.label for gpu in _undriven(target)])
+    labels = drivers.join_words([gpu.label for gpu in _find_undriven_gpus(target)])
     why = f"the {kind} kernel modules of NVIDIA's driver do not drive {labels}"
     other = "proprietary" if kind == "open" else "open"
     return f"the {other} kernel modules", f"{driver} ({kind})", why, f"install the {other} kernel modules"
 
 
-def gap(target: Target, variant: Variant) -> Gap:
+def distance(target: Target, variant: Variant) -> Distance:
     """Return how many GPUs the driver does not support."""
-    driver = _driver(target, variant)
+    driver = _get_user_mode_driver(target, variant)
     if driver is None:
         return (drivers.FAR,)
-    return (len(drivers.left_behind(target, driver)) + len(drivers.older_than(target, driver)),)
+    return (
+        len(drivers.find_gpus_dropped_by(target, driver)) + len(drivers.find_gpus_newer_than(target, driver)),
+    )
 
 
-def _driver(target: Target, variant: Variant) -> str | None:
+def _get_user_mode_driver(target: Target, variant: Variant) -> str | None:
     """Return the user-mode driver: the image's, or the node's if the image has none."""
-    return drivers.baked(variant) or target.kernel_driver
+    return drivers.get_baked_driver(variant) or target.kernel_driver
 
 
-def _undriven(target: Target) -> list[Gpu]:
+def _find_undriven_gpus(target: Target) -> list[Gpu]:
     """Return the GPUs that the loaded kind of kernel modules, open or proprietary, does not drive.
 
     The open ones drive Turing and newer GPUs, the proprietary ones none from Blackwell on.
@@ -120,8 +129,8 @@ RULE = Rule(
     parts=("driver",),
     fact="driver",
     need=need,
-    holds=holds,
-    turns=turns,
+    is_satisfied=is_satisfied,
+    thresholds=thresholds,
     reason=reason,
-    gap=gap,
+    distance=distance,
 )

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from imagematrix.images.catalog.catalog import Variant
-    from imagematrix.selection.rule import Gap, Reason, Turns
-    from imagematrix.selection.target import Target
+    from imagematrix.selection.rule import Distance, Reason, Thresholds
+    from imagematrix.selection.selection_target import Target
 
 __all__ = ["RULE"]
 
@@ -25,51 +25,51 @@ HOST = "host"
 
 def need(variant: Variant) -> str | None:
     """Return "host" if the node provides the user-mode driver, or None."""
-    return HOST if drivers.mode(variant) == HOST else None
+    return HOST if drivers.get_driver_mode(variant) == HOST else None
 
 
-def holds(target: Target, _: Variant) -> bool:
+def is_satisfied(target: Target, _: Variant) -> bool:
     """Whether the node's two drivers have the same version, or the version of one is unknown."""
     driver = target.host.driver
     return driver is None or not driver.user_mode_differs
 
 
-def turns(_: Variant) -> Turns:
+def thresholds(_: Variant) -> Thresholds:
     """Return that the versions differ."""
     return {"driver.user_mode_differs": (True,)}
 
 
 def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:  # noqa: ARG001
     """Return need, have, why and advice."""
-    kernel, own = target.kernel_driver, _own(target)
+    kernel, own = target.kernel_driver, _get_user_mode_driver(target)
     wanted = f"the node's user-mode driver {kernel}" if kernel else "the node's user-mode driver"
     if not ok:
-        from imagematrix.hardware.host.nvidia import RELOAD, mismatch
+        from imagematrix.hardware.host.nvidia import RELOAD, describe_mismatch
 
-        return wanted, own, mismatch(own, kernel or ""), RELOAD
+        return wanted, own, describe_mismatch(own, kernel or ""), RELOAD
     if own is None:
         return wanted, None, "the version of the node's user-mode driver is unknown", None
     return wanted, own, "the node's user-mode driver has the version of the kernel module", None
 
 
-def gap(target: Target, _: Variant) -> Gap:
+def distance(target: Target, _: Variant) -> Distance:
     """Return how far the user-mode driver is from the kernel's: by branch, then within it."""
-    own = _own(target)
+    own = _get_user_mode_driver(target)
     # Labels of nodes tell only that the versions differ.
     known = own if own and versions.DRIVER.fullmatch(own) else None
-    return drivers.between(known, target.kernel_driver)
+    return drivers.measure_version_distance(known, target.kernel_driver)
 
 
 def warn(target: Target, _: Variant) -> Iterator[str]:
     """Yield that the version of a driver's user-mode part is unknown."""
-    if target.host.driver and _own(target) is None:
+    if target.host.driver and _get_user_mode_driver(target) is None:
         yield (
             "the version of the node's own user-mode driver is unknown: if it is not that of the kernel "
             "module, the image will not work"
         )
 
 
-def _own(target: Target) -> str | None:
+def _get_user_mode_driver(target: Target) -> str | None:
     return target.host.driver.user_mode if target.host.driver else None
 
 
@@ -79,9 +79,9 @@ RULE = Rule(
     parts=("driver",),
     fact="driver",
     need=need,
-    holds=holds,
-    turns=turns,
+    is_satisfied=is_satisfied,
+    thresholds=thresholds,
     reason=reason,
-    gap=gap,
+    distance=distance,
     warn=warn,
 )

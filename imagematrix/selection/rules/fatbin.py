@@ -15,42 +15,53 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from imagematrix.images.catalog.catalog import Variant
-    from imagematrix.selection.rule import Gap, Reason, Turns
-    from imagematrix.selection.target import Target
+    from imagematrix.selection.rule import Distance, Reason, Thresholds
+    from imagematrix.selection.selection_target import Target
 
 __all__ = ["RULE"]
 
 
 def need(variant: Variant) -> Hashable:
     """Return the driver to read compressed device code, or None if none is compressed."""
-    return ("compressed", drivers.own(variant)) if variant.compressed_fatbin else None
+    return (
+        ("compressed", drivers.get_deciding_user_mode_driver(variant)) if variant.compressed_fatbin else None
+    )
 
 
-def holds(target: Target, variant: Variant) -> bool:
+def is_satisfied(target: Target, variant: Variant) -> bool:
     """Whether the driver is new enough."""
-    driver = drivers.effective(target, variant)
+    driver = drivers.get_effective_driver(target, variant)
     if driver is None or versions.is_tegra(driver):
         return False
-    return versions.order(driver) >= versions.order(cuda.COMPRESSED_FATBIN_DRIVER)
+    return versions.make_sort_key(driver) >= versions.make_sort_key(cuda.COMPRESSED_FATBIN_DRIVER)
 
 
-def turns(variant: Variant) -> Turns:
+def thresholds(variant: Variant) -> Thresholds:
     """Return the first driver that reads it; none if cuda-compat decides."""
-    return {} if drivers.own(variant) else {"driver.version": (cuda.COMPRESSED_FATBIN_DRIVER,)}
+    return (
+        {}
+        if drivers.get_deciding_user_mode_driver(variant)
+        else {"driver.version": (cuda.COMPRESSED_FATBIN_DRIVER,)}
+    )
 
 
 def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
     """Return need, have, why and advice."""
-    wanted, driver = f"{cuda.COMPRESSED_FATBIN_DRIVER} or newer", drivers.effective(target, variant)
+    wanted, driver = (
+        f"{cuda.COMPRESSED_FATBIN_DRIVER} or newer",
+        drivers.get_effective_driver(target, variant),
+    )
     if ok:
         return wanted, driver, "the driver reads compressed device code", None
     why = f"driver {driver} cannot read compressed device code" if driver else drivers.NO_DRIVER
     return wanted, driver, why, "build it without compressed code (nvcc --compress-mode=none)"
 
 
-def gap(target: Target, variant: Variant) -> Gap:
+def distance(target: Target, variant: Variant) -> Distance:
     """Return how much older the driver is than the first that reads it."""
-    return drivers.between(drivers.effective(target, variant), cuda.COMPRESSED_FATBIN_DRIVER)
+    return drivers.measure_version_distance(
+        drivers.get_effective_driver(target, variant), cuda.COMPRESSED_FATBIN_DRIVER
+    )
 
 
 RULE = Rule(
@@ -59,8 +70,8 @@ RULE = Rule(
     parts=("compressed_fatbin",),
     fact="cubins",
     need=need,
-    holds=holds,
-    turns=turns,
+    is_satisfied=is_satisfied,
+    thresholds=thresholds,
     reason=reason,
-    gap=gap,
+    distance=distance,
 )

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Gpu
     from imagematrix.hardware.vendors.requirements import Condition
     from imagematrix.images.catalog.catalog import Variant
-    from imagematrix.selection.rule import Gap, Reason, Turns
-    from imagematrix.selection.target import Target
+    from imagematrix.selection.rule import Distance, Reason, Thresholds
+    from imagematrix.selection.selection_target import Target
 
 __all__ = ["RULE"]
 
@@ -32,38 +32,38 @@ def need(variant: Variant) -> Hashable:
     return variant.requires or None
 
 
-def holds(target: Target, variant: Variant) -> bool:
+def is_satisfied(target: Target, variant: Variant) -> bool:
     """Whether every expression holds for every GPU passed."""
-    return not _unmet(target, variant)
+    return not _find_unmet(target, variant)
 
 
-def turns(variant: Variant) -> Turns:
+def thresholds(variant: Variant) -> Thresholds:
     """Return the values in the conditions; those on CUDA are conditions on the driver that supports it."""
     from imagematrix.hardware.vendors import requirements
 
-    turns: dict[str, list[str]] = {}
-    for condition in requirements.conditions(variant.requires):
-        values = _releases(condition) if condition.name == "cuda" else (condition.value,)
-        turns.setdefault(FACTS[condition.name], []).extend(values)
-    return turns
+    thresholds: dict[str, list[str]] = {}
+    for condition in requirements.list_conditions(variant.requires):
+        values = _find_release_bounds(condition) if condition.name == "cuda" else (condition.value,)
+        thresholds.setdefault(FACTS[condition.name], []).extend(values)
+    return thresholds
 
 
 def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
     """Return need, have, why and advice."""
     wanted = " and ".join(variant.requires)
     if ok:
-        return wanted, _have(target, None), "the host meets the image's requirements", None
-    gpu, expression = _unmet(target, variant)[0]
-    why = f"the image requires {expression}; the host has {_have(target, gpu)}"
-    return wanted, _have(target, gpu), why, "use an image without this condition, or another node"
+        return wanted, _describe_host(target, None), "the host meets the image's requirements", None
+    gpu, expression = _find_unmet(target, variant)[0]
+    why = f"the image requires {expression}; the host has {_describe_host(target, gpu)}"
+    return wanted, _describe_host(target, gpu), why, "use an image without this condition, or another node"
 
 
-def gap(target: Target, variant: Variant) -> Gap:
+def distance(target: Target, variant: Variant) -> Distance:
     """Return how many conditions are unmet, over all GPUs."""
-    return (len(_unmet(target, variant)),)
+    return (len(_find_unmet(target, variant)),)
 
 
-def _unmet(target: Target, variant: Variant) -> list[tuple[Gpu | None, str]]:
+def _find_unmet(target: Target, variant: Variant) -> list[tuple[Gpu | None, str]]:
     """Return the expressions that do not hold, each with the GPU in question, if there is one."""
     from imagematrix.hardware.vendors import requirements  # few variants have requirements
 
@@ -72,36 +72,36 @@ def _unmet(target: Target, variant: Variant) -> list[tuple[Gpu | None, str]]:
         (gpu, expression)
         for gpu in gpus
         for expression in variant.requires
-        if not requirements.holds(requirements.parse(expression), partial(_met, target, gpu))
+        if not requirements.is_met(requirements.parse_requirement(expression), partial(_is_met, target, gpu))
     ]
 
 
-def _releases(condition: Condition) -> tuple[str, ...]:
+def _find_release_bounds(condition: Condition) -> tuple[str, ...]:
     """Return the first drivers of the releases at which a condition on CUDA gives another verdict."""
-    return cuda.changes(lambda release: release is not None and condition.met(release))
+    return cuda.find_verdict_bounds(lambda release: release is not None and condition.met(release))
 
 
-def _met(target: Target, gpu: Gpu | None, condition: Condition) -> bool:
+def _is_met(target: Target, gpu: Gpu | None, condition: Condition) -> bool:
     """Whether a condition is met, or is on what is absent. An unknown fact of what is there meets none."""
     about = gpu if FACTS[condition.name].startswith("gpus.") else target.host.driver
     if about is None:
         return True
-    have = _value(target, gpu, condition.name)
+    have = _get_value(target, gpu, condition.name)
     return have is not None and condition.met(have)
 
 
-def _value(target: Target, gpu: Gpu | None, name: str) -> str | None:
+def _get_value(target: Target, gpu: Gpu | None, name: str) -> str | None:
     """Return what the host has of what a condition names; None if it is unknown."""
     driver = target.kernel_driver if name in ("cuda", "driver") else None
     if name == "cuda":
-        return cuda.driver_cuda(driver) if driver else None
+        return cuda.get_newest_cuda(driver) if driver else None
     if name == "driver" or gpu is None:
         return driver
     return gpu.compute if name == "arch" else gpu.brand
 
 
-def _have(target: Target, gpu: Gpu | None) -> str:
-    values = ((name, _value(target, gpu, name)) for name in FACTS)
+def _describe_host(target: Target, gpu: Gpu | None) -> str:
+    values = ((name, _get_value(target, gpu, name)) for name in FACTS)
     return " ".join(f"{name}={value}" for name, value in values if value)
 
 
@@ -111,8 +111,8 @@ RULE = Rule(
     parts=("requires",),
     fact="requires",
     need=need,
-    holds=holds,
-    turns=turns,
+    is_satisfied=is_satisfied,
+    thresholds=thresholds,
     reason=reason,
-    gap=gap,
+    distance=distance,
 )

@@ -6,13 +6,13 @@ Source: OCI image index, https://github.com/opencontainers/image-spec/blob/main/
 from __future__ import annotations
 
 from imagematrix.selection.rule import Rule
-from imagematrix.selection.target import machine
+from imagematrix.selection.selection_target import get_machine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Variant
-    from imagematrix.selection.rule import Gap, Reason, Turns
-    from imagematrix.selection.target import Target
+    from imagematrix.selection.rule import Distance, Reason, Thresholds
+    from imagematrix.selection.selection_target import Target
 
 __all__ = ["RULE"]
 
@@ -22,14 +22,14 @@ def need(variant: Variant) -> str:
     return variant.platform
 
 
-def holds(target: Target, variant: Variant) -> bool:
+def is_satisfied(target: Target, variant: Variant) -> bool:
     """Whether the architecture is the host's. Its variants (amd64/v3) are left to the rule `cpu`."""
     return variant.platform == target.platform or variant.platform.startswith(f"{target.platform}/")
 
 
-def turns(variant: Variant) -> Turns:
+def thresholds(variant: Variant) -> Thresholds:
     """Return the architecture of the platform."""
-    return {"arch": (machine(variant.platform),)}
+    return {"arch": (get_machine(variant.platform),)}
 
 
 def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
@@ -40,7 +40,7 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
     return variant.platform, target.platform, why, None
 
 
-def gap(_: Target, __: Variant) -> Gap:
+def distance(_: Target, __: Variant) -> Distance:
     """Return the same for all: no architecture is nearer than another."""
     return (1,)
 
@@ -51,8 +51,8 @@ RULE = Rule(
     parts=("platform",),
     fact="platform",
     need=need,
-    holds=holds,
-    turns=turns,
+    is_satisfied=is_satisfied,
+    thresholds=thresholds,
     reason=reason,
-    gap=gap,
+    distance=distance,
 )

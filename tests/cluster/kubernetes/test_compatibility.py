@@ -53,7 +53,7 @@ def variants():
 def catalog(tmp_path_factory):
     """The file of a catalog."""
     path = tmp_path_factory.mktemp("compatibility") / "catalog.json"
-    path.write_text(json_documents.dump(Make.catalog(*variants()).to_json()))
+    path.write_text(json_documents.dump_json(Make.catalog(*variants()).to_json()))
     return path
 
 

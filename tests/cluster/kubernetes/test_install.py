@@ -13,8 +13,8 @@ import yaml
 from administering import VARIANTS, assert_undisturbed, deciding, inventory, tried
 from pod_stream import PodStream
 
-from imagematrix.integrations.kubernetes.install import authority
-from imagematrix.integrations.kubernetes.install.install import NAME, service_names
+from imagematrix.integrations.kubernetes.install import certificates
+from imagematrix.integrations.kubernetes.install.install import NAME, make_service_names
 
 pytestmark = [pytest.mark.since("1.36"), pytest.mark.timeout(1800), pytest.mark.usefixtures("discovery")]
 
@@ -39,7 +39,7 @@ class Installed:
 def installed(cluster, program, training, newer, tmp_path_factory):
     """The installation with a certificate that ends in 30 days, in a cluster whose nodes have no labels."""
     folder = tmp_path_factory.mktemp("installed")
-    made = authority.make(service_names(SPACE), dt.datetime.now(dt.UTC) - (YEAR - LEFT))
+    made = certificates.make_certificate(make_service_names(SPACE), dt.datetime.now(dt.UTC) - (YEAR - LEFT))
     files = [folder / name for name in ("tls.crt", "tls.key", "ca.crt")]
     for path, pem in zip(files, (made.chain, made.key, made.authorities), strict=True):
         path.write_bytes(pem)
@@ -87,7 +87,7 @@ def tls(installed):
     keys = found["Secret"]["data"]
     texts = keys["tls.crt"], keys["tls.key"], hook["clientConfig"]["caBundle"]
     chain, key, authorities = map(base64.b64decode, texts)
-    return authority.Tls(chain=chain, key=key, authorities=authorities)
+    return certificates.Tls(chain=chain, key=key, authorities=authorities)
 
 
 @pytest.mark.parametrize("unknown", ["deny", "default"])
@@ -99,7 +99,7 @@ def test_an_upgrade_has_no_gap(
     The first upgrade replaces the certificate, which ends soon, and the second one keeps it.
     """
     before, certificate = replicas(cluster), tls(installed)
-    ends = authority.ends(certificate)
+    ends = certificates.get_end_of_trust(certificate)
     assert ends is not None
     soon = ends - dt.datetime.now(dt.UTC) < REPLACED
     image = newer_program if program in before.values() else program

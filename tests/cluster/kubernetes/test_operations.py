@@ -12,7 +12,7 @@ from many_classes import HOST, NAME, POOL, pod
 
 from imagematrix.integrations.kubernetes.admission.admission import UNPLACED
 from imagematrix.integrations.kubernetes.nodes.labels import CLASS
-from imagematrix.integrations.kubernetes.workloads.affinity import required
+from imagematrix.integrations.kubernetes.workloads.affinity import get_required_terms
 
 pytestmark = pytest.mark.since("1.36")
 
@@ -182,7 +182,7 @@ def test_an_ephemeral_container_gets_the_image_of_the_node(cluster, create):
 def test_a_gated_pod_keeps_image_and_classes(cluster, create):
     """Its node selector and affinity can change, but only so that fewer nodes are left."""
     made = create("gated", NAME, nodeSelector=BIG, schedulingGates=[{"name": "a.b/c"}])
-    (term,) = required(made["spec"])
+    (term,) = get_required_terms(made["spec"])
     assert CLASS in [one["key"] for one in term["matchExpressions"]]
     wider = {"spec": {"affinity": {"nodeAffinity": None}}}
     words = ("patch", "pod", "gated", "--type=merge", "-p")
@@ -192,7 +192,7 @@ def test_a_gated_pod_keeps_image_and_classes(cluster, create):
     now = cluster.get("pod", "gated")["spec"]
     assert "schedulingGates" not in now
     assert now["containers"] == made["spec"]["containers"]
-    assert required(now) == [term]
+    assert get_required_terms(now) == [term]
 
 
 @judging("deny")

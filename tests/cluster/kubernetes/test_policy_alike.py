@@ -14,10 +14,10 @@ from many_classes import HOST, NAME, POOL, RANK, catalog, node, nodes, pod
 from random_pods import RandomPods
 from scheduling import patched
 
-from imagematrix.integrations.kubernetes.admission.admission import admit, policy
-from imagematrix.integrations.kubernetes.nodes.classes import classes
+from imagematrix.integrations.kubernetes.admission.admission import admit, make_policy
+from imagematrix.integrations.kubernetes.nodes.classes import classify_nodes
 from imagematrix.integrations.kubernetes.nodes.labels import CLASS
-from imagematrix.integrations.kubernetes.nodes.nodes import parse
+from imagematrix.integrations.kubernetes.nodes.nodes import parse_nodes
 
 pytestmark = pytest.mark.since("1.36")
 
@@ -42,8 +42,8 @@ def folder(cluster, tmp_path_factory):
 @pytest.fixture(scope="module")
 def known(folder):
     """The policy as the Python function takes it."""
-    listed = parse(json.loads((folder / "nodes.json").read_text()), "nodes.json")
-    return policy(NAME, classes(listed, catalog()), deny=True)
+    listed = parse_nodes(json.loads((folder / "nodes.json").read_text()), "nodes.json")
+    return make_policy(NAME, classify_nodes(listed, catalog()), deny=True)
 
 
 @pytest.fixture(scope="module")

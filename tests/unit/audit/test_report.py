@@ -9,10 +9,10 @@ import pytest
 from fatbins import entry, fat
 from images import Parts, layout, link, tar
 
-from imagematrix.audit.document import document
+from imagematrix.audit.document import make_document
 from imagematrix.audit.images.layers import Layers
-from imagematrix.audit.images.sources import read
-from imagematrix.audit.report import audit
+from imagematrix.audit.images.sources import read_images
+from imagematrix.audit.report import audit_image
 from imagematrix.hardware.ld_cache import CACHE
 
 DATA = Path(__file__).parent / "data"
@@ -44,8 +44,8 @@ def seen(tmp_path, conforms):
         image = Parts(tar(*members), env=env)
         place = tmp_path / image.digest[7:19]
         path = str(place) if place.exists() else layout(place, image)
-        (result,) = read(path, "linux/amd64", Layers())
-        written = document(audit(result), [])
+        (result,) = read_images(path, "linux/amd64", Layers())
+        written = make_document(audit_image(result), [])
         conforms(written)
         return written
 

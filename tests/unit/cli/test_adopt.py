@@ -300,7 +300,9 @@ def test_environment_that_asks_for_gpus_makes_an_image_for_gpus(cli, adopt, tmp_
 
 def test_labels_without_proof_are_claims(cli, tmp_path):
     """An image with labels promises device code; verify says that nothing proves it."""
-    labelled = {labels.VARIANT: labels.write(replace(VARIANT, cubins=(), facts=(("cubins", "claim"),)))}
+    labelled = {
+        labels.VARIANT: labels.write_variant(replace(VARIANT, cubins=(), facts=(("cubins", "claim"),)))
+    }
     path = layout(tmp_path / "x", Parts(tar("bin/true"), labels=labelled))
     document = json.loads(cli("verify", path, "--json").out)
     assert document["facts"] == {"cubins": "claim", "cpu_flags": "bytes", "driver": "bytes", "cuda": "claim"}
@@ -523,7 +525,7 @@ def test_question_that_cannot_be_evaluated_is_named_in_the_refusal(cli, tmp_path
 
 def test_optional_files_in_labels_are_named_by_verify(cli, tmp_path):
     members = (CUBIN, ("opt/mla/k90.cubin", (DATA / "90a.cubin").read_bytes()))
-    own = {labels.VARIANT: labels.write(VARIANT), labels.OPTIONAL: '["/opt/mla/*"]'}
+    own = {labels.VARIANT: labels.write_variant(VARIANT), labels.OPTIONAL: '["/opt/mla/*"]'}
     result = cli("verify", layout(tmp_path / "x", Parts(tar(*members), labels=own)))
     assert (result.code, "optional       /opt/mla/k90.cubin: 90a\n" in result.out) == (0, True), result.out
     for damaged in ("{", "3", "[3]"):
@@ -596,7 +598,7 @@ def test_invalid_conditions_are_reported_and_ignored(cli, tmp_path):
 
 
 OWN = {
-    labels.VARIANT: labels.write(VARIANT),
+    labels.VARIANT: labels.write_variant(VARIANT),
     labels.IMAGE: "training",
     labels.VERSION: "v1",
     labels.CELL: "sm80",
@@ -617,7 +619,7 @@ def test_image_built_on_a_variant_has_its_own_name(cli, tmp_path, sealed):
     """It inherits the labels, with the digest of the content where the variant has one."""
     variant = Parts(tar(CUBIN), labels=OWN)
     own = OWN | (
-        {labels.CONTENT: labels.content(json.loads(variant.blobs[variant.config]))} if sealed else {}
+        {labels.CONTENT: labels.hash_content(json.loads(variant.blobs[variant.config]))} if sealed else {}
     )
     for name, layers, reference in (
         (TAG, [tar(CUBIN)], TAG),
@@ -631,7 +633,7 @@ def test_image_built_on_a_variant_has_its_own_name(cli, tmp_path, sealed):
 def test_needs_of_an_image_built_on_a_variant_come_from_its_own_bytes(cli, tmp_path):
     """Except for the CPU flags, which the compiler of the variant reported."""
     march = {"march": "x86-64-v3", "cpu_flags": frozenset({"avx2"}), "axes": (("python", "3.13"),)}
-    own = OWN | {labels.VARIANT: labels.write(replace(VARIANT, **march))}
+    own = OWN | {labels.VARIANT: labels.write_variant(replace(VARIANT, **march))}
     runtime = ("usr/lib/x86_64-linux-gnu/libcudart.so.13.0.48", b"\x7fELF")
     layers = tar(CUBIN), tar(runtime, ("opt/90.cubin", (DATA / "90a.cubin").read_bytes()))
     path = saved(tmp_path / "a.tar", Parts(*layers, labels=own), *layers, names=("ml/app:latest",))
@@ -643,7 +645,7 @@ def test_needs_of_an_image_built_on_a_variant_come_from_its_own_bytes(cli, tmp_p
 
 
 def test_image_that_contradicts_its_labels_exits_with_9(adopt):
-    result = adopt(Parts(tar(EXACT), labels={labels.VARIANT: labels.write(VARIANT)}), code=9)
+    result = adopt(Parts(tar(EXACT), labels={labels.VARIANT: labels.write_variant(VARIANT)}), code=9)
     assert "the labels promise no user-mode driver" in result
 
 

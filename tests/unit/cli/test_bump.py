@@ -140,7 +140,7 @@ def test_cells_with_the_same_inputs_are_taken_over(cli, matrix, backend, tar, co
         assert backend.kept[new].digest != first[old].digest
         own = backend.images[new]
         assert own[labels.VERSION] == "v2"
-        assert labels.read(own, reference=new, digest=None, size=None).reference == new
+        assert labels.read_variant(own, reference=new, digest=None, size=None).reference == new
         raw = json.loads(backend.raw[new][1])["config"]["Labels"]
         assert raw[labels.VERSION] == "v2"
         assert raw["org.opencontainers.image.version"] == "v2"

@@ -45,7 +45,7 @@ def fleet(tmp_path):
         folder = tmp_path / "fleet"
         folder.mkdir(exist_ok=True)
         for name, host in hosts.items():
-            (folder / f"{name}.json").write_text(json_documents.dump(host.to_json()))
+            (folder / f"{name}.json").write_text(json_documents.dump_json(host.to_json()))
         return folder
 
     return save
@@ -306,7 +306,7 @@ def published(cli, project, image, repository, registry, fleet, monkeypatch):  #
                 labels.INPUTS: "{}",
                 labels.VARIANT: json.dumps({"platform": "linux/amd64"} | variant),
             }
-            repository.image(labels.tag("v1", cell, own[labels.INPUT]), own)
+            repository.image(labels.make_tag("v1", cell, own[labels.INPUT]), own)
         source = ["-f", path] if matrix else []
         return cli("publish", f"{image}:v1", *options, *source)
 

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from imagematrix.errors import ProbeError
-from imagematrix.hardware.host import probe, signs
+from imagematrix.hardware.host import accelerator_hints, probe
 from imagematrix.hardware.host.host import Host
 from imagematrix.launcher.gpu_claims.locks import Locks, release_locks
 
@@ -86,7 +86,7 @@ def busy(profiles, configure_nvml, monkeypatch):
         gpus=f"minor={whole['minor']},used=1024,util=97,temp=61,procs={os.getpid()};"
         f"minor={parted['minor']},util=-1,procs={process}"
     )
-    monkeypatch.setattr(signs.Signs, "driver", True)
+    monkeypatch.setattr(accelerator_hints.Signs, "driver", True)
     return whole, parted
 
 

@@ -24,7 +24,7 @@ def hosts(tmp_path):
         "lost": Make.host(Make.gpu(compute=None)),
     }
     for name, host in fleet.items():
-        (folder / f"{name}.json").write_text(json_documents.dump(host.to_json()))
+        (folder / f"{name}.json").write_text(json_documents.dump_json(host.to_json()))
     return folder
 
 

@@ -13,8 +13,8 @@ from imagematrix.common import json_documents, settings
 from imagematrix.common.record import replace
 from imagematrix.hardware.host import device
 from imagematrix.integrations.slurm import configuration
-from imagematrix.integrations.slurm.features import features
-from imagematrix.integrations.slurm.step_catalog import prepare
+from imagematrix.integrations.slurm.features import make_features
+from imagematrix.integrations.slurm.step_catalog import prepare_folder
 from imagematrix.launcher.gpu_claims.locks import Locks
 
 IMAGE = "reg:5000/training:v1"
@@ -25,7 +25,7 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST"
 def run(started, tmp_path, monkeypatch, filled_store):
     """Call it with a job's variables and program; it returns the exit code and the calls of the runtime."""
     monkeypatch.setattr("imagematrix.hardware.host.probe.probe", lambda: HOST)
-    monkeypatch.setattr(device, "permitted", lambda _: (1,))
+    monkeypatch.setattr(device, "list_permitted_minors", lambda _: (1,))
     monkeypatch.setattr(configuration, "PLACES", (str(tmp_path / "slurm.conf"),))
     monkeypatch.chdir(tmp_path)
     spool = tmp_path / "spool"
@@ -135,8 +135,8 @@ def test_a_rank_that_uses_mpi_is_refused_where_it_would_be_root(run, monkeypatch
 
 @pytest.mark.parametrize("constrained", [True, False])
 def test_a_job_without_gpus_gets_a_cpu_only_image_only_if_it_says_so(run, monkeypatch, constrained, capfd):
-    monkeypatch.setattr(device, "permitted", lambda _: ())
-    monkeypatch.setattr(device, "withheld", lambda _: constrained)
+    monkeypatch.setattr(device, "list_permitted_minors", lambda _: ())
+    monkeypatch.setattr(device, "is_withheld", lambda _: constrained)
     assert run({"SLURM_STEP_GPUS": ""}) == (3, [])
     assert "Slurm gave it none of the GPUs of this node" in capfd.readouterr().err
     code, ((container, image, *_, leases),) = run({"SLURM_STEP_GPUS": "", "IMAGEMATRIX_ALLOW_CPU": "1"})
@@ -198,14 +198,14 @@ class TestANodeThatChanged:
 
     @pytest.fixture(autouse=True)
     def told(self, tmp_path):
-        before = ",".join(features(replace(HOST, gpus=HOST.gpus[:1])))
+        before = ",".join(make_features(replace(HOST, gpus=HOST.gpus[:1])))
         (tmp_path / "slurm.conf").write_text(f"NodeName=n[1-2] Features=rack7,{before}\n")
 
     @pytest.fixture(autouse=True)
     def requeued(self, monkeypatch):
         jobs = []
         monkeypatch.setattr(
-            "imagematrix.integrations.slurm.requeue.requeue",
+            "imagematrix.integrations.slurm.requeue.requeue_job",
             lambda told: jobs.append(told["SLURM_JOB_ID"]) or "it was",
         )
         return jobs
@@ -241,11 +241,11 @@ class TestAStepOnSeveralNodes:
         folder = tmp_path / "hosts"
         folder.mkdir()
         Path(settings.FILE).write_text(f'hosts = "{folder}"\n')
-        prepare(str(folder))
+        prepare_folder(str(folder))
 
         def call(host):
             for name, each in (("n1", HOST), ("n2", host)):
-                (folder / f"{name}.json").write_text(json_documents.dump(each.to_json()))
+                (folder / f"{name}.json").write_text(json_documents.dump_json(each.to_json()))
 
         return call
 
@@ -270,7 +270,7 @@ class TestAStepOnSeveralNodes:
     def test_without_gpus_runs_a_cpu_only_image_that_the_job_consents_to(
         self, run, other, monkeypatch, capfd
     ):
-        monkeypatch.setattr(device, "permitted", lambda _: ())
+        monkeypatch.setattr(device, "list_permitted_minors", lambda _: ())
         other(HOST)
         none = {**STEP, "SLURM_STEP_GPUS": ""}
         assert run(none) == (3, [])
@@ -285,7 +285,7 @@ class TestAStepOnSeveralNodes:
     def test_is_refused_on_a_node_that_is_not_what_its_entry_says(self, run, other, tmp_path, capfd):
         other(HOST)
         changed = replace(HOST, driver=replace(HOST.driver, version="470.256.02"))
-        (tmp_path / "hosts/n1.json").write_text(json_documents.dump(changed.to_json()))
+        (tmp_path / "hosts/n1.json").write_text(json_documents.dump_json(changed.to_json()))
         assert run(STEP) == (5, [])
         assert (
             "n1 is not what its entry in the folder of hosts says: it has driver 550"

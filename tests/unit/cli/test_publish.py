@@ -147,7 +147,7 @@ def test_cell_pushed_twice_is_a_conflict(cli, backend, matrix, image, repository
     push_all(repository, document, labels_of)
     own = document["cells"][0]["reference"].rpartition(":")[2]
     add_variant("cpu-x86-64-v3", "another input")
-    other = labels.tag("v1", "cpu-x86-64-v3", digest(b"another input"))
+    other = labels.make_tag("v1", "cpu-x86-64-v3", digest(b"another input"))
     result = cli("plan", "-f", matrix, "--push", "--json", *CPU)
     assert result.code == 7
     cells = json.loads(result.out)["cells"]
@@ -276,9 +276,9 @@ def test_publish_warns_that_a_gpu_only_version_has_no_default(cli, image, add_va
 def test_publish_pushes_images_only_in_the_engine(cli, backend, image, repository, add_variant, labels_of):
     add_variant("a")
     own = labels_of("b")
-    tag = labels.tag("v1", "b", own[labels.INPUT])
+    tag = labels.make_tag("v1", "b", own[labels.INPUT])
     for cell, made_of in (("a", labels_of("a")[labels.INPUT]), ("b", own[labels.INPUT])):
-        reference = f"{image}:{labels.tag('v1', cell, made_of)}"
+        reference = f"{image}:{labels.make_tag('v1', cell, made_of)}"
         backend.images[reference] = StoredVariant(reference=reference, cell=cell, input_digest=made_of)
     manifests = {}
     backend.push = lambda reference: manifests.update({reference: repository.image(tag, own)})
@@ -326,11 +326,11 @@ def test_publish_ignores_remaining_images_of_a_development_version(
         ("b", None, False),
     ):
         inputs = made_of or own[labels.INPUT]
-        reference = f"{image}:{labels.tag('v1', cell, inputs)}"
+        reference = f"{image}:{labels.make_tag('v1', cell, inputs)}"
         backend.images[reference] = StoredVariant(
             reference=reference, cell=cell, input_digest=inputs, development=development
         )
-    tag = labels.tag("v1", "b", own[labels.INPUT])
+    tag = labels.make_tag("v1", "b", own[labels.INPUT])
     manifests = {}
     backend.push = lambda reference: manifests.update({reference: repository.image(tag, own)})
     backend.digest = manifests.get
@@ -394,7 +394,7 @@ def test_image_name_decides_between_engine_and_registry(
     engine, image, add_variant, registry, capsys, labels_of
 ):
     own = labels_of("a", IMAGE=image)
-    reference = f"{image}:{labels.tag('v1', 'a', own[labels.INPUT])}"
+    reference = f"{image}:{labels.make_tag('v1', 'a', own[labels.INPUT])}"
     engine.add_image(own, RepoTags=[reference])
     (local_one,) = find_catalog(f"{image}:v1", None).variants
     assert local_one.reference == reference
@@ -425,7 +425,7 @@ def test_run_uses_the_digest_unless_the_engine_has_the_image(
     pushed = add_variant("a", VARIANT=json.dumps({"platform": "linux/amd64", "cpu_flags": []}))
     publish(registry, "v1")
     words = ("run", "--dry-run", "--host", profiles["laptop"], f"{image}:v1")
-    tag = labels.tag("v1", "a", digest(b"1"))
+    tag = labels.make_tag("v1", "a", digest(b"1"))
     engine.responses["GET", f"{tag}/json"] = 404, b"{}"
     assert cli(*words).out.endswith(f" {image}:{tag}@{pushed}\n")
     engine.responses["GET", f"{tag}/json"] = 200, json.dumps({"RepoDigests": [f"{image}@{pushed}"]}).encode()
@@ -480,7 +480,7 @@ def test_publish_signs_with_a_key(cli, image, repository, labels_of, tmp_path, m
         private.private_bytes(*form, serialization.BestAvailableEncryption(b"secret"))
     )
     own = labels_of("cpu-znver4")
-    repository.image(labels.tag(own[labels.VERSION], own[labels.CELL], own[labels.INPUT]), own)
+    repository.image(labels.make_tag(own[labels.VERSION], own[labels.CELL], own[labels.INPUT]), own)
     monkeypatch.delenv("COSIGN_PASSWORD", raising=False)
     refused = cli("publish", f"{image}:v1", "--sign", tmp_path / "key.pem")
     assert (refused.code, "v1" in repository.tags) == (2, False)

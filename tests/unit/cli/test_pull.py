@@ -44,7 +44,7 @@ def pulled(monkeypatch):
         return f"{selection.selected}@{DIGEST}"
 
     monkeypatch.setattr("imagematrix.launcher.docker.pull.pull", pull)
-    monkeypatch.setattr("imagematrix.images.engine.system.remote", lambda: None)
+    monkeypatch.setattr("imagematrix.images.engine.system.get_remote_name", lambda: None)
     return calls
 
 
@@ -82,7 +82,7 @@ def test_options_are_those_of_select(cli, profiles, catalog_file, pulled):
 
 
 def test_another_machine_s_engine_needs_a_host(cli, profiles, catalog_file, pulled, monkeypatch):
-    monkeypatch.setattr("imagematrix.images.engine.system.remote", lambda: "node7")
+    monkeypatch.setattr("imagematrix.images.engine.system.get_remote_name", lambda: "node7")
     result = cli("pull", "training:v1", "--catalog", catalog_file)
     assert (result.code, result.out, pulled) == (2, "", [])
     assert "the engine runs on node7" in result.err
@@ -183,8 +183,8 @@ def test_run_pulls_by_digest_before_docker_starts(monkeypatch, profiles, line):
     catalog = Catalog(image="registry:5000/training", version="v1", variants=(variant,))
     done = []
     monkeypatch.setattr(run_docker, "find_catalog", lambda *_: catalog)
-    monkeypatch.setattr("imagematrix.images.engine.system.remote", lambda: None)
-    monkeypatch.setattr("imagematrix.images.engine.images.inspect", lambda _: None)
+    monkeypatch.setattr("imagematrix.images.engine.system.get_remote_name", lambda: None)
+    monkeypatch.setattr("imagematrix.images.engine.images.inspect_image", lambda _: None)
     monkeypatch.setattr("imagematrix.launcher.docker.zstd_check.require_unpackable", lambda _: None)
     monkeypatch.setattr(
         "imagematrix.launcher.docker.pull.pull_unless_present", lambda *words, **_: done.append(words)

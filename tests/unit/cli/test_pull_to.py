@@ -12,7 +12,7 @@ from storing import NEEDS_SQUASHFS, listed, put, variant
 
 from imagematrix.images.local_store.folder import ImageStore
 from imagematrix.images.local_store.holder import Holder
-from imagematrix.images.local_store.locks import locked
+from imagematrix.images.local_store.locks import hold_lock
 
 pytestmark = [NEEDS_SQUASHFS, pytest.mark.usefixtures("no_engine")]
 
@@ -254,7 +254,7 @@ def test_only_the_named_images_are_considered(prune, server):
 
 def test_an_image_that_is_in_use_now_is_not_removed(prune, versions, image_store):
     digest = next(one.digest for one in image_store.images() if one.version == "v1")
-    with locked(Path(image_store.path, "locks", digest[7:])):
+    with hold_lock(Path(image_store.path, "locks", digest[7:])):
         result = prune("--keep", "1", "--yes")
     assert result.code == 8
     assert f"{versions[0]} is in use now" in result.err

@@ -15,7 +15,7 @@ import typer
 
 import imagematrix
 from imagematrix.cli.app import COMMANDS, make_app
-from imagematrix.common.text import word
+from imagematrix.common.text import quote_word
 from imagematrix.launcher.docker import options
 
 PACKAGE = Path(imagematrix.__file__).parent
@@ -47,7 +47,7 @@ OTHERS = {
 }
 OPTION_OR_KEY = re.compile(r"-.*|[\w.]+(?: ?[:=].*)?")  # what else is in backticks
 LATER = "later"  # a part that is known only at run time
-QUOTING = (f"{word.__name__}(", f"{shlex.__name__}.{shlex.join.__name__}(")
+QUOTING = (f"{quote_word.__name__}(", f"{shlex.__name__}.{shlex.join.__name__}(")
 BROKEN = "two words"  # the same, if it may have blanks
 
 

@@ -97,7 +97,7 @@ def test_file_that_cannot_be_written_is_a_usage_error(cli, image):
 
 def test_contradicting_image_has_an_sbom_too(cli, tmp_path):
     lies = Variant(reference="t:x", digest=None, platform="linux/amd64", cuda="12.4", cubins=("90",))
-    path = layout(tmp_path / "oci", Parts(FILES, labels={labels.VARIANT: labels.write(lies)}))
+    path = layout(tmp_path / "oci", Parts(FILES, labels={labels.VARIANT: labels.write_variant(lies)}))
     assert cli("verify", "--sbom", tmp_path / "a.json", path).code == 9
     assert names(tmp_path / "a.json") == ["openssl", "a"]
 

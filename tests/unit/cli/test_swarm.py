@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from imagematrix.integrations.swarm import manager
-from imagematrix.integrations.swarm.logs import Logs
+from imagematrix.integrations.swarm.logs import ServiceLogs
 
 MIB = 3814
 SWARM = {"LocalNodeState": "active", "ControlAvailable": True}
@@ -55,7 +55,7 @@ def frame(task_id, text):
 def swarm(engine, monkeypatch):
     """A simulated manager of a swarm; call it with a method, a path and a document to set its answer."""
     monkeypatch.setattr(manager, "POLL_S", 0.01)
-    monkeypatch.setattr(Logs, "follow", lambda _: None)  # its threads would outlive the test
+    monkeypatch.setattr(ServiceLogs, "follow", lambda _: None)  # its threads would outlive the test
     engine.info |= {"Swarm": SWARM}
 
     def answer(method, path, document, status=200):

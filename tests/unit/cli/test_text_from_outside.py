@@ -105,7 +105,7 @@ HOSTS = {
 @pytest.mark.parametrize("kind", HOSTS)
 def test_hosts(outcome, catalog_file, project, tmp_path, monkeypatch, kind):
     monkeypatch.setattr(
-        "imagematrix.integrations.swarm.program.program", lambda _: b""
+        "imagematrix.integrations.swarm.program.make_program", lambda _: b""
     )  # which has no text of a host
     file, daemon = tmp_path / "host.json", tmp_path / "daemon.json"
     chosen = ("--catalog", catalog_file, "--host", file)

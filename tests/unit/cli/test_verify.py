@@ -19,7 +19,7 @@ LIES = Variant(reference="t:x", digest=None, platform="linux/amd64", cuda="12.4"
 
 
 def lying(*layers):
-    return Parts(*layers, labels={labels.VARIANT: labels.write(LIES)})
+    return Parts(*layers, labels={labels.VARIANT: labels.write_variant(LIES)})
 
 
 def test_table_lists_device_code_drivers_and_libraries(cli, tmp_path):

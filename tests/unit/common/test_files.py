@@ -36,7 +36,7 @@ def full(monkeypatch):
     monkeypatch.setattr(os, "fsync", fsync)
 
 
-@pytest.mark.parametrize("write", [files.replace, files.write])
+@pytest.mark.parametrize("write", [files.replace_file, files.write_output])
 def test_readers_see_all_or_nothing(path, write):
     seen, ended = set(), threading.Event()
 
@@ -55,7 +55,7 @@ def test_readers_see_all_or_nothing(path, write):
 
 
 @pytest.mark.usefixtures("full")
-@pytest.mark.parametrize("write", [files.replace, files.write])
+@pytest.mark.parametrize("write", [files.replace_file, files.write_output])
 def test_a_full_disk_leaves_the_file_as_it_was(path, write):
     with pytest.raises(OSError, match="No space left"):
         write(path, NEW)
@@ -69,7 +69,7 @@ def test_a_failed_check_leaves_the_file_as_it_was(path):
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        files.replace(path, NEW, check=check)
+        files.replace_file(path, NEW, check=check)
     assert path.read_bytes() == OLD
     assert [*path.parent.iterdir()] == [path]
 
@@ -77,8 +77,8 @@ def test_a_failed_check_leaves_the_file_as_it_was(path):
 def test_the_umask_decides_unless_a_mode_is_given(tmp_path):
     before = os.umask(0o027)
     try:
-        files.replace(tmp_path / "a", b"")
-        files.replace(tmp_path / "b", b"", 0o755)
+        files.replace_file(tmp_path / "a", b"")
+        files.replace_file(tmp_path / "b", b"", 0o755)
     finally:
         os.umask(before)
     assert (mode(tmp_path / "a"), mode(tmp_path / "b")) == (0o640, 0o755)
@@ -88,7 +88,7 @@ def test_output_keeps_the_mode_and_follows_links(path):
     path.chmod(0o604)
     link = path.with_name("link")
     link.symlink_to(path.name)
-    files.write(link, NEW)
+    files.write_output(link, NEW)
     assert link.is_symlink()
     assert (path.read_bytes(), mode(path)) == (NEW, 0o604)
 
@@ -96,7 +96,7 @@ def test_output_keeps_the_mode_and_follows_links(path):
 def test_output_to_a_link_that_leads_nowhere_creates_its_file(tmp_path):
     link = tmp_path / "link"
     link.symlink_to("new")
-    files.write(link, NEW)
+    files.write_output(link, NEW)
     assert (tmp_path / "new").read_bytes() == NEW
 
 
@@ -108,14 +108,15 @@ def test_output_is_written_in_place_where_it_cannot_be_replaced(path, monkeypatc
         raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(Path, "replace", replace)
-    files.write(path, NEW)
+    files.write_output(path, NEW)
     assert path.read_bytes() == NEW
     assert [*path.parent.iterdir()] == [path]
 
 
 @pytest.mark.parametrize("output", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
 def test_output_to_a_file_that_a_shell_has_open_is_added_to_it(tmp_path, output):
-    code = "import imagematrix.common.files as f, pathlib, sys; f.write(pathlib.Path(sys.argv[1]), b'second')"
+    code = "import pathlib, sys; from imagematrix.common.files import write_output; "
+    code += "write_output(pathlib.Path(sys.argv[1]), b'second')"
     path = tmp_path / "a"
     with path.open("ab") as file:
         file.write(b"first ")
@@ -129,7 +130,7 @@ def test_output_to_a_pipe_is_written_to_it(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
-        files.write(pipe, b"new")
+        files.write_output(pipe, b"new")
         assert reader.stdout.read() == b"new"
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
@@ -137,14 +138,14 @@ def test_output_to_a_pipe_is_written_to_it(tmp_path):
 def test_a_link_to_itself_is_replaced(tmp_path):
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
-    files.write(loop, NEW)
+    files.write_output(loop, NEW)
     assert loop.read_bytes() == NEW
 
 
 def test_error_without_a_name_gets_one(tmp_path):
-    with pytest.raises(OSError, match="No space left") as caught, files.named(tmp_path / "a"):
+    with pytest.raises(OSError, match="No space left") as caught, files.name_file_in_errors(tmp_path / "a"):
         raise OSError(28, "No space left on device")
     assert caught.value.filename == str(tmp_path / "a")
-    with pytest.raises(FileNotFoundError) as caught, files.named(tmp_path / "a"):
+    with pytest.raises(FileNotFoundError) as caught, files.name_file_in_errors(tmp_path / "a"):
         (tmp_path / "b").read_bytes()
     assert caught.value.filename == str(tmp_path / "b")

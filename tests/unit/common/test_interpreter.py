@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from imagematrix.common import interpreter, zipapp_writer
-from imagematrix.common.interpreter import TooOldError, refuse
+from imagematrix.common.interpreter import TooOldError, refuse_interpreter
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "imagematrix"
@@ -57,7 +57,7 @@ def zipapp(tmp_path_factory):
     modules = {
         f"imagematrix/{file.relative_to(PACKAGE)}": file.read_bytes() for file in PACKAGE.rglob("*.py")
     }
-    path.write_bytes(zipapp_writer.archive({"__main__.py": ZIPAPP["MAIN"].encode(), **modules}))
+    path.write_bytes(zipapp_writer.write_archive({"__main__.py": ZIPAPP["MAIN"].encode(), **modules}))
     return path
 
 
@@ -81,11 +81,11 @@ class TestOldPythons:
         assert remedy == f"  start it with python3.12 {zipapp} probe"
 
     def test_the_trimming_program_is_refused(self, release, tmp_path):
-        modules = zipapp_writer.sources(["imagematrix.build.trim.program"])
+        modules = zipapp_writer.collect_sources(["imagematrix.build.trim.program"])
         program = tmp_path / "trim.pyz"
         program.write_bytes(
-            zipapp_writer.archive(
-                {"__main__.py": zipapp_writer.main("imagematrix.build.trim.program"), **modules}
+            zipapp_writer.write_archive(
+                {"__main__.py": zipapp_writer.make_main("imagematrix.build.trim.program"), **modules}
             )
         )
         done = started(python(release), program)
@@ -113,7 +113,7 @@ def test_old_pythons_can_read_the_start_of_the_file_for_nodes():
 def test_the_wheel_needs_the_same():
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
     assert metadata("imagematrix")["Requires-Python"] == needed
-    assert f'refuse("{needed.removeprefix(">=")}")' in (PACKAGE / "__init__.py").read_text()
+    assert f'refuse_interpreter("{needed.removeprefix(">=")}")' in (PACKAGE / "__init__.py").read_text()
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_the_remedy_is_a_command(words, remedy, monkeypatch):
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(shutil, "which", lambda name: name if name == "python3.99" else None)
     with pytest.raises(TooOldError) as refused:
-        refuse("3.98")
+        refuse_interpreter("3.98")
     assert str(refused.value).splitlines()[1] == f"  {remedy}"
 
 
@@ -141,7 +141,7 @@ def test_without_a_newer_one_the_remedy_is_to_install_it(monkeypatch):
     with pytest.raises(
         ImportError, match=r"^Python 3\.98 or newer is needed, and .*\n  install Python 3\.98 or newer"
     ):
-        refuse("3.98")
+        refuse_interpreter("3.98")
 
 
 def test_only_the_refusal_is_printed_without_its_trace(capsys):

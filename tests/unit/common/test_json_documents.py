@@ -12,7 +12,7 @@ from imagematrix.errors import UsageError
 from imagematrix.hardware.host.host import Host
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import Catalog
-from imagematrix.selection.select import explain
+from imagematrix.selection.selector import explain
 
 GPU = {"index": 0, "state": "ok"}
 
@@ -31,20 +31,20 @@ GPU = {"index": 0, "state": "ok"}
 )
 def test_invalid_json_is_rejected(raw, expected):
     with pytest.raises(UsageError) as caught:
-        json_documents.parse(raw, "x")
+        json_documents.parse_json(raw, "x")
     assert str(caught.value).startswith(expected)
 
 
 def test_file_size_is_limited(tmp_path):
     path = tmp_path / "host.json"
     path.write_text("[1, 2]")
-    assert json_documents.read(path, limit=6) == [1, 2]
+    assert json_documents.read_json(path, limit=6) == [1, 2]
     with pytest.raises(UsageError, match=rf"{path}: exceeds 0 MiB"):
-        json_documents.read(path, limit=5)
+        json_documents.read_json(path, limit=5)
     with pytest.raises(UsageError, match="missing: No such file or directory"):
-        json_documents.read(tmp_path / "missing")
+        json_documents.read_json(tmp_path / "missing")
     with pytest.raises(UsageError, match="Is a directory"):
-        json_documents.read(tmp_path)
+        json_documents.read_json(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,11 @@ def test_file_size_is_limited(tmp_path):
     ],
 )
 def test_natural_numbers_are_parsed(text, number):
-    assert json_documents.natural(text) == number
+    assert json_documents.parse_natural(text) == number
 
 
 def test_documents_are_dumped_readably():
-    assert json_documents.dump({"b": "é", "a": []}) == '{\n  "b": "é",\n  "a": []\n}\n'
+    assert json_documents.dump_json({"b": "é", "a": []}) == '{\n  "b": "é",\n  "a": []\n}\n'
 
 
 @pytest.mark.parametrize("data", [{}, {"spec": None}, {"spec": {}}])
@@ -175,12 +175,12 @@ def test_arbitrary_catalog_raises_only_usage_errors(data, profiles, shipped_cata
 @given(st.text(max_size=20) | JSON.map(json.dumps))
 def test_arbitrary_label_raises_only_usage_errors(text):
     with pytest.raises(UsageError, match=r"^t:x: "):
-        labels.read({labels.VARIANT: text}, reference="t:x", digest=None, size=None)
+        labels.read_variant({labels.VARIANT: text}, reference="t:x", digest=None, size=None)
 
 
 @given(st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_arbitrary_bytes_raise_only_usage_errors(raw):
     try:
-        json_documents.parse(raw, "x")
+        json_documents.parse_json(raw, "x")
     except UsageError as error:
         assert str(error).startswith("x:")  # noqa: PT017 - some bytes are JSON

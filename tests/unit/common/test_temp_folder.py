@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from imagematrix.common.temp_folder import scratch
+from imagematrix.common.temp_folder import make_scratch_folder
 
 ANOTHER = """\
 import sys
-from imagematrix.common.temp_folder import scratch
-with scratch() as folder:
+from imagematrix.common.temp_folder import make_scratch_folder
+with make_scratch_folder() as folder:
     (folder / "blob").write_text("data")
     print(folder, flush=True)
     sys.stdin.read()
@@ -38,7 +38,7 @@ def another(place):
 
 
 def test_folder_is_removed_at_exit(place):
-    with contextlib.suppress(KeyboardInterrupt), scratch() as folder:
+    with contextlib.suppress(KeyboardInterrupt), make_scratch_folder() as folder:
         (folder / "blob").write_text("data")
         assert list(place.iterdir()) == [folder]
         raise KeyboardInterrupt
@@ -47,29 +47,29 @@ def test_folder_is_removed_at_exit(place):
 
 def test_folder_of_a_killed_build_is_removed_by_the_next(place, another):
     process, left = another
-    with scratch() as folder:
+    with make_scratch_folder() as folder:
         assert set(place.iterdir()) == {folder, left}, "its build is running"
     process.kill()
     process.wait()
     assert list(left.iterdir())
-    with scratch() as folder:
+    with make_scratch_folder() as folder:
         assert list(place.iterdir()) == [folder]
 
 
 def test_default_location_is_on_disk(place, monkeypatch):
     monkeypatch.delenv("TMPDIR")
-    with scratch() as folder:
+    with make_scratch_folder() as folder:
         assert folder.parent == Path("/var/tmp")
     monkeypatch.setattr(os, "access", lambda *_: False)
     monkeypatch.setattr("tempfile.tempdir", str(place))
-    with scratch() as folder:
+    with make_scratch_folder() as folder:
         assert folder.parent == place
 
 
 def test_relative_tmpdir_is_resolved(place, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setenv("TMPDIR", ".")
-    with scratch() as folder:
+    with make_scratch_folder() as folder:
         assert folder.parent == place
 
 
@@ -78,7 +78,7 @@ def test_folder_of_another_user_is_kept(place, monkeypatch):
     left.mkdir()
     somebody = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: somebody)
-    with scratch():
+    with make_scratch_folder():
         pass
     assert list(place.iterdir()) == [left]
 
@@ -86,7 +86,7 @@ def test_folder_of_another_user_is_kept(place, monkeypatch):
 def test_files_and_links_with_a_similar_name_are_kept(place):
     (place / "imagematrix-build-link").symlink_to(place)
     (place / "imagematrix-build-file").touch()
-    with scratch() as folder:
+    with make_scratch_folder() as folder:
         pass
     assert not folder.exists()
     assert {path.name for path in place.iterdir()} == {"imagematrix-build-link", "imagematrix-build-file"}
@@ -99,6 +99,6 @@ def test_nothing_is_removed_without_file_locks(place, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", flock)
     left = place / "imagematrix-build-left"
     left.mkdir()
-    with scratch() as folder:
+    with make_scratch_folder() as folder:
         assert set(place.iterdir()) == {folder, left}
     assert list(place.iterdir()) == [left]

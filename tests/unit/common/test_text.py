@@ -13,19 +13,19 @@ def test_terminals_obey_no_character():
 
 
 def test_reports_have_neither_colours_nor_what_xml_excludes():
-    assert text.plain(f"{HOSTILE}\r\n") == "ab���c��\td\n\n"
+    assert text.strip_escapes(f"{HOSTILE}\r\n") == "ab���c��\td\n\n"
 
 
 @pytest.mark.parametrize(
     ("words", "shown"), [([], ""), (["a", "b"], "a, b"), (["a", "b", "c", "d"], "a, b and 2 more")]
 )
 def test_words_that_are_not_shown_are_counted(words, shown):
-    assert text.shortened(words, 2) == shown
+    assert text.shorten_words(words, 2) == shown
 
 
 def test_a_list_has_a_line_for_each_word():
-    assert text.listed(["a", "b", "c"], 1) == ["  a", "  and 2 more"]
-    assert text.listed(["a", "b"], 2, indent="") == ["a", "b"]
+    assert text.shorten_lines(["a", "b", "c"], 1) == ["  a", "  and 2 more"]
+    assert text.shorten_lines(["a", "b"], 2, indent="") == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_ci_systems_obey_no_word(said, shown):
 
 
 def test_no_command_appears_where_colours_are_removed():
-    assert text.plain("#\x1b[1m#[x] :\x1b[m:x") == "\ufffd#[x] \ufffd:x"
+    assert text.strip_escapes("#\x1b[1m#[x] :\x1b[m:x") == "\ufffd#[x] \ufffd:x"
 
 
 def test_a_line_has_no_line_breaks_of_unicode():

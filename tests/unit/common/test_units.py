@@ -2,7 +2,7 @@
 
 import pytest
 
-from imagematrix.common.units import megabytes, parse, seconds
+from imagematrix.common.units import format_megabytes, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(
@@ -10,12 +10,12 @@ from imagematrix.common.units import megabytes, parse, seconds
     [("40G", 40e9), ("1.5GiB", 1.5 * 2**30), ("500MB", 5e8), ("2Ti", 2 * 2**40), ("0M", 0.0)],
 )
 def test_amounts_are_in_bytes(text, size):
-    assert parse(text) == size
+    assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "40", "40K", "-1G", "1.2345G", "1234567890G", "40 G"])
 def test_what_is_no_amount_is_none(text):
-    assert parse(text) is None
+    assert parse_size(text) is None
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,9 @@ def test_what_is_no_amount_is_none(text):
     ],
 )
 def test_people_read_megabytes(size, digits, text):
-    assert megabytes(size, digits) == text
+    assert format_megabytes(size, digits) == text
 
 
 @pytest.mark.parametrize(("text", "duration"), [("90m", 5400), ("1w", 604_800), ("", None), ("1y", None)])
 def test_durations_are_in_seconds(text, duration):
-    assert seconds(text) == duration
+    assert parse_duration(text) == duration

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from imagematrix.common.user_folder import existing_user_folders, user_folder
+from imagematrix.common.user_folder import list_user_folders, make_user_folder
 
 
 def mode_of(folder: str) -> int:
@@ -19,11 +19,11 @@ def test_it_is_created_with_rights_for_the_user_alone_whatever_the_umask(tmp_pat
     for number, umask in enumerate((0o000, 0o027, 0o777)):
         before = os.umask(umask)
         try:
-            folder = user_folder(str(tmp_path), f"own{number}")
+            folder = make_user_folder(str(tmp_path), f"own{number}")
         finally:
             os.umask(before)
         assert mode_of(folder) == 0o700
-        assert existing_user_folders(str(tmp_path), f"own{number}") == [folder]
+        assert list_user_folders(str(tmp_path), f"own{number}") == [folder]
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "foreign", "open", "fifo"])
@@ -45,7 +45,7 @@ def test_a_name_that_is_taken_gets_a_number(tmp_path: Path, kind: str) -> None:
             os.chown(taken, 65534, 65534)
     before = taken.lstat()
 
-    folder = user_folder(str(tmp_path), "own")
+    folder = make_user_folder(str(tmp_path), "own")
 
     assert folder == str(tmp_path / "own.1")
     assert (taken.lstat().st_mode, taken.lstat().st_uid) == (before.st_mode, before.st_uid)
@@ -54,12 +54,12 @@ def test_a_name_that_is_taken_gets_a_number(tmp_path: Path, kind: str) -> None:
         taken.rmdir()
     else:
         taken.unlink()
-    assert user_folder(str(tmp_path), "own") == folder
+    assert make_user_folder(str(tmp_path), "own") == folder
 
 
 def test_rights_for_others_to_read_are_taken_away(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir(mode=0o755)
-    folder = user_folder(str(tmp_path), "own")
+    folder = make_user_folder(str(tmp_path), "own")
     assert folder == str(tmp_path / "own")
     assert mode_of(folder) == 0o700
 
@@ -68,16 +68,16 @@ def test_names_end(tmp_path: Path) -> None:
     for number in range(16):
         (tmp_path / (f"own.{number}" if number else "own")).touch()
     with pytest.raises(FileExistsError):
-        user_folder(str(tmp_path), "own")
+        make_user_folder(str(tmp_path), "own")
     with pytest.raises(OSError, match="No such file") as caught:
-        user_folder(str(tmp_path / "missing"), "own")
+        make_user_folder(str(tmp_path / "missing"), "own")
     assert caught.value.errno == errno.ENOENT
 
 
 def test_a_folder_that_cannot_be_looked_at_is_an_error_and_not_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = user_folder(str(tmp_path), "own")
+    folder = make_user_folder(str(tmp_path), "own")
     real = os.open
 
     def fail(path: str, flags: int) -> int:
@@ -86,7 +86,7 @@ def test_a_folder_that_cannot_be_looked_at_is_an_error_and_not_left_out(
         return real(path, flags)
 
     monkeypatch.setattr(os, "open", fail)
-    for find in (existing_user_folders, user_folder):
+    for find in (list_user_folders, make_user_folder):
         with pytest.raises(OSError, match="Input/output error"):
             find(str(tmp_path), "own")
 
@@ -94,6 +94,6 @@ def test_a_folder_that_cannot_be_looked_at_is_an_error_and_not_left_out(
 def test_a_folder_that_is_as_it_should_be_is_not_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = user_folder(str(tmp_path), "own")
+    folder = make_user_folder(str(tmp_path), "own")
     monkeypatch.setattr(os, "fchmod", lambda *_: pytest.fail("its rights were set"))
-    assert existing_user_folders(str(tmp_path), "own") == [folder]
+    assert list_user_folders(str(tmp_path), "own") == [folder]

@@ -16,7 +16,7 @@ ROOT = "imagematrix.common.suggestions"
 
 @pytest.fixture
 def sources():
-    return zipapp_writer.sources([ROOT], ["imagematrix/hardware/vendors/cuda.json"])
+    return zipapp_writer.collect_sources([ROOT], ["imagematrix/hardware/vendors/cuda.json"])
 
 
 @pytest.fixture(autouse=True)
@@ -37,22 +37,22 @@ def test_it_has_what_the_roots_import_and_read(sources):
         "imagematrix/errors.py",
         "imagematrix/hardware/vendors/cuda.json",
     ]
-    assert "imagematrix/common/units.py" in zipapp_writer.sources(
+    assert "imagematrix/common/units.py" in zipapp_writer.collect_sources(
         ["imagematrix.integrations.swarm.resources"]
     )  # in a function
     # For type checkers only.
-    assert "imagematrix/integrations/swarm/nodes.py" not in zipapp_writer.sources(
+    assert "imagematrix/integrations/swarm/nodes.py" not in zipapp_writer.collect_sources(
         ["imagematrix.integrations.swarm.reservation"]
     )
 
 
 def test_the_same_contents_give_the_same_bytes(sources):
     backwards = dict(reversed(sources.items()))
-    assert zipapp_writer.archive(sources) == zipapp_writer.archive(backwards)
+    assert zipapp_writer.write_archive(sources) == zipapp_writer.write_archive(backwards)
 
 
 def test_the_archive_follows_its_head():
-    raw = zipapp_writer.archive({"b": bytes(1000), "a": bytes(1000)}, b"#!/bin/sh\n", stored={"a"})
+    raw = zipapp_writer.write_archive({"b": bytes(1000), "a": bytes(1000)}, b"#!/bin/sh\n", stored={"a"})
     assert raw.startswith(b"#!/bin/sh\n")
     with zipfile.ZipFile(io.BytesIO(raw)) as archive:
         small, large = archive.getinfo("b"), archive.getinfo("a")
@@ -62,8 +62,11 @@ def test_the_archive_follows_its_head():
 
 def test_python_runs_it(tmp_path):
     file = tmp_path / "program.pyz"
-    contents = {"__main__.py": zipapp_writer.main("said"), "said.py": b"def main():\n    print('hello')\n"}
-    file.write_bytes(zipapp_writer.archive(contents))
+    contents = {
+        "__main__.py": zipapp_writer.make_main("said"),
+        "said.py": b"def main():\n    print('hello')\n",
+    }
+    file.write_bytes(zipapp_writer.write_archive(contents))
     done = subprocess.run([sys.executable, "-I", "-S", file], capture_output=True, text=True, check=True)
     assert done.stdout == "hello\n"
 
@@ -71,9 +74,11 @@ def test_python_runs_it(tmp_path):
 @pytest.mark.parametrize("compiled", [True, False])
 def test_modules_are_imported_compiled_or_not(tmp_path, compiled):
     modules = {f"a{compiled}/__init__.py": b"", f"a{compiled}/b.py": b'"""Text."""\nWORD = 7\n'}
-    contents = {**modules, zipapp_writer.COMPILED: zipapp_writer.compiled(modules)} if compiled else modules
+    contents = (
+        {**modules, zipapp_writer.COMPILED: zipapp_writer.compile_modules(modules)} if compiled else modules
+    )
     file = tmp_path / "program.pyz"
-    file.write_bytes(zipapp_writer.archive(contents))
+    file.write_bytes(zipapp_writer.write_archive(contents))
     zipapp_start.prepare(str(file))
     assert not gc.isenabled()
     imported = importlib.import_module(f"a{compiled}.b")

@@ -11,7 +11,7 @@ from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan.planner import PlanContext, plan
 from imagematrix.hardware.host.host import Host
 from imagematrix.images.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
-from imagematrix.selection.select import explain
+from imagematrix.selection.selector import explain
 
 SCHEMAS = {path.name.removesuffix(".json"): path for path in (files("imagematrix") / "schemas").iterdir()}
 DIGEST = f"sha256:{'0' * 64}"

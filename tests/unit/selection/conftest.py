@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from imagematrix.selection.candidate import results
-from imagematrix.selection.target import Target
+from imagematrix.selection.candidate import evaluate_rules
+from imagematrix.selection.selection_target import Target
 
 
 @pytest.fixture(scope="module")
@@ -14,7 +14,7 @@ def judge():
 
     def ask(rule, host, variant, **options):
         target = Target(host=host, gpus=options.pop("gpus", host.gpus), **options)
-        done = {result.rule: result for result in results(target, variant)}
+        done = {result.rule: result for result in evaluate_rules(target, variant)}
         return done.get(rule)
 
     return ask

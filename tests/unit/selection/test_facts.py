@@ -13,11 +13,11 @@ from strategies import allowed, catalogs, hosts, variants
 from imagematrix.common.record import Record, replace
 from imagematrix.hardware.host.host import Accelerator, Cpu, Driver, Gpu, Host, MigDevice
 from imagematrix.selection.decision import Decision
-from imagematrix.selection.hardware import FACTS, LABEL, hardware
+from imagematrix.selection.hardware_key import FACTS, LABEL, make_hardware_key
 from imagematrix.selection.order import BY_NAME
-from imagematrix.selection.question import Question
+from imagematrix.selection.query import Query
 from imagematrix.selection.rules import RULES
-from imagematrix.selection.target import Target
+from imagematrix.selection.selection_target import Target
 
 OWNERS: dict[str, Any] = {"": Host, "cpu": Cpu, "driver": Driver, "gpus": Gpu}
 # Other values for the facts of a host that nothing reads.
@@ -68,9 +68,9 @@ def recorded(host, *, allow_cpu=False):
 
 def ask(rule, target, variant):
     """Evaluate a rule except for its reason; return the verdict."""
-    ok = rule.holds(target, variant)
+    ok = rule.is_satisfied(target, variant)
     if not ok:
-        rule.gap(target, variant)
+        rule.distance(target, variant)
     return ok
 
 
@@ -107,7 +107,7 @@ def test_shipped_profiles_read_only_declared_facts(profiles, shipped_catalog):
 
 def test_undeclared_fact_is_detected(make):
     (fatbin,) = (rule for rule in RULES if rule.name == "fatbin")
-    careless = replace(fatbin, holds=lambda target, _: target.gpus[0].memory_mib > 80_000, facts=())
+    careless = replace(fatbin, is_satisfied=lambda target, _: target.gpus[0].memory_mib > 80_000, facts=())
     target, reads = recorded(make.host(make.gpu(memory_mib=46_068)))
     assert not ask(careless, target, make.variant(compressed_fatbin=True))
     assert reads == {"gpus.memory_mib", "driver.version"}
@@ -154,7 +154,7 @@ def changed(host, facts):
 
 def answer(host, catalog, *, allow_cpu):
     """Return everything that a new decision about a host contains."""
-    decision = Decision(Question(catalog, ()), Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu))
+    decision = Decision(Query(catalog, ()), Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu))
     why = decision.ambiguity, decision.miss, decision.candidates
     return decision.variant, decision.fits, decision.differing, why
 
@@ -162,7 +162,7 @@ def answer(host, catalog, *, allow_cpu):
 @given(hosts, catalogs, allowed)
 def test_hosts_with_equal_facts_get_equal_answers(host, catalog, allow_cpu):
     twin = changed(host, UNREAD)
-    one, other = (hardware(some, some.gpus, allow_cpu=allow_cpu) for some in (host, twin))
+    one, other = (make_hardware_key(some, some.gpus, allow_cpu=allow_cpu) for some in (host, twin))
     assert one == other
     assert answer(host, catalog, allow_cpu=allow_cpu) == answer(twin, catalog, allow_cpu=allow_cpu)
 
@@ -179,7 +179,7 @@ def test_hosts_that_differ_in_a_fact_are_different_hardware(make):
             others[fact] = replace(host, gpus=tuple(replace(gpu, **{name: "other"}) for gpu in host.gpus))
         else:
             others[fact] = replace(host, **{path: replace(getattr(host, path), **{name: "other"})})
-    keys = {hardware(one, one.gpus, allow_cpu=False) for one in (host, *others.values())}
+    keys = {make_hardware_key(one, one.gpus, allow_cpu=False) for one in (host, *others.values())}
     assert len(keys) == 1 + len(others)
 
 
@@ -212,8 +212,8 @@ def test_equal_needs_have_equal_verdicts(host, variant, other, allow_cpu):
         twin = replace(variant, **{field: getattr(other, field)})
         for rule in RULES:
             if rule.need(variant) == rule.need(twin) is not None:
-                assert rule.holds(target, variant) is rule.holds(target, twin)
-                assert rule.distance(target, variant) == rule.distance(target, twin)
+                assert rule.is_satisfied(target, variant) is rule.is_satisfied(target, twin)
+                assert rule.refusal_distance(target, variant) == rule.refusal_distance(target, twin)
         for criterion in BY_NAME.values():
             if criterion.need(variant) == criterion.need(twin):
                 assert criterion.score(target, variant) == criterion.score(target, twin)

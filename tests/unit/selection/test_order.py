@@ -10,10 +10,10 @@ import pytest
 from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog.catalog import CRITERIA, Catalog
-from imagematrix.selection.index import Index
-from imagematrix.selection.order import key, order
-from imagematrix.selection.select import select
-from imagematrix.selection.target import Target
+from imagematrix.selection.order import make_sort_key, order_criteria
+from imagematrix.selection.selection_target import Target
+from imagematrix.selection.selector import select
+from imagematrix.selection.variant_index import VariantIndex
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +22,11 @@ def first():
 
     def ask(target, *variants):
         result = {
-            min(some, key=lambda variant: key(order(), target, variant))
+            min(some, key=lambda variant: make_sort_key(order_criteria(), target, variant))
             for some in itertools.permutations(variants)
         }
         (best,) = result
-        index = Index(variants, order())
+        index = VariantIndex(variants, order_criteria())
         assert index.best(target, index.everything) is best
         return best.reference
 
@@ -161,7 +161,15 @@ def test_catalog_preference_reorders_criteria(target, make):
 
 
 def test_criteria_without_preference_keep_their_order():
-    assert [order().index(criterion) for criterion in order(("cpu-flags", "cuda"))] == [0, 6, 3, 1, 2, 4, 5]
+    assert [order_criteria().index(criterion) for criterion in order_criteria(("cpu-flags", "cuda"))] == [
+        0,
+        6,
+        3,
+        1,
+        2,
+        4,
+        5,
+    ]
 
 
 # The variants that say nothing of what a criterion compares, each with another that does.

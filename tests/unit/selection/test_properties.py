@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from strategies import FLAGS, allowed, catalogs, hosts, variants
 
 from imagematrix.errors import ImagematrixError
-from imagematrix.hardware.gpu_request.spec import among, candidates, exactly
-from imagematrix.selection.candidate import results
-from imagematrix.selection.hardware import sample
-from imagematrix.selection.index import Index
-from imagematrix.selection.order import key, order
-from imagematrix.selection.select import explain, select, select_many, serving
+from imagematrix.hardware.gpu_request.spec import find_candidates, make_exact_spec, select_gpus
+from imagematrix.selection.candidate import evaluate_rules
+from imagematrix.selection.hardware_key import keep_distinct_gpus
+from imagematrix.selection.order import make_sort_key, order_criteria
 from imagematrix.selection.selection import NothingFits
-from imagematrix.selection.target import Target
+from imagematrix.selection.selection_target import Target
+from imagematrix.selection.selector import explain, find_feasible_gpu_sets, select, select_many
+from imagematrix.selection.variant_index import VariantIndex
 
 
 def fits(host, variant, *, allow_cpu):
     """Whether a variant fits according to each rule alone."""
     target = Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu)
-    return all(result.ok for result in results(target, variant))
+    return all(result.ok for result in evaluate_rules(target, variant))
 
 
 def outcome(host, catalog, **options):
@@ -65,7 +65,11 @@ def plus(catalog, *more):
 def test_selected_variant_is_the_minimum_of_those_that_fit(host, catalog, allow_cpu):
     fitting = [variant for variant in catalog.variants if fits(host, variant, allow_cpu=allow_cpu)]
     target = Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu)
-    expected = min(fitting, key=lambda variant: key(order(catalog.prefer), target, variant), default=None)
+    expected = min(
+        fitting,
+        key=lambda variant: make_sort_key(order_criteria(catalog.prefer), target, variant),
+        default=None,
+    )
     assert explain(host, catalog, allow_cpu=allow_cpu).variant is expected
 
 
@@ -132,8 +136,8 @@ def test_select_many_equals_select_per_host(some, catalog, allow_cpu, wanted):
 def test_nearest_variant_is_the_first_candidate(host, catalog, allow_cpu):
     selection = explain(host, catalog, allow_cpu=allow_cpu)
     if selection.selected is None and catalog.variants:
-        index = Index(catalog.variants, order(catalog.prefer))
-        target = sample(Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu))
+        index = VariantIndex(catalog.variants, order_criteria(catalog.prefer))
+        target = keep_distinct_gpus(Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu))
         assert index.nearest(target).reference == selection.candidates[0].reference
 
 
@@ -141,13 +145,13 @@ def test_nearest_variant_is_the_first_candidate(host, catalog, allow_cpu):
 def test_serving_lists_every_gpu_set_that_a_variant_fits(host, catalog, count):
     if count > sum(gpu.state == "ok" for gpu in host.gpus):
         return
-    choice = candidates(host.gpus, count)
-    choices = serving(host, catalog, choice)
+    choice = find_candidates(host.gpus, count)
+    choices = find_feasible_gpu_sets(host, catalog, choice)
     assert {one.count for one in choices} == {count}
     possible = {
         some
         for some in combinations(choice.gpus, count)
-        if explain(host, catalog, gpus=exactly(some)).variant
+        if explain(host, catalog, gpus=make_exact_spec(some)).variant
     }
     offered = {some for one in choices for some in combinations(one.gpus, count)}
     if possible:
@@ -160,14 +164,14 @@ def test_serving_lists_every_gpu_set_that_a_variant_fits(host, catalog, count):
 @given(hosts, catalogs)
 def test_serving_keeps_a_fixed_choice(host, catalog):
     for wanted in (None, "all", "none"):
-        choice = candidates(host.gpus, wanted)
-        assert serving(host, catalog, choice) == (choice,)
+        choice = find_candidates(host.gpus, wanted)
+        assert find_feasible_gpu_sets(host, catalog, choice) == (choice,)
 
 
 @given(hosts, catalogs, st.sampled_from([None, "none", "1", "device=0"]))
 def test_gpu_objects_and_gpu_names_are_equivalent(host, catalog, wanted):
     if host.gpus and all(gpu.usable for gpu in host.gpus):
-        gpus = among(host.gpus, wanted)
+        gpus = select_gpus(host.gpus, wanted)
         if gpus:
-            by_name = explain(host, catalog, gpus=exactly(gpus))
+            by_name = explain(host, catalog, gpus=make_exact_spec(gpus))
             assert explain(host, catalog, gpus=gpus).to_json() == by_name.to_json()

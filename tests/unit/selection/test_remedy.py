@@ -6,8 +6,8 @@ import pytest
 
 from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
-from imagematrix.selection.select import explain, select
 from imagematrix.selection.selection import NothingFits
+from imagematrix.selection.selector import explain, select
 
 K80 = {"compute": "3.7", "name": "Tesla K80", "pci_device_id": "102d", "brand": "tesla"}
 V100 = {"compute": "7.0", "name": "Tesla V100", "pci_device_id": "1db5", "brand": "tesla"}

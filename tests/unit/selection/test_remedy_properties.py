@@ -13,9 +13,9 @@ from imagematrix.common.record import replace
 from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host
 from imagematrix.hardware.vendors import cuda, device_code, marches
 from imagematrix.images.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
-from imagematrix.selection.candidate import results
-from imagematrix.selection.select import explain
-from imagematrix.selection.target import Target
+from imagematrix.selection.candidate import evaluate_rules
+from imagematrix.selection.selection_target import Target
+from imagematrix.selection.selector import explain
 
 # Nodes that work, with drivers old and new, and images that mostly need one or two other things.
 DRIVERS = (
@@ -99,9 +99,9 @@ def rebuilt(variant, axes):
     if "platform" in axes:
         facts |= {"platform": axes["platform"], "cpu_flags": frozenset(), "signed_returns": False}
     if "march" in axes:
-        facts |= {"cpu_flags": marches.required(axes["march"], "gcc-14"), "signed_returns": False}
+        facts |= {"cpu_flags": marches.get_required_flags(axes["march"], "gcc-14"), "signed_returns": False}
     if "compute" in axes:
-        facts |= {"cubins": (device_code.target(axes["compute"]),), "ptx": (), "device_code": ()}
+        facts |= {"cubins": (device_code.make_target(axes["compute"]),), "ptx": (), "device_code": ()}
     if "cuda" in axes:
         facts |= {"cuda": axes["cuda"]}
     if "driver" in axes:
@@ -111,7 +111,7 @@ def rebuilt(variant, axes):
         )
     made = replace(variant, **facts)
     if "compute" in axes:  # no toolkit builds what its compiler does not target
-        assert set(made.cubins) <= cuda.releases()[made.cuda].targets
+        assert set(made.cubins) <= cuda.load_releases()[made.cuda].targets
     return made
 
 
@@ -159,11 +159,11 @@ def check(host, catalog, allow_cpu):
                 variant = catalog_.variants[-1] if "matrix" in rule.change else candidate.variant
                 gpus = explain(host_, catalog_, **question).chosen_gpus
                 target = Target(host=host_, gpus=gpus, allow_cpu=question["allow_cpu"])
-                assert refused(results(target, variant)) <= named - {rule.rule}
+                assert refused(evaluate_rules(target, variant)) <= named - {rule.rule}
             elif (rule.fix or "").startswith("use t:"):
                 other = by_reference[rule.fix.split()[1].rstrip(",")]
                 target = Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu)
-                assert refused(results(target, other)) < named
+                assert refused(evaluate_rules(target, other)) < named
 
 
 @given(hosts, catalogs, allowed)

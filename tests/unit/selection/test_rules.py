@@ -6,9 +6,9 @@ from importlib import import_module
 
 import pytest
 
-from imagematrix.selection.candidate import results
+from imagematrix.selection.candidate import evaluate_rules
 from imagematrix.selection.rules import RULES
-from imagematrix.selection.target import Target
+from imagematrix.selection.selection_target import Target
 
 DRIVER = ("driver-exact", "driver-compat", "driver-gpu", "driver-cuda")
 CONTRACT = ("platform", *DRIVER, "device-code", "fatbin", "cpu")
@@ -79,7 +79,7 @@ def test_every_reason_is_one_line(make):
     )
     for driver in (make.umd("exact", "550.163.01"), make.umd("compat", "550.163.01"), make.umd("host")):
         ptx = [("89", "8.4")]
-        for result in results(
+        for result in evaluate_rules(
             target, make.variant(driver=driver, ptx=ptx, compressed_fatbin=True, cpu_flags=frozenset("z"))
         ):
             assert "\n" not in result.why

@@ -87,7 +87,7 @@ def test_tables_match_the_targets_of_the_wheels(macro):
     names = macro('{% import "cuda_wheels.j2" as known %}{{ known.WHEELS | join(" ") }}').split()
     assert len(names) > 1
     for name in names:
-        assert {"100", "103", "120", "121"} <= cuda.release(name).targets
+        assert {"100", "103", "120", "121"} <= cuda.get_release(name).targets
 
 
 PIP = "pip==26.3"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from imagematrix.audit.binaries.elf import Elf
     from imagematrix.audit.binaries.window import Window
 
-__all__ = ["chosen", "chosen_file", "signs"]
+__all__ = ["find_dispatch_signs", "is_cpu_specific_file", "is_cpu_specific_name"]
 
 # Names of CPUs, of their instruction sets and registers, as in foo.avx2, foo_HASWELL, N_AVX512_SKX,
 # libggml-cpu-haswell.so.
@@ -44,28 +44,28 @@ SEARCHED = 64 << 20  # bytes
 MOST_RELOCATIONS = 2_000_000
 
 
-def chosen(name: str) -> bool:
+def is_cpu_specific_name(name: str) -> bool:
     """Whether a function's name says that it is for certain CPUs."""
     return FLAVOUR.search(name) is not None
 
 
-def chosen_file(path: str) -> bool:
+def is_cpu_specific_file(path: str) -> bool:
     """Whether a file's path says that it is loaded only on certain CPUs."""
     folder, name = posixpath.split(path)
-    return HWCAPS in folder.split("/") or chosen(name)
+    return HWCAPS in folder.split("/") or is_cpu_specific_name(name)
 
 
-def signs(elf: Elf, window: Window) -> Iterator[str]:
+def find_dispatch_signs(elf: Elf, window: Window) -> Iterator[str]:
     """Yield the evidence that a file detects the CPU, apart from its instructions."""
     wanted: list[int] = []
     indirect = False
-    for symbol in functions.symbols(elf, window):
+    for symbol in functions.list_symbols(elf, window):
         indirect |= symbol.kind == functions.IFUNC
         if symbol.dynamic and symbol.section == functions.UNDEFINED:
             wanted.append(symbol.name)
     if indirect or any(_indirect(elf, window)):
         yield "ifunc"
-    yield from sorted({name for name in functions.names(wanted, window) if DETECTION.search(name)})
+    yield from sorted({name for name in functions.list_names(wanted, window) if DETECTION.search(name)})
     for section in elf.named(".rodata"):
         for at in range(0, min(section.size, SEARCHED), PIECE):
             raw = window.at(section.offset + at, min(PIECE + len(TEXTS[0]), section.size - at))

@@ -29,11 +29,11 @@ __all__ = [
     "Body",
     "Symbol",
     "Text",
-    "always_run",
-    "exported",
-    "functions",
-    "names",
-    "symbols",
+    "list_always_run",
+    "list_exported",
+    "list_functions",
+    "list_names",
+    "list_symbols",
 ]
 
 MOST = 2_000_000  # functions of a file, some of them twice
@@ -82,7 +82,7 @@ class Symbol:
     dynamic: bool
 
 
-def functions(elf: Elf, window: Window) -> tuple[array[int], array[int]]:
+def list_functions(elf: Elf, window: Window) -> tuple[array[int], array[int]]:
     """Return the addresses of the functions, sorted and without repetition, and their sizes, 0 if unknown.
 
     There may be a million functions. A list of pairs would then take 200 MB.
@@ -102,7 +102,7 @@ def functions(elf: Elf, window: Window) -> tuple[array[int], array[int]]:
     return starts, sizes
 
 
-def symbols(elf: Elf, window: Window) -> Iterator[Symbol]:
+def list_symbols(elf: Elf, window: Window) -> Iterator[Symbol]:
     """Yield the symbols for functions, and the symbols that other files define."""
     left = MOST_SYMBOLS
     for table, texts in TABLES:
@@ -125,7 +125,7 @@ def symbols(elf: Elf, window: Window) -> Iterator[Symbol]:
                     )
 
 
-def names(offsets: Iterable[int], window: Window) -> Iterator[str]:
+def list_names(offsets: Iterable[int], window: Window) -> Iterator[str]:
     """Yield the names at these offsets in the file."""
     for offset in offsets:
         yield window.at(offset, LONGEST).partition(b"\0")[0].decode("utf-8", "replace")
@@ -133,7 +133,9 @@ def names(offsets: Iterable[int], window: Window) -> Iterator[str]:
 
 def _packed(elf: Elf, window: Window) -> Iterator[int]:
     """Yield the address and the size of each function, packed into one number; some functions come twice."""
-    named = ((symbol.address, symbol.size) for symbol in symbols(elf, window) if symbol.section != UNDEFINED)
+    named = (
+        (symbol.address, symbol.size) for symbol in list_symbols(elf, window) if symbol.section != UNDEFINED
+    )
     for start, size in chain(_frames(elf, window), named):
         if start in ADDRESSES:
             yield start << SIZE_BITS | min(size, LARGEST)
@@ -165,12 +167,12 @@ def _frames(elf: Elf, window: Window) -> Iterator[tuple[int, int]]:
             at += here
 
 
-def always_run(elf: Elf, window: Window) -> set[int]:
+def list_always_run(elf: Elf, window: Window) -> set[int]:
     """Return the addresses of the functions that always run: the entry point, main and constructors."""
     addresses = {elf.entry} if elf.entry else set()
     addresses.update(
         symbol.address
-        for symbol in symbols(elf, window)
+        for symbol in list_symbols(elf, window)
         if _here(symbol) and window.at(symbol.name, len(MAIN)) == MAIN
     )
     addresses.update(section.address for section in elf.named(INITIAL))
@@ -178,9 +180,9 @@ def always_run(elf: Elf, window: Window) -> set[int]:
     return addresses
 
 
-def exported(elf: Elf, window: Window) -> Iterator[int]:
+def list_exported(elf: Elf, window: Window) -> Iterator[int]:
     """Yield the addresses of the functions that other files may call."""
-    for symbol in symbols(elf, window):
+    for symbol in list_symbols(elf, window):
         if _here(symbol) and symbol.dynamic and symbol.binding != LOCAL and symbol.visibility not in HIDDEN:
             yield symbol.address
 
@@ -226,7 +228,7 @@ class Text:
     def __init__(self, elf: Elf, window: Window, sections: Sequence[Section]) -> None:
         self._window = window
         self._sections = sorted(sections, key=lambda section: section.address)
-        self._starts, self._sizes = functions(elf, window)
+        self._starts, self._sizes = list_functions(elf, window)
 
     def bodies(self) -> Iterator[Body]:
         """Yield all code, sorted by address. Bytes between functions are bodies that are not `bounded`."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from imagematrix.audit.binaries.elf import Elf
     from imagematrix.audit.binaries.window import Window
 
-__all__ = ["flags"]
+__all__ = ["find_go_flags"]
 
 SECTION = ".go.buildinfo"
 MAGIC = b"\xff Go buildinf:"
@@ -27,7 +27,7 @@ FIRST_WITH_ATOMICS = (8, 1)  # versions of the architecture: those from here on 
 OPTIONS = {b"lse": frozenset(["atomics"]), b"crypto": frozenset(["aes", "pmull", "sha1", "sha2"])}
 
 
-def flags(elf: Elf, window: Window) -> frozenset[str]:
+def find_go_flags(elf: Elf, window: Window) -> frozenset[str]:
     """Return the flags beyond the baseline for which Go compiled a program; none if something else did."""
     for section in elf.named(SECTION):
         raw = window.at(section.offset, min(section.size, LARGEST))

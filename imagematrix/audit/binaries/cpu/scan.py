@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from imagematrix.audit.binaries.elf import Elf, Section
     from imagematrix.audit.binaries.window import Window
 
-    # Starts to scan a file, and returns a function that waits for the result; see `scan`.
+    # Starts to scan a file, and returns a function that waits for the result; see `scan_file`.
     StartScan = Callable[[str, Elf, Window], Callable[[], HostCode]]
 
-__all__ = ["Decoder", "code_sections", "decodable", "scan", "scan_later"]
+__all__ = ["Decoder", "is_decodable", "list_code_sections", "scan_file", "scan_later"]
 
 FEWEST = 20  # functions for which a compiler had the choice; fewer are no evidence
 NEARLY_ALL = 0.8  # of these functions
@@ -81,12 +81,12 @@ class Decoder(Protocol):
         """Yield the addresses that a function computes, for example to pass a callback."""
 
 
-def decodable(elf: Elf, window: Window) -> bool:
+def is_decodable(elf: Elf, window: Window) -> bool:
     """Whether a file is a program or a library with code that can be decoded."""
     return elf.linked and elf.machine in MACHINES and window.at(4, len(WIDE)) == WIDE
 
 
-def code_sections(elf: Elf) -> list[Section]:
+def list_code_sections(elf: Elf) -> list[Section]:
     """Return the sections of a file with code to decode."""
     return [
         section for section in elf.sections if section.flags & CODE and not section.name.startswith(LINKAGE)
@@ -94,14 +94,14 @@ def code_sections(elf: Elf) -> list[Section]:
 
 
 def scan_later(path: str, elf: Elf, window: Window) -> Callable[[], HostCode]:
-    """Return a function that returns the result of `scan`."""
-    return partial(scan, path, elf, window)
+    """Return a function that returns the result of `scan_file`."""
+    return partial(scan_file, path, elf, window)
 
 
-def scan(path: str, elf: Elf, window: Window) -> HostCode:
-    """Return the CPU flags that the code of a `decodable` file needs; `whole` is False without a decoder."""
-    sections = code_sections(elf)
-    stated = go_build.flags(elf, window)
+def scan_file(path: str, elf: Elf, window: Window) -> HostCode:
+    """Return the CPU flags that a decodable file's code needs; `whole` is False without a decoder."""
+    sections = list_code_sections(elf)
+    stated = go_build.find_go_flags(elf, window)
     decoder = _decoder(elf.machine) if sections else None
     if decoder is None:
         return HostCode(required=stated, whole=False)
@@ -112,18 +112,18 @@ def scan(path: str, elf: Elf, window: Window) -> HostCode:
         return HostCode(required=stated, whole=text.known)
     counts = Counter(flag for own in carriers.values() for flag in own)
     names, by_name = _named(elf, window, carriers)
-    if dispatch.chosen_file(path) or dispatch.chosen_file(elf.soname or ""):
+    if dispatch.is_cpu_specific_file(path) or dispatch.is_cpu_specific_file(elf.soname or ""):
         by_name = set(carriers)
     for start in by_name:
         del carriers[start]  # the rest is free: no name says that it is chosen by the CPU
     free = _union(carriers.values())
-    signs = (["cpuid"] if detecting else []) + sorted(set(dispatch.signs(elf, window)))
-    first = functions.always_run(elf, window) | _mains(elf, text, decoder)
+    signs = (["cpuid"] if detecting else []) + sorted(set(dispatch.find_dispatch_signs(elf, window)))
+    first = functions.list_always_run(elf, window) | _mains(elf, text, decoder)
     if signs:
         bodies = [body for address in first if (body := text.body(address)) and body.bounded]
         required = _union(carriers.get(body.start, ()) for body in bodies if body.start not in detecting)
     else:
-        first.update(functions.exported(elf, window))
+        first.update(functions.list_exported(elf, window))
         required = _reached(text, decoder, first, carriers, by_name)
     required |= stated
     probable, partial = _compiled_for(carriers, older, decoder.newer)
@@ -229,11 +229,11 @@ def _named(
     """
     first: dict[str, list[str]] = defaultdict(list)
     by_name: set[int] = set()
-    for symbol in functions.symbols(elf, window):
+    for symbol in functions.list_symbols(elf, window):
         if symbol.section == functions.UNDEFINED or symbol.address not in carriers:
             continue
-        (name,) = functions.names([symbol.name], window)
-        if dispatch.chosen(name):
+        (name,) = functions.list_names([symbol.name], window)
+        if dispatch.is_cpu_specific_name(name):
             by_name.add(symbol.address)
         for flag in carriers[symbol.address]:
             examples = first[flag]

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Self, cast
 
 from imagematrix.audit.binaries import elf
-from imagematrix.audit.binaries.cpu.scan import code_sections, scan, scan_later
+from imagematrix.audit.binaries.cpu.scan import list_code_sections, scan_file, scan_later
 from imagematrix.audit.binaries.window import Window
 from imagematrix.common.child_modules import child_command
 from imagematrix.images.oci import deflate
@@ -40,7 +40,7 @@ class Scanners:
     """
 
     def __init__(self) -> None:
-        self._most = min(deflate.threads(), MOST)
+        self._most = min(deflate.count_threads(), MOST)
         self._threads = ThreadPoolExecutor(self._most, thread_name_prefix="scan")
         self._of_thread = threading.local()
         self._started: list[_Scanner] = []
@@ -60,13 +60,13 @@ class Scanners:
             scanner.close()
 
     def start_scan(self, path: str, headers: Elf, window: Window) -> Callable[[], HostCode]:
-        """Start to scan a `decodable` file, and return a function that waits for the result; see `scan`.
+        """Start to scan a `decodable` file, and return a function that waits for the result; see `scan_file`.
 
         The file of `window` has to stay open, with all of its bytes written. A small file is scanned by that
         function, and a large one without a process, because there may be no more, by a thread. The function
         raises EOFError if a process has ended, for example because memory was short.
         """
-        code = sum(section.size for section in code_sections(headers))
+        code = sum(section.size for section in list_code_sections(headers))
         if self._most == 1 or code < LARGE:
             return scan_later(path, headers, window)
         return self._threads.submit(self._scanned, path, window).result
@@ -124,7 +124,7 @@ class _Scanner:
         return None
 
     def scanned(self, descriptor: int, path: str, start: int, size: int) -> HostCode:
-        """Return what `scan` returns for a part of an open file, or raise what it raises.
+        """Return what `scan_file` returns for a part of an open file, or raise what it raises.
 
         Raises EOFError if the process has ended.
         """
@@ -180,9 +180,9 @@ def _end_with_input() -> None:
 
 def _scanned(descriptor: int, path: str, start: int, size: int) -> HostCode:
     window = Window(cast("BinaryIO", _OpenFile(descriptor)), start, size)
-    headers = elf.read(window)
+    headers = elf.read_elf(window)
     assert headers is not None  # noqa: S101 - who asks has read them; for the type checker
-    return scan(path, headers, window)
+    return scan_file(path, headers, window)
 
 
 class _OpenFile(io.RawIOBase):

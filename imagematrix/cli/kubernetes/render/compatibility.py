@@ -17,7 +17,7 @@ def command(
     allow_cpu: AllowCpu = False,
 ) -> None:
     """Write an image-compatibility artifact of Node Feature Discovery for each variant."""
-    from imagematrix.integrations.kubernetes.workloads.compatibility import compatibility
+    from imagematrix.integrations.kubernetes.workloads.compatibility import make_compatibility
 
     variants = load_narrowed_catalog(image, catalog, where, policy).variants
-    print_manifests(compatibility(variant, allow_cpu=allow_cpu) for variant in variants)
+    print_manifests(make_compatibility(variant, allow_cpu=allow_cpu) for variant in variants)

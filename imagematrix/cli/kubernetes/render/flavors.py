@@ -19,8 +19,8 @@ def command(
     allow_cpu: AllowCpu = False,
 ) -> None:
     """Write a ResourceFlavor of Kueue for each class, or for those that --class names."""
-    from imagematrix.integrations.kubernetes.workloads.manifests import flavors
-    from imagematrix.integrations.kubernetes.workloads.placed import chosen
+    from imagematrix.integrations.kubernetes.workloads.manifests import make_flavors
+    from imagematrix.integrations.kubernetes.workloads.placement import choose_classes
 
     grouped = load_classes(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
-    print_manifests(flavors(chosen(grouped.classes, only or ())))
+    print_manifests(make_flavors(choose_classes(grouped.classes, only or ())))

@@ -19,7 +19,7 @@ from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.integrations.kubernetes.install.previous import Resource
+    from imagematrix.integrations.kubernetes.install.upgrade import Resource
 
 __all__ = ["command"]
 
@@ -109,13 +109,17 @@ def command(
         raise UsageError("--by is for --device-plugin")
     if kubelet and not (device_plugin or dra_driver):
         raise UsageError("--kubelet is for --device-plugin and --dra-driver")
-    from imagematrix.integrations.kubernetes.install import authority
-    from imagematrix.integrations.kubernetes.install.install import Installation, install, service_names
-    from imagematrix.integrations.kubernetes.install.previous import read, renewed
+    from imagematrix.integrations.kubernetes.install import certificates
+    from imagematrix.integrations.kubernetes.install.install import (
+        Installation,
+        make_manifests,
+        make_service_names,
+    )
+    from imagematrix.integrations.kubernetes.install.upgrade import read_installation, renew_certificate
     from imagematrix.launcher.kubelet.sockets import ROOT_DIR
-    from imagematrix.selection.question import parse
+    from imagematrix.selection.query import parse_where
 
-    parse(where or ())  # an invalid condition would end the webhook
+    parse_where(where or ())  # an invalid condition would end the webhook
     asked = [word for condition in where or () for word in ("--where", condition)]
     installation = Installation(
         names=tuple(map(_registry_name, dict.fromkeys([image, *(more or ())]))),
@@ -132,14 +136,14 @@ def command(
         kubelet=kubelet or ROOT_DIR,
         events=events,
     )
-    names = service_names(installation.namespace)
-    given = authority.load(*tls, names[0]) if tls else None
+    names = make_service_names(installation.namespace)
+    given = certificates.load_certificate(*tls, names[0]) if tls else None
     if previous is None:
-        print_manifests(install(installation, given or authority.make(names)))
+        print_manifests(make_manifests(installation, given or certificates.make_certificate(names)))
         return
-    before = read(previous, installation.namespace)
-    certificate = renewed(before.tls, given, names, dt.datetime.now(dt.UTC))
-    made = list(install(installation, certificate, upgrade=True))
+    before = read_installation(previous, installation.namespace)
+    certificate = renew_certificate(before.tls, given, names, dt.datetime.now(dt.UTC))
+    made = list(make_manifests(installation, certificate, upgrade=True))
     print_manifests(made)
     kept = certificate.chain == before.tls.chain
     print_info("the certificate is kept" if kept else "the certificate is new; both authorities are trusted")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.cli.shared.output import print_document, warn
-from imagematrix.common.text import shortened, word
+from imagematrix.common.text import quote_word, shorten_words
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from imagematrix.integrations.kubernetes.client.objects import Manifest
-    from imagematrix.integrations.kubernetes.nodes.classes import Class, Classes
+    from imagematrix.integrations.kubernetes.nodes.classes import Classes, NodeClass
 
 __all__ = [
     "Arguments",
@@ -60,9 +60,9 @@ def require_registry(name: str) -> None:
 
 def print_manifests(documents: Iterable[Manifest]) -> None:
     """Print manifests as YAML."""
-    from imagematrix.integrations.kubernetes.client.yaml import dump
+    from imagematrix.integrations.kubernetes.client.yaml import dump_yaml
 
-    print_document(f"{dump(*documents)}\n")
+    print_document(f"{dump_yaml(*documents)}\n")
 
 
 def make_default_name(grouped: Classes) -> str:
@@ -70,9 +70,9 @@ def make_default_name(grouped: Classes) -> str:
     return grouped.catalog.image.rpartition("/")[2].replace("_", "-").replace(".", "-")[:63].strip("-")
 
 
-def warn_of_omitted(grouped: Classes, classes: Sequence[Class]) -> None:
+def warn_of_omitted(grouped: Classes, classes: Sequence[NodeClass]) -> None:
     """Warn of those of a cluster's classes and nodes that get no pods, and of images without a digest."""
-    from imagematrix.integrations.kubernetes.workloads.placed import RELABEL
+    from imagematrix.integrations.kubernetes.workloads.placement import RELABEL
 
     for each in classes:
         if each.miss:
@@ -93,6 +93,6 @@ def warn_of_omitted(grouped: Classes, classes: Sequence[Class]) -> None:
         image = f"{grouped.catalog.image}:{grouped.catalog.version}"
         warn(
             f"nothing fits {len(missing)} of {len(classes)} classes: "
-            f"{shortened([name for name, _ in missing], SHOWN)}",
-            f"`imagematrix kubernetes classes --image {word(image)} --nodes FILE` says why",
+            f"{shorten_words([name for name, _ in missing], SHOWN)}",
+            f"`imagematrix kubernetes classes --image {quote_word(image)} --nodes FILE` says why",
         )

@@ -34,11 +34,11 @@ def command(
     allow_cpu: AllowCpu = False,
 ) -> None:
     """Write an admission policy that gives pods the image of their class, for Kubernetes 1.36 and newer."""
-    from imagematrix.common.text import counted, shortened
-    from imagematrix.integrations.kubernetes.admission.admission import policy as admitting
-    from imagematrix.integrations.kubernetes.admission.policy import objects
+    from imagematrix.common.text import format_count, shorten_words
+    from imagematrix.integrations.kubernetes.admission.admission import make_policy as admitting
+    from imagematrix.integrations.kubernetes.admission.policy import make_policy_objects
     from imagematrix.integrations.kubernetes.nodes.labels import CLASS
-    from imagematrix.integrations.kubernetes.workloads.placed import require_labels
+    from imagematrix.integrations.kubernetes.workloads.placement import require_labels
 
     deny = is_denied(on_unknown)
     grouped = load_classes(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
@@ -48,11 +48,11 @@ def command(
         f"{make_default_name(grouped)}-{grouped.catalog.version}".lower().replace("_", "-").replace(".", "-")
     )
     made = admitting(used_as or version, grouped, deny=deny)
-    print_manifests(objects(made, name or named))
+    print_manifests(make_policy_objects(made, name or named))
     warn_of_omitted(grouped, grouped.classes)
     if made.left_out:
-        which = shortened(made.left_out, SHOWN)
+        which = shorten_words(made.left_out, SHOWN)
         warn(
-            f"no room in a policy for {counted(len(made.left_out), 'label')}: {which}",
+            f"no room in a policy for {format_count(len(made.left_out), 'label')}: {which}",
             f"let pods that select nodes by them also select {CLASS}",
         )

@@ -42,12 +42,12 @@ def command(
     allow_cpu: AllowCpu = False,
 ) -> None:
     """Write a DaemonSet for each class that pulls the class's image to its nodes, before a pod needs it."""
-    from imagematrix.integrations.kubernetes.workloads.placed import chosen
-    from imagematrix.integrations.kubernetes.workloads.prepull import prepull
+    from imagematrix.integrations.kubernetes.workloads.placement import choose_classes
+    from imagematrix.integrations.kubernetes.workloads.prepull import make_prepull_manifests
 
     grouped = load_classes(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
     require_registry(f"{grouped.catalog.image}:{grouped.catalog.version}")
-    classes = chosen(grouped.classes, only or ())
+    classes = choose_classes(grouped.classes, only or ())
     named = name or f"{make_default_name(grouped)[: LONGEST - len(SUFFIX)].rstrip('-')}{SUFFIX}"
-    print_manifests(prepull(named, classes, pause=pause, pull_secret=pull_secret))
+    print_manifests(make_prepull_manifests(named, classes, pause=pause, pull_secret=pull_secret))
     warn_of_omitted(grouped, classes)

@@ -94,12 +94,12 @@ def print_workload(
     policy: Path | None,
 ) -> None:
     """Print the manifests of a workload, and warn of classes that get no pods."""
-    from imagematrix.integrations.kubernetes.workloads.manifests import Workload, manifests
-    from imagematrix.integrations.kubernetes.workloads.placed import chosen
+    from imagematrix.integrations.kubernetes.workloads.manifests import Workload, make_workload_manifests
+    from imagematrix.integrations.kubernetes.workloads.placement import choose_classes
 
     grouped = load_classes(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
     require_registry(f"{grouped.catalog.image}:{grouped.catalog.version}")
-    classes = chosen(grouped.classes, only or ())
+    classes = choose_classes(grouped.classes, only or ())
     workload = Workload(
         name=name or make_default_name(grouped),
         arguments=tuple(arguments or ()),
@@ -108,5 +108,5 @@ def print_workload(
         pods=pods,
         pull_secret=pull_secret,
     )
-    print_manifests(manifests(kind, workload, classes))
+    print_manifests(make_workload_manifests(kind, workload, classes))
     warn_of_omitted(grouped, classes)

@@ -16,15 +16,20 @@ from operator import and_, eq, or_
 
 from imagematrix.errors import UsageError
 from imagematrix.integrations.kubernetes.nodes.labels import CLASS, FLAG
-from imagematrix.integrations.kubernetes.workloads.affinity import REQUIRED, integer, isin, required
-from imagematrix.integrations.kubernetes.workloads.placed import image
+from imagematrix.integrations.kubernetes.workloads.affinity import (
+    REQUIRED,
+    get_required_terms,
+    match_value_in,
+    parse_integer,
+)
+from imagematrix.integrations.kubernetes.workloads.placement import get_image
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any, Literal
 
-    from imagematrix.integrations.kubernetes.nodes.classes import Class, Classes
+    from imagematrix.integrations.kubernetes.nodes.classes import Classes, NodeClass
 
     Json = Mapping[str, Any]
     # The pod is too large to look at; it matches no class; no image fits; it needs several images.
@@ -47,7 +52,7 @@ __all__ = [
     "AdmissionPolicy",
     "PodClass",
     "admit",
-    "policy",
+    "make_policy",
 ]
 
 LISTS = ("initContainers", "containers", "ephemeralContainers")
@@ -117,7 +122,7 @@ class Admission:
     possible: tuple[str, ...] = ()
 
 
-def policy(name: str, grouped: Classes, *, deny: bool = False) -> AdmissionPolicy:
+def make_policy(name: str, grouped: Classes, *, deny: bool = False) -> AdmissionPolicy:
     """Return the policy for an image and the classes of a cluster.
 
     Raises UsageError if a class gets an image but its nodes lack the class label, which distinguishes them.
@@ -129,18 +134,18 @@ def policy(name: str, grouped: Classes, *, deny: bool = False) -> AdmissionPolic
                 remedy=f"label them with `imagematrix kubernetes labels`, such as {each.nodes[0].name}",
             )
     some, room = grouped.classes, _ExpressionRoom(len(grouped.classes))
-    nodes = [_values(each, NODE) for each in some]
+    nodes = [_list_values(each, NODE) for each in some]
     if not room.take(nodes):
         nodes = [()] * len(some)
-    keys = _distinguishing(some)
-    kept = [key for key in keys if room.take([(key, *_values(each, key)) for each in some])]
+    keys = _find_distinguishing_labels(some)
+    kept = [key for key in keys if room.take([(key, *_list_values(each, key)) for each in some])]
     return AdmissionPolicy(
         name=name,
         classes=tuple(
             PodClass(
                 name=each.name,
-                image=image(each.variant) if each.variant else "",
-                values={key: _values(each, key) for key in kept},
+                image=get_image(each.variant) if each.variant else "",
+                values={key: _list_values(each, key) for key in kept},
                 nodes=names,
             )
             for each, names in zip(some, nodes, strict=True)
@@ -159,33 +164,35 @@ def admit(pod: Json, policy: AdmissionPolicy, *, before: Json | None = None) -> 
     use the name before. Other images are never touched, so a second call changes nothing.
     """
     spec = pod["spec"]
-    had = {} if before is None else _using(before["spec"], policy.name)
-    uses = [path for container, path in _using(spec, policy.name).items() if container not in had]
+    had = {} if before is None else _find_containers_using(before["spec"], policy.name)
+    uses = [
+        path for container, path in _find_containers_using(spec, policy.name).items() if container not in had
+    ]
     if not uses:
         return Admission()
-    terms = required(spec)
-    wide = _wide(spec, terms or ())
+    terms = get_required_terms(spec)
+    wide = _is_too_wide(spec, terms or ())
     possible: list[PodClass] = []
     if not wide:
         possible = (
-            _possible(pod, policy)
+            _find_possible_classes(pod, policy)
             if before is None
-            else [each for each in policy.classes if _runs(pod, each)]
+            else [each for each in policy.classes if _runs_in_class(pod, each)]
         )
     images = [each.image for each in possible if each.image]
     if wide or len(set(images)) != 1:
         cause: Cause = "wide" if wide else "several" if images else "nothing" if possible else "nowhere"
         names = tuple(each.name for each in possible)
-        reason = _reason(policy.name, cause, names, new=before is None)
+        reason = _make_reason(policy.name, cause, names, new=before is None)
         return Admission(reason=reason, refused=policy.deny, cause=cause, possible=names)
     patch = [{"op": "replace", "path": path, "value": images[0]} for path in uses]
     if before is None:
         having = [each.name for each in policy.classes if each.image == images[0]]
-        patch += _affinity_operations(spec, terms, isin(CLASS, *having))
+        patch += _make_affinity_operations(spec, terms, match_value_in(CLASS, *having))
     return Admission(patch=tuple(patch))
 
 
-def _using(spec: Json, name: str) -> dict[object, str]:
+def _find_containers_using(spec: Json, name: str) -> dict[object, str]:
     """Return the path of the image of each container that uses the image `name`, by its list and its name."""
     return {
         (some, container.get("name", index)): f"/spec/{some}/{index}/image"
@@ -195,12 +202,12 @@ def _using(spec: Json, name: str) -> dict[object, str]:
     }
 
 
-def _runs(pod: Json, each: PodClass) -> bool:
+def _runs_in_class(pod: Json, each: PodClass) -> bool:
     """Whether the pod has a node, of this class."""
     return pod["spec"].get("nodeName") in each.nodes
 
 
-def _wide(spec: Json, terms: Sequence[Json]) -> bool:
+def _is_too_wide(spec: Json, terms: Sequence[Json]) -> bool:
     """Whether a pod asks for so much that looking at it would take long."""
     requirements = [term.get(name) or () for term in terms for name in REQUIREMENTS]
     lists = [*(spec.get(name) or () for name in LISTS), terms, *requirements]
@@ -209,9 +216,9 @@ def _wide(spec: Json, terms: Sequence[Json]) -> bool:
     )
 
 
-def _possible(pod: Json, policy: AdmissionPolicy) -> list[PodClass]:
+def _find_possible_classes(pod: Json, policy: AdmissionPolicy) -> list[PodClass]:
     """Return the classes on some node of which the pod may run, as far as the labels show."""
-    spec, holders = pod["spec"], _Holders(policy.classes)
+    spec, holders = pod["spec"], _ClassesByLabel(policy.classes)
     label = (pod.get("metadata", {}).get("labels") or {}).get(CLASS)
     wanted = [*(spec.get("nodeSelector") or {}).items()]
     if spec.get("nodeName"):
@@ -219,9 +226,9 @@ def _possible(pod: Json, policy: AdmissionPolicy) -> list[PodClass]:
     possible = holders.all
     for key, value in wanted:
         possible &= holders.of(key, partial(eq, value))
-    terms = required(spec)
+    terms = get_required_terms(spec)
     if terms is not None:
-        possible &= reduce(or_, (_matching(term, holders) for term in terms), 0)
+        possible &= reduce(or_, (_match_term(term, holders) for term in terms), 0)
     return [
         each
         for index, each in enumerate(policy.classes)
@@ -229,7 +236,7 @@ def _possible(pod: Json, policy: AdmissionPolicy) -> list[PodClass]:
     ]
 
 
-class _Holders:
+class _ClassesByLabel:
     """The classes of a policy that have a value of a label, as the bits of an integer.
 
     A class without the label may have any value. With sets of classes in place of one class at a time, a pod
@@ -257,38 +264,38 @@ class _Holders:
         return reduce(or_, (bits for value, bits in held if meets(value)), without)
 
 
-def _matching(term: Json, holders: _Holders) -> int:
+def _match_term(term: Json, holders: _ClassesByLabel) -> int:
     """Return the classes that may match a term; none matches a term without requirements."""
     asked = [every for name in REQUIREMENTS for every in term.get(name) or ()]
-    each = (holders.of(every["key"], _meeting(every)) for every in asked)
+    each = (holders.of(every["key"], _make_value_test(every)) for every in asked)
     return reduce(and_, each, holders.all) if asked else 0
 
 
-def _meeting(requirement: Json) -> Callable[[str], bool]:
+def _make_value_test(requirement: Json) -> Callable[[str], bool]:
     """Return whether a value of a label, or ABSENT, meets a requirement."""
     values = requirement.get("values") or []
-    bound, some = integer(values[0] if values else None), frozenset(values)
+    bound, some = parse_integer(values[0] if values else None), frozenset(values)
     meets: dict[str, Callable[[str], bool]] = {
         "In": some.__contains__,
         "NotIn": lambda value: value not in some,
         "Exists": lambda value: value != ABSENT,
         "DoesNotExist": lambda value: value == ABSENT,
-        "Gt": lambda value: _above(_number(value), bound),
-        "Lt": lambda value: _above(bound, _number(value)),
+        "Gt": lambda value: _is_above(_parse_number(value), bound),
+        "Lt": lambda value: _is_above(bound, _parse_number(value)),
     }
     return meets.get(requirement["operator"], lambda _: True)  # an operator that we do not know may match
 
 
 @lru_cache(VALUES)
-def _number(value: str) -> int | None:
-    return integer(value)
+def _parse_number(value: str) -> int | None:
+    return parse_integer(value)
 
 
-def _above(number: int | None, bound: int | None) -> bool:
+def _is_above(number: int | None, bound: int | None) -> bool:
     return number is not None and bound is not None and number > bound
 
 
-def _reason(name: str, cause: Cause, possible: Sequence[str], *, new: bool) -> str:
+def _make_reason(name: str, cause: Cause, possible: Sequence[str], *, new: bool) -> str:
     which = f"{len(possible)} classes" if len(possible) > SHOWN else ", ".join(possible)
     words = {
         "wide": WIDE,
@@ -299,7 +306,7 @@ def _reason(name: str, cause: Cause, possible: Sequence[str], *, new: bool) -> s
     return f"{name}: {words[cause]}"
 
 
-def _affinity_operations(
+def _make_affinity_operations(
     spec: Json, terms: Sequence[Json] | None, expression: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """Yield the operations that add a requirement to each term of a pod's node affinity."""
@@ -307,21 +314,21 @@ def _affinity_operations(
         selector = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
         current = spec.get("affinity")
         if current is None:
-            yield _add("/spec/affinity", {"nodeAffinity": {REQUIRED: selector}})
+            yield _make_add_operation("/spec/affinity", {"nodeAffinity": {REQUIRED: selector}})
         elif current.get("nodeAffinity") is None:
-            yield _add("/spec/affinity/nodeAffinity", {REQUIRED: selector})
+            yield _make_add_operation("/spec/affinity/nodeAffinity", {REQUIRED: selector})
         else:
-            yield _add(f"/spec/affinity/nodeAffinity/{REQUIRED}", selector)
+            yield _make_add_operation(f"/spec/affinity/nodeAffinity/{REQUIRED}", selector)
         return
     for index, term in enumerate(terms):
         if term.get("matchExpressions"):
-            yield _add(f"{NODE_TERMS}/{index}/matchExpressions/-", expression)
+            yield _make_add_operation(f"{NODE_TERMS}/{index}/matchExpressions/-", expression)
         elif term.get("matchFields"):
-            yield _add(f"{NODE_TERMS}/{index}/matchExpressions", [expression])
+            yield _make_add_operation(f"{NODE_TERMS}/{index}/matchExpressions", [expression])
         # A term without either matches no node, and must not start to match.
 
 
-def _add(path: str, value: object) -> dict[str, Any]:
+def _make_add_operation(path: str, value: object) -> dict[str, Any]:
     return {"op": "add", "path": path, "value": value}
 
 
@@ -343,7 +350,7 @@ class _ExpressionRoom:
         return True
 
 
-def _distinguishing(classes: Iterable[Class]) -> list[str]:
+def _find_distinguishing_labels(classes: Iterable[NodeClass]) -> list[str]:
     """Return the labels, and the name of the node, whose values differ between classes and are few enough.
 
     A node may have any number of labels of its own. So the class and the name come first, and then the labels
@@ -355,14 +362,14 @@ def _distinguishing(classes: Iterable[Class]) -> list[str]:
     )
     distinct = []
     for key in dict.fromkeys((CLASS, NODE, *sorted(counts, key=lambda key: (-counts[key], key)))):
-        values = [_values(each, key) for each in some]
+        values = [_list_values(each, key) for each in some]
         # The class label counts even if there is only one class: a pod may ask for another.
         if sum(map(len, values)) <= VALUES and (len(set(values)) > 1 or key == CLASS):
             distinct.append(key)
     return distinct
 
 
-def _values(each: Class, key: str) -> tuple[str, ...]:
+def _list_values(each: NodeClass, key: str) -> tuple[str, ...]:
     if key == NODE:
         return tuple(node.name for node in each.nodes)
     return tuple(sorted({node.labels.get(key, ABSENT) for node in each.nodes}))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagematrix.integrations.kubernetes.admission.admission import AdmissionPolicy, policy
-from imagematrix.integrations.kubernetes.nodes.classes import Classes, classes, labelled
+from imagematrix.integrations.kubernetes.admission.admission import AdmissionPolicy, make_policy
+from imagematrix.integrations.kubernetes.nodes.classes import Classes, classify_nodes, split_by_label
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.integrations.kubernetes.nodes.nodes import ClusterNode
-    from imagematrix.selection.question import Where
+    from imagematrix.selection.query import Where
 
-__all__ = ["ClusterPolicy", "cluster_policy"]
+__all__ = ["ClusterPolicy", "make_cluster_policy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,7 +31,7 @@ class ClusterPolicy:
     left_out: tuple[str, ...] = ()
 
 
-def cluster_policy(
+def make_cluster_policy(
     nodes: Iterable[ClusterNode],
     catalog: Catalog,
     *,
@@ -42,9 +42,9 @@ def cluster_policy(
 ) -> ClusterPolicy:
     """Return the ClusterPolicy of a cluster; `name` is what pods call the image, by default IMAGE:VERSION.
 
-    The other options are those of `classes` and `policy`, and so are the errors.
+    The other options are those of `classify_nodes` and `make_policy`, and so are the errors.
     """
-    matching, others = labelled(nodes)
-    grouped = classes(matching, catalog, allow_cpu=allow_cpu, where=where)
-    made = policy(name or f"{catalog.image}:{catalog.version}", grouped, deny=deny)
+    matching, others = split_by_label(nodes)
+    grouped = classify_nodes(matching, catalog, allow_cpu=allow_cpu, where=where)
+    made = make_policy(name or f"{catalog.image}:{catalog.version}", grouped, deny=deny)
     return ClusterPolicy(grouped=grouped, policy=made, left_out=tuple(others))

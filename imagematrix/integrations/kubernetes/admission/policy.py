@@ -24,7 +24,7 @@ from imagematrix.integrations.kubernetes.admission.admission import (
     WIDE,
     WIDEST,
 )
-from imagematrix.integrations.kubernetes.client.objects import manifest
+from imagematrix.integrations.kubernetes.client.objects import make_manifest
 from imagematrix.integrations.kubernetes.nodes.labels import CLASS
 from imagematrix.integrations.kubernetes.workloads.affinity import INTEGER, REQUIRED
 
@@ -35,7 +35,15 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.admission.admission import AdmissionPolicy, PodClass
     from imagematrix.integrations.kubernetes.client.objects import Manifest
 
-__all__ = ["API", "mutation", "objects", "refusal", "rules", "used", "variables"]
+__all__ = [
+    "API",
+    "make_mutation",
+    "make_policy_objects",
+    "make_refusal",
+    "make_rules",
+    "make_use_condition",
+    "make_variables",
+]
 
 API = "admissionregistration.k8s.io/v1"
 LONGEST = 90_000  # characters of an expression; the API server accepts 100,000
@@ -47,14 +55,14 @@ TERMS = f"{SELECTOR}.nodeSelectorTerms"
 NEW = "request.operation == 'CREATE'"  # only then is there no `oldObject`
 
 
-def objects(policy: AdmissionPolicy, name: str) -> Iterator[Manifest]:
+def make_policy_objects(policy: AdmissionPolicy, name: str) -> Iterator[Manifest]:
     """Yield the mutating policy and its binding; for a policy that denies, also the validating ones.
 
     Raises UsageError if there are too many classes for an expression in CEL.
     """
-    condition = {"name": "uses-the-image", "expression": used(policy)}
-    shared = {"matchConstraints": {"resourceRules": rules()}, "matchConditions": [condition]}
-    named = [{"name": key, "expression": text} for key, text in variables(policy).items()]
+    condition = {"name": "uses-the-image", "expression": make_use_condition(policy)}
+    shared = {"matchConstraints": {"resourceRules": make_rules()}, "matchConditions": [condition]}
+    named = [{"name": key, "expression": text} for key, text in make_variables(policy).items()]
     longest = max(named, key=lambda variable: len(variable["expression"]))
     if len(longest["expression"]) > LONGEST:
         raise UsageError(
@@ -66,21 +74,24 @@ def objects(policy: AdmissionPolicy, name: str) -> Iterator[Manifest]:
         "failurePolicy": "Fail" if policy.deny else "Ignore",
         "reinvocationPolicy": "IfNeeded",
         "variables": named,
-        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": mutation(policy)}}],
+        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": make_mutation(policy)}}],
     }
-    yield manifest(API, "MutatingAdmissionPolicy", name, spec=mutating)
-    yield manifest(API, "MutatingAdmissionPolicyBinding", name, spec={"policyName": name})
+    yield make_manifest(API, "MutatingAdmissionPolicy", name, spec=mutating)
+    yield make_manifest(API, "MutatingAdmissionPolicyBinding", name, spec={"policyName": name})
     if policy.deny:
-        validation = {"expression": f"!({used(policy)})", "messageExpression": refusal(policy)}
+        validation = {
+            "expression": f"!({make_use_condition(policy)})",
+            "messageExpression": make_refusal(policy),
+        }
         validating = {**shared, "failurePolicy": "Fail", "variables": named, "validations": [validation]}
-        yield manifest(API, "ValidatingAdmissionPolicy", name, spec=validating)
+        yield make_manifest(API, "ValidatingAdmissionPolicy", name, spec=validating)
         binding = {"policyName": name, "validationActions": ["Deny"]}
-        yield manifest(API, "ValidatingAdmissionPolicyBinding", name, spec=binding)
+        yield make_manifest(API, "ValidatingAdmissionPolicyBinding", name, spec=binding)
 
 
-def variables(policy: AdmissionPolicy) -> dict[str, str]:
+def make_variables(policy: AdmissionPolicy) -> dict[str, str]:
     """Return the CEL variables by name; each may use the previous ones."""
-    classes = {f"class{index}": _class(each) for index, each in enumerate(policy.classes)}
+    classes = {f"class{index}": _make_class_map(each) for index, each in enumerate(policy.classes)}
     listed = ", ".join(f"variables.{name}" for name in classes)
     has_affinity = f"has(object.spec.affinity) && has({NODE_AFFINITY})"
     counts = [f"(has(object.spec.{name}) && size(object.spec.{name}) > {WIDEST})" for name in LISTS]
@@ -92,56 +103,63 @@ def variables(policy: AdmissionPolicy) -> dict[str, str]:
         "required": f"{has_affinity} && has({SELECTOR})",
         "terms": f"variables.required && has({TERMS}) ? {TERMS} : []",
         "wide": " || ".join(
-            [f"size(variables.terms) > {WIDEST}", *counts, f"variables.terms.exists(t, {_wide()})"]
+            [
+                f"size(variables.terms) > {WIDEST}",
+                *counts,
+                f"variables.terms.exists(t, {_make_width_condition()})",
+            ]
         ),
-        "left": f"variables.classes.filter(c, {NEW} ? {_may_run()} : {_runs()})",
-        "images": f"variables.left.map(c, c[{_text(IMAGE)}][0]).filter(i, i != '')",
+        "left": (
+            f"variables.classes.filter(c, {NEW} ? {_make_class_condition()} : {_make_placement_condition()})"
+        ),
+        "images": f"variables.left.map(c, c[{_quote(IMAGE)}][0]).filter(i, i != '')",
         "image": (
             "!variables.wide && size(variables.images) > 0 && "
             "variables.images.all(i, i == variables.images[0]) ? variables.images[0] : ''"
         ),
         "names": (
-            f"variables.classes.filter(c, c[{_text(IMAGE)}][0] == variables.image)"
-            f".map(c, c[{_text(NAME)}][0])"
+            f"variables.classes.filter(c, c[{_quote(IMAGE)}][0] == variables.image)"
+            f".map(c, c[{_quote(NAME)}][0])"
         ),
     }
 
 
-def mutation(policy: AdmissionPolicy) -> str:
+def make_mutation(policy: AdmissionPolicy) -> str:
     """Return the expression of the JSON patch, which is empty if the image is undecided."""
-    patches = [_image_operations(policy, name) for name in LISTS]
-    placing = f"({NEW} ? {_affinity_operations()} : [])"
+    patches = [_make_image_operations(policy, name) for name in LISTS]
+    placing = f"({NEW} ? {_make_affinity_operations()} : [])"
     return f"variables.image == '' ? [] : {' + '.join(patches)} + {placing}"
 
 
-def refusal(policy: AdmissionPolicy) -> str:
+def make_refusal(policy: AdmissionPolicy) -> str:
     """Return the expression of the message for a pod that still uses the name."""
-    start = f"{_text(f'{policy.name}: ')} + "
+    start = f"{_quote(f'{policy.name}: ')} + "
     which = (
         f"(size(variables.left) > {SHOWN} ? string(size(variables.left)) + ' classes' : "
-        f"variables.left.map(c, c[{_text(NAME)}][0]).join(', '))"
+        f"variables.left.map(c, c[{_quote(NAME)}][0]).join(', '))"
     )
-    nowhere = f"({NEW} ? {_text(NOWHERE)} : {_text(UNPLACED)})"
-    nothing = f"{_text('no image fits the nodes that the pod may run on: ')} + {which}"
+    nowhere = f"({NEW} ? {_quote(NOWHERE)} : {_quote(UNPLACED)})"
+    nothing = f"{_quote('no image fits the nodes that the pod may run on: ')} + {which}"
     several = (
-        f"{_text('the nodes that the pod may run on need different images: ')} + {which} + "
-        f"{_text(f'; select one by {CLASS}')}"
+        f"{_quote('the nodes that the pod may run on need different images: ')} + {which} + "
+        f"{_quote(f'; select one by {CLASS}')}"
     )
     return (
-        f"{start}(variables.wide ? {_text(WIDE)} : size(variables.left) == 0 ? {nowhere} : "
+        f"{start}(variables.wide ? {_quote(WIDE)} : size(variables.left) == 0 ? {nowhere} : "
         f"size(variables.images) == 0 ? {nothing} : {several})"
     )
 
 
-def used(policy: AdmissionPolicy) -> str:
+def make_use_condition(policy: AdmissionPolicy) -> str:
     """Return the expression that is true if a pod uses the name in a container that did not use it before."""
     return " || ".join(
-        f"(has(object.spec.{some}) && object.spec.{some}.exists(c, {_uses(policy, some, 'c')}))"
-        for some in LISTS
+        f"(has(object.spec.{containers}) && "
+        f"object.spec.{containers}.exists(c, {_make_list_condition(policy, containers, 'c')}))"
+        for containers in LISTS
     )
 
 
-def rules() -> list[Manifest]:
+def make_rules() -> list[Manifest]:
     """Return the rules by which an API server asks about each request that sets the image of a pod."""
     return [
         {"apiGroups": [""], "apiVersions": ["v1"], "operations": list(some), "resources": [resource]}
@@ -149,12 +167,12 @@ def rules() -> list[Manifest]:
     ]
 
 
-def _uses(policy: AdmissionPolicy, some: str, container: str) -> str:
+def _make_list_condition(policy: AdmissionPolicy, some: str, container: str) -> str:
     """Return the expression that is true if a container, of a list of a pod, uses the name since the request.
 
     Otherwise an update of a label or a finalizer would be about the image, too.
     """
-    name, old = _text(policy.name), f"oldObject.spec.{some}"
+    name, old = _quote(policy.name), f"oldObject.spec.{some}"
     before = f"o.name == {container}.name && has(o.image) && o.image == {name}"
     return (
         f"has({container}.image) && {container}.image == {name} && "
@@ -162,18 +180,18 @@ def _uses(policy: AdmissionPolicy, some: str, container: str) -> str:
     )
 
 
-def _class(each: PodClass) -> str:
+def _make_class_map(each: PodClass) -> str:
     """Return a class as a map of lists of strings: in Kubernetes' CEL, values of a map have one type."""
     entries = {NAME: (each.name,), IMAGE: (each.image,), NODES: each.nodes, **each.values}
-    lists = [f"{_text(key)}: [{', '.join(map(_text, values))}]" for key, values in entries.items()]
+    lists = [f"{_quote(key)}: [{', '.join(map(_quote, values))}]" for key, values in entries.items()]
     return f"{{{', '.join(lists)}}}"
 
 
-def _runs() -> str:
-    return f"has(object.spec.nodeName) && object.spec.nodeName in c[{_text(NODES)}]"
+def _make_placement_condition() -> str:
+    return f"has(object.spec.nodeName) && object.spec.nodeName in c[{_quote(NODES)}]"
 
 
-def _wide() -> str:
+def _make_width_condition() -> str:
     """Return the condition on a term that has too many requirements or values."""
     return " || ".join(
         f"(has(t.{name}) && (size(t.{name}) > {WIDEST} || "
@@ -182,29 +200,29 @@ def _wide() -> str:
     )
 
 
-def _may_run() -> str:
-    labels, wanted, node = "object.metadata.labels", "object.spec.nodeSelector", _text(NODE)
-    labelled = (
-        f"!has({labels}) || !({_text(CLASS)} in {labels}) || {labels}[{_text(CLASS)}] == c[{_text(NAME)}][0]"
-    )
+def _make_class_condition() -> str:
+    labels, wanted, node = "object.metadata.labels", "object.spec.nodeSelector", _quote(NODE)
+    labelled = f"!has({labels}) || !({_quote(CLASS)} in {labels})"
+    labelled += f" || {labels}[{_quote(CLASS)}] == c[{_quote(NAME)}][0]"
     bound = "!has(object.spec.nodeName) || object.spec.nodeName == ''"
     bound += f" || !({node} in c) || object.spec.nodeName in c[{node}]"
     selected = f"!has({wanted}) || {wanted}.all(k, !(k in c) || {wanted}[k] in c[k])"
-    matched = f"!variables.required || variables.terms.exists(t, {_may_match()})"
+    matched = f"!variables.required || variables.terms.exists(t, {_make_term_condition()})"
     return f"({' && '.join(f'({condition})' for condition in (labelled, bound, selected, matched))})"
 
 
-def _may_match() -> str:
+def _make_term_condition() -> str:
     some = " || ".join(f"(has(t.{name}) && size(t.{name}) > 0)" for name in REQUIREMENTS)
     every = " && ".join(
-        f"(!has(t.{name}) || t.{name}.all(e, !(e.key in c) || {_may_meet()}))" for name in REQUIREMENTS
+        f"(!has(t.{name}) || t.{name}.all(e, !(e.key in c) || {_make_requirement_condition()}))"
+        for name in REQUIREMENTS
     )
     return f"({some}) && {every}"
 
 
-def _may_meet() -> str:
-    label_values, absent = "c[e.key]", _text(ABSENT)
-    number = f"matches({_text(NUMBER)})"
+def _make_requirement_condition() -> str:
+    label_values, absent = "c[e.key]", _quote(ABSENT)
+    number = f"matches({_quote(NUMBER)})"
 
     def compared(sign: str) -> str:
         return (
@@ -222,26 +240,26 @@ def _may_meet() -> str:
     }
     text = "true"
     for operator, condition in reversed(cases.items()):
-        text = f"(e.operator == {_text(operator)} ? ({condition}) : {text})"
+        text = f"(e.operator == {_quote(operator)} ? ({condition}) : {text})"
     return text
 
 
-def _image_operations(policy: AdmissionPolicy, name: str) -> str:
+def _make_image_operations(policy: AdmissionPolicy, name: str) -> str:
     items = f"object.spec.{name}"
     patch = (
         f"JSONPatch{{op: 'replace', path: '/spec/{name}/' + string(i) + '/image', value: variables.image}}"
     )
     return (
         f"(has({items}) ? variables.places.filter(i, i < size({items}) && "
-        f"{_uses(policy, name, f'{items}[i]')}).map(i, {patch}) : [])"
+        f"{_make_list_condition(policy, name, f'{items}[i]')}).map(i, {patch}) : [])"
     )
 
 
-def _affinity_operations() -> str:
+def _make_affinity_operations() -> str:
     """Return the expression of the operations on the affinity; values of several types in a map are dyn."""
-    expression = f"{{'key': dyn({_text(CLASS)}), 'operator': dyn('In'), 'values': dyn(variables.names)}}"
+    expression = f"{{'key': dyn({_quote(CLASS)}), 'operator': dyn('In'), 'values': dyn(variables.names)}}"
     selector = f"{{'nodeSelectorTerms': [{{'matchExpressions': [{expression}]}}]}}"
-    inner = f"{{{_text(REQUIRED)}: {selector}}}"
+    inner = f"{{{_quote(REQUIRED)}: {selector}}}"
     where = "/spec/affinity/nodeAffinity"
     terms = f"'{where}/{REQUIRED}/nodeSelectorTerms/' + string(i) + '/matchExpressions"
     term = "variables.terms[i]"
@@ -260,6 +278,6 @@ def _affinity_operations() -> str:
     )
 
 
-def _text(text: str) -> str:
+def _quote(text: str) -> str:
     """Return a text as a literal of CEL, which has no surrogates."""
     return json.dumps(text, ensure_ascii=False)

@@ -31,10 +31,10 @@ __all__ = [
     "Collection",
     "ConflictError",
     "NotFoundError",
-    "inside",
-    "namespace",
-    "request",
-    "watch",
+    "find_cluster_api",
+    "read_namespace",
+    "send_request",
+    "watch_collection",
 ]
 
 T = TypeVar("T")
@@ -101,7 +101,9 @@ class ApiServer:
         return context
 
 
-def inside(remedy: str, environment: Mapping[str, str] = os.environ, account: Path = ACCOUNT) -> ApiServer:
+def find_cluster_api(
+    remedy: str, environment: Mapping[str, str] = os.environ, account: Path = ACCOUNT
+) -> ApiServer:
     """Return the API server of the cluster that this process runs in.
 
     Outside of a pod this raises UsageError with the `remedy`.
@@ -113,7 +115,7 @@ def inside(remedy: str, environment: Mapping[str, str] = os.environ, account: Pa
     return ApiServer(url=f"https://{name}:{port}", token=account / "token", authorities=account / "ca.crt")
 
 
-def namespace(account: Path = ACCOUNT) -> str:
+def read_namespace(account: Path = ACCOUNT) -> str:
     """Return the namespace of the pod that this process runs in; raise UsageError outside of one."""
     path = account / "namespace"
     try:
@@ -122,7 +124,7 @@ def namespace(account: Path = ACCOUNT) -> str:
         raise UsageError(f"{path} cannot be read: {error}") from error
 
 
-async def request(
+async def send_request(
     api: ApiServer, method: str, path: str, document: Mapping[str, object] | None = None
 ) -> json_documents.Fields:
     """Return the answer to a request.
@@ -132,15 +134,15 @@ async def request(
     limits = aiohttp.ClientTimeout(total=ANSWER_S)
     try:
         async with (
-            _session(api, limits) as session,
+            _open_session(api, limits) as session,
             session.request(method, path, json=document, headers=api.headers()) as answer,
         ):
-            await _check(answer)
-            return json_documents.Fields(json_documents.parse(await answer.read(), path), path)
+            await _require_success(answer)
+            return json_documents.Fields(json_documents.parse_json(await answer.read(), path), path)
     except _GoneError:
         raise EngineError(f"the API server answered {GONE}") from None
     except FAILURES as error:
-        raise _unreadable(error) from error
+        raise _make_read_error(error) from error
 
 
 class Collection(Generic[T]):
@@ -166,7 +168,7 @@ class Collection(Generic[T]):
         self.alike = alike
 
 
-async def watch(
+async def watch_collection(
     api: ApiServer,
     collection: Collection[T],
     changed: Callable[[Mapping[str, T]], None],
@@ -192,7 +194,7 @@ async def watch(
         except (EngineError, UsageError) as error:
             failed(error)
         except FAILURES as error:
-            failed(_unreadable(error))
+            failed(_make_read_error(error))
         pause = PAUSE_S if watched.version != before else min(2 * pause, LONGEST_S)
         # Several processes should not retry at the same time.
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
@@ -212,7 +214,7 @@ class _WatchedCollection(Generic[T]):
         """List the objects if needed, apply changes until the watch ends, and yield the objects each time."""
         # A watch without changes is silent until the API server ends it.
         limits = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=WATCH_S + SILENCE_S)
-        async with _session(self._api, limits) as session:
+        async with _open_session(self._api, limits) as session:
             if self.version is None:
                 self.version = await self._list(session)
                 yield self._objects
@@ -229,12 +231,12 @@ class _WatchedCollection(Generic[T]):
             async with session.get(
                 self._collection.path, params=query, headers=self._api.headers()
             ) as answer:
-                await _check(answer)
-                fields = json_documents.Fields(json_documents.parse(await answer.read(), noun), noun)
+                await _require_success(answer)
+                fields = json_documents.Fields(json_documents.parse_json(await answer.read(), noun), noun)
             for item in fields.objects("items"):
                 read = self._read(item)
                 if read is not None:
-                    objects[_name(item)] = read
+                    objects[_get_name(item)] = read
             metadata = fields.object_or_empty("metadata")
             following = metadata.text_or_none("continue")
             if not following:
@@ -253,9 +255,9 @@ class _WatchedCollection(Generic[T]):
             "timeoutSeconds": str(WATCH_S),
         }
         async with session.get(self._collection.path, params=query, headers=self._api.headers()) as answer:
-            await _check(answer)
+            await _require_success(answer)
             async for line in answer.content:
-                event = json_documents.Fields(json_documents.parse(line, "watch"), "watch")
+                event = json_documents.Fields(json_documents.parse_json(line, "watch"), "watch")
                 item = event.object_or_empty("object")
                 if event.text("type") == "ERROR":
                     if item.integer_or_none("code") == GONE:
@@ -271,7 +273,7 @@ class _WatchedCollection(Generic[T]):
         """Apply an event; return whether it changed what is kept."""
         if kind == "BOOKMARK":
             return False
-        name = _name(item)
+        name = _get_name(item)
         read = None if kind == "DELETED" else self._read(item)
         if read is None:
             return self._objects.pop(name, None) is not None
@@ -286,7 +288,7 @@ class _WatchedCollection(Generic[T]):
             return None
 
 
-def _name(item: json_documents.Fields) -> str:
+def _get_name(item: json_documents.Fields) -> str:
     metadata = item.object_or_empty("metadata")
     namespace = metadata.text_or_none("namespace")
     name = metadata.text_or_none("name") or ""
@@ -294,7 +296,9 @@ def _name(item: json_documents.Fields) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _session(api: ApiServer, limits: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientSession]:
+async def _open_session(
+    api: ApiServer, limits: aiohttp.ClientTimeout
+) -> AsyncIterator[aiohttp.ClientSession]:
     connector = aiohttp.TCPConnector(ssl=api.context())
     async with aiohttp.ClientSession(
         api.url, connector=connector, timeout=limits, read_bufsize=LINE
@@ -302,23 +306,25 @@ async def _session(api: ApiServer, limits: aiohttp.ClientTimeout) -> AsyncIterat
         yield session
 
 
-async def _check(answer: aiohttp.ClientResponse) -> None:
+async def _require_success(answer: aiohttp.ClientResponse) -> None:
     if answer.status == GONE:
         raise _GoneError
     if answer.status not in (OK, CREATED):
-        text = _message(await answer.content.read(LINE))
+        text = _extract_message(await answer.content.read(LINE))
         kinds = {NOT_FOUND: NotFoundError, CONFLICT: ConflictError}
         raise kinds.get(answer.status, EngineError)(f"the API server answered {answer.status}: {text}")
 
 
-def _message(raw: bytes) -> str:
+def _extract_message(raw: bytes) -> str:
     """Return the message in a Status, or the start of any other answer."""
     with contextlib.suppress(UsageError):
-        text = json_documents.Fields(json_documents.parse(raw, "status"), "status").text_or_none("message")
+        text = json_documents.Fields(json_documents.parse_json(raw, "status"), "status").text_or_none(
+            "message"
+        )
         if text:
             return text[:EXCERPT]
     return raw[:EXCERPT].decode(errors="replace").strip()
 
 
-def _unreadable(error: Exception) -> EngineError:
+def _make_read_error(error: Exception) -> EngineError:
     return EngineError(f"the API server cannot be read: {error!r:.300}")

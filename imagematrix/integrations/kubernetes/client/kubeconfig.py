@@ -18,25 +18,25 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["load"]
+__all__ = ["load_kubeconfig"]
 
 REMEDY = "give one with tokenFile, or client-certificate and client-key, such as /etc/kubernetes/kubelet.conf"
 
 
-def load(path: Path) -> ApiServer:
+def load_kubeconfig(path: Path) -> ApiServer:
     """Return the API server of the current context in a kubeconfig.
 
     Raises UsageError if the file is invalid, or has other credentials than files.
     """
-    found = yaml.load(path)
+    found = yaml.load_yaml(path)
     if len(found) != 1:
         raise UsageError(f"{path}: expected one document, found {len(found)}", remedy=REMEDY)
     fields = Fields(found[0], str(path))
-    context = _entry(fields, "contexts", "context", fields.text("current-context"))
-    cluster = _entry(fields, "clusters", "cluster", context.text("cluster"))
-    user = _entry(fields, "users", "user", context.text("user"))
+    context = _find_entry(fields, "contexts", "context", fields.text("current-context"))
+    cluster = _find_entry(fields, "clusters", "cluster", context.text("cluster"))
+    user = _find_entry(fields, "users", "user", context.text("user"))
     names = ("tokenFile", "client-certificate", "client-key")
-    token, certificate, key = (_file(path, user, name) for name in names)
+    token, certificate, key = (_resolve_file(path, user, name) for name in names)
     if token is None and (certificate is None or key is None):
         raise UsageError(f"{path}: no credentials in files", remedy=REMEDY)
     data = cluster.text_or_none("certificate-authority-data")
@@ -47,20 +47,20 @@ def load(path: Path) -> ApiServer:
     return ApiServer(
         url=cluster.text("server"),
         token=token,
-        authorities=_file(path, cluster, "certificate-authority"),
+        authorities=_resolve_file(path, cluster, "certificate-authority"),
         authority_text=text,
         certificate=(certificate, key) if certificate and key else None,
     )
 
 
-def _entry(fields: Fields, listed: str, kind: str, name: str) -> Fields:
+def _find_entry(fields: Fields, listed: str, kind: str, name: str) -> Fields:
     for entry in fields.objects(listed):
         if entry.text_or_none("name") == name and (inner := entry.object_or_none(kind)):
             return inner
     raise fields.fail(listed, f"{name[:80]!r} not found")
 
 
-def _file(path: Path, fields: Fields, key: str) -> Path | None:
+def _resolve_file(path: Path, fields: Fields, key: str) -> Path | None:
     """Return a file that a kubeconfig names, by default relative to its folder."""
     name = fields.text_or_none(key)
     return path.parent / name if name else None

@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
     Manifest = dict[str, Any]
 
-__all__ = ["DNS_LABEL", "manifest"]
+__all__ = ["DNS_LABEL", "make_manifest"]
 
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 
 
-def manifest(version: str, kind: str, name: str, **fields: object) -> Manifest:
+def make_manifest(version: str, kind: str, name: str, **fields: object) -> Manifest:
     """Return an object of a cluster. `namespace` and `labels` are parts of its metadata."""
     metadata = {key: fields.pop(key) for key in ("namespace", "labels") if key in fields}
     return {"apiVersion": version, "kind": kind, "metadata": {"name": name, **metadata}, **fields}

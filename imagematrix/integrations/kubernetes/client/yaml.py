@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import yaml
 
-__all__ = ["dump", "load", "plain"]
+__all__ = ["dump_yaml", "is_plain", "load_yaml"]
 
 WIDTH = 110
 # No number, date or special value begins with a letter or a slash. A colon at the end would make a key.
@@ -26,12 +26,12 @@ WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
 LIMIT = 1 << 20  # bytes of a file; an installation has 20,000, a kubeconfig less
 
 
-def plain(text: str) -> bool:
+def is_plain(text: str) -> bool:
     """Whether every reader of YAML takes this for a text if it is written without quotes."""
     return PLAIN.fullmatch(text) is not None and text.lower() not in WORDS
 
 
-def dump(*documents: object) -> str:
+def dump_yaml(*documents: object) -> str:
     """Return documents as YAML, separated by `---`, without a newline at the end.
 
     Raises UsageError for a text that is not Unicode, such as an argument in another encoding.
@@ -47,14 +47,14 @@ def dump(*documents: object) -> str:
         def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
             super().increase_indent(flow, False)
 
-    Dumper.add_representer(str, _text)
+    Dumper.add_representer(str, _represent_text)
     written: str = yaml.dump_all(
         documents, Dumper=Dumper, sort_keys=False, width=WIDTH, allow_unicode=False, default_flow_style=False
     )
     return written.rstrip("\n")
 
 
-def load(path: Path) -> list[object]:
+def load_yaml(path: Path) -> list[object]:
     """Return the documents in a file; raise UsageError if it cannot be read, or is no plain YAML.
 
     A file with aliases is refused: few of them can stand for more nodes than memory has room for.
@@ -90,10 +90,10 @@ def load(path: Path) -> list[object]:
         raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise UsageError(f"not UTF-8: {text[:80]!r}", remedy="give this text in UTF-8") from error
-    style = None if plain(text) else "|" if "\n" in text else "'"
+    style = None if is_plain(text) else "|" if "\n" in text else "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)

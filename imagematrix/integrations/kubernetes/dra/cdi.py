@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from imagematrix.integrations import cdi
-from imagematrix.integrations.kubernetes.dra.claims import UID
+from imagematrix.integrations.kubernetes.dra.resource_claims import UID
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 __all__ = [
     "FOLDER",
     "KIND",
-    "clean",
-    "device_id",
-    "device_name",
-    "file",
-    "nodes",
-    "prepared",
-    "read",
-    "spec",
+    "get_spec_path",
+    "list_device_nodes",
+    "list_prepared_claims",
+    "make_claim_spec",
+    "make_device_id",
+    "make_device_name",
+    "read_spec",
+    "remove_drafts",
 ]
 
 FOLDER = Path("/var/run/cdi")
@@ -37,27 +37,27 @@ LIMIT = 1 << 20  # bytes
 NODE = re.compile(r"/dev/[\w/-]+", re.ASCII)
 
 
-def file(folder: Path, uid: str) -> Path:
+def get_spec_path(folder: Path, uid: str) -> Path:
     """Return the file with the spec of a claim."""
     return folder / f"{PREFIX}{uid}{SUFFIX}"
 
 
-def device_name(uid: str, request: str, requests: frozenset[str]) -> str:
+def make_device_name(uid: str, request: str, requests: frozenset[str]) -> str:
     """Return the name of the CDI device for a request of a claim: if it is the only one, the claim's UID."""
     return f"{uid}_{request}" if len(requests) > 1 else uid
 
 
-def device_id(uid: str, request: str, requests: frozenset[str]) -> str:
+def make_device_id(uid: str, request: str, requests: frozenset[str]) -> str:
     """Return the name of such a device with its kind, as kubelet passes it to the engine."""
-    return f"{KIND}={device_name(uid, request, requests)}"
+    return f"{KIND}={make_device_name(uid, request, requests)}"
 
 
-def spec(devices: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+def make_claim_spec(devices: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """Return the spec with these devices: the paths of device nodes by name."""
-    return cdi.spec(KIND, devices)
+    return cdi.make_spec(KIND, devices)
 
 
-def read(path: Path) -> dict[str, Any] | None:
+def read_spec(path: Path) -> dict[str, Any] | None:
     """Return the spec in a file; None if there is none, or the file is damaged."""
     try:
         with path.open("rb") as stream:
@@ -67,7 +67,7 @@ def read(path: Path) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def nodes(document: Mapping[str, Any]) -> tuple[str, ...]:
+def list_device_nodes(document: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the device nodes in a spec of ours; raise ValueError if it is another."""
     try:
         paths = [
@@ -80,7 +80,7 @@ def nodes(document: Mapping[str, Any]) -> tuple[str, ...]:
     raise ValueError("not a CDI spec of a claim")
 
 
-def prepared(folder: Path) -> Iterator[tuple[str, Path]]:
+def list_prepared_claims(folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield the UID of each claim that has a file, and the file."""
     for path in sorted(folder.glob(f"{PREFIX}*{SUFFIX}")):
         uid = path.name.removeprefix(PREFIX).removesuffix(SUFFIX)
@@ -88,7 +88,7 @@ def prepared(folder: Path) -> Iterator[tuple[str, Path]]:
             yield uid, path
 
 
-def clean(folder: Path) -> None:
+def remove_drafts(folder: Path) -> None:
     """Remove the drafts of a process that was killed; raise OSError."""
     for path in folder.glob(f".*{PREFIX}*{SUFFIX}{cdi.DRAFT}"):
         path.unlink(missing_ok=True)

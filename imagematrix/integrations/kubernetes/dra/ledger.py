@@ -1,4 +1,4 @@
-"""The claims that are prepared on this node: what is on disk, and nothing else, says which.
+"""Prepared claims of this node. The CDI specs on disk are the only source of truth.
 
 A prepared claim has a CDI spec, which engines read, and a grant in the lock folder, by which launches on this
 node see that its GPUs are taken. The grant counts while the spec exists. Of both, the spec is written first
@@ -7,11 +7,11 @@ and removed first: a process that is killed leaves a spec without a grant, or a 
 
 from __future__ import annotations
 
-from imagematrix.hardware.gpu_request.choice import Choice, label
+from imagematrix.hardware.gpu_request.choice import Choice, make_label
 from imagematrix.images.engine import endpoint
-from imagematrix.integrations.cdi import write
+from imagematrix.integrations.cdi import write_spec
 from imagematrix.integrations.kubernetes.dra import cdi
-from imagematrix.integrations.kubernetes.dra.claims import ClaimError
+from imagematrix.integrations.kubernetes.dra.resource_claims import ClaimError
 from imagematrix.launcher.docker.devices import list_device_nodes
 from imagematrix.launcher.gpu_claims import grants
 from imagematrix.launcher.gpu_claims.containers import find_gpu_keys
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from imagematrix.hardware.host.host import Gpu, Host
-    from imagematrix.integrations.kubernetes.dra.claims import ClaimReference
+    from imagematrix.integrations.kubernetes.dra.resource_claims import ClaimReference
     from imagematrix.launcher.gpu_claims.usage import Usage
 
-__all__ = ["ClaimLedger", "used"]
+__all__ = ["ClaimLedger", "find_used_units"]
 
 KIND = " (claim)"  # after the name of a claim, where it is a user of a GPU
 
@@ -45,12 +45,12 @@ class ClaimLedger:
         A spec without a grant gets one, because a container may use its GPUs already, and a grant without a
         spec is removed. Raises ProbeError if the lock folder cannot be used, and OSError.
         """
-        cdi.clean(self._root)
-        with _locks() as locks:
+        cdi.remove_drafts(self._root)
+        with _open_locks() as locks:
             grants.remove_stale_grants(locks, str(self._root.absolute()))
-            for uid, path in cdi.prepared(self._root):
+            for uid, path in cdi.list_prepared_claims(self._root):
                 try:
-                    paths = cdi.nodes(cdi.read(path) or {})
+                    paths = cdi.list_device_nodes(cdi.read_spec(path) or {})
                 except ValueError as error:
                     yield f"{path}: {error}: it is replaced or removed with its claim"
                     continue
@@ -59,7 +59,9 @@ class ClaimLedger:
                 )
                 grant = grants.find_grant(locks, uid)
                 # A GPU whose MIG devices are not known now is taken as a whole.
-                if grant is None or not (_covers(taken, grant.keys) and _covers(grant.keys, taken)):
+                if grant is None or not (
+                    _has_common_devices(taken, grant.keys) and _has_common_devices(grant.keys, taken)
+                ):
                     self._grant(locks, uid, grant.name if grant else f"{uid}{KIND}", tuple(taken))
 
     def give(
@@ -76,28 +78,28 @@ class ClaimLedger:
         lock folder raise. A claim that is prepared stays so: its pods run.
         """
         uid, names = reference.uid, frozenset(requests)
-        path = cdi.file(self._root, uid)
-        document = cdi.spec(
+        path = cdi.get_spec_path(self._root, uid)
+        document = cdi.make_claim_spec(
             {
-                cdi.device_name(uid, name, names): list_device_nodes(host, gpus)
+                cdi.make_device_name(uid, name, names): list_device_nodes(host, gpus)
                 for name, gpus in requests.items()
             }
         )
         gpus = tuple(gpu for some in requests.values() for gpu in some)
         taken = tuple(key for gpu in gpus for key in list_lock_names(gpu))
-        with _locks() as locks:
+        with _open_locks() as locks:
             grant = grants.find_grant(locks, uid)
-            if grant and grant.keys == taken and grant.live and cdi.read(path) == document:
+            if grant and grant.keys == taken and grant.live and cdi.read_spec(path) == document:
                 return False
             for gpu in gpus:
                 if not gpu.usable:
-                    raise ClaimError(f"{label(gpu)} cannot be used: {gpu.state}")
+                    raise ClaimError(f"{make_label(gpu)} cannot be used: {gpu.state}")
             # Of an allocation before this one, or damaged.
             self._remove(locks, uid)
             choice = Choice(gpus=gpus, count=len(gpus))
-            with claim_gpus([choice], lambda _: survey(), path=locks.path, group=endpoint.group()):
+            with claim_gpus([choice], lambda _: survey(), path=locks.path, group=endpoint.get_socket_group()):
                 try:
-                    write(path, document)
+                    write_spec(path, document)
                     self._grant(locks, uid, f"{reference}{KIND}", taken)
                 except OSError as error:
                     raise ClaimError(f"{path} cannot be written: {error.strerror}") from error
@@ -108,19 +110,19 @@ class ClaimLedger:
 
     def take_back(self, uid: str) -> bool:
         """Undo what `give` did for a claim; return whether there was anything. Raises ClaimError."""
-        with _locks() as locks:
+        with _open_locks() as locks:
             return self._remove(locks, uid)
 
     def claims(self) -> frozenset[str]:
         """Return the UIDs of the prepared claims."""
-        return frozenset(uid for uid, _ in cdi.prepared(self._root))
+        return frozenset(uid for uid, _ in cdi.list_prepared_claims(self._root))
 
     def _grant(self, locks: Locks, uid: str, name: str, taken: tuple[str, ...]) -> None:
-        path = str(cdi.file(self._root, uid).absolute())
+        path = str(cdi.get_spec_path(self._root, uid).absolute())
         grants.write_grant(locks, grants.GpuGrant(container=uid, bundle=path, name=name, keys=taken))
 
     def _remove(self, locks: Locks, uid: str) -> bool:
-        path = cdi.file(self._root, uid)
+        path = cdi.get_spec_path(self._root, uid)
         try:
             path.unlink()
         except FileNotFoundError:
@@ -133,7 +135,7 @@ class ClaimLedger:
         return existed
 
 
-def used(units: Mapping[str, Gpu], usage: Usage, claims: frozenset[str]) -> dict[str, str]:
+def find_used_units(units: Mapping[str, Gpu], usage: Usage, claims: frozenset[str]) -> dict[str, str]:
     """Return the units that anything but a prepared claim uses, each with its users.
 
     `claims` are the UIDs of these. Processes on a unit of a claim may be those of its pods.
@@ -146,10 +148,10 @@ def used(units: Mapping[str, Gpu], usage: Usage, claims: frozenset[str]) -> dict
     }
 
 
-def _covers(some: Iterable[str], others: Iterable[str]) -> bool:
+def _has_common_devices(some: Iterable[str], others: Iterable[str]) -> bool:
     listed = tuple(some)
     return all(has_overlap([other], listed) for other in others)
 
 
-def _locks() -> Locks:
-    return Locks(locate_locks(), endpoint.group())
+def _open_locks() -> Locks:
+    return Locks(locate_locks(), endpoint.get_socket_group())

@@ -14,11 +14,16 @@ from pathlib import Path
 import grpc
 
 from imagematrix.errors import ImagematrixError, UsageError
-from imagematrix.integrations.kubernetes.client.api import request
+from imagematrix.integrations.kubernetes.client.api import send_request
 from imagematrix.integrations.kubernetes.dra import cdi, slices
-from imagematrix.integrations.kubernetes.dra.claims import UID, ClaimError, ClaimReference, allocated
-from imagematrix.integrations.kubernetes.dra.ledger import ClaimLedger, used
-from imagematrix.integrations.kubernetes.dra.publishing import SlicePublisher
+from imagematrix.integrations.kubernetes.dra.ledger import ClaimLedger, find_used_units
+from imagematrix.integrations.kubernetes.dra.resource_claims import (
+    UID,
+    ClaimError,
+    ClaimReference,
+    list_allocated_devices,
+)
+from imagematrix.integrations.kubernetes.dra.slice_publisher import SlicePublisher
 from imagematrix.integrations.kubernetes.dra.slices import DRIVER
 from imagematrix.launcher.docker.devices import list_device_nodes
 from imagematrix.launcher.gpu_claims.lock_folder import require_shared
@@ -41,7 +46,7 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu, Host
     from imagematrix.integrations.kubernetes.client.api import ApiServer
-    from imagematrix.integrations.kubernetes.dra.claims import AllocatedDevice
+    from imagematrix.integrations.kubernetes.dra.resource_claims import AllocatedDevice
     from imagematrix.launcher.gpu_claims.usage import Usage
 
 __all__ = ["DraDriver", "DriverSettings", "DriverTimes", "serve"]
@@ -173,13 +178,13 @@ class DraDriver:
         if self._usage is None:
             return
         claims = await asyncio.to_thread(self._ledger.claims)
-        users = used(slices.named(self._host), self._usage, claims)
+        users = find_used_units(slices.name_devices(self._host), self._usage, claims)
         for name in users.keys() - self._used.keys():
             self._note(f"{name} is in use by {users[name]}")
         for name in self._used.keys() - users.keys():
             self._note(f"{name} is no longer in use outside of pods")
         self._used = users
-        self._publisher.put(slices.devices(self._host, users))
+        self._publisher.put(slices.make_devices(self._host, users))
 
     def _report(self, what: str, text: str | None) -> None:
         """Report a failure once until `what` succeeds: it is tried again every few seconds."""
@@ -209,14 +214,16 @@ class DraDriver:
     def _driver_service(self) -> Any:
         async def prepare(asked: Any, _context: Any) -> Any:
             answers = [
-                load_message("PreparedClaim")(key=one.uid, value=await self._answered(_reference(one)))
+                load_message("PreparedClaim")(key=one.uid, value=await self._answered(_parse_reference(one)))
                 for one in asked.claims
             ]
             return load_message("NodePrepareResourcesResponse")(claims=answers)
 
         async def unprepare(asked: Any, _context: Any) -> Any:
             answers = [
-                load_message("UnpreparedClaim")(key=one.uid, value=await self._unprepared(_reference(one)))
+                load_message("UnpreparedClaim")(
+                    key=one.uid, value=await self._unprepared(_parse_reference(one))
+                )
                 for one in asked.claims
             ]
             return load_message("NodeUnprepareResourcesResponse")(claims=answers)
@@ -237,14 +244,14 @@ class DraDriver:
             self._report(reference.uid, f"claim {reference}: refused: {error}")
             return answer(error=str(error))
         self._report(reference.uid, None)
-        return answer(devices=_devices(reference, self._settings.node, devices))
+        return answer(devices=_format_devices(reference, self._settings.node, devices))
 
     async def _prepared(self, reference: ClaimReference) -> tuple[AllocatedDevice, ...]:
         """Prepare a claim and return its devices; raise ImagematrixError."""
         if not reference.valid:
             raise ClaimError(f"invalid claim {str(reference)[:320]!r} with the UID {reference.uid[:80]!r}")
-        claim = await request(self._settings.api, "GET", reference.path)
-        devices = allocated(claim, reference, self._settings.node)
+        claim = await send_request(self._settings.api, "GET", reference.path)
+        devices = list_allocated_devices(claim, reference, self._settings.node)
         async with self._turn:
             new = await asyncio.to_thread(self._give, reference, devices)
         if new:
@@ -254,7 +261,7 @@ class DraDriver:
     def _give(self, reference: ClaimReference, devices: tuple[AllocatedDevice, ...]) -> bool:
         # Since the last probe a GPU may have failed, and another launch may have taken it.
         host = self._settings.probe()
-        units = slices.named(host)
+        units = slices.name_devices(host)
         requests: dict[str, tuple[Gpu, ...]] = {}
         for one in devices:
             unit = units.get(one.name)
@@ -285,11 +292,11 @@ class DraDriver:
         return answer()
 
 
-def _reference(claim: Any) -> ClaimReference:
+def _parse_reference(claim: Any) -> ClaimReference:
     return ClaimReference(namespace=claim.namespace, name=claim.name, uid=claim.uid)
 
 
-def _devices(reference: ClaimReference, node: str, devices: Sequence[AllocatedDevice]) -> list[Any]:
+def _format_devices(reference: ClaimReference, node: str, devices: Sequence[AllocatedDevice]) -> list[Any]:
     """Return the devices as kubelet reads them; the first one of each request brings its CDI device."""
     requests = frozenset(one.request for one in devices)
     first = {one.request: one for one in reversed(devices)}
@@ -298,7 +305,7 @@ def _devices(reference: ClaimReference, node: str, devices: Sequence[AllocatedDe
             request_names=[one.request],
             pool_name=node,
             device_name=one.name,
-            cdi_device_ids=[cdi.device_id(reference.uid, one.request, requests)]
+            cdi_device_ids=[cdi.make_device_id(reference.uid, one.request, requests)]
             if first[one.request] is one
             else [],
             share_id=one.share,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 
-from imagematrix.integrations.kubernetes.client.objects import manifest
+from imagematrix.integrations.kubernetes.client.objects import make_manifest
 from imagematrix.integrations.kubernetes.dra.slices import API, DRIVER
 
 TYPE_CHECKING = False
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from imagematrix.integrations.kubernetes.client.objects import Manifest
 
-__all__ = ["objects"]
+__all__ = ["make_slice_policy"]
 
 ADMISSION = "admissionregistration.k8s.io/v1"
 NODE = json.dumps("authentication.kubernetes.io/node-name")
@@ -30,7 +30,7 @@ CHANGED = (
 )
 
 
-def objects(name: str, account: str, **metadata: object) -> Iterator[Manifest]:
+def make_slice_policy(name: str, account: str, **metadata: object) -> Iterator[Manifest]:
     """Yield the policy for a service account's user name, and its binding, both with a name and metadata."""
     group, _, version = API.partition("/")
     slices = {"apiGroups": [group], "apiVersions": [version], "resources": ["resourceslices"]}
@@ -53,6 +53,6 @@ def objects(name: str, account: str, **metadata: object) -> Iterator[Manifest]:
             }
         ],
     }
-    yield manifest(ADMISSION, "ValidatingAdmissionPolicy", name, **metadata, spec=spec)
+    yield make_manifest(ADMISSION, "ValidatingAdmissionPolicy", name, **metadata, spec=spec)
     binding = {"policyName": name, "validationActions": ["Deny"]}
-    yield manifest(ADMISSION, "ValidatingAdmissionPolicyBinding", name, **metadata, spec=binding)
+    yield make_manifest(ADMISSION, "ValidatingAdmissionPolicyBinding", name, **metadata, spec=binding)

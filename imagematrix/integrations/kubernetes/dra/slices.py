@@ -12,10 +12,10 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-from imagematrix.hardware.gpu_request.choice import memory_mib
+from imagematrix.hardware.gpu_request.choice import get_memory_mib
 from imagematrix.hardware.vendors import versions
 from imagematrix.integrations.kubernetes.nodes import labels
-from imagematrix.integrations.kubernetes.plugin.offer import offer
+from imagematrix.integrations.kubernetes.plugin.offer import make_offer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ __all__ = [
     "SLICES",
     "SlicePlan",
     "StoredSlice",
-    "chunks",
-    "devices",
-    "named",
-    "plan",
-    "query",
-    "slice_name",
-    "slice_object",
+    "make_devices",
+    "make_query",
+    "make_slice",
+    "make_slice_name",
+    "name_devices",
+    "plan_requests",
+    "split_devices",
 ]
 
 API = "resource.k8s.io/v1"
@@ -106,44 +106,50 @@ class SlicePlan:
         return not (self.remove or self.update or self.create)
 
 
-def named(host: Host) -> dict[str, Gpu]:
+def name_devices(host: Host) -> dict[str, Gpu]:
     """Return the GPUs and MIG devices of a host by the names of their devices.
 
     Those with an unknown UUID are left out, as by the device plugin, and so are those without a device node.
     """
-    return {_device_name(uuid): unit for uuid, unit in offer(host).units.items() if unit.minor is not None}
+    return {
+        _make_device_name(uuid): unit
+        for uuid, unit in make_offer(host).units.items()
+        if unit.minor is not None
+    }
 
 
-def devices(host: Host, without: Mapping[str, str]) -> tuple[Device, ...]:
+def make_devices(host: Host, without: Mapping[str, str]) -> tuple[Device, ...]:
     """Return the devices of a host that work, except those in `without`."""
-    whole = labels.facts(host)
+    whole = labels.make_labels(host)
     return tuple(
         {
             "name": name,
-            "attributes": dict(_attributes(host, unit, whole[labels.CLASS])),
-            **_capacity(unit),
+            "attributes": dict(_make_attributes(host, unit, whole[labels.CLASS])),
+            **_make_capacity(unit),
         }
-        for name, unit in named(host).items()
+        for name, unit in name_devices(host).items()
         if unit.usable and name not in without
     )
 
 
-def chunks(listed: Sequence[Device]) -> tuple[tuple[Device, ...], ...]:
+def split_devices(listed: Sequence[Device]) -> tuple[tuple[Device, ...], ...]:
     """Return devices in groups that fit into a slice; one empty group if there are none."""
     starts = range(0, max(1, len(listed)), IN_SLICE)
     return tuple(tuple(listed[start : start + IN_SLICE]) for start in starts)
 
 
-def plan(wanted: Sequence[tuple[Device, ...]], observed: Mapping[str, StoredSlice], node: str) -> SlicePlan:
+def plan_requests(
+    wanted: Sequence[tuple[Device, ...]], observed: Mapping[str, StoredSlice], node: str
+) -> SlicePlan:
     """Return the requests that make the observed slices those with the `wanted` devices.
 
     The generation of the pool is raised whenever that takes more than one update, so that the scheduler does
     not mix slices.
     """
     generation = max((one.generation for one in observed.values()), default=0)
-    names = [slice_name(node, index) for index in range(len(wanted))]
+    names = [make_slice_name(node, index) for index in range(len(wanted))]
     current = {name: one for name, one in observed.items() if name in names}
-    pool = _pool(node, generation, len(wanted))
+    pool = _make_pool(node, generation, len(wanted))
     missing = tuple(index for index, name in enumerate(names) if name not in current)
     changed = tuple(
         index
@@ -157,7 +163,7 @@ def plan(wanted: Sequence[tuple[Device, ...]], observed: Mapping[str, StoredSlic
     return SlicePlan(generation=generation, remove=remove, update=changed, create=missing)
 
 
-def slice_name(node: str, index: int) -> str:
+def make_slice_name(node: str, index: int) -> str:
     """Return the name of a node's slice: the allocator takes slices in the order of their names."""
     name = f"{index:02x}-{DRIVER}-{node}"
     if len(name) <= LONGEST_SLICE:
@@ -165,7 +171,7 @@ def slice_name(node: str, index: int) -> str:
     return f"{index:02x}-{DRIVER}-{hashlib.sha256(node.encode()).hexdigest()[:32]}"
 
 
-def slice_object(
+def make_slice(
     node: str, uid: str | None, index: int, *, count: int, generation: int, listed: Sequence[Device]
 ) -> dict[str, Any]:
     """Return a ResourceSlice; if the UID of its Node is given, it is removed with that."""
@@ -173,30 +179,30 @@ def slice_object(
     return {
         "apiVersion": API,
         "kind": "ResourceSlice",
-        "metadata": {"name": slice_name(node, index), **({"ownerReferences": [owner]} if uid else {})},
+        "metadata": {"name": make_slice_name(node, index), **({"ownerReferences": [owner]} if uid else {})},
         "spec": {
             "driver": DRIVER,
             "nodeName": node,
-            "pool": _pool(node, generation, count),
+            "pool": _make_pool(node, generation, count),
             "devices": list(listed),
         },
     }
 
 
-def query(node: str) -> dict[str, str]:
+def make_query(node: str) -> dict[str, str]:
     """Return the query for the slices of this driver on a node."""
     return {"fieldSelector": f"spec.driver={DRIVER},spec.nodeName={node}"}
 
 
-def _pool(node: str, generation: int, count: int) -> dict[str, Any]:
+def _make_pool(node: str, generation: int, count: int) -> dict[str, Any]:
     return {"name": node, "generation": generation, "resourceSliceCount": count}
 
 
-def _device_name(uuid: str) -> str:
+def _make_device_name(uuid: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", uuid.lower())[:LONGEST_DEVICE].strip("-")
 
 
-def _attributes(host: Host, unit: Gpu, class_name: str) -> Iterator[tuple[str, Device]]:
+def _make_attributes(host: Host, unit: Gpu, class_name: str) -> Iterator[tuple[str, Device]]:
     """Yield the attributes of a GPU, or of a MIG device and its GPU, except those that are unknown."""
     (device,) = unit.mig or (None,)
     yield "type", {"string": MIG if device else GPU}
@@ -223,18 +229,21 @@ def _attributes(host: Host, unit: Gpu, class_name: str) -> Iterator[tuple[str, D
     yield "dataCentre", {"bool": unit.data_centre}
     # Versions of Tegra drivers cannot be ordered among others.
     ordered = host.driver.version if host.driver and not versions.is_tegra(host.driver.version) else None
-    semantic = {"cudaComputeCapability": _semantic(unit.compute), "driverVersion": _semantic(ordered)}
+    semantic = {
+        "cudaComputeCapability": _make_semantic_version(unit.compute),
+        "driverVersion": _make_semantic_version(ordered),
+    }
     yield from ((key, {"version": version}) for key, version in semantic.items() if version)
 
 
-def _semantic(version: str | None) -> str | None:
+def _make_semantic_version(version: str | None) -> str | None:
     """Return a version as a semantic one, for its order; None if it has more than three numbers."""
-    parts = versions.order(version) if version else ()
+    parts = versions.make_sort_key(version) if version else ()
     if not 0 < len(parts) <= PARTS:
         return None
     return ".".join(map(str, (*parts, 0, 0)[:PARTS]))
 
 
-def _capacity(unit: Gpu) -> Device:
-    mib = memory_mib(unit)
+def _make_capacity(unit: Gpu) -> Device:
+    mib = get_memory_mib(unit)
     return {"capacity": {"memory": {"value": f"{mib}Mi"}}} if mib else {}

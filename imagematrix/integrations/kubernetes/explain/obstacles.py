@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagematrix.common.text import shortened
-from imagematrix.integrations.kubernetes.nodes.counts import gpus
+from imagematrix.common.text import shorten_words
+from imagematrix.integrations.kubernetes.nodes.gpu_counts import select_gpu_quantities
 from imagematrix.integrations.kubernetes.nodes.labels import CLASS
-from imagematrix.integrations.kubernetes.workloads.affinity import integer
+from imagematrix.integrations.kubernetes.workloads.affinity import parse_integer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.explain.pod import Pod
     from imagematrix.integrations.kubernetes.nodes.nodes import ClusterNode, Taint
 
-__all__ = ["Obstacle", "Obstacles", "obstacles", "summed"]
+__all__ = ["Obstacle", "Obstacles", "count_obstacles", "find_obstacles"]
 
 REPELLING = ("NoSchedule", "NoExecute")  # effects of taints that keep a pod off; the others are a preference
 CORDONED = "node.kubernetes.io/unschedulable"
@@ -48,58 +48,62 @@ class Obstacles:
     fix: str | None
 
 
-def obstacles(pod: Pod, node: ClusterNode, used: Mapping[str, int]) -> tuple[Obstacle, ...]:
+def find_obstacles(pod: Pod, node: ClusterNode, used: Mapping[str, int]) -> tuple[Obstacle, ...]:
     """Return all obstacles, none if the node can take the pod; `used` are the GPUs that its pods request."""
-    return (*_labels(pod, node), *_taints(pod, node), *_gpus(pod, node, used))
+    return (
+        *_find_label_obstacles(pod, node),
+        *_find_taint_obstacles(pod, node),
+        *_find_gpu_obstacles(pod, node, used),
+    )
 
 
-def summed(found: Iterable[Obstacle]) -> tuple[Obstacles, ...]:
+def count_obstacles(found: Iterable[Obstacle]) -> tuple[Obstacles, ...]:
     """Return the obstacles of several nodes, the most frequent first; equal ones are counted."""
     groups: dict[tuple[str, str | None], list[str | None]] = {}
     for each in found:
         groups.setdefault((each.why, each.fix), []).append(each.has)
     return tuple(
-        Obstacles(why=why + _having(has), nodes=len(has), fix=fix)
+        Obstacles(why=why + _format_having(has), nodes=len(has), fix=fix)
         for (why, fix), has in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0][0]))
     )
 
 
-def _having(has: Iterable[str | None]) -> str:
+def _format_having(has: Iterable[str | None]) -> str:
     some = sorted({each for each in has if each})
-    return f"; found {shortened(some, VALUES)}" if some else ""
+    return f"; found {shorten_words(some, VALUES)}" if some else ""
 
 
-def _labels(pod: Pod, node: ClusterNode) -> Iterator[Obstacle]:
+def _find_label_obstacles(pod: Pod, node: ClusterNode) -> Iterator[Obstacle]:
     if pod.node and pod.node != node.name:
         yield Obstacle(why=f"the pod names the node {pod.node}")
     if pod.label is not None and node.labels.get(CLASS) != pod.label:
-        yield Obstacle(why=f"the pod's label {CLASS} is {pod.label}", has=_has(node, CLASS))
+        yield Obstacle(why=f"the pod's label {CLASS} is {pod.label}", has=_describe_label(node, CLASS))
     for key, value in pod.selector.items():
         if node.labels.get(key) != value:
-            yield Obstacle(why=f"the node selector asks for {key}={value}", has=_has(node, key))
+            yield Obstacle(why=f"the node selector asks for {key}={value}", has=_describe_label(node, key))
     if pod.terms is None:
         return
-    failed = [failure for term in pod.terms if (failure := _failure(term, node))]
+    failed = [failure for term in pod.terms if (failure := _explain_mismatch(term, node))]
     if len(failed) == len(pod.terms):
-        words = shortened([why for why, _ in failed], TERMS, ", or ", ", or {} more terms")
+        words = shorten_words([why for why, _ in failed], TERMS, ", or ", ", or {} more terms")
         has = failed[0][1] if len(failed) == 1 else None
         yield Obstacle(why=f"the node affinity asks for {words or 'nothing, which no node meets'}", has=has)
 
 
-def _failure(term: Mapping[str, Any], node: ClusterNode) -> tuple[str, str | None] | None:
+def _explain_mismatch(term: Mapping[str, Any], node: ClusterNode) -> tuple[str, str | None] | None:
     """Return what a term asks for that a node lacks, and what the node has; None if the node meets it."""
     asked = [
         *((every, node.labels.get(every["key"])) for every in term.get("matchExpressions", ())),
         *((every, node.name) for every in term.get("matchFields", ())),
     ]
     for every, value in asked:
-        if not _met(every, value):
-            wanted = f"{every['key']} {every['operator']} {shortened(every['values'], VALUES)}".rstrip()
+        if not _may_be_met(every, value):
+            wanted = f"{every['key']} {every['operator']} {shorten_words(every['values'], VALUES)}".rstrip()
             return wanted, f"no {every['key']}" if value is None else f"{every['key']}={value}"
     return None if asked else ("an empty term, which no node meets", None)
 
 
-def _met(requirement: Mapping[str, Any], value: str | None) -> bool:
+def _may_be_met(requirement: Mapping[str, Any], value: str | None) -> bool:
     """Whether a label's value meets a requirement; an operator that we do not know may be met."""
     operator, values = requirement["operator"], requirement["values"]
     if operator in {"In", "NotIn"}:
@@ -107,33 +111,35 @@ def _met(requirement: Mapping[str, Any], value: str | None) -> bool:
     if operator in {"Exists", "DoesNotExist"}:
         return (value is not None) is (operator == "Exists")
     if operator in {"Gt", "Lt"}:
-        have, bound = integer(value), integer(values[0] if values else None)
+        have, bound = parse_integer(value), parse_integer(values[0] if values else None)
         return have is not None and bound is not None and (have > bound if operator == "Gt" else have < bound)
     return True
 
 
-def _has(node: ClusterNode, key: str) -> str:
+def _describe_label(node: ClusterNode, key: str) -> str:
     return f"{key}={node.labels[key]}" if key in node.labels else f"no {key}"
 
 
-def _taints(pod: Pod, node: ClusterNode) -> Iterator[Obstacle]:
-    if node.cordoned and not _tolerated(pod, CORDONED, "", "NoSchedule"):
+def _find_taint_obstacles(pod: Pod, node: ClusterNode) -> Iterator[Obstacle]:
+    if node.cordoned and not _is_tolerated(pod, CORDONED, "", "NoSchedule"):
         yield Obstacle(why="the node is cordoned", fix="make it schedulable again with `kubectl uncordon`")
     for taint in node.taints:
         told = node.cordoned and taint.key == CORDONED
         if (
             taint.effect in REPELLING
             and not told
-            and not _tolerated(pod, taint.key, taint.value, taint.effect)
+            and not _is_tolerated(pod, taint.key, taint.value, taint.effect)
         ):
-            yield Obstacle(why=f"the pod does not tolerate the taint {taint}", fix=f"{_toleration(taint)}")
+            yield Obstacle(
+                why=f"the pod does not tolerate the taint {taint}", fix=f"{_suggest_toleration(taint)}"
+            )
 
 
-def _toleration(taint: Taint) -> str:
+def _suggest_toleration(taint: Taint) -> str:
     return f"add a toleration of {taint.key} with the effect {taint.effect}, if its pods belong there"
 
 
-def _tolerated(pod: Pod, key: str, value: str, effect: str) -> bool:
+def _is_tolerated(pod: Pod, key: str, value: str, effect: str) -> bool:
     return any(_tolerates(each, key, value, effect) for each in pod.tolerations)
 
 
@@ -147,8 +153,8 @@ def _tolerates(toleration: Mapping[str, str], key: str, value: str, effect: str)
     )
 
 
-def _gpus(pod: Pod, node: ClusterNode, used: Mapping[str, int]) -> Iterator[Obstacle]:
-    offered = gpus(node.allocatable)
+def _find_gpu_obstacles(pod: Pod, node: ClusterNode, used: Mapping[str, int]) -> Iterator[Obstacle]:
+    offered = select_gpu_quantities(node.allocatable)
     for resource, wanted in pod.gpus.items():
         offer = offered.get(resource, 0)
         free = max(0, offer - used.get(resource, 0))
@@ -158,7 +164,7 @@ def _gpus(pod: Pod, node: ClusterNode, used: Mapping[str, int]) -> Iterator[Obst
         if wanted <= offer:
             yield Obstacle(why=why, has=f"{free} of {offer} free", fix="wait until other pods end")
         elif offered and not offer:
-            others = shortened([f"{count} {name}" for name, count in offered.items()], VALUES)
-            yield Obstacle(why=why, has=others, fix=f"request {shortened([*offered], VALUES, ' or ')}")
+            others = shorten_words([f"{count} {name}" for name, count in offered.items()], VALUES)
+            yield Obstacle(why=why, has=others, fix=f"request {shorten_words([*offered], VALUES, ' or ')}")
         else:
             yield Obstacle(why=why, has=str(offer) if offer else "none")

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from imagematrix.errors import UsageError
 from imagematrix.integrations.kubernetes.admission.admission import LISTS
-from imagematrix.integrations.kubernetes.nodes.counts import requested
+from imagematrix.integrations.kubernetes.nodes.gpu_counts import count_requested
 from imagematrix.integrations.kubernetes.nodes.labels import CLASS
-from imagematrix.integrations.kubernetes.nodes.nodes import objects
-from imagematrix.integrations.kubernetes.workloads.affinity import REQUIRED, required
+from imagematrix.integrations.kubernetes.nodes.nodes import list_objects
+from imagematrix.integrations.kubernetes.workloads.affinity import REQUIRED, get_required_terms
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Json = Mapping[str, Any]
 
-__all__ = ["Pod", "parse", "reduced"]
+__all__ = ["Pod", "parse_pod", "reduce_pod"]
 
 UNNAMED = "(no name yet)"
 MATCHES = ("matchExpressions", "matchFields")
@@ -58,7 +58,7 @@ class Pod:
     @property
     def terms(self) -> list[dict[str, Any]] | None:
         """The terms of its required node affinity, of which one has to match; None if it requires none."""
-        return required(self.document["spec"])
+        return get_required_terms(self.document["spec"])
 
     @property
     def tolerations(self) -> list[dict[str, str]]:
@@ -78,9 +78,9 @@ class Pod:
         return tuple(each["image"] for name in LISTS for each in spec.get(name, ()) if "image" in each)
 
 
-def parse(data: object, where: str) -> Pod:
+def parse_pod(data: object, where: str) -> Pod:
     """Return the pod in a document, or the only one of a list; raise UsageError if it is invalid."""
-    items = objects(data, where)
+    items = list_objects(data, where)
     if len(items) != 1:
         raise UsageError(f"{where}: expected one pod, found {len(items)}", remedy="name one to kubectl")
     (fields,) = items
@@ -96,12 +96,12 @@ def parse(data: object, where: str) -> Pod:
     return Pod(
         name=f"{namespace}/{name}" if namespace else name,
         phase=status.text_or_none("phase") or "Pending",
-        document=reduced(fields),
-        gpus=dict(sorted(requested(fields.object_or_empty("spec")).items())),
+        document=reduce_pod(fields),
+        gpus=dict(sorted(count_requested(fields.object_or_empty("spec")).items())),
     )
 
 
-def reduced(fields: json_documents.Fields) -> dict[str, Any]:
+def reduce_pod(fields: json_documents.Fields) -> dict[str, Any]:
     """Return a pod with only what decides where it may run, and what it uses: equal for the pods of one Job.
 
     Raises UsageError if that is invalid.
@@ -109,23 +109,25 @@ def reduced(fields: json_documents.Fields) -> dict[str, Any]:
     metadata, spec = fields.object_or_empty("metadata"), fields.object_or_empty("spec")
     label = metadata.named_texts("labels").get(CLASS)
     selector = spec.named_texts("nodeSelector")
-    tolerations = [_texts(each, "key", "operator", "value", "effect") for each in spec.objects("tolerations")]
-    terms = _terms(spec)
+    tolerations = [
+        _reduce_texts(each, "key", "operator", "value", "effect") for each in spec.objects("tolerations")
+    ]
+    terms = _reduce_terms(spec)
     affinity = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}
     kept = {
-        **_texts(spec, "nodeName"),
+        **_reduce_texts(spec, "nodeName"),
         **({"nodeSelector": selector} if selector else {}),
         **({"tolerations": tolerations} if tolerations else {}),
         **({"affinity": affinity} if terms is not None else {}),
         **({"resourceClaims": [{}]} if list(spec.objects("resourceClaims")) else {}),
     }
     for name in LISTS:
-        containers = [_container(each) for each in spec.objects(name)]
+        containers = [_reduce_container(each) for each in spec.objects(name)]
         kept |= {name: containers} if containers else {}
     return {"kind": "Pod", "metadata": {"labels": {CLASS: label}} if label else {}, "spec": kept}
 
 
-def _terms(spec: json_documents.Fields) -> list[dict[str, Any]] | None:
+def _reduce_terms(spec: json_documents.Fields) -> list[dict[str, Any]] | None:
     selector = spec.object_or_empty("affinity").object_or_empty("nodeAffinity").object_or_none(REQUIRED)
     if selector is None:
         return None
@@ -146,11 +148,11 @@ def _terms(spec: json_documents.Fields) -> list[dict[str, Any]] | None:
     ]
 
 
-def _container(fields: json_documents.Fields) -> dict[str, Any]:
+def _reduce_container(fields: json_documents.Fields) -> dict[str, Any]:
     resources = fields.object_or_empty("resources")
     quantities = {name: some for name in ("limits", "requests") if (some := resources.named_texts(name))}
-    return _texts(fields, "image", "restartPolicy") | ({"resources": quantities} if quantities else {})
+    return _reduce_texts(fields, "image", "restartPolicy") | ({"resources": quantities} if quantities else {})
 
 
-def _texts(fields: json_documents.Fields, *keys: str) -> dict[str, Any]:
+def _reduce_texts(fields: json_documents.Fields, *keys: str) -> dict[str, Any]:
     return {key: text for key in keys if (text := fields.text_or_none(key))}

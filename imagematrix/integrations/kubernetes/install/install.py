@@ -13,11 +13,11 @@ from pathlib import Path
 
 from imagematrix.errors import UsageError
 from imagematrix.integrations.kubernetes.admission.admission import AdmissionPolicy
-from imagematrix.integrations.kubernetes.admission.policy import API, rules, used
-from imagematrix.integrations.kubernetes.client.objects import DNS_LABEL, manifest
+from imagematrix.integrations.kubernetes.admission.policy import API, make_rules, make_use_condition
+from imagematrix.integrations.kubernetes.client.objects import DNS_LABEL, make_manifest
 from imagematrix.integrations.kubernetes.dra import cdi, slice_policy, slices
 from imagematrix.integrations.kubernetes.webhook.review import PATH
-from imagematrix.integrations.kubernetes.workloads.manifests import LABEL, pulling
+from imagematrix.integrations.kubernetes.workloads.manifests import LABEL, make_pull_secrets
 from imagematrix.launcher.gpu_claims.locks import SHARED
 from imagematrix.launcher.kubelet import sockets
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from imagematrix.integrations.kubernetes.client.objects import Manifest
-    from imagematrix.integrations.kubernetes.install.authority import Tls
+    from imagematrix.integrations.kubernetes.install.certificates import Tls
 
-__all__ = ["HOOK", "NAME", "Installation", "install", "service_names"]
+__all__ = ["HOOK", "NAME", "Installation", "make_manifests", "make_service_names"]
 
 NAME = "imagematrix-webhook"
 LABELLER, PLUGIN = "imagematrix-labels", "imagematrix-device-plugin"
@@ -88,69 +88,75 @@ class Installation:
             raise UsageError(f"invalid --kubelet: {self.kubelet[:80]!r}", remedy="give an absolute path")
 
 
-def service_names(namespace: str) -> tuple[str, ...]:
+def make_service_names(namespace: str) -> tuple[str, ...]:
     """Return the DNS names of the webhook; the API server uses the first."""
     return f"{NAME}.{namespace}.svc", f"{NAME}.{namespace}.svc.cluster.local"
 
 
-def install(installation: Installation, tls: Tls, *, upgrade: bool = False) -> Iterator[Manifest]:
+def make_manifests(installation: Installation, tls: Tls, *, upgrade: bool = False) -> Iterator[Manifest]:
     """Yield the manifests in the order in which to apply them, also to `upgrade` another installation.
 
     All have a label by which they can be found.
     """
-    configuration = _configuration(installation, tls)
+    configuration = _make_configuration(installation, tls)
     # Before there is a webhook, it must not be asked. Before one gets a new certificate, it must be trusted.
-    made = _running(installation, tls)
+    made = _make_workloads(installation, tls)
     for each in (configuration, *made) if upgrade else (*made, configuration):
         each["metadata"].setdefault("labels", {})[PART_OF] = PRODUCT
         yield each
 
 
-def _running(installation: Installation, tls: Tls) -> Iterator[Manifest]:
+def _make_workloads(installation: Installation, tls: Tls) -> Iterator[Manifest]:
     """Yield the webhook, and what runs on the nodes."""
-    space, metadata = installation.namespace, _metadata(installation.namespace)
+    space, metadata = installation.namespace, _make_metadata(installation.namespace)
     # API servers set this label from 1.21 on, but the selector below needs it on older servers too.
-    yield manifest("v1", "Namespace", space, labels={NAMED: space})
-    yield from _permissions(installation)
-    keys = {"tls.crt": _base64(tls.chain), "tls.key": _base64(tls.key), "ca.crt": _base64(tls.authorities)}
-    yield manifest("v1", "Secret", NAME, **metadata, type="kubernetes.io/tls", data=keys)
-    yield _deployment(installation)
+    yield make_manifest("v1", "Namespace", space, labels={NAMED: space})
+    yield from _make_permissions(installation)
+    keys = {
+        "tls.crt": _encode_base64(tls.chain),
+        "tls.key": _encode_base64(tls.key),
+        "ca.crt": _encode_base64(tls.authorities),
+    }
+    yield make_manifest("v1", "Secret", NAME, **metadata, type="kubernetes.io/tls", data=keys)
+    yield _make_deployment(installation)
     budget = {"minAvailable": 1, "selector": {"matchLabels": {LABEL: NAME}}}
-    yield manifest("policy/v1", "PodDisruptionBudget", NAME, **metadata, spec=budget)
+    yield make_manifest("policy/v1", "PodDisruptionBudget", NAME, **metadata, spec=budget)
     service = {"selector": {LABEL: NAME}, "ports": [{"port": 443, "targetPort": PORT}]}
-    yield manifest("v1", "Service", NAME, **metadata, spec=service)
-    yield _labeller(installation)
+    yield make_manifest("v1", "Service", NAME, **metadata, spec=service)
+    yield _make_labeller(installation)
     if installation.plugin is not None:
-        yield _plugin(installation)
+        yield _make_plugin(installation)
     if installation.dra:
-        yield from _dra_driver(installation)
+        yield from _make_dra_driver(installation)
 
 
-def _permissions(installation: Installation) -> Iterator[Manifest]:
+def _make_permissions(installation: Installation) -> Iterator[Manifest]:
     """Yield what the webhook may do in the cluster, and with `events`, in its namespace."""
-    rules = [_rule("", "nodes", "get", "list", "watch")]
+    rules = [_make_rule("", "nodes", "get", "list", "watch")]
     if installation.events:
-        rules += [_rule("", "pods", "list", "watch"), _rule("", "events", "create")]
-    yield from _account(installation.namespace, NAME, rules)
+        rules += [_make_rule("", "pods", "list", "watch"), _make_rule("", "events", "create")]
+    yield from _make_account(installation.namespace, NAME, rules)
     if installation.events:
-        metadata = _metadata(installation.namespace)
-        lease = _rule("coordination.k8s.io", "leases", "get", "update") | {"resourceNames": [NAME]}
-        yield from _role("Role", installation.namespace, NAME, metadata, [lease])
+        metadata = _make_metadata(installation.namespace)
+        lease = _make_rule("coordination.k8s.io", "leases", "get", "update") | {"resourceNames": [NAME]}
+        yield from _make_role("Role", installation.namespace, NAME, metadata, [lease])
         # It exists from the start, because a right to create Leases cannot be limited to one name.
-        yield manifest("coordination.k8s.io/v1", "Lease", NAME, **metadata, spec={})
+        yield make_manifest("coordination.k8s.io/v1", "Lease", NAME, **metadata, spec={})
 
 
-def _account(space: str, name: str, rules: list[Manifest]) -> Iterator[Manifest]:
+def _make_account(space: str, name: str, rules: list[Manifest]) -> Iterator[Manifest]:
     """Yield a service account, and what it may do in the cluster."""
-    yield manifest("v1", "ServiceAccount", name, **_metadata(space, name))
-    yield from _role("ClusterRole", space, name, {"labels": {LABEL: name}}, rules)
+    yield make_manifest("v1", "ServiceAccount", name, **_make_metadata(space, name))
+    yield from _make_role("ClusterRole", space, name, {"labels": {LABEL: name}}, rules)
 
 
-def _role(kind: str, space: str, name: str, metadata: Manifest, rules: list[Manifest]) -> Iterator[Manifest]:
+def _make_role(
+    kind: str, space: str, name: str, metadata: Manifest, rules: list[Manifest]
+) -> Iterator[Manifest]:
     """Yield a role of a kind, and the binding that gives it to a service account."""
     group = "rbac.authorization.k8s.io"
-    yield manifest(f"{group}/v1", kind, name, **metadata, rules=rules)
-    yield manifest(
+    yield make_manifest(f"{group}/v1", kind, name, **metadata, rules=rules)
+    yield make_manifest(
         f"{group}/v1",
         f"{kind}Binding",
         name,
@@ -160,11 +166,11 @@ def _role(kind: str, space: str, name: str, metadata: Manifest, rules: list[Mani
     )
 
 
-def _rule(group: str, resource: str, *verbs: str) -> Manifest:
+def _make_rule(group: str, resource: str, *verbs: str) -> Manifest:
     return {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
 
 
-def _deployment(installation: Installation) -> Manifest:
+def _make_deployment(installation: Installation) -> Manifest:
     secret = installation.pull_secret
     words = ["kubernetes", "webhook", *(word for name in installation.names for word in ("--catalog", name))]
     words += ["--nodes", "cluster", "--tls-cert", "/tls/tls.crt", "--tls-key", "/tls/tls.key"]
@@ -187,7 +193,7 @@ def _deployment(installation: Installation) -> Manifest:
         "livenessProbe": {"httpGet": {"path": "/healthz", "port": "health"}},
         "readinessProbe": {"httpGet": {"path": "/readyz", "port": "health"}, "periodSeconds": 5},
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": MEMORY}},
-        "securityContext": _security_context(),
+        "securityContext": _make_security_context(),
         "volumeMounts": mounts,
     }
     spread = {
@@ -199,7 +205,7 @@ def _deployment(installation: Installation) -> Manifest:
     user = {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER}
     pod = {
         "serviceAccountName": NAME,
-        **pulling(secret),
+        **make_pull_secrets(secret),
         "securityContext": {**user, "seccompProfile": {"type": "RuntimeDefault"}},
         "topologySpreadConstraints": [spread],
         "containers": [container],
@@ -207,17 +213,17 @@ def _deployment(installation: Installation) -> Manifest:
     }
     # An old replica ends only after a new one is ready.
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
-    spec = {"replicas": 2, "strategy": strategy, **_selecting(NAME, pod)}
-    return manifest("apps/v1", "Deployment", NAME, **_metadata(installation.namespace), spec=spec)
+    spec = {"replicas": 2, "strategy": strategy, **_make_selector_and_template(NAME, pod)}
+    return make_manifest("apps/v1", "Deployment", NAME, **_make_metadata(installation.namespace), spec=spec)
 
 
-def _labeller(installation: Installation) -> Manifest:
+def _make_labeller(installation: Installation) -> Manifest:
     """Return the DaemonSet that writes each node's labels for NFD."""
     container = {"name": "labels", "command": ["sh", "-c", LABELLING]}
-    return _on_each_node(installation, LABELLER, container, {"features": ("/features", FEATURES)})
+    return _make_daemonset(installation, LABELLER, container, {"features": ("/features", FEATURES)})
 
 
-def _plugin(installation: Installation) -> Manifest:
+def _make_plugin(installation: Installation) -> Manifest:
     """Return the DaemonSet that offers each node's GPUs to its kubelet."""
     words = ["kubernetes", "device-plugin", "--root", "/host", "--kubelet", installation.kubelet]
     words += [word for kind in installation.plugin or () for word in ("--by", kind)]
@@ -227,25 +233,25 @@ def _plugin(installation: Installation) -> Manifest:
         "pods": f"{installation.kubelet.rstrip('/')}/{sockets.POD_RESOURCES}",
     }
     folders = {volume: (path, path) for volume, path in paths.items()}
-    return _on_each_node(installation, PLUGIN, container, folders)
+    return _make_daemonset(installation, PLUGIN, container, folders)
 
 
-def _dra_driver(installation: Installation) -> Iterator[Manifest]:
+def _make_dra_driver(installation: Installation) -> Iterator[Manifest]:
     """Yield what publishes each node's GPUs and prepares claims, and the classes of devices to claim."""
     group = slices.API.partition("/")[0]
     rules = [
-        _rule(group, "resourceslices", "list", "watch", "create", "update", "delete"),
-        _rule(group, "resourceclaims", "get"),
-        _rule("", "nodes", "get"),  # the owners of slices
+        _make_rule(group, "resourceslices", "list", "watch", "create", "update", "delete"),
+        _make_rule(group, "resourceclaims", "get"),
+        _make_rule("", "nodes", "get"),  # the owners of slices
     ]
-    yield from _account(installation.namespace, DRA, rules)
+    yield from _make_account(installation.namespace, DRA, rules)
     account = f"system:serviceaccount:{installation.namespace}:{DRA}"
-    yield from slice_policy.objects(DRA, account, labels={LABEL: DRA})
+    yield from slice_policy.make_slice_policy(DRA, account, labels={LABEL: DRA})
     for kind in (slices.GPU, slices.MIG):
         expression = f'device.driver == "{slices.DRIVER}" && {slices.ATTRIBUTES}.type == "{kind}"'
         spec = {"selectors": [{"cel": {"expression": expression}}]}
         name = f"{kind}.{slices.DRIVER.partition('.')[2]}"
-        yield manifest(slices.API, "DeviceClass", name, labels={LABEL: DRA}, spec=spec)
+        yield make_manifest(slices.API, "DeviceClass", name, labels={LABEL: DRA}, spec=spec)
     container = {
         "name": "dra-driver",
         "command": ["imagematrix"],
@@ -261,10 +267,10 @@ def _dra_driver(installation: Installation) -> Iterator[Manifest]:
         "locks": str(Path(SHARED).parent),
     }
     folders = {volume: (path, path) for volume, path in paths.items()}
-    yield _on_each_node(installation, DRA, container, folders, account=DRA)
+    yield _make_daemonset(installation, DRA, container, folders, account=DRA)
 
 
-def _on_each_node(
+def _make_daemonset(
     installation: Installation,
     name: str,
     container: Manifest,
@@ -285,30 +291,34 @@ def _on_each_node(
     ]
     pod = {
         **({"serviceAccountName": account} if account else {"automountServiceAccountToken": False}),
-        **pulling(installation.pull_secret),
+        **make_pull_secrets(installation.pull_secret),
         "securityContext": {"runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}},
         "terminationGracePeriodSeconds": 1,
         "tolerations": [{"operator": "Exists"}],  # nodes with GPUs are often tainted
         "containers": [
             {
                 "image": installation.program,
-                "securityContext": _security_context(),
+                "securityContext": _make_security_context(),
                 "volumeMounts": [*read_mounts, *write_mounts],
                 **container,
             }
         ],
         "volumes": [*read_volumes, *write_volumes],
     }
-    metadata = _metadata(installation.namespace, name)
-    return manifest("apps/v1", "DaemonSet", name, **metadata, spec=_selecting(name, pod))
+    metadata = _make_metadata(installation.namespace, name)
+    return make_manifest(
+        "apps/v1", "DaemonSet", name, **metadata, spec=_make_selector_and_template(name, pod)
+    )
 
 
-def _configuration(installation: Installation, tls: Tls) -> Manifest:
+def _make_configuration(installation: Installation, tls: Tls) -> Manifest:
     space = installation.namespace
     # With "Fail", a webhook that is down would keep its own pods, and those of the control plane, from
     # starting.
     outside = ["kube-system", space, *installation.excluded]
-    using = " || ".join(used(AdmissionPolicy(name=name, classes=())) for name in installation.names)
+    using = " || ".join(
+        make_use_condition(AdmissionPolicy(name=name, classes=())) for name in installation.names
+    )
     selector = {"key": NAMED, "operator": "NotIn", "values": outside}
     service = {"name": NAME, "namespace": space, "path": PATH, "port": 443}
     conditions = [{"name": "uses-an-image", "expression": using}]
@@ -321,23 +331,23 @@ def _configuration(installation: Installation, tls: Tls) -> Manifest:
         "timeoutSeconds": installation.timeout_s,
         "namespaceSelector": {"matchExpressions": [selector]},
         **({"matchConditions": conditions} if installation.conditions else {}),
-        "rules": rules(),
-        "clientConfig": {"service": service, "caBundle": _base64(tls.authorities)},
+        "rules": make_rules(),
+        "clientConfig": {"service": service, "caBundle": _encode_base64(tls.authorities)},
     }
-    return manifest(API, "MutatingWebhookConfiguration", NAME, labels={LABEL: NAME}, webhooks=[hook])
+    return make_manifest(API, "MutatingWebhookConfiguration", NAME, labels={LABEL: NAME}, webhooks=[hook])
 
 
-def _metadata(space: str, name: str = NAME) -> Manifest:
+def _make_metadata(space: str, name: str = NAME) -> Manifest:
     return {"namespace": space, "labels": {LABEL: name}}
 
 
-def _selecting(name: str, pod: Manifest) -> Manifest:
+def _make_selector_and_template(name: str, pod: Manifest) -> Manifest:
     """Return the fields of a workload that select its pods, and their template."""
     template = {"metadata": {"labels": {LABEL: name}}, "spec": pod}
     return {"selector": {"matchLabels": {LABEL: name}}, "template": template}
 
 
-def _security_context() -> Manifest:
+def _make_security_context() -> Manifest:
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -345,5 +355,5 @@ def _security_context() -> Manifest:
     }
 
 
-def _base64(text: bytes) -> str:
+def _encode_base64(text: bytes) -> str:
     return base64.b64encode(text).decode()

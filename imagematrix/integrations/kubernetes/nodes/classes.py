@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagematrix.common.text import word
+from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
-from imagematrix.integrations.kubernetes.nodes.labels import CARRIED, CLASS, facts
-from imagematrix.selection.fleet.kinds import kinds, miss
-from imagematrix.selection.fleet.upgrade import upgrade
-from imagematrix.selection.question import asked
+from imagematrix.integrations.kubernetes.nodes.labels import CARRIED, CLASS, make_labels
+from imagematrix.selection.fleet.hardware_kinds import get_miss, group_by_hardware
+from imagematrix.selection.fleet.upgrade import compute_upgrade
+from imagematrix.selection.query import normalize_where
 from imagematrix.selection.rules import RULES
-from imagematrix.selection.select import Selector
+from imagematrix.selection.selector import Selector
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Host
     from imagematrix.images.catalog.catalog import Catalog, Variant
     from imagematrix.integrations.kubernetes.nodes.nodes import ClusterNode
-    from imagematrix.selection.fleet.kinds import Answer, Kind
+    from imagematrix.selection.fleet.hardware_kinds import Answer, HardwareKind
     from imagematrix.selection.fleet.upgrade import Upgrade
     from imagematrix.selection.miss import Miss
-    from imagematrix.selection.question import Where
+    from imagematrix.selection.query import Where
 
-__all__ = ["SCHEMA", "Class", "Classes", "classes", "labelled"]
+__all__ = ["SCHEMA", "Classes", "NodeClass", "classify_nodes", "split_by_label"]
 
 SCHEMA = "imagematrix.classes/v1"
 STALE = "a node's label imagematrix.io/class does not match its other labels: label it again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Class:
+class NodeClass:
     """A class: its name, its nodes sorted by name, and the `kind` of hardware with the catalog's answer.
 
     `strays` are nodes that have the class label with its name, but other facts.
@@ -43,7 +43,7 @@ class Class:
 
     name: str
     nodes: tuple[ClusterNode, ...]
-    kind: Kind
+    kind: HardwareKind
     strays: tuple[ClusterNode, ...] = ()
 
     @property
@@ -69,7 +69,7 @@ class Class:
     @property
     def miss(self) -> Miss | None:
         """Why nothing fits, or None if something does."""
-        return miss(self.kind.answer)
+        return get_miss(self.kind.answer)
 
     @property
     def why(self) -> str:
@@ -116,7 +116,7 @@ class Classes:
     """
 
     catalog: Catalog
-    classes: tuple[Class, ...]
+    classes: tuple[NodeClass, ...]
     upgrades: tuple[Upgrade, ...] = ()
 
     @property
@@ -135,7 +135,7 @@ class Classes:
         }
 
 
-def classes(
+def classify_nodes(
     nodes: Iterable[ClusterNode],
     catalog: Catalog,
     *,
@@ -149,8 +149,8 @@ def classes(
     `gpus`, `allow_cpu` and `where` are as for `select`; `drivers` maps each driver to be upgraded to its new
     version. Raises UsageError if `where` leaves one of the image's own axes open.
     """
-    selector = Selector(catalog, asked(where))
-    _require_carried(selector.question.catalog)
+    selector = Selector(catalog, normalize_where(where))
+    _require_labelled_facts(selector.question.catalog)
 
     def answer(host: Host) -> Answer:
         try:
@@ -159,19 +159,21 @@ def classes(
             return error
 
     by_name = {node.name: node for node in nodes}
-    hardware = kinds({name: node.host for name, node in by_name.items()}, answer)
+    hardware = group_by_hardware({name: node.host for name, node in by_name.items()}, answer)
     for kind in hardware:
         ambiguity = None if isinstance(kind.answer, UsageError) else kind.answer.decision.ambiguity
         if ambiguity:
             raise UsageError(f"{kind.hosts[0]}: {ambiguity[0]}", remedy=ambiguity[1].shown)
     return Classes(
         catalog=selector.question.catalog,
-        classes=_named(hardware, by_name),
-        upgrades=tuple(upgrade(hardware, answer, old, new) for old, new in sorted((drivers or {}).items())),
+        classes=_name_classes(hardware, by_name),
+        upgrades=tuple(
+            compute_upgrade(hardware, answer, old, new) for old, new in sorted((drivers or {}).items())
+        ),
     )
 
 
-def labelled(nodes: Iterable[ClusterNode]) -> tuple[list[ClusterNode], list[str]]:
+def split_by_label(nodes: Iterable[ClusterNode]) -> tuple[list[ClusterNode], list[str]]:
     """Return the nodes whose class label matches their other labels, and the names of the other nodes.
 
     A class label can be missing or wrong while a node starts or gets another driver. No pod with the image of
@@ -179,14 +181,14 @@ def labelled(nodes: Iterable[ClusterNode]) -> tuple[list[ClusterNode], list[str]
     """
     matching, others = [], []
     for node in nodes:
-        if node.labels.get(CLASS) == facts(node.host)[CLASS]:
+        if node.labels.get(CLASS) == make_labels(node.host)[CLASS]:
             matching.append(node)
         else:
             others.append(node.name)
     return matching, others
 
 
-def _require_carried(catalog: Catalog) -> None:
+def _require_labelled_facts(catalog: Catalog) -> None:
     """Raise UsageError if a rule reads a fact that labels do not have."""
     lacking = [(rule, missing) for rule in RULES if (missing := {*rule.facts} - CARRIED)]
     for rule, missing in lacking:
@@ -197,22 +199,24 @@ def _require_carried(catalog: Catalog) -> None:
                 raise UsageError(
                     f"{variant.reference}: the rule {rule.name} reads {lack}",
                     remedy="leave this variant out with --where, or let its node choose: "
-                    f"`imagematrix run {word(name)}`",
+                    f"`imagematrix run {quote_word(name)}`",
                 )
 
 
-def _named(hardware: Iterable[Kind], nodes: Mapping[str, ClusterNode]) -> tuple[Class, ...]:
+def _name_classes(
+    hardware: Iterable[HardwareKind], nodes: Mapping[str, ClusterNode]
+) -> tuple[NodeClass, ...]:
     """Return the kinds as classes: kinds that differ only in the order of their GPUs share a class."""
-    by_name: dict[str, tuple[Kind, list[str]]] = {}
+    by_name: dict[str, tuple[HardwareKind, list[str]]] = {}
     for kind in hardware:
         # The name follows from the facts, so that a node can state its class without knowing the others.
-        by_name.setdefault(facts(kind.sample)[CLASS], (kind, []))[1].extend(kind.hosts)
+        by_name.setdefault(make_labels(kind.sample)[CLASS], (kind, []))[1].extend(kind.hosts)
     by_label: dict[str, list[ClusterNode]] = {}
     for name in sorted(nodes):
         by_label.setdefault(nodes[name].labels.get(CLASS, ""), []).append(nodes[name])
     class_of = {host: name for name, (_, hosts) in by_name.items() for host in hosts}
     named = [
-        Class(
+        NodeClass(
             name=name,
             nodes=tuple(nodes[host] for host in sorted(hosts)),
             kind=kind,

@@ -10,14 +10,14 @@ from __future__ import annotations
 from functools import cache
 
 from imagematrix.hardware.vendors import marches
-from imagematrix.integrations.kubernetes.nodes.labels import vocabulary
+from imagematrix.integrations.kubernetes.nodes.labels import get_flag_vocabulary
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from collections.abc import Set as AbstractSet
 
-__all__ = ["flags", "names", "proving"]
+__all__ = ["expand_flags", "get_nfd_names", "get_proving_flags"]
 
 ARM = "aarch64"
 # Names that differ from the kernel's flags by more than case and underscores.
@@ -50,29 +50,31 @@ PROOFS: Mapping[str, frozenset[str]] = {"x86-64-v2": frozenset(["avx"])}
 
 
 @cache
-def names(arch: str) -> dict[str, str]:
+def get_nfd_names(arch: str) -> dict[str, str]:
     """Return NFD's names of the flags that its labels show, by the kernel's names."""
     if arch == ARM:
-        return {flag: flag.upper() for flag in vocabulary(arch)}
-    return {flag: _name(flag) for flag in SHOWN.split()}
+        return {flag: flag.upper() for flag in get_flag_vocabulary(arch)}
+    return {flag: _make_nfd_name(flag) for flag in SHOWN.split()}
 
 
-def flags(shown: Iterable[str], arch: str) -> frozenset[str]:
+def expand_flags(shown: Iterable[str], arch: str) -> frozenset[str]:
     """Return a CPU's flags from the names that NFD shows, with the flags that the psABI level implies."""
     shown_names = frozenset(shown)
-    flag_names = names(arch) | ({} if arch == ARM else {flag: _name(flag) for flag in HIDDEN.split()})
+    flag_names = get_nfd_names(arch) | (
+        {} if arch == ARM else {flag: _make_nfd_name(flag) for flag in HIDDEN.split()}
+    )
     present = frozenset(flag for flag, name in flag_names.items() if name in shown_names)
     if arch != "x86_64" or not present:
         return present
     for level, added in marches.LEVELS:
-        if not proving(level) <= present:
+        if not get_proving_flags(level) <= present:
             break
         present |= added
     return present
 
 
 @cache
-def proving(level: str) -> AbstractSet[str]:
+def get_proving_flags(level: str) -> AbstractSet[str]:
     """Return the flags that NFD shows for every CPU of a psABI level; they imply the level's other flags."""
     shown: frozenset[str] = frozenset()
     for name, added in marches.LEVELS:
@@ -82,5 +84,5 @@ def proving(level: str) -> AbstractSet[str]:
     return shown
 
 
-def _name(flag: str) -> str:
+def _make_nfd_name(flag: str) -> str:
     return OTHERS.get(flag, flag.replace("_", "").upper())

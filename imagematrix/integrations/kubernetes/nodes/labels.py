@@ -1,4 +1,4 @@
-"""The labels of a node that contain what a selection reads: `facts` of a Host, and their syntax.
+"""The labels of a node that contain what a selection reads: `make_labels` of a Host, and their syntax.
 
 Schedulers cannot loop over the GPUs of a node. So there are labels with the least and the greatest value of
 all GPUs, and a label for each value that occurs.
@@ -14,8 +14,8 @@ from functools import cache
 
 from imagematrix.common.json_documents import DIGITS
 from imagematrix.hardware.vendors import gpus, macros, marches, versions
-from imagematrix.selection.hardware import FACTS
-from imagematrix.selection.needs.atoms import (
+from imagematrix.selection.hardware_key import FACTS
+from imagematrix.selection.needs.equivalence import (
     BRANCHES,
     COMPUTES,
     NEWEST,
@@ -24,7 +24,7 @@ from imagematrix.selection.needs.atoms import (
     VersionScale,
     Vocabulary,
 )
-from imagematrix.selection.target import ARCHITECTURES
+from imagematrix.selection.selection_target import ARCHITECTURES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,16 +38,16 @@ __all__ = [
     "SCHEMA",
     "STATES",
     "VOCABULARY",
-    "class_name",
-    "document",
-    "facts",
-    "feature_file",
-    "kubectl",
-    "rank",
-    "safe",
-    "spaced",
-    "valid",
-    "vocabulary",
+    "get_flag_vocabulary",
+    "is_valid_value",
+    "make_class_name",
+    "make_document",
+    "make_feature_file",
+    "make_kubectl_command",
+    "make_label_value",
+    "make_labels",
+    "rank_version",
+    "restore_spaces",
 ]
 
 SCHEMA = "imagematrix.labels/v1"
@@ -103,26 +103,26 @@ NODE_VARIABLE = "$NODE"  # which the shell must expand, in the kubectl command
 SHORT = 24  # characters of the GPU's name in the name of a class
 
 
-def facts(host: Host) -> dict[str, str]:
+def make_labels(host: Host) -> dict[str, str]:
     """Return the labels of a host, including its class, sorted by key.
 
     An unknown fact has no label, or a value that no image's needs admit.
     """
     labels = {
-        ARCH: safe(ARCHITECTURES.get(host.arch, host.arch)) or UNKNOWN,
-        VENDOR: safe(host.cpu.vendor or ""),
-        MODEL: safe(host.cpu.model or ""),
+        ARCH: make_label_value(ARCHITECTURES.get(host.arch, host.arch)) or UNKNOWN,
+        VENDOR: make_label_value(host.cpu.vendor or ""),
+        MODEL: make_label_value(host.cpu.model or ""),
         ACCELERATORS: str(len(host.accelerators)),
         COUNT: str(len(host.gpus)),
-        **_cpu(host),
-        **_driver(host),
-        **(_gpus(host.gpus) if host.gpus else {}),
+        **_make_cpu_labels(host),
+        **_make_driver_labels(host),
+        **(_make_gpu_labels(host.gpus) if host.gpus else {}),
     }
     labels = {key: value for key, value in labels.items() if value}
-    return dict(sorted((labels | {CLASS: class_name(labels)}).items()))
+    return dict(sorted((labels | {CLASS: make_class_name(labels)}).items()))
 
 
-def document(labels: Mapping[str, str], warnings: Sequence[str]) -> dict[str, object]:
+def make_document(labels: Mapping[str, str], warnings: Sequence[str]) -> dict[str, object]:
     """Return the Labels document."""
     return {
         "schema": SCHEMA,
@@ -132,24 +132,24 @@ def document(labels: Mapping[str, str], warnings: Sequence[str]) -> dict[str, ob
     }
 
 
-def feature_file(labels: Mapping[str, str]) -> str:
+def make_feature_file(labels: Mapping[str, str]) -> str:
     """Return a feature file for Node Feature Discovery's source `local`, which reads up to 64 kB."""
     return "\n".join(["# by imagematrix kubernetes labels", *(f"{key}={labels[key]}" for key in labels)])
 
 
-def kubectl(labels: Mapping[str, str], node: str) -> str:
+def make_kubectl_command(labels: Mapping[str, str], node: str) -> str:
     """Return the command that sets the labels of a node."""
     name = f'"{NODE_VARIABLE}"' if node == NODE_VARIABLE else shlex.quote(node)
     return " ".join([f"kubectl label --overwrite node {name}", *(f"{key}={labels[key]}" for key in labels)])
 
 
-def class_name(labels: Mapping[str, str]) -> str:
+def make_class_name(labels: Mapping[str, str]) -> str:
     """Return the name of the class of nodes with these labels: GPUs, driver, CPU level, and a short hash.
 
     All nodes that every selection treats alike have the same class. Kubernetes objects can have this name.
     """
     distinguishing = [
-        f"{key}={_without_memory(key, labels[key])}"
+        f"{key}={_drop_memory(key, labels[key])}"
         for key in sorted(labels)
         if key.startswith(DISTINGUISHING)
         or key in (DRIVER, MODULES)
@@ -158,38 +158,40 @@ def class_name(labels: Mapping[str, str]) -> str:
     digest = hashlib.sha256("\n".join(distinguishing).encode()).hexdigest()[:8]
     level = f"v{labels[LEVEL]}" if LEVEL in labels else labels.get(ARCH, UNKNOWN)
     driver = labels.get(DRIVER, "no-driver") if labels.get(COUNT, "0") != "0" else ""
-    parts = [_short(labels), driver, level, digest]
+    parts = [_summarize_gpus(labels), driver, level, digest]
     return re.sub(r"[^a-z0-9]+", "-", "-".join(filter(None, parts)).lower()).strip("-")
 
 
-def rank(version: str | tuple[int, ...]) -> int:
+def rank_version(version: str | tuple[int, ...]) -> int:
     """Return a number that sorts like driver versions: four digits for each part, then the number of them."""
-    parts = versions.order(version) if isinstance(version, str) else version
+    parts = versions.make_sort_key(version) if isinstance(version, str) else version
     padded = (*parts, 0, 0, 0)[:4]
     return int("".join(f"{part:04d}" for part in padded) + str(len(parts)))
 
 
-def safe(text: str) -> str:
+def make_label_value(text: str) -> str:
     """Return text as the value of a label: 63 characters at most, with dashes for invalid characters."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", text)[:LONGEST].strip("-_.")
 
 
-def spaced(name: str) -> str:
+def restore_spaces(name: str) -> str:
     """Return the name of a GPU from a label, which has dashes in place of spaces."""
     return name.replace("-", " ")
 
 
-def valid(value: str) -> bool:
+def is_valid_value(value: str) -> bool:
     """Whether a text may be the value of a label."""
     return VALUE.fullmatch(value) is not None
 
 
 @cache
-def vocabulary(arch: str) -> frozenset[str]:
+def get_flag_vocabulary(arch: str) -> frozenset[str]:
     """Return the CPU flags that have labels: those that an image can need."""
     announced = frozenset(" ".join(macros.FLAGS.get(arch, {}).values()).split())
     if arch == "aarch64":
-        announced |= frozenset(flag for march in marches.names() for flag in macros.unannounced(march))
+        announced |= frozenset(
+            flag for march in marches.list_names() for flag in macros.list_unannounced_flags(march)
+        )
         return announced - marches.IGNORED[arch] | marches.SIGNING
     return announced - marches.IGNORED.get(arch, frozenset())
 
@@ -207,53 +209,54 @@ VOCABULARY = Vocabulary(
         "gpus.data_centre": TruthScale(),
         "gpus.last_branch": BRANCHES,
     },
-    flags=vocabulary,
+    flags=get_flag_vocabulary,
 )
 
 
-def _cpu(host: Host) -> dict[str, str]:
-    flags = host.cpu.flags & vocabulary(host.arch)
-    level = marches.level(flags) if host.arch == "x86_64" else None
+def _make_cpu_labels(host: Host) -> dict[str, str]:
+    flags = host.cpu.flags & get_flag_vocabulary(host.arch)
+    level = marches.get_level(flags) if host.arch == "x86_64" else None
     return {
-        **({LEVEL: str(marches.level_rank(level))} if level else {}),
+        **({LEVEL: str(marches.get_level_rank(level))} if level else {}),
         **{f"{FLAG}{flag}": "true" for flag in flags},
     }
 
 
-def _driver(host: Host) -> dict[str, str]:
+def _make_driver_labels(host: Host) -> dict[str, str]:
     if host.driver is None:
         return {}
     version, kind = host.driver.version, host.driver.kind
     # Versions of Tegra drivers cannot be ordered among others.
-    ranked = {} if versions.is_tegra(version) else {RANK: str(rank(version))}
+    ranked = {} if versions.is_tegra(version) else {RANK: str(rank_version(version))}
     labels = {DRIVER: version, **ranked, **({MODULES: kind} if kind in MODULE_KINDS else {})}
     if host.driver.user_mode:  # schedulers cannot compare two labels
         labels[USER_MODE] = DIFFERS if host.driver.user_mode_differs else SAME
     return labels
 
 
-def _gpus(host_gpus: tuple[Gpu, ...]) -> dict[str, str]:
-    each = [_labelled(gpu) for gpu in host_gpus]
+def _make_gpu_labels(host_gpus: tuple[Gpu, ...]) -> dict[str, str]:
+    each = [_make_gpu_facts(gpu) for gpu in host_gpus]
     # An unknown capability is below any that an image has code for.
     computes = [0 if gpu["compute"] == UNKNOWN else int(gpu["compute"].replace(".", "")) for gpu in each]
     states = "_".join(sorted({gpu["state"] for gpu in each}))
     limits = [limit for gpu in host_gpus if (limit := gpu.last_branch) is not None]
     proved = all(
-        gpus.data_centre(None if gpu["brand"] == NONE else gpu["brand"], spaced(gpu["name"])) for gpu in each
+        gpus.is_data_centre(None if gpu["brand"] == NONE else gpu["brand"], restore_spaces(gpu["name"]))
+        for gpu in each
     )
     return {
-        GPU_STATES: states if valid(states) else OTHER,
+        GPU_STATES: states if is_valid_value(states) else OTHER,
         LEAST: str(min(computes)),
         GREATEST: str(max(computes)),
         DRIVER_LIMIT: str(min(limits, default=NEWEST)),
         DATA_CENTRE: str(proved).lower(),
-        **_counted(COMPUTE, (gpu["compute"] for gpu in each)),
-        **_counted(BRAND, (gpu["brand"] for gpu in each)),
-        **_described(each),
+        **_count_values(COMPUTE, (gpu["compute"] for gpu in each)),
+        **_count_values(BRAND, (gpu["brand"] for gpu in each)),
+        **_make_kind_labels(each),
     }
 
 
-def _labelled(gpu: Gpu) -> dict[str, str]:
+def _make_gpu_facts(gpu: Gpu) -> dict[str, str]:
     """Return the facts of a GPU as they appear in labels."""
     device = (gpu.pci_device_id or "").lower().removeprefix("0x")
     brand = NONE if gpu.brand is None else gpu.brand
@@ -263,15 +266,15 @@ def _labelled(gpu: Gpu) -> dict[str, str]:
         "device": device if DEVICE.fullmatch(device) else NONE,
         "state": gpu.state if gpu.state in STATES else OTHER,
         "memory": str(gpu.memory_mib)[:DIGITS] if gpu.memory_mib is not None else UNKNOWN,
-        "name": safe(gpu.name or ""),
+        "name": make_label_value(gpu.name or ""),
     }
 
 
-def _counted(key: str, values: Iterable[str]) -> dict[str, str]:
+def _count_values(key: str, values: Iterable[str]) -> dict[str, str]:
     return {f"{key}{value}": str(count) for value, count in Counter(values).items()}
 
 
-def _described(each: list[dict[str, str]]) -> dict[str, str]:
+def _make_kind_labels(each: list[dict[str, str]]) -> dict[str, str]:
     """Return the labels from which `labelled` reads the GPUs: one for each kind, and one with its name."""
     counts = Counter(tuple(gpu.items()) for gpu in each)
     labels = {}
@@ -282,12 +285,12 @@ def _described(each: list[dict[str, str]]) -> dict[str, str]:
     return labels
 
 
-def _without_memory(key: str, value: str) -> str:
+def _drop_memory(key: str, value: str) -> str:
     """Return a value without the memory of GPUs, unless a rule reads it."""
     return value.rpartition("_")[0] if key.startswith(KIND) and MEMORY not in FACTS else value
 
 
-def _short(labels: Mapping[str, str]) -> str:
+def _summarize_gpus(labels: Mapping[str, str]) -> str:
     """Return the GPUs of a class as a short text: h200x8, a100-sxm4-40gbx4, mixedx3, cpu."""
     count = labels.get(COUNT, "0")
     if count == "0":

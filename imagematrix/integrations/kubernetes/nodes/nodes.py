@@ -14,8 +14,11 @@ from imagematrix.common import json_documents
 from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
 from imagematrix.integrations.kubernetes.nodes import labels as own
-from imagematrix.integrations.kubernetes.nodes.discovered import discovered, offered
-from imagematrix.integrations.kubernetes.nodes.labelled import labelled
+from imagematrix.integrations.kubernetes.nodes.host_from_nfd_labels import (
+    list_accelerator_resources,
+    read_nfd_labels,
+)
+from imagematrix.integrations.kubernetes.nodes.host_from_our_labels import read_our_labels
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +28,18 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Host
 
-__all__ = ["STREAM", "ClusterNode", "Taint", "described", "host", "load", "named", "objects", "parse", "read"]
+__all__ = [
+    "STREAM",
+    "ClusterNode",
+    "Taint",
+    "describe_nodes",
+    "list_objects",
+    "load_nodes",
+    "make_host",
+    "name_file",
+    "parse_nodes",
+    "read_json",
+]
 
 STREAM = "-"
 LISTS = ("List", "NodeList", "PodList", "ResourceClaimList", "ResourceSliceList")
@@ -65,32 +79,32 @@ class ClusterNode:
         return own.ARCH in self.labels
 
 
-def load(path: Path, stream: BinaryIO) -> tuple[ClusterNode, ...]:
+def load_nodes(path: Path, stream: BinaryIO) -> tuple[ClusterNode, ...]:
     """Return the nodes in a file, or in `stream` if the path is "-"; raise UsageError if there are none."""
-    return parse(read(path, stream), named(path))
+    return parse_nodes(read_json(path, stream), name_file(path))
 
 
-def named(path: Path) -> str:
+def name_file(path: Path) -> str:
     """Return how messages name a file."""
     return "stdin" if str(path) == STREAM else str(path)
 
 
-def read(path: Path, stream: BinaryIO) -> object:
+def read_json(path: Path, stream: BinaryIO) -> object:
     """Return the JSON value in a file, or in `stream` if the path is "-"; raise UsageError if invalid."""
     if str(path) != STREAM:
-        return json_documents.read(path)
+        return json_documents.read_json(path)
     raw = stream.read(json_documents.LIMIT + 1)
     if len(raw) > json_documents.LIMIT:
         raise UsageError(f"stdin: exceeds {json_documents.LIMIT // 2**20} MiB, too large for a list of nodes")
-    return json_documents.parse(raw, "stdin")
+    return json_documents.parse_json(raw, "stdin")
 
 
-def parse(data: object, where: str) -> tuple[ClusterNode, ...]:
+def parse_nodes(data: object, where: str) -> tuple[ClusterNode, ...]:
     """Return the nodes of a list, or of a single Node object, sorted by name."""
-    return described(objects(data, where), where)
+    return describe_nodes(list_objects(data, where), where)
 
 
-def objects(data: object, where: str) -> tuple[json_documents.Fields, ...]:
+def list_objects(data: object, where: str) -> tuple[json_documents.Fields, ...]:
     """Return the objects of a list, or `data` itself if it is a single object."""
     fields = json_documents.Fields(data, where)
     kind = fields.text("kind")
@@ -104,14 +118,14 @@ def objects(data: object, where: str) -> tuple[json_documents.Fields, ...]:
     )
 
 
-def described(items: Iterable[json_documents.Fields], where: str) -> tuple[ClusterNode, ...]:
+def describe_nodes(items: Iterable[json_documents.Fields], where: str) -> tuple[ClusterNode, ...]:
     """Return the nodes that Node objects describe, sorted by name.
 
     Raises UsageError if an object is not a node, a name occurs twice, or there are no objects.
     """
     nodes: dict[str, ClusterNode] = {}
     for item in items:
-        node = _node(item)
+        node = _parse_node(item)
         if node.name in nodes:
             raise UsageError(f"{where}: duplicate node {node.name[:80]!r}")
         nodes[node.name] = node
@@ -120,28 +134,28 @@ def described(items: Iterable[json_documents.Fields], where: str) -> tuple[Clust
     return tuple(nodes[name] for name in sorted(nodes))
 
 
-def host(data: object, where: str = "node") -> Host:
+def make_host(data: object, where: str = "node") -> Host:
     """Return the Host that the labels of a Node object describe; raise UsageError for any other object."""
-    return _node(json_documents.Fields(data, where)).host
+    return _parse_node(json_documents.Fields(data, where)).host
 
 
-def _node(fields: json_documents.Fields) -> ClusterNode:
+def _parse_node(fields: json_documents.Fields) -> ClusterNode:
     if fields.text("kind") != "Node":
         raise fields.fail("kind", f"expected Node, found {fields.text('kind')[:80]!r}")
     metadata = fields.object_or_none("metadata")
     if metadata is None:
         raise fields.fail("metadata", "is missing (expected an object)")
-    labels, invalid = _labels(metadata.named_texts("labels"))
+    labels, invalid = _filter_labels(metadata.named_texts("labels"))
     status = fields.object_or_empty("status")
     capacity = status.named_texts("capacity")
     if own.ARCH in labels:
-        described = labelled(labels)
+        described = read_our_labels(labels)
         if not described.gpus:  # GPUs that somebody offers contradict labels without any
-            signs = (*described.accelerators, *offered(capacity))
+            signs = (*described.accelerators, *list_accelerator_resources(capacity))
             described = replace(described, accelerators=signs)
     else:
         architecture = status.object_or_empty("nodeInfo").text_or_none("architecture")
-        described = discovered(labels, architecture, capacity)
+        described = read_nfd_labels(labels, architecture, capacity)
     if invalid:
         warning = f"{invalid} invalid labels were ignored"
         described = replace(described, warnings=(*described.warnings, warning))
@@ -151,26 +165,28 @@ def _node(fields: json_documents.Fields) -> ClusterNode:
         labels=labels,
         host=described,
         cordoned=spec.boolean("unschedulable"),
-        taints=tuple(map(_taint, spec.objects("taints"))),
+        taints=tuple(map(_parse_taint, spec.objects("taints"))),
         allocatable=status.named_texts("allocatable"),
     )
 
 
-def _taint(fields: json_documents.Fields) -> Taint:
+def _parse_taint(fields: json_documents.Fields) -> Taint:
     value = fields.text_or_none("value") or ""
     return Taint(key=fields.text("key"), value=value, effect=fields.text("effect"))
 
 
-def _labels(given: Mapping[str, str]) -> tuple[dict[str, str], int]:
+def _filter_labels(given: Mapping[str, str]) -> tuple[dict[str, str], int]:
     """Return the labels that an API server would accept, and the number of invalid ones."""
     valid = {
-        key: value for key, value in list(given.items())[:LABELS] if own.valid(value) and _valid_key(key)
+        key: value
+        for key, value in list(given.items())[:LABELS]
+        if own.is_valid_value(value) and _is_valid_key(key)
     }
     return valid, len(given) - len(valid)
 
 
-def _valid_key(key: str) -> bool:
+def _is_valid_key(key: str) -> bool:
     prefix, slash, name = key.rpartition("/")
     if slash and not PREFIX.fullmatch(prefix):
         return False
-    return bool(name) and own.valid(name)
+    return bool(name) and own.is_valid_value(name)

@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 
 from imagematrix.errors import ImagematrixError
-from imagematrix.hardware.gpu_request.choice import memory_mib, merged, parts
-from imagematrix.hardware.gpu_request.spec import GPUS_VARIABLE, names
+from imagematrix.hardware.gpu_request.choice import get_memory_mib, list_mig_devices, merge_gpus
+from imagematrix.hardware.gpu_request.spec import GPUS_VARIABLE, name_gpus
 from imagematrix.integrations.kubernetes.nodes import labels
 from imagematrix.launcher.docker.devices import list_device_nodes
 from imagematrix.launcher.docker.share import Share
@@ -33,12 +33,12 @@ __all__ = [
     "Allocation",
     "AllocationError",
     "DeviceOffer",
-    "allocate",
-    "held",
-    "listed",
-    "offer",
-    "preferred",
-    "users",
+    "allocate_devices",
+    "choose_preferred",
+    "find_held_units",
+    "find_users",
+    "list_devices",
+    "make_offer",
 ]
 
 GPU = f"{labels.PREFIX}gpu"
@@ -71,7 +71,7 @@ class Allocation:
     environment: Mapping[str, str]
 
 
-def offer(host: Host, *, by: Iterable[str] = (), vram: bool = False) -> DeviceOffer:
+def make_offer(host: Host, *, by: Iterable[str] = (), vram: bool = False) -> DeviceOffer:
     """Return what a host offers.
 
     GPUs are offered as imagematrix.io/gpu, MIG devices as imagematrix.io/mig-PROFILE. With "product" in `by`,
@@ -80,19 +80,21 @@ def offer(host: Host, *, by: Iterable[str] = (), vram: bool = False) -> DeviceOf
     probe finds the UUID, it would look like a second, free unit.
     """
     whole = [gpu for gpu in host.gpus if gpu.mig is None and gpu.uuid]
-    migs = [part for gpu in host.gpus for part in parts(gpu) if part.mig and part.mig[0].uuid]
-    units = {_name(unit): unit for unit in (*whole, *migs)}
+    migs = [part for gpu in host.gpus for part in list_mig_devices(gpu) if part.mig and part.mig[0].uuid]
+    units = {_name_unit(unit): unit for unit in (*whole, *migs)}
     resources: dict[str, dict[str, str]] = {GPU: {}} if whole else {}
     for unit in whole:
-        for resource in (GPU, *_extra_resources(host, unit, frozenset(by))):
-            resources.setdefault(resource, {})[_name(unit)] = _name(unit)
+        for resource in (GPU, *_list_extra_resources(host, unit, frozenset(by))):
+            resources.setdefault(resource, {})[_name_unit(unit)] = _name_unit(unit)
     for unit in migs:
-        resources.setdefault(_profile(unit), {})[_name(unit)] = _name(unit)
-    shares = {share: name for name, unit in units.items() for share in _shares(name, unit)} if vram else {}
+        resources.setdefault(_get_profile(unit), {})[_name_unit(unit)] = _name_unit(unit)
+    shares = (
+        {share: name for name, unit in units.items() for share in _list_shares(name, unit)} if vram else {}
+    )
     return DeviceOffer(host=host, units=units, resources=resources | ({VRAM: shares} if shares else {}))
 
 
-def users(offered: DeviceOffer, usage: Usage, holders: Mapping[str, str]) -> dict[str, str]:
+def find_users(offered: DeviceOffer, usage: Usage, holders: Mapping[str, str]) -> dict[str, str]:
     """Return the units that are used outside of pods, each with its users.
 
     `usage` is that of this node without its pods, `holders` maps a unit to the resource under which it is
@@ -110,13 +112,13 @@ def users(offered: DeviceOffer, usage: Usage, holders: Mapping[str, str]) -> dic
     return {name: ", ".join(map(str, some)) for name, some in using.items() if some}
 
 
-def listed(
+def list_devices(
     offered: DeviceOffer, resource: str, holders: Mapping[str, str], used: Mapping[str, str]
 ) -> tuple[tuple[str, bool], ...]:
     """Return the device ids of a resource, each with whether it is healthy.
 
-    `holders` maps a unit to the resource under which it is held, `used` is as `users` returns it. A resource
-    that is not offered any more has no devices.
+    `holders` maps a unit to the resource under which it is held, `used` is as `find_users` returns it. A
+    resource that is not offered any more has no devices.
     """
     return tuple(
         (device, offered.units[unit].usable and holders.get(unit, resource) == resource and unit not in used)
@@ -124,7 +126,7 @@ def listed(
     )
 
 
-def allocate(
+def allocate_devices(
     offered: DeviceOffer,
     resource: str,
     devices: Sequence[str],
@@ -133,11 +135,11 @@ def allocate(
 ) -> Allocation:
     """Return what a container gets for the device ids that kubelet chose.
 
-    `holders` and `used` are as for `listed`. Raises AllocationError if one cannot be used, is held under
-    another resource or used outside of pods, or if shares would span units; UsageError if a share is
+    `holders` and `used` are as for `list_devices`. Raises AllocationError if one cannot be used, is held
+    under another resource or used outside of pods, or if shares would span units; UsageError if a share is
     too small for CUDA itself.
     """
-    units = held(offered, devices)
+    units = find_held_units(offered, devices)
     if unknown := [device for device in devices if device not in offered.resources.get(resource, {})]:
         raise AllocationError(f"{resource}: device {unknown[0][:80]!r} not found")
     for unit in units:
@@ -153,7 +155,7 @@ def allocate(
             f"{len(devices)} GiB would span {len(units)} GPUs: none has that much memory left",
             remedy="request less, or whole GPUs",
         )
-    gpus = merged(offered.units[unit] for unit in units)
+    gpus = merge_gpus(offered.units[unit] for unit in units)
     share = Share(vram_mib=len(devices) * GIB if vram else None)
     return Allocation(
         devices=list_device_nodes(offered.host, gpus),
@@ -161,7 +163,7 @@ def allocate(
     )
 
 
-def preferred(
+def choose_preferred(
     offered: DeviceOffer, resource: str, available: Sequence[str], required: Sequence[str], count: int
 ) -> tuple[str, ...]:
     """Return `count` of the `available` device ids, with all `required` ones; none if there are too few.
@@ -182,7 +184,7 @@ def preferred(
     return (*required, *rest)[:count]
 
 
-def held(offered: DeviceOffer, devices: Iterable[str]) -> tuple[str, ...]:
+def find_held_units(offered: DeviceOffer, devices: Iterable[str]) -> tuple[str, ...]:
     """Return the names of the units that device ids belong to, without duplicates.
 
     The ids may be of a resource that is not offered any more, or of NVIDIA's device plugin, whose ids are
@@ -191,27 +193,27 @@ def held(offered: DeviceOffer, devices: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in parse_uuids(devices) if name in offered.units)
 
 
-def _name(unit: Gpu) -> str:
-    return names([unit])[0]
+def _name_unit(unit: Gpu) -> str:
+    return name_gpus([unit])[0]
 
 
-def _extra_resources(host: Host, unit: Gpu, by: frozenset[str]) -> Iterator[str]:
+def _list_extra_resources(host: Host, unit: Gpu, by: frozenset[str]) -> Iterator[str]:
     if "product" in by and unit.name:
-        yield _resource(f"{GPU}-", MAKER.sub("", unit.name))
+        yield _make_resource_name(f"{GPU}-", MAKER.sub("", unit.name))
     if "class" in by:
-        yield _resource(CLASS, labels.facts(host)[labels.CLASS])
+        yield _make_resource_name(CLASS, labels.make_labels(host)[labels.CLASS])
 
 
-def _profile(unit: Gpu) -> str:
+def _get_profile(unit: Gpu) -> str:
     (device,) = unit.mig or ()
-    return _resource(MIG, device.profile or labels.UNKNOWN)
+    return _make_resource_name(MIG, device.profile or labels.UNKNOWN)
 
 
-def _resource(prefix: str, word: str) -> str:
+def _make_resource_name(prefix: str, word: str) -> str:
     """Return the name of a resource: letters, digits, dashes and dots after its prefix."""
     longest = LONGEST - len(prefix.removeprefix(labels.PREFIX))
     return prefix + re.sub(r"[^a-z0-9.]+", "-", word.lower())[:longest].strip("-.")
 
 
-def _shares(name: str, unit: Gpu) -> Iterator[str]:
-    return (f"{name}{SHARE}{index}" for index in range((memory_mib(unit) or 0) // GIB))
+def _list_shares(name: str, unit: Gpu) -> Iterator[str]:
+    return (f"{name}{SHARE}{index}" for index in range((get_memory_mib(unit) or 0) // GIB))

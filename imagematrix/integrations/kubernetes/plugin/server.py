@@ -14,7 +14,7 @@ from pathlib import Path
 
 import grpc
 
-from imagematrix.common.files import stamp
+from imagematrix.common.files import read_stamp
 from imagematrix.errors import ImagematrixError
 from imagematrix.integrations.kubernetes.plugin import offer as offers
 from imagematrix.launcher.gpu_claims.pods import parse_uuids
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.plugin.offer import DeviceOffer
     from imagematrix.launcher.gpu_claims.usage import Usage
 
-__all__ = ["Plugin", "PluginSettings", "Times", "serve"]
+__all__ = ["Plugin", "PluginSettings", "PluginTimes", "serve"]
 
 HEALTH = {True: "Healthy", False: "Unhealthy"}
 PERMISSIONS = "rw"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
+class PluginTimes:
     """Intervals and limits in seconds.
 
     `watch`, `pods`, `usage` and `probe` are the intervals for reading kubelet's socket, its pods, the usage
@@ -85,7 +85,7 @@ class PluginSettings:
     usage: Callable[[tuple[Gpu, ...]], Usage]
     folder: Path = Path(sockets.DEVICE_PLUGINS)
     kubelet: Path | None = None
-    times: Times = field(default_factory=Times)
+    times: PluginTimes = field(default_factory=PluginTimes)
 
     @property
     def registry(self) -> Path:
@@ -181,7 +181,7 @@ class Plugin:
         await self._notify()
 
     def _outside(self) -> dict[str, str]:
-        return offers.users(self._offer, self._usage or {}, self._holders)
+        return offers.find_users(self._offer, self._usage or {}, self._holders)
 
     def _fail(self, what: str, text: str) -> None:
         """Report a failure once until `what` succeeds: it is tried again every few seconds."""
@@ -228,7 +228,7 @@ class Plugin:
 
     async def _register(self) -> None:
         """Serve and register each resource that is not registered with the current kubelet."""
-        identity = stamp(self._settings.registry)
+        identity = read_stamp(self._settings.registry)
         if identity is None:
             self._fail("kubelet", f"{self._settings.registry} not found: waiting for kubelet")
             return
@@ -258,7 +258,7 @@ class Plugin:
         try:
             register = make_call(channel, f"/{REGISTRATION}/Register", "Empty")
             request = load_message("RegisterRequest")(
-                version=VERSION, endpoint=path.name, resource_name=resource, options=_options(resource)
+                version=VERSION, endpoint=path.name, resource_name=resource, options=_make_options(resource)
             )
             await register(request, timeout=self._settings.times.answer)
         except BaseException:
@@ -291,7 +291,7 @@ class Plugin:
         """Return the service of one resource."""
 
         async def options(_request: Any, _context: Any) -> Any:
-            return _options(resource)
+            return _make_options(resource)
 
         async def watch(_request: Any, _context: Any) -> AsyncIterator[Any]:
             sent: object = None
@@ -334,10 +334,10 @@ class Plugin:
         return grpc.method_handlers_generic_handler(DEVICE_PLUGIN, methods)
 
     def _listed(self, resource: str) -> tuple[tuple[str, bool], ...]:
-        return offers.listed(self._offer, resource, self._holders, self._outside())
+        return offers.list_devices(self._offer, resource, self._holders, self._outside())
 
     def _preferred(self, resource: str, request: Any) -> Any:
-        chosen = offers.preferred(
+        chosen = offers.choose_preferred(
             self._offer,
             resource,
             request.available_deviceIDs,
@@ -366,8 +366,8 @@ class Plugin:
 
     def _allocated(self, resource: str, devices: list[str]) -> Any:
         # Without await, so that no other request takes a unit between the check and the note.
-        grant = offers.allocate(self._offer, resource, devices, self._holders, self._outside())
-        for unit in offers.held(self._offer, devices):
+        grant = offers.allocate_devices(self._offer, resource, devices, self._holders, self._outside())
+        for unit in offers.find_held_units(self._offer, devices):
             self._holders[unit] = resource
             self._since[unit] = time.monotonic()
         return load_message("ContainerAllocateResponse")(
@@ -379,5 +379,5 @@ class Plugin:
         )
 
 
-def _options(resource: str) -> Any:
+def _make_options(resource: str) -> Any:
     return load_message("DevicePluginOptions")(get_preferred_allocation_available=resource == offers.VRAM)

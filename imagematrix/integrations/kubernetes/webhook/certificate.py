@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 
-from imagematrix.common.files import stamp
+from imagematrix.common.files import read_stamp
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
@@ -65,4 +65,4 @@ class Certificate:
         return context
 
     def _seen(self) -> tuple[object, object]:
-        return stamp(self._chain), stamp(self._key)
+        return read_stamp(self._chain), read_stamp(self._key)

@@ -20,11 +20,11 @@ from imagematrix.integrations.kubernetes.client.api import (
     Collection,
     ConflictError,
     NotFoundError,
-    request,
-    watch,
+    send_request,
+    watch_collection,
 )
-from imagematrix.integrations.kubernetes.explain.pending import explain
-from imagematrix.integrations.kubernetes.explain.pod import parse, reduced
+from imagematrix.integrations.kubernetes.explain.explain_pod import explain_pod
+from imagematrix.integrations.kubernetes.explain.pod import parse_pod, reduce_pod
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from imagematrix.common import json_documents
     from imagematrix.errors import ImagematrixError
     from imagematrix.integrations.kubernetes.admission.cluster_policy import ClusterPolicy
-    from imagematrix.integrations.kubernetes.explain.pending import Explanation
+    from imagematrix.integrations.kubernetes.explain.explain_pod import Explanation
     from imagematrix.integrations.kubernetes.nodes.nodes import ClusterNode
     from imagematrix.integrations.kubernetes.webhook.lease import Leadership
     from imagematrix.integrations.kubernetes.webhook.state import ClusterState
     from imagematrix.integrations.kubernetes.webhook.telemetry import Telemetry
 
-__all__ = ["Events", "event"]
+__all__ = ["Events", "make_event"]
 
 PODS = "/api/v1/pods"
 PENDING = {"fieldSelector": "status.phase=Pending"}
@@ -65,7 +65,7 @@ class PendingPod:
 
 
 @dataclass(slots=True)
-class _Memory:
+class _EventMemory:
     """What this process knows of earlier looks.
 
     The pods; since when each is known to be pending; when each Event was written; the explanations of each
@@ -91,8 +91,8 @@ class Events:
         """Write Events while this process leads, until cancelled; failures are noted."""
 
         async def lead() -> None:
-            memory = _Memory()
-            pods = Collection(PODS, "pods", _pending, query=PENDING)
+            memory = _EventMemory()
+            pods = Collection(PODS, "pods", _parse_pending, query=PENDING)
 
             def changed(found: Mapping[str, PendingPod]) -> None:
                 memory.pods = tuple(found.values())
@@ -101,14 +101,16 @@ class Events:
                 telemetry.failed("pods", error)
 
             async with asyncio.TaskGroup() as group:
-                group.create_task(watch(self._leadership.api, pods, changed, telemetry.note, failed))
+                group.create_task(
+                    watch_collection(self._leadership.api, pods, changed, telemetry.note, failed)
+                )
                 while True:
                     await asyncio.sleep(LOOK_S)
                     await self._look(memory, state, telemetry)
 
         await self._leadership.follow(lead, telemetry)
 
-    async def _look(self, memory: _Memory, state: ClusterState, telemetry: Telemetry) -> None:
+    async def _look(self, memory: _EventMemory, state: ClusterState, telemetry: Telemetry) -> None:
         """Write the Events that are due."""
         now, pods = time.monotonic(), memory.pods
         memory.since = {pod.uid: memory.since.get(pod.uid, now) for pod in pods}
@@ -118,11 +120,11 @@ class Events:
         if memory.cluster_policies is not state.cluster_policies or stale:
             memory.cluster_policies, memory.nodes = state.cluster_policies, state.nodes
             memory.at, memory.explained = now, {}
-        memory.explained = await asyncio.to_thread(_explained, {pod.shape for pod in waiting}, memory)
+        memory.explained = await asyncio.to_thread(_explain_shapes, {pod.shape for pod in waiting}, memory)
         due = []
         for pod in waiting:
             for explanation in memory.explained[pod.shape]:
-                made = event(pod, explanation, self._leadership.identity)
+                made = make_event(pod, explanation, self._leadership.identity)
                 if made["metadata"]["name"] not in memory.written:
                     due.append(made)
         try:
@@ -136,11 +138,11 @@ class Events:
         path = f"/api/v1/namespaces/{made['metadata']['namespace']}/events"
         # It exists, or its namespace has gone.
         with contextlib.suppress(ConflictError, NotFoundError):
-            await request(self._leadership.api, "POST", path, made)
+            await send_request(self._leadership.api, "POST", path, made)
             telemetry.wrote(made["reason"])
 
 
-def event(pod: PendingPod, explanation: Explanation, instance: str) -> dict[str, Any]:
+def make_event(pod: PendingPod, explanation: Explanation, instance: str) -> dict[str, Any]:
     """Return the Event about a pod, whose name follows from the pod's uid, the image and the cause."""
     fix = f" ({explanation.fix})" if explanation.fix else ""
     key = "\n".join([pod.uid, explanation.image, str(explanation.cause)])
@@ -169,23 +171,23 @@ def event(pod: PendingPod, explanation: Explanation, instance: str) -> dict[str,
     }
 
 
-def _explained(shapes: Iterable[str], memory: _Memory) -> dict[str, tuple[Explanation, ...]]:
+def _explain_shapes(shapes: Iterable[str], memory: _EventMemory) -> dict[str, tuple[Explanation, ...]]:
     """Return the explanations of shapes, without those that have no cause."""
     by_name = {node.name: node for node in memory.nodes}
     explained = {}
     for shape in shapes:
         found = memory.explained.get(shape)
         if found is None:
-            pod = parse(json.loads(shape), "pod")
-            each = (explain(pod, cluster, by_name, {}) for cluster in memory.cluster_policies)
+            pod = parse_pod(json.loads(shape), "pod")
+            each = (explain_pod(pod, cluster, by_name, {}) for cluster in memory.cluster_policies)
             found = tuple(one for one in each if one and one.cause)
         explained[shape] = found
     return explained
 
 
-def _pending(fields: json_documents.Fields) -> PendingPod:
+def _parse_pending(fields: json_documents.Fields) -> PendingPod:
     metadata = fields.object_or_empty("metadata")
-    shape = json.dumps(reduced(fields), sort_keys=True, separators=(",", ":"))
+    shape = json.dumps(reduce_pod(fields), sort_keys=True, separators=(",", ":"))
     return PendingPod(
         namespace=metadata.text("namespace"),
         name=metadata.text("name"),

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 
 from imagematrix.errors import EngineError, UsageError
-from imagematrix.integrations.kubernetes.client.api import ConflictError, NotFoundError, request
+from imagematrix.integrations.kubernetes.client.api import ConflictError, NotFoundError, send_request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Leadership:
                     task = asyncio.create_task(lead())
                 elif not holding.held and task is not None:
                     telemetry.note(f"{self.identity} leads no longer")
-                    await _end(task)
+                    await _cancel_task(task)
                     task = None
                 pause = RETRY_S if answered or holding.held else min(2 * pause, PAUSE_S)
                 await asyncio.sleep(pause * random.uniform(0.8, 1.0))  # noqa: S311
@@ -83,7 +83,7 @@ class Leadership:
         """Read the Lease, and write it if it is this process's turn; return whether this process holds it."""
         path = f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases/{self.name}"
         try:
-            lease = await request(self.api, "GET", path)
+            lease = await send_request(self.api, "GET", path)
         except NotFoundError as error:
             raise EngineError(f"there is no Lease {self.name} in {self.namespace}") from error
         spec = lease.object_or_empty("spec")
@@ -99,7 +99,7 @@ class Leadership:
         written |= {"holderIdentity": self.identity, "leaseDurationSeconds": DURATION_S, "renewTime": now}
         try:
             # Its resourceVersion makes the API server refuse it if another process was faster.
-            await request(self.api, "PUT", path, {**lease.data, "spec": written})
+            await send_request(self.api, "PUT", path, {**lease.data, "spec": written})
         except ConflictError:
             return False
         return True
@@ -125,7 +125,7 @@ class _Holding:
         return time.monotonic() - self.since >= duration_s
 
 
-async def _end(task: asyncio.Task[None]) -> None:
+async def _cancel_task(task: asyncio.Task[None]) -> None:
     """Cancel a task and wait for its end; to suppress its CancelledError would also suppress our own."""
     task.cancel()
     await asyncio.wait([task])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Outcome = Literal["patched", "unchanged", "undecided", "refused"]
 
-__all__ = ["API", "KIND", "PATH", "ReviewAnswer", "answer"]
+__all__ = ["API", "KIND", "PATH", "ReviewAnswer", "answer_review"]
 
 PATH = "/mutate"  # where the API server posts reviews
 
@@ -41,13 +41,13 @@ class ReviewAnswer:
     reason: str | None = None
 
 
-def answer(raw: bytes, policies: Iterable[AdmissionPolicy]) -> ReviewAnswer:
+def answer_review(raw: bytes, policies: Iterable[AdmissionPolicy]) -> ReviewAnswer:
     """Return the answer to a review; raise UsageError if the review is invalid.
 
     A pod may use the images of several policies. An undecided image that is not refused gives a warning,
     which kubectl shows.
     """
-    fields = json_documents.Fields(json_documents.parse(raw, "review"), "review")
+    fields = json_documents.Fields(json_documents.parse_json(raw, "review"), "review")
     if (fields.text("apiVersion"), fields.text("kind")) != (API, KIND):
         raise UsageError(f"review: expected {API} {KIND}")
     request = fields.object_or_none("request")
@@ -58,13 +58,13 @@ def answer(raw: bytes, policies: Iterable[AdmissionPolicy]) -> ReviewAnswer:
     pod = request.object_or_none("object")
     named = f"{request.text_or_none('namespace')}/{request.text_or_none('name')}"
     operation = request.text("operation")
-    if pod is None or operation not in OPERATIONS.get(_resource(request), ()):
+    if pod is None or operation not in OPERATIONS.get(_get_resource(request), ()):
         return ReviewAnswer(document=document, outcome="unchanged", pod=named)
     before = request.object_or_none("oldObject")
     if before is None and operation != "CREATE":
         raise request.fail("oldObject", "is missing (expected an object)")
     try:
-        patch, reasons, refused = _admitted(pod.data, before.data if before is not None else None, policies)
+        patch, reasons, refused = _admit_pod(pod.data, before.data if before is not None else None, policies)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         # API servers send only pods that they have decoded: another client sent this one.
         raise UsageError("review: request: object: invalid pod") from error
@@ -84,14 +84,14 @@ def answer(raw: bytes, policies: Iterable[AdmissionPolicy]) -> ReviewAnswer:
     return ReviewAnswer(document=document, outcome=outcome, pod=named, reason=reason)
 
 
-def _resource(request: json_documents.Fields) -> str:
+def _get_resource(request: json_documents.Fields) -> str:
     """Return what a request is about, such as `pods/ephemeralcontainers`."""
     resource = request.object_or_none("resource")
     words = (resource and resource.text_or_none("resource"), request.text_or_none("subResource"))
     return "/".join(word for word in words if word)
 
 
-def _admitted(
+def _admit_pod(
     pod: dict[str, Any], before: dict[str, Any] | None, policies: Iterable[AdmissionPolicy]
 ) -> tuple[list[Mapping[str, Any]], list[str], bool]:
     """Return the patch, the reasons and whether the pod is refused; each policy sees earlier patches."""
@@ -104,11 +104,11 @@ def _admitted(
         reasons += [admission.reason] if admission.reason else []
         refused = refused or admission.refused
         for operation in admission.patch:
-            _apply(pod, operation)
+            _apply_operation(pod, operation)
     return patch, reasons, refused
 
 
-def _apply(pod: dict[str, Any], operation: Mapping[str, Any]) -> None:
+def _apply_operation(pod: dict[str, Any], operation: Mapping[str, Any]) -> None:
     """Apply an operation of `admit` to a pod; the keys in its paths need no escapes."""
     *parents, last = operation["path"].split("/")[1:]
     parent: Any = pod

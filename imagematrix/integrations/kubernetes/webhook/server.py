@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from imagematrix.errors import EngineError, UsageError
-from imagematrix.integrations.http_service.connections import Limits, body
+from imagematrix.integrations.http_service.connections import Limits, read_body
 from imagematrix.integrations.http_service.health import Health
-from imagematrix.integrations.http_service.http_server import Address, listening
+from imagematrix.integrations.http_service.http_server import Address, serve_http
 from imagematrix.integrations.http_service.workers import Workers
 from imagematrix.integrations.kubernetes.webhook.certificate import Certificate
-from imagematrix.integrations.kubernetes.webhook.review import API, KIND, PATH, answer
+from imagematrix.integrations.kubernetes.webhook.review import API, KIND, PATH, answer_review
 from imagematrix.integrations.kubernetes.webhook.sources import follow_catalog
 from imagematrix.integrations.kubernetes.webhook.state import ClusterState
 from imagematrix.integrations.kubernetes.webhook.telemetry import Telemetry
@@ -81,13 +81,13 @@ async def _serve(
 ) -> None:
     telemetry = Telemetry(note)
     state = ClusterState(settings.catalogs, settings.options, telemetry)
-    workers = Workers(answer.__module__)
+    workers = Workers(answer_review.__module__)
     server = Server(state, telemetry, workers)
     health = Health(server.problem, server.review_own)
     ended: asyncio.Queue[int] = asyncio.Queue()
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(workers.end)
-        serving = listening(
+        serving = serve_http(
             server.application(), address, grace_s=GRACE_S, tls=certificate.context, limits=LIMITS
         )
         bound = await stack.enter_async_context(serving)
@@ -156,7 +156,7 @@ class Server:
         await self._answered(_own_review(policies), policies)
 
     async def _answered(self, raw: bytes, policies: tuple[AdmissionPolicy, ...]) -> ReviewAnswer:
-        return await self._workers.call(answer, raw, held=policies, size=len(raw))
+        return await self._workers.call(answer_review, raw, held=policies, size=len(raw))
 
     async def _review(self, _: web.Request) -> web.Response:
         start = time.perf_counter()
@@ -165,7 +165,7 @@ class Server:
             self._telemetry.reviewed("unready", time.perf_counter() - start)
             return web.Response(status=503, text=f"{self._state.missing}\n")
         try:
-            review = await self._answered(body(), policies)
+            review = await self._answered(read_body(), policies)
         except UsageError as error:
             self._telemetry.reviewed("invalid", time.perf_counter() - start)
             return web.Response(status=400, text=f"{error}\n")

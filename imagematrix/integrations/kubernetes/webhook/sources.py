@@ -6,10 +6,10 @@ import asyncio
 from io import BytesIO
 from typing import Protocol
 
-from imagematrix.common.files import stamp
+from imagematrix.common.files import read_stamp
 from imagematrix.errors import ImagematrixError
 from imagematrix.images.catalog.sources import open_catalog
-from imagematrix.integrations.kubernetes.nodes.nodes import load
+from imagematrix.integrations.kubernetes.nodes.nodes import load_nodes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ class NodesFile:
         """See NodeSource."""
         seen: object = ()
         while True:
-            now = stamp(self._path)
+            now = read_stamp(self._path)
             if now != seen:
                 seen = now
                 try:
-                    state.put_nodes(await asyncio.to_thread(load, self._path, BytesIO()))
+                    state.put_nodes(await asyncio.to_thread(load_nodes, self._path, BytesIO()))
                 except ImagematrixError as error:
                     telemetry.failed("nodes", error)
             await asyncio.sleep(FILE_S)

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from imagematrix.errors import ImagematrixError
-from imagematrix.integrations.kubernetes.admission.cluster_policy import cluster_policy
+from imagematrix.integrations.kubernetes.admission.cluster_policy import make_cluster_policy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.admission.cluster_policy import ClusterPolicy
     from imagematrix.integrations.kubernetes.nodes.nodes import ClusterNode
     from imagematrix.integrations.kubernetes.webhook.telemetry import Telemetry
-    from imagematrix.selection.question import Where
+    from imagematrix.selection.query import Where
 
 __all__ = ["ClusterState", "PolicyOptions"]
 
@@ -100,7 +100,7 @@ class ClusterState:
     ) -> tuple[ClusterPolicy, ...]:
         options = self._options
         return tuple(
-            cluster_policy(
+            make_cluster_policy(
                 nodes, catalog, deny=options.deny, allow_cpu=options.allow_cpu, where=options.where
             )
             for catalog in catalogs.values()

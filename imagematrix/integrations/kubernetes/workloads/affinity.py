@@ -10,10 +10,10 @@ import re
 from itertools import chain, combinations
 
 from imagematrix.hardware.vendors import marches
-from imagematrix.integrations.kubernetes.nodes import cpuid, discovered
+from imagematrix.integrations.kubernetes.nodes import cpuid, host_from_nfd_labels
 from imagematrix.integrations.kubernetes.nodes import labels as own
-from imagematrix.selection.needs.atoms import TOP
-from imagematrix.selection.needs.grid import runs
+from imagematrix.selection.needs.equivalence import TOP
+from imagematrix.selection.needs.grid import find_intervals
 from imagematrix.selection.needs.need import Need
 
 TYPE_CHECKING = False
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 __all__ = [
     "INTEGER",
     "REQUIRED",
-    "above",
-    "admits",
-    "affinity",
-    "below",
-    "foreign",
-    "has",
-    "integer",
-    "isin",
-    "lacks",
-    "notin",
-    "owned",
-    "required",
+    "get_required_terms",
+    "make_affinity",
+    "match_above",
+    "match_below",
+    "match_label",
+    "match_no_label",
+    "match_value_in",
+    "match_value_not_in",
+    "parse_integer",
+    "term_admits",
+    "terms_for_foreign_labels",
+    "terms_for_our_labels",
 ]
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -47,21 +47,25 @@ LOWEST = 10  # the lowest capability, 1.0, times ten
 MIXED = 3  # most different states of a node's GPUs that terms admit
 POSITIVE = frozenset({"In", "Exists", "Gt", "Lt"})  # operators that no node without the label meets
 INTEGER = re.compile("-?[0-9]{1,18}")  # the values that Gt and Lt compare
-KEYS = (discovered.DRIVER_MAJOR, discovered.DRIVER_MINOR, discovered.DRIVER_REVISION)
+KEYS = (
+    host_from_nfd_labels.DRIVER_MAJOR,
+    host_from_nfd_labels.DRIVER_MINOR,
+    host_from_nfd_labels.DRIVER_REVISION,
+)
 
 
-def owned(needs: Iterable[Need]) -> tuple[Term, ...]:
+def terms_for_our_labels(needs: Iterable[Need]) -> tuple[Term, ...]:
     """Return the terms on our own labels that admit a node if, and only if, one of the needs holds."""
     terms = []
     for need in needs:
-        asked = [*_own_flags(need), *_own_driver_and_gpus(need)]
+        asked = [*_match_our_flags(need), *_match_our_driver_and_gpus(need)]
         if asked and not any(requirement["operator"] in POSITIVE for requirement in asked):
-            asked.append(has(own.COUNT))  # every node with our labels has it
-        terms.append((*_system(need.arch, alone=not asked), *asked))
+            asked.append(match_label(own.COUNT))  # every node with our labels has it
+        terms.append((*_match_platform(need.arch, alone=not asked), *asked))
     return tuple(terms)
 
 
-def foreign(listed: Iterable[Need]) -> tuple[Term, ...]:
+def terms_for_foreign_labels(listed: Iterable[Need]) -> tuple[Term, ...]:
     """Return the terms on labels of NFD and NVIDIA that admit a node only if one of the needs holds.
 
     The needs are those of `listed` GPUs. The terms assume that NFD's flags show the psABI level, that all
@@ -70,16 +74,16 @@ def foreign(listed: Iterable[Need]) -> tuple[Term, ...]:
     """
     terms: dict[str, Term] = {}
     for need in listed:
-        flags = _foreign_flags(need)
+        flags = _match_nfd_flags(need)
         if flags is None:
             continue
-        for rest in _foreign_driver_and_gpus(need):
-            term = (*_system(need.arch, alone=not (flags or rest)), *flags, *rest)
+        for rest in _match_nvidia_driver_and_gpus(need):
+            term = (*_match_platform(need.arch, alone=not (flags or rest)), *flags, *rest)
             terms.setdefault(repr(term), term)
     return tuple(terms.values())
 
 
-def affinity(terms: Iterable[Term]) -> dict[str, Any]:
+def make_affinity(terms: Iterable[Term]) -> dict[str, Any]:
     """Return the `affinity` of a pod that may run on the nodes that one of the terms admits."""
     return {
         "nodeAffinity": {
@@ -88,57 +92,57 @@ def affinity(terms: Iterable[Term]) -> dict[str, Any]:
     }
 
 
-def required(spec: dict[str, Any]) -> list[dict[str, Any]] | None:
+def get_required_terms(spec: dict[str, Any]) -> list[dict[str, Any]] | None:
     """Return the terms that a pod's affinity requires, or None if it requires none."""
     node = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     selector = node.get(REQUIRED)
     return None if selector is None else selector.get("nodeSelectorTerms") or []
 
 
-def admits(terms: Iterable[Term], labels: Mapping[str, str]) -> bool:
+def term_admits(terms: Iterable[Term], labels: Mapping[str, str]) -> bool:
     """Whether a node with these labels meets all requirements of a term; an empty term admits none."""
-    return any(term and all(_met(asked, labels.get(asked["key"])) for asked in term) for term in terms)
+    return any(term and all(_is_met(asked, labels.get(asked["key"])) for asked in term) for term in terms)
 
 
-def integer(text: str | None) -> int | None:
+def parse_integer(text: str | None) -> int | None:
     """Return a label's value as Gt and Lt read it, or None if it is not an integer."""
     return int(text) if text is not None and INTEGER.fullmatch(text) else None
 
 
-def isin(key: str, *values: str) -> Requirement:
+def match_value_in(key: str, *values: str) -> Requirement:
     """Return the requirement that a label has one of these values."""
     return {"key": key, "operator": "In", "values": list(values)}
 
 
-def notin(key: str, *values: str) -> Requirement:
+def match_value_not_in(key: str, *values: str) -> Requirement:
     """Return the requirement that a label does not exist, or has none of these values."""
     return {"key": key, "operator": "NotIn", "values": list(values)}
 
 
-def has(key: str) -> Requirement:
+def match_label(key: str) -> Requirement:
     """Return the requirement that a label exists."""
     return {"key": key, "operator": "Exists"}
 
 
-def lacks(key: str) -> Requirement:
+def match_no_label(key: str) -> Requirement:
     """Return the requirement that a label does not exist."""
     return {"key": key, "operator": "DoesNotExist"}
 
 
-def above(key: str, bound: int) -> Requirement:
+def match_above(key: str, bound: int) -> Requirement:
     """Return the requirement that a label's value is greater than a number."""
     return {"key": key, "operator": "Gt", "values": [str(bound)]}
 
 
-def below(key: str, bound: int) -> Requirement:
+def match_below(key: str, bound: int) -> Requirement:
     """Return the requirement that a label's value is less than a number."""
     return {"key": key, "operator": "Lt", "values": [str(bound)]}
 
 
-def _met(requirement: Requirement, value: str | None) -> bool:
+def _is_met(requirement: Requirement, value: str | None) -> bool:
     operator, values = requirement["operator"], requirement.get("values") or []
     if operator in {"Gt", "Lt"}:
-        have, bound = integer(value), integer(values[0])
+        have, bound = parse_integer(value), parse_integer(values[0])
         if have is None or bound is None:
             return False
         return have > bound if operator == "Gt" else have < bound
@@ -147,113 +151,135 @@ def _met(requirement: Requirement, value: str | None) -> bool:
     return (value in values) is (operator == "In")
 
 
-def _level(need: Need) -> str | None:
+def _get_level(need: Need) -> str | None:
     """Return the highest psABI level whose flags a need has; None below the first, or not x86."""
-    return marches.level(need.flags) if need.arch == "amd64" else None
+    return marches.get_level(need.flags) if need.arch == "amd64" else None
 
 
-def _implied(level: str | None) -> frozenset[str]:
-    rank = marches.level_rank(level)
+def _get_implied_flags(level: str | None) -> frozenset[str]:
+    rank = marches.get_level_rank(level)
     return frozenset(chain.from_iterable(added for _, added in marches.LEVELS[:rank]))
 
 
-def _system(arch: str, *, alone: bool) -> list[Requirement]:
+def _match_platform(arch: str, *, alone: bool) -> list[Requirement]:
     """Return the requirements on the platform. Only nodes with Linux have labels of facts."""
-    return [isin(discovered.ARCH, arch), *([isin(discovered.SYSTEM, "linux")] if alone else [])]
+    return [
+        match_value_in(host_from_nfd_labels.ARCH, arch),
+        *([match_value_in(host_from_nfd_labels.SYSTEM, "linux")] if alone else []),
+    ]
 
 
-def _own_flags(need: Need) -> list[Requirement]:
-    level = _level(need)
-    expressions = [above(own.LEVEL, marches.level_rank(level) - 1)] if level else []
-    expressions += [has(f"{own.FLAG}{flag}") for flag in sorted(need.flags - _implied(level))]
-    return expressions + [lacks(f"{own.FLAG}{flag}") for flag in sorted(need.without)]
+def _match_our_flags(need: Need) -> list[Requirement]:
+    level = _get_level(need)
+    expressions = [match_above(own.LEVEL, marches.get_level_rank(level) - 1)] if level else []
+    expressions += [
+        match_label(f"{own.FLAG}{flag}") for flag in sorted(need.flags - _get_implied_flags(level))
+    ]
+    return expressions + [match_no_label(f"{own.FLAG}{flag}") for flag in sorted(need.without)]
 
 
-def _own_driver_and_gpus(need: Need) -> list[Requirement]:
-    expressions = _own_driver(need)
+def _match_our_driver_and_gpus(need: Need) -> list[Requirement]:
+    expressions = _match_our_driver(need)
     if need.gpus is not None:  # only nodes with GPUs have a label with their states
-        expressions += [] if need.states else [above(own.COUNT, 0) if need.gpus else isin(own.COUNT, "0")]
+        expressions += (
+            []
+            if need.states
+            else [match_above(own.COUNT, 0) if need.gpus else match_value_in(own.COUNT, "0")]
+        )
     if need.accelerators is not None:
-        expressions.append(above(own.ACCELERATORS, 0) if need.accelerators else isin(own.ACCELERATORS, "0"))
+        expressions.append(
+            match_above(own.ACCELERATORS, 0) if need.accelerators else match_value_in(own.ACCELERATORS, "0")
+        )
     if need.states:
-        expressions.append(isin(own.GPU_STATES, *_subsets(need.states)))
-    expressions += _own_computes(need)
+        expressions.append(match_value_in(own.GPU_STATES, *_list_subsets(need.states)))
+    expressions += _match_our_computes(need)
     if need.brands:
         # No operator asks about all of a node's GPUs, so the labels of all other brands have to be absent.
-        expressions += [lacks(f"{own.BRAND}{brand}") for brand in own.BRANDS if brand not in need.brands]
+        expressions += [
+            match_no_label(f"{own.BRAND}{brand}") for brand in own.BRANDS if brand not in need.brands
+        ]
     if need.data_centre:
-        expressions.append(isin(own.DATA_CENTRE, "true"))
+        expressions.append(match_value_in(own.DATA_CENTRE, "true"))
     if need.limit is not None:
-        expressions.append(above(own.DRIVER_LIMIT, need.limit - 1))
+        expressions.append(match_above(own.DRIVER_LIMIT, need.limit - 1))
     return expressions
 
 
-def _own_driver(need: Need) -> list[Requirement]:
+def _match_our_driver(need: Need) -> list[Requirement]:
     expressions = []
     if need.loaded is not None:
-        expressions.append(has(own.DRIVER) if need.loaded else lacks(own.DRIVER))
+        expressions.append(match_label(own.DRIVER) if need.loaded else match_no_label(own.DRIVER))
     if need.driver:
-        expressions.append(isin(own.DRIVER, need.driver))
+        expressions.append(match_value_in(own.DRIVER, need.driver))
     if need.oldest:
         # Gt excludes its bound, and no operator includes it.
-        expressions.append(above(own.RANK, own.rank(need.oldest) - 1))
+        expressions.append(match_above(own.RANK, own.rank_version(need.oldest) - 1))
     if need.below:
-        expressions.append(below(own.RANK, own.rank(need.below)))
+        expressions.append(match_below(own.RANK, own.rank_version(need.below)))
     if need.other_than:
-        expressions.append(notin(own.DRIVER, *sorted(need.other_than)))
+        expressions.append(match_value_not_in(own.DRIVER, *sorted(need.other_than)))
     if need.modules is not None:
         named = [kind for kind in need.modules if kind]
         # Modules of an unknown kind have no label, and NotIn admits that.
         others = [kind for kind in own.MODULE_KINDS if kind not in named]
-        expressions.append(notin(own.MODULES, *others) if None in need.modules else isin(own.MODULES, *named))
+        expressions.append(
+            match_value_not_in(own.MODULES, *others)
+            if None in need.modules
+            else match_value_in(own.MODULES, *named)
+        )
     if need.differs is not None:
-        expressions.append((isin if need.differs else notin)(own.USER_MODE, own.DIFFERS))
+        expressions.append(
+            (match_value_in if need.differs else match_value_not_in)(own.USER_MODE, own.DIFFERS)
+        )
     return expressions
 
 
-def _own_computes(need: Need) -> list[Requirement]:
+def _match_our_computes(need: Need) -> list[Requirement]:
     """Return the requirements on the least and the greatest capability, and on gaps between them."""
     if need.computes is None:
         return []
     codes = [code for code in need.computes if code >= 0]
     if not codes:
-        return [below(own.GREATEST, 1), has(f"{own.COMPUTE}{own.UNKNOWN}")]
+        return [match_below(own.GREATEST, 1), match_label(f"{own.COMPUTE}{own.UNKNOWN}")]
     unknown = len(codes) < len(need.computes)
     # In the label of the least capability, an unknown one counts as 0, so others have to be excluded by name.
-    expressions = [above(own.LEAST, codes[0] - 1)] if codes[0] > 0 and not unknown else []
+    expressions = [match_above(own.LEAST, codes[0] - 1)] if codes[0] > 0 and not unknown else []
     if codes[-1] < TOP:
-        expressions.append(below(own.GREATEST, codes[-1] + 1))
+        expressions.append(match_below(own.GREATEST, codes[-1] + 1))
     holes = sorted({*range(LOWEST if unknown else codes[0], codes[-1])} - {*codes})
-    expressions += [lacks(f"{own.COMPUTE}{code // 10}.{code % 10}") for code in holes]
+    expressions += [match_no_label(f"{own.COMPUTE}{code // 10}.{code % 10}") for code in holes]
     if codes[0] > 0 or unknown:
         return expressions
-    return [*expressions, lacks(f"{own.COMPUTE}{own.UNKNOWN}")]
+    return [*expressions, match_no_label(f"{own.COMPUTE}{own.UNKNOWN}")]
 
 
-def _subsets(words: tuple[str, ...]) -> list[str]:
+def _list_subsets(words: tuple[str, ...]) -> list[str]:
     """Return the values that a label with up to `MIXED` of these words can have: sorted and joined."""
     sizes = range(1, min(len(words), MIXED) + 1)
     some = chain.from_iterable(combinations(sorted(words), size) for size in sizes)
     return ["_".join(each) for each in some]
 
 
-def _foreign_flags(need: Need) -> list[Requirement] | None:
+def _match_nfd_flags(need: Need) -> list[Requirement] | None:
     if need.without:
         return None
-    level = _level(need)
-    proving = cpuid.proving(level) if level else frozenset[str]()
-    others = need.flags - _implied(level)
-    names = cpuid.names(_machine(need.arch))
+    level = _get_level(need)
+    proving = cpuid.get_proving_flags(level) if level else frozenset[str]()
+    others = need.flags - _get_implied_flags(level)
+    names = cpuid.get_nfd_names(_get_machine(need.arch))
     if not others <= names.keys():
         return None
-    return [isin(f"{discovered.CPUID}{names[flag]}", "true") for flag in sorted(proving | others)]
+    return [
+        match_value_in(f"{host_from_nfd_labels.CPUID}{names[flag]}", "true")
+        for flag in sorted(proving | others)
+    ]
 
 
-def _machine(arch: str) -> str:
+def _get_machine(arch: str) -> str:
     return "aarch64" if arch == "arm64" else "x86_64"
 
 
-def _foreign_driver_and_gpus(need: Need) -> Iterator[list[Requirement]]:
+def _match_nvidia_driver_and_gpus(need: Need) -> Iterator[list[Requirement]]:
     """Yield the alternatives that express a need in NVIDIA's labels; none if they cannot express it."""
     if need == Need(arch=need.arch, flags=need.flags):
         yield []
@@ -262,60 +288,66 @@ def _foreign_driver_and_gpus(need: Need) -> Iterator[list[Requirement]]:
         return
     if need.loaded is False or need.computes == () or "ok" not in (need.states or ("ok",)):
         return
-    common = [above(discovered.GPU_COUNT, 0)]
+    common = [match_above(host_from_nfd_labels.GPU_COUNT, 0)]
     if "vgpu" not in (need.states or ("vgpu",)):
-        common.append(notin(discovered.VGPU, "true"))
-    for driver in _foreign_drivers(need):
-        for compute in _foreign_computes(need):
+        common.append(match_value_not_in(host_from_nfd_labels.VGPU, "true"))
+    for driver in _match_nvidia_driver(need):
+        for compute in _match_nvidia_computes(need):
             yield [*common, *driver, *compute]
 
 
-def _foreign_drivers(need: Need) -> list[list[Requirement]]:
+def _match_nvidia_driver(need: Need) -> list[list[Requirement]]:
     if need.driver:
-        return [[isin(discovered.DRIVER_FULL, need.driver)]]
-    lower = _at_least(need.oldest) if need.oldest else [[]]
-    upper = _less_than(need.below) if need.below else [[]]
+        return [[match_value_in(host_from_nfd_labels.DRIVER_FULL, need.driver)]]
+    lower = _match_driver_at_least(need.oldest) if need.oldest else [[]]
+    upper = _match_driver_below(need.below) if need.below else [[]]
     return [[*at_least, *less] for at_least in lower for less in upper]
 
 
-def _at_least(version: tuple[int, ...]) -> list[list[Requirement]]:
+def _match_driver_at_least(version: tuple[int, ...]) -> list[list[Requirement]]:
     """Return the alternatives for a driver to be of at least this version; trailing zeros do not count."""
     parts = [*version]
     while parts and not parts[-1]:
         parts.pop()
-    equal = [[above(key, part - 1), below(key, part + 1)] for key, part in zip(KEYS, parts, strict=False)]
+    equal = [
+        [match_above(key, part - 1), match_below(key, part + 1)]
+        for key, part in zip(KEYS, parts, strict=False)
+    ]
     # Labels have one number each: a version is greater if its parts up to one are equal, and that is greater.
     greater = [
-        [*chain.from_iterable(equal[:index]), above(key, part)]
+        [*chain.from_iterable(equal[:index]), match_above(key, part)]
         for index, (key, part) in enumerate(zip(KEYS, parts, strict=False))
     ]
-    last = [*chain.from_iterable(equal[:-1]), above(KEYS[len(equal) - 1], parts[len(equal) - 1] - 1)]
+    last = [*chain.from_iterable(equal[:-1]), match_above(KEYS[len(equal) - 1], parts[len(equal) - 1] - 1)]
     return [*greater[:-1], last] if len(parts) <= len(KEYS) else greater
 
 
-def _less_than(version: tuple[int, ...]) -> list[list[Requirement]]:
-    equal = [[above(key, part - 1), below(key, part + 1)] for key, part in zip(KEYS, version, strict=False)]
+def _match_driver_below(version: tuple[int, ...]) -> list[list[Requirement]]:
+    equal = [
+        [match_above(key, part - 1), match_below(key, part + 1)]
+        for key, part in zip(KEYS, version, strict=False)
+    ]
     return [
-        [*chain.from_iterable(equal[:index]), below(key, part)]
+        [*chain.from_iterable(equal[:index]), match_below(key, part)]
         for index, (key, part) in enumerate(zip(KEYS, version, strict=False))
         if part > 0
     ]
 
 
-def _foreign_computes(need: Need) -> Iterator[list[Requirement]]:
+def _match_nvidia_computes(need: Need) -> Iterator[list[Requirement]]:
     """Yield the alternatives for the capability, each with one range of majors and one of minors."""
     if need.computes is None:
         yield []
         return
-    for first, last in runs(code for code in need.computes if code >= 0):
-        for majors, minors in _ranges(first, last):
+    for first, last in find_intervals(code for code in need.computes if code >= 0):
+        for majors, minors in _split_computes(first, last):
             yield [
-                *_between(discovered.MAJOR, majors, TOP // 10),
-                *_between(discovered.MINOR, minors, LAST_MINOR),
+                *_match_between(host_from_nfd_labels.MAJOR, majors, TOP // 10),
+                *_match_between(host_from_nfd_labels.MINOR, minors, LAST_MINOR),
             ]
 
 
-def _ranges(first: int, last: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+def _split_computes(first: int, last: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
     """Yield ranges of majors and of minors that together cover all capabilities from `first` to `last`."""
     (low, lowest), (high, highest) = divmod(first, 10), divmod(last, 10)
     if low == high:
@@ -331,8 +363,11 @@ def _ranges(first: int, last: int) -> Iterator[tuple[tuple[int, int], tuple[int,
         yield (low, high), (0, LAST_MINOR)
 
 
-def _between(key: str, numbers: tuple[int, int], greatest: int) -> list[Requirement]:
+def _match_between(key: str, numbers: tuple[int, int], greatest: int) -> list[Requirement]:
     low, high = numbers
     if low == high:
-        return [isin(key, str(low))]
-    return [*([above(key, low - 1)] if low > 0 else []), *([below(key, high + 1)] if high < greatest else [])]
+        return [match_value_in(key, str(low))]
+    return [
+        *([match_above(key, low - 1)] if low > 0 else []),
+        *([match_below(key, high + 1)] if high < greatest else []),
+    ]

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from imagematrix.integrations.kubernetes.dra.slices import ATTRIBUTES, DRIVER
 from imagematrix.integrations.kubernetes.nodes import labels
-from imagematrix.integrations.kubernetes.workloads.devices import between, either, semver
-from imagematrix.selection.needs.grid import runs
+from imagematrix.integrations.kubernetes.workloads.nvidia_dra_selectors import (
+    join_alternatives,
+    make_semver,
+    match_compute_between,
+)
+from imagematrix.selection.needs.grid import find_intervals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,12 +22,12 @@ if TYPE_CHECKING:
 
     from imagematrix.selection.needs.need import Need
 
-__all__ = ["NAME", "selector"]
+__all__ = ["NAME", "make_selector"]
 
 NAME = "gpu"  # of the attributes, within a selector
 
 
-def selector(needs: Iterable[Need]) -> str | None:
+def make_selector(needs: Iterable[Need]) -> str | None:
     """Return the CEL expression that admits a GPU if it meets what one of the needs asks of a GPU.
 
     None if a need asks for no GPU. Drivers with four numbers, and those of Tegra, are in no order here.
@@ -31,81 +35,89 @@ def selector(needs: Iterable[Need]) -> str | None:
     ways = [*needs]
     if not ways or not all(need.gpus for need in ways):
         return None
-    groups = dict.fromkeys(tuple(_conditions(need)) for need in ways if need.loaded is not False)
+    groups = dict.fromkeys(tuple(_make_conditions(need)) for need in ways if need.loaded is not False)
     alternatives = [" && ".join(conditions) or "true" for conditions in groups]
     if not alternatives:
         return "false"
-    return f'device.driver == "{DRIVER}" && cel.bind({NAME}, {ATTRIBUTES}, {either(alternatives)})'
+    return f'device.driver == "{DRIVER}" && cel.bind({NAME}, {ATTRIBUTES}, {join_alternatives(alternatives)})'
 
 
-def _conditions(need: Need) -> Iterator[str]:
-    yield from _driver(need)
-    yield from _computes(need)
+def _make_conditions(need: Need) -> Iterator[str]:
+    yield from _match_driver(need)
+    yield from _match_computes(need)
     if need.states:
-        yield f"{_attribute('state')} in [{_quoted(need.states)}]"
-    yield from _one_of("brand", need.brands, labels.NONE)
+        yield f"{_get_attribute('state')} in [{_quote_words(need.states)}]"
+    yield from _match_one_of("brand", need.brands, labels.NONE)
     if need.data_centre:
-        yield _attribute("dataCentre")
+        yield _get_attribute("dataCentre")
     if need.limit is not None:
-        yield f"({_lacks('lastDriverBranch')} || {_attribute('lastDriverBranch')} >= {need.limit})"
+        branch = "lastDriverBranch"
+        yield f"({_match_no_attribute(branch)} || {_get_attribute(branch)} >= {need.limit})"
 
 
-def _driver(need: Need) -> Iterator[str]:
-    driver, version = _attribute("driver"), _attribute("driverVersion")
+def _match_driver(need: Need) -> Iterator[str]:
+    driver, version = _get_attribute("driver"), _get_attribute("driverVersion")
     if need.driver or need.other_than:
-        yield _has("driver")
+        yield _match_attribute("driver")
     if need.driver:
         yield f'{driver} == "{need.driver}"'
     if need.oldest or need.below:
-        yield _has("driverVersion")
+        yield _match_attribute("driverVersion")
     if need.oldest:
-        yield f"{version}.compareTo({semver(need.oldest)}) >= 0"
+        yield f"{version}.compareTo({make_semver(need.oldest)}) >= 0"
     if need.below:
-        yield f"{version}.compareTo({semver(need.below)}) < 0"
+        yield f"{version}.compareTo({make_semver(need.below)}) < 0"
     for other in sorted(need.other_than):
         yield f'{driver} != "{other}"'
-    yield from _one_of("kernelModules", need.modules, None)
+    yield from _match_one_of("kernelModules", need.modules, None)
     if need.differs is not None:
-        known = _has("userModeDriver")
-        differs = f"{_attribute('userModeDriver')} != {driver}"
+        known = _match_attribute("userModeDriver")
+        differs = f"{_get_attribute('userModeDriver')} != {driver}"
         yield f"({known} && {differs})" if need.differs else f"!({known} && {differs})"
 
 
-def _computes(need: Need) -> Iterator[str]:
+def _match_computes(need: Need) -> Iterator[str]:
     if need.computes is None:
         return
     name = "cudaComputeCapability"
     codes = [code for code in need.computes if code >= 0]
-    known = [" && ".join((_has(name), *between(_attribute(name), *run))) for run in runs(codes)]
-    unknown = [_lacks(name)] if len(codes) < len(need.computes) else []
-    yield either([*known, *unknown]) if known or unknown else "false"
+    known = [
+        " && ".join((_match_attribute(name), *match_compute_between(_get_attribute(name), *run)))
+        for run in find_intervals(codes)
+    ]
+    unknown = [_match_no_attribute(name)] if len(codes) < len(need.computes) else []
+    yield join_alternatives([*known, *unknown]) if known or unknown else "false"
 
 
-def _one_of(name: str, values: tuple[str | None, ...] | None, absent: str | None) -> Iterator[str]:
+def _match_one_of(name: str, values: tuple[str | None, ...] | None, absent: str | None) -> Iterator[str]:
     """Yield the condition that an attribute has one of some values; `absent` means that there is none."""
     if values is None:
         return
     some = [value for value in values if value not in (absent, labels.OTHER)]
-    alternatives = [f"{_has(name)} && {_attribute(name)} in [{_quoted(some)}]"] if some else []
+    alternatives = (
+        [f"{_match_attribute(name)} && {_get_attribute(name)} in [{_quote_words(some)}]"] if some else []
+    )
     if absent in values:
-        alternatives.append(_lacks(name))
+        alternatives.append(_match_no_attribute(name))
     if labels.OTHER in values:
         others = [brand for brand in labels.BRANDS[:-2] if brand not in values]
-        alternatives.append(f"{_has(name)} && !({_attribute(name)} in [{_quoted(others)}])")
-    yield either(alternatives)
+        alternatives.append(
+            f"{_match_attribute(name)} && !({_get_attribute(name)} in [{_quote_words(others)}])"
+        )
+    yield join_alternatives(alternatives)
 
 
-def _attribute(name: str) -> str:
+def _get_attribute(name: str) -> str:
     return f"{NAME}.{name}"
 
 
-def _has(name: str) -> str:
+def _match_attribute(name: str) -> str:
     return f'"{name}" in {NAME}'
 
 
-def _lacks(name: str) -> str:
-    return f"!({_has(name)})"
+def _match_no_attribute(name: str) -> str:
+    return f"!({_match_attribute(name)})"
 
 
-def _quoted(words: Iterable[str | None]) -> str:
+def _quote_words(words: Iterable[str | None]) -> str:
     return ", ".join(f'"{word}"' for word in words)

@@ -9,20 +9,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imagematrix.errors import UsageError
-from imagematrix.integrations.kubernetes.client.objects import DNS_LABEL, manifest
+from imagematrix.integrations.kubernetes.client.objects import DNS_LABEL, make_manifest
 from imagematrix.integrations.kubernetes.nodes.labels import CLASS
-from imagematrix.integrations.kubernetes.workloads.affinity import affinity
-from imagematrix.integrations.kubernetes.workloads.placed import for_each, for_gang, require_labels
+from imagematrix.integrations.kubernetes.workloads.affinity import make_affinity
+from imagematrix.integrations.kubernetes.workloads.placement import (
+    place_gang,
+    place_per_class,
+    require_labels,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from imagematrix.integrations.kubernetes.client.objects import Manifest
-    from imagematrix.integrations.kubernetes.nodes.classes import Class
-    from imagematrix.integrations.kubernetes.workloads.placed import Placed
+    from imagematrix.integrations.kubernetes.nodes.classes import NodeClass
+    from imagematrix.integrations.kubernetes.workloads.placement import Placement
 
-__all__ = ["LABEL", "WORKLOADS", "Workload", "flavors", "manifests", "names_of", "pulling"]
+__all__ = [
+    "LABEL",
+    "WORKLOADS",
+    "Workload",
+    "make_flavors",
+    "make_pull_secrets",
+    "make_workload_manifests",
+    "name_objects",
+]
 
 LONGEST = 63
 HASH = 8  # characters of the hash at the end of a class's name
@@ -48,19 +60,19 @@ class Workload:
         _require_name(self.name)
 
 
-def manifests(kind: str, workload: Workload, classes: Sequence[Class]) -> list[Manifest]:
+def make_workload_manifests(kind: str, workload: Workload, classes: Sequence[NodeClass]) -> list[Manifest]:
     """Return the manifests of a workload: one for each class, or a single one for a gang.
 
     Raises NothingFits if no class gets an image, or no image fits all ranks of a gang; UsageError if labels
     do not distinguish the nodes of a class from others, or if the workload's name is too long for its kind.
     """
     make, together, suffix = WORKLOADS[kind]
-    placed = [for_gang(classes)] if together else for_each(classes)
-    names = names_of(workload.name, placed, suffix=len(suffix(workload.pods)))
+    placed = [place_gang(classes)] if together else place_per_class(classes)
+    names = name_objects(workload.name, placed, suffix=len(suffix(workload.pods)))
     return [make(workload, name, each) for name, each in zip(names, placed, strict=True)]
 
 
-def names_of(name: str, placed: Sequence[Placed], *, suffix: int = 0) -> list[str]:
+def name_objects(name: str, placed: Sequence[Placement], *, suffix: int = 0) -> list[str]:
     """Return the name of each object of a workload: its own, and of several, with the class.
 
     Raises UsageError if the name is invalid, or too long for pods with so long a suffix.
@@ -68,7 +80,7 @@ def names_of(name: str, placed: Sequence[Placed], *, suffix: int = 0) -> list[st
     _require_name(name)
     longest = LONGEST - suffix
     if len(placed) > 1:
-        return [_joined(name, each.classes[0].name, longest) for each in placed]
+        return [_join_names(name, each.classes[0].name, longest) for each in placed]
     if len(name) > longest:
         raise UsageError(
             f"invalid name {name}: the names of its pods would have more than {LONGEST} characters",
@@ -86,7 +98,7 @@ def _require_name(name: str) -> None:
         )
 
 
-def flavors(classes: Sequence[Class]) -> Iterator[Manifest]:
+def make_flavors(classes: Sequence[NodeClass]) -> Iterator[Manifest]:
     """Yield a ResourceFlavor for each class; Kueue copies its label into the pods that it admits."""
     require_labels(classes)
     for each in classes:
@@ -96,70 +108,75 @@ def flavors(classes: Sequence[Class]) -> Iterator[Manifest]:
                 remedy="label them with `imagematrix kubernetes labels`",
             )
         spec = {"nodeLabels": {CLASS: each.name}}
-        yield manifest("kueue.x-k8s.io/v1beta1", "ResourceFlavor", each.name, spec=spec)
+        yield make_manifest("kueue.x-k8s.io/v1beta1", "ResourceFlavor", each.name, spec=spec)
 
 
-def pulling(secret: str | None) -> Manifest:
+def make_pull_secrets(secret: str | None) -> Manifest:
     """Return the fields of a pod's spec that name the Secret for pulling its images, if there is one."""
     return {"imagePullSecrets": [{"name": secret}]} if secret else {}
 
 
-def _job(workload: Workload, name: str, placed: Placed) -> Manifest:
+def _make_job(workload: Workload, name: str, placed: Placement) -> Manifest:
     labels = {LABEL: workload.name}
-    return manifest("batch/v1", "Job", name, labels=labels, spec=_job_spec(workload, placed))
+    return make_manifest("batch/v1", "Job", name, labels=labels, spec=_make_job_spec(workload, placed))
 
 
-def _job_spec(workload: Workload, placed: Placed) -> Manifest:
+def _make_job_spec(workload: Workload, placed: Placement) -> Manifest:
     many = {"completions": workload.pods, "parallelism": workload.pods, "completionMode": "Indexed"}
     return {
         **(many if workload.pods > 1 else {}),
-        "template": _pod(workload, placed, restartPolicy="Never"),
+        "template": _make_pod_template(workload, placed, restartPolicy="Never"),
     }
 
 
-def _deployment(workload: Workload, name: str, placed: Placed) -> Manifest:
-    spec = {"replicas": workload.pods, **_selecting(workload, name, placed)}
-    return manifest("apps/v1", "Deployment", name, labels={LABEL: workload.name}, spec=spec)
+def _make_deployment(workload: Workload, name: str, placed: Placement) -> Manifest:
+    spec = {"replicas": workload.pods, **_make_selector_and_template(workload, name, placed)}
+    return make_manifest("apps/v1", "Deployment", name, labels={LABEL: workload.name}, spec=spec)
 
 
-def _daemonset(workload: Workload, name: str, placed: Placed) -> Manifest:
-    spec = _selecting(workload, name, placed)
-    return manifest("apps/v1", "DaemonSet", name, labels={LABEL: workload.name}, spec=spec)
+def _make_daemonset(workload: Workload, name: str, placed: Placement) -> Manifest:
+    spec = _make_selector_and_template(workload, name, placed)
+    return make_manifest("apps/v1", "DaemonSet", name, labels={LABEL: workload.name}, spec=spec)
 
 
-def _selecting(workload: Workload, name: str, placed: Placed) -> Manifest:
-    return {"selector": {"matchLabels": {LABEL: name}}, "template": _pod(workload, placed, name)}
+def _make_selector_and_template(workload: Workload, name: str, placed: Placement) -> Manifest:
+    return {
+        "selector": {"matchLabels": {LABEL: name}},
+        "template": _make_pod_template(workload, placed, name),
+    }
 
 
-def _jobset(workload: Workload, name: str, placed: Placed) -> Manifest:
-    job = {"name": "ranks", "replicas": 1, "template": {"spec": _job_spec(workload, placed)}}
+def _make_jobset(workload: Workload, name: str, placed: Placement) -> Manifest:
+    job = {"name": "ranks", "replicas": 1, "template": {"spec": _make_job_spec(workload, placed)}}
     labels, spec = {LABEL: workload.name}, {"replicatedJobs": [job]}
-    return manifest("jobset.x-k8s.io/v1alpha2", "JobSet", name, labels=labels, spec=spec)
+    return make_manifest("jobset.x-k8s.io/v1alpha2", "JobSet", name, labels=labels, spec=spec)
 
 
-def _leaderworkerset(workload: Workload, name: str, placed: Placed) -> Manifest:
-    template = {"size": workload.pods, "workerTemplate": _pod(workload, placed)}
+def _make_leaderworkerset(workload: Workload, name: str, placed: Placement) -> Manifest:
+    template = {"size": workload.pods, "workerTemplate": _make_pod_template(workload, placed)}
     labels, spec = {LABEL: workload.name}, {"replicas": 1, "leaderWorkerTemplate": template}
-    return manifest("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", name, labels=labels, spec=spec)
+    return make_manifest("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", name, labels=labels, spec=spec)
 
 
-def _index(pods: int) -> str:
+def _make_index_variable(pods: int) -> str:
     return f"-{pods - 1}" if pods > 1 else ""
 
 
 # By name on the command line: the function that makes the manifest, whether all pods get one image, and the
 # longest suffix that controllers add to the name for so many pods: names and labels of pods have at most 63
 # characters. A LeaderWorkerSet consists of StatefulSets, which add a hash for a label.
-WORKLOADS: dict[str, tuple[Callable[[Workload, str, Placed], Manifest], bool, Callable[[int], str]]] = {
-    "job": (_job, False, _index),
-    "deployment": (_deployment, False, lambda _: ""),
-    "daemonset": (_daemonset, False, lambda _: ""),
-    "jobset": (_jobset, True, lambda pods: f"-ranks-0{_index(max(pods, 2))}"),
-    "leaderworkerset": (_leaderworkerset, True, lambda _: "-0-0123456789"),
+WORKLOADS: dict[str, tuple[Callable[[Workload, str, Placement], Manifest], bool, Callable[[int], str]]] = {
+    "job": (_make_job, False, _make_index_variable),
+    "deployment": (_make_deployment, False, lambda _: ""),
+    "daemonset": (_make_daemonset, False, lambda _: ""),
+    "jobset": (_make_jobset, True, lambda pods: f"-ranks-0{_make_index_variable(max(pods, 2))}"),
+    "leaderworkerset": (_make_leaderworkerset, True, lambda _: "-0-0123456789"),
 }
 
 
-def _pod(workload: Workload, placed: Placed, name: str | None = None, **spec: object) -> Manifest:
+def _make_pod_template(
+    workload: Workload, placed: Placement, name: str | None = None, **spec: object
+) -> Manifest:
     """Return the template of a pod. The image needs no mounts and no privileges."""
     gpus = workload.gpus if placed.variant.gpu else None
     container = {
@@ -172,14 +189,14 @@ def _pod(workload: Workload, placed: Placed, name: str | None = None, **spec: ob
         "metadata": {"labels": {LABEL: name or workload.name}},
         "spec": {
             **spec,
-            **pulling(workload.pull_secret),
-            "affinity": affinity(placed.terms),
+            **make_pull_secrets(workload.pull_secret),
+            "affinity": make_affinity(placed.terms),
             "containers": [container],
         },
     }
 
 
-def _joined(name: str, class_name: str, longest: int) -> str:
+def _join_names(name: str, class_name: str, longest: int) -> str:
     """Return the names of a workload and a class, joined. Long names lose their middle and keep the hash."""
     start = name[: longest - HASH - 1].rstrip("-")
     return f"{start}-{class_name[-(longest - len(start) - 1) :].strip('-')}"

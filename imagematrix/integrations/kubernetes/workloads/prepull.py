@@ -8,29 +8,29 @@ from __future__ import annotations
 
 import base64
 
-from imagematrix.integrations.kubernetes.client.objects import manifest
-from imagematrix.integrations.kubernetes.workloads.affinity import affinity
-from imagematrix.integrations.kubernetes.workloads.ending import ending
-from imagematrix.integrations.kubernetes.workloads.manifests import LABEL, names_of, pulling
-from imagematrix.integrations.kubernetes.workloads.placed import for_each
+from imagematrix.integrations.kubernetes.client.objects import make_manifest
+from imagematrix.integrations.kubernetes.workloads.affinity import make_affinity
+from imagematrix.integrations.kubernetes.workloads.manifests import LABEL, make_pull_secrets, name_objects
+from imagematrix.integrations.kubernetes.workloads.noop_binary import make_noop_binary
+from imagematrix.integrations.kubernetes.workloads.placement import place_per_class
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from imagematrix.integrations.kubernetes.client.objects import Manifest
-    from imagematrix.integrations.kubernetes.nodes.classes import Class
-    from imagematrix.integrations.kubernetes.workloads.placed import Placed
+    from imagematrix.integrations.kubernetes.nodes.classes import NodeClass
+    from imagematrix.integrations.kubernetes.workloads.placement import Placement
 
-__all__ = ["prepull"]
+__all__ = ["make_prepull_manifests"]
 
 USER = 65532  # no image needs an entry for it in /etc/passwd
 FOLDER = "/imagematrix"
 REQUESTS = {"cpu": "1m", "memory": "8Mi"}
 
 
-def prepull(
-    name: str, classes: Sequence[Class], *, pause: str, pull_secret: str | None = None
+def make_prepull_manifests(
+    name: str, classes: Sequence[NodeClass], *, pause: str, pull_secret: str | None = None
 ) -> list[Manifest]:
     """Return a ConfigMap with the program, and a DaemonSet for each class that gets an image.
 
@@ -38,21 +38,24 @@ def prepull(
     NothingFits if no class gets an image; UsageError if labels do not distinguish the nodes of a class from
     others, or the name is invalid.
     """
-    placed = for_each(classes)
-    names = names_of(name, placed)
+    placed = place_per_class(classes)
+    names = name_objects(name, placed)
     programs = {
-        arch: base64.b64encode(ending(arch)).decode() for arch in sorted({_arch(each) for each in placed})
+        arch: base64.b64encode(make_noop_binary(arch)).decode()
+        for arch in sorted({_get_arch(each) for each in placed})
     }
     return [
-        manifest("v1", "ConfigMap", name, labels={LABEL: name}, binaryData=programs),
+        make_manifest("v1", "ConfigMap", name, labels={LABEL: name}, binaryData=programs),
         *(
-            _daemonset(name, own, each, pause=pause, pull_secret=pull_secret)
+            _make_daemonset(name, own, each, pause=pause, pull_secret=pull_secret)
             for own, each in zip(names, placed, strict=True)
         ),
     ]
 
 
-def _daemonset(name: str, own: str, placed: Placed, *, pause: str, pull_secret: str | None) -> Manifest:
+def _make_daemonset(
+    name: str, own: str, placed: Placement, *, pause: str, pull_secret: str | None
+) -> Manifest:
     confined = {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -62,7 +65,7 @@ def _daemonset(name: str, own: str, placed: Placed, *, pause: str, pull_secret: 
     pulled = {
         "name": "pull",
         "image": placed.image,
-        "command": [f"{FOLDER}/{_arch(placed)}"],
+        "command": [f"{FOLDER}/{_get_arch(placed)}"],
         "workingDir": "/",  # that of the image may be closed to this user
         **shared,
         "volumeMounts": [{"name": "program", "mountPath": FOLDER, "readOnly": True}],
@@ -71,11 +74,11 @@ def _daemonset(name: str, own: str, placed: Placed, *, pause: str, pull_secret: 
     pod = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        **pulling(pull_secret),
+        **make_pull_secrets(pull_secret),
         "securityContext": {**user, "seccompProfile": {"type": "RuntimeDefault"}},
         "terminationGracePeriodSeconds": 1,
         "tolerations": [{"operator": "Exists"}],  # nodes with GPUs are often tainted
-        "affinity": affinity(placed.terms),
+        "affinity": make_affinity(placed.terms),
         "initContainers": [pulled],
         "containers": [{"name": "pause", "image": pause, **shared}],
         "volumes": [{"name": "program", "configMap": {"name": name, "defaultMode": 0o555}}],
@@ -87,8 +90,8 @@ def _daemonset(name: str, own: str, placed: Placed, *, pause: str, pull_secret: 
         "updateStrategy": update,
         "template": {"metadata": {"labels": {LABEL: own}}, "spec": pod},
     }
-    return manifest("apps/v1", "DaemonSet", own, labels={LABEL: name}, spec=spec)
+    return make_manifest("apps/v1", "DaemonSet", own, labels={LABEL: name}, spec=spec)
 
 
-def _arch(placed: Placed) -> str:
+def _get_arch(placed: Placement) -> str:
     return placed.variant.platform.split("/")[1]

@@ -2,14 +2,14 @@
 
 import pytest
 
-from imagematrix.audit.binaries.alternatives import by_cpu
+from imagematrix.audit.binaries.alternatives import find_cpu_alternatives
 
 SSE, AVX, AVX2 = frozenset({"pni"}), frozenset({"pni", "avx"}), frozenset({"pni", "avx", "avx2"})
 LIB = "/opt/it/lib"
 
 
 def found(files, packages=None):
-    return by_cpu(files, packages or {})
+    return find_cpu_alternatives(files, packages or {})
 
 
 def test_folders_named_for_cpus_hold_alternatives():

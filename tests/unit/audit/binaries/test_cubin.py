@@ -25,26 +25,26 @@ def raw_of(release):
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_cubin_states_the_release_of_its_compiler(release):
-    assert cubin.release(window(raw_of(release))) == release
-    assert cubin.read(window(raw_of(release))).toolkits == {release}
+    assert cubin.find_release(window(raw_of(release))) == release
+    assert cubin.read_cubin(window(raw_of(release))).toolkits == {release}
 
 
 @pytest.mark.parametrize("name", ["lz4", "zstd", "concatenated"])
 def test_compressed_cubins_state_it(name):
-    assert fatbin.fatbins(window((DATA / f"{name}.fatbin").read_bytes())).toolkits == {"12.9"}
+    assert fatbin.read_fatbins(window((DATA / f"{name}.fatbin").read_bytes())).toolkits == {"12.9"}
 
 
 def test_uncompressed_cubins_of_several_compilers_are_all_read():
     parts = [entry(payload=raw_of(release)) for release in RELEASES]
-    assert fatbin.fatbins(window(fat(*parts))).toolkits == set(RELEASES)
+    assert fatbin.read_fatbins(window(fat(*parts))).toolkits == set(RELEASES)
 
 
 @pytest.mark.parametrize(("release", "first"), [("12.8", "12.8"), ("13.0", "13.0")])
 def test_without_its_note_a_new_cubin_is_of_the_first_release_that_writes_such(release, first):
     raw = raw_of(release).replace(b"Cuda compilation tools", b"?" * 22)
-    assert cubin.release(window(raw)) == first
+    assert cubin.find_release(window(raw)) == first
     literals = bytes([0xF0, 255, 0]) + raw[: 15 + 255]
-    assert cubin.release_of_packed(window(literals), zstandard=False, notes=False) == first
+    assert cubin.find_packed_release(window(literals), zstandard=False, notes=False) == first
 
 
 def test_repeated_bytes_of_an_lz4_block_are_copied():
@@ -56,10 +56,10 @@ def test_repeated_bytes_of_an_lz4_block_are_copied():
 @pytest.mark.parametrize("raw", [b"", b"\x7fELF", b"\x33abc\x09\x00", b"\x33abc\x03", b"\xff\xff\xff"])
 @pytest.mark.parametrize("zstandard", [True, False])
 def test_damaged_cubins_state_nothing(raw, zstandard):
-    assert cubin.release_of_packed(window(raw), zstandard=zstandard, notes=True) is None
+    assert cubin.find_packed_release(window(raw), zstandard=zstandard, notes=True) is None
 
 
 @given(st.binary(max_size=200), st.booleans(), st.booleans())
 def test_random_bytes_raise_no_error(raw, zstandard, notes):
     for payload in (raw, b"\x7fELF" + raw, b"\xf0" + raw):
-        cubin.release_of_packed(window(payload), zstandard=zstandard, notes=notes)
+        cubin.find_packed_release(window(payload), zstandard=zstandard, notes=notes)

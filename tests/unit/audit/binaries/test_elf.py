@@ -20,7 +20,7 @@ FUZZED = int(os.environ.get("IMAGEMATRIX_FUZZ", "10000"))
 
 
 def read(raw):
-    return elf.read(Window(io.BytesIO(raw), 0, len(raw)))
+    return elf.read_elf(Window(io.BytesIO(raw), 0, len(raw)))
 
 
 def compiled(folder, *options):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagematrix.audit.binaries import cubin, elf, fatbin, kernels, objects
-from imagematrix.audit.binaries.device_code import NONE, DeviceCode, Fatbins, merged
+from imagematrix.audit.binaries.device_code import NONE, DeviceCode, Fatbins, merge_device_code
 from imagematrix.audit.binaries.window import Window
 
 DATA = Path(__file__).parents[1] / "data"
@@ -28,7 +28,7 @@ def data(name):
 
 
 def test_cuda_13_fatbin_with_zstandard_is_read():
-    assert fatbin.fatbins(data("zstd.fatbin")) == DeviceCode(
+    assert fatbin.read_fatbins(data("zstd.fatbin")) == DeviceCode(
         cubins=frozenset({"80", "90a", "100", "100a", "100f"}),
         ptx=frozenset({("50", "8.8"), ("90a", "8.8"), ("100f", "8.8")}),
         compressed=True,
@@ -36,13 +36,13 @@ def test_cuda_13_fatbin_with_zstandard_is_read():
 
 
 def test_cuda_12_4_fatbin_with_lz4_is_read():
-    assert fatbin.fatbins(data("lz4.fatbin")) == DeviceCode(
+    assert fatbin.read_fatbins(data("lz4.fatbin")) == DeviceCode(
         cubins=frozenset({"80", "90a"}), ptx=frozenset({("90a", "8.8")})
     )
 
 
 def test_cuda_13_5_fatbin_with_concatenated_entries_is_read():
-    assert fatbin.fatbins(data("concatenated.fatbin")) == DeviceCode(
+    assert fatbin.read_fatbins(data("concatenated.fatbin")) == DeviceCode(
         cubins=frozenset({"80", "90a", "100a", "100f", "120a"}),
         ptx=frozenset({("90", "8.8"), ("100f", "8.8")}),
         compressed=True,
@@ -50,7 +50,7 @@ def test_cuda_13_5_fatbin_with_concatenated_entries_is_read():
 
 
 def test_parts_of_concatenated_entries_share_their_bytes():
-    (container,) = fatbin.containers(data("concatenated.fatbin"))
+    (container,) = fatbin.list_containers(data("concatenated.fatbin"))
     assert [[part.target for part in entry.parts] for entry in container.entries] == [
         ["100f", "90"],
         ["80", "90a"],
@@ -75,7 +75,7 @@ def test_concatenated_entry_with_a_wrong_table_is_damaged(monkeypatch, place, va
     monkeypatch.setattr(fatbin, "MOST", 1000)
     raw = bytearray((DATA / "concatenated.fatbin").read_bytes())
     raw[16 + fatbin.FIXED + place] = value
-    code = fatbin.fatbins(window(bytes(raw)))
+    code = fatbin.read_fatbins(window(bytes(raw)))
     assert code.damaged
     assert {target for target, _ in code.ptx} == set()
     assert "80" in code.cubins
@@ -84,70 +84,70 @@ def test_concatenated_entry_with_a_wrong_table_is_damaged(monkeypatch, place, va
 @pytest.mark.parametrize("own", [48, 66, 72])
 def test_concatenated_entry_without_a_table_is_damaged(own):
     raw = fat(entry(fatbin.CONCATENATED, 80, bytes(8), own=own))
-    assert fatbin.fatbins(window(raw)) == DeviceCode(damaged=True)
+    assert fatbin.read_fatbins(window(raw)) == DeviceCode(damaged=True)
 
 
 @pytest.mark.parametrize("target", ["80", "90a", "100a", "100f", "120a"])
 def test_single_cubin_is_read(target):
-    assert cubin.read(data(f"{target}.cubin")) == DeviceCode(cubins=frozenset({target}))
+    assert cubin.read_cubin(data(f"{target}.cubin")) == DeviceCode(cubins=frozenset({target}))
 
 
 def test_single_cubin_for_one_capability_is_read_without_its_note():
     raw = (DATA / "120a.cubin").read_bytes()
     assert raw.count(b"sm_120a") == 1
-    assert cubin.read(window(raw.replace(b"sm_120a", b"sm_120 "))).cubins == {"120a"}
+    assert cubin.read_cubin(window(raw.replace(b"sm_120a", b"sm_120 "))).cubins == {"120a"}
 
 
 def test_handwritten_cubin_of_cublas_is_for_all_gpus_of_its_generation():
     """The header is that of `sgemm_128x128x8_NN` for 50 in cuBLAS 12.4.5.8."""
     header = b"\x7fELF\2\1\1\x33\7" + bytes(39) + (0x3C0D32).to_bytes(4, "little") + bytes(12)
-    assert cubin.read(window(header)) == DeviceCode(cubins=frozenset({"50"}))
+    assert cubin.read_cubin(window(header)) == DeviceCode(cubins=frozenset({"50"}))
 
 
 def test_single_ptx_file_is_read():
-    assert fatbin.ptx(data("100f.ptx")) == DeviceCode(ptx=frozenset({("100f", "8.8")}))
-    assert fatbin.ptx(window(b"// no code\n")) == NONE
+    assert fatbin.read_ptx(data("100f.ptx")) == DeviceCode(ptx=frozenset({("100f", "8.8")}))
+    assert fatbin.read_ptx(window(b"// no code\n")) == NONE
 
 
 def test_several_fatbins_with_gaps_are_read():
     raw = fat(entry(target=80)) + bytes(40) + fat(entry(1, 90, b".version 8.4\n.entry k("), entry(8, 70))
-    result = fatbin.fatbins(window(raw))
+    result = fatbin.read_fatbins(window(raw))
     assert result == DeviceCode(cubins=frozenset({"80"}), ptx=frozenset({("90", "8.4")}), scattered=True)
 
 
 def test_ptx_in_only_some_fatbins_is_scattered():
     one, other = fat(entry(target=80), entry(1, 80)), fat(entry(target=80))
-    assert not fatbin.fatbins(window(one + one)).scattered
-    assert not fatbin.fatbins(window(one + fat(entry(8, 70)))).scattered
-    result = fatbin.fatbins(window(one + other))
+    assert not fatbin.read_fatbins(window(one + one)).scattered
+    assert not fatbin.read_fatbins(window(one + fat(entry(8, 70)))).scattered
+    result = fatbin.read_fatbins(window(one + other))
     assert result.scattered
     assert result.ptx == {("80", "8.4")}
-    assert merged([fatbin.fatbins(window(one)), fatbin.fatbins(window(other))]) == result
+    assert merge_device_code([fatbin.read_fatbins(window(one)), fatbin.read_fatbins(window(other))]) == result
 
 
 @pytest.mark.parametrize("left", [16, 40, 79, 90])
 def test_truncated_fatbin_is_damaged(left):
     raw = fat(entry(payload=bytes(32)))
-    assert not fatbin.fatbins(window(raw)).damaged
-    assert fatbin.fatbins(window(raw[:left])).damaged
+    assert not fatbin.read_fatbins(window(raw)).damaged
+    assert fatbin.read_fatbins(window(raw[:left])).damaged
 
 
 @pytest.mark.parametrize(
     "raw", [fat(entry(own=0)), fat(entry(target=0)), fat(entry(target=70000)), b"\x50\xed\x55\xba"]
 )
 def test_invalid_entry_is_damaged(raw):
-    assert fatbin.fatbins(window(raw)) == DeviceCode(damaged=True)
+    assert fatbin.read_fatbins(window(raw)) == DeviceCode(damaged=True)
 
 
 def test_too_many_entries_are_damaged(monkeypatch):
     monkeypatch.setattr(fatbin, "MOST", 3)
-    assert fatbin.fatbins(window(fat(*[entry()] * 2))) == DeviceCode(cubins=frozenset({"90"}))
-    assert fatbin.fatbins(window(fat(*[entry()] * 9))).damaged
+    assert fatbin.read_fatbins(window(fat(*[entry()] * 2))) == DeviceCode(cubins=frozenset({"90"}))
+    assert fatbin.read_fatbins(window(fat(*[entry()] * 9))).damaged
 
 
 @pytest.mark.parametrize("raw", [b"\x7fELF\x02", bytes(64), b"\x7fELF\x02" + bytes(100)])
 def test_cubin_without_a_target_is_damaged(raw):
-    assert cubin.read(window(raw)) == DeviceCode(damaged=True)
+    assert cubin.read_cubin(window(raw)) == DeviceCode(damaged=True)
 
 
 WHOLE = (fat(entry(payload=bytes(100)), entry(1)), (DATA / "concatenated.fatbin").read_bytes())
@@ -156,16 +156,16 @@ WHOLE = (fat(entry(payload=bytes(100)), entry(1)), (DATA / "concatenated.fatbin"
 @given(st.sampled_from(WHOLE), st.binary(max_size=400), st.integers(0, 300))
 def test_arbitrary_bytes_after_the_magic_never_crash(whole, raw, place):
     spoilt = whole[:place] + raw + whole[place + len(raw) :]
-    for read in (fatbin.fatbins, cubin.read, fatbin.ptx):
+    for read in (fatbin.read_fatbins, cubin.read_cubin, fatbin.read_ptx):
         assert isinstance(read(window(spoilt)), DeviceCode)
 
 
 def test_linked_code_hides_object_files():
     objects = DeviceCode(cubins=frozenset({"80"}), ptx=frozenset({("80", "8.4")}), linked=False)
     whole = DeviceCode(cubins=frozenset({"90"}))
-    assert merged([objects, whole]) == whole
-    assert merged([objects, NONE]) == objects
-    assert merged([]) == NONE
+    assert merge_device_code([objects, whole]) == whole
+    assert merge_device_code([objects, NONE]) == objects
+    assert merge_device_code([]) == NONE
 
 
 def parts(code):
@@ -177,7 +177,7 @@ def test_fatbins_with_kernels_are_parts():
     raw = fat(entry(target=80, payload=cubin_of("k"))) * 2
     raw += fat(entry(target=52, payload=cubin_of()), entry(1, 52, b".version 8.4\n.target sm_52\n"))
     raw += fat(entry(1, 90, b"//\n.version 8.4\n.visible .entry k(\n"))
-    code = fatbin.fatbins(window(raw))
+    code = fatbin.read_fatbins(window(raw))
     assert parts(code) == {(2, "80", False), (1, ("90", "8.4"), False)}
     assert code.cubins == {"80", "52"}
     assert code.deciding.cubins == {"80"}
@@ -191,17 +191,17 @@ HANDWRITTEN = b"\x7fELF".ljust(5000, b"\1") + b"\0.shstrtab\0.text.k\0"
     [b"", b"neither", b".version 8.4\n" + b"//\n" * 2000, b"\x7fELF".ljust(64) + b"\0.text.k", HANDWRITTEN],
 )
 def test_fatbin_counts_unless_it_is_known_to_have_no_kernels(payload):
-    assert [part.count for part in fatbin.fatbins(window(fat(entry(payload=payload)))).parts] == [1]
+    assert [part.count for part in fatbin.read_fatbins(window(fat(entry(payload=payload)))).parts] == [1]
 
 
 @pytest.mark.parametrize("name", ["lz4", "zstd", "concatenated"])
 def test_kernels_in_compressed_code_are_found(name, monkeypatch):
     seen: list[bytes] = []
-    monkeypatch.setattr(kernels, "names", seen.append)
-    assert fatbin.fatbins(data(f"{name}.fatbin")).parts == ()
+    monkeypatch.setattr(kernels, "list_kernel_names", seen.append)
+    assert fatbin.read_fatbins(data(f"{name}.fatbin")).parts == ()
     monkeypatch.undo()
     (head,) = seen
-    names = kernels.names(head)
+    names = kernels.list_kernel_names(head)
     assert head.startswith(elf.MAGIC) or name == "concatenated"
     assert names is not None
     assert names.split(b"\0")[0] == b"k"
@@ -218,7 +218,7 @@ def test_code_of_a_project_s_own_kernels_decides():
         fat(entry(target=target, payload=cubin_of(name)))
         for target, name in [(80, OWN), (90, INSTANCE), (60, OTHER), (60, OTHER), (75, "_Z1kPf")]
     )
-    code = fatbin.fatbins(window(raw), kernels.own("/site-packages/open3d/libx.so"))
+    code = fatbin.read_fatbins(window(raw), kernels.make_kernel_pattern("/site-packages/open3d/libx.so"))
     assert parts(code) == {
         (1, "80", True),
         (1, "90", True),
@@ -228,15 +228,15 @@ def test_code_of_a_project_s_own_kernels_decides():
     assert code.cubins == {"60", "75", "80", "90"}
     assert code.deciding.cubins == {"80", "90"}
     assert code.deciding.deciding == code.deciding
-    assert fatbin.fatbins(window(raw)).deciding.cubins == code.cubins
+    assert fatbin.read_fatbins(window(raw)).deciding.cubins == code.cubins
 
 
 def test_ptx_is_scattered_only_among_parts_that_decide():
     raw = fat(entry(1, 75, b".version 8.5 .entry " + OWN.encode())) + fat(
         entry(target=60, payload=cubin_of(OTHER))
     )
-    assert fatbin.fatbins(window(raw)).deciding.scattered
-    code = fatbin.fatbins(window(raw), kernels.own("open3d.so")).deciding
+    assert fatbin.read_fatbins(window(raw)).deciding.scattered
+    code = fatbin.read_fatbins(window(raw), kernels.make_kernel_pattern("open3d.so")).deciding
     assert (code.scattered, code.ptx) == (False, {("75", "8.4")})
 
 
@@ -256,7 +256,7 @@ def test_ptx_is_scattered_only_among_parts_that_decide():
     ],
 )
 def test_kernels_are_the_project_s_by_namespaces_with_its_name(path, name, own):
-    pattern = kernels.own(path)
+    pattern = kernels.make_kernel_pattern(path)
     assert bool(pattern and pattern.search(name.encode())) is own
 
 
@@ -266,12 +266,12 @@ def test_a_library_s_path_shows_its_project(tmp_path):
     with path.open("rb") as file:
         own = Window(file, 0, path.stat().st_size)
         for name, cubins in [("/lib/libopen3d.so", {"80"}), ("/lib/libx.so", {"60", "80"})]:
-            examined = objects.examine(name, own, elf.read(own))
+            examined = objects.examine_file(name, own, elf.read_elf(own))
             assert examined is not None
             assert examined.code.deciding.cubins == cubins
 
 
 def test_parts_of_several_sections_are_together():
     one = Fatbins(count=1, cubins=frozenset({"80"}), ptx=frozenset())
-    both = merged([DeviceCode(cubins=frozenset({"80"}), parts=(one,))] * 2)
+    both = merge_device_code([DeviceCode(cubins=frozenset({"80"}), parts=(one,))] * 2)
     assert both.parts == (one, one)

@@ -32,7 +32,7 @@ def compressed(raw, version=2, method=1):
 
 
 def read(raw):
-    return hip.bundles(Window(io.BytesIO(raw), 0, len(raw)))
+    return hip.list_bundle_targets(Window(io.BytesIO(raw), 0, len(raw)))
 
 
 def test_bundle_targets_are_read():

@@ -33,11 +33,11 @@ def with_note(folder, text, claimed=None):
 def read(path, ask):
     with path.open("rb") as file:
         window = Window(file, 0, path.stat().st_size)
-        return ask(elf.read(window), window)
+        return ask(elf.read_elf(window), window)
 
 
 def test_compat_note_is_read(tmp_path):
-    result = read(with_note(tmp_path, REAL), notes.compat)
+    result = read(with_note(tmp_path, REAL), notes.read_compat)
     assert result == Compat(cuda="12.9", branches=(535, 550, 575), brands=(1, 2, 7))
 
 
@@ -53,15 +53,15 @@ def test_compat_note_is_read(tmp_path):
     ],
 )
 def test_malformed_compat_notes_are_tolerated(tmp_path, text, expected):
-    assert read(with_note(tmp_path, text, claimed=4096), notes.compat) == expected
+    assert read(with_note(tmp_path, text, claimed=4096), notes.read_compat) == expected
 
 
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
 def test_isa_level_of_the_linker_is_read(tmp_path, level):
-    assert read(compiled(tmp_path, "-shared", "-fPIC", f"-Wl,-z,{level}"), notes.isa_needed) == level
+    assert read(compiled(tmp_path, "-shared", "-fPIC", f"-Wl,-z,{level}"), notes.read_isa_level) == level
 
 
 def test_files_without_notes_give_none(tmp_path):
     path = compiled(tmp_path, "-c")
-    assert read(path, notes.compat) is None
-    assert read(path, notes.isa_needed) is None
+    assert read(path, notes.read_compat) is None
+    assert read(path, notes.read_isa_level) is None

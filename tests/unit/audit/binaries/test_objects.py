@@ -31,8 +31,8 @@ def library(tmp_path_factory):
 
 
 def read(raw):
-    entry = layer.read(BytesIO(tar(("usr/lib/it.so", raw))), "sha256:0").entries["/usr/lib/it.so"]
-    assert isinstance(entry, layer.Plain)
+    entry = layer.read_layer(BytesIO(tar(("usr/lib/it.so", raw))), "sha256:0").entries["/usr/lib/it.so"]
+    assert isinstance(entry, layer.PlainFile)
     return entry.file
 
 

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from imagematrix.audit.guards.guards import STEPS, StepBudget, guards
+from imagematrix.audit.guards.guards import STEPS, StepBudget, find_guards
 
 EVERY = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0", "13.0")
 HOPPER = "pkg/_hopper_C.abi3.so"
@@ -16,7 +16,7 @@ MAJOR = f"{CAPABILITY}[0]"
 def told(sources, file=HOPPER):
     """Return the guard of a file in a package with these modules."""
     texts = {f"pkg/{name}": textwrap.dedent(text).encode() for name, text in sources.items()}
-    return guards(texts, FILES, EVERY, StepBudget(STEPS)).get(file)
+    return find_guards(texts, FILES, EVERY, StepBudget(STEPS)).get(file)
 
 
 def used(source, file=HOPPER, **others):
@@ -330,7 +330,7 @@ def test_question_that_cannot_be_evaluated_is_named_and_guards_nothing(condition
 
 def test_file_that_nothing_names_has_no_guard():
     assert told({"it.py": GUARDED}, "pkg/_other_C.abi3.so") is None
-    assert guards({}, FILES, EVERY, StepBudget(STEPS)) == {}
+    assert find_guards({}, FILES, EVERY, StepBudget(STEPS)) == {}
 
 
 HOSTILE = [
@@ -369,4 +369,4 @@ def test_hostile_sources_end_and_guard_nothing(text):
 
 
 def test_steps_are_limited_for_all_packages_together():
-    assert guards({"pkg/it.py": GUARDED.encode()}, FILES, EVERY, StepBudget(10)) == {}
+    assert find_guards({"pkg/it.py": GUARDED.encode()}, FILES, EVERY, StepBudget(10)) == {}

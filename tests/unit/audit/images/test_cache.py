@@ -22,11 +22,11 @@ from imagematrix.audit.binaries.notes import Compat
 from imagematrix.audit.binaries.objects import File
 from imagematrix.audit.images import cache, layer
 from imagematrix.audit.images.cache import Cache
-from imagematrix.audit.images.layer import Folder, Hardlink, Layer, Plain, Symlink
+from imagematrix.audit.images.layer import Folder, Hardlink, Layer, PlainFile, Symlink
 from imagematrix.audit.images.layers import Layers
-from imagematrix.audit.images.sources import read
-from imagematrix.audit.packages.installed import Database, Installed
-from imagematrix.common.files import cache_folder
+from imagematrix.audit.images.sources import read_images
+from imagematrix.audit.packages.installed_package import Database, InstalledPackage
+from imagematrix.common.files import get_cache_folder
 from imagematrix.errors import AuditError
 
 CUBIN = (Path(__file__).parents[1] / "data" / "80.cubin").read_bytes()
@@ -44,13 +44,15 @@ FULL = Layer(
         "/d": Folder(),
         "/l": Symlink("t"),
         "/h": Hardlink("/f"),
-        "/o": Plain(),
-        "/t": Plain(text=b"\xff\0", layer=DIGEST),
-        "/p": Plain(
-            database=Database(packages=(Installed(kind="deb", name="a", version="1", source="b"),), unread=2),
+        "/o": PlainFile(),
+        "/t": PlainFile(text=b"\xff\0", layer=DIGEST),
+        "/p": PlainFile(
+            database=Database(
+                packages=(InstalledPackage(kind="deb", name="a", version="1", source="b"),), unread=2
+            ),
             layer=DIGEST,
         ),
-        "/f": Plain(
+        "/f": PlainFile(
             layer=DIGEST,
             file=File(
                 size=7,
@@ -85,7 +87,7 @@ def entry(kept, tmp_path):
 
 def test_cached_layer_equals_the_read_layer(kept, entry):
     assert kept.get(DIGEST) == FULL
-    result = layer.read(io.BytesIO(tar(*MEMBERS)), f"sha256:{'1' * 64}")
+    result = layer.read_layer(io.BytesIO(tar(*MEMBERS)), f"sha256:{'1' * 64}")
     kept.put(result)
     again = kept.get(result.digest)
     assert again == result
@@ -98,7 +100,7 @@ def test_cached_layer_equals_the_read_layer(kept, entry):
 def test_every_field_of_a_finding_is_serialized(kind):
     """A field of a new class fails here: the class has to be added to the serialized ones."""
     with pytest.raises(ValueError, match="not the fields"):
-        cache.load(kind, {kind.__name__: dict.fromkeys([*(one.name for one in fields(kind)), "other"])})
+        cache.load_value(kind, {kind.__name__: dict.fromkeys([*(one.name for one in fields(kind)), "other"])})
 
 
 def test_cached_layer_is_not_read_again(kept, tmp_path):
@@ -109,9 +111,9 @@ def test_cached_layer_is_not_read_again(kept, tmp_path):
         layout(tmp_path / "2", image),
         archived(tmp_path / "a", image),
     ):
-        (result,) = read(path, "linux/amd64", Layers(kept, seen.append))
+        (result,) = read_images(path, "linux/amd64", Layers(kept, seen.append))
         kernel = result.layers[0].entries["/opt/k.cubin"]
-        assert isinstance(kernel, Plain)
+        assert isinstance(kernel, PlainFile)
         assert kernel.file.code.cubins == {"80"}
     assert sum(seen) == sum(len(image.blobs[own]) for own in image.layers)
 
@@ -122,7 +124,7 @@ def test_layer_with_a_wrong_digest_is_not_cached(kept, tmp_path):
     image.blobs[own] = Parts(tar("other")).blobs[Parts(tar("other")).layers[0]]
     for path in (layout(tmp_path / "1", image), archived(tmp_path / "a", image)):
         with pytest.raises(AuditError, match="does not match its digest"):
-            list(read(path, "linux/amd64", Layers(kept)))
+            list(read_images(path, "linux/amd64", Layers(kept)))
     assert kept.get(own) is None
     assert not (tmp_path / "cache").exists()
 
@@ -175,12 +177,14 @@ def packed(data):
         b"",
         b"text",
         zlib.compress(b"{"),
-        packed(cache.dump(FULL))[:-5],
+        packed(cache.dump_value(FULL))[:-5],
         packed([]),
         packed({"Layer": {}}),
         packed({"Layer": None}),
         packed({"Symlink": {"target": "t"}}),
-        packed(cache.dump(Layer(digest="sha256:1", entries={}, removed=frozenset(), emptied=frozenset()))),
+        packed(
+            cache.dump_value(Layer(digest="sha256:1", entries={}, removed=frozenset(), emptied=frozenset()))
+        ),
         zlib.compress(b"[" * 100_000),
         zlib.compress(bytes(1 << 20)),
     ],
@@ -207,21 +211,21 @@ def places(data, path=()):
         yield from places(one, (*path, name))
 
 
-PLACES = list(places(cache.dump(FULL)))[1:]
+PLACES = list(places(cache.dump_value(FULL)))[1:]
 
 
 @given(st.sampled_from(PLACES), JSON)
 def test_arbitrary_entry_gives_a_layer_or_an_error(path, value):
-    data = json.loads(json.dumps(cache.dump(FULL)))
+    data = json.loads(json.dumps(cache.dump_value(FULL)))
     at = data
     for name in path[:-1]:
         at = at[name]
     at[path[-1]] = value
     try:
-        result = cache.load(Layer, data)
+        result = cache.load_value(Layer, data)
     except ValueError:
         return
-    assert cache.load(Layer, json.loads(json.dumps(cache.dump(result)))) == result
+    assert cache.load_value(Layer, json.loads(json.dumps(cache.dump_value(result)))) == result
 
 
 @pytest.mark.parametrize(
@@ -315,16 +319,16 @@ def test_interrupted_write_leaves_no_file(kept, entry, monkeypatch):
 
 def test_cache_location_follows_xdg(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/var/caches")
-    assert cache_folder("layers") == Path("/var/caches/imagematrix/layers")
+    assert get_cache_folder("layers") == Path("/var/caches/imagematrix/layers")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", "/home/someone")
-    assert cache_folder("layers") == Path("/home/someone/.cache/imagematrix/layers")
+    assert get_cache_folder("layers") == Path("/home/someone/.cache/imagematrix/layers")
 
     def homeless():
         raise RuntimeError
 
     monkeypatch.setattr(Path, "home", homeless)
-    assert cache_folder("layers") is None
+    assert get_cache_folder("layers") is None
     Cache(None).put(FULL)
     assert Cache(None).get(DIGEST) is None
 
@@ -333,7 +337,7 @@ def test_damaged_layer_stops_parallel_reading(tmp_path):
     image = Parts(*(tar(f"file{number}") for number in range(9)))
     image.blobs[image.layers[4]] = b"bad"
     with pytest.raises(AuditError, match=image.layers[4]):
-        list(read(layout(tmp_path / "x", image), "linux/amd64", Layers()))
+        list(read_images(layout(tmp_path / "x", image), "linux/amd64", Layers()))
 
 
 def test_interrupt_does_not_wait_for_a_layer():

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagematrix.audit.binaries.device_code import DeviceCode
-from imagematrix.audit.images import entries
+from imagematrix.audit.images import device_code_entries
 from imagematrix.hardware.vendors import device_code
 
-COMPUTES = [word for word in device_code.known() if word[-1].isdigit()]
-TARGETS = [device_code.target(word) for word in device_code.known()]
+COMPUTES = [word for word in device_code.list_capability_words() if word[-1].isdigit()]
+TARGETS = [device_code.make_target(word) for word in device_code.list_capability_words()]
 
 
 def code(cubins="", *ptx):
@@ -32,7 +32,7 @@ def code(cubins="", *ptx):
     ],
 )
 def test_promised_cubins_hold_for_all_files(codes, promised):
-    assert entries.common_cubins(codes) == promised
+    assert device_code_entries.find_common_cubins(codes) == promised
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_promised_cubins_hold_for_all_files(codes, promised):
     ],
 )
 def test_promised_ptx_holds_for_all_files(codes, promised):
-    assert entries.common_ptx(codes) == promised
+    assert device_code_entries.find_common_ptx(codes) == promised
 
 
 def test_scattered_ptx_is_not_promised():
     scattered = DeviceCode(cubins=frozenset({"80"}), ptx=frozenset({("80", "8.4")}), scattered=True)
-    assert entries.common_ptx([scattered]) == []
+    assert device_code_entries.find_common_ptx([scattered]) == []
 
 
 ISAS = st.sampled_from(["7.8", "8.4", "9.0"])
@@ -67,11 +67,11 @@ CODES = st.builds(
 
 @given(st.lists(CODES, min_size=1, max_size=4))
 def test_every_file_keeps_the_promise(codes):
-    for target in entries.common_cubins(codes):
+    for target in device_code_entries.find_common_cubins(codes):
         for compute in COMPUTES:
             if device_code.cubin_runs(target, compute):
                 assert all(any(device_code.cubin_runs(own, compute) for own in one.cubins) for one in codes)
-    for target, isa in entries.common_ptx(codes):
+    for target, isa in device_code_entries.find_common_ptx(codes):
         for compute in COMPUTES:
             if device_code.ptx_runs(target, compute):
                 assert all(

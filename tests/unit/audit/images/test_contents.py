@@ -8,8 +8,8 @@ from images import Parts, layout, link, tar
 
 from imagematrix.audit.images import layer
 from imagematrix.audit.images.layers import Layers
-from imagematrix.audit.images.sources import read
-from imagematrix.audit.report import audit
+from imagematrix.audit.images.sources import read_images
+from imagematrix.audit.report import audit_image
 
 STATUS = "var/lib/dpkg/status"
 DISTINFO = "opt/venv/lib/python3.13/site-packages/PyYAML-6.0.2.dist-info/METADATA"
@@ -23,8 +23,8 @@ def deb(*names):
 def seen(tmp_path, *layers, env=()):
     """Return the Contents of an image of these layers, each a list of members."""
     path = layout(tmp_path / "oci", Parts(*(tar(*members) for members in layers), env=env))
-    (image,) = read(path, "linux/amd64", Layers())
-    return audit(image).contents
+    (image,) = read_images(path, "linux/amd64", Layers())
+    return audit_image(image).contents
 
 
 def names(contents):
@@ -146,7 +146,7 @@ def test_distribution_is_read(tmp_path, members, expected):
 
 
 def test_empty_database_costs_no_entry():
-    entries = layer.read(io.BytesIO(tar((STATUS, b""))), "sha256:0").entries
+    entries = layer.read_layer(io.BytesIO(tar((STATUS, b""))), "sha256:0").entries
     assert entries == {f"/{STATUS}": layer.OTHER}
 
 

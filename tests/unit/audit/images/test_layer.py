@@ -17,16 +17,16 @@ from images import hardlink, link, special, tar
 
 from imagematrix.audit.binaries import archives
 from imagematrix.audit.images import layer
-from imagematrix.audit.images.layer import FOLDER, OTHER, Hardlink, Plain, Symlink
+from imagematrix.audit.images.layer import FOLDER, OTHER, Hardlink, PlainFile, Symlink
 from imagematrix.errors import AuditError
-from imagematrix.images.oci import expanded, listing
+from imagematrix.images.oci import decompression, layer_entries
 
 DATA = Path(__file__).parents[1] / "data"
 CUBIN = (DATA / "80.cubin").read_bytes()
 
 
 def read(raw):
-    return layer.read(io.BytesIO(raw), "sha256:0")
+    return layer.read_layer(io.BytesIO(raw), "sha256:0")
 
 
 def code(raw, path):
@@ -247,7 +247,7 @@ def test_archive_may_end_with_its_last_file(end):
 def test_files_of_an_archive_without_an_end_are_whole():
     raw = tar(("k.cubin", CUBIN))[: 512 + len(CUBIN)]
     entry = read(raw).entries["/k.cubin"]
-    assert isinstance(entry, Plain)
+    assert isinstance(entry, PlainFile)
     assert entry.file is not None
     assert (entry.file.size, entry.file.code.cubins) == (len(CUBIN), {"80"})
 
@@ -278,7 +278,7 @@ def test_hostile_layers_are_rejected(raw, why):
 
 
 def test_compression_bomb_is_rejected(monkeypatch):
-    monkeypatch.setattr(expanded, "FREE", 1 << 20)
+    monkeypatch.setattr(decompression, "FREE", 1 << 20)
     info = tarfile.TarInfo("zeros")
     info.size = 32 << 20
     raw = io.BytesIO()
@@ -331,7 +331,7 @@ def test_total_size_of_texts_is_limited(monkeypatch):
 
 
 def test_number_of_entries_is_limited(monkeypatch):
-    monkeypatch.setattr(listing, "MOST", 2)
+    monkeypatch.setattr(layer_entries, "MOST", 2)
     with pytest.raises(AuditError, match="more than 2 files"):
         read(tar("a", "b", "c", "d"))
 

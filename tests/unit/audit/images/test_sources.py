@@ -18,8 +18,8 @@ from distribution import Server
 from images import Parts, archived, digest, index, layout, link, saved, tar
 
 from imagematrix.audit.images.layers import Layers
-from imagematrix.audit.images.sources import read
-from imagematrix.audit.report import audit
+from imagematrix.audit.images.sources import read_images
+from imagematrix.audit.report import audit_image
 from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
 
 CUBIN = (Path(__file__).parents[1] / "data" / "80.cubin").read_bytes()
@@ -34,12 +34,12 @@ def one():
 
 
 def images(reference, layers=None, platform=PLATFORM):
-    return list(read(reference, platform, layers or Layers()))
+    return list(read_images(reference, platform, layers or Layers()))
 
 
 def only(reference):
     (result,) = images(reference)
-    assert audit(result).cubins == ("80",)
+    assert audit_image(result).cubins == ("80",)
     return result
 
 
@@ -137,7 +137,7 @@ def test_compressed_layer_without_a_digest_gets_the_digest_of_its_tar(one, tmp_p
     path = saved(tmp_path / "a.tar", one, gzip.compress(LAYER), OTHER)
     (image,) = images(path)
     assert [layer.digest for layer in image.layers] == one.diffs
-    (file,) = audit(image).files
+    (file,) = audit_image(image).files
     assert file.layer == one.diffs[0]
 
 

@@ -25,7 +25,7 @@ def program(tmp_path_factory):
 
 
 def read(*members):
-    return layer.read(io.BytesIO(tar(*members)), "sha256:0").entries
+    return layer.read_layer(io.BytesIO(tar(*members)), "sha256:0").entries
 
 
 def dpkg(raw):

@@ -19,7 +19,7 @@ from imagematrix.audit.packages import rpm
 
 DATA = Path(__file__).parents[1] / "data" / "rpm"
 FUZZED = int(os.environ.get("IMAGEMATRIX_FUZZ", "10000"))
-FORMATS = {"rpmdb.sqlite": rpm.sqlite, "Packages.db": rpm.ndb, "Packages": rpm.berkeley}
+FORMATS = {"rpmdb.sqlite": rpm.read_sqlite, "Packages.db": rpm.read_ndb, "Packages": rpm.read_berkeley}
 CONTENTS = (b"one\n", b"two\n", b"three\n", *(f"more {number}\n".encode() for number in range(1, 41)))
 
 
@@ -76,7 +76,7 @@ def test_every_checksum_algorithm_is_supported(tmp_path, algorithm, name):
     raw = database(
         tmp_path / "db", header(*texts, b"", b"odd", algorithm=algorithm), header(b"", algorithm=8)
     )
-    assert read(rpm.sqlite, raw) == expected
+    assert read(rpm.read_sqlite, raw) == expected
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_every_checksum_algorithm_is_supported(tmp_path, algorithm, name):
 )
 def test_damaged_headers_have_no_checksums(tmp_path, blob):
     good = header(*(checksum.hex().encode() for _, checksum in digests(*CONTENTS)))
-    assert read(rpm.sqlite, database(tmp_path / "db", blob, good, "text")) == digests(*CONTENTS)
+    assert read(rpm.read_sqlite, database(tmp_path / "db", blob, good, "text")) == digests(*CONTENTS)
 
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS hnum,"
@@ -113,7 +113,7 @@ def test_endless_or_huge_database_gives_no_checksums(tmp_path, schema):
         made.execute(schema)
     made.close()
     started = time.monotonic()
-    assert read(rpm.sqlite, (tmp_path / "db").read_bytes()) == []
+    assert read(rpm.read_sqlite, (tmp_path / "db").read_bytes()) == []
     assert time.monotonic() - started < 20
 
 
@@ -141,7 +141,7 @@ def test_header_shared_by_many_slots_is_read_to_a_limit():
     slot = next(raw[at : at + 16] for at in range(32, 4096, 16) if raw[at + 4 : at + 8] != bytes(4))
     for at in range(32, 4096, 16):
         raw[at : at + 16] = slot
-    assert 0 < len(read(rpm.ndb, bytes(raw))) < 100
+    assert 0 < len(read(rpm.read_ndb, bytes(raw))) < 100
 
 
 @pytest.mark.fuzz

@@ -7,10 +7,10 @@ from images import Parts, layout, tar
 from sboms import Attestation, Attested, document, envelope, listed, statement
 
 from imagematrix.audit.images.layers import Layers
-from imagematrix.audit.images.sources import read
-from imagematrix.audit.report import audit
-from imagematrix.audit.sbom import attested
-from imagematrix.audit.sbom.components import components, unread
+from imagematrix.audit.images.sources import read_images
+from imagematrix.audit.report import audit_image
+from imagematrix.audit.sbom import sbom_reader
+from imagematrix.audit.sbom.components import list_components, warn_of_unread
 
 FILES = tar(
     ("var/lib/dpkg/status", b"Package: openssl\nVersion: 3.5\nArchitecture: amd64\n"),
@@ -24,8 +24,8 @@ def seen(tmp_path, raw):
     image = Parts(FILES)
     made = raw(image.digest) if callable(raw) else raw
     path = layout(tmp_path / "oci", Attested(image, Attestation(made)))
-    (found,) = read(path, "linux/amd64", Layers(), sboms=True)
-    listed_components, problems = components(audit(found))
+    (found,) = read_images(path, "linux/amd64", Layers(), sboms=True)
+    listed_components, problems = list_components(audit_image(found))
     return [(one.package.kind, one.package.name, one.source) for one in listed_components], problems
 
 
@@ -105,7 +105,7 @@ def test_packages_without_a_printable_name_and_version_are_left_out(tmp_path, pa
 
 
 def test_number_of_packages_in_an_sbom_is_limited(tmp_path, monkeypatch):
-    monkeypatch.setattr(attested, "MOST", 2)
+    monkeypatch.setattr(sbom_reader, "MOST", 2)
     few = seen(tmp_path / "few", lambda subject: statement(subject, listed("a", "1")))
     many = seen(tmp_path / "many", lambda subject: statement(subject, listed("a", "1"), listed("b", "1")))
     assert (few[1], "has more than 2" in many[1][0]) == ((), True)
@@ -119,15 +119,15 @@ def test_license_that_the_sbom_states_is_kept(tmp_path):
         listed("b", "1", licenseDeclared="NOASSERTION"),
     )
     path = layout(tmp_path / "oci", Attested(image, Attestation(raw)))
-    (found,) = read(path, "linux/amd64", Layers(), sboms=True)
-    stated = {one.package.name: one.package.license for one in components(audit(found))[0]}
+    (found,) = read_images(path, "linux/amd64", Layers(), sboms=True)
+    stated = {one.package.name: one.package.license for one in list_components(audit_image(found))[0]}
     assert (stated["a"], stated["b"]) == ("MIT", None)
 
 
 def test_elements_of_documents_say_where_they_are_from(tmp_path):
     path = layout(tmp_path / "oci", Parts(FILES))
-    (found,) = read(path, "linux/amd64", Layers())
-    assert components(audit(found))[0][0].to_json() == {
+    (found,) = read_images(path, "linux/amd64", Layers())
+    assert list_components(audit_image(found))[0][0].to_json() == {
         "type": "deb",
         "name": "openssl",
         "version": "3.5",
@@ -143,8 +143,8 @@ def test_elements_of_documents_say_where_they_are_from(tmp_path):
 def test_unread_entries_are_one_warning(tmp_path):
     damaged = [(f"opt/{number}.dist-info/METADATA", b"") for number in range(7)]
     path = layout(tmp_path / "oci", Parts(tar(*damaged, ("var/lib/dpkg/status", b"x\n\ny\n\n"))))
-    (found,) = read(path, "linux/amd64", Layers())
-    (warning,) = unread(audit(found).contents)
+    (found,) = read_images(path, "linux/amd64", Layers())
+    (warning,) = warn_of_unread(audit_image(found).contents)
     assert warning.startswith(
         "9 entries in lists of packages cannot be read: /opt/0.dist-info/METADATA (1), "
     )
@@ -169,14 +169,14 @@ def test_any_document_is_read_or_refused(tmp_path):
 
     from dataclasses import replace
 
-    from imagematrix.audit.packages.statements import Statement
+    from imagematrix.audit.packages.attested_sboms import Statement
 
-    (found,) = read(layout(tmp_path / "oci", image), "linux/amd64", Layers())
-    audited = audit(found)
+    (found,) = read_images(layout(tmp_path / "oci", image), "linux/amd64", Layers())
+    audited = audit_image(found)
     tried = 0
     for changed in variants(whole):
         own = Statement(digest="sha256:1", raw=json.dumps(changed).encode())
-        result, _ = components(replace(audited, image=replace(found, sboms=(own,))))
-        assert [one for one in result if one.source == "files"] == [*components(audited)[0]]
+        result, _ = list_components(replace(audited, image=replace(found, sboms=(own,))))
+        assert [one for one in result if one.source == "files"] == [*list_components(audited)[0]]
         tried += 1
     assert tried > 100

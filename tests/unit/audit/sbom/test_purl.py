@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.audit.packages.installed import Installed
+from imagematrix.audit.packages.installed_package import InstalledPackage
 from imagematrix.audit.sbom import purl
 
 DEBIAN = ("debian", "13")
@@ -14,47 +14,53 @@ DEBIAN = ("debian", "13")
     ("package", "distribution", "url"),
     [
         (
-            Installed(kind="deb", name="openssl", version="3.5.4-1~deb13u1", arch="amd64"),
+            InstalledPackage(kind="deb", name="openssl", version="3.5.4-1~deb13u1", arch="amd64"),
             DEBIAN,
             "pkg:deb/debian/openssl@3.5.4-1~deb13u1?arch=amd64&distro=debian-13",
         ),
         (
-            Installed(kind="deb", name="libstdc++6", version="1:14.2+b1", arch="amd64", source="gcc-14"),
+            InstalledPackage(
+                kind="deb", name="libstdc++6", version="1:14.2+b1", arch="amd64", source="gcc-14"
+            ),
             (None, None),
             "pkg:deb/debian/libstdc%2B%2B6@1:14.2%2Bb1?arch=amd64&upstream=gcc-14",
         ),
         (
-            Installed(kind="deb", name="a", version="2", source_version="1+x"),
+            InstalledPackage(kind="deb", name="a", version="2", source_version="1+x"),
             ("ubuntu", None),
             "pkg:deb/ubuntu/a@2?upstream=a%401%2Bx",
         ),
         (
-            Installed(kind="rpm", name="openssl-libs", version="1:3.2.2-6.el9", arch="x86_64"),
+            InstalledPackage(kind="rpm", name="openssl-libs", version="1:3.2.2-6.el9", arch="x86_64"),
             ("rhel", "9.6"),
             "pkg:rpm/redhat/openssl-libs@3.2.2-6.el9?arch=x86_64&distro=rhel-9.6&epoch=1",
         ),
         (
-            Installed(kind="rpm", name="Tool", version="3^git-1"),
+            InstalledPackage(kind="rpm", name="Tool", version="3^git-1"),
             ("rocky", "9.6"),
             "pkg:rpm/rocky/Tool@3%5Egit-1?distro=rocky-9.6",
         ),
-        (Installed(kind="rpm", name="tool", version="3-1"), (None, None), "pkg:rpm/tool@3-1"),
+        (InstalledPackage(kind="rpm", name="tool", version="3-1"), (None, None), "pkg:rpm/tool@3-1"),
         (
-            Installed(kind="apk", name="musl", version="1.2.5-r0", arch="x86_64"),
+            InstalledPackage(kind="apk", name="musl", version="1.2.5-r0", arch="x86_64"),
             (None, None),
             "pkg:apk/alpine/musl@1.2.5-r0?arch=x86_64",
         ),
-        (Installed(kind="pypi", name="torch", version="2.8.0+cu128"), DEBIAN, "pkg:pypi/torch@2.8.0%2Bcu128"),
         (
-            Installed(kind="generic", name="cublasLt", version="12.9.1.4"),
+            InstalledPackage(kind="pypi", name="torch", version="2.8.0+cu128"),
+            DEBIAN,
+            "pkg:pypi/torch@2.8.0%2Bcu128",
+        ),
+        (
+            InstalledPackage(kind="generic", name="cublasLt", version="12.9.1.4"),
             DEBIAN,
             "pkg:generic/nvidia/cublasLt@12.9.1.4",
         ),
     ],
 )
 def test_url_has_what_scanners_need(package, distribution, url):
-    assert purl.purl(package, distribution) == url
-    assert purl.parse(url) == (package.kind, package.name, package.version)
+    assert purl.make_purl(package, distribution) == url
+    assert purl.parse_purl(url) == (package.kind, package.name, package.version)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +78,7 @@ def test_url_has_what_scanners_need(package, distribution, url):
     ],
 )
 def test_urls_of_other_programs_are_read(url, parts):
-    assert purl.parse(url) == parts
+    assert purl.parse_purl(url) == parts
 
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9.+_~-]{0,40}", fullmatch=True)
@@ -81,11 +87,11 @@ VERSIONS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9.+_~^!*-]{0,40}", fullmatch=True
 
 @given(st.sampled_from(["deb", "rpm", "apk", "generic"]), NAMES, VERSIONS, st.sampled_from(["", "1:", "12:"]))
 def test_what_is_written_is_read(kind, name, version, epoch):
-    package = Installed(kind=kind, name=name, version=f"{epoch}{version}")
-    assert purl.parse(purl.purl(package, DEBIAN)) == (kind, name, package.version)
+    package = InstalledPackage(kind=kind, name=name, version=f"{epoch}{version}")
+    assert purl.parse_purl(purl.make_purl(package, DEBIAN)) == (kind, name, package.version)
 
 
 def test_image_has_its_repository():
-    assert purl.of_image("training", "reg.example.com/ml/training", "sha256:ab", "amd64") == (
+    assert purl.make_image_purl("training", "reg.example.com/ml/training", "sha256:ab", "amd64") == (
         "pkg:oci/training@sha256:ab?arch=amd64&repository_url=reg.example.com%2Fml%2Ftraining"
     )

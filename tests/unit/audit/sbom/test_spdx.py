@@ -10,11 +10,11 @@ from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDi
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
 from imagematrix.audit.images.image import AuditedImage
-from imagematrix.audit.packages.installed import Installed
-from imagematrix.audit.report import audit
+from imagematrix.audit.packages.installed_package import InstalledPackage
+from imagematrix.audit.report import audit_image
 from imagematrix.audit.sbom import spdx
 from imagematrix.audit.sbom.components import FILES, SBOM, Component
-from imagematrix.audit.sbom.purl import purl
+from imagematrix.audit.sbom.purl import make_purl
 from imagematrix.errors import UsageError
 
 IMAGE = AuditedImage(
@@ -29,24 +29,34 @@ TIME = "2026-11-26T09:30:00Z"
 
 
 def component(package, source=FILES):
-    return Component(package=package, url=purl(package, ("debian", "13")), source=source)
+    return Component(package=package, url=make_purl(package, ("debian", "13")), source=source)
 
 
 OPENSSL = component(
-    Installed(
+    InstalledPackage(
         kind="deb", name="openssl", version="3.5.4-1", arch="amd64", source="ssl", path="/var/lib/dpkg/status"
     )
 )
 SEVERAL = [
     OPENSSL,
     component(
-        Installed(kind="rpm", name="a", version="1:2-3", license="GPLv2+ and MIT", path="/var/lib/rpm/x")
+        InstalledPackage(
+            kind="rpm", name="a", version="1:2-3", license="GPLv2+ and MIT", path="/var/lib/rpm/x"
+        )
     ),
-    component(Installed(kind="apk", name="libstdc++", version="14", license="mit and apache-2.0", path="/x")),
-    component(Installed(kind="pypi", name="b", version="1!2.0+cu128", license="LicenseRef-Own", path="/y")),
-    component(Installed(kind="pypi", name="b", version="1!2.0+cu128", license="LicenseRef-Own", path="/z")),
-    component(Installed(kind="generic", name="libcuda", version="550.163.01", path="/usr/lib/libcuda.so.1")),
-    Component(package=Installed(kind="generic", name="@x/y z", version="?"), url=None, source=SBOM),
+    component(
+        InstalledPackage(kind="apk", name="libstdc++", version="14", license="mit and apache-2.0", path="/x")
+    ),
+    component(
+        InstalledPackage(kind="pypi", name="b", version="1!2.0+cu128", license="LicenseRef-Own", path="/y")
+    ),
+    component(
+        InstalledPackage(kind="pypi", name="b", version="1!2.0+cu128", license="LicenseRef-Own", path="/z")
+    ),
+    component(
+        InstalledPackage(kind="generic", name="libcuda", version="550.163.01", path="/usr/lib/libcuda.so.1")
+    ),
+    Component(package=InstalledPackage(kind="generic", name="@x/y z", version="?"), url=None, source=SBOM),
 ]
 
 
@@ -58,9 +68,9 @@ def valid(document):
 
 
 def written(components=SEVERAL, image=IMAGE, time=TIME, distribution=(None, None)):
-    audited = audit(image)
+    audited = audit_image(image)
     audited = replace(audited, contents=replace(audited.contents, distribution=distribution))
-    return valid(spdx.document(audited, components, TOOL, time))
+    return valid(spdx.make_document(audited, components, TOOL, time))
 
 
 def test_document_is_valid_and_lists_every_package():
@@ -146,13 +156,13 @@ def test_other_content_gives_another_namespace():
     ],
 )
 def test_time_is_that_of_the_image_or_of_the_environment(stated, epoch, time):
-    assert spdx.created(replace(IMAGE, created=stated), epoch) == time
+    assert spdx.get_creation_time(replace(IMAGE, created=stated), epoch) == time
 
 
 @pytest.mark.parametrize("epoch", ["", "-1", "1.5", "now", "100000000000", "\N{ARABIC-INDIC DIGIT ONE}"])
 def test_invalid_epoch_is_refused(epoch):
     with pytest.raises(UsageError, match="SOURCE_DATE_EPOCH"):
-        spdx.created(IMAGE, epoch)
+        spdx.get_creation_time(IMAGE, epoch)
 
 
 TEXT = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=40)
@@ -162,7 +172,7 @@ TEXT = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, m
     st.lists(
         st.builds(
             lambda name, version, license_name: component(
-                Installed(kind="pypi", name=name, version=version, license=license_name, path="/x")
+                InstalledPackage(kind="pypi", name=name, version=version, license=license_name, path="/x")
             ),
             TEXT,
             TEXT,

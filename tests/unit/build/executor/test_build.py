@@ -21,8 +21,8 @@ from imagematrix.build.executor.build import build
 from imagematrix.build.executor.result import combine_failures, complete_results, make_build_document
 from imagematrix.build.plan.plan import PlanStatus
 from imagematrix.errors import AuditError, BuildError, EngineError, TagMovedError, UsageError
-from imagematrix.images.oci.compression import libzstd
-from imagematrix.images.oci.layout import HollowError
+from imagematrix.images.oci.compression import get_libzstd_version
+from imagematrix.images.oci.layout import MissingBlobError
 
 CPU = "cuda=none"
 TWO = "cuda=12.4,compute=8.9,march=znver4"  # two drivers
@@ -469,7 +469,7 @@ def test_common_error_type_of_failures_decides_the_exit_code(planned, carry_out,
 
 @pytest.mark.parametrize(
     ("own", "expected"),
-    [("", ("zstd -3", libzstd())), ("compression: gzip", ("gzip -6", None))],
+    [("", ("zstd -3", get_libzstd_version())), ("compression: gzip", ("gzip -6", None))],
 )
 def test_compression_of_new_layers_is_reported(planned, carry_out, backend, tar, own, expected):
     backend.layers = [tar(("a", b"1"))]
@@ -504,7 +504,7 @@ def test_verified_image_is_compared_with_the_stored_one(planned, carry_out, back
     backend.kept[name] = replace(stored, digest="sha256:other", content=stored.content)
     (same,) = carry_out(plan, verify=True)[0]
     assert same.status == "verified"
-    assert f"as another libzstd than {libzstd()} writes them" in same.warnings[0]
+    assert f"as another libzstd than {get_libzstd_version()} writes them" in same.warnings[0]
     backend.kept[name] = replace(stored, digest="sha256:other", content="of another release")
     assert carry_out(plan, verify=True)[0][0].warnings == ()
     backend.kept[name] = replace(stored, digest="sha256:other", layers=("sha256:another",))
@@ -572,9 +572,9 @@ def test_adopting_needs_neither_compiler_nor_base(planned, carry_out, backend):
 
 def test_shared_layer_is_audited_once(planned, carry_out, backend, tar, monkeypatch):
     read = []
-    real = layer.read
+    real = layer.read_layer
     monkeypatch.setattr(
-        layer, "read", lambda stream, name, start: read.append(name) or real(stream, name, start)
+        layer, "read_layer", lambda stream, name, start: read.append(name) or real(stream, name, start)
     )
     backend.layers = [tar(("bin/true", b"")), tar()]
     assert set(statuses(carry_out(planned(only=CPU), jobs=2)[0]).values()) == {"built"}
@@ -588,7 +588,7 @@ def test_image_with_discarded_layers_is_built_again_alone(planned, carry_out, ba
 
     def forgetful(order, made):
         if not order.unshared:
-            raise HollowError("a layer")
+            raise MissingBlobError("a layer")
         return store(order, made)
 
     backend.store = forgetful
@@ -677,7 +677,7 @@ def test_interrupt_does_not_wait_for_audits(planned, backend, logs, tar, monkeyp
         assert reading.wait(10)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-    monkeypatch.setattr(layer, "read", read)
+    monkeypatch.setattr(layer, "read_layer", read)
     backend.layers = [tar(("bin/true", b""))]
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
@@ -769,9 +769,9 @@ def test_bases_are_exported_during_the_first_builds(planned, carry_out, backend,
     plan = planned(only=CPU)
     backend.salt = ""
     read = []
-    real = layer.read
+    real = layer.read_layer
     monkeypatch.setattr(
-        layer, "read", lambda stream, name, start: read.append(name) or real(stream, name, start)
+        layer, "read_layer", lambda stream, name, start: read.append(name) or real(stream, name, start)
     )
     carry_out(plan, jobs=2)
     ((_, base, sources),) = [call for call in backend.calls if call[0] == "base"]

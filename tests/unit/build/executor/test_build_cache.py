@@ -85,7 +85,7 @@ def test_other_images_and_other_ways_to_write_layers_have_none(builds, order, mo
     ]
     for other in others:
         assert builds.find_cell_layers(other) == ()
-    monkeypatch.setattr(build_cache, "library", lambda _: "libzstd 9")
+    monkeypatch.setattr(build_cache, "get_library", lambda _: "libzstd 9")
     assert builds.find_cell_layers(order) == ()
 
 

@@ -15,7 +15,7 @@ from imagematrix.build.executor.caches import ExternalCaches
 from imagematrix.build.plan.protocols import BuildRequest, BuildSources, SharedPrefix, StoppedError
 from imagematrix.errors import BuildError, EngineError, UsageError
 from imagematrix.images.catalog import labels
-from imagematrix.images.oci.layout import HollowError, LayoutImage
+from imagematrix.images.oci.layout import LayoutImage, MissingBlobError
 
 DIGEST = f"sha256:{'1' * 64}"
 
@@ -119,7 +119,7 @@ def test_layer_bytes_are_removed_with_the_last_image(script, order, made):
             image = LayoutImage(third.layout, third.digest)
             assert third.digest == first.digest
             assert list(image.archive("t:v1", ())), "an engine that has the layers needs no bytes"
-            with pytest.raises(HollowError):
+            with pytest.raises(MissingBlobError):
                 list(image.archive("t:v1", image.layers))
         with builder.make(replace(order, unshared=True), io.StringIO(), lambda _: None) as alone:
             assert alone.digest == first.digest
@@ -135,7 +135,7 @@ def test_layer_with_removed_bytes_is_not_rewritten(script, order, made):
         lower = replace(
             order, dockerfile="FROM scratch\n"
         )  # its layers are not the base's, so their times are rewritten
-        with pytest.raises(HollowError), builder.make(lower, io.StringIO(), lambda _: None):
+        with pytest.raises(MissingBlobError), builder.make(lower, io.StringIO(), lambda _: None):
             pass
 
 
@@ -207,7 +207,7 @@ def test_base_with_other_layers_than_before_is_exported_again(script, order, mad
     known = Known()
     known.bases[f"{DIGEST} linux/amd64"] = (DIGEST,)
     with Buildx(Docker(), earlier=known) as builder:
-        with pytest.raises(HollowError):
+        with pytest.raises(MissingBlobError):
             make(builder, order)
         with builder.make(replace(order, unshared=True), io.StringIO(), print) as image:
             assert contents(image) == [b"lower", b"upper"]

@@ -19,11 +19,11 @@ from imagematrix.build.executor.image_rewriter import Rewriter, label_image
 from imagematrix.build.plan.protocols import BuiltImage
 from imagematrix.errors import BuildError
 from imagematrix.images.catalog import labels
-from imagematrix.images.catalog.labels import content
-from imagematrix.images.oci.clamp import clamped as clamped_tar
+from imagematrix.images.catalog.labels import hash_content
 from imagematrix.images.oci.compression import DEFAULT, Compression
-from imagematrix.images.oci.expanded import Expanded
+from imagematrix.images.oci.decompression import DecompressedStream
 from imagematrix.images.oci.manifest import ATTESTED
+from imagematrix.images.oci.mtimes import clamp_mtimes as clamped_tar
 
 
 def tar(name, time, size=0, content=b""):
@@ -79,7 +79,7 @@ class Blobs:
 
 
 def unpacked(raw):
-    return Expanded(io.BytesIO(raw)).read()
+    return DecompressedStream(io.BytesIO(raw)).read()
 
 
 def digest(raw):
@@ -177,7 +177,7 @@ def test_labels_are_added_to_an_image_with_its_layers(blobs, folder):
     assert second["layers"] == first["layers"]
     assert second["config"]["size"] == len(blobs.read(second["config"]["digest"]))
     config = blobs.json(second["config"]["digest"])
-    own = {"of": "the base", **OWN, labels.CONTENT: content(config)}
+    own = {"of": "the base", **OWN, labels.CONTENT: hash_content(config)}
     assert config["config"]["Labels"] == own, "of the base, too"
     assert label_image(made, OWN) == made, "labels that an image has already change nothing"
     assert label_image(BuiltImage(digest=before), OWN) == BuiltImage(digest=before), (
@@ -222,7 +222,7 @@ def test_shared_layer_is_rewritten_once(blobs, rewriter, monkeypatch):
         calls.append(latest)
         return real(file, latest)
 
-    monkeypatch.setattr(image_rewriter, "clamped", clamped)
+    monkeypatch.setattr(image_rewriter, "clamp_mtimes", clamped)
     shared = tar("shared", 5)
     images = [blobs.image(shared, tar(f"own{number}", 5))["digest"] for number in range(4)]
 

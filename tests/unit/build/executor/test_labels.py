@@ -24,7 +24,7 @@ def labels_of(item, flags=FLAGS):
 def test_catalog_entry_round_trips_through_labels(planned, only):
     (item,) = planned(only=only).with_status("build")
     own = labels_of(item)
-    variant = labels.read(own, reference=item.reference, digest=None, size=None)
+    variant = labels.read_variant(own, reference=item.reference, digest=None, size=None)
     assert variant == promised_variants.make_variant(item.cell, FLAGS, item.reference)
 
 
@@ -33,7 +33,9 @@ def test_label_states_signed_return_addresses(planned):
     for flags in (FLAGS, FLAGS | marches.SIGNING):
         label = labels_of(item, flags)[labels.VARIANT]
         assert ("signed_returns" in json.loads(label)) is (flags != FLAGS)
-        variant = labels.read({labels.VARIANT: label}, reference=item.reference, digest=None, size=None)
+        variant = labels.read_variant(
+            {labels.VARIANT: label}, reference=item.reference, digest=None, size=None
+        )
         assert variant.signed_returns is (flags != FLAGS)
 
 
@@ -68,8 +70,8 @@ def test_labels_have_the_documented_contents(planned):
 def test_preference_is_in_labels_and_identity(planned):
     (usual,) = planned(only=GPU).with_status("build")
     (item,) = planned(("context: .", "context: .\n    prefer: [cuda, driver]"), only=GPU).with_status("build")
-    assert labels.terms(labels_of(item), item.reference).prefer == ("cuda", "driver")
-    assert labels.terms(labels_of(usual), item.reference) == labels.Terms()
+    assert labels.read_terms(labels_of(item), item.reference).prefer == ("cuda", "driver")
+    assert labels.read_terms(labels_of(usual), item.reference) == labels.Terms()
     assert "prefer" in item.identity.changed(usual.identity.components)
 
 
@@ -78,7 +80,7 @@ OWN = ("  march:", "  python: ['3.11', '3.13']\n  cc: [gcc-14]\n  march:")
 
 def test_own_axes_are_in_labels(planned):
     result = [
-        labels.read(labels_of(item), reference=item.reference, digest=None, size=None).axes
+        labels.read_variant(labels_of(item), reference=item.reference, digest=None, size=None).axes
         for item in planned(OWN, only=f"{GPU},cc=gcc-14").with_status("build")
     ]
     assert result == [(("cc", "gcc-14"), ("python", python)) for python in ("3.11", "3.13")]
@@ -88,7 +90,7 @@ def test_defaults_are_in_labels_and_identity(planned):
     usual, _ = planned(OWN, only=GPU).with_status("build")
     stated = ("context: .", "context: .\n    defaults: {python: '3.13', cc: gcc-14}")
     item, _ = planned(OWN, stated, only=GPU).with_status("build")
-    assert labels.terms(labels_of(item), item.reference).defaults == (
+    assert labels.read_terms(labels_of(item), item.reference).defaults == (
         ("cc", "gcc-14"),
         ("python", "3.13"),
     )
@@ -110,7 +112,7 @@ def test_cpu_only_image_has_no_gpu_labels(planned):
     own = labels_of(item)
     assert "com.nvidia.cuda.version" not in own
     assert "org.opencontainers.image.base.name" not in own
-    variant = labels.read(own, reference=item.reference, digest=None, size=None)
+    variant = labels.read_variant(own, reference=item.reference, digest=None, size=None)
     assert (variant.cuda, variant.cubins, variant.driver, variant.gpu) == (None, (), None, False)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagematrix.build.executor.logs import KEPT, excerpt_log, log_path, open_log
-from imagematrix.common.text import headline, plain
+from imagematrix.common.text import make_headline, strip_escapes
 
 
 @pytest.fixture
@@ -48,16 +48,16 @@ def test_endless_line_is_cut(log):
 
 
 def test_control_characters_are_replaced():
-    assert plain("\x1b[1;31mred\x1b[0m\r\n\x1b]0;title\x07 \x00\x9b\x7f\ufffe\ud800") == (
+    assert strip_escapes("\x1b[1;31mred\x1b[0m\r\n\x1b]0;title\x07 \x00\x9b\x7f\ufffe\ud800") == (
         "red\n\ufffd]0;title\ufffd \ufffd\ufffd\ufffd\ufffd\ufffd"
     )
-    assert plain("tab\tnew\nline \N{GRINNING FACE} é") == "tab\tnew\nline \N{GRINNING FACE} é"
+    assert strip_escapes("tab\tnew\nline \N{GRINNING FACE} é") == "tab\tnew\nline \N{GRINNING FACE} é"
 
 
 @given(st.text(st.characters(exclude_categories=())))
 def test_plain_text_is_idempotent_and_valid_xml(text):
-    shown = plain(text)
-    assert plain(shown) == shown
+    shown = strip_escapes(text)
+    assert strip_escapes(shown) == shown
     assert not {"\x1b", "\r", "\x00", "\x9b"} & set(shown)
     element = ET.Element("a")
     element.text = shown
@@ -69,7 +69,7 @@ def test_plain_text_is_idempotent_and_valid_xml(text):
     [("one", "one"), ("a\nERROR: b\n\n", "ERROR: b"), ("", "failed"), ("a\r\nb\x1b[0m\r\n", "b")],
 )
 def test_headline_summarizes_an_error(error, expected):
-    assert headline(error) == expected
+    assert make_headline(error) == expected
 
 
 def test_every_cell_has_its_own_log(tmp_path):

@@ -55,7 +55,7 @@ def labelled(planned, backend, silent, tmp_path_factory, tar):
         if result.error:
             return str(result.error)
         (stored,) = backend.images.values()
-        variant = labels.read(stored, reference="t:v1", digest=None, size=None)
+        variant = labels.read_variant(stored, reference="t:v1", digest=None, size=None)
         if exact:
             return [(one.name, one.cubins, [ptx.target for ptx in one.ptx]) for one in variant.device_code]
         return variant.cubins, [(one.target, one.isa) for one in variant.ptx]

@@ -135,8 +135,8 @@ def test_fact_used_only_by_an_include_is_accepted(project):
 
 def test_facts_already_in_the_tables_are_rejected(project):
     """Users learn after an upgrade which of their facts are obsolete."""
-    releases = list(cuda.releases())
-    names = sorted(marches.names())
+    releases = list(cuda.load_releases())
+    names = sorted(marches.list_names())
     facts = "facts:\n  cuda:\n" + "".join(f'    "{name}": {{driver: 640.10}}\n' for name in releases)
     facts += "  march:\n" + "".join(f'    "{name}": {{flags: avx2}}\n' for name in names)
     text = message(project(("properties:", facts + "properties:")))
@@ -242,7 +242,7 @@ def test_selector_uses_the_stated_facts_of_an_image(matrix):
 def test_tables_outrank_facts_of_an_image():
     assert not cuda.driver_runs("12.4", "470.256.02", "470.42.01")
     assert not cuda.driver_runs("10.2", "418.39", "410.48")
-    assert cuda.lowest_driver("12.4", "470.42.01") == "525.60.13"
+    assert cuda.get_lowest_driver("12.4", "470.42.01") == "525.60.13"
     assert cuda.driver_runs("14.0", "640.10", "640.10")
     assert not cuda.driver_runs("14.0", "640.09", "640.10")
     assert not cuda.driver_runs("14.0", "640.10")

@@ -10,7 +10,7 @@ from package_index import Index
 from imagematrix.build.outdated.checks import check_drivers, check_toolkits
 from imagematrix.build.plan.plan import Planned, PlanStatus
 from imagematrix.hardware.vendors import cuda, driver_branches
-from imagematrix.hardware.vendors.versions import order
+from imagematrix.hardware.vendors.versions import make_sort_key
 from imagematrix.images.catalog.catalog import Catalog, Variant
 
 CPU = ("--only", "cuda=none")
@@ -164,7 +164,7 @@ def test_drivers_are_compared_with_the_table(driver, today, now, why):
 
 
 def test_a_finding_states_the_sources_of_what_it_says():
-    branch = driver_branches.of("535.261.03")
+    branch = driver_branches.get_branch("535.261.03")
     (newer,) = check_drivers([item("535.261.03", Cell)], dt.date(2026, 6, 1))
     assert (newer.source, newer.date) == (branch.newest.source, branch.newest.date)
     (ended,) = check_drivers([item("535.288.01", Cell)], dt.date(2026, 7, 1))
@@ -174,11 +174,11 @@ def test_a_finding_states_the_sources_of_what_it_says():
 
 
 def test_the_table_of_branches_is_sound():
-    for name, branch in driver_branches.branches().items():
+    for name, branch in driver_branches.load_branches().items():
         assert branch.source.startswith("https://docs.nvidia.com/")
         dt.date.fromisoformat(branch.date)
         if branch.newest:
-            assert order(branch.newest.version)[0] == int(name)
+            assert make_sort_key(branch.newest.version)[0] == int(name)
             assert branch.newest.source.startswith("https://")
             dt.date.fromisoformat(branch.newest.date)
         if branch.end != driver_branches.UNLISTED:
@@ -186,7 +186,7 @@ def test_the_table_of_branches_is_sound():
 
 
 def test_toolkits_whose_label_differs_from_the_tables_are_outdated(engine):
-    known = cuda.lowest_driver("12.4")
+    known = cuda.get_lowest_driver("12.4")
     variants = [
         Variant(
             reference=f"training:v1-{name}-0123456789ab",

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from imagematrix.build.plan.context import STATE, TIME, Snapshots, list_context, load_listing, record_listing
-from imagematrix.common.temp_folder import HELD, owned, scratch
+from imagematrix.common.temp_folder import HELD, make_owned_folder, make_scratch_folder
 from imagematrix.errors import BuildError, UsageError
 
 
@@ -213,7 +213,7 @@ def test_snapshot_contains_exactly_the_listed_files(folder, snapshots, tmp_path)
 def test_temporary_folders_may_be_in_the_context(folder, tmp_path, monkeypatch):
     planned = list_context(folder)
     monkeypatch.setenv("TMPDIR", str(folder))
-    with scratch() as within, owned(HELD):
+    with make_scratch_folder() as within, make_owned_folder(HELD):
         taken = Snapshots(within, {folder: planned}, tmp_path / STATE).of(folder)
         assert (taken / "main.c").is_file()
     assert list_context(folder) == planned

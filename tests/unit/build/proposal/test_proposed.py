@@ -27,10 +27,10 @@ from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
 from imagematrix.hardware.host.host import Accelerator, Cpu, Driver, Gpu, Host
 from imagematrix.hardware.vendors import cuda, device_code, marches
-from imagematrix.images.catalog.axis_conditions import matching
+from imagematrix.images.catalog.axis_conditions import match_values
 from imagematrix.images.catalog.catalog import Catalog
 from imagematrix.selection.fleet.hosts import load_hosts
-from imagematrix.selection.select import Selector
+from imagematrix.selection.selector import Selector
 
 ROOT = Path(__file__).parents[4]
 DRIVERS = ("390.157", "470.256.02", "535.261.03", "550.163.01", "570.195.03", "580.95.05", "99.1")
@@ -65,7 +65,7 @@ def hosts(draw):
         cpu=Cpu(
             vendor=draw(st.sampled_from(["AuthenticAMD", "GenuineIntel", None])),
             model=draw(st.sampled_from(["EPYC", "a: b # \x1b[1m", None])),
-            flags=marches.required(march, "gcc-14") - lacking,
+            flags=marches.get_required_flags(march, "gcc-14") - lacking,
             level=None,
         ),
         driver=Driver(version=draw(st.sampled_from(DRIVERS)), kind=None, source="test")
@@ -92,8 +92,8 @@ def servable(host):
     drivers = {host.driver.version} if host.driver and host.driver.version != "99.1" else set()
     points += [
         {**common, "cuda": release, "driver": version, "compute": compute}
-        for release, row in cuda.releases().items()
-        for compute in device_code.known()
+        for release, row in cuda.load_releases().items()
+        for compute in device_code.list_capability_words()
         for version in drivers | {"host"}
         if row.targets and compute[-1] not in "af"
     ]
@@ -260,4 +260,4 @@ def test_expanded_text_has_exactly_the_needed_cells(profiles, folder):
     cells = expand_matrix(parse_matrix(format_matrix(found), path, ())).cells
     feasible = [dict(cell.axes) for cell in cells if not find_infeasibility(cell)]
     assert sorted(feasible, key=str) == sorted(found.points, key=str)
-    assert matching(["8.*"], found.axes["compute"]) == {"8.0", "8.6", "8.9"}
+    assert match_values(["8.*"], found.axes["compute"]) == {"8.0", "8.6", "8.9"}

@@ -11,7 +11,7 @@ from imagematrix.build.plan.plan import PlanStatus
 from imagematrix.build.plan.planner import PlanContext, plan
 from imagematrix.build.publish.publish import publish
 from imagematrix.errors import UsageError
-from imagematrix.images.catalog import index, labels
+from imagematrix.images.catalog import image_index, labels
 from imagematrix.images.catalog.sources import open_catalog
 
 UNKNOWN = {"architecture": "unknown", "os": "unknown"}
@@ -22,7 +22,7 @@ ARM64 = {"architecture": "arm64", "os": "linux"}
 def platforms(repository, tag="v1"):
     """Return the platforms in an index, by cell."""
     _, raw = repository.manifests[repository.tags[tag]]
-    return {one.annotations.get(labels.CELL): one.platform for one in index.parse(raw, tag)}
+    return {one.annotations.get(labels.CELL): one.platform for one in image_index.parse_index(raw, tag)}
 
 
 def test_default_is_the_cpu_only_variant_with_the_lowest_requirements(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from imagematrix.build.publish.publish import publish
 from imagematrix.errors import EngineError, TagMovedError, UnknownImageError, UsageError
 from imagematrix.hardware.vendors import marches
-from imagematrix.images.catalog import index, labels
+from imagematrix.images.catalog import image_index, labels
 from imagematrix.images.catalog.registry import catalogs
 from imagematrix.images.catalog.sources import open_catalog
 from imagematrix.images.oci.manifest import ATTESTED, DOCKER_LIST, INDEX
@@ -20,12 +20,12 @@ from imagematrix.images.oci.registry import Registry
 
 def cells(repository, tag="v1"):
     _, raw = repository.manifests[repository.tags[tag]]
-    return [one.annotations[labels.CELL] for one in index.parse(raw, tag)]
+    return [one.annotations[labels.CELL] for one in image_index.parse_index(raw, tag)]
 
 
 def test_all_pushed_variants_are_published(registry, repository, add_variant, image):
     add_variant("b")
-    flags = sorted(marches.required("x86-64-v2", "gcc-14"))
+    flags = sorted(marches.get_required_flags("x86-64-v2", "gcc-14"))
     entry = {"platform": "linux/amd64", "march": "x86-64-v2", "cpu_flags": flags}
     add_variant("a", layer=b"123456", VARIANT=json.dumps(entry))
     done = publish(registry, "v1")
@@ -36,7 +36,7 @@ def test_all_pushed_variants_are_published(registry, repository, add_variant, im
         ("x86-64-v2", 6, "linux/amd64"),
         ("znver4", 5, "linux/amd64"),
     ]
-    first, second = index.parse(repository.manifests[done.digest][1], "v1")
+    first, second = image_index.parse_index(repository.manifests[done.digest][1], "v1")
     assert labels.INPUTS not in first.annotations
     assert first.platform == {"architecture": "unknown", "os": "unknown"}
     assert second.platform == {"architecture": "amd64", "os": "linux"}, "it has lower requirements"
@@ -67,7 +67,9 @@ def restate(repository, image, *added):
     """Write the index of v1 as `publish` would with more entries."""
     _, raw = repository.manifests[repository.tags["v1"]]
     document = json.dumps({"manifests": [*json.loads(raw)["manifests"], *added]}).encode()
-    return repository.put("v1", index.write(index.parse(document, image), image, "v1"), INDEX)
+    return repository.put(
+        "v1", image_index.write_index(image_index.parse_index(document, image), image, "v1"), INDEX
+    )
 
 
 def foreign(repository, **changes):
@@ -261,7 +263,9 @@ def test_error_for_a_damaged_label_names_the_image(
     registry, repository, labels_of, image, variant, annotated
 ):
     own = labels_of("a", VARIANT=variant)
-    repository.image(labels.tag("v1", "a", own[labels.INPUT]), own, annotations=own if annotated else None)
+    repository.image(
+        labels.make_tag("v1", "a", own[labels.INPUT]), own, annotations=own if annotated else None
+    )
     with pytest.raises(UsageError, match=f"{image}:v1-a-.*"):
         publish(registry, "v1")
     assert "v1" not in repository.tags
@@ -360,7 +364,7 @@ def test_pushes_and_publishes_in_any_order_only_add(docker_host, labels_of, step
             for kind, first, second in steps:
                 if kind == "push":
                     own = labels_of(first, version=second)
-                    repository.image(labels.tag(second, first, own[labels.INPUT]), own)
+                    repository.image(labels.make_tag(second, first, own[labels.INPUT]), own)
                     pushed[second].add(first)
                 elif not pushed[first]:
                     with pytest.raises(UnknownImageError):
@@ -368,12 +372,18 @@ def test_pushes_and_publishes_in_any_order_only_add(docker_host, labels_of, step
                 else:
                     done = publish(registry, first, [second])
                     _, raw = repository.manifests[repository.tags[first]]
-                    now = {one.annotations[labels.CELL]: one.to_json() for one in index.parse(raw, first)}
+                    now = {
+                        one.annotations[labels.CELL]: one.to_json()
+                        for one in image_index.parse_index(raw, first)
+                    }
                     assert now.keys() == pushed[first]
                     assert published[first].items() <= now.items(), "existing entries are unchanged"
                     assert done.new == len(now) - len(published[first])
                     assert publish(registry, first).digest == done.digest == repository.tags[second]
-                    assert index.write(index.parse(raw, first), registry.name, first) == raw
+                    assert (
+                        image_index.write_index(image_index.parse_index(raw, first), registry.name, first)
+                        == raw
+                    )
                     published[first] = now
     finally:
         server.close()
@@ -382,7 +392,7 @@ def test_pushes_and_publishes_in_any_order_only_add(docker_host, labels_of, step
 TEXTS = st.text(max_size=5)
 ENTRIES = st.lists(
     st.builds(
-        index.IndexEntry,
+        image_index.IndexEntry,
         digest=st.binary(max_size=4).map(digest),
         size=st.integers(0, 2**60),
         media_type=st.sampled_from([INDEX, MANIFEST, ""]),
@@ -395,11 +405,11 @@ ENTRIES = st.lists(
 
 @given(ENTRIES, st.randoms())
 def test_index_round_trips_unchanged(entries, random):
-    raw = index.write(entries, "ml/training", "v1")
-    assert index.write(index.parse(raw, "x"), "ml/training", "v1") == raw
+    raw = image_index.write_index(entries, "ml/training", "v1")
+    assert image_index.write_index(image_index.parse_index(raw, "x"), "ml/training", "v1") == raw
     random.shuffle(entries)
-    assert index.write(entries, "reg:5000/ml/training", "v1") == raw
-    assert sorted(index.parse(raw, "x"), key=lambda one: one.digest) == sorted(
+    assert image_index.write_index(entries, "reg:5000/ml/training", "v1") == raw
+    assert sorted(image_index.parse_index(raw, "x"), key=lambda one: one.digest) == sorted(
         entries, key=lambda one: one.digest
     )
 
@@ -478,7 +488,7 @@ def test_repair_replaces_a_lost_image_that_was_rebuilt(registry, repository, add
         publish(registry, "v1")
     done = publish(registry, "v1", repair=True)
     assert (done.variants, done.new, len(done.dropped)) == (1, 1, 1)
-    (entry,) = index.parse(repository.manifests[done.digest][1], "v1")
+    (entry,) = image_index.parse_index(repository.manifests[done.digest][1], "v1")
     assert entry.digest == again
     assert entry.platform == PLAIN, "the lost default is replaced by another variant"
 
@@ -498,7 +508,7 @@ def test_choose_resolves_two_images_for_one_cell(registry, repository, add_varia
     assert "v1" not in repository.tags
     done = publish(registry, "v1", chosen=[second])
     assert done.others == (first,)
-    (entry,) = index.parse(repository.manifests[done.digest][1], "v1")
+    (entry,) = image_index.parse_index(repository.manifests[done.digest][1], "v1")
     assert entry.digest == wanted
     again = publish(registry, "v1")
     assert (again.digest, again.others) == (done.digest, (first,))
@@ -519,5 +529,5 @@ def test_conflicting_concurrent_choices_are_refused(server, registry, repository
     server.fails("GET", "tags/list", then=other)
     with pytest.raises(TagMovedError, match="was published with another image"):
         publish(registry, "v1", chosen=[first])
-    (entry,) = index.parse(repository.manifests[repository.tags["v1"]][1], "v1")
+    (entry,) = image_index.parse_index(repository.manifests[repository.tags["v1"]][1], "v1")
     assert entry.tag == second

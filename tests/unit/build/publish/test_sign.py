@@ -14,7 +14,7 @@ from imagematrix.errors import SignatureError
 from imagematrix.images.catalog.sources import open_catalog
 from imagematrix.images.oci.registry import Registry
 from imagematrix.images.trust.signature import Key
-from imagematrix.images.trust.signing import SigningKey
+from imagematrix.images.trust.signing_key import SigningKey
 
 
 @pytest.fixture

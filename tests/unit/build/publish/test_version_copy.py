@@ -16,7 +16,7 @@ from imagematrix.images.catalog.sources import open_catalog
 from imagematrix.images.oci.registry import Registry
 from imagematrix.images.trust.policy import load_policies
 from imagematrix.images.trust.signature import Key
-from imagematrix.images.trust.signing import SigningKey
+from imagematrix.images.trust.signing_key import SigningKey
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_images_that_others_pushed_are_not_published_with_a_copy(registry, targe
         labels.INPUTS: "{}",
         labels.VARIANT: json.dumps({"platform": "linux/amd64"}),
     }
-    mirror.repository("ml/training").image(labels.tag("v1", "stray", digest(b"1")), stray)
+    mirror.repository("ml/training").image(labels.make_tag("v1", "stray", digest(b"1")), stray)
     assert copy_version(registry, target, "v1").variants == 1
 
 

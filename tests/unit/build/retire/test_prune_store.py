@@ -11,7 +11,7 @@ from imagematrix.build.retire import prune_store
 from imagematrix.build.retire.prune import apply_pruning
 from imagematrix.build.retire.retention import Retention
 from imagematrix.hardware.host.host import Host
-from imagematrix.images.local_store.fetching import CatalogEntry, FetchOptions, fetch
+from imagematrix.images.local_store.image_fetch import CatalogEntry, FetchOptions, fetch_image
 
 NOW = dt.datetime(2026, 2, 1, tzinfo=dt.UTC)
 UNPACKED = FetchOptions(unpacked=True)
@@ -30,7 +30,7 @@ def pulled(image_store, server):
             variant=entry,
             catalog={**PUBLISHED.catalog, "image": image, "version": version},
         )
-        fetch(image_store, from_registry(server), made.digest, published, UNPACKED)
+        fetch_image(image_store, from_registry(server), made.digest, published, UNPACKED)
         return made.digest
 
     return call
@@ -44,7 +44,7 @@ def reasons(store, **more):
 def test_what_another_user_owns_stays(image_store, pulled, monkeypatch):
     digests = {version: pulled(version) for version in ("v1", "v2", "v3")}
     owners = {digests["v1"]: "alice"}
-    monkeypatch.setattr(prune_store, "other_owner", lambda _, digest: owners.get(digest))
+    monkeypatch.setattr(prune_store, "find_other_owner", lambda _, digest: owners.get(digest))
     assert reasons(image_store) == {
         "r:5000/t:v1": "files of alice",
         "r:5000/t:v2": "",

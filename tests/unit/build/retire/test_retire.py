@@ -61,7 +61,7 @@ def attested(repository, registry, labels_of):
         annotations = {ATTESTED: image, "vnd.docker.reference.type": "attestation-manifest"}
         entries = [{**entry, "digest": image}, {**entry, "digest": statement, "annotations": annotations}]
         raw = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}).encode()
-        tag = labels.tag(*(own[key] for key in (labels.VERSION, labels.CELL, labels.INPUT)))
+        tag = labels.make_tag(*(own[key] for key in (labels.VERSION, labels.CELL, labels.INPUT)))
         index = repository.put(tag, raw, INDEX)
         publish(registry, version)
         return {index, image, statement}

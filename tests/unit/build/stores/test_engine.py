@@ -15,7 +15,7 @@ import pytest
 from imagematrix.build.plan.protocols import BuildRequest, BuildSources, BuiltImage, StoredImageInfo
 from imagematrix.build.stores.engine import EngineStore
 from imagematrix.build.stores.names import NEW, REPOSITORY
-from imagematrix.common.temp_folder import owned
+from imagematrix.common.temp_folder import make_owned_folder
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.oci.layout import LayoutImage
@@ -26,7 +26,7 @@ DIGEST, OTHER = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
 CONTAINERD = [["driver-type", "io.containerd.snapshotter.v1"]]
 OWN = {labels.CELL: "a", labels.INPUT: DIGEST, labels.INPUTS: '{"dockerfile": "x"}', labels.IMAGE: "t"}
 OWN |= {labels.VERSION: "v1"}
-TAG = labels.tag("v1", "a", DIGEST)
+TAG = labels.make_tag("v1", "a", DIGEST)
 REFUSED = (500, b'{"message": "something about the daemon"}')
 
 
@@ -275,7 +275,7 @@ def test_held_names_are_removed_at_exit(engine, names, goes):
 
 
 def test_reading_images_at_a_socket_needs_no_docker_py(engine, monkeypatch):
-    monkeypatch.setattr("imagematrix.images.engine.transport.client", None)
+    monkeypatch.setattr("imagematrix.images.engine.transport.open_client", None)
     engine.add_image(OWN, RepoTags=[f"t:{TAG}"])
     with EngineStore() as docker:
         assert [one.reference for one in docker.list_variants("t", "v1")] == [f"t:{TAG}"]
@@ -297,7 +297,7 @@ def test_held_names_of_killed_builds_are_removed(engine, monkeypatch, tmp_path):
         left.append(folder)
         folder.mkdir()  # as kill -9 leaves it
     prefix, _, word = left[-1].name.rpartition("-")
-    with owned(f"{prefix}-") as living:
+    with make_owned_folder(f"{prefix}-") as living:
         words = {"dead": word, "living": living.name.rpartition("-")[2], "remote": "abcdefgh"}
         names = {state: f"{REPOSITORY}:{OTHER[7:]}-{word}" for state, word in words.items()}
         names["last"] = f"{REPOSITORY}:{DIGEST[7:]}-{word}"

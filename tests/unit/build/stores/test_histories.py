@@ -19,10 +19,10 @@ from imagematrix.build.publish.publish import publish
 from imagematrix.build.retire import prune, retire
 from imagematrix.build.retire.retention import Retention
 from imagematrix.hardware.host.host import Host
-from imagematrix.hardware.vendors.versions import natural
-from imagematrix.images.catalog import index, labels
+from imagematrix.hardware.vendors.versions import make_natural_key
+from imagematrix.images.catalog import image_index, labels
 from imagematrix.images.oci.manifest import ATTESTED, INDEX
-from imagematrix.selection.select import explain
+from imagematrix.selection.selector import explain
 
 HISTORIES = int(os.environ.get("IMAGEMATRIX_TEST_HISTORIES", "8"))
 STEPS = 40
@@ -89,7 +89,7 @@ class History:
         pushed = {
             name.partition("-")[0] for name in self.repository.tags if name.startswith("v") and "-" in name
         }
-        left = sorted(pushed - self.begun, key=natural)
+        left = sorted(pushed - self.begun, key=make_natural_key)
         if left:
             version = self.random.choice([*left, left[-1], left[-1]])
             before = self.repository.tags.get(version)
@@ -178,7 +178,7 @@ class History:
     def prune(self):
         """Prune the node, perhaps interrupted, and check what is left."""
         versions = {image["Config"]["Labels"][labels.VERSION] for image in self.node.images.values()}
-        retention = self._retention(sorted(versions, key=natural))
+        retention = self._retention(sorted(versions, key=make_natural_key))
         newer_s = self.random.choice([None, 86_400])
         look = partial(prune.survey_engine, retention, newer_s=newer_s, now=NOW)
         shown = look()
@@ -190,7 +190,7 @@ class History:
         assert {*self.node.removed[already:]} <= {name for one in shown.removed for name in one.names}
         assert before.keys() - self.node.images.keys() == {one.id for one in shown.removed}
         assert {used for used, _ in self.node.containers.values()} <= self.node.images.keys()
-        newest = sorted(versions, key=natural)[-retention.keep :] if retention.keep else []
+        newest = sorted(versions, key=make_natural_key)[-retention.keep :] if retention.keep else []
         for number, image in before.items():
             version = image["Config"]["Labels"][labels.VERSION]
             young = newer_s and image["Metadata"]["LastTagTime"] == RECENT
@@ -253,7 +253,7 @@ class History:
     def _published(self):
         """Return the versions with an index whose removal has not begun, the oldest first."""
         names = {name for name in self.repository.tags if self._annotation(name) == name}
-        return sorted(names - self.begun, key=natural)
+        return sorted(names - self.begun, key=make_natural_key)
 
     def _annotation(self, name):
         _, raw = self.repository.manifests[self.repository.tags[name]]
@@ -271,8 +271,8 @@ class History:
 
     def _catalog(self, version):
         _, raw = self.repository.manifests[self.repository.tags[version]]
-        entries = [entry for entry in index.parse(raw, version) if entry.ours]
-        return index.catalog(self.registry.name, version, entries)
+        entries = [entry for entry in image_index.parse_index(raw, version) if entry.ours]
+        return image_index.make_catalog(self.registry.name, version, entries)
 
     def _below(self, *named):
         """Return the digests of manifests and of all that they name."""

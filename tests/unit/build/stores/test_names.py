@@ -30,7 +30,7 @@ def own(cell, inputs, **more):
 
 
 def name(cell, inputs):
-    return f"t:{labels.tag('v1', cell, inputs)}"
+    return f"t:{labels.make_tag('v1', cell, inputs)}"
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def order(tmp_path):
 
 @pytest.fixture
 def namer(engine):  # noqa: ARG001 - for its effect
-    with contextlib.closing(transport.client()) as client:
+    with contextlib.closing(transport.open_client()) as client:
         yield Tagger(client)
 
 
@@ -110,7 +110,7 @@ def test_build_is_refused_a_cell_if_another_build_made_one_of_its_cells(engine, 
 
 def test_cells_outside_the_build_are_free(engine, namer, order):
     engine.add_image(own("c", TWO), RepoTags=[name("c", TWO)])
-    engine.add_image(own("a", TWO, VERSION="v2"), RepoTags=[f"t:{labels.tag('v2', 'a', TWO)}"])
+    engine.add_image(own("a", TWO, VERSION="v2"), RepoTags=[f"t:{labels.make_tag('v2', 'a', TWO)}"])
     engine.add_image(own("a", TWO), RepoTags=["t:v1-mine"])  # built on a variant by a user
     assert namer.tag_image(order(), BUILT) is None
 
@@ -175,7 +175,7 @@ def replace(engine, namer, order, *statuses):
 
     engine.responses["DELETE", f"/images/{old}"] = 200, b"[]"
     engine.before_response["DELETE", f"/images/{old}"] = answer
-    with transport.errors():
+    with transport.convert_errors():
         namer.tag_image(order(DEVELOPMENT="true"), BUILT)
 
 
@@ -218,7 +218,7 @@ def test_suspended_build_that_lost_its_turn_withdraws_its_name(engine, namer, or
 
 @pytest.fixture
 def client(engine):  # noqa: ARG001 - for its effect
-    with contextlib.closing(transport.client()) as made:
+    with contextlib.closing(transport.open_client()) as made:
         yield made
 
 
@@ -227,7 +227,7 @@ def test_one_client_at_a_time_has_the_turn(engine, client, monkeypatch):
     inside, most = [], []
 
     def work(_):
-        with contextlib.closing(transport.client()) as own, hold_mutex(own, "t:v1") as still_mine:
+        with contextlib.closing(transport.open_client()) as own, hold_mutex(own, "t:v1") as still_mine:
             inside.append(1)
             most.append(len(inside))
             assert still_mine()
@@ -251,7 +251,7 @@ def test_turn_of_a_killed_client_is_taken(engine, client, monkeypatch):
     held = threading.Lock()
 
     def work(_):
-        with contextlib.closing(transport.client()) as own, hold_mutex(own, "t:v1"):
+        with contextlib.closing(transport.open_client()) as own, hold_mutex(own, "t:v1"):
             assert held.acquire(blocking=False)
             held.release()
 
@@ -286,7 +286,7 @@ def test_engine_without_volumes_is_reported(engine, client):
     engine.responses["POST", "/volumes/create"] = 403, b'{"message": "denied by a plugin"}'
     with (
         pytest.raises(EngineError, match="denied by a plugin"),
-        transport.errors(),
+        transport.convert_errors(),
         hold_mutex(client, "t:v1"),
     ):
         pass

@@ -20,10 +20,10 @@ from imagematrix.build.plan.protocols import BuildRequest, BuildSources, StoredI
 from imagematrix.build.publish.publish import publish
 from imagematrix.build.stores.registry import CompletenessCheck, RegistryStore, survey_version
 from imagematrix.errors import AuditError, EngineError, TagMovedError, UnknownImageError, UsageError
-from imagematrix.images.catalog import index as indexes
+from imagematrix.images.catalog import image_index as indexes
 from imagematrix.images.catalog import labels
-from imagematrix.images.catalog.labels import content
-from imagematrix.images.catalog.registry import entry_of
+from imagematrix.images.catalog.labels import hash_content
+from imagematrix.images.catalog.registry import read_entry
 from imagematrix.images.oci.compression import DEFAULT
 from imagematrix.images.oci.manifest import INDEX
 from imagematrix.images.oci.registry import Registry
@@ -250,7 +250,7 @@ def test_image_built_on_a_variant_is_not_adopted_as_the_variant(
         "config": {"Labels": one.order.labels},
         "rootfs": {"diff_ids": [digest(archive())]},
     }
-    made = {**config, "config": {"Labels": {**one.order.labels, labels.CONTENT: content(config)}}}
+    made = {**config, "config": {"Labels": {**one.order.labels, labels.CONTENT: hash_content(config)}}}
     docker.saved[one.order.reference] = (
         {**made, "rootfs": {"diff_ids": [digest(archive())] * 2}},
         [archive(), archive()],
@@ -277,8 +277,10 @@ def test_adopted_image_is_audited(remote, docker, make_image, archive):
 
 def test_shared_layer_of_adopted_images_is_read_once(remote, docker, make_image, archive, monkeypatch):
     read = []
-    real = layer.read
-    monkeypatch.setattr(layer, "read", lambda stream, *rest: read.append(rest[0]) or real(stream, *rest))
+    real = layer.read_layer
+    monkeypatch.setattr(
+        layer, "read_layer", lambda stream, *rest: read.append(rest[0]) or real(stream, *rest)
+    )
     for cell in ("a", "b"):
         one = make_image(cell)
         docker.store(one.order, one.made)
@@ -377,7 +379,7 @@ def test_published_and_unpublished_variants_are_listed(
 
 
 def index(registry, *digests):
-    return indexes.write([entry_of(registry, one) for one in digests], registry.name, "v1")
+    return indexes.write_index([read_entry(registry, one) for one in digests], registry.name, "v1")
 
 
 def test_deleted_image_has_no_components(remote, repository, add_variant, image):
@@ -388,13 +390,13 @@ def test_deleted_image_has_no_components(remote, repository, add_variant, image)
 
 
 def test_non_image_manifests_are_skipped(registry, repository, add_variant):
-    assert entry_of(registry, "nothing") is None
+    assert read_entry(registry, "nothing") is None
     repository.put("index", index(registry, add_variant("a")), INDEX)
-    assert entry_of(registry, "index") is None
+    assert read_entry(registry, "index") is None
     repository.image("chart", None, config=b"not JSON", kind="application/vnd.cncf.helm.config.v1+json")
-    assert entry_of(registry, "chart") is None
+    assert read_entry(registry, "chart") is None
     repository.put("odd", b"{}", MANIFEST)
-    assert entry_of(registry, "odd") is None
+    assert read_entry(registry, "odd") is None
 
 
 @pytest.mark.parametrize(
@@ -433,7 +435,7 @@ def test_configuration_is_fetched_only_by_a_valid_digest(server, registry, repos
 
 def test_labels_that_are_not_strings_are_ignored(registry, repository):
     repository.image("v1-a", {labels.CELL: 5, labels.VERSION: "v1"})
-    assert entry_of(registry, "v1-a").annotations.keys() == {labels.VERSION, labels.SIZE}
+    assert read_entry(registry, "v1-a").annotations.keys() == {labels.VERSION, labels.SIZE}
     assert survey_version(registry, "v1").variants == ()
 
 
@@ -444,10 +446,10 @@ def test_configuration_is_not_read_if_the_manifest_has_annotations(
     own = labels_of("a")
     repository.image("annotated", own, annotations={**own, "by": "somebody"})
     before = server.count("GET", "blobs")
-    result = entry_of(registry, "annotated")
+    result = read_entry(registry, "annotated")
     assert server.count("GET", "blobs") == before, "one request is enough"
-    assert result.annotations.keys() == entry_of(registry, labelled).annotations.keys()
-    assert result.tag == entry_of(registry, labelled).tag
+    assert result.annotations.keys() == read_entry(registry, labelled).annotations.keys()
+    assert result.tag == read_entry(registry, labelled).tag
 
 
 def test_conflicting_push_of_a_cell_is_withdrawn(server, remote, repository, make_image, add_variant):
@@ -597,7 +599,7 @@ def test_image_of_an_earlier_version_is_taken_over_without_its_layers(
     assert repository.tags[tag(order.labels)] == stored != before
     uploads = [request for request in server.requests if request.method == "POST"]
     assert len(uploads) == 1, "only the configuration"
-    entry = entry_of(remote.registry(image), tag(order.labels))
+    entry = read_entry(remote.registry(image), tag(order.labels))
     assert (entry.ours, entry.annotations[labels.VERSION]) == (True, "v2")
     other = RegistryStore(remote, Layers())
     assert other.find_earlier_versions(image, {"a": digest(b"1")})["a"] in (reference, order.reference)

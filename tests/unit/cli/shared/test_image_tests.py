@@ -100,9 +100,9 @@ def item(planned, project):
 @pytest.fixture
 def started(monkeypatch):
     """The container that is started, and a list of how; this machine has no GPU."""
-    monkeypatch.setattr(system, "remote", lambda: None)
+    monkeypatch.setattr(system, "get_remote_name", lambda: None)
     monkeypatch.setattr(inputs, "load_node", lambda *_: (Make.host(driver=None), None))
-    monkeypatch.setattr(transport, "client", lambda: None)
+    monkeypatch.setattr(transport, "open_client", lambda: None)
     found = SimpleNamespace(container=Container(), hows=[], error=None)
 
     def start(selection, **how):
@@ -189,9 +189,9 @@ def test_engine_elsewhere_and_a_machine_that_cannot_be_probed_test_nothing(
     def unreadable(*_):
         raise ProbeError("it cannot be probed")
 
-    monkeypatch.setattr(system, "remote", lambda: "far")
+    monkeypatch.setattr(system, "get_remote_name", lambda: "far")
     assert tested() == ("not-tested", "the engine runs on far, not here")
-    monkeypatch.setattr(system, "remote", lambda: None)
+    monkeypatch.setattr(system, "get_remote_name", lambda: None)
     monkeypatch.setattr(inputs, "load_node", unreadable)
     assert tested() == ("not-tested", "it cannot be probed")
     assert not started.hows

@@ -62,7 +62,7 @@ def test_hostile_text_in_documents_is_escaped(capsys):
     assert not OBEYED & set(out)
     assert json.loads(out) == {"name": HOSTILE, "plain": "\u00e9\u4e2d"}
     assert "\u00e9\u4e2d" in out
-    assert json_documents.dump(["\x7f"]) == '[\n  "\\u007f"\n]\n'
+    assert json_documents.dump_json(["\x7f"]) == '[\n  "\\u007f"\n]\n'
 
 
 def test_commands_to_ci_systems_are_escaped_in_documents(capsys):

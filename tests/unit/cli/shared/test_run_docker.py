@@ -48,9 +48,9 @@ def run(monkeypatch, tmp_path):
         catalog = Catalog(image="training", version="v1", variants=(variant(OLD), variant(NEW)))
         started = []
         monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
-        monkeypatch.setattr("imagematrix.images.engine.system.remote", lambda: None)
-        monkeypatch.setattr("imagematrix.images.engine.system.info", dict)
-        monkeypatch.setattr("imagematrix.images.engine.images.inspect", lambda _: None)
+        monkeypatch.setattr("imagematrix.images.engine.system.get_remote_name", lambda: None)
+        monkeypatch.setattr("imagematrix.images.engine.system.get_info", dict)
+        monkeypatch.setattr("imagematrix.images.engine.images.inspect_image", lambda _: None)
         monkeypatch.setattr("imagematrix.launcher.docker.request.require_device_nodes", lambda _: None)
         monkeypatch.setattr("imagematrix.launcher.gpu_claims.survey.survey_usage", lambda *_: next(usages))
         monkeypatch.setattr("imagematrix.launcher.gpu_claims.gpu_claim.POLL_S", 0.01)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from imagematrix.hardware.gpu_request.choice import Choice, label, memory_mib, merged, parts
+from imagematrix.hardware.gpu_request.choice import (
+    Choice,
+    get_memory_mib,
+    list_mig_devices,
+    make_label,
+    merge_gpus,
+)
 from imagematrix.hardware.host.host import MigDevice
 
 
@@ -28,10 +34,10 @@ def test_the_first_are_taken(make):
 
 
 def test_mig_devices_of_one_gpu_are_taken_together(make, mig):
-    one, other = parts(mig)
+    one, other = list_mig_devices(mig)
     assert Choice(gpus=(one, other), count=1).first == (one,)
     assert Choice(gpus=(one, make.gpu(2), other), count=3).first == (mig, make.gpu(2))
-    assert merged([mig, make.gpu(1, mig=None)]) == (mig,)
+    assert merge_gpus([mig, make.gpu(1, mig=None)]) == (mig,)
 
 
 def test_enough(make):
@@ -41,17 +47,17 @@ def test_enough(make):
 
 def test_gpus_known_to_be_too_small_are_excluded(make, mig):
     unknown, small, large = (make.gpu(2, memory_mib=mib) for mib in (None, 1000, 8000))
-    choice = Choice(gpus=(unknown, small, large, *parts(mig)), count=2)
-    assert choice.with_memory(8000) == Choice(gpus=(unknown, large, parts(mig)[1]), count=2)
+    choice = Choice(gpus=(unknown, small, large, *list_mig_devices(mig)), count=2)
+    assert choice.with_memory(8000) == Choice(gpus=(unknown, large, list_mig_devices(mig)[1]), count=2)
 
 
 def test_memory_of_a_gpu_and_of_a_mig_device(make, mig):
-    assert memory_mib(make.gpu(memory_mib=46_068)) == 46_068
-    assert [memory_mib(part) for part in parts(mig)] == [4000, 8000]
-    assert memory_mib(mig) is None  # each device has memory of its own
+    assert get_memory_mib(make.gpu(memory_mib=46_068)) == 46_068
+    assert [get_memory_mib(part) for part in list_mig_devices(mig)] == [4000, 8000]
+    assert get_memory_mib(mig) is None  # each device has memory of its own
 
 
 def test_labels(make, mig):
-    assert label(make.gpu(0)) == "GPU 0 (NVIDIA L40S)"
-    assert label(mig) == "GPU 1 (NVIDIA L40S)"
-    assert label(parts(mig)[1]) == "GPU 1 (NVIDIA L40S):2:0"
+    assert make_label(make.gpu(0)) == "GPU 0 (NVIDIA L40S)"
+    assert make_label(mig) == "GPU 1 (NVIDIA L40S)"
+    assert make_label(list_mig_devices(mig)[1]) == "GPU 1 (NVIDIA L40S):2:0"

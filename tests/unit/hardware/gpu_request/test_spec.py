@@ -7,8 +7,14 @@ import pytest
 from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
 from imagematrix.hardware.gpu_request.choice import Choice
-from imagematrix.hardware.gpu_request.conditions import parse
-from imagematrix.hardware.gpu_request.spec import among, candidates, exactly, names, spec
+from imagematrix.hardware.gpu_request.conditions import parse_condition
+from imagematrix.hardware.gpu_request.spec import (
+    find_candidates,
+    make_exact_spec,
+    make_spec,
+    name_gpus,
+    select_gpus,
+)
 from imagematrix.hardware.host.host import MigDevice
 
 A, B, C = (
@@ -50,7 +56,7 @@ def node(make):
     ],
 )
 def test_named_gpus_are_found(node, wanted, indices):
-    assert [gpu.index for gpu in among(node.gpus, wanted)] == indices
+    assert [gpu.index for gpu in select_gpus(node.gpus, wanted)] == indices
 
 
 @pytest.mark.parametrize(
@@ -76,17 +82,17 @@ def test_named_gpus_are_found(node, wanted, indices):
 )
 def test_missing_gpus_are_rejected(node, wanted, words):
     with pytest.raises(UsageError) as caught:
-        among(node.gpus, wanted)
+        select_gpus(node.gpus, wanted)
     assert words in str(caught.value)
 
 
 def test_the_error_lists_the_gpus_of_the_host(node):
     with pytest.raises(UsageError) as caught:
-        among(node.gpus, "device=9")
+        select_gpus(node.gpus, "device=9")
     assert "GPU 2 (NVIDIA L40S): GPU-2" in caught.value.remedy
     assert "MIG-aa11, MIG-aa22, 3:9:0" in caught.value.remedy
     with pytest.raises(UsageError) as caught:
-        among((), "device=0")
+        select_gpus((), "device=0")
     assert caught.value.remedy == "it has no GPU"
 
 
@@ -103,49 +109,49 @@ def test_the_error_lists_the_gpus_of_the_host(node):
     ],
 )
 def test_mig_devices(node, wanted, devices):
-    (chosen,) = among(node.gpus, wanted)
+    (chosen,) = select_gpus(node.gpus, wanted)
     assert chosen.index == 3
     assert set(chosen.mig) == set(devices)
 
 
 def test_names_select_the_same_gpus_again(node):
     for wanted in ("all", "0,2", "MIG-aa11", "3:9:0", "MIG-aa11,3:9:0"):
-        chosen = among(node.gpus, wanted)
-        assert among(node.gpus, ",".join(names(chosen))) == chosen
+        chosen = select_gpus(node.gpus, wanted)
+        assert select_gpus(node.gpus, ",".join(name_gpus(chosen))) == chosen
 
 
 def test_names_without_uuids(make):
     node = make.host(make.gpu(0, mig=()), make.gpu(1))
-    assert names(node.gpus) == ("GPU-0", "GPU-1")
+    assert name_gpus(node.gpus) == ("GPU-0", "GPU-1")
 
 
 @pytest.mark.parametrize("wanted", ["device=2", "0,2", "0,2,3"])
 def test_spec(node, wanted):
-    chosen = among(node.gpus, wanted)
-    assert spec(chosen) == wanted
-    assert among(chosen, None) == chosen
+    chosen = select_gpus(node.gpus, wanted)
+    assert make_spec(chosen) == wanted
+    assert select_gpus(chosen, None) == chosen
 
 
 def test_among_narrows(node):
-    chosen = among(node.gpus, "2,3,4")
-    assert [gpu.index for gpu in among(chosen, "1")] == [2]
+    chosen = select_gpus(node.gpus, "2,3,4")
+    assert [gpu.index for gpu in select_gpus(chosen, "1")] == [2]
     with pytest.raises(UsageError):
-        among(chosen, "device=0")
+        select_gpus(chosen, "device=0")
 
 
 def test_candidates_can_be_more_than_the_count(node):
-    choice = candidates(node.gpus, "2")
+    choice = find_candidates(node.gpus, "2")
     assert ([gpu.index for gpu in choice.gpus], choice.count) == ([0, 2, 3, 4], 2)
-    assert candidates(node.gpus, "none") == Choice(gpus=(), count=0)
-    assert candidates(node.gpus, None) == Choice(gpus=node.gpus, count=5)
-    choice = candidates(node.gpus, "MIG-aa11,0")
+    assert find_candidates(node.gpus, "none") == Choice(gpus=(), count=0)
+    assert find_candidates(node.gpus, None) == Choice(gpus=node.gpus, count=5)
+    choice = find_candidates(node.gpus, "MIG-aa11,0")
     assert ([gpu.index for gpu in choice.gpus], choice.count) == ([0, 3], 2)
 
 
 def test_gpu_objects_are_accepted(node):
     some = node.gpus[1:3]
-    assert candidates(node.gpus, some) == Choice(gpus=some, count=2)
-    assert among(node.gpus, some) == some
+    assert find_candidates(node.gpus, some) == Choice(gpus=some, count=2)
+    assert select_gpus(node.gpus, some) == some
 
 
 @pytest.fixture
@@ -186,7 +192,7 @@ def mixed(make):
     ],
 )
 def test_conditions(mixed, wanted, indices):
-    assert [gpu.index for gpu in among(mixed.gpus, wanted)] == indices
+    assert [gpu.index for gpu in select_gpus(mixed.gpus, wanted)] == indices
 
 
 @pytest.mark.parametrize(
@@ -210,23 +216,23 @@ def test_conditions(mixed, wanted, indices):
 )
 def test_unsatisfied_or_invalid_conditions_are_rejected(mixed, wanted, words):
     with pytest.raises(UsageError) as caught:
-        among(mixed.gpus, wanted)
+        select_gpus(mixed.gpus, wanted)
     assert words in str(caught.value)
     assert caught.value.remedy
 
 
 def test_unknown_facts_satisfy_no_condition(make):
     for text in ("name!=T4", "compute!=7.5", "memory>=0M"):
-        assert not parse(text).holds(make.gpu(0, name=None, compute=None, memory_mib=None))
+        assert not parse_condition(text).holds(make.gpu(0, name=None, compute=None, memory_mib=None))
 
 
 def test_the_error_about_conditions_lists_the_kinds_of_gpus(mixed):
     with pytest.raises(UsageError) as caught:
-        among(mixed.gpus, "name=L4")
+        select_gpus(mixed.gpus, "name=L4")
     assert "2 x NVIDIA H100 80GB HBM3, compute 9.0, 81559 MiB" in caught.value.remedy
     assert "1 x unknown, compute unknown, unknown MiB" in caught.value.remedy
     with pytest.raises(UsageError) as caught:
-        among((), "name=L4")
+        select_gpus((), "name=L4")
     assert caught.value.remedy == "it has no GPU"
 
 
@@ -264,13 +270,13 @@ def parted(make):
     ],
 )
 def test_profiles(parted, wanted, devices):
-    chosen = among(parted.gpus, wanted)
+    chosen = select_gpus(parted.gpus, wanted)
     assert [(gpu.index, [device.gpu_instance for device in gpu.mig]) for gpu in chosen] == devices
-    assert among(parted.gpus, exactly(chosen)) == chosen
+    assert select_gpus(parted.gpus, make_exact_spec(chosen)) == chosen
 
 
 def test_each_mig_device_of_a_profile_is_a_candidate(parted):
-    choice = candidates(parted.gpus, "2,profile=1g.10gb")
+    choice = find_candidates(parted.gpus, "2,profile=1g.10gb")
     assert choice.count == 2
     assert [(gpu.index, gpu.mig[0].gpu_instance) for gpu in choice.gpus] == [(1, 1), (2, 0), (2, 2)]
     assert all(len(gpu.mig) == 1 for gpu in choice.gpus)
@@ -286,7 +292,7 @@ def test_each_mig_device_of_a_profile_is_a_candidate(parted):
 )
 def test_a_missing_profile_is_rejected(parted, wanted, words):
     with pytest.raises(UsageError) as caught:
-        among(parted.gpus, wanted)
+        select_gpus(parted.gpus, wanted)
     assert words in str(caught.value)
     assert caught.value.remedy == (
         "it has 1 x 3g.40gb; 4 x 1g.10gb; 1 x 1g.10gb+me; 1 x unknown; 1 x 1c.3g.40gb"
@@ -296,23 +302,27 @@ def test_a_missing_profile_is_rejected(parted, wanted, words):
 @pytest.mark.parametrize("wanted", ["2,1g.10gb", "profile!=1g.10gb", "profile>1g.10gb"])
 def test_a_profile_with_other_names_is_rejected(parted, wanted):
     with pytest.raises(UsageError, match="invalid condition") as caught:
-        among(parted.gpus, wanted)
+        select_gpus(parted.gpus, wanted)
     assert "profile=1g.10gb" in caught.value.remedy
 
 
 def test_the_error_on_a_node_without_mig_devices(mixed):
     with pytest.raises(UsageError) as caught:
-        among(mixed.gpus, "1g.10gb")
+        select_gpus(mixed.gpus, "1g.10gb")
     assert caught.value.remedy == "it has no MIG device, or NVML does not report any"
 
 
 def test_a_list_has_gpus_of_the_host(node):
     first, _, third, shared, _ = node.gpus
-    assert among(node.gpus, [third, first]) == among(node.gpus, (first, third, first)) == (first, third)
+    assert (
+        select_gpus(node.gpus, [third, first])
+        == select_gpus(node.gpus, (first, third, first))
+        == (first, third)
+    )
     part = replace(shared, mig=(B,))
-    assert among(node.gpus, [part]) == (part,)
-    assert among(node.gpus, [part, "3:7:0"]) == (replace(shared, mig=(B, A)),)
-    assert among(node.gpus, (0, third)) == (first, third)
+    assert select_gpus(node.gpus, [part]) == (part,)
+    assert select_gpus(node.gpus, [part, "3:7:0"]) == (replace(shared, mig=(B, A)),)
+    assert select_gpus(node.gpus, (0, third)) == (first, third)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +341,7 @@ def test_a_list_has_gpus_of_the_host(node):
 )
 def test_other_values_are_rejected(node, wanted, words, remedy):
     with pytest.raises(UsageError) as caught:
-        among(node.gpus, wanted)
+        select_gpus(node.gpus, wanted)
     assert words in str(caught.value)
     assert caught.value.remedy.startswith(remedy)
 
@@ -341,7 +351,7 @@ def test_other_values_are_rejected(node, wanted, words, remedy):
 )
 def test_gpus_of_another_host_are_rejected(node, facts):
     with pytest.raises(UsageError, match="is not one of these GPUs") as caught:
-        among(node.gpus, [replace(node.gpus[0], **facts)])
+        select_gpus(node.gpus, [replace(node.gpus[0], **facts)])
     assert caught.value.remedy.startswith("it has GPU 0")
     with pytest.raises(UsageError, match="is not one of these GPUs"):
-        among(node.gpus[:1], [node.gpus[2]])
+        select_gpus(node.gpus[:1], [node.gpus[2]])

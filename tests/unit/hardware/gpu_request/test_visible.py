@@ -14,7 +14,7 @@ import pytest
 
 from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
-from imagematrix.hardware.gpu_request.spec import among
+from imagematrix.hardware.gpu_request.spec import select_gpus
 from imagematrix.hardware.gpu_request.visible import (
     CONDOR,
     CUDA,
@@ -22,9 +22,9 @@ from imagematrix.hardware.gpu_request.visible import (
     MOUNTED,
     NO_GPU,
     RUNTIME,
-    bounded,
-    named,
-    visible,
+    list_gpu_variables,
+    parse_visible,
+    select_within_environment,
     within,
 )
 from imagematrix.hardware.host import device
@@ -69,11 +69,11 @@ def node(make):
 )
 def test_the_environment_restricts_visible_gpus(node, runtime, cuda, indices):
     environment = {name: value for name, value in ((RUNTIME, runtime), (CUDA, cuda)) if value is not None}
-    assert [gpu.index for gpu in among(node.gpus, visible(node.gpus, environment))] == indices
+    assert [gpu.index for gpu in select_gpus(node.gpus, parse_visible(node.gpus, environment))] == indices
 
 
 def test_mig_devices(node):
-    (gpu,) = among(node.gpus, visible(node.gpus, {CUDA: "MIG-2"}))
+    (gpu,) = select_gpus(node.gpus, parse_visible(node.gpus, {CUDA: "MIG-2"}))
     assert [device.uuid for device in gpu.mig] == ["MIG-2"]
 
 
@@ -127,7 +127,7 @@ def test_names_of_cdi(parted, value, devices):
 
 
 def instances(node, environment):
-    chosen = among(node.gpus, visible(node.gpus, environment))
+    chosen = select_gpus(node.gpus, parse_visible(node.gpus, environment))
     return {gpu.index: gpu.mig and [device.gpu_instance for device in gpu.mig] for gpu in chosen}
 
 
@@ -137,35 +137,35 @@ def instances(node, environment):
 )
 def test_missing_mig_devices_are_rejected(parted, value):
     with pytest.raises(UsageError, match=f"^{CUDA}={value}: .* not found on this host"):
-        visible(parted.gpus, {CUDA: value})
+        parse_visible(parted.gpus, {CUDA: value})
 
 
 def test_devices_are_named_by_mounted_files(parted, tmp_path):
     environment = {RUNTIME: MOUNTED}
     with pytest.raises(UsageError, match="No such file or directory") as caught:
-        visible(parted.gpus, environment, str(tmp_path / "none"))
+        parse_visible(parted.gpus, environment, str(tmp_path / "none"))
     assert "unset" in caught.value.remedy
-    assert visible(parted.gpus, environment, str(tmp_path)) is None
+    assert parse_visible(parted.gpus, environment, str(tmp_path)) is None
     (tmp_path / "GPU-4").touch()
     (tmp_path / "cdi/nvidia.com/gpu").mkdir(parents=True)
     (tmp_path / "cdi/nvidia.com/gpu/1:0").touch()
     (tmp_path / "cdi/nvidia.com/gpu/0:0").touch()
     with pytest.raises(UsageError, match="'1:0' not found"):
-        visible(parted.gpus, environment, str(tmp_path))
+        parse_visible(parted.gpus, environment, str(tmp_path))
     (tmp_path / "cdi/nvidia.com/gpu/1:0").unlink()
-    assert visible(parted.gpus, environment, str(tmp_path)) == "device=MIG-a,GPU-4"
-    assert [sign.where for sign in named(environment, str(tmp_path))] == [f"{RUNTIME}={MOUNTED}"]
+    assert parse_visible(parted.gpus, environment, str(tmp_path)) == "device=MIG-a,GPU-4"
+    assert [sign.where for sign in list_gpu_variables(environment, str(tmp_path))] == [f"{RUNTIME}={MOUNTED}"]
 
 
 def test_variables_that_name_gpus_indicate_accelerators():
     environment = {RUNTIME: "GPU-1", CUDA: "0,1", "SLURM_JOB_GPUS": "0", CONDOR: "CUDA0"}
-    signs = named(environment)
+    signs = list_gpu_variables(environment)
     assert [sign.where for sign in signs] == [
         f"{name}={environment[name]}" for name in (RUNTIME, "SLURM_JOB_GPUS", CONDOR, CUDA)
     ]
     assert {sign.kind for sign in signs} == {"environment"}
     for none in ({}, {RUNTIME: "void"}, {RUNTIME: "none"}, {RUNTIME: "all"}, {CUDA: ""}, {CUDA: "-1"}):
-        assert named(none) == ()
+        assert list_gpu_variables(none) == ()
 
 
 def test_the_host_as_a_process_sees_it(make, node):
@@ -181,19 +181,19 @@ def test_the_host_as_a_process_sees_it(make, node):
 
 
 def test_variables_on_a_host_without_gpus():
-    assert visible((), {CUDA: "0"}) is None
-    assert visible((), {RUNTIME: "all"}) is None
-    assert visible((), {RUNTIME: "none"}) == "none"
-    assert visible((), {CUDA: "-1"}) == "none"
+    assert parse_visible((), {CUDA: "0"}) is None
+    assert parse_visible((), {RUNTIME: "all"}) is None
+    assert parse_visible((), {RUNTIME: "none"}) == "none"
+    assert parse_visible((), {CUDA: "-1"}) == "none"
 
 
 def test_all_gpus_broken_is_not_none(make):
-    assert visible(make.host(make.gpu(state="lost")).gpus, {RUNTIME: "all"}) is None
+    assert parse_visible(make.host(make.gpu(state="lost")).gpus, {RUNTIME: "all"}) is None
 
 
 def test_unset_variables_restrict_nothing(node):
-    assert visible(node.gpus, {}) is None
-    assert visible(node.gpus, {RUNTIME: "", "OTHER": "1"}) is None
+    assert parse_visible(node.gpus, {}) is None
+    assert parse_visible(node.gpus, {RUNTIME: "", "OTHER": "1"}) is None
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_unset_variables_restrict_nothing(node):
 )
 def test_missing_gpus_are_rejected(node, environment, words):
     with pytest.raises(UsageError) as caught:
-        visible(node.gpus, environment)
+        parse_visible(node.gpus, environment)
     assert str(caught.value) == words
     assert "unset" in caught.value.remedy
 
@@ -230,15 +230,15 @@ def test_numbers_of_the_machine_in_a_container_with_some_of_its_gpus(make, envir
     node = make.host(make.gpu(0), make.gpu(1))
     if indices is None:
         with pytest.raises(UsageError, match="not found on this host"):
-            visible(node.gpus, environment)
+            parse_visible(node.gpus, environment)
     else:
-        assert [gpu.index for gpu in among(node.gpus, visible(node.gpus, environment))] == indices
+        assert [gpu.index for gpu in select_gpus(node.gpus, parse_visible(node.gpus, environment))] == indices
 
 
 def test_the_number_of_a_mig_device_in_its_container(make):
     part = MigDevice(uuid="MIG-a", profile=None, gpu_instance=7, compute_instance=0)
     node = make.host(make.gpu(0, mig=(part,)))
-    assert visible(node.gpus, {RUNTIME: "3:1"}) == "device=MIG-a"
+    assert parse_visible(node.gpus, {RUNTIME: "3:1"}) == "device=MIG-a"
 
 
 @pytest.mark.parametrize(
@@ -265,19 +265,19 @@ def test_the_number_of_a_mig_device_in_its_container(make):
 def test_the_gpus_of_a_job(make, environment, indices):
     facts: list[dict[str, Any]] = [{"minor": 9}, {"minor": 8, "state": "lost"}, {"minor": 7}, {"minor": None}]
     node = make.host(*(replace(make.gpu(index), **some) for index, some in enumerate(facts)))
-    named = visible(node.gpus, environment)
-    assert indices == (None if named is None else [gpu.index for gpu in among(node.gpus, named)])
+    named = parse_visible(node.gpus, environment)
+    assert indices == (None if named is None else [gpu.index for gpu in select_gpus(node.gpus, named)])
 
 
 TASK = """\
 import json, sys
 from imagematrix.errors import UsageError
-from imagematrix.hardware.gpu_request.visible import visible
+from imagematrix.hardware.gpu_request.visible import parse_visible
 from imagematrix.hardware.host.host import Gpu
 states, environment, nodes = json.loads(sys.argv[1])
 gpus = [Gpu(index=n, minor=n, uuid=f"GPU-{n}", state=state) for n, state in enumerate(states)]
 try:
-    print(visible(tuple(gpus), environment, nodes=nodes))
+    print(parse_visible(tuple(gpus), environment, nodes=nodes))
 except UsageError as error:
     print(error)
 """
@@ -348,16 +348,16 @@ def test_the_gpus_of_a_task_by_the_modes_of_files(make, tmp_path, monkeypatch):
     user = os.geteuid()
     os.seteuid(65534 if user == 0 else user)
     try:
-        assert visible(gpus, BOUND, nodes=".") == "device=GPU-1"
-        assert visible(gpus, BOUND, nodes="./none") == "device=GPU-0"
+        assert parse_visible(gpus, BOUND, nodes=".") == "device=GPU-1"
+        assert parse_visible(gpus, BOUND, nodes="./none") == "device=GPU-0"
     finally:
         os.seteuid(user)
 
 
 def test_a_job_without_gpus_has_none_and_says_why(node, monkeypatch):
-    monkeypatch.setattr(device, "permitted", lambda _: ())
-    monkeypatch.setattr(device, "withheld", lambda _: True)
-    assert visible(node.gpus, {JOB: "7"}) == "none"
+    monkeypatch.setattr(device, "list_permitted_minors", lambda _: ())
+    monkeypatch.setattr(device, "is_withheld", lambda _: True)
+    assert parse_visible(node.gpus, {JOB: "7"}) == "none"
     host, wanted = within(node, None, {JOB: "7"})
     assert (host.gpus, wanted, [one.why for one in host.accelerators]) == ((), None, [NO_GPU])
     with pytest.raises(UsageError, match="0 GPUs are usable, restricted by SLURM_JOB_ID=7"):
@@ -366,8 +366,8 @@ def test_a_job_without_gpus_has_none_and_says_why(node, monkeypatch):
 
 
 def test_a_job_that_may_open_all_gpus_has_all(node, monkeypatch):
-    monkeypatch.setattr(device, "permitted", lambda _: ())
-    monkeypatch.setattr(device, "withheld", lambda _: False)
+    monkeypatch.setattr(device, "list_permitted_minors", lambda _: ())
+    monkeypatch.setattr(device, "is_withheld", lambda _: False)
     assert within(node, None, {JOB: "7"}) == (node, None)
 
 
@@ -384,7 +384,7 @@ def test_a_job_that_may_open_all_gpus_has_all(node, monkeypatch):
     ],
 )
 def test_a_job_chooses_among_its_own_gpus(node, environment, wanted, indices):
-    assert [gpu.index for gpu in bounded(node.gpus, wanted, environment)] == indices
+    assert [gpu.index for gpu in select_within_environment(node.gpus, wanted, environment)] == indices
 
 
 @pytest.mark.parametrize(
@@ -403,10 +403,10 @@ def test_a_job_chooses_among_its_own_gpus(node, environment, wanted, indices):
 )
 def test_gpus_outside_the_job_are_rejected(node, environment, wanted, words):
     with pytest.raises(UsageError) as caught:
-        bounded(node.gpus, wanted, environment)
+        select_within_environment(node.gpus, wanted, environment)
     assert words in str(caught.value)
     assert "of this job" in caught.value.remedy
 
 
 def test_a_request_for_no_gpu_needs_no_valid_variable(node):
-    assert bounded(node.gpus, "none", {CUDA: "x"}) == node.gpus
+    assert select_within_environment(node.gpus, "none", {CUDA: "x"}) == node.gpus

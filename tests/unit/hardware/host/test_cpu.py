@@ -45,16 +45,16 @@ def x86(*flags, vendor="AuthenticAMD"):
 
 
 def test_x86():
-    result, warnings = cpu.parse(x86(V2, V2))
+    result, warnings = cpu.parse_cpu(x86(V2, V2))
     assert (result.vendor, result.model) == ("AuthenticAMD", "AMD EPYC")
     assert result.flags == frozenset(V2.split())
     assert result.level == "x86-64-v2"
     assert warnings == ()
-    assert cpu.arch(x86(V2)) == "x86_64"
+    assert cpu.parse_arch(x86(V2)) == "x86_64"
 
 
 def test_flags_are_those_of_every_cpu():
-    result, _ = cpu.parse(x86("lm sse sse2 avx", "lm SSE sse2 avx2"))
+    result, _ = cpu.parse_cpu(x86("lm sse sse2 avx", "lm SSE sse2 avx2"))
     assert result.flags == {"lm", "sse", "sse2"}
 
 
@@ -64,12 +64,12 @@ def test_hybrid_arm():
         ("fp asimd sve2 i8mm", "0x41", "0xd4d"),
         ("fp asimd sve2 bf16", "0x41", "0xd4e"),
     )
-    result, warnings = cpu.parse(text)
+    result, warnings = cpu.parse_cpu(text)
     assert result.flags == {"fp", "asimd", "sve2"}
     assert (result.vendor, result.model) == ("ARM", "Cortex-A510 + Cortex-A715 + Cortex-X3")
     assert result.level is None
     assert warnings == ()
-    assert cpu.arch(text) == "aarch64"
+    assert cpu.parse_arch(text) == "aarch64"
 
 
 @pytest.mark.parametrize(
@@ -83,20 +83,20 @@ def test_hybrid_arm():
     ],
 )
 def test_arm_names(implementer, part, vendor, model):
-    result, _ = cpu.parse(arm(("fp asimd", implementer, part)))
+    result, _ = cpu.parse_cpu(arm(("fp asimd", implementer, part)))
     assert (result.vendor, result.model) == (vendor, model)
 
 
 def test_lscpu():
-    result, warnings = cpu.parse(LSCPU)
+    result, warnings = cpu.parse_cpu(LSCPU)
     assert result.vendor == "GenuineIntel"
     assert result.model == "Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz"
     assert result.flags == {"fpu", "lm", "sse", "sse2", "avx2"}
     assert warnings == ()
-    assert cpu.arch(LSCPU) == "x86_64"
-    result, _ = cpu.parse(LSCPU_ARM)
+    assert cpu.parse_arch(LSCPU) == "x86_64"
+    result, _ = cpu.parse_cpu(LSCPU_ARM)
     assert (result.vendor, result.model, result.level) == ("ARM", "Neoverse-N1", None)
-    assert cpu.arch(LSCPU_ARM) == "aarch64"
+    assert cpu.parse_arch(LSCPU_ARM) == "aarch64"
 
 
 @pytest.mark.parametrize(
@@ -110,32 +110,32 @@ def test_lscpu():
     ],
 )
 def test_formatting_does_not_matter(change):
-    assert cpu.parse(change(x86(V2, V2))) == cpu.parse(x86(V2))
+    assert cpu.parse_cpu(change(x86(V2, V2))) == cpu.parse_cpu(x86(V2))
 
 
 def test_missing_flags():
-    result, warnings = cpu.parse("processor : 0\nvendor_id : AuthenticAMD\nmodel name : EPYC\nflags :\n")
+    result, warnings = cpu.parse_cpu("processor : 0\nvendor_id : AuthenticAMD\nmodel name : EPYC\nflags :\n")
     assert result.flags == frozenset()
     assert result.level is None
     assert len(warnings) == 1
     assert "CPU flags unknown" in warnings[0]
-    assert cpu.arch("flags : fpu sse") is None
+    assert cpu.parse_arch("flags : fpu sse") is None
 
 
 def test_empty():
-    result, warnings = cpu.parse("")
+    result, warnings = cpu.parse_cpu("")
     assert (result.vendor, result.model, result.flags, result.level) == (None, None, frozenset(), None)
     assert len(warnings) == 3
 
 
 def test_power_names_its_model():
-    result, warnings = cpu.parse("processor\t: 0\ncpu\t\t: POWER9, altivec supported\n")
+    result, warnings = cpu.parse_cpu("processor\t: 0\ncpu\t\t: POWER9, altivec supported\n")
     assert result.model == "POWER9, altivec supported"
     assert len(warnings) == 2
 
 
 def test_vendors_with_surrounding_spaces():
-    assert cpu.parse(x86(V2, vendor="  Shanghai  "))[0].vendor == "Shanghai"
+    assert cpu.parse_cpu(x86(V2, vendor="  Shanghai  "))[0].vendor == "Shanghai"
 
 
 def test_one_of_192_cpus_lacks_a_flag():
@@ -143,15 +143,15 @@ def test_one_of_192_cpus_lacks_a_flag():
     lines = [" ".join(["lm", *flags])] * 191 + [" ".join(["lm", *flags[1:]])]
     text = x86(*lines)
     assert len(text) > 200_000
-    result, _ = cpu.parse(text)
+    result, _ = cpu.parse_cpu(text)
     assert result.flags == {"lm", *flags[1:]}
 
 
 @given(st.text() | st.binary().map(lambda raw: raw.decode("utf-8", "replace")))
 def test_any_text_is_a_cpu(text):
-    result, _ = cpu.parse(text)
+    result, _ = cpu.parse_cpu(text)
     assert all(flag == flag.lower() and flag for flag in result.flags)
-    cpu.arch(text)
+    cpu.parse_arch(text)
 
 
 @given(
@@ -167,8 +167,8 @@ def test_any_text_is_a_cpu(text):
 @settings(max_examples=50)
 def test_any_values_are_a_cpu(lines):
     text = "\n".join(f"{key}\t: {value}" for key, value in lines)
-    cpu.parse(text)
-    cpu.arch(text)
+    cpu.parse_cpu(text)
+    cpu.parse_arch(text)
 
 
 def test_flags_of_other_systems_get_the_kernel_s_names():
@@ -177,7 +177,7 @@ def test_flags_of_other_systems_get_the_kernel_s_names():
         "brand_raw": "Intel(R) Core(TM) i9",
         "flags": ["sse3", "sse4.1", "rdrnd", "sha", "em64t", "avx1.0", "avx512vnni", "avx2", 7],
     }
-    result, warnings = cpu.translate(info)
+    result, warnings = cpu.convert_cpu(info)
     assert result.flags == {"pni", "sse4_1", "rdrand", "sha_ni", "lm", "avx", "avx512_vnni", "avx2", "7"}
     assert (result.vendor, result.model, result.level) == ("GenuineIntel", "Intel(R) Core(TM) i9", None)
     assert warnings == ()
@@ -199,7 +199,7 @@ X86 = "processor\t: {}\nmodel name\t: x\nflags\t\t: lm avx avx2\n\n"
     ],
 )
 def test_flags_are_unknown_if_one_cpu_lists_none(text):
-    result, warnings = cpu.parse(text)
+    result, warnings = cpu.parse_cpu(text)
     assert (result.flags, result.level) == (frozenset(), None)
     assert "flags of some CPUs unknown" in warnings[0]
 
@@ -215,7 +215,7 @@ def test_flags_are_unknown_if_one_cpu_lists_none(text):
     ],
 )
 def test_flags_are_known_if_every_cpu_lists_them(text):
-    result, warnings = cpu.parse(text)
+    result, warnings = cpu.parse_cpu(text)
     assert result.flags
     assert not any("flags" in warning for warning in warnings)
 
@@ -231,9 +231,9 @@ Markierungen:                 fpu lm sse sse2 AVX2
 
 @pytest.mark.parametrize("colon", [":", "\N{FULLWIDTH COLON}"])
 def test_lscpu_in_another_language(colon):
-    result, warnings = cpu.parse(GERMAN.replace(":", colon))
+    result, warnings = cpu.parse_cpu(GERMAN.replace(":", colon))
     assert (result.vendor, result.flags) == ("GenuineIntel", {"fpu", "lm", "sse", "sse2", "avx2"})
-    assert cpu.arch(GERMAN) == "x86_64"
+    assert cpu.parse_arch(GERMAN) == "x86_64"
     assert warnings == ("CPU model unknown",)
 
 
@@ -247,21 +247,21 @@ FRENCH = "Architecture : x86_64\nDrapeaux : fpu lm sse sse2\nIdentifiant constru
 
 
 def test_a_translation_that_keeps_english_keys():
-    assert cpu.parse(FRENCH)[0].flags == {"fpu", "lm", "sse", "sse2"}
-    assert cpu.arch(FRENCH) == "x86_64"
+    assert cpu.parse_cpu(FRENCH)[0].flags == {"fpu", "lm", "sse", "sse2"}
+    assert cpu.parse_arch(FRENCH) == "x86_64"
 
 
 @pytest.mark.parametrize("name", ["lscpu.json", "lscpu.txt"])
 def test_a_captured_tree_with_lscpu_instead_of_cpuinfo(tmp_path, name):
     (tmp_path / name).write_text(as_json(LSCPU) if name.endswith("json") else LSCPU)
     host = probe(tmp_path)
-    assert (host.arch, host.cpu) == ("x86_64", cpu.parse(LSCPU)[0])
+    assert (host.arch, host.cpu) == ("x86_64", cpu.parse_cpu(LSCPU)[0])
 
 
 @pytest.mark.parametrize("text", [LSCPU, LSCPU_ARM, GERMAN])
 def test_lscpu_as_json(text):
-    assert cpu.parse(as_json(text)) == cpu.parse(text)
-    assert cpu.arch(as_json(text)) == cpu.arch(text)
+    assert cpu.parse_cpu(as_json(text)) == cpu.parse_cpu(text)
+    assert cpu.parse_arch(as_json(text)) == cpu.parse_arch(text)
 
 
 @pytest.mark.parametrize(
@@ -269,11 +269,11 @@ def test_lscpu_as_json(text):
     ["{", "{}", '{"lscpu": 1}', '{"lscpu": [1, {"field": 2}, {"data": []}]}', "{" * 100_000, '{"lscpu": {}}'],
 )
 def test_invalid_json_of_lscpu_is_ignored(text):
-    assert cpu.parse(text)[0].flags == frozenset()
+    assert cpu.parse_cpu(text)[0].flags == frozenset()
 
 
 def test_other_systems_without_facts():
-    result, warnings = cpu.translate({"flags": "sse", "brand_raw": ""})
+    result, warnings = cpu.convert_cpu({"flags": "sse", "brand_raw": ""})
     assert result.flags == frozenset()
     assert result.model is None
     assert warnings

@@ -34,7 +34,7 @@ def seen(captured):
     """Return the flags and the warnings of a captured tree with an output of the loader."""
 
     def call(text, shown=VNNI):
-        return cpuid.read(Tree(str(captured({cpuid.CAPTURED[1:]: text}))), shown, alike=True)
+        return cpuid.read_unprinted_flags(Tree(str(captured({cpuid.CAPTURED[1:]: text}))), shown, alike=True)
 
     return call
 
@@ -121,7 +121,7 @@ def test_an_old_library_and_a_bare_tree_are_named(captured, seen):
         assert flags == frozenset()
         assert "sha512" in warning
         assert "glibc shows some from 2.33 on" in warning
-    _, (warning,) = cpuid.read(Tree(str(captured({}).parent)), VNNI, alike=True)
+    _, (warning,) = cpuid.read_unprinted_flags(Tree(str(captured({}).parent)), VNNI, alike=True)
     assert "the captured tree has no ld-diagnostics.txt" in warning
 
 
@@ -141,21 +141,21 @@ def test_processors_that_differ_are_not_taken_as_one(hosts, captured):
 
 def test_without_a_sign_nothing_is_read(captured, monkeypatch):
     root = captured({"proc/cpuinfo": "processor\t: 0\nflags\t\t: fpu lm avx2 avx512f\n"})
-    monkeypatch.setattr(cpuid, "read", None)
+    monkeypatch.setattr(cpuid, "read_unprinted_flags", None)
     assert probe(root).cpu.flags == {"fpu", "lm", "avx2", "avx512f"}
 
 
 def test_every_flag_has_the_sign_of_a_cpu_with_unprinted_flags():
-    assert all(bit.proofs >= VNNI for bit in facts.unprinted().values())
+    assert all(bit.proofs >= VNNI for bit in facts.list_unprinted_flags().values())
 
 
 def test_the_tree_of_this_machine_in_a_container(captured, monkeypatch, tmp_path):
     boot = Path(cpuid.BOOT).read_text()
     tree = Tree(str(captured({cpuid.BOOT[1:]: boot, cpuid.CAPTURED[1:]: "not read"})))
     loader(tmp_path, monkeypatch, "x86.cpu_features.features[0x6].cpuid[0x0]=0x1")
-    assert cpuid.read(tree, VNNI, alike=True)[0] == {"sha512"}
+    assert cpuid.read_unprinted_flags(tree, VNNI, alike=True)[0] == {"sha512"}
     captured({cpuid.BOOT[1:]: "another"})
-    assert cpuid.read(tree, VNNI, alike=True)[0] == frozenset()
+    assert cpuid.read_unprinted_flags(tree, VNNI, alike=True)[0] == frozenset()
 
 
 def loader(folder, monkeypatch, *lines, rest="exec sleep 600"):
@@ -176,7 +176,7 @@ def test_the_loader_is_stopped_as_soon_as_all_is_known(monkeypatch, tmp_path):
         return started[-1]
 
     monkeypatch.setattr(os, "posix_spawn", spawned)
-    assert cpuid.read(Tree("/"), VNNI, alike=True) == ({"sha512"}, [])
+    assert cpuid.read_unprinted_flags(Tree("/"), VNNI, alike=True) == ({"sha512"}, [])
     (child,) = started
     with pytest.raises(ChildProcessError):  # it has ended; other tests may have children of their own
         os.waitpid(child, os.WNOHANG)
@@ -186,31 +186,31 @@ def test_the_loader_is_read_on_for_leaves_of_the_processor(monkeypatch, tmp_path
     rest = f"cat <<'END'\n{processor({(0x80000021, 0): (1 << 23, 0, 0, 0)})}END\nexec sleep 600"
     # The shell is slow between the two parts, so that they come one after the other.
     loader(tmp_path, monkeypatch, "x86.cpu_features.features[0x6].cpuid[0x3]=0x10", rest=rest)
-    assert cpuid.read(Tree("/"), SERVER, alike=True) == ({"avx_vnni_int8", "avx512_bmm"}, [])
+    assert cpuid.read_unprinted_flags(Tree("/"), SERVER, alike=True) == ({"avx_vnni_int8", "avx512_bmm"}, [])
 
 
 @pytest.mark.parametrize("rest", ["exit 0", "exec sleep 600"])
 def test_a_loader_that_shows_nothing(monkeypatch, tmp_path, rest):
     loader(tmp_path, monkeypatch, rest=rest)
     monkeypatch.setattr(cpuid, "TIMEOUT_S", 0.2)
-    flags, (warning,) = cpuid.read(Tree("/"), VNNI, alike=True)
+    flags, (warning,) = cpuid.read_unprinted_flags(Tree("/"), VNNI, alike=True)
     assert flags == frozenset()
     assert "glibc shows some" in warning
 
 
 def test_systems_without_glibc(monkeypatch, tmp_path):
     monkeypatch.setattr(cpuid, "LOADER", str(tmp_path / "none"))
-    _, (warning,) = cpuid.read(Tree("/"), VNNI, alike=True)
+    _, (warning,) = cpuid.read_unprinted_flags(Tree("/"), VNNI, alike=True)
     assert "this system has no glibc" in warning
     (tmp_path / "none").write_text("not a program")
     (tmp_path / "none").chmod(0o755)
-    assert cpuid.read(Tree("/"), VNNI, alike=True)[0] == frozenset()
+    assert cpuid.read_unprinted_flags(Tree("/"), VNNI, alike=True)[0] == frozenset()
 
 
 @pytest.mark.skipif(not Path(cpuid.LOADER).exists(), reason="no glibc for x86-64")
 def test_the_loader_of_this_machine():
-    flags, warnings = cpuid.read(Tree("/"), VNNI, alike=True)
-    assert flags <= facts.unprinted().keys()
+    flags, warnings = cpuid.read_unprinted_flags(Tree("/"), VNNI, alike=True)
+    assert flags <= facts.list_unprinted_flags().keys()
     assert not any("captured" in warning for warning in warnings)
 
 
@@ -224,17 +224,17 @@ def test_this_machine_is_described_alike_by_select_and_by_its_saved_probe(hosts,
     assert Host.from_json(host.to_json()) == host == load_node(None, None, None, None)[0]
 
 
-MARCHES = sorted(march for march in marches.names() if marches.arch(march) == "x86_64")
+MARCHES = sorted(march for march in marches.list_names() if marches.get_arch(march) == "x86_64")
 
 
 @pytest.mark.parametrize("march", MARCHES)
 def test_every_march_fits_a_host_that_has_its_flags(hosts, captured, march):
-    needs = {marches.required(march, compiler) for compiler in marches.compilers()} - {None}
+    needs = {marches.get_required_flags(march, compiler) for compiler in marches.list_compilers()} - {None}
     needed = frozenset().union(*needs)
-    unprinted = needed & facts.unprinted().keys()
+    unprinted = needed & facts.list_unprinted_flags().keys()
     printed = " ".join(needed - unprinted | {"lm"})
     leaves: dict[facts.Leaf, list[int]] = {}
-    for bit in (facts.unprinted()[flag] for flag in unprinted):
+    for bit in (facts.list_unprinted_flags()[flag] for flag in unprinted):
         leaves.setdefault(bit.leaf, [0, 0, 0, 0])[bit.register] |= bit.least << bit.low
     numbers = {leaf: number for number, leaf in cpuid.FEATURES.items()}
     features = {number: leaves.get(leaf, (0, 0, 0, 0)) for leaf, number in numbers.items()}

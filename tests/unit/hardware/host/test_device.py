@@ -50,22 +50,22 @@ def test_access_granted_meanwhile(monkeypatch):
 
 
 def test_only_a_cgroup_withholds_gpus(tmp_path, monkeypatch):
-    assert not device.withheld(str(tmp_path))  # there are none
+    assert not device.is_withheld(str(tmp_path))  # there are none
     os.mknod(tmp_path / "nvidia0", stat.S_IFCHR | 0o600, os.makedev(1, 3))
     tmp_path.chmod(0o755)
     monkeypatch.chdir(tmp_path)
-    assert not device.withheld(".")
+    assert not device.is_withheld(".")
     os.seteuid(NOBODY)
     try:
-        assert not device.withheld(".")  # the engine may open what a mode denies
+        assert not device.is_withheld(".")  # the engine may open what a mode denies
     finally:
         os.seteuid(0)
     errors = {"./nvidia0": errno.EPERM, "./nvidia1": errno.EACCES}
     monkeypatch.setattr(os, "access", lambda *_, **__: False)
     monkeypatch.setattr(os, "open", lambda path, _: _refuse(errors[path]))
-    assert device.withheld(".")
+    assert device.is_withheld(".")
     os.mknod(tmp_path / "nvidia1", stat.S_IFCHR | 0o600, os.makedev(1, 3))
-    assert not device.withheld(".")
+    assert not device.is_withheld(".")
 
 
 def _refuse(number):

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from imagematrix.errors import ImagematrixError, UsageError
 from imagematrix.hardware.host.host import Accelerator, Cpu, Driver, Gpu, Host, MigDevice
-from imagematrix.selection.select import select
 from imagematrix.selection.selection import NothingFits
+from imagematrix.selection.selector import select
 
 FULL = Host(
     arch="x86_64",

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.hardware.host import nvidia, pci, signs
+from imagematrix.hardware.host import accelerator_hints, nvidia, pci
 from imagematrix.hardware.host.host import Gpu, MigDevice
 from imagematrix.hardware.host.tree import Tree
 
@@ -53,10 +53,10 @@ def test_any_text_is_read(text):
         assert driver is None or nvidia.is_version(driver.version)
     nvidia.parse_information(text)
     nvidia.parse_information(f"Device Minor: {text}\nBus Location: {text}")
-    signs.slots(text)
-    signs.slots(f"0008\t10de26b9\t{text}")
+    accelerator_hints.parse_slots(text)
+    accelerator_hints.parse_slots(f"0008\t10de26b9\t{text}")
     result = pci.canonical(text)
-    assert result is None or pci.order(result)
+    assert result is None or pci.make_sort_key(result)
 
 
 def test_information():
@@ -107,7 +107,7 @@ def test_addresses(address, expected):
 
 def test_bus_order():
     addresses = ["10000:01:00.0", "0000:c1:00.0", "0000:41:00.1", "0000:41:00.0", "0009:01:00.0"]
-    assert sorted(addresses, key=pci.order) == [
+    assert sorted(addresses, key=pci.make_sort_key) == [
         "0000:41:00.0",
         "0000:41:00.1",
         "0000:c1:00.0",
@@ -143,7 +143,7 @@ def test_scan(captured):
     (root / "sys/bus/pci/devices/0000:c1:00.4/physfn").symlink_to("../0000:c1:00.0")
     (root / "sys/bus/pci/devices/0000:44:00.0/driver").symlink_to("../../../../bus/pci/drivers/nouveau")
     (root / "sys/bus/pci/devices/0000:47:00.0/driver").symlink_to("../../../../bus/pci/drivers/forcedeth")
-    result = pci.scan(Tree(str(root)), None)
+    result = pci.list_functions(Tree(str(root)), None)
     assert [one.bus_id for one in result if one.switch] == ["0000:42:00.0"]
     assert [(one.bus_id, one.device_id, one.driver, one.gpu) for one in result] == [
         ("0000:41:00.0", "26b9", None, True),
@@ -174,26 +174,26 @@ def test_the_list_of_devices_limits_the_scan(captured):
         + "junk\nzzzz\t10de26b9\n"
     )
     root = captured(files | {"proc/bus/pci/devices": listing})
-    seen = signs.find(Tree(str(root))).functions
+    seen = accelerator_hints.find_hints(Tree(str(root))).functions
     assert seen == {"c1:02.1": 0, "05:00.0": 2**34}
-    assert [one.bus_id for one in pci.scan(Tree(str(root)), seen)] == [
+    assert [one.bus_id for one in pci.list_functions(Tree(str(root)), seen)] == [
         "0000:05:00.0",
         "0000:c1:02.1",
         "0001:05:00.0",
     ]
-    assert pci.scan(Tree(str(root)), {}) == ()
+    assert pci.list_functions(Tree(str(root)), {}) == ()
 
 
 def test_memory_by_the_file_of_a_function(captured):
     regions = "0xfb000000 0xfbffffff 0x00040200\n0x1000 0x1fff 0x00040101\njunk\n"
     lines = f"{regions}0x20000000000 0x27fffffffff 0x0014220c\n"
     root = captured(device("0000:41:00.0") | {"sys/bus/pci/devices/0000:41:00.0/resource": lines})
-    (one,) = pci.scan(Tree(str(root)), None)
+    (one,) = pci.list_functions(Tree(str(root)), None)
     assert one.memory == 2**39
 
 
 def test_read(captured, gpu):
-    kernel = nvidia.read(Tree(str(captured(gpu()))))
+    kernel = nvidia.read_nvidia(Tree(str(captured(gpu()))))
     assert kernel.loaded
     assert kernel.driver.version == "550.163.01"
     assert [entry.minor for entry in kernel.information] == [3]
@@ -205,20 +205,20 @@ def test_the_modules_own_version_is_the_fallback(captured, gpu):
         "proc/driver/nvidia/version": "something else\n",
         "sys/module/nvidia/version": "580.65.06\n",
     }
-    driver = nvidia.read(Tree(str(captured(files)))).driver
+    driver = nvidia.read_nvidia(Tree(str(captured(files)))).driver
     assert (driver.version, driver.kind, driver.source) == ("580.65.06", None, "/sys/module/nvidia/version")
 
 
 def test_a_module_of_unknown_version(captured):
     tree = Tree(str(captured({"sys/module/nvidia/version": "junk", "sys/module/nvidia/x": ""})))
-    kernel = nvidia.read(tree)
+    kernel = nvidia.read_nvidia(tree)
     assert kernel.loaded
     assert kernel.driver is None
     assert "neither" in tree.warnings[0]
 
 
 def test_nothing_of_nvidia(captured):
-    kernel = nvidia.read(Tree(str(captured({"proc/cpuinfo": ""}))))
+    kernel = nvidia.read_nvidia(Tree(str(captured({"proc/cpuinfo": ""}))))
     assert kernel == nvidia.Kernel()
 
 
@@ -230,7 +230,7 @@ def test_information_takes_the_address_of_its_folder(captured):
         f"{folder}/y/information": "Device Minor: 3\n",
         f"{folder}/0000:42:00.0/other": "",
     }
-    result = nvidia.read(Tree(str(captured(files)))).information
+    result = nvidia.read_nvidia(Tree(str(captured(files)))).information
     assert [(gpu.bus_id, gpu.minor) for gpu in result] == [
         ("0000:42:00.0", None),
         ("0000:c1:00.0", 1),
@@ -249,7 +249,7 @@ def test_mig_devices_by_their_capabilities(captured, gpu):
         "gix/ci0/access",
     ]
     files = gpu() | {f"{folder}/{path}": "" for path in paths}
-    mig = nvidia.read(Tree(str(captured(files)))).mig[3]
+    mig = nvidia.read_nvidia(Tree(str(captured(files)))).mig[3]
     assert [(device.gpu_instance, device.compute_instance) for device in mig] == [(2, 0), (10, 0), (10, 1)]
 
 
@@ -275,10 +275,10 @@ def test_mig_devices_have_their_own_nodes(captured, gpu):
 def test_mig_without_compute_instances_and_without_instances(captured, gpu):
     folder = "proc/driver/nvidia/capabilities/gpu3/mig"
     root = captured(gpu() | {f"{folder}/gi1/access": ""})
-    assert nvidia.read(Tree(str(root))).mig == {3: ()}
+    assert nvidia.read_nvidia(Tree(str(root))).mig == {3: ()}
     (root / folder / "gi1/access").unlink()
     (root / folder / "gi1").rmdir()
-    assert nvidia.read(Tree(str(root))).mig == {}
+    assert nvidia.read_nvidia(Tree(str(root))).mig == {}
 
 
 def test_nodes(captured):
@@ -293,7 +293,7 @@ def test_nodes(captured):
             "dev/nvme0": "",
         }
     )
-    assert nvidia.nodes(Tree(str(root))) == (
+    assert nvidia.list_nodes(Tree(str(root))) == (
         "/dev/nvidia-caps/nvidia-cap21",
         "/dev/nvidia-uvm",
         "/dev/nvidia0",
@@ -302,4 +302,4 @@ def test_nodes(captured):
 
 
 def test_a_tree_without_nodes(captured):
-    assert nvidia.nodes(Tree(str(captured({"proc/cpuinfo": ""})))) is None
+    assert nvidia.list_nodes(Tree(str(captured({"proc/cpuinfo": ""})))) is None

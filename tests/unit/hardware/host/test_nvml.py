@@ -33,14 +33,14 @@ def ask(nvml_stub, monkeypatch):
     def query(**settings):
         for name, value in settings.items():
             monkeypatch.setenv(f"STUB_{name.upper()}", str(value))
-        return nvml.decode(json.loads(json.dumps(nvml_query.query(pynvml))))
+        return nvml.parse_nvml(json.loads(json.dumps(nvml_query.query_nvml(pynvml))))
 
     return query
 
 
 def test_the_separate_process(configure_nvml):
     configure_nvml(gpus=f"{A100};{H100_MIG}", driver="550.163.01")
-    answer = nvml.read()
+    answer = nvml.read_nvml()
     assert (answer.error, answer.message) == (None, "")
     assert (answer.driver, answer.library) == ("550.163.01", "550.144.03")
     first, second = answer.gpus
@@ -163,13 +163,13 @@ def test_a_failed_initialisation(ask, code):
 
 def test_mismatch_names_the_library(configure_nvml):
     configure_nvml(init=18)
-    answer = nvml.read()
+    answer = nvml.read_nvml()
     assert (answer.error, answer.library) == (18, "550.144.03")
-    sentence = nvml.explain(answer, Driver(version="550.163.01", kind="open", source="x"))
+    sentence = nvml.explain_failure(answer, Driver(version="550.163.01", kind="open", source="x"))
     assert "550.144.03" in sentence
     assert "550.163.01" in sentence
     assert "reboot" in sentence
-    assert "driver is another version" in nvml.explain(nvml.Nvml(error=18, message="x"), None)
+    assert "driver is another version" in nvml.explain_failure(nvml.Nvml(error=18, message="x"), None)
 
 
 @pytest.mark.parametrize(
@@ -184,14 +184,14 @@ def test_mismatch_names_the_library(configure_nvml):
 )
 def test_explanations(answer, words):
     with pytest.raises(AssertionError, match=words):
-        raise AssertionError(nvml.explain(answer, None))
+        raise AssertionError(nvml.explain_failure(answer, None))
 
 
 def test_no_library(tmp_path, monkeypatch):
     # A folder before the system's own has a file of that name that is not a library.
     (tmp_path / "libnvidia-ml.so.1").write_text("no library")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    answer = nvml.read()
+    answer = nvml.read_nvml()
     assert answer.error in {9, 12}
     assert answer.gpus == ()
 
@@ -205,7 +205,7 @@ def test_a_library_outside_the_loader_s_path(nvml_stub, tmp_path, monkeypatch):
     monkeypatch.setenv("STUB_GPUS", A100)
     command = [sys.executable, "-c", program, tmp_path, nvml_stub]
     done = subprocess.run(command, capture_output=True, check=True)
-    answer = nvml.decode(json.loads(done.stdout))
+    answer = nvml.parse_nvml(json.loads(done.stdout))
     assert (answer.message, answer.library) == ("", "550.144.03")
     assert [gpu.uuid for gpu in answer.gpus] == ["GPU-a"]
 
@@ -223,7 +223,9 @@ def test_the_query_runs_from_an_archive(nvml_stub, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", archive.name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STUB_GPUS", A100)
-    program = "from imagematrix.hardware.host import nvml; print(nvml.__file__, nvml.read().gpus[0].uuid)"
+    program = (
+        "from imagematrix.hardware.host import nvml; print(nvml.__file__, nvml.read_nvml().gpus[0].uuid)"
+    )
     done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [f"{archive}/imagematrix/hardware/host/nvml.py", "GPU-a"]
 
@@ -231,7 +233,7 @@ def test_the_query_runs_from_an_archive(nvml_stub, tmp_path, monkeypatch):
 def test_a_hanging_query_times_out(configure_nvml):
     configure_nvml(sleep=60)
     started = time.monotonic()
-    answer = nvml.read(0.3)
+    answer = nvml.read_nvml(0.3)
     assert time.monotonic() - started < 30
     assert answer.error is None
     assert answer.message == "no response within 0.3 seconds"
@@ -256,40 +258,40 @@ def test_a_process_that_cannot_be_killed(monkeypatch):
             raise subprocess.TimeoutExpired("nvml", timeout)
 
     monkeypatch.setattr(subprocess, "Popen", Stuck)
-    assert "within 5 seconds" in nvml.read(5).message
+    assert "within 5 seconds" in nvml.read_nvml(5).message
 
 
 def test_a_process_that_cannot_be_started(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert "cannot start a process: No such file" in nvml.read().message
+    assert "cannot start a process: No such file" in nvml.read_nvml().message
     monkeypatch.setattr(sys, "executable", "")
-    assert nvml.read().message
+    assert nvml.read_nvml().message
 
 
 @pytest.mark.parametrize("program", ["true", "false"])
 def test_a_process_that_prints_nothing(monkeypatch, program):
     monkeypatch.setattr(sys, "executable", f"/bin/{program}")
-    assert "failed: exit" in nvml.read().message
+    assert "failed: exit" in nvml.read_nvml().message
 
 
 def test_pynvml_of_the_current_folder_is_not_run(configure_nvml, tmp_path, monkeypatch):
     (tmp_path / "pynvml.py").write_text("raise SystemExit('hijacked')")
     monkeypatch.chdir(tmp_path)
     configure_nvml(gpus=A100)
-    assert nvml.read().message == ""
+    assert nvml.read_nvml().message == ""
 
 
 def test_without_pynvml(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     nvml_query.main()
-    answer = nvml.decode(json.loads(capsys.readouterr().out))
+    answer = nvml.parse_nvml(json.loads(capsys.readouterr().out))
     assert "pynvml is not installed" in answer.message
 
 
 def test_main(ask, capsys):
     ask(gpus=A100)
     nvml_query.main()
-    answer = nvml.decode(json.loads(capsys.readouterr().out))
+    answer = nvml.parse_nvml(json.loads(capsys.readouterr().out))
     assert answer.gpus[0].uuid == "GPU-a"
 
 
@@ -302,7 +304,7 @@ def test_main(ask, capsys):
     ],
 )
 def test_library(maps, path):
-    assert nvml_query.library(maps) == path
+    assert nvml_query.find_library(maps) == path
 
 
 JSON = st.recursive(
@@ -335,12 +337,12 @@ JSON = st.recursive(
 @given(JSON)
 def test_any_document(document):
     try:
-        nvml.decode(document)
+        nvml.parse_nvml(document)
     except UsageError:
         return
 
 
 def test_mig_devices_without_numbers_are_left_out():
     gpu = {"index": 0, "mig": [{"gpu_instance": None, "compute_instance": 0}], "errors": []}
-    answer = nvml.decode({"error": None, "message": "", "gpus": [gpu]})
+    answer = nvml.parse_nvml({"error": None, "message": "", "gpus": [gpu]})
     assert answer.gpus[0].mig == ()

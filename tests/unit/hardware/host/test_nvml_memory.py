@@ -39,14 +39,16 @@ def pynvml(configure_nvml, nvml_stub, monkeypatch):
 
 def test_gpus_with_errors_are_left_out(pynvml):
     pynvml.nvmlInit()
-    assert nvml_memory.sample(pynvml) == [[3, [[17, 0], [18, 0]]], [7, []]]
+    assert nvml_memory.read_sample(pynvml) == [[3, [[17, 0], [18, 0]]], [7, []]]
 
 
 def test_it_samples_until_the_reader_closes(pynvml, monkeypatch):
     monkeypatch.setattr(nvml_memory, "EVERY_S", 0.001)
     monkeypatch.setattr(sys, "stdout", reader := Reader(3))
     nvml_memory.main()
-    assert [json.loads(line) for line in reader.getvalue().splitlines()] == [nvml_memory.sample(pynvml)] * 4
+    assert [json.loads(line) for line in reader.getvalue().splitlines()] == [
+        nvml_memory.read_sample(pynvml)
+    ] * 4
 
 
 def test_unreported_memory():

@@ -106,7 +106,7 @@ def test_the_fabric_manager_of_nvswitch_nodes(captured, gpu, files, state, warne
 
 
 def test_a_captured_tree_is_read_without_nvml(captured, gpu, monkeypatch):
-    monkeypatch.setattr(nvml, "read", lambda: pytest.fail("NVML was asked"))
+    monkeypatch.setattr(nvml, "read_nvml", lambda: pytest.fail("NVML was asked"))
     host = probe(captured(gpu()))
     image = only(host)
     assert (image.name, image.compute, image.uuid, image.state) == ("NVIDIA L40S", "8.9", "GPU-1", "ok")
@@ -394,14 +394,14 @@ def test_mismatch(captured, gpu):
 
 def test_nvml_that_hangs(captured, gpu, configure_nvml):
     configure_nvml(sleep=60, gpus="bus=00000000:41:00.0")
-    host = assemble(Tree(str(captured(gpu()))), query=lambda: nvml.read(0.2))
+    host = assemble(Tree(str(captured(gpu()))), query=lambda: nvml.read_nvml(0.2))
     assert only(host).compute == "8.9"
     assert "no response within 0.2 seconds" in host.warnings[0]
 
 
 def test_nvml_in_a_separate_process(captured, gpu, configure_nvml):
     configure_nvml(gpus="bus=00000000:41:00.0,dev=26b9,minor=3,cc=8.9,mib=46068,name=NVIDIA L40S,uuid=GPU-7")
-    host = assemble(Tree(str(captured(gpu(uuid="GPU-????????")))), query=nvml.read)
+    host = assemble(Tree(str(captured(gpu(uuid="GPU-????????")))), query=nvml.read_nvml)
     assert (only(host).uuid, only(host).memory_mib) == ("GPU-7", 46068)
     assert host.warnings == ()
 
@@ -544,7 +544,7 @@ def test_the_running_host():
 
 def test_nvml_of_the_running_host_is_optional(monkeypatch):
     calls = []
-    monkeypatch.setattr(nvml, "read", lambda: calls.append(1) or Nvml(error=12, message="none"))
+    monkeypatch.setattr(nvml, "read_nvml", lambda: calls.append(1) or Nvml(error=12, message="none"))
     probe(nvml=False)
     assert calls == []
     host = probe(nvml=True)

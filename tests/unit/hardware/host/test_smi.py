@@ -19,7 +19,7 @@ def gpu(body="", bus="00000000:41:00.0", device="26B910DE"):
 
 
 def test_410(dumps):
-    driver, gpus, warnings = smi.read(dumps / "410-k80.xml")
+    driver, gpus, warnings = smi.read_dump(dumps / "410-k80.xml")
     assert (driver.version, driver.kind, driver.source) == ("410.79", None, "nvidia-smi -q -x")
     assert warnings == ()
     assert [(gpu.index, gpu.pci_bus_id, gpu.minor) for gpu in gpus] == [
@@ -32,7 +32,7 @@ def test_410(dumps):
 
 
 def test_470_with_mig(dumps):
-    driver, (first, second), warnings = smi.read(dumps / "470-a100-mig.xml")
+    driver, (first, second), warnings = smi.read_dump(dumps / "470-a100-mig.xml")
     assert driver.version == "470.103.01"
     assert [(device.gpu_instance, device.compute_instance, device.memory_mib) for device in first.mig] == [
         (1, 0, 20096),
@@ -46,7 +46,7 @@ def test_470_with_mig(dumps):
 
 
 def test_535(dumps):
-    driver, (only,), _ = smi.read(str(dumps / "535-rtx4090.xml"))
+    driver, (only,), _ = smi.read_dump(str(dumps / "535-rtx4090.xml"))
     assert driver.version == "535.129.03"
     assert (only.compute, only.brand, only.memory_mib) == ("8.9", "geforce", 24564)
 
@@ -63,19 +63,19 @@ def test_535(dumps):
 )
 def test_virtualization_modes(mode, state):
     element = f"<virtualization_mode>{mode}</virtualization_mode>"
-    _, (result,), _ = smi.parse(
+    _, (result,), _ = smi.parse_dump(
         dump(gpu(f"<gpu_virtualization_mode>{element}</gpu_virtualization_mode>")), "x"
     )
     assert result.state == state
 
 
 def test_a_vgpu_by_its_name():
-    _, (result,), _ = smi.parse(dump(gpu("<product_name>NVIDIA A10-24Q</product_name>")), "x")
+    _, (result,), _ = smi.parse_dump(dump(gpu("<product_name>NVIDIA A10-24Q</product_name>")), "x")
     assert result.state == "vgpu"
 
 
 def test_550_with_a_lost_gpu_and_a_vgpu(dumps):
-    _, gpus, _ = smi.read(dumps / "550-lost.xml")
+    _, gpus, _ = smi.read_dump(dumps / "550-lost.xml")
     assert [gpu.state for gpu in gpus] == ["ok", "lost", "vgpu"]
     assert gpus[1].memory_mib is None
     assert gpus[1].uuid.endswith("b")
@@ -83,14 +83,14 @@ def test_550_with_a_lost_gpu_and_a_vgpu(dumps):
 
 
 def test_615_names_the_kernel_mode_driver(dumps):
-    driver, (only,), warnings = smi.read(dumps / "615-gb10.xml")
+    driver, (only,), warnings = smi.read_dump(dumps / "615-gb10.xml")
     assert driver.version == "615.23"
     assert (only.pci_bus_id, only.compute, only.memory_mib) == ("000f:01:00.0", "12.1", None)
     assert warnings == ()
 
 
 def test_580(dumps):
-    driver, (only,), warnings = smi.read(dumps / "580-h100.xml")
+    driver, (only,), warnings = smi.read_dump(dumps / "580-h100.xml")
     assert (driver.version, driver.kind, warnings) == ("580.159.04", None, ())
     assert (only.name, only.brand, only.compute) == ("NVIDIA H100 80GB HBM3", "nvidia", "9.0")
     assert (only.pci_bus_id, only.pci_device_id, only.minor) == ("0000:00:06.0", "2330", 0)
@@ -98,17 +98,17 @@ def test_580(dumps):
 
 
 def test_610_still_has_the_old_field():
-    driver, _, _ = smi.parse(dump(driver="<driver_version>610.43.02</driver_version>"), "x")
+    driver, _, _ = smi.parse_dump(dump(driver="<driver_version>610.43.02</driver_version>"), "x")
     assert driver.version == "610.43.02"
     both = "<driver_version>610.43.02</driver_version><kmd_version>610.43.03</kmd_version>"
-    assert smi.parse(dump(driver=both), "x")[0].version == "610.43.03"
+    assert smi.parse_dump(dump(driver=both), "x")[0].version == "610.43.03"
 
 
 @pytest.mark.parametrize(
     "text", ["", "<driver_version>N/A</driver_version>", "<driver_version>x</driver_version>"]
 )
 def test_no_version(text):
-    driver, gpus, warnings = smi.parse(dump(driver=text), "node.xml")
+    driver, gpus, warnings = smi.parse_dump(dump(driver=text), "node.xml")
     assert driver is None
     assert gpus == ()
     assert warnings == ("node.xml: version of the kernel-mode driver not found",)
@@ -121,7 +121,7 @@ def test_placeholders_for_missing_values(value):
     fields = "".join(
         f"<{name}>{value}</{name}>" for name in ("product_name", "product_brand", "uuid", "minor_number")
     )
-    _, (only,), _ = smi.parse(
+    _, (only,), _ = smi.parse_dump(
         dump(gpu(f"{fields}<fb_memory_usage><total>{value}</total></fb_memory_usage>")), "x"
     )
     assert (only.name, only.brand, only.uuid, only.minor, only.memory_mib) == (None,) * 5
@@ -133,13 +133,13 @@ def test_placeholders_for_missing_values(value):
     [("0x26B910DE", "26b9"), ("26b910de", "26b9"), ("26B91002", None), ("N/A", None), ("26B9", None)],
 )
 def test_device_ids(device, expected):
-    _, (only,), _ = smi.parse(dump(gpu(device=device)), "x")
+    _, (only,), _ = smi.parse_dump(dump(gpu(device=device)), "x")
     assert only.pci_device_id == expected
     assert only.compute == ("8.9" if expected else None)
 
 
 def test_gpus_of_unknown_address_come_last():
-    _, gpus, _ = smi.parse(dump(gpu(bus="?"), gpu(bus="00000000:C1:00.0"), gpu()), "x")
+    _, gpus, _ = smi.parse_dump(dump(gpu(bus="?"), gpu(bus="00000000:C1:00.0"), gpu()), "x")
     assert [gpu.pci_bus_id for gpu in gpus] == ["0000:41:00.0", "0000:c1:00.0", None]
 
 
@@ -150,7 +150,7 @@ def test_mig_devices_without_numbers_are_left_out():
         "<mig_device><gpu_instance_id>3</gpu_instance_id><compute_instance_id>0</compute_instance_id>"
         "<uuid>MIG-1</uuid></mig_device></mig_devices>"
     )
-    _, (only,), warnings = smi.parse(dump(gpu(mig)), "x")
+    _, (only,), warnings = smi.parse_dump(dump(gpu(mig)), "x")
     assert [(device.gpu_instance, device.uuid) for device in only.mig] == [(3, "MIG-1")]
     assert "instance numbers" in warnings[0]
 
@@ -160,7 +160,7 @@ def test_the_dtd_may_be_embedded():
         b'SYSTEM "nvsmi_device_v12.dtd"',
         b"[<!ELEMENT nvidia_smi_log (driver_version, gpu*)><!ATTLIST gpu id CDATA #REQUIRED>]",
     )
-    assert len(smi.parse(text, "x")[1]) == 1
+    assert len(smi.parse_dump(text, "x")[1]) == 1
 
 
 BOMB = "".join(f'<!ENTITY a{n} "{f"&a{n - 1};" * 10}">' for n in range(1, 10))
@@ -192,7 +192,7 @@ BOMB = "".join(f'<!ENTITY a{n} "{f"&a{n - 1};" * 10}">' for n in range(1, 10))
 )
 def test_other_files_are_refused(raw, message):
     with pytest.raises(UsageError, match=message) as caught:
-        smi.parse(raw, "node.xml")
+        smi.parse_dump(raw, "node.xml")
     assert str(caught.value).startswith("node.xml: ")
 
 
@@ -201,25 +201,25 @@ def test_size_is_bounded(monkeypatch, tmp_path):
     path = tmp_path / "big.xml"
     path.write_bytes(dump() + b" " * 2**20)
     with pytest.raises(UsageError, match="larger than 1 MiB"):
-        smi.read(path)
+        smi.read_dump(path)
 
 
 def test_long_text_is_truncated():
-    _, (only,), _ = smi.parse(dump(gpu(f"<uuid>{'x' * 1_000_000}</uuid>")), "x")
+    _, (only,), _ = smi.parse_dump(dump(gpu(f"<uuid>{'x' * 1_000_000}</uuid>")), "x")
     assert only.uuid == "x" * smi.TEXT
 
 
 @pytest.mark.parametrize("path", ["/nowhere/dump.xml", "/", "a\0b"])
 def test_unreadable(path):
     with pytest.raises(UsageError):
-        smi.read(path)
+        smi.read_dump(path)
 
 
 @given(st.binary())
 def test_any_bytes(raw):
     for content in (raw, dump().replace(b"550.163.01", raw), dump(gpu("@")).replace(b"@", raw)):
         try:
-            smi.parse(content, "x")
+            smi.parse_dump(content, "x")
         except ImagematrixError:
             continue
 
@@ -237,7 +237,7 @@ TREES = st.recursive(
 
 @given(TREES)
 def test_any_elements(body):
-    smi.parse(dump(body, f"<gpu>{body}</gpu>"), "x")
+    smi.parse_dump(dump(body, f"<gpu>{body}</gpu>"), "x")
 
 
 @pytest.mark.parametrize("kept", ["<uuid>", "<minor_number>", "pci"])
@@ -251,4 +251,4 @@ def test_one_gpu_twice(dumps, kept):
         re.sub(r"0000(0000:\w\w:\w\w\.0)", r"\1", other) if kept == "pci" else other.replace(":00.0", ":1f.0")
     )
     with pytest.raises(UsageError, match="not the output of `nvidia-smi -q -x`: duplicate "):
-        smi.parse(f"{text[:end]}{other}{text[end:]}".encode(), "x")
+        smi.parse_dump(f"{text[:end]}{other}{text[end:]}".encode(), "x")

@@ -17,7 +17,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from imagematrix.hardware.vendors import marches
 from imagematrix.hardware.host import nvml
-print(len(marches.required("znver4", "gcc-14")) > 20, nvml.read().message)
+print(len(marches.get_required_flags("znver4", "gcc-14")) > 20, nvml.read_nvml().message)
 """
 
 

@@ -23,23 +23,23 @@ def needed(arch):
 
 def test_the_table_has_what_compilers_need_and_kernels_do_not_print():
     printed = frozenset(_data.load("cpuid.json")["printed"]["x86_64"].split())
-    assert needed("x86_64") - printed == cpuid.unprinted().keys()
+    assert needed("x86_64") - printed == cpuid.list_unprinted_flags().keys()
 
 
 @pytest.mark.parametrize("arch", marches.IGNORED)
 def test_a_probe_can_see_all_flags_that_compilers_need(arch):
-    assert needed(arch) <= cpuid.visible(arch)
-    assert not {"avx512_made_up"} & cpuid.visible(arch)
+    assert needed(arch) <= cpuid.list_visible_flags(arch)
+    assert not {"avx512_made_up"} & cpuid.list_visible_flags(arch)
 
 
 def test_no_flag_is_printed_on_an_unknown_architecture():
-    assert cpuid.visible("riscv64") == frozenset()
+    assert cpuid.list_visible_flags("riscv64") == frozenset()
 
 
 def test_flags_follow_those_that_they_need():
     seen: set[str] = set()
-    for flag, bit in cpuid.unprinted().items():
-        assert not bit.proofs & cpuid.unprinted().keys() - seen
+    for flag, bit in cpuid.list_unprinted_flags().items():
+        assert not bit.proofs & cpuid.list_unprinted_flags().keys() - seen
         assert flag not in seen
         seen.add(flag)
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from imagematrix.hardware.vendors import cuda, versions
 
-RELEASES = st.sampled_from(sorted(cuda.releases(), key=versions.order))
+RELEASES = st.sampled_from(sorted(cuda.load_releases(), key=versions.make_sort_key))
 DRIVERS = st.tuples(st.integers(340, 640), st.integers(0, 200), st.integers(0, 99)).map(
     lambda parts: f"{parts[0]}.{parts[1]}.{parts[2]:02}"
 )
@@ -44,7 +44,7 @@ DRIVERS = st.tuples(st.integers(340, 640), st.integers(0, 200), st.integers(0, 9
     ],
 )
 def test_driver_supports_the_cuda_release_of_its_branch(driver, release):
-    assert cuda.driver_cuda(driver) == release
+    assert cuda.get_newest_cuda(driver) == release
 
 
 @pytest.mark.parametrize(
@@ -109,13 +109,13 @@ def test_driver_runs_release(release, driver, runs):
 
 @given(RELEASES, DRIVERS, DRIVERS)
 def test_newer_driver_runs_no_fewer_releases(release, one, other):
-    older, newer = sorted((one, other), key=versions.order)
+    older, newer = sorted((one, other), key=versions.make_sort_key)
     assert cuda.driver_runs(release, newer) or not cuda.driver_runs(release, older)
 
 
 @given(RELEASES)
 def test_lowest_driver_runs_its_release(release):
-    lowest = cuda.lowest_driver(release)
+    lowest = cuda.get_lowest_driver(release)
     assert lowest is not None
     assert cuda.driver_runs(release, lowest)
 
@@ -135,7 +135,7 @@ def test_lowest_driver_runs_its_release(release):
     ],
 )
 def test_lowest_driver(release, driver):
-    assert cuda.lowest_driver(release) == driver
+    assert cuda.get_lowest_driver(release) == driver
 
 
 @pytest.mark.parametrize(
@@ -157,17 +157,17 @@ def test_lowest_driver(release, driver):
     ],
 )
 def test_ptx_isa_of_a_driver(driver, isa):
-    assert cuda.ptx_isa(driver) == isa
+    assert cuda.get_newest_ptx_isa(driver) == isa
 
 
 def test_minor_version_compatibility_does_not_cover_ptx():
     assert cuda.driver_runs("12.4", "535.54.03")
-    built, compiled = cuda.release("12.4").ptx_isa, cuda.ptx_isa("535.54.03")
-    assert versions.order(built) > versions.order(compiled)
+    built, compiled = cuda.get_release("12.4").ptx_isa, cuda.get_newest_ptx_isa("535.54.03")
+    assert versions.make_sort_key(built) > versions.make_sort_key(compiled)
 
 
 def test_release_has_all_facts():
-    release = cuda.release("12.4")
+    release = cuda.get_release("12.4")
     assert release.name == "12.4"
     assert release.toolkit_driver == "550.54.14"
     assert release.floor == "525.60.13"
@@ -179,25 +179,25 @@ def test_release_has_all_facts():
 
 
 def test_unknown_facts_are_none():
-    assert cuda.release("12.10") is None
-    assert (cuda.release("12.7").toolkit_driver, cuda.release("12.7").targets) == (None, frozenset())
-    assert cuda.release("13.5").branch is None
-    assert cuda.release("13.0").toolkit_driver is None
-    assert cuda.release("10.2").floor is None
-    assert cuda.release("9.0").max_clang is None
+    assert cuda.get_release("12.10") is None
+    assert (cuda.get_release("12.7").toolkit_driver, cuda.get_release("12.7").targets) == (None, frozenset())
+    assert cuda.get_release("13.5").branch is None
+    assert cuda.get_release("13.0").toolkit_driver is None
+    assert cuda.get_release("10.2").floor is None
+    assert cuda.get_release("9.0").max_clang is None
 
 
 def test_releases_are_ordered_and_immutable():
-    names = list(cuda.releases())
-    assert names == sorted(names, key=versions.order)
+    names = list(cuda.load_releases())
+    assert names == sorted(names, key=versions.make_sort_key)
     with pytest.raises(TypeError):
-        cuda.releases()["15.0"] = cuda.release("12.4")  # type: ignore[index]  # which is the point
+        cuda.load_releases()["15.0"] = cuda.get_release("12.4")  # type: ignore[index]  # which is the point
 
 
 def test_later_releases_have_later_branches_and_newer_ptx():
-    branches = [release.branch for release in cuda.releases().values() if release.branch]
+    branches = [release.branch for release in cuda.load_releases().values() if release.branch]
     assert branches == sorted(set(branches))
-    isas = [versions.order(release.ptx_isa) for release in cuda.releases().values()]
+    isas = [versions.make_sort_key(release.ptx_isa) for release in cuda.load_releases().values()]
     assert isas == sorted(isas)
 
 
@@ -205,4 +205,4 @@ def test_later_releases_have_later_branches_and_newer_ptx():
     ("driver", "reads"), [("550.54.13", False), ("550.54.14", True), ("550.54.15", True)]
 )
 def test_compressed_fatbins_need_a_recent_driver(driver, reads):
-    assert (versions.order(driver) >= versions.order(cuda.COMPRESSED_FATBIN_DRIVER)) is reads
+    assert (versions.make_sort_key(driver) >= versions.make_sort_key(cuda.COMPRESSED_FATBIN_DRIVER)) is reads

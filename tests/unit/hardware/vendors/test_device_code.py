@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from imagematrix.hardware.vendors import cuda, device_code, versions
 
-WORDS = st.sampled_from(device_code.known())
-CAPABILITIES = st.sampled_from(sorted({word.rstrip("af") for word in device_code.known()}))
-PLAIN = CAPABILITIES.map(device_code.target)
+WORDS = st.sampled_from(device_code.list_capability_words())
+CAPABILITIES = st.sampled_from(sorted({word.rstrip("af") for word in device_code.list_capability_words()}))
+PLAIN = CAPABILITIES.map(device_code.make_target)
 
 
 @pytest.mark.parametrize(
@@ -22,31 +22,31 @@ PLAIN = CAPABILITIES.map(device_code.target)
     ],
 )
 def test_words_convert_to_targets(compute, target, capability):
-    assert device_code.target(compute) == target
-    assert device_code.capability(target) == capability
+    assert device_code.make_target(compute) == target
+    assert device_code.get_capability(target) == capability
 
 
 @given(WORDS)
 def test_every_known_word_is_a_target_of_some_release(word):
-    assert word in device_code.known()
-    target = device_code.target(word)
-    assert any(target in release.targets for release in cuda.releases().values())
+    assert word in device_code.list_capability_words()
+    target = device_code.make_target(word)
+    assert any(target in release.targets for release in cuda.load_releases().values())
 
 
 @pytest.mark.parametrize("word", ["2.1", "3.2", "8.6", "8.7", "9.0", "9.0a", "10.0f", "10.7", "12.1f"])
 def test_valid_words_are_known(word):
-    assert word in device_code.known()
+    assert word in device_code.list_capability_words()
 
 
 @pytest.mark.parametrize(
     "word", ["", "9", "90", "sm_90", "9.0b", "9.0f", "8.6f", "8.6a", "4.0", "9.00", "9.0A", " 9.0", "native"]
 )
 def test_invalid_words_are_unknown(word):
-    assert word not in device_code.known()
+    assert word not in device_code.list_capability_words()
 
 
 def test_known_words_are_ordered():
-    words = device_code.known()
+    words = device_code.list_capability_words()
     assert words.index("8.9") < words.index("9.0") < words.index("9.0a") < words.index("10.0")
     assert len(set(words)) == len(words)
 
@@ -139,11 +139,11 @@ def test_ptx_runs_wherever_the_cubin_runs(target, compute):
 
 @given(WORDS, CAPABILITIES)
 def test_cubin_runs_on_its_own_capability_and_nothing_older(word, compute):
-    target = device_code.target(word)
-    own = device_code.capability(target)
+    target = device_code.make_target(word)
+    own = device_code.get_capability(target)
     assert device_code.cubin_runs(target, own)
-    assert device_code.distance(target, own) == 0
-    if versions.order(compute) < versions.order(own):
+    assert device_code.measure_distance(target, own) == 0
+    if versions.make_sort_key(compute) < versions.make_sort_key(own):
         assert not device_code.cubin_runs(target, compute)
 
 
@@ -152,4 +152,4 @@ def test_cubin_runs_on_its_own_capability_and_nothing_older(word, compute):
     [("86", "8.6", 0), ("80", "8.9", 9), ("86", "8.9", 3), ("100f", "10.3", 3), ("90a", "9.0", 0)],
 )
 def test_distance_between_target_and_capability(target, compute, distance):
-    assert device_code.distance(target, compute) == distance
+    assert device_code.measure_distance(target, compute) == distance

@@ -10,7 +10,7 @@ CHIPS = load("gpus.json")["chips"]
 
 @pytest.mark.parametrize("number", ["26b9", "26B9", "0x26b9", "0X26B9"])
 def test_product_is_found_by_device_id(number):
-    assert gpus.product(number) == gpus.Product(
+    assert gpus.get_product(number) == gpus.Product(
         pci_device_id="26b9", chip="AD102", name="L40S", compute="8.9", last_branch=None
     )
 
@@ -27,7 +27,7 @@ def test_product_is_found_by_device_id(number):
     ],
 )
 def test_product_has_capability_and_last_branch(number, compute, last_branch):
-    product = gpus.product(number)
+    product = gpus.get_product(number)
     assert (product.compute, product.last_branch) == (compute, last_branch)
 
 
@@ -46,12 +46,12 @@ def test_product_has_capability_and_last_branch(number, compute, last_branch):
     ],
 )
 def test_capability_is_found_by_the_name_of_a_product(name, found):
-    assert gpus.capabilities(name) == found
+    assert gpus.find_capabilities(name) == found
 
 
 @pytest.mark.parametrize("number", ["", "0000", "ffff", "26b", "0x", "10de"])
 def test_unknown_product_is_none(number):
-    assert gpus.product(number) is None
+    assert gpus.get_product(number) is None
 
 
 def test_device_ids_are_unique_and_named():
@@ -62,11 +62,11 @@ def test_device_ids_are_unique_and_named():
 
 def test_every_chip_capability_is_a_known_target():
     capabilities = {chip["compute"] for chip in CHIPS.values()} - {None}
-    assert {word for word in capabilities if word not in device_code.known()} == set()
+    assert {word for word in capabilities if word not in device_code.list_capability_words()} == set()
 
 
 def test_last_branches_are_known_to_cuda_or_older():
-    branches = {release.branch for release in cuda.releases().values()}
+    branches = {release.branch for release in cuda.load_releases().values()}
     assert {chip["last_branch"] for chip in CHIPS.values()} - branches - {None} == {390}
 
 
@@ -85,7 +85,7 @@ def test_last_branches_are_known_to_cuda_or_older():
     ],
 )
 def test_last_branch_of_a_gpu(number, compute, last):
-    assert gpus.last_branch(number, compute) == last
+    assert gpus.get_last_branch(number, compute) == last
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_last_branch_of_a_gpu(number, compute, last):
     ],
 )
 def test_data_centre_parts_are_recognized(brand, name, expected):
-    assert gpus.data_centre(brand, name) is expected
+    assert gpus.is_data_centre(brand, name) is expected
 
 
 @pytest.mark.parametrize(
@@ -146,15 +146,15 @@ def test_data_centre_parts_are_recognized(brand, name, expected):
     ],
 )
 def test_brand_is_derived_from_the_name(name, brand):
-    assert gpus.brand(name) == brand
-    assert gpus.data_centre(brand, name) is (brand is not None)
+    assert gpus.get_brand(name) == brand
+    assert gpus.is_data_centre(brand, name) is (brand is not None)
 
 
 def test_data_centre_names_match_products():
-    names = {gpus.product(number).name for chip in CHIPS.values() for number in chip["devices"]}
+    names = {gpus.get_product(number).name for chip in CHIPS.values() for number in chip["devices"]}
     words = {word for name in names for word in name.replace("/", " ").replace("-", " ").split()}
     assert {word for name in load("gpus.json")["data_centre"] for word in name.split()} <= words
-    branded = {name for name in names if gpus.brand(name)}
+    branded = {name for name in names if gpus.get_brand(name)}
     others = ("GeForce", "Quadro", "RTX", "NVS", "TITAN", "CMP")
     assert [name for name in branded if name.startswith(others)] == ["RTX PRO 6000 Blackwell Server Edition"]
 
@@ -187,13 +187,13 @@ def test_brands_match_nvml():
     ],
 )
 def test_first_branch_is_that_of_the_first_release_for_the_gpu_or_a_newer_one(compute, branch):
-    assert gpus.first_branch(compute) == branch
+    assert gpus.get_first_branch(compute) == branch
 
 
 def test_first_branches_rise_with_the_capability():
     """No GPU needs a newer driver than a GPU of a later generation."""
-    order = sorted(gpus.first_branches(), key=versions.order)
-    branches = [gpus.first_branches()[compute] for compute in order]
+    order = sorted(gpus.list_first_branches(), key=versions.make_sort_key)
+    branches = [gpus.list_first_branches()[compute] for compute in order]
     assert branches == sorted(set(branches))
 
 
@@ -201,4 +201,4 @@ def test_no_chip_was_dropped_before_it_was_supported():
     ended = {
         row["compute"]: row["last_branch"] for row in CHIPS.values() if row["last_branch"] and row["compute"]
     }
-    assert all(gpus.first_branch(compute) <= last for compute, last in ended.items())
+    assert all(gpus.get_first_branch(compute) <= last for compute, last in ended.items())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from imagematrix.hardware.vendors.installers import TORCH_BACKENDS, torch_backend
+from imagematrix.hardware.vendors.installers import TORCH_BACKENDS, get_torch_backend
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from imagematrix.hardware.vendors.installers import TORCH_BACKENDS, torch_backen
     ],
 )
 def test_the_newest_index_that_is_not_newer(cuda, backend):
-    assert torch_backend(cuda) == backend
+    assert get_torch_backend(cuda) == backend
 
 
 def test_uv_has_an_index_for_each():

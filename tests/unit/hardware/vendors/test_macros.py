@@ -23,7 +23,7 @@ X86 = """\
 
 
 def test_x86_flags_are_read_from_macros():
-    assert macros.flags(X86, "x86_64") == {
+    assert macros.parse_flags(X86, "x86_64") == {
         "pni",
         "abm",
         "sse4_2",
@@ -39,23 +39,23 @@ def test_x86_flags_are_read_from_macros():
 
 def test_aarch64_flags_are_read_from_macros():
     text = "#define __ARM_FEATURE_ATOMICS 1\n#define __ARM_FEATURE_SVE2_AES 1\n#define __ARM_FEATURE_AES 1\n"
-    assert macros.flags(text, "aarch64") == {"atomics", "aes", "pmull", "sveaes", "svepmull"}
+    assert macros.parse_flags(text, "aarch64") == {"atomics", "aes", "pmull", "sveaes", "svepmull"}
 
 
 def test_flags_unknown_to_kernels_are_required():
     text = "#define __APX_F__ 1\n#define __EGPR__ 1\n#define __AVX10_2__ 1\n#define __AVX10_1__ 1\n"
-    assert macros.flags(text, "x86_64") == {"apx", "avx10_2"}
+    assert macros.parse_flags(text, "x86_64") == {"apx", "avx10_2"}
 
 
 @pytest.mark.parametrize(
     "text", ["", "\n", "#define", "# 1 __AVX__", "__AVX__ 1", "#undef __AVX__", "#define __avx__ 1"]
 )
 def test_other_lines_are_ignored(text):
-    assert macros.flags(text, "x86_64") == frozenset()
+    assert macros.parse_flags(text, "x86_64") == frozenset()
 
 
 def test_line_endings_do_not_matter():
-    assert macros.flags("#define __AVX__ 1\r\n#define  __AVX2__  1", "x86_64") == {"avx", "avx2"}
+    assert macros.parse_flags("#define __AVX__ 1\r\n#define  __AVX2__  1", "x86_64") == {"avx", "avx2"}
 
 
 @pytest.mark.parametrize(
@@ -86,4 +86,4 @@ def test_line_endings_do_not_matter():
     ],
 )
 def test_features_without_a_macro_are_added(march, flags):
-    assert macros.unannounced(march) == flags
+    assert macros.list_unannounced_flags(march) == flags

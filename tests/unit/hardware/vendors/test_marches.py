@@ -13,23 +13,25 @@ FLAGS = st.frozensets(st.sampled_from([*LEVEL_FLAGS, "aes", "avx512_vnni"]))
 
 
 def test_compilers_are_ordered_and_cover_both_architectures():
-    assert marches.compilers() == (
+    assert marches.list_compilers() == (
         *(f"clang-{major}" for major in (*range(14, 20), 21, 22)),
         *(f"gcc-{major}" for major in range(11, 17)),
     )
-    for compiler in marches.compilers():
-        assert {"x86-64", "x86-64-v3", "haswell", "armv8-a", "neoverse-n1"} <= marches.known(compiler)
+    for compiler in marches.list_compilers():
+        assert {"x86-64", "x86-64-v3", "haswell", "armv8-a", "neoverse-n1"} <= marches.list_known_names(
+            compiler
+        )
 
 
 def test_marches_known_to_a_compiler():
-    assert marches.known("gcc-17") is None
-    assert "znver3" in marches.known("gcc-12")
-    assert "znver4" not in marches.known("gcc-12")
-    assert "neoverse-v2" not in marches.known("clang-15")
-    assert "diamondrapids" in marches.known("gcc-15")
-    assert "znver6" not in marches.known("gcc-15")
-    assert "znver6" in marches.known("gcc-16")
-    assert "native" not in marches.known("gcc-14")
+    assert marches.list_known_names("gcc-17") is None
+    assert "znver3" in marches.list_known_names("gcc-12")
+    assert "znver4" not in marches.list_known_names("gcc-12")
+    assert "neoverse-v2" not in marches.list_known_names("clang-15")
+    assert "diamondrapids" in marches.list_known_names("gcc-15")
+    assert "znver6" not in marches.list_known_names("gcc-15")
+    assert "znver6" in marches.list_known_names("gcc-16")
+    assert "native" not in marches.list_known_names("gcc-14")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_marches_known_to_a_compiler():
     ],
 )
 def test_required_flags_of_a_march(march, compiler, present, absent):
-    required = marches.required(march, compiler)
+    required = marches.get_required_flags(march, compiler)
     assert present <= required
     assert not absent & required
 
@@ -76,21 +78,21 @@ def test_required_flags_of_a_march(march, compiler, present, absent):
     ],
 )
 def test_unknown_march_has_no_required_flags(march, compiler):
-    assert marches.required(march, compiler) is None
+    assert marches.get_required_flags(march, compiler) is None
 
 
 @pytest.mark.parametrize("compiler", ["gcc-17", "gcc-9", "gcc"])
 def test_unknown_compiler_version_requires_all_known_flags(compiler):
-    versions = [marches.required("sapphirerapids", f"gcc-{major}") for major in range(11, 17)]
-    assert marches.required("sapphirerapids", compiler) == frozenset().union(*versions)
-    assert marches.required("znver6", compiler) == marches.required("znver6", "gcc-16")
+    versions = [marches.get_required_flags("sapphirerapids", f"gcc-{major}") for major in range(11, 17)]
+    assert marches.get_required_flags("sapphirerapids", compiler) == frozenset().union(*versions)
+    assert marches.get_required_flags("znver6", compiler) == marches.get_required_flags("znver6", "gcc-16")
 
 
 def test_ignored_flags_are_never_required():
     for arch, ignored in marches.IGNORED.items():
         for march in TABLE[arch]:
-            for compiler in marches.compilers():
-                assert not ignored & (marches.required(march, compiler) or frozenset())
+            for compiler in marches.list_compilers():
+                assert not ignored & (marches.get_required_flags(march, compiler) or frozenset())
 
 
 def test_every_flag_of_the_table_has_a_macro():
@@ -121,28 +123,30 @@ def test_every_flag_of_the_table_has_a_macro():
 )
 @pytest.mark.parametrize("compiler", ["gcc-14", "clang-14"])
 def test_level_of_required_flags(march, compiler, level):
-    assert marches.level(marches.required(march, compiler)) == level
+    assert marches.get_level(marches.get_required_flags(march, compiler)) == level
 
 
 @pytest.mark.parametrize("name", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
 def test_each_level_matches_every_compiler(name):
-    for compiler in marches.compilers():
-        assert marches.level(marches.required(name, compiler)) == name
+    for compiler in marches.list_compilers():
+        assert marches.get_level(marches.get_required_flags(name, compiler)) == name
 
 
 def test_level_of_a_host():
     v3 = {flag for name, flags in marches.LEVELS[:3] for flag in flags}
     host = v3 | {"fpu", "vme", "syscall", "lm", "cmov", "xsave", "avx512f", "avx512vl"}
-    assert marches.level(host) == "x86-64-v3"
-    assert marches.level(host - {"movbe"}) == "x86-64-v2"
-    assert marches.level(host - {"sse2"}) is None
-    assert marches.level(frozenset({"fp", "asimd", "atomics"})) is None
-    assert marches.level(frozenset()) is None
+    assert marches.get_level(host) == "x86-64-v3"
+    assert marches.get_level(host - {"movbe"}) == "x86-64-v2"
+    assert marches.get_level(host - {"sse2"}) is None
+    assert marches.get_level(frozenset({"fp", "asimd", "atomics"})) is None
+    assert marches.get_level(frozenset()) is None
 
 
 @given(FLAGS, FLAGS)
 def test_more_flags_never_lower_the_level(some, more):
-    assert marches.level_rank(marches.level(some)) <= marches.level_rank(marches.level(some | more))
+    assert marches.get_level_rank(marches.get_level(some)) <= marches.get_level_rank(
+        marches.get_level(some | more)
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,7 +162,7 @@ def test_more_flags_never_lower_the_level(some, more):
     ],
 )
 def test_levels_are_ranked(level, rank):
-    assert marches.level_rank(level) == rank
+    assert marches.get_level_rank(level) == rank
 
 
 @pytest.mark.parametrize(
@@ -183,7 +187,7 @@ def test_levels_are_ranked(level, rank):
     ],
 )
 def test_vendor_of_a_march(march, vendor):
-    assert marches.vendor(march) == vendor
+    assert marches.get_vendor(march) == vendor
 
 
 @pytest.mark.parametrize(
@@ -199,7 +203,7 @@ def test_vendor_of_a_march(march, vendor):
     ],
 )
 def test_vendor_of_a_host(vendor_id, vendor):
-    assert marches.host_vendor(vendor_id) == vendor
+    assert marches.get_host_vendor(vendor_id) == vendor
 
 
 @pytest.mark.parametrize(
@@ -216,8 +220,8 @@ def test_vendor_of_a_host(vendor_id, vendor):
     ],
 )
 def test_architecture_and_option_of_a_march(march, arch, option):
-    assert marches.arch(march) == arch
-    assert marches.option(march, arch) == option
+    assert marches.get_arch(march) == arch
+    assert marches.get_option(march, arch) == option
 
 
 def test_march_names_are_unique_to_an_architecture():

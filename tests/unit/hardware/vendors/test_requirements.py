@@ -3,7 +3,7 @@
 import pytest
 
 from imagematrix.errors import UsageError
-from imagematrix.hardware.vendors.requirements import holds, parse, text
+from imagematrix.hardware.vendors.requirements import format_requirement, is_met, parse_requirement
 
 OFFICIAL = "cuda>=12.4 brand=tesla,driver>=470,driver<471 brand=unknown,driver>=470,driver<471"
 
@@ -26,7 +26,7 @@ OFFICIAL = "cuda>=12.4 brand=tesla,driver>=470,driver<471 brand=unknown,driver>=
     ],
 )
 def test_requirement_is_evaluated(expression, have, expected):
-    assert holds(parse(expression), lambda one: one.met(have[one.name])) is expected
+    assert is_met(parse_requirement(expression), lambda one: one.met(have[one.name])) is expected
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,8 @@ def test_requirement_is_evaluated(expression, have, expected):
 )
 def test_invalid_requirement_is_rejected(word):
     with pytest.raises(UsageError, match="invalid requirement"):
-        parse(word)
+        parse_requirement(word)
 
 
 def test_requirement_round_trips():
-    assert text(parse(f"  {OFFICIAL} ")) == OFFICIAL
+    assert format_requirement(parse_requirement(f"  {OFFICIAL} ")) == OFFICIAL

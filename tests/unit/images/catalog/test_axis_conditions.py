@@ -2,7 +2,7 @@
 
 import pytest
 
-from imagematrix.images.catalog.axis_conditions import ConditionError, matching, parse_only
+from imagematrix.images.catalog.axis_conditions import ConditionError, match_values, parse_only
 
 CUDA = ("none", "11.8", "12.4", "12.10")
 MARCH = ("x86-64-v3", "znver3", "znver4", "haswell")
@@ -26,7 +26,7 @@ MARCH = ("x86-64-v3", "znver3", "znver4", "haswell")
     ],
 )
 def test_conditions_match_values(words, values, expected):
-    assert matching(words, values) == expected
+    assert match_values(words, values) == expected
 
 
 def test_only_is_parsed_by_axis():

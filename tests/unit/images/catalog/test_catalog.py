@@ -6,7 +6,7 @@ import re
 import pytest
 
 from imagematrix.common import json_documents
-from imagematrix.common.image_reference import split
+from imagematrix.common.image_reference import split_version
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
@@ -110,7 +110,7 @@ def test_variant_with_a_driver_but_unknown_cuda_is_a_gpu_variant():
 
 def test_errors_name_the_loaded_file(tmp_path):
     path = tmp_path / "catalog.json"
-    path.write_text(json_documents.dump(document(ENTRY)))
+    path.write_text(json_documents.dump_json(document(ENTRY)))
     assert open_catalog(path) == open_catalog(str(path)) == parsed(ENTRY)
     path.write_text('{"schema": 1}')
     with pytest.raises(UsageError, match=rf"{path}: schema: expected a string, found a number"):
@@ -218,8 +218,8 @@ def test_single_variant_round_trips():
 def test_parts_of_files_round_trip_through_the_label():
     variant = Variant.from_json(ENTRY | {"device_code": [DIVIDED]})
     assert variant.to_json()["device_code"] == [DIVIDED]
-    label = {labels.VARIANT: labels.write(variant)}
-    again = labels.read(label, reference=variant.reference, digest=variant.digest, size=variant.size)
+    label = {labels.VARIANT: labels.write_variant(variant)}
+    again = labels.read_variant(label, reference=variant.reference, digest=variant.digest, size=variant.size)
     assert again == variant
 
 
@@ -280,7 +280,7 @@ def test_document_may_have_no_axes_and_no_defaults():
     ],
 )
 def test_image_name_is_split(name, parts):
-    assert split(name) == parts
+    assert split_version(name) == parts
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_image_name_is_split(name, parts):
 )
 def test_invalid_image_name_is_rejected(name):
     with pytest.raises(UsageError, match=r"invalid image name .*: expected a name such as training:v1"):
-        split(name)
+        split_version(name)
 
 
 def of_registry(*variants):

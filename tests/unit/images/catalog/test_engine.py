@@ -6,12 +6,12 @@ import pytest
 
 from imagematrix import Catalog
 from imagematrix.build.stores.engine import EngineStore
-from imagematrix.common.image_reference import split
+from imagematrix.common.image_reference import split_version
 from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import Variant
 from imagematrix.images.catalog.engine import catalog, catalogs
-from imagematrix.images.catalog.sources import confirm, open_catalog
+from imagematrix.images.catalog.sources import open_catalog, require_not_built_on
 
 SHORT = "0123456789ab"
 DIGEST = f"sha256:{'d' * 64}"
@@ -34,13 +34,13 @@ def one(image="training", version="v1", cell="cpu-znver4", **facts):
     ],
 )
 def test_image_name_has_an_optional_version(name, parts):
-    assert split(name) == parts
+    assert split_version(name) == parts
 
 
 @pytest.mark.parametrize("name", [":v1", "training:", ":"])
 def test_invalid_image_name_is_rejected(name):
     with pytest.raises(UsageError, match=r"invalid image name .*: expected a name such as training:v1"):
-        split(name)
+        split_version(name)
 
 
 def test_labels_restore_the_catalog(engine, shipped_catalog):
@@ -82,10 +82,10 @@ def configured(own, **settings):
 
 def test_content_digest_is_the_same_from_a_configuration_and_from_an_engine():
     own = {"x": "y"}
-    made = labels.content(configured(own))
+    made = labels.hash_content(configured(own))
     own[labels.CONTENT] = made
-    assert not labels.inherited(configured(own))
-    assert not labels.inherited(inspected(own))
+    assert not labels.has_inherited(configured(own))
+    assert not labels.has_inherited(inspected(own))
     changes: tuple[dict[str, object], ...] = (
         {"Cmd": ["sh"]},
         {"Env": ["A=C"]},
@@ -97,23 +97,23 @@ def test_content_digest_is_the_same_from_a_configuration_and_from_an_engine():
         {"Labels": {**own, "z": ""}},
     )
     for changed in changes:
-        assert labels.inherited(configured(own) | {"config": configured(own)["config"] | changed})
-        assert labels.inherited(inspected(own, **changed))
+        assert labels.has_inherited(configured(own) | {"config": configured(own)["config"] | changed})
+        assert labels.has_inherited(inspected(own, **changed))
     for raw in (configured(own), inspected(own)):
         layers = (
             {"rootfs": {"diff_ids": ["sha256:1"]}} if "os" in raw else {"RootFS": {"Layers": ["sha256:1"]}}
         )
-        assert labels.inherited(raw | layers)
-        assert labels.inherited(raw | {"architecture" if "os" in raw else "Architecture": "arm64"})
+        assert labels.has_inherited(raw | layers)
+        assert labels.has_inherited(raw | {"architecture" if "os" in raw else "Architecture": "arm64"})
 
 
 @pytest.mark.parametrize(
     "raw", [{}, {"config": []}, {"config": {"Labels": 5}}, {"Config": {"Labels": ["x"]}}]
 )
 def test_damaged_configuration_has_no_labels(raw):
-    assert labels.of(raw) == {}
-    assert not labels.inherited(raw)
-    assert labels.content(raw).startswith("sha256:")
+    assert labels.get_labels(raw) == {}
+    assert not labels.has_inherited(raw)
+    assert labels.hash_content(raw).startswith("sha256:")
 
 
 def add_image(engine, **settings):
@@ -121,7 +121,7 @@ def add_image(engine, **settings):
     engine.add_catalog(one())
     (entry,) = engine.images
     entry["Labels"][labels.INPUTS] = "{}"
-    entry["Labels"][labels.CONTENT] = labels.content(configured(entry["Labels"]))
+    entry["Labels"][labels.CONTENT] = labels.hash_content(configured(entry["Labels"]))
     (reference,) = entry["RepoTags"]
     document = inspected(entry["Labels"], **settings)
     engine.responses["GET", f"/images/{reference}/json"] = 200, json.dumps(document).encode()
@@ -134,20 +134,20 @@ def test_image_that_took_the_name_of_its_variant_is_refused(engine):
     message = f"{reference} is not the variant of this name, but an image built on the variant"
     with EngineStore() as store:
         for read in (
-            lambda: confirm("training:v1", None, [reference]),
-            lambda: confirm(None, None, [reference]),
+            lambda: require_not_built_on("training:v1", None, [reference]),
+            lambda: require_not_built_on(None, None, [reference]),
             lambda: store.list_variants("training", "v1"),
         ):
             with pytest.raises(AuditError, match=message) as caught:
                 read()
             assert caught.value.remedy == f"run `docker image rm {reference}` and build again"
     for image, name in (("training:v1", "saved.json"), ("reg:5000/training:v1", None)):
-        confirm(image, name, [reference])  # its digest tells
+        require_not_built_on(image, name, [reference])  # its digest tells
 
 
 def test_variant_with_its_name_is_confirmed(engine):
     reference = add_image(engine)
-    confirm("training:v1", None, [reference, "training:gone"])
+    require_not_built_on("training:v1", None, [reference, "training:gone"])
     with EngineStore() as store:
         assert [one.reference for one in store.list_variants("training", "v1")] == [reference]
 

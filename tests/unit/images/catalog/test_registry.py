@@ -139,7 +139,7 @@ def test_image_built_on_a_variant_is_not_the_variant(server, sealed):
     own = {"io.imagematrix.image": f"{server.address}/ml/training", **manifest()["annotations"]}
     config: dict[str, Any] = {"architecture": "amd64", "os": "linux", "config": {"Labels": own}}
     if sealed:
-        own[labels.CONTENT] = labels.content(config)
+        own[labels.CONTENT] = labels.hash_content(config)
     tag = "v1-cpu-znver4-0123456789ab"
     digest = repository.image(tag, {}, config=json.dumps(config).encode())
     config["config"]["Env"] = ["A=B"]

@@ -111,7 +111,7 @@ def at_site(monkeypatch, tmp_path, server):
 
 def notes_of(image):
     told: list[str] = []
-    return sources.stored_catalog(image, told.append), told
+    return sources.open_stored_catalog(image, told.append), told
 
 
 def test_the_site_s_registry_has_what_the_engine_does_not(at_site, engine, shipped_catalog):

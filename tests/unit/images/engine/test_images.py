@@ -14,15 +14,15 @@ def test_images_take_one_request_without_a_library(engine):
     engine.add_image({LABEL: "training"})
     engine.add_image({"other": "label"})
     engine.add_image(None)
-    assert images.listed(LABEL) == engine.images[:1]
-    assert images.listed(f"{LABEL}=training") == engine.images[:1]
-    assert images.listed(f"{LABEL}=é &#") == []
+    assert images.list_labelled(LABEL) == engine.images[:1]
+    assert images.list_labelled(f"{LABEL}=training") == engine.images[:1]
+    assert images.list_labelled(f"{LABEL}=é &#") == []
     assert len(engine.requests) == 3
 
 
 def test_images_of_a_remote_engine_are_listed(remote_engine):
     remote_engine.add_image({LABEL: "training"})
-    assert images.listed(LABEL) == remote_engine.images
+    assert images.list_labelled(LABEL) == remote_engine.images
     assert remote_engine.requests[0] == "/version"
 
 

@@ -7,7 +7,7 @@ from docker.errors import APIError
 from double import Double, response
 
 from imagematrix.errors import EngineError, UnknownImageError
-from imagematrix.images.engine.pull import PullProgress, pull
+from imagematrix.images.engine.pull import PullProgress, pull_image
 
 NAME = f"registry:5000/ml/t@sha256:{'1' * 64}"
 
@@ -31,7 +31,7 @@ class Engine(Double):
 def reported(*events):
     """Return the progress after the last of these events."""
     seen: list[PullProgress] = []
-    pull(NAME, report=seen.append, client=Engine(*events))
+    pull_image(NAME, report=seen.append, client=Engine(*events))
     return seen[-1]
 
 
@@ -42,8 +42,8 @@ def event(status, layer, current=None):
 
 def test_a_digest_is_pulled_without_a_tag_and_a_tag_without_a_digest():
     engine = Engine()
-    pull(NAME, platform="linux/arm64", client=engine)
-    pull("training:v1-x", client=engine)
+    pull_image(NAME, platform="linux/arm64", client=engine)
+    pull_image("training:v1-x", client=engine)
     (first, options), (second, _) = engine.requests
     assert first == ("registry:5000/ml/t", f"sha256:{'1' * 64}")
     assert options == {"stream": True, "decode": True, "platform": "linux/arm64"}
@@ -82,26 +82,26 @@ def test_layers_are_counted_from_what_the_engine_reports():
 def test_errors_of_a_pull_have_a_remedy(message, error, remedy, at_once):
     told = APIError("500", response({}), message) if at_once else {"error": message}
     with pytest.raises(error) as caught:
-        pull(NAME, client=Engine(event("Pulling fs layer", "a"), told))
+        pull_image(NAME, client=Engine(event("Pulling fs layer", "a"), told))
     assert str(caught.value) == f"cannot pull {NAME}: {message}"
     assert remedy in caught.value.remedy
 
 
 def test_a_full_disk_is_named_without_the_engine_s_paths():
     with pytest.raises(EngineError) as caught:
-        pull(NAME, client=Engine({"error": "write /data/x: no space left on device: unknown"}))
+        pull_image(NAME, client=Engine({"error": "write /data/x: no space left on device: unknown"}))
     assert str(caught.value) == f"cannot pull {NAME}: no space left on device"
     assert "docker system df" in caught.value.remedy
 
 
 def test_an_error_is_one_line_without_control_characters():
     with pytest.raises(EngineError) as caught:
-        pull(NAME, client=Engine({"error": "first\nlast \x1b[31mred\x07"}))
+        pull_image(NAME, client=Engine({"error": "first\nlast \x1b[31mred\x07"}))
     assert str(caught.value).endswith(": last red\N{REPLACEMENT CHARACTER}")
 
 
 def test_an_engine_that_ends_meanwhile_is_an_engine_error(no_engine):  # noqa: ARG001 - for its effect
     with pytest.raises(EngineError, match="cannot reach the Docker engine"):
-        pull(NAME, client=Engine(event("Pulling fs layer", "a"), ConnectionError("reset")))
+        pull_image(NAME, client=Engine(event("Pulling fs layer", "a"), ConnectionError("reset")))
     with pytest.raises(EngineError, match="cannot reach the Docker engine"):
-        pull(NAME)
+        pull_image(NAME)

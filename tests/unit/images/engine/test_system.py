@@ -20,8 +20,8 @@ def test_podman_is_distinguished_from_docker(request, kind):
 
 def test_local_dockerd_is_on_this_machine(engine, monkeypatch):
     engine.info["Name"] = "elsewhere"
-    monkeypatch.setattr(system, "listener", lambda _: "dockerd")
-    assert system.remote() is None
+    monkeypatch.setattr(system, "get_listener_name", lambda _: "dockerd")
+    assert system.get_remote_name() is None
     assert engine.requests == []
 
 
@@ -29,11 +29,11 @@ def test_local_dockerd_is_on_this_machine(engine, monkeypatch):
 def test_remote_engine_is_detected_by_its_host_name(request, kind):
     """A socket forwarded by ssh has ssh as its listener; here it is this process."""
     answering = request.getfixturevalue(kind)
-    assert system.remote() is None
+    assert system.get_remote_name() is None
     answering.info["Name"] = "node7"
-    assert system.remote() == "node7"
+    assert system.get_remote_name() == "node7"
     answering.info["Name"] = ""
-    assert system.remote() == endpoint.address()
+    assert system.get_remote_name() == endpoint.find_address()
 
 
 def test_engine_of_this_container_is_on_this_machine(engine, monkeypatch, tmp_path):
@@ -44,9 +44,9 @@ def test_engine_of_this_container_is_on_this_machine(engine, monkeypatch, tmp_pa
     monkeypatch.setattr(
         system, "open", lambda path, **_: mounts.open() if "mount" in path else 1, raising=False
     )
-    monkeypatch.setattr(system, "listener", lambda _: None)
-    assert system.remote() is None
+    monkeypatch.setattr(system, "get_listener_name", lambda _: None)
+    assert system.get_remote_name() is None
     engine.containers = []
-    assert system.remote() == "node7"
+    assert system.get_remote_name() == "node7"
     mounts.unlink()
-    assert system.remote() == "node7"
+    assert system.get_remote_name() == "node7"

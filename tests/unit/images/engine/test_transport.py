@@ -13,7 +13,7 @@ import pytest
 
 from imagematrix.errors import EngineError
 from imagematrix.images.engine import containers, endpoint, images, transport
-from imagematrix.integrations.kubernetes.install import authority
+from imagematrix.integrations.kubernetes.install import certificates
 
 LABEL = "io.imagematrix.image"
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("docker_host")
 def test_docker_py_client_is_connected(request, kind):
     answering = request.getfixturevalue(kind)
     answering.add_image({LABEL: "training"})
-    client = transport.client()
+    client = transport.open_client()
     assert client.api.images(filters={"label": LABEL}) == answering.images
     client.close()
 
@@ -48,7 +48,7 @@ def test_docker_py_client_is_connected(request, kind):
 def test_invalid_response_is_an_engine_error(engine, raw, expected):
     engine.raw = raw
     with pytest.raises(EngineError, match=expected):
-        images.listed(LABEL)
+        images.list_labelled(LABEL)
 
 
 @pytest.mark.parametrize("kind", ["engine", "remote_engine"])
@@ -56,7 +56,7 @@ def test_response_size_is_limited(request, kind, monkeypatch):
     monkeypatch.setattr(transport, "RESPONSE_LIMIT", 1 << 20)
     request.getfixturevalue(kind).responses["GET", "/images/json"] = 200, b"[%s]" % (b" " * (2 << 20))
     with pytest.raises(EngineError, match="response of the engine exceeds 1 MiB"):
-        images.listed(LABEL)
+        images.list_labelled(LABEL)
 
 
 def test_error_of_a_remote_engine_is_reported(remote_engine, monkeypatch):
@@ -66,7 +66,7 @@ def test_error_of_a_remote_engine_is_reported(remote_engine, monkeypatch):
     with pytest.raises(
         EngineError, match=r"the Docker engine at tcp://127.* refused: something about the daemon"
     ):
-        images.listed(LABEL)
+        images.list_labelled(LABEL)
 
 
 @pytest.fixture
@@ -92,13 +92,13 @@ def in_context(monkeypatch, tmp_path):
 def test_images_are_those_of_the_engine_in_the_context(remote_engine, in_context):
     remote_engine.add_image({LABEL: "training"})
     in_context(os.environ["DOCKER_HOST"])
-    assert images.listed(LABEL) == remote_engine.images
+    assert images.list_labelled(LABEL) == remote_engine.images
 
 
 @pytest.fixture
 def tls_engine(monkeypatch, tmp_path):
     """The address of an engine, and the certificates of it and of clients; registries have another CA."""
-    (tmp_path / "registries.pem").write_bytes(authority.make(["registry.example"]).authorities)
+    (tmp_path / "registries.pem").write_bytes(certificates.make_certificate(["registry.example"]).authorities)
     for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         monkeypatch.setenv(name, str(tmp_path / "registries.pem"))
 
@@ -113,7 +113,7 @@ def tls_engine(monkeypatch, tmp_path):
         def log_message(self, *_):
             pass
 
-    tls = authority.make(["localhost"])
+    tls = certificates.make_certificate(["localhost"])
     (tmp_path / "server.pem").write_bytes(tls.key + tls.chain)
     settings = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     settings.load_cert_chain(tmp_path / "server.pem")
@@ -129,10 +129,10 @@ def test_context_has_its_own_certificates(tls_engine, in_context, tmp_path, own)
     address, tls = tls_engine
     files = {"cert": tls.chain, "key": tls.key} if own else {}
     in_context(address, ca=tls.authorities, **files)
-    assert images.listed(LABEL) == [{"Id": "x"}]
+    assert images.list_labelled(LABEL) == [{"Id": "x"}]
     (tmp_path / "docker-config" / "contexts" / "tls").rename(tmp_path / "gone")
     with pytest.raises(EngineError, match="cannot reach the Docker engine"):
-        images.listed(LABEL)
+        images.list_labelled(LABEL)
 
 
 @pytest.mark.filterwarnings("ignore:Unverified HTTPS request")  # as DOCKER_TLS says
@@ -149,10 +149,10 @@ def test_environment_has_its_own_certificates(tls_engine, docker_host, monkeypat
         monkeypatch.setenv("DOCKER_CERT_PATH", str(tmp_path / folder))
     for name in ("DOCKER_TLS_VERIFY", "DOCKER_TLS"):
         monkeypatch.setenv(name, "1")
-        assert images.listed(LABEL) == [{"Id": "x"}]
+        assert images.list_labelled(LABEL) == [{"Id": "x"}]
         monkeypatch.delenv(name)
     with pytest.raises(EngineError, match="cannot reach the Docker engine"):  # without TLS
-        images.listed(LABEL)
+        images.list_labelled(LABEL)
 
 
 def _then_refuse(engine, real, resource):
@@ -164,14 +164,14 @@ def test_damaged_configuration_of_docker_is_reported(remote_engine, tmp_path):
     (tmp_path / "docker-config").mkdir()
     (tmp_path / "docker-config" / "config.json").write_text('{"auths": {"reg.example": {"auth": "!!!"}}}')
     with pytest.raises(EngineError, match=r"docker's configuration cannot be read"):
-        images.listed(LABEL)
+        images.list_labelled(LABEL)
     assert not remote_engine.images
 
 
 def test_remote_that_is_not_an_engine_is_reported(remote_engine):
     remote_engine.status = 500
     with pytest.raises(EngineError, match=r"cannot reach the Docker engine at tcp://127"):
-        transport.client()
+        transport.open_client()
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_remote_that_is_not_an_engine_is_reported(remote_engine):
 def test_error_for_a_missing_engine_has_a_remedy(docker_host, address):
     docker_host(address)
     with pytest.raises(EngineError, match="cannot reach the Docker engine at") as caught:
-        images.listed(LABEL)
+        images.list_labelled(LABEL)
     assert address in str(caught.value)
     assert "systemctl start docker" in caught.value.remedy
     assert caught.value.exit_code == 8
@@ -188,9 +188,11 @@ def test_error_for_a_missing_engine_has_a_remedy(docker_host, address):
 
 def test_remedy_for_a_remote_engine_refers_to_its_machine(docker_host):
     docker_host("ssh://me@nowhere.invalid")
-    error = transport.unreachable(endpoint.address(), OSError("Permission denied (publickey)"))
+    error = transport.make_unreachable_error(
+        endpoint.find_address(), OSError("Permission denied (publickey)")
+    )
     assert error.remedy.startswith("run `ssh ssh://me@nowhere.invalid docker version` to check")
-    assert "on that machine" in transport.unreachable("tcp://far:2375", OSError("no route")).remedy
+    assert "on that machine" in transport.make_unreachable_error("tcp://far:2375", OSError("no route")).remedy
 
 
 def test_permission_error_names_the_group(docker_host, monkeypatch):
@@ -203,7 +205,7 @@ def test_permission_error_names_the_group(docker_host, monkeypatch):
     with pytest.raises(
         EngineError, match=r"cannot reach the Docker engine at unix://.*: permission denied"
     ) as caught:
-        transport.client()
+        transport.open_client()
     assert "group docker" in caught.value.remedy
 
 
@@ -217,7 +219,7 @@ def test_engine_lost_during_a_response_is_reported(remote_engine, monkeypatch):
     monkeypatch.setattr(remote_engine, "answer", die)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     with pytest.raises(EngineError, match="cannot reach the Docker engine"):
-        images.listed(LABEL)
+        images.list_labelled(LABEL)
 
 
 def test_hanging_engine_times_out(docker_host, monkeypatch, tmp_path):
@@ -226,7 +228,7 @@ def test_hanging_engine_times_out(docker_host, monkeypatch, tmp_path):
         listening.bind(f"{tmp_path}/docker.sock")
         listening.listen()
         docker_host(f"unix://{tmp_path}/docker.sock")
-        for ask in (containers.running, transport.responds):
+        for ask in (containers.list_running, transport.is_responding):
             with pytest.raises(EngineError, match=r"did not respond within 0\.01 seconds") as caught:
                 ask()
             assert "systemctl status docker" in caught.value.remedy

@@ -11,15 +11,15 @@ from storing import NEEDS_SQUASHFS, PUBLISHED, from_registry, put, variant
 
 from imagematrix.errors import UsageError
 from imagematrix.images.local_store import enroot
-from imagematrix.images.local_store.fetching import FetchOptions, fetch
 from imagematrix.images.local_store.folder import ImageStore
+from imagematrix.images.local_store.image_fetch import FetchOptions, fetch_image
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
 
 
 def files(**settings):
     """Return the added files, by path, for an image with these settings."""
-    with tarfile.open(fileobj=io.BytesIO(enroot.layer({"config": settings}))) as archive:
+    with tarfile.open(fileobj=io.BytesIO(enroot.make_layer({"config": settings}))) as archive:
         return {one.name: archive.extractfile(one).read().decode() for one in archive.getmembers()}
 
 
@@ -33,7 +33,7 @@ def test_enroot_reads_four_files_and_the_configuration_may_have_nothing():
     assert sorted(files()) == ["etc/environment", "etc/fstab", "etc/rc", "etc/rc.local"]
     assert files()["etc/environment"] == files()["etc/fstab"] == files()["etc/rc.local"] == ""
     assert "exec /bin/sh\n" in files()["etc/rc"]
-    assert enroot.layer({}) == enroot.layer({"config": None})
+    assert enroot.make_layer({}) == enroot.make_layer({"config": None})
 
 
 def test_the_command_follows_the_entrypoint_and_is_replaced_by_words():
@@ -80,8 +80,8 @@ def test_a_store_keeps_the_added_files(server, tmp_path):
     image, tag = variant("cpu", env=("A=1",), entrypoint=["tool"])
     put(server, (image, tag))
     store = ImageStore(tmp_path / "store")
-    how = FetchOptions(added=enroot.layer)
-    stored = fetch(store, from_registry(server), image.digest, PUBLISHED, how)
+    how = FetchOptions(added=enroot.make_layer)
+    stored = fetch_image(store, from_registry(server), image.digest, PUBLISHED, how)
     listed = subprocess.run(
         ["unsquashfs", "-cat", stored.root, "etc/environment"], capture_output=True, check=True
     )

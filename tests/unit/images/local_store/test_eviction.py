@@ -12,10 +12,10 @@ from processes import new_folder, remove_folder
 from storing import NEEDS_SQUASHFS, PUBLISHED, from_registry, listed, put, variant
 
 from imagematrix.errors import UsageError
-from imagematrix.images.local_store.eviction import Room, lock_of, remove
-from imagematrix.images.local_store.fetching import FetchOptions, Watcher, fetch
+from imagematrix.images.local_store.eviction import StoreRoom, get_lock_path, remove_stored_image
 from imagematrix.images.local_store.folder import ImageStore
-from imagematrix.images.local_store.locks import locked
+from imagematrix.images.local_store.image_fetch import FetchOptions, FetchWatcher, fetch_image
+from imagematrix.images.local_store.locks import hold_lock
 
 pytestmark = NEEDS_SQUASHFS
 
@@ -24,11 +24,11 @@ OTHER = ["setpriv", "--reuid", "4711", "--regid", "4711", "--clear-groups", "--i
 OTHER += ["--ambient-caps=+dac_read_search"]
 BY_OTHER = """
 import sys
-from imagematrix.images.local_store.eviction import Room, other_owner, remove
+from imagematrix.images.local_store.eviction import StoreRoom, find_other_owner, remove_stored_image
 from imagematrix.images.local_store.folder import ImageStore
 store = ImageStore(sys.argv[1])
-Room(store, 0, lambda _: None).make(0, kept="none")
-print([(other_owner(store, digest), remove(store, digest)) for digest in store.digests()])
+StoreRoom(store, 0, lambda _: None).make(0, kept="none")
+print([(find_other_owner(store, digest), remove_stored_image(store, digest)) for digest in store.digests()])
 """
 
 
@@ -50,9 +50,9 @@ def fill(server, image_store):
             put(server, (image, name), version=f"v{cell}")
             how, watcher = (
                 FetchOptions(max_size=max_size),
-                Watcher(evicted=evicted.append if max_size else print),
+                FetchWatcher(evicted=evicted.append if max_size else print),
             )
-            fetch(image_store, from_registry(server), image.digest, PUBLISHED, how, watcher)
+            fetch_image(image_store, from_registry(server), image.digest, PUBLISHED, how, watcher)
             started = 1_000_000 + place * 3600
             os.utime(f"{image_store.place(image.digest)}/image.json", (started, started))
             digests.append(image.digest)
@@ -65,7 +65,7 @@ def test_the_image_started_least_recently_goes_first(image_store, fill):
     one, two, three = fill("a", "b", "c")
     image_store.lease(one).release()  # started just now
     evicted: list[Any] = []
-    Room(image_store, 36_000, evicted.append).make(10_000)
+    StoreRoom(image_store, 36_000, evicted.append).make(10_000)
     assert [image.digest for image in evicted] == [two]
     assert image_store.digests() == sorted([one, three])
 
@@ -74,9 +74,9 @@ def test_no_image_goes_while_there_is_room(image_store, fill):
     fill("a", "b")
     evicted: list[Any] = []
     total = sum(image.size for image in image_store.images())
-    Room(image_store, total + 5, evicted.append).make(5)
+    StoreRoom(image_store, total + 5, evicted.append).make(5)
     assert evicted == []
-    Room(image_store, total + 4, evicted.append).make(5)
+    StoreRoom(image_store, total + 4, evicted.append).make(5)
     assert len(evicted) == 1
 
 
@@ -85,17 +85,17 @@ def test_an_image_that_a_container_runs_from_stays(image_store, fill):
     lease = image_store.lease(one)
     os.utime(f"{image_store.place(one)}/started", (0, 0))
     evicted: list[Any] = []
-    Room(image_store, 25_000, evicted.append).make(10_000)
+    StoreRoom(image_store, 25_000, evicted.append).make(10_000)
     assert [image.digest for image in evicted] == [two]
     with pytest.raises(UsageError, match="images that are in use or belong to others take 1"):
-        Room(image_store, 15_000, evicted.append).make(10_000)
+        StoreRoom(image_store, 15_000, evicted.append).make(10_000)
     lease.release()
 
 
 def test_an_image_larger_than_the_store_may_be_is_refused(image_store, fill):
     (one,) = fill("a")
     with pytest.raises(UsageError, match=r"the image needs 10001 bytes, and .* may have 10000"):
-        Room(image_store, 10_000, print).make(10_001)
+        StoreRoom(image_store, 10_000, print).make(10_001)
     assert image_store.digests() == [one]
 
 
@@ -108,10 +108,10 @@ def test_a_fetch_makes_room_for_its_image_and_keeps_it(image_store, fill):
 
 def test_an_image_that_another_process_changes_is_not_removed(image_store, fill):
     (one,) = fill("a")
-    with locked(lock_of(image_store, one)):
-        assert not remove(image_store, one)
-    assert remove(image_store, one)
-    assert remove(image_store, one)
+    with hold_lock(get_lock_path(image_store, one)):
+        assert not remove_stored_image(image_store, one)
+    assert remove_stored_image(image_store, one)
+    assert remove_stored_image(image_store, one)
     assert image_store.digests() == listed(image_store, "new") == []
 
 
@@ -126,7 +126,7 @@ def test_a_container_that_starts_while_its_image_is_removed_keeps_it(image_store
         return result
 
     monkeypatch.setattr(Path, "rename", started)
-    assert not remove(image_store, one)
+    assert not remove_stored_image(image_store, one)
     assert image_store.find(one)
 
 
@@ -135,7 +135,7 @@ def test_an_image_whose_folders_another_user_owns_stays_as_it_is(server, shared_
     store = ImageStore(shared_folder)
     image, name = variant("cpu", tar(("folder/file", b"content")))
     put(server, (image, name))
-    fetch(store, from_registry(server), image.digest, PUBLISHED, FetchOptions(unpacked=True))
+    fetch_image(store, from_registry(server), image.digest, PUBLISHED, FetchOptions(unpacked=True))
     place = Path(store.place(image.digest))
     for shared in (shared_folder, place, *shared_folder.iterdir()):
         shared.chmod(0o777)

@@ -240,7 +240,7 @@ def test_a_lease_that_is_removed_while_it_is_read_is_none(store, monkeypatch, re
     def read(_):
         raise OSError(removed, os.strerror(removed))
 
-    monkeypatch.setattr(folder, "read", read)
+    monkeypatch.setattr(folder, "read_holder", read)
     assert store.leases() == {}
 
 
@@ -250,7 +250,7 @@ def test_a_lease_that_cannot_be_read_is_an_error(store, monkeypatch):
     def read(_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(folder, "read", read)
+    monkeypatch.setattr(folder, "read_holder", read)
     with pytest.raises(OSError, match="Input/output"):
         store.leases()
 

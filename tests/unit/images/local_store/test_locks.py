@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from imagematrix.common.record import replace
 from imagematrix.images.local_store import holder, locks
 from imagematrix.images.local_store.holder import Holder
-from imagematrix.images.local_store.locks import locked, sweep
+from imagematrix.images.local_store.locks import hold_lock, remove_dead_files
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from imagematrix.images.local_store.locks import locked
-with locked(Path(sys.argv[1])) as held:
+from imagematrix.images.local_store.locks import hold_lock
+with hold_lock(Path(sys.argv[1])) as held:
     print(held, flush=True)
     time.sleep(60)
 """
@@ -58,14 +58,14 @@ def elsewhere(lock, *, quiet_s):
 
 
 def test_a_lock_is_held_and_then_free(lock):
-    with locked(lock) as held, locked(lock, wait=False) as again:
+    with hold_lock(lock) as held, hold_lock(lock, wait=False) as again:
         assert (held, again) == (True, False)
         assert lock.exists()
     assert [*lock.parent.iterdir()] == []
 
 
 def test_a_lock_is_free_after_an_error(lock):
-    with pytest.raises(KeyboardInterrupt), locked(lock):
+    with pytest.raises(KeyboardInterrupt), hold_lock(lock):
         raise KeyboardInterrupt
     assert [*lock.parent.iterdir()] == []
 
@@ -73,7 +73,7 @@ def test_a_lock_is_free_after_an_error(lock):
 def test_whoever_waits_is_told_for_whom_once(lock, hold):
     process = hold()
     told: list[Holder] = []
-    with locked(lock, told.append, lambda: len(told) > 0 and time.sleep(0.1) is None) as held:
+    with hold_lock(lock, told.append, lambda: len(told) > 0 and time.sleep(0.1) is None) as held:
         assert not held
     assert [(one.pid, str(one)) for one in told] == [
         (process.pid, f"process {process.pid} on {os.uname().nodename}")
@@ -84,7 +84,7 @@ def test_whoever_waits_long_is_told_again(lock, hold, monkeypatch):
     monkeypatch.setattr(locks, "TOLD_S", 0.05)
     hold()
     told: list[Holder] = []
-    with locked(lock, told.append, lambda: len(told) > 2) as held:
+    with hold_lock(lock, told.append, lambda: len(told) > 2) as held:
         assert not held
     assert len(told) == 3
 
@@ -92,27 +92,27 @@ def test_whoever_waits_long_is_told_again(lock, hold, monkeypatch):
 def test_what_the_last_holder_did_before_it_let_go_is_not_missed(lock):
     """It ends between the question and the next attempt to get the lock."""
     answers = iter([False, True])
-    with locked(lock, until=lambda: next(answers)) as held:
+    with hold_lock(lock, until=lambda: next(answers)) as held:
         assert not held
     assert not lock.exists()
 
 
 def test_a_killed_process_holds_nothing(lock, hold):
     process = hold()
-    with locked(lock, wait=False) as held:
+    with hold_lock(lock, wait=False) as held:
         assert not held
     process.send_signal(signal.SIGKILL)
     process.wait()
     told: list[Holder] = []
-    with locked(lock, told.append) as held:
+    with hold_lock(lock, told.append) as held:
         assert (held, told) == (True, [])
-    sweep(lock.parent)
+    remove_dead_files(lock.parent)
     assert [*lock.parent.iterdir()] == []
 
 
 def test_a_pid_that_another_process_has_now_holds_nothing(lock):
     lock.write_bytes(replace(Holder.of(), started="1").to_bytes())
-    with locked(lock, wait=False) as held:
+    with hold_lock(lock, wait=False) as held:
         assert held
 
 
@@ -121,13 +121,13 @@ def test_a_pid_that_another_process_has_now_holds_nothing(lock):
 )
 def test_a_process_of_another_machine_holds_it_while_it_gives_signs_of_life(lock, quiet_s, free):
     elsewhere(lock, quiet_s=quiet_s)
-    with locked(lock, wait=False) as held:
+    with hold_lock(lock, wait=False) as held:
         assert held == free
 
 
 def test_a_holder_gives_signs_of_life(lock, monkeypatch):
     monkeypatch.setattr(locks, "BEAT_S", 0.01)
-    with locked(lock):
+    with hold_lock(lock):
         os.utime(lock, (0, 0))
         deadline = time.monotonic() + 20
         while not lock.stat().st_mtime and time.monotonic() < deadline:
@@ -140,10 +140,10 @@ def test_a_holder_gives_signs_of_life(lock, monkeypatch):
 )
 def test_a_damaged_lock_is_broken_when_nobody_has_touched_it_for_long(lock, content):
     lock.write_bytes(content)
-    with locked(lock, wait=False) as held:
+    with hold_lock(lock, wait=False) as held:
         assert not held
     os.utime(lock, (0, 0))
-    with locked(lock, wait=False) as held:
+    with hold_lock(lock, wait=False) as held:
         assert held
 
 
@@ -152,7 +152,7 @@ def test_any_content_of_a_lock_is_read(content):
     descriptor = os.memfd_create("lock")
     try:
         os.write(descriptor, content)
-        assert holder.read(descriptor) is None or content
+        assert holder.read_holder(descriptor) is None or content
     finally:
         os.close(descriptor)
 
@@ -162,7 +162,7 @@ def test_the_lock_on_breaking_a_lock_may_be_of_a_dead_process_too(lock):
     breaker = replace(dead, token="0123")  # noqa: S106 - no password
     lock.write_bytes(dead.to_bytes())
     lock.with_name(f"lock.{dead.token}").write_bytes(breaker.to_bytes())
-    with locked(lock) as held:
+    with hold_lock(lock) as held:
         assert held
     assert [*lock.parent.iterdir()] == []
 
@@ -181,7 +181,7 @@ def test_a_lock_that_another_process_breaks_just_now_is_waited_for(lock):
             right.unlink()
         return False
 
-    with locked(lock, until=until) as held:
+    with hold_lock(lock, until=until) as held:
         assert held
     assert asked[:3] == [True, True, True]
 
@@ -191,14 +191,14 @@ def test_what_a_process_left_that_was_killed_while_it_broke_a_lock_is_swept(lock
     left, kept = lock.with_name("lock.0123"), lock.with_name("lock.4567")
     left.write_bytes(dead.to_bytes())
     kept.write_bytes(Holder.of().to_bytes())
-    sweep(lock.parent)
+    remove_dead_files(lock.parent)
     assert [*lock.parent.iterdir()] == [kept]
 
 
 def test_the_successor_of_a_dead_holder_keeps_its_lock(lock):
     """Whoever comes late with the right to break the lock of a dead process finds another's there."""
     dead = replace(Holder.of(), started="1")
-    with locked(lock), locks._mine(lock.parent) as mine:
+    with hold_lock(lock), locks._make_own_file(lock.parent) as mine:
         locks._break(lock, dead, mine)
         assert lock.exists()
     assert [*lock.parent.iterdir()] == []
@@ -207,25 +207,25 @@ def test_the_successor_of_a_dead_holder_keeps_its_lock(lock):
 def test_files_of_living_processes_are_not_swept(lock, hold):
     process = hold()
     before = sorted(lock.parent.iterdir())
-    sweep(lock.parent)
+    remove_dead_files(lock.parent)
     assert sorted(lock.parent.iterdir()) == before
     assert len(before) == 2
     process.kill()
     process.wait()
-    sweep(lock.parent)
+    remove_dead_files(lock.parent)
     assert [*lock.parent.iterdir()] == [lock]
 
 
 CROWD = """
 import os, sys, time
 from pathlib import Path
-from imagematrix.images.local_store.locks import locked
+from imagematrix.images.local_store.locks import hold_lock
 lock, log = Path(sys.argv[1]), Path(sys.argv[2])
 children = []
 for number in range(40):
     child = os.fork()
     if not child:
-        with locked(lock):
+        with hold_lock(lock):
             with log.open("a") as file:
                 file.write(f"{number} in\\n")
             time.sleep(0.001)
@@ -261,7 +261,7 @@ def test_a_lock_that_is_removed_while_it_is_read_is_none(lock, monkeypatch, stal
     mine = lock.with_name("mine")
     mine.write_text("")
     tries = []
-    read = holder.read
+    read = holder.read_holder
 
     def reading(descriptor):
         tries.append(descriptor)
@@ -271,10 +271,10 @@ def test_a_lock_that_is_removed_while_it_is_read_is_none(lock, monkeypatch, stal
             lock.unlink()
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
-    monkeypatch.setattr(holder, "read", reading)
+    monkeypatch.setattr(holder, "read_holder", reading)
     if stale == locks.TRIES:
         with pytest.raises(OSError, match="Stale"):
-            locks._holder(lock, mine)
+            locks._find_holder(lock, mine)
     else:
-        found = locks._holder(lock, mine)
+        found = locks._find_holder(lock, mine)
         assert found is None if gone else found[0].host == "node7"

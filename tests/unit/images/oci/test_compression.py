@@ -6,7 +6,7 @@ import random
 import pytest
 import zstandard
 
-from imagematrix.images.oci.compression import DEFAULT, LEVELS, Compression, compressed, libzstd
+from imagematrix.images.oci.compression import DEFAULT, LEVELS, Compression, compress, get_libzstd_version
 
 JOB = 8 << 20  # bytes that libzstd gives to one thread at level 3
 NOISE = random.Random(0).randbytes(1 << 18)  # noqa: S311 - not a secret
@@ -16,7 +16,7 @@ LONG = (TEXT + NOISE) * 5 + bytes(JOB) + NOISE
 
 def packed(content, wanted, workers, piece):
     pieces = (content[at : at + piece] for at in range(0, len(content), piece))
-    return b"".join(compressed(pieces, wanted, workers))
+    return b"".join(compress(pieces, wanted, workers))
 
 
 @pytest.mark.parametrize("content", [b"", b"a", LONG[:JOB], LONG], ids=["empty", "short", "one job", "long"])
@@ -64,10 +64,10 @@ def test_error_of_the_input_is_raised():
         raise OSError(5, "Input/output error")
 
     with pytest.raises(OSError, match="Input/output error"):
-        list(compressed(content(), DEFAULT, 2))
+        list(compress(content(), DEFAULT, 2))
 
 
 def test_compression_in_words():
     assert str(Compression(type="gzip", level=6)) == "gzip -6"
     assert DEFAULT.media_type == "application/vnd.oci.image.layer.v1.tar+zstd"
-    assert libzstd().count(".") == 2
+    assert get_libzstd_version().count(".") == 2

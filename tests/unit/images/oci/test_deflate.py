@@ -27,7 +27,9 @@ TEXT = b"".join(b"line %d\n" % number for number in range(BLOCK // 8))
 )
 def test_stream_decompresses_to_the_content(content):
     pieces = [content[at : at + 300_000] for at in range(0, len(content), 300_000)]
-    one, many = (b"".join(deflate.deflated(deflate.blocks(pieces), threads)) for threads in (1, 3))
+    one, many = (
+        b"".join(deflate.compress_deflate(deflate.split_blocks(pieces), threads)) for threads in (1, 3)
+    )
     assert one == many
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     assert inflater.decompress(one) + inflater.flush() == content
@@ -37,7 +39,7 @@ def test_stream_decompresses_to_the_content(content):
 
 @pytest.mark.parametrize("content", [b"", b"a", TEXT * 3 + bytes(7 * BLOCK)])
 def test_gzip_file_has_neither_a_name_nor_a_time(content):
-    one, many = (b"".join(deflate.gzipped([content[:9], content[9:]], workers)) for workers in (1, 3))
+    one, many = (b"".join(deflate.compress_gzip([content[:9], content[9:]], workers)) for workers in (1, 3))
     assert one == many
     assert gzip.decompress(one) == content
     assert one[:10] == zlib.compress(b"", wbits=31)[:10]
@@ -45,8 +47,8 @@ def test_gzip_file_has_neither_a_name_nor_a_time(content):
 
 def test_blocks_do_not_depend_on_chunk_sizes():
     content = TEXT * 3
-    blocks = list(deflate.blocks([content]))
-    assert blocks == list(deflate.blocks([content[:7], content[7 : BLOCK + 1], content[BLOCK + 1 :]]))
+    blocks = list(deflate.split_blocks([content]))
+    assert blocks == list(deflate.split_blocks([content[:7], content[7 : BLOCK + 1], content[BLOCK + 1 :]]))
     assert {len(block) for block in blocks[:-1]} == {BLOCK}
     assert b"".join(blocks) == content
 
@@ -54,7 +56,7 @@ def test_blocks_do_not_depend_on_chunk_sizes():
 def test_blocks_use_the_previous_one_as_dictionary():
     """Content that repeats from block to block is compressed as in one stream."""
     noise = NOISE[: 1 << 14]
-    stream = b"".join(deflate.deflated(deflate.blocks([noise * (4 * BLOCK // len(noise))]), 2))
+    stream = b"".join(deflate.compress_deflate(deflate.split_blocks([noise * (4 * BLOCK // len(noise))]), 2))
     assert len(stream) < 3 * len(noise)
 
 
@@ -64,4 +66,4 @@ def test_error_of_the_input_is_raised():
         raise OSError(5, "Input/output error")
 
     with pytest.raises(OSError, match="Input/output error"):
-        list(deflate.deflated(content(), 2))
+        list(deflate.compress_deflate(content(), 2))

@@ -11,16 +11,16 @@ from imagematrix.images.oci.manifest import (
     Descriptor,
     ImageIndex,
     ImageManifest,
-    digest_of,
-    parse,
+    compute_digest,
+    parse_manifest,
 )
 
-CONFIG = {"digest": digest_of(b"config"), "size": 6}
-LAYER = {"digest": digest_of(b"layer"), "size": 5, "annotations": {"a": "b", "c": 1}}
+CONFIG = {"digest": compute_digest(b"config"), "size": 6}
+LAYER = {"digest": compute_digest(b"layer"), "size": 5, "annotations": {"a": "b", "c": 1}}
 
 
 def parsed(**document):
-    return parse(json.dumps(document).encode(), "x:v1", Descriptor)
+    return parse_manifest(json.dumps(document).encode(), "x:v1", Descriptor)
 
 
 def test_manifest_has_a_configuration_and_layers():

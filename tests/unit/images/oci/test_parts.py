@@ -1,6 +1,6 @@
 """Layers with their sizes and instructions: from configurations and from engines."""
 
-from imagematrix.images.oci.parts import SizedLayer, of_config, of_history
+from imagematrix.images.oci.parts import SizedLayer, read_config_layers, read_history_layers
 
 LAYERS = [("sha256:a", 10), ("sha256:b", 20)]
 HISTORY = [
@@ -15,12 +15,12 @@ NAMED = (
 
 
 def test_history_names_the_instruction_of_each_layer():
-    assert of_config(LAYERS, {"history": HISTORY}) == NAMED
+    assert read_config_layers(LAYERS, {"history": HISTORY}) == NAMED
 
 
 def test_history_is_optional():
     bare = (SizedLayer(digest="sha256:a", size=10), SizedLayer(digest="sha256:b", size=20))
-    assert of_config(LAYERS, {}) == of_config(LAYERS, {"history": HISTORY[:1]}) == bare
+    assert read_config_layers(LAYERS, {}) == read_config_layers(LAYERS, {"history": HISTORY[:1]}) == bare
 
 
 def listed(*sizes):
@@ -29,16 +29,16 @@ def listed(*sizes):
 
 
 def test_engine_history_is_newest_first():
-    assert of_history(["sha256:a", "sha256:b"], listed(10, 0, 20)) == NAMED
+    assert read_history_layers(["sha256:a", "sha256:b"], listed(10, 0, 20)) == NAMED
 
 
 def test_empty_layers_are_matched_by_count():
-    result = of_history(["sha256:a", "sha256:b"], listed(10, 0, 0))
+    result = read_history_layers(["sha256:a", "sha256:b"], listed(10, 0, 0))
     assert result
     assert [part.size for part in result] == [10, 0]
-    (one,) = of_history(["sha256:a"], listed(10, 0, 0)) or ()
+    (one,) = read_history_layers(["sha256:a"], listed(10, 0, 0)) or ()
     assert one.size == 10
 
 
 def test_ambiguous_history_gives_no_parts():
-    assert of_history(["sha256:a"], listed(10, 0, 20)) is None
+    assert read_history_layers(["sha256:a"], listed(10, 0, 20)) is None

@@ -18,7 +18,7 @@ LIB = ("opt/libcuda.so.550.163.01", b"driver")
 
 def tree(*layers):
     return ImageTree(
-        layer.read(io.BytesIO(tar(*members)), f"{place}") for place, members in enumerate(layers)
+        layer.read_layer(io.BytesIO(tar(*members)), f"{place}") for place, members in enumerate(layers)
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reading import Lost, pieces
 
-from imagematrix.images.oci.expanded import Expanded
+from imagematrix.images.oci.decompression import DecompressedStream
 from imagematrix.images.oci.ungzip import ungzip
 
 CONTENT = random.Random(0).randbytes(300_000) + bytes(3_000_000)  # noqa: S311 - no secret
@@ -95,4 +95,4 @@ def test_a_name_without_end_takes_no_memory():
 
 
 def test_layers_are_decompressed_by_it():
-    assert pieces(Expanded(io.BytesIO(PACKED)), 1 << 16) == CONTENT
+    assert pieces(DecompressedStream(io.BytesIO(PACKED)), 1 << 16) == CONTENT

@@ -12,7 +12,7 @@ import zstandard
 from reading import Lost, pieces
 
 from imagematrix.errors import EngineError
-from imagematrix.images.oci.expanded import Expanded
+from imagematrix.images.oci.decompression import DecompressedStream
 from imagematrix.images.oci.unzstd import WINDOW_LOG, unzstd
 
 CONTENT = random.Random(0).randbytes(300_000) + bytes(3_000_000)  # noqa: S311 - no secret
@@ -51,7 +51,7 @@ def test_frames_are_one_stream(size):
 
 @pytest.mark.usefixtures("way")
 def test_a_skippable_frame_may_come_first():
-    assert Expanded(io.BytesIO(SKIPPABLE + packed())).read() == CONTENT
+    assert DecompressedStream(io.BytesIO(SKIPPABLE + packed())).read() == CONTENT
 
 
 @pytest.mark.parametrize("damage", ["garbage behind", "changed", "window"])

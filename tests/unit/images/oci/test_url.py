@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from urllib3.util import parse_url
 from yarl import URL
 
-from imagematrix.common.authority import host_and_port
+from imagematrix.common.host_port import host_and_port
 from imagematrix.errors import EngineError
 from imagematrix.images.oci.url import Url
 

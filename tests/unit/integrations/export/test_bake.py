@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from imagematrix.build.plan.protocols import BuildRequest, BuildSources
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog import labels
-from imagematrix.integrations.export.bake import LIMIT, bake
+from imagematrix.integrations.export.bake import LIMIT, make_bake_files
 
 
 def _buildx():
@@ -40,7 +40,7 @@ def order(dockerfile="FROM scratch\n", reference="reg:5000/ml/training:v1-cpu-01
 def printed(folder, orders):
     """Return the targets as bake itself parses them, by name."""
     result: dict[str, object] = {}
-    for name, text in bake(orders).items():
+    for name, text in make_bake_files(orders).items():
         path = folder / name
         path.write_text(text, encoding="utf-8")
         command = ["docker", "buildx", "bake", "--file", str(path), "--print"]
@@ -51,7 +51,7 @@ def printed(folder, orders):
 
 
 def test_target_matches_a_build():
-    (text,) = bake([order(one="1")]).values()
+    (text,) = make_bake_files([order(one="1")]).values()
     assert json.loads(text) == {
         "group": {"default": {"targets": ["reg_5000_ml_training_v1-cpu-0123"]}},
         "target": {
@@ -71,21 +71,21 @@ def test_target_matches_a_build():
 
 def test_duplicate_target_names_are_rejected():
     with pytest.raises(UsageError, match="the same name for bake"):
-        bake([order(reference=f"a{sign}b:v1") for sign in "/_"])
+        make_bake_files([order(reference=f"a{sign}b:v1") for sign in "/_"])
 
 
 def test_base_in_the_matrix_refers_to_its_target():
     base = order(reference="base:v1")
     upon = order("FROM base:v1\n", reference="app:v1")
     sources = replace(upon.sources, images={"base:v1": "target:base_v1"})
-    (text,) = bake([base, replace(upon, sources=sources)]).values()
+    (text,) = make_bake_files([base, replace(upon, sources=sources)]).values()
     assert json.loads(text)["target"]["app_v1"]["contexts"] == {"base:v1": "target:base_v1"}
 
 
 @given(st.integers(0, 3 * LIMIT + 1))
 @settings(max_examples=20)
 def test_targets_are_split_over_files(count):
-    files = bake([order(reference=f"a:v{number}") for number in range(count)])
+    files = make_bake_files([order(reference=f"a:v{number}") for number in range(count)])
     parts = [json.loads(text) for text in files.values()]
     assert all(len(part["target"]) <= LIMIT for part in parts)
     assert all(part["group"]["default"]["targets"] == list(part["target"]) for part in parts)

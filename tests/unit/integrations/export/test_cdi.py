@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from imagematrix.errors import ProbeError
 from imagematrix.hardware.host.host import Cpu, Gpu, Host, MigDevice
-from imagematrix.integrations.export.cdi import of_host
+from imagematrix.integrations.export.cdi import make_gpu_spec
 
 # What the schema in CDI's repository and its SPEC.md demand of a document with nothing but device nodes.
 NODE = {
@@ -70,7 +70,7 @@ def paths(document):
 
 
 def test_devices_are_named_by_index_and_uuid_and_have_the_nodes_of_a_launch():
-    document = of_host(host(Gpu(index=0, minor=3, uuid="GPU-a"), Gpu(index=1, minor=0))).document
+    document = make_gpu_spec(host(Gpu(index=0, minor=3, uuid="GPU-a"), Gpu(index=1, minor=0))).document
     assert paths(document) == {
         "0": ["/dev/nvidia3", *CONTROL],
         "GPU-a": ["/dev/nvidia3", *CONTROL],
@@ -84,7 +84,7 @@ def test_mig_devices_are_named_as_in_a_request_and_have_their_capabilities_only(
         MigDevice(uuid="MIG-a", profile=None, gpu_instance=2, compute_instance=0, capabilities=(21, 22)),
         MigDevice(uuid=None, profile=None, gpu_instance=9, compute_instance=1, capabilities=(84, 86)),
     )
-    found = paths(of_host(host(Gpu(index=0, minor=0, mig=parts))).document)
+    found = paths(make_gpu_spec(host(Gpu(index=0, minor=0, mig=parts))).document)
     assert [*found] == ["0", "0:2:0", "MIG-a", "0:9:1", "all"]
     first = ["/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22"]
     second = ["/dev/nvidia-caps/nvidia-cap84", "/dev/nvidia-caps/nvidia-cap86"]
@@ -95,7 +95,7 @@ def test_mig_devices_are_named_as_in_a_request_and_have_their_capabilities_only(
 
 def test_gpus_that_no_container_can_use_are_left_out_with_the_reason():
     unreadable = MigDevice(uuid=None, profile=None, gpu_instance=1, compute_instance=0)
-    gpus = of_host(
+    gpus = make_gpu_spec(
         host(
             Gpu(index=0, minor=0, name="H100"),
             Gpu(index=1, minor=1, name="H100", state="lost"),
@@ -117,7 +117,7 @@ def test_gpus_that_no_container_can_use_are_left_out_with_the_reason():
 @pytest.mark.parametrize("gpus", [(), (Gpu(index=0, minor=0, state="lost"), Gpu(index=1))])
 def test_a_node_without_usable_gpus_has_no_spec_because_engines_refuse_empty_ones(gpus):
     with pytest.raises(ProbeError, match="no GPU of this node can be passed to a container") as error:
-        of_host(host(*gpus))
+        make_gpu_spec(host(*gpus))
     assert all(f"GPU {gpu.index}" in str(error.value) for gpu in gpus)
 
 
@@ -140,7 +140,7 @@ def test_whatever_uuids_say_names_are_valid_and_mean_the_gpu_that_has_them(rows)
         )
         for index, (uuid, part, minor) in enumerate(rows)
     ]
-    found = paths(of_host(host(*gpus)).document)
+    found = paths(make_gpu_spec(host(*gpus)).document)
     for gpu in gpus:
         assert found[str(gpu.index)][0] == f"/dev/nvidia{gpu.minor}"
     for name, nodes in found.items():

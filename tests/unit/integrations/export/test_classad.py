@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host, MigDevice
-from imagematrix.integrations.export.classad import ATTRIBUTES, lines
+from imagematrix.integrations.export.classad import ATTRIBUTES, make_attribute_lines
 
 NAME = re.compile("Im[A-Z][A-Za-z]*")
 # A literal of HTCondor's long form: a backslash only before a quotation mark.
@@ -25,7 +25,7 @@ def host(**changes):
 def attributes(described):
     """Return the attributes, after a check of their lines."""
     found = {}
-    for line in lines(described):
+    for line in make_attribute_lines(described):
         name, _, value = line.partition(" = ")
         assert name in ATTRIBUTES
         assert NAME.fullmatch(name)

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host
-from imagematrix.integrations.export.conda import variables
+from imagematrix.integrations.export.conda import make_variables
 
 GENOA = Host.load("tests/hosts/genoa-h200.json")
 
@@ -17,7 +17,7 @@ def host(*gpus, driver="550.163.01", arch="x86_64"):
 
 
 def test_a_gpu_node_has_what_conda_would_detect_there():
-    assert variables(GENOA, "2.36") == {
+    assert make_variables(GENOA, "2.36") == {
         "CONDA_OVERRIDE_CUDA": "12.4",
         "CONDA_OVERRIDE_CUDA_ARCH": "9.0",
         "CONDA_OVERRIDE_ARCHSPEC": "zen4",
@@ -37,7 +37,7 @@ def test_a_gpu_node_has_what_conda_would_detect_there():
     ],
 )
 def test_the_driver_decides_on_cuda(driver, cuda):
-    assert variables(host(driver=driver), None)["CONDA_OVERRIDE_CUDA"] == cuda
+    assert make_variables(host(driver=driver), None)["CONDA_OVERRIDE_CUDA"] == cuda
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,12 @@ def test_the_driver_decides_on_cuda(driver, cuda):
     ],
 )
 def test_the_least_capability_of_the_gpus_that_work(gpus, least):
-    assert variables(host(*gpus), None)["CONDA_OVERRIDE_CUDA_ARCH"] == least
-    assert variables(host(*gpus, driver=None), None)["CONDA_OVERRIDE_CUDA_ARCH"] == ""
+    assert make_variables(host(*gpus), None)["CONDA_OVERRIDE_CUDA_ARCH"] == least
+    assert make_variables(host(*gpus, driver=None), None)["CONDA_OVERRIDE_CUDA_ARCH"] == ""
 
 
 def test_an_architecture_without_names_is_unknown():
-    assert variables(host(arch="riscv64"), None)["CONDA_OVERRIDE_ARCHSPEC"] is None
+    assert make_variables(host(arch="riscv64"), None)["CONDA_OVERRIDE_ARCHSPEC"] is None
 
 
 def test_the_command_prints_lines_for_a_shell(cli, monkeypatch):

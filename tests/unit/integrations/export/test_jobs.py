@@ -16,10 +16,10 @@ from imagematrix.build.plan.planner import PlanContext, plan
 from imagematrix.build.plan.shard import Shard, select_shard
 from imagematrix.errors import UsageError
 from imagematrix.integrations.export.github import LIMIT as GITHUB_LIMIT
-from imagematrix.integrations.export.github import github
+from imagematrix.integrations.export.github import make_github_matrix
 from imagematrix.integrations.export.gitlab import LIMIT as GITLAB_LIMIT
-from imagematrix.integrations.export.gitlab import gitlab
-from imagematrix.integrations.export.jobs import jobs
+from imagematrix.integrations.export.gitlab import make_gitlab_pipeline
+from imagematrix.integrations.export.jobs import split_jobs
 
 TWO_IMAGES = ("axes:", "  base:\n    version: v7\n    template: training.j2\naxes:")
 PLATFORMS = ("axes:", "axes:\n  platform: [linux/amd64, linux/arm64]")
@@ -39,7 +39,7 @@ def buildable(path, expression=None):
 def test_jobs_respect_the_limit_and_none_is_idle(count, wanted, limit):
     if wanted and wanted > limit:
         return
-    result = jobs(cells(count), limit, expression="", wanted=wanted)
+    result = split_jobs(cells(count), limit, expression="", wanted=wanted)
     assert len(result) == min(count, wanted or limit, limit)
     assert len({job.name for job in result}) == len(result)
     assert len({(job.only, job.shard) for job in result}) == len(result)
@@ -51,7 +51,7 @@ def test_jobs_together_build_every_cell_once(project, wanted, changes):
     path = project(*changes, template="FROM {{ base }}\n")
     matrix = load_matrix(path)
     built = []
-    for job in jobs(buildable(path), GITHUB_LIMIT, expression="", wanted=wanted):
+    for job in split_jobs(buildable(path), GITHUB_LIMIT, expression="", wanted=wanted):
         planned = select_shard(plan(matrix, PlanContext(), expression=job.only), job.shard, {})
         part = planned.with_status(PlanStatus.BUILD)
         assert {item.cell.platform for item in part} <= set(job.platforms)
@@ -63,7 +63,7 @@ def test_jobs_together_build_every_cell_once(project, wanted, changes):
 def test_shards_of_a_filtered_matrix_keep_the_filter(project):
     path = project()
     expression = "cuda>=12,march=znver*"
-    result = jobs(buildable(path, expression), GITHUB_LIMIT, expression=expression, wanted=3)
+    result = split_jobs(buildable(path, expression), GITHUB_LIMIT, expression=expression, wanted=3)
     assert [job.only for job in result] == [expression] * 3
     assert [job.shard for job in result] == [Shard(number=number, count=3) for number in (1, 2, 3)]
 
@@ -74,7 +74,7 @@ def test_jobs_build_only_the_selected_images(project, wanted, expression):
     path = project(TWO_IMAGES, template="FROM {{ base }}\n")
     matrix = load_matrix(path)
     built = []
-    for job in jobs(buildable(path, expression), GITHUB_LIMIT, expression=expression, wanted=wanted):
+    for job in split_jobs(buildable(path, expression), GITHUB_LIMIT, expression=expression, wanted=wanted):
         part = select_shard(plan(matrix, PlanContext(), expression=job.only), job.shard, {})
         built += [(item.cell.image.name, item.cell.id) for item in part.with_status(PlanStatus.BUILD)]
     assert sorted(built) == sorted((cell.image.name, cell.id) for cell in buildable(path, expression))
@@ -82,13 +82,13 @@ def test_jobs_build_only_the_selected_images(project, wanted, expression):
 
 def test_invalid_requests_are_rejected():
     with pytest.raises(UsageError, match="no cell can be built"):
-        jobs([], GITHUB_LIMIT, expression="")
+        split_jobs([], GITHUB_LIMIT, expression="")
     with pytest.raises(UsageError, match="300 exceeds the limit of 256"):
-        jobs(cells(3), GITHUB_LIMIT, expression="", wanted=300)
+        split_jobs(cells(3), GITHUB_LIMIT, expression="", wanted=300)
 
 
 def test_github_matrix_is_one_line_of_json():
-    text = github(jobs(cells(2), GITHUB_LIMIT, expression=""))
+    text = make_github_matrix(split_jobs(cells(2), GITHUB_LIMIT, expression=""))
     assert text == (
         '{"include":[{"name":"s0","only":"site=s0","shard":"1/1","platforms":"linux/amd64"},'
         '{"name":"s1","only":"site=s1","shard":"1/1","platforms":"linux/amd64"}]}\n'
@@ -97,7 +97,7 @@ def test_github_matrix_is_one_line_of_json():
 
 @pytest.mark.parametrize("count", [2, 500])
 def test_gitlab_pipeline_conforms_to_the_schema(tmp_path, count):
-    text = gitlab(jobs(cells(count), GITLAB_LIMIT, expression="site=s*"))
+    text = make_gitlab_pipeline(split_jobs(cells(count), GITLAB_LIMIT, expression="site=s*"))
     assert len(yaml.safe_load(text)["build"]["parallel"]["matrix"]) == min(count, GITLAB_LIMIT)
     path = tmp_path / "cells.yml"
     path.write_text(text)
@@ -112,7 +112,11 @@ def test_github_matrix_conforms_to_the_schema(tmp_path):
         "jobs": {
             "build": {
                 "runs-on": "ubuntu-24.04",
-                "strategy": {"matrix": json.loads(github(jobs(cells(500), GITHUB_LIMIT, expression="")))},
+                "strategy": {
+                    "matrix": json.loads(
+                        make_github_matrix(split_jobs(cells(500), GITHUB_LIMIT, expression=""))
+                    )
+                },
                 "steps": [{"run": "true"}],
             }
         },

@@ -13,8 +13,8 @@ from coroutines import until
 from downloading import certify
 
 from imagematrix.integrations.http_service import connections
-from imagematrix.integrations.http_service.connections import Limits, body, keep
-from imagematrix.integrations.http_service.http_server import Address, listening
+from imagematrix.integrations.http_service.connections import Limits, read_body, reserve_memory
+from imagematrix.integrations.http_service.http_server import Address, serve_http
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
 PATIENCE_S = 20
@@ -40,7 +40,7 @@ class Service:
             self._tls.load_cert_chain(*certify(tmp_path, "x"))
 
     async def _length(self, _):
-        return web.Response(text=f"{len(body())}")
+        return web.Response(text=f"{len(read_body())}")
 
     async def _held(self, _):
         self.begun += 1
@@ -48,7 +48,7 @@ class Service:
         return web.Response(text="held")
 
     async def _endless(self, request):
-        keep(1_000)
+        reserve_memory(1_000)
         response = web.StreamResponse()
         await response.prepare(request)
         self.begun += 1
@@ -60,7 +60,7 @@ class Service:
         application.router.add_route("*", "/", self._length)
         application.router.add_get("/held", self._held)
         application.router.add_get("/endless", self._endless)
-        serving = listening(application, Address("127.0.0.1", 0), tls=self._tls, limits=self.limits)
+        serving = serve_http(application, Address("127.0.0.1", 0), tls=self._tls, limits=self.limits)
         self.address = await self.stack.enter_async_context(serving)
         return self
 

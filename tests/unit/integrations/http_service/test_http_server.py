@@ -12,7 +12,7 @@ from downloading import certify
 
 from imagematrix.errors import UsageError
 from imagematrix.integrations.http_service.connections import Connections, Limits
-from imagematrix.integrations.http_service.http_server import Address, listening
+from imagematrix.integrations.http_service.http_server import Address, serve_http
 
 LOCAL = Address("127.0.0.1", 0)
 
@@ -31,7 +31,7 @@ def test_idle_connections_give_way_to_other_clients():
         application = web.Application()
         application.router.add_get("/", answer)
         async with (
-            listening(application, LOCAL, limits=Limits(clients=2, peer=2)) as bound,
+            serve_http(application, LOCAL, limits=Limits(clients=2, peer=2)) as bound,
             ClientSession() as session,
         ):
             silent, silent_writer = await asyncio.open_connection(bound.host, bound.port)
@@ -60,7 +60,7 @@ def test_further_clients_wait_until_one_has_its_answer():
         application = web.Application()
         application.router.add_get("/", slow)
         async with (
-            listening(application, LOCAL, limits=Limits(clients=1, peer=2)) as bound,
+            serve_http(application, LOCAL, limits=Limits(clients=1, peer=2)) as bound,
             ClientSession() as session,
         ):
 
@@ -92,7 +92,7 @@ def test_a_client_that_goes_away_ends_its_request():
 
         application = web.Application()
         application.router.add_get("/", endless)
-        async with listening(application, LOCAL) as bound:
+        async with serve_http(application, LOCAL) as bound:
             _, writer = await asyncio.open_connection(bound.host, bound.port)
             writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             await asyncio.wait_for(begun.wait(), 20)
@@ -131,7 +131,7 @@ def test_no_connection_outlives_the_service(tmp_path, connect, pause):
 
         application = web.Application()
         application.router.add_get("/", much)
-        async with listening(application, LOCAL, tls=context) as bound:
+        async with serve_http(application, LOCAL, tls=context) as bound:
             client = await asyncio.to_thread(connect, bound)
             await asyncio.sleep(pause)
             return client
@@ -146,7 +146,7 @@ def test_no_connection_outlives_the_service(tmp_path, connect, pause):
 
 def test_an_error_of_whoever_serves_is_raised_as_it_is():
     async def run():
-        async with listening(web.Application(), Address("127.0.0.1", 0)):
+        async with serve_http(web.Application(), Address("127.0.0.1", 0)):
             raise UsageError("another port is in use")
 
     with pytest.raises(UsageError, match="another port is in use"):
@@ -160,7 +160,7 @@ def test_a_service_that_lets_nobody_in_any_more_ends(monkeypatch):
     monkeypatch.setattr(Connections, "serve", fail)
 
     async def run():
-        async with listening(web.Application(), Address("127.0.0.1", 0)):
+        async with serve_http(web.Application(), Address("127.0.0.1", 0)):
             await asyncio.sleep(3_600)
 
     with pytest.raises(RuntimeError, match="a mistake"):

@@ -6,10 +6,10 @@ import pytest
 
 from imagematrix.hardware.host.host import Host
 from imagematrix.hardware.vendors import gpus, versions
-from imagematrix.integrations.kubernetes.nodes import cpuid, discovered
-from imagematrix.integrations.kubernetes.nodes.labels import facts, safe
+from imagematrix.integrations.kubernetes.nodes import cpuid, host_from_nfd_labels
+from imagematrix.integrations.kubernetes.nodes.labels import make_label_value, make_labels
 from imagematrix.selection import drivers
-from imagematrix.selection.target import ARCHITECTURES, Target
+from imagematrix.selection.selection_target import ARCHITECTURES, Target
 
 
 class Cluster:
@@ -33,34 +33,40 @@ class Cluster:
     @classmethod
     def own(cls, host):
         """Return the labels of a node with our own."""
-        return {"kubernetes.io/arch": cls.arch(host), "kubernetes.io/os": "linux", **facts(host)}
+        return {"kubernetes.io/arch": cls.arch(host), "kubernetes.io/os": "linux", **make_labels(host)}
 
     @classmethod
     def foreign(cls, host):
         """Return the labels that NFD and GFD, as they come, give a node with GPUs of one model."""
         labels = {"kubernetes.io/arch": cls.arch(host)}
-        names = cpuid.names(host.arch)
-        labels |= {f"{discovered.CPUID}{names[flag]}": "true" for flag in host.cpu.flags & names.keys()}
-        vendors = {value: name for name, value in discovered.VENDORS.items()}
+        names = cpuid.get_nfd_names(host.arch)
+        labels |= {
+            f"{host_from_nfd_labels.CPUID}{names[flag]}": "true" for flag in host.cpu.flags & names.keys()
+        }
+        vendors = {value: name for name, value in host_from_nfd_labels.VENDORS.items()}
         if host.cpu.vendor in vendors:
-            labels[discovered.VENDOR] = vendors[host.cpu.vendor]
+            labels[host_from_nfd_labels.VENDOR] = vendors[host.cpu.vendor]
         driver = host.driver
         seen = [gpu for gpu in host.gpus if driver and cls.listed(host, gpu)]
         if not seen or versions.is_tegra(driver.version):
             return labels
         parts = (*driver.version.split("."), "")[:3]
-        keys = (discovered.DRIVER_MAJOR, discovered.DRIVER_MINOR, discovered.DRIVER_REVISION)
-        labels |= dict(zip(keys, parts, strict=True)) | {discovered.DRIVER_FULL: driver.version}
+        keys = (
+            host_from_nfd_labels.DRIVER_MAJOR,
+            host_from_nfd_labels.DRIVER_MINOR,
+            host_from_nfd_labels.DRIVER_REVISION,
+        )
+        labels |= dict(zip(keys, parts, strict=True)) | {host_from_nfd_labels.DRIVER_FULL: driver.version}
         gpu = seen[0]
         labels |= {
-            discovered.PRODUCT: safe(gpu.name or "unknown"),
-            discovered.GPU_COUNT: str(len(seen)),
-            discovered.MEMORY: str(gpu.memory_mib or 0),
-            discovered.VGPU: str(gpu.state == "vgpu").lower(),
+            host_from_nfd_labels.PRODUCT: make_label_value(gpu.name or "unknown"),
+            host_from_nfd_labels.GPU_COUNT: str(len(seen)),
+            host_from_nfd_labels.MEMORY: str(gpu.memory_mib or 0),
+            host_from_nfd_labels.VGPU: str(gpu.state == "vgpu").lower(),
         }
         if gpu.compute:
             major, minor = gpu.compute.split(".")
-            labels |= {discovered.MAJOR: major, discovered.MINOR: minor}
+            labels |= {host_from_nfd_labels.MAJOR: major, host_from_nfd_labels.MINOR: minor}
         return labels
 
     @staticmethod
@@ -70,7 +76,7 @@ class Cluster:
             gpu.usable
             and not host.driver.user_mode_differs
             and gpus.drives(host.driver.kind, gpu.compute)
-            and not drivers.left_behind(Target(host=host, gpus=(gpu,)), host.driver.version)
+            and not drivers.find_gpus_dropped_by(Target(host=host, gpus=(gpu,)), host.driver.version)
         )
 
 

@@ -23,14 +23,14 @@ from imagematrix.common.record import replace
 from imagematrix.hardware.vendors import marches, versions
 from imagematrix.images.catalog.catalog import UserModeDriver, Variant
 from imagematrix.integrations.kubernetes.nodes.labels import MODULE_KINDS, VOCABULARY
-from imagematrix.integrations.kubernetes.workloads.affinity import owned
-from imagematrix.selection.candidate import results
-from imagematrix.selection.needs import needs as deriving
+from imagematrix.integrations.kubernetes.workloads.affinity import terms_for_our_labels
+from imagematrix.selection.candidate import evaluate_rules
+from imagematrix.selection.needs import node_needs as deriving
 from imagematrix.selection.rule import Rule
 from imagematrix.selection.rules import RULES
-from imagematrix.selection.target import Target
+from imagematrix.selection.selection_target import Target
 
-needs = partial(deriving.needs, vocabulary=VOCABULARY)
+needs = partial(deriving.derive_needs, vocabulary=VOCABULARY)
 
 RULE = '''\
 """`made-up`: it holds for some hosts. Otherwise the test knows. Source: https://example.org."""
@@ -45,11 +45,11 @@ def need(variant):
     return "made up" if {applies} else None
 
 
-def holds(target, variant):
+def is_satisfied(target, variant):
     return {holds}
 
 
-def turns(variant):
+def thresholds(variant):
     return {turns!r}
 
 
@@ -57,7 +57,7 @@ def reason(target, variant, *, ok):
     return "made up", None, "it is made up", None if ok else "use another host"
 
 
-def gap(target, variant):
+def distance(target, variant):
     return (1,)
 
 
@@ -67,34 +67,34 @@ RULE = Rule(
     parts=("cuda",),
     fact="cuda",
     need=need,
-    holds=holds,
-    turns=turns,
+    is_satisfied=is_satisfied,
+    thresholds=thresholds,
     reason=reason,
-    gap=gap,
+    distance=distance,
 )
 '''
 ANSWERS = """
 import json, sys
 
 from imagematrix.images.catalog.catalog import Catalog
-from imagematrix.selection.fleet.coverage import coverage
+from imagematrix.selection.fleet.coverage import compute_coverage
 from imagematrix.integrations.kubernetes.admission import admission
-from imagematrix.integrations.kubernetes.nodes.classes import classes
-from imagematrix.integrations.kubernetes.nodes.labels import facts
-from imagematrix.integrations.kubernetes.nodes.nodes import parse
-from imagematrix.integrations.kubernetes.workloads.needs import document
+from imagematrix.integrations.kubernetes.nodes.classes import classify_nodes
+from imagematrix.integrations.kubernetes.nodes.labels import make_labels
+from imagematrix.integrations.kubernetes.nodes.nodes import parse_nodes
+from imagematrix.integrations.kubernetes.workloads.needs_document import make_needs_document
 from imagematrix.hardware.host.host import Host
-from imagematrix.selection.select import explain
+from imagematrix.selection.selector import explain
 
 asked = json.load(sys.stdin)
 catalog = Catalog.from_json(asked["catalog"])
 hosts = {name: Host.from_json(host) for name, host in asked["hosts"].items()}
-labels = {name: facts(host) for name, host in hosts.items()}
+labels = {name: make_labels(host) for name, host in hosts.items()}
 labels = {name: own | {"kubernetes.io/arch": own["imagematrix.io/arch"]} for name, own in labels.items()}
 nodes = [{"kind": "Node", "metadata": {"name": name, "labels": own}} for name, own in labels.items()]
-grouped = classes(parse({"kind": "List", "items": nodes}, "x"), catalog)
-policy = admission.policy("t", grouped)
-covered = coverage(hosts, catalog)
+grouped = classify_nodes(parse_nodes({"kind": "List", "items": nodes}, "x"), catalog)
+policy = admission.make_policy("t", grouped)
+covered = compute_coverage(hosts, catalog)
 
 
 def admission_of(name):
@@ -108,7 +108,7 @@ json.dump(
         "covered": {one.reference: one.hosts for one in covered.variants},
         "images": {name: admission_of(name) for name in hosts},
         "labels": labels,
-        "needs": document(catalog) if asked["needs"] else None,
+        "needs": make_needs_document(catalog) if asked["needs"] else None,
     },
     sys.stdout,
 )
@@ -130,7 +130,7 @@ class Case(NamedTuple):
 VERSION, KIND = "target.kernel_driver", "target.host.driver and target.host.driver.kind"
 CASES = {
     "driver": Case(
-        {"driver.version": ["560.35.3"]}, f"{VERSION} and versions.order({VERSION}) < (560, 35, 3)"
+        {"driver.version": ["560.35.3"]}, f"{VERSION} and versions.make_sort_key({VERSION}) < (560, 35, 3)"
     ),
     "driver as text": Case({"driver.version": ["560.35.03"]}, f"{VERSION} != '560.35.03'"),
     "one driver for GPUs": Case(
@@ -319,7 +319,11 @@ def ordered(draw, fact, values):
     def holds(have):
         if have is None:
             return unknown
-        return compare(have, value) if as_text else compare(versions.order(have), versions.order(value))
+        return (
+            compare(have, value)
+            if as_text
+            else compare(versions.make_sort_key(have), versions.make_sort_key(value))
+        )
 
     return Part(fact, (value,), holds)
 
@@ -349,10 +353,10 @@ def rule(turns, holds, applies):
         parts=(),
         fact="cuda",
         need=lambda variant: "made up" if applies(variant) else None,
-        holds=holds,
-        turns=lambda _: turns,
+        is_satisfied=holds,
+        thresholds=lambda _: turns,
         reason=lambda *_, ok: ("", None, str(ok), None),
-        gap=lambda *_: (1,),
+        distance=lambda *_: (1,),
     )
 
 
@@ -381,7 +385,7 @@ def of_its_arch(host):
     """Return a host with flags of its architecture."""
     if host.arch != "aarch64":
         return host
-    return replace(host, cpu=replace(host.cpu, flags=marches.required("neoverse-v2", "gcc-14")))
+    return replace(host, cpu=replace(host.cpu, flags=marches.get_required_flags("neoverse-v2", "gcc-14")))
 
 
 def neighbours(host):
@@ -442,13 +446,13 @@ def test_a_node_is_admitted_if_and_only_if_all_rules_hold(
     variant = replace(variant, requires=requires)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deriving, "RULES", (*RULES, made_up))
-        terms = owned(needs(variant, allow_cpu=allow_cpu))
+        terms = terms_for_our_labels(needs(variant, allow_cpu=allow_cpu))
 
     def holds(one):
         target = Target(host=one, gpus=one.gpus, allow_cpu=allow_cpu)
         applies = made_up.need(variant) is not None
-        obeyed = not applies or made_up.holds(target, variant)
-        return obeyed and all(result.ok for result in results(target, variant))
+        obeyed = not applies or made_up.is_satisfied(target, variant)
+        return obeyed and all(result.ok for result in evaluate_rules(target, variant))
 
     for one in neighbours(host):
         fits = all(map(holds, labelled_alike(one)))
@@ -470,7 +474,7 @@ def test_gpus_of_unknown_capability_are_admitted_as_the_rule_says(make, cluster,
     with pytest.MonkeyPatch.context() as patch:
         made_up = rule({"gpus.compute": ["7.0"]}, holds, lambda _: True)
         patch.setattr(deriving, "RULES", (*RULES, made_up))
-        terms = owned(needs(make.cpu_variant(), allow_cpu=True))
+        terms = terms_for_our_labels(needs(make.cpu_variant(), allow_cpu=True))
     for computes in (
         [None],
         [None, None],
@@ -492,7 +496,7 @@ def test_a_driver_that_no_node_can_have_gives_no_number_beyond_64_bits(make, clu
         ("driver<550.99999", True),
     ):
         for variant in (make.variant(driver=make.umd("host")), make.cpu_variant()):
-            terms = owned(needs(replace(variant, requires=(expression,)), allow_cpu=True))
+            terms = terms_for_our_labels(needs(replace(variant, requires=(expression,)), allow_cpu=True))
             bounds = [one["values"][0] for term in terms for one in term if one["operator"] in ("Gt", "Lt")]
             assert all(abs(int(bound)) < 2**63 for bound in bounds)
             assert admitted(terms, cluster.own(make.host(make.gpu()))) == fits
@@ -500,10 +504,10 @@ def test_a_driver_that_no_node_can_have_gives_no_number_beyond_64_bits(make, clu
 
 def test_only_linux_nodes_are_admitted(make):
     windows = make.cpu_variant(platform="windows/amd64")
-    assert owned(needs(windows, allow_cpu=True)) == ()
+    assert terms_for_our_labels(needs(windows, allow_cpu=True)) == ()
     unlabelled = {"kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux"}
     for listed in (False, True):
-        terms = owned(needs(make.cpu_variant(), allow_cpu=True, listed=listed))
+        terms = terms_for_our_labels(needs(make.cpu_variant(), allow_cpu=True, listed=listed))
         assert admitted(terms, unlabelled)
         assert not admitted(terms, unlabelled | {"kubernetes.io/os": "windows"})
 
@@ -512,6 +516,6 @@ def test_a_node_without_our_labels_is_never_taken_for_one_without_a_driver(make)
     unlabelled = {"kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux"}
     variant = make.cpu_variant(requires=("driver>=999",))
     for allow_cpu in (True, False):
-        assert not admitted(owned(needs(variant, allow_cpu=allow_cpu)), unlabelled)
+        assert not admitted(terms_for_our_labels(needs(variant, allow_cpu=allow_cpu)), unlabelled)
     refused = make.cpu_variant(requires=("arch>=8.0",))
-    assert not admitted(owned(needs(refused, allow_cpu=True)), unlabelled)
+    assert not admitted(terms_for_our_labels(needs(refused, allow_cpu=True)), unlabelled)

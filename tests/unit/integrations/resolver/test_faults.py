@@ -18,7 +18,7 @@ from resolving import variant
 
 from imagematrix.integrations.http_service import connections
 from imagematrix.integrations.http_service.connections import Limits
-from imagematrix.integrations.resolver import versions
+from imagematrix.integrations.resolver import tag_cache
 from imagematrix.integrations.resolver.upstream import KEPT, RegistryUpstream
 
 HOST = Path(__file__).parents[3] / "hosts" / "laptop.json"
@@ -120,7 +120,7 @@ def test_hanging_upstream_does_not_delay_known_answers(front, published, monkeyp
     first = front(state=tmp_path / "state")
     assert first.pull("v1") == published.digests["cpu-v3"]
     first.close()
-    monkeypatch.setattr(versions, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(tag_cache, "PATIENCE_S", 0.1)
     answers = threading.Event()
     with monkeypatch.context() as hanging, concurrent.futures.ThreadPoolExecutor(1) as pool:
         hanging.setattr(RegistryUpstream, "manifest", lambda *_: answers.wait(20) and None)
@@ -134,7 +134,7 @@ def test_hanging_upstream_does_not_delay_known_answers(front, published, monkeyp
 
 def test_pulls_during_a_rollout_never_return_to_the_old_variant(front, published, monkeypatch):
     """A better variant is added to the version while many clients pull it."""
-    monkeypatch.setattr(versions, "FRESH_S", 0)
+    monkeypatch.setattr(tag_cache, "FRESH_S", 0)
     node = front()
     old = node.pull("v1")
 

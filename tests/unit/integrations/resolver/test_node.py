@@ -8,7 +8,7 @@ import pytest
 from imagematrix.errors import UsageError
 from imagematrix.hardware.host.probe import probe
 from imagematrix.integrations.resolver import node
-from imagematrix.integrations.resolver.node import Probed, Saved
+from imagematrix.integrations.resolver.node import ProbedHost, SavedHost
 
 HOSTS = Path(__file__).parents[3] / "hosts"
 
@@ -21,7 +21,7 @@ def _looked_at_each_time(monkeypatch):
 def test_saved_host_is_reloaded_when_its_file_changes(tmp_path):
     file = tmp_path / "host.json"
     shutil.copy(HOSTS / "laptop.json", file)
-    saved = Saved(file)
+    saved = SavedHost(file)
     first = saved.host()
     assert saved.host() is first
     other = tmp_path / "other.json"
@@ -44,7 +44,7 @@ def test_file_changes_are_checked_at_intervals(tmp_path, monkeypatch):
     monkeypatch.setattr(node, "INTERVAL_S", 1000)
     file = tmp_path / "host.json"
     shutil.copy(HOSTS / "laptop.json", file)
-    saved = Saved(file)
+    saved = SavedHost(file)
     first = saved.host()
     file.unlink()
     assert saved.host() is first
@@ -58,7 +58,7 @@ def test_machine_is_probed_again_when_it_changes(monkeypatch, tmp_path):
         return probe(**options)
 
     monkeypatch.setattr(node, "probe", counted)
-    probed = Probed()
+    probed = ProbedHost()
     assert probed.host() == probe()
     assert probed.host() == probe()
     assert probes.count({}) == 1

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from resolving import HOPPER, Published, SimulatedNode, variant
 
 from imagematrix.errors import EngineError
-from imagematrix.images.catalog import index as catalog_index
+from imagematrix.images.catalog import image_index as catalog_index
 from imagematrix.images.oci.compression import DEFAULT
 from imagematrix.images.oci.manifest import INDEX
 from imagematrix.integrations.http_service.connections import Limits
-from imagematrix.integrations.resolver import versions
+from imagematrix.integrations.resolver import tag_cache
 
 LAYER = b"cpu-v3" * 1000
 
@@ -284,8 +284,8 @@ def test_token_is_required(front, published):
 
 
 def test_manifests_are_kept_within_a_limit_in_bytes(front, upstream, monkeypatch):
-    monkeypatch.setattr(versions, "MANIFESTS", 6 << 20)
-    monkeypatch.setattr(versions, "VERSIONS", 3 * versions.PARSED << 20)
+    monkeypatch.setattr(tag_cache, "MANIFESTS", 6 << 20)
+    monkeypatch.setattr(tag_cache, "VERSIONS", 3 * tag_cache.PARSED << 20)
     node = front()
     repository = upstream.repository("ml/large")
     filled = {"schemaVersion": 2, "config": {}, "layers": [], "annotations": {"x": "y" * (1 << 20)}}
@@ -302,7 +302,7 @@ def test_manifests_are_kept_within_a_limit_in_bytes(front, upstream, monkeypatch
 
 
 def test_last_catalog_is_served_while_the_upstream_is_down(front, upstream, published, monkeypatch):
-    monkeypatch.setattr(versions, "FRESH_S", 0)
+    monkeypatch.setattr(tag_cache, "FRESH_S", 0)
     node = front()
     assert node.pull("v1") == published.digests["cpu-v3"]
     upstream.fails("GET|HEAD", "/manifests/v1$", times=1000, status=503)
@@ -319,7 +319,7 @@ def test_last_catalog_is_served_while_the_upstream_is_down(front, upstream, publ
 
 
 def test_unchanged_version_is_not_transferred_again(front, upstream, published, monkeypatch):
-    monkeypatch.setattr(versions, "FRESH_S", 0)
+    monkeypatch.setattr(tag_cache, "FRESH_S", 0)
     node = front()
     for _ in range(3):
         assert node.pull("v1") == published.digests["cpu-v3"]
@@ -335,8 +335,8 @@ def test_blob_takes_no_more_of_the_memory_for_answers_than_its_size(front):
 
 
 def test_cached_catalog_is_served_while_the_upstream_hangs(front, upstream, published, monkeypatch):
-    monkeypatch.setattr(versions, "FRESH_S", 0)
-    monkeypatch.setattr(versions, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(tag_cache, "FRESH_S", 0)
+    monkeypatch.setattr(tag_cache, "PATIENCE_S", 0.1)
     node = front()
     assert node.pull("v1") == published.digests["cpu-v3"]
     upstream.fails("GET|HEAD", "/manifests/v1$", then=lambda: __import__("time").sleep(2))
@@ -347,7 +347,7 @@ def test_cached_catalog_is_served_while_the_upstream_hangs(front, upstream, publ
 
 
 def test_changed_version_or_node_changes_the_answer(front, published, monkeypatch):
-    monkeypatch.setattr(versions, "FRESH_S", 0)
+    monkeypatch.setattr(tag_cache, "FRESH_S", 0)
     machine = SimulatedNode("laptop")
     node = front(node=machine)
     assert node.pull("v1") == published.digests["cpu-v3"]
@@ -362,8 +362,8 @@ def test_changed_version_or_node_changes_the_answer(front, published, monkeypatc
 
 def test_damaged_catalog_is_rejected(front, published, upstream):
     own = published.repository.manifests[published.repository.tags["v1"]][1]
-    broken = catalog_index.parse(own.replace(b"sse4_2", b"sse4_2\\\\"), "v3")
-    published.repository.put("v3", catalog_index.write(broken, "ml/training", "v3"), INDEX)
+    broken = catalog_index.parse_index(own.replace(b"sse4_2", b"sse4_2\\\\"), "v3")
+    published.repository.put("v3", catalog_index.write_index(broken, "ml/training", "v3"), INDEX)
     status, message = front().pull("v3")
     assert (status, "v3" in message) == (403, True)
     assert upstream.requests
@@ -385,7 +385,7 @@ def test_missing_upstream_image_answers_502(front, published):
 
 
 def test_concurrent_requests_query_the_upstream_once(front, upstream, published, monkeypatch):
-    monkeypatch.setattr(versions, "FRESH_S", 1000)
+    monkeypatch.setattr(tag_cache, "FRESH_S", 1000)
     node = front()
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
         answers = set(pool.map(node.pull, ["v1"] * 64))

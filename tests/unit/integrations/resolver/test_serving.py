@@ -17,11 +17,11 @@ import pytest
 from imagematrix.errors import UsageError
 from imagematrix.integrations.http_service.http_server import Address
 from imagematrix.integrations.resolver import server
-from imagematrix.integrations.resolver.node import Saved
+from imagematrix.integrations.resolver.node import SavedHost
 from imagematrix.integrations.resolver.server import ResolverSettings, serve
 
 HOSTS = Path(__file__).parents[3] / "hosts"
-LAPTOP = Saved(HOSTS / "laptop.json")
+LAPTOP = SavedHost(HOSTS / "laptop.json")
 
 
 def settings(listen, token=None, **options):
@@ -153,7 +153,7 @@ def test_change_of_the_node_is_noticed_while_the_upstream_hangs(tmp_path):
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(1))
         reading = loop.run_in_executor(None, hanging.wait)
-        watching = asyncio.create_task(server._watch(settings("127.0.0.1:0", changed=changed), print))
+        watching = asyncio.create_task(server._watch_node(settings("127.0.0.1:0", changed=changed), print))
         try:
             async with asyncio.timeout(10):
                 while not changed.exists():  # noqa: ASYNC110 - the watch makes it

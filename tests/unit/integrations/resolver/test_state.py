@@ -15,7 +15,7 @@ from imagematrix.errors import UnknownImageError, UsageError
 from imagematrix.images.oci.manifest import Manifest
 from imagematrix.images.trust.policy import SignaturePolicy, SignatureRule
 from imagematrix.images.trust.signature import Key
-from imagematrix.integrations.resolver import state, versions
+from imagematrix.integrations.resolver import state, tag_cache
 from imagematrix.integrations.resolver.state import StateFolder
 
 HERE = "r.example"  # the upstream
@@ -75,7 +75,7 @@ def test_restart_with_another_upstream_gives_no_answers_of_the_first(front, publ
 
 
 def test_versions_deleted_upstream_are_forgotten(front, upstream, published, folder, monkeypatch):
-    monkeypatch.setattr(versions, "FRESH_S", 0)
+    monkeypatch.setattr(tag_cache, "FRESH_S", 0)
     node = front(state=folder)
     assert node.pull("v1") == published.digests["cpu-v3"]
     published.publish({"cpu-v2": variant(), "adl": variant("alderlake", ["sse4_2", "avx2", "fma"])})
@@ -88,7 +88,7 @@ def test_versions_deleted_upstream_are_forgotten(front, upstream, published, fol
 
 
 def test_hanging_upstream_does_not_block_after_a_restart(front, upstream, published, folder, monkeypatch):
-    monkeypatch.setattr(versions, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(tag_cache, "PATIENCE_S", 0.1)
     assert front(state=folder).pull("v1") == published.digests["cpu-v3"]
     upstream.fails("GET|HEAD", "/v2/", times=100, then=lambda: __import__("time").sleep(1))
     assert front(state=folder).pull("v1") == published.digests["cpu-v3"]

@@ -4,8 +4,8 @@ import pytest
 
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog.catalog import Catalog, Variant
-from imagematrix.images.catalog.labels import version_of
-from imagematrix.integrations.resolver.tag import TagRequest, request
+from imagematrix.images.catalog.labels import get_version
+from imagematrix.integrations.resolver.tag import TagRequest, parse_request
 
 
 def catalog(*axes):
@@ -33,9 +33,9 @@ PYTHONS = catalog((("flavour", "full-debug"), ("python", "3.12")), (("flavour", 
     ],
 )
 def test_tag_words_are_accepted_in_any_order(tag, requested):
-    assert version_of(tag) == "v1"
-    assert request(tag, PYTHONS) == requested
-    assert request(requested.tag("v1"), PYTHONS) == requested
+    assert get_version(tag) == "v1"
+    assert parse_request(tag, PYTHONS) == requested
+    assert parse_request(requested.tag("v1"), PYTHONS) == requested
 
 
 @pytest.mark.parametrize(
@@ -57,25 +57,27 @@ def test_tag_words_are_accepted_in_any_order(tag, requested):
 )
 def test_unknown_words_list_the_valid_ones(tag):
     with pytest.raises(UsageError, match="is not a tag of training") as caught:
-        request(tag, PYTHONS)
+        parse_request(tag, PYTHONS)
     assert "class.NAME, cpu, flavourfull-debug, flavourslim, python3.12, python3.13" in caught.value.remedy
 
 
 def test_plus_signs_are_underscores_in_tags():
     torch = catalog((("torch", "2.8.0+cu128"),), (("torch", "2.8.0+cpu"),))
-    assert request("v1-torch2.8.0_cu128", torch) == TagRequest(where=(("torch", "2.8.0+cu128"),))
+    assert parse_request("v1-torch2.8.0_cu128", torch) == TagRequest(where=(("torch", "2.8.0+cu128"),))
     with pytest.raises(UsageError):
-        request("v1-torch2.8.0_cu128", catalog((("torch", "2.8.0+cu128"),), (("torch", "2.8.0_cu128"),)))
+        parse_request(
+            "v1-torch2.8.0_cu128", catalog((("torch", "2.8.0+cu128"),), (("torch", "2.8.0_cu128"),))
+        )
 
 
 def test_ambiguous_words_are_rejected():
     ambiguous = catalog((("a", "1-b2"), ("b", "2")), (("a", "1"), ("b", "3")))
     with pytest.raises(UsageError, match="is ambiguous"):
-        request("v1-a1-b2", ambiguous)
-    assert request("v1-a1-b3", ambiguous) == TagRequest(where=(("a", "1"), ("b", "3")))
+        parse_request("v1-a1-b2", ambiguous)
+    assert parse_request("v1-a1-b3", ambiguous) == TagRequest(where=(("a", "1"), ("b", "3")))
 
 
 def test_hostile_catalog_does_not_slow_parsing():
     hostile = catalog(*((("a", "x-a" * number + "x"),) for number in range(30)))
     with pytest.raises(UsageError):
-        request(f"v1-{'ax-' * 40}y", hostile)
+        parse_request(f"v1-{'ax-' * 40}y", hostile)

@@ -8,9 +8,9 @@ from imagematrix.common.record import replace
 from imagematrix.common.settings import Site, read_site
 from imagematrix.errors import ProbeError, UsageError
 from imagematrix.hardware.host.host import Host
-from imagematrix.integrations.slurm.agreement import VARIABLE, Agreement, agreement, selection
-from imagematrix.integrations.slurm.step import step_of
-from imagematrix.integrations.slurm.step_catalog import prepare
+from imagematrix.integrations.slurm.agreement import VARIABLE, Agreement, make_agreement, select_for_task
+from imagematrix.integrations.slurm.step import find_step
+from imagematrix.integrations.slurm.step_catalog import prepare_folder
 from imagematrix.selection.gang.gang import NothingFitsAll
 
 VARIABLES = {
@@ -29,7 +29,7 @@ def folder(tmp_path, profiles):
     """The shared folder, with two nodes."""
     for node, profile in (("genoa", "genoa-h200"), ("sapphire", "sapphirerapids-h100")):
         (tmp_path / f"{node}.json").write_bytes(profiles[profile].read_bytes())
-    prepare(str(tmp_path))
+    prepare_folder(str(tmp_path))
     return tmp_path
 
 
@@ -38,15 +38,15 @@ def decide(folder, shipped_catalog):
     """Call it with a node to get what its task selects; `host` is the node as it is."""
 
     def call(node="genoa", host=None, alike=USUAL, catalog=lambda: shipped_catalog, variables=(), **options):
-        step = step_of(IMAGE, {**VARIABLES, "SLURMD_NODENAME": node, **dict(variables)})
+        step = find_step(IMAGE, {**VARIABLES, "SLURMD_NODENAME": node, **dict(variables)})
         assert step is not None
         own = host or Host.load(folder / f"{node}.json")
-        return selection(step, Agreement(alike=alike, folder=str(folder)), own, catalog, **options)
+        return select_for_task(step, Agreement(alike=alike, folder=str(folder)), own, catalog, **options)
 
     return call
 
 
-STEP = step_of(IMAGE, VARIABLES)
+STEP = find_step(IMAGE, VARIABLES)
 
 
 @pytest.mark.parametrize(
@@ -60,23 +60,23 @@ STEP = step_of(IMAGE, VARIABLES)
     ],
 )
 def test_variable_and_site_say_what_is_agreed_on(word, site, alike):
-    agreed = agreement(STEP, {VARIABLE: word or ""}, Site(gang=site), "/hosts")
+    agreed = make_agreement(STEP, {VARIABLE: word or ""}, Site(gang=site), "/hosts")
     assert agreed == Agreement(alike=alike, folder="/hosts")
 
 
 def test_off_needs_no_folder_and_anything_else_does():
-    assert agreement(STEP, {VARIABLE: "off"}, Site(), None) is None
+    assert make_agreement(STEP, {VARIABLE: "off"}, Site(), None) is None
     with pytest.raises(UsageError, match="a step on 2 nodes needs the facts about all of them") as caught:
-        agreement(STEP, {}, Site(), None)
+        make_agreement(STEP, {}, Site(), None)
     assert "set hosts in the site's file, or IMAGEMATRIX_GANG=off" in str(caught.value.remedy)
 
 
 def test_users_override_the_site_only_if_they_may():
     variables = {VARIABLE: "off"}
     with pytest.raises(UsageError, match=r"IMAGEMATRIX_GANG off: .*users may not override"):
-        agreement(STEP, variables, Site(file="f", gang="same"), "/hosts")
+        make_agreement(STEP, variables, Site(file="f", gang="same"), "/hosts")
     site = Site(file="f", gang="same", users_may_override=frozenset({"gang"}))
-    assert agreement(STEP, variables, site, "/hosts") is None
+    assert make_agreement(STEP, variables, site, "/hosts") is None
 
 
 @pytest.mark.parametrize(("value", "valid"), [("same", True), ("cuda,nccl", True), ("Cuda nccl", False)])

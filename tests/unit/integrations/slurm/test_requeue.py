@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from imagematrix.integrations.slurm.requeue import requeue, requeueable
+from imagematrix.integrations.slurm.requeue import is_requeueable, requeue_job
 
 BATCH = {"ENVIRONMENT": "BATCH", "SLURM_JOB_ID": "7", "SLURM_LOCALID": "0"}
 
@@ -22,7 +22,7 @@ BATCH = {"ENVIRONMENT": "BATCH", "SLURM_JOB_ID": "7", "SLURM_LOCALID": "0"}
     ],
 )
 def test_a_batch_job_is_requeued_once_by_one_task(changes, expected):
-    assert requeueable({**BATCH, **changes}) is expected
+    assert is_requeueable({**BATCH, **changes}) is expected
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def scontrol(monkeypatch):
 
 def test_scontrol_is_given_the_job(scontrol):
     commands = scontrol((0, ""))
-    assert requeue(BATCH) == "job 7 was requeued, once"
+    assert requeue_job(BATCH) == "job 7 was requeued, once"
     assert commands == [["scontrol", "requeue", "7"]]
 
 
@@ -59,12 +59,12 @@ def test_scontrol_is_given_the_job(scontrol):
 )
 def test_what_scontrol_refuses_is_told(scontrol, answer, reason):
     scontrol(answer)
-    told = requeue(BATCH)
+    told = requeue_job(BATCH)
     assert told.startswith("the job was not requeued: ")
     assert reason in told
 
 
 def test_a_job_without_a_number_is_left(scontrol):
     commands = scontrol((0, ""))
-    assert requeue({**BATCH, "SLURM_JOB_ID": "7; x"}) == "the job was not requeued: its number is unknown"
+    assert requeue_job({**BATCH, "SLURM_JOB_ID": "7; x"}) == "the job was not requeued: its number is unknown"
     assert commands == []

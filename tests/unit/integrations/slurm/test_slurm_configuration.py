@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from imagematrix.errors import UsageError
 from imagematrix.integrations.slurm import configuration
 from imagematrix.integrations.slurm.configuration import (
-    features_of,
-    find,
-    named,
-    node_options,
-    options,
-    read,
-    settings,
+    collect_node_options,
+    collect_settings,
+    find_slurm_conf,
+    get_features,
+    names_node,
+    parse_options,
+    read_lines,
 )
 
 
@@ -46,22 +46,25 @@ from imagematrix.integrations.slurm.configuration import (
     ],
 )
 def test_expressions_name_nodes(expression, node, expected):
-    assert named(expression, node) is expected
+    assert names_node(expression, node) is expected
 
 
 @given(st.text("n[]-,0123456789", max_size=20), st.text("n0123456789", max_size=12))
 def test_no_expression_fails(expression, node):
-    assert named(expression, node) in (True, False)
+    assert names_node(expression, node) in (True, False)
 
 
 @given(st.integers(0, 999), st.integers(0, 999), st.integers(0, 1200))
 def test_ranges_are_those_of_numbers(first, last, number):
-    assert named(f"n[{first:03}-{last:03}]", f"n{number:03}") is (first <= number <= last)
+    assert names_node(f"n[{first:03}-{last:03}]", f"n{number:03}") is (first <= number <= last)
 
 
 def test_options_have_quotes_and_no_case():
-    assert options("RunTimeRun=\"exec /x '%b' = y\" A=b=c") == {"runtimerun": "exec /x '%b' = y", "a": "b=c"}
-    assert options("no options here") == {}
+    assert parse_options("RunTimeRun=\"exec /x '%b' = y\" A=b=c") == {
+        "runtimerun": "exec /x '%b' = y",
+        "a": "b=c",
+    }
+    assert parse_options("no options here") == {}
 
 
 def test_the_features_of_a_node_are_found(tmp_path):
@@ -73,14 +76,14 @@ def test_the_features_of_a_node_are_found(tmp_path):
         "NodeName=n9 CPUs=2 \\\n  RealMemory=3\n"
         "NodeName=n4 Features=\n"
     )
-    lines = read(str(tmp_path / "slurm.conf"))
-    assert features_of(lines, "n1") == ("a", "im-driver-1")
-    assert features_of(lines, "n3") == ("b",)
-    assert features_of(lines, "n9") == ("every",)
-    assert features_of(lines, "n8") == ()
-    assert (node_options(lines, "n9") or {})["realmemory"] == "3"
-    assert node_options(lines, "n8") is None
-    assert settings(lines)["clustername"] == "x"
+    lines = read_lines(str(tmp_path / "slurm.conf"))
+    assert get_features(lines, "n1") == ("a", "im-driver-1")
+    assert get_features(lines, "n3") == ("b",)
+    assert get_features(lines, "n9") == ("every",)
+    assert get_features(lines, "n8") == ()
+    assert (collect_node_options(lines, "n9") or {})["realmemory"] == "3"
+    assert collect_node_options(lines, "n8") is None
+    assert collect_settings(lines)["clustername"] == "x"
 
 
 def test_included_lines_stand_in_place_of_the_include(tmp_path):
@@ -88,32 +91,32 @@ def test_included_lines_stand_in_place_of_the_include(tmp_path):
     (tmp_path / "slurm.conf").write_text("A=1\nInclude sub/one.conf\nA=4\n")
     (tmp_path / "sub/one.conf").write_text("A=2\ninclude two.conf\n")
     (tmp_path / "sub/two.conf").write_text("A=3")
-    assert read(str(tmp_path / "slurm.conf")) == ["A=1", "A=2", "A=3", "A=4"]
+    assert read_lines(str(tmp_path / "slurm.conf")) == ["A=1", "A=2", "A=3", "A=4"]
 
 
 def test_files_are_bounded(tmp_path, monkeypatch):
     path = tmp_path / "slurm.conf"
     path.write_text("include slurm.conf\n")
     with pytest.raises(UsageError, match="includes more than"):
-        read(str(path))
+        read_lines(str(path))
     path.write_text("A=1\n")
     monkeypatch.setattr(configuration, "LIMIT", 3)
     with pytest.raises(UsageError, match="too large"):
-        read(str(path))
+        read_lines(str(path))
     monkeypatch.setattr(configuration, "LIMIT", 4)
-    assert read(str(path)) == ["A=1"]
+    assert read_lines(str(path)) == ["A=1"]
     with pytest.raises(UsageError, match="cannot be read"):
-        read(str(tmp_path / "missing"))
+        read_lines(str(tmp_path / "missing"))
     path.write_text("include\n")
     monkeypatch.setattr(configuration, "LIMIT", 100)
-    assert read(str(path)) == ["include"]
+    assert read_lines(str(path)) == ["include"]
 
 
 def test_slurmd_s_variable_comes_first(tmp_path, monkeypatch):
     own, usual = tmp_path / "own.conf", tmp_path / "slurm.conf"
     monkeypatch.setattr(configuration, "PLACES", (str(usual),))
-    assert find({}) is None
+    assert find_slurm_conf({}) is None
     usual.touch()
-    assert find({"SLURM_CONF": str(own)}) == str(usual)
+    assert find_slurm_conf({"SLURM_CONF": str(own)}) == str(usual)
     own.touch()
-    assert find({"SLURM_CONF": str(own)}) == str(own)
+    assert find_slurm_conf({"SLURM_CONF": str(own)}) == str(own)

@@ -36,16 +36,16 @@ def removed(engine):
     [("77", {containers.LABEL: "77"}), ("", {}), ("7 7", {}), ("\u0667", {}), ("1" * 11, {})],
 )
 def test_a_container_has_the_number_of_the_job_that_started_it(job, labels):
-    assert containers.labels_of({"SLURM_JOB_ID": job}) == labels
-    assert containers.labels_of({}) == {}
+    assert containers.make_labels({"SLURM_JOB_ID": job}) == labels
+    assert containers.make_labels({}) == {}
     if not labels:
         with pytest.raises(UsageError, match=r"SLURM_JOB_ID .* is not the number of a job"):
-            containers.job_of({"SLURM_JOB_ID": job})
+            containers.get_job({"SLURM_JOB_ID": job})
 
 
 def test_the_containers_of_the_job_are_removed(left):
     engine = left("b", "a")
-    assert containers.remove("77") == ("a", "b")
+    assert containers.remove_containers("77") == ("a", "b")
     query = urlsplit(engine.requests[0]).query
     assert json.loads(parse_qs(query)["filters"][0]) == {"label": [f"{containers.LABEL}=77"]}
     assert [one.path.rpartition("/")[2] for one in removed(engine)] == ["id-b", "id-a"]
@@ -55,20 +55,20 @@ def test_the_containers_of_the_job_are_removed(left):
 @pytest.mark.parametrize("status", [404, 409])
 def test_a_container_that_somebody_else_removes_is_no_error(left, status):
     engine = left("a", "b", a=status)
-    assert containers.remove("77") == ("a", "b")
+    assert containers.remove_containers("77") == ("a", "b")
     assert len(removed(engine)) == 2
 
 
 def test_a_container_that_cannot_be_removed_is_an_error(left):
     left("a", a=500)
     with pytest.raises(EngineError):
-        containers.remove("77")
+        containers.remove_containers("77")
 
 
 def test_after_a_job_without_containers_docker_py_is_not_loaded(left, monkeypatch):
     left()
-    monkeypatch.setattr(transport, "client", lambda: pytest.fail("it was loaded"))
-    assert containers.remove("77") == ()
+    monkeypatch.setattr(transport, "open_client", lambda: pytest.fail("it was loaded"))
+    assert containers.remove_containers("77") == ()
 
 
 def test_the_epilog_prints_what_it_removed(left, monkeypatch, cli):

@@ -4,7 +4,12 @@ import pytest
 
 from imagematrix.common.record import replace
 from imagematrix.hardware.host.host import Driver, Host
-from imagematrix.integrations.slurm.features import NodeChangedError, features, require_unchanged, word
+from imagematrix.integrations.slurm.features import (
+    NodeChangedError,
+    make_features,
+    make_word,
+    require_unchanged,
+)
 
 
 @pytest.fixture
@@ -13,20 +18,20 @@ def host(profiles):
 
 
 def test_features_say_what_decides_about_images(host, profiles):
-    assert features(host) == (
+    assert make_features(host) == (
         *("im-driver-550.163.01", "im-cuda-12.4", "im-gpus-8", "im-gpu-nvidia-h200", "im-compute-9.0"),
         "im-x86-64-v4",
     )
-    mixed = features(Host.load(profiles["mixed"]))
+    mixed = make_features(Host.load(profiles["mixed"]))
     assert {"im-gpus-2", "im-gpu-tesla-t4", "im-compute-7.5", "im-compute-8.0"} <= {*mixed}
     assert not any(
-        "gpu" in feature or "driver" in feature for feature in features(Host.load(profiles["laptop"]))
+        "gpu" in feature or "driver" in feature for feature in make_features(Host.load(profiles["laptop"]))
     )
 
 
 def test_no_feature_has_a_character_of_slurm_s_expressions(profiles):
     for path in profiles.values():
-        assert not set("".join(features(Host.load(path)))) & {*"&|*()[],= \n"}
+        assert not set("".join(make_features(Host.load(path)))) & {*"&|*()[],= \n"}
 
 
 @pytest.mark.parametrize(
@@ -34,12 +39,12 @@ def test_no_feature_has_a_character_of_slurm_s_expressions(profiles):
     [("NVIDIA H200", "nvidia-h200"), ("A 100 (PCIe), 80GB", "a-100-pcie-80gb"), ("é", "")],
 )
 def test_names_of_products_are_words(name, expected):
-    assert word(name) == expected
+    assert make_word(name) == expected
 
 
 def test_a_node_that_is_as_told_is_taken(host):
-    require_unchanged("n1", features(host), host)
-    require_unchanged("n1", ("rack7", *features(host), "bigmem"), host)
+    require_unchanged("n1", make_features(host), host)
+    require_unchanged("n1", ("rack7", *make_features(host), "bigmem"), host)
     require_unchanged("n1", (), host)
     require_unchanged("n1", ("rack7",), replace(host, driver=None))
 
@@ -66,11 +71,11 @@ def no_driver(host):
 
 @pytest.mark.parametrize("change", [changed_driver, fewer_gpus, lost_gpu, other_gpus, no_driver])
 def test_a_node_that_changed_is_refused_with_both_lines(host, change):
-    told, now = features(host), change(host)
+    told, now = make_features(host), change(host)
     with pytest.raises(NodeChangedError, match="n1 is not what Slurm says") as caught:
         require_unchanged("n1", ("rack7", *told), now)
     assert f"Features={','.join(told)}" in str(caught.value)
-    assert ",".join(features(now)) in str(caught.value)
+    assert ",".join(make_features(now)) in str(caught.value)
     assert caught.value.exit_code == 5
 
 
@@ -84,4 +89,4 @@ def test_gpus_that_a_job_s_cgroup_hides_count_as_there(host):
         gpu if gpu.index == 3 else replace(gpu, state="no-permission", name=None, compute=None)
         for gpu in host.gpus
     )
-    require_unchanged("n1", features(host), replace(host, gpus=hidden))
+    require_unchanged("n1", make_features(host), replace(host, gpus=hidden))

@@ -14,8 +14,8 @@ from imagematrix.common.record import replace
 from imagematrix.errors import ProbeError, UsageError
 from imagematrix.hardware.host.host import Host
 from imagematrix.integrations.slurm import checks, configuration
-from imagematrix.integrations.slurm.checks import findings, release
-from imagematrix.integrations.slurm.node_config import lines_of, oci_conf
+from imagematrix.integrations.slurm.checks import find_differences, get_release
+from imagematrix.integrations.slurm.node_config import make_node_lines, render_oci_conf
 
 PROGRAM = "/usr/local/bin/imagematrix"
 SLURM = """\
@@ -32,7 +32,7 @@ def host(profiles):
 
 
 def test_tasks_start_in_place_of_the_shell_which_reads_nothing_of_users():
-    text = oci_conf(PROGRAM)
+    text = render_oci_conf(PROGRAM)
     (run,) = [line for line in text.splitlines() if line.startswith("RunTimeRun=")]
     read, _, unread = run.partition("\\#")
     assert read.startswith(f'RunTimeRun="set -f; IFS=; exec {PROGRAM} oci-task --line $(')
@@ -44,18 +44,18 @@ def test_tasks_start_in_place_of_the_shell_which_reads_nothing_of_users():
 @pytest.mark.parametrize("program", ["imagematrix", "/a b", "/a;b", "/a'b", '/a"b', "/a%b", "/a\nb", ""])
 def test_a_program_whose_path_a_shell_would_read_otherwise_is_refused(program):
     with pytest.raises(UsageError, match=r"cannot stand in oci\.conf"):
-        oci_conf(program)
+        render_oci_conf(program)
 
 
 def test_the_lines_of_a_node(host):
-    lines = lines_of(host, "n1", 4)
+    lines = make_node_lines(host, "n1", 4)
     assert lines.gres == (
         "NodeName=n1 Name=gpu Type=nvidia-h200 File=/dev/nvidia[0-7]\nNodeName=n1 Name=shard Count=32\n"
     )
     assert lines.slurm.startswith(
         "NodeName=n1 Gres=gpu:nvidia-h200:8,shard:32 Features=im-driver-550.163.01,"
     )
-    assert "shard" not in lines_of(host, "n1").gres
+    assert "shard" not in make_node_lines(host, "n1").gres
 
 
 @pytest.mark.parametrize(
@@ -69,12 +69,12 @@ def test_the_lines_of_a_node(host):
 )
 def test_device_files_are_listed_as_slurm_does(host, minors, files):
     gpus = tuple(replace(gpu, minor=minor) for gpu, minor in zip(host.gpus, minors, strict=False))
-    assert lines_of(replace(host, gpus=gpus), "n1").gres.split("File=")[1].strip() == files
-    assert configuration.named(files.removeprefix("/dev/"), f"nvidia{minors[0]}")
+    assert make_node_lines(replace(host, gpus=gpus), "n1").gres.split("File=")[1].strip() == files
+    assert configuration.names_node(files.removeprefix("/dev/"), f"nvidia{minors[0]}")
 
 
 def test_each_kind_of_gpu_has_a_line(profiles):
-    lines = lines_of(Host.load(profiles["mixed"]), "n1")
+    lines = make_node_lines(Host.load(profiles["mixed"]), "n1")
     assert [line.split()[2] for line in lines.gres.splitlines()] == [
         "Type=nvidia-a100-pcie-40gb",
         "Type=tesla-t4",
@@ -82,26 +82,26 @@ def test_each_kind_of_gpu_has_a_line(profiles):
     unnamed = replace(
         Host.load(profiles["genoa-h200"]), gpus=(replace(Host.load(profiles["mixed"]).gpus[0], name=None),)
     )
-    assert lines_of(unnamed, "n1").slurm.startswith("NodeName=n1 Gres=gpu:1 ")
+    assert make_node_lines(unnamed, "n1").slurm.startswith("NodeName=n1 Gres=gpu:1 ")
 
 
 def test_gpus_that_slurm_cannot_give_out_are_left_out(profiles, host):
-    mig = lines_of(Host.load(profiles["mig"]), "n1", 2)
+    mig = make_node_lines(Host.load(profiles["mig"]), "n1", 2)
     assert mig.gres.splitlines() == [
         "NodeName=n1 Name=gpu Type=nvidia-h100-80gb-hbm3 File=/dev/nvidia1",
         "NodeName=n1 Name=shard Count=2",
     ]
     lost = replace(host, gpus=tuple(replace(gpu, state="lost") for gpu in host.gpus))
-    assert lines_of(lost, "n1", 2).gres == ""
-    assert "Gres" not in lines_of(Host.load(profiles["laptop"]), "n1").slurm
+    assert make_node_lines(lost, "n1", 2).gres == ""
+    assert "Gres" not in make_node_lines(Host.load(profiles["laptop"]), "n1").slurm
     with pytest.raises(ProbeError, match="device minor of"):
-        lines_of(replace(host, gpus=(replace(host.gpus[0], minor=None),)), "n1")
+        make_node_lines(replace(host, gpus=(replace(host.gpus[0], minor=None),)), "n1")
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a,b", "n[1-2]", "-n", "a=b", "n\n"])
 def test_a_node_has_a_name_that_slurm_can_read(host, name):
     with pytest.raises(UsageError, match="is not the name of a node"):
-        lines_of(host, name)
+        make_node_lines(host, name)
 
 
 @pytest.fixture
@@ -110,8 +110,8 @@ def folder(tmp_path, host):
     made = tmp_path / "slurm"
     made.mkdir()
     (tmp_path / "spool").mkdir()
-    lines = lines_of(host, "n1")
-    (made / "oci.conf").write_text(oci_conf(PROGRAM))
+    lines = make_node_lines(host, "n1")
+    (made / "oci.conf").write_text(render_oci_conf(PROGRAM))
     (made / "gres.conf").write_text(lines.gres)
     (made / "cgroup.conf").write_text("ConstrainDevices=yes\n")
     (made / "slurm.conf").write_text(
@@ -124,8 +124,8 @@ def folder(tmp_path, host):
 
 
 def found(folder, host, *, version=(24, 11), shards=False):
-    lines = lines_of(host, "n1", 4 if shards else 0)
-    return findings(folder, "n1", oci_conf(PROGRAM), lines, shards=shards, version=version)
+    lines = make_node_lines(host, "n1", 4 if shards else 0)
+    return find_differences(folder, "n1", render_oci_conf(PROGRAM), lines, shards=shards, version=version)
 
 
 def test_files_that_say_what_they_should_have_no_findings(folder, host):
@@ -235,12 +235,12 @@ def test_the_release_of_slurmd_is_read(monkeypatch, output, expected):
     monkeypatch.setattr(
         subprocess, "run", lambda words, **_: subprocess.CompletedProcess(words, 0, output, "")
     )
-    assert release() == expected
+    assert get_release() == expected
 
 
 def test_a_node_without_slurmd_has_no_release(monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError(2, "x")))
-    assert release() is None
+    assert get_release() is None
 
 
 @pytest.mark.parametrize(("version", "expected"), [((23, 2), []), ((22, 5), ["slurmd is 22.05"]), (None, [])])

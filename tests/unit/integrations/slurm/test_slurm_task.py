@@ -12,7 +12,13 @@ from imagematrix.hardware.gpu_request.visible import NO_GPU
 from imagematrix.hardware.host import device
 from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host
 from imagematrix.integrations.slurm import task as slurm_task
-from imagematrix.integrations.slurm.task import SlurmTask, gpus_of, image_of, read_environment, words_of
+from imagematrix.integrations.slurm.task import (
+    SlurmTask,
+    find_task_gpus,
+    parse_command_line,
+    parse_image,
+    read_environment,
+)
 
 HOST = Host(
     arch="x86_64",
@@ -27,7 +33,7 @@ def openable(monkeypatch):
     """Let a process open only these GPUs' nodes; none means that it may open all."""
 
     def set_to(*minors):
-        monkeypatch.setattr(device, "permitted", lambda _: minors)
+        monkeypatch.setattr(device, "list_permitted_minors", lambda _: minors)
 
     set_to()
     return set_to
@@ -45,7 +51,7 @@ def task(environment=None, program=("train",), spool=""):
     ],
 )
 def test_names_of_images_are_taken(name):
-    assert image_of(name) == name
+    assert parse_image(name) == name
 
 
 @pytest.mark.parametrize(
@@ -83,14 +89,14 @@ def test_names_of_images_are_taken(name):
 )
 def test_other_names_are_refused_on_one_line(name):
     with pytest.raises(UsageError, match="not the name of an image") as caught:
-        image_of(name)
+        parse_image(name)
     assert str(caught.value).isprintable()
 
 
 @given(st.text(max_size=40))
 def test_a_name_that_is_taken_has_no_characters_of_a_shell(name):
     try:
-        image_of(name)
+        parse_image(name)
     except UsageError:
         return
     assert name.isascii()
@@ -108,14 +114,14 @@ def line(*program, image="training:v1", quote=TOO_MANY):
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0"), max_size=12), min_size=1, max_size=4))
 def test_arguments_are_those_of_the_user(program):
-    assert words_of(line(*program)) == ["training:v1", "/s/environment", "/s", *program]
+    assert parse_command_line(line(*program)) == ["training:v1", "/s/environment", "/s", *program]
 
 
 @pytest.mark.parametrize(
     "program", [("a 'b' c", "x'"), ("'",), ("''", '"'), ("print('\\n')", "# task: ", " -- ")]
 )
 def test_a_release_that_quotes_as_a_shell_does_is_read_too(program):
-    assert words_of(line(*program, quote=RIGHT))[3:] == [*program]
+    assert parse_command_line(line(*program, quote=RIGHT))[3:] == [*program]
 
 
 @pytest.mark.parametrize(
@@ -127,13 +133,13 @@ def test_a_release_that_quotes_as_a_shell_does_is_read_too(program):
 )
 def test_a_line_of_another_form_is_refused(text):
     with pytest.raises(UsageError, match="cannot be read"):
-        words_of(text)
+        parse_command_line(text)
 
 
 @pytest.mark.parametrize("image", ["a b", "$(touch x)", "x\ny", "'", "t:v1 -- 'sh' 'x", "", "t:v1 --"])
 def test_a_name_does_not_take_the_line_apart(image):
     with pytest.raises(UsageError):
-        image_of(words_of(line("train", image=image))[0])
+        parse_image(parse_command_line(line("train", image=image))[0])
 
 
 def test_variables_are_read_as_they_are(tmp_path):
@@ -235,12 +241,12 @@ def test_a_rank_gets_the_folder_of_the_step_in_which_the_server_of_pmix_has_its_
 def test_the_gpus_of_a_task_are_those_that_it_may_open(openable):
     openable(2)
     environment = {"SLURM_STEP_GPUS": "0", "CUDA_VISIBLE_DEVICES": "0"}
-    assert gpus_of(HOST, environment)[1] == "device=2"
+    assert find_task_gpus(HOST, environment)[1] == "device=2"
 
 
 def test_where_all_can_be_opened_the_variables_tell(openable):
     openable()
-    assert gpus_of(HOST, {"SLURM_STEP_GPUS": "1,3", "CUDA_VISIBLE_DEVICES": "1,3"})[1] == "device=1,3"
+    assert find_task_gpus(HOST, {"SLURM_STEP_GPUS": "1,3", "CUDA_VISIBLE_DEVICES": "1,3"})[1] == "device=1,3"
 
 
 @pytest.mark.parametrize(
@@ -248,7 +254,7 @@ def test_where_all_can_be_opened_the_variables_tell(openable):
 )
 def test_a_job_without_gpus_leaves_a_sign_on_a_node_that_has_some(openable, environment):
     openable()
-    host, wanted = gpus_of(HOST, {"SLURM_JOB_ID": "1", **environment})
+    host, wanted = find_task_gpus(HOST, {"SLURM_JOB_ID": "1", **environment})
     assert (host.gpus, wanted) == ((), None)
     assert host.accelerators[-1].label == f"the job: {NO_GPU}"
 
@@ -256,4 +262,4 @@ def test_a_job_without_gpus_leaves_a_sign_on_a_node_that_has_some(openable, envi
 def test_a_node_without_gpus_stays_as_it_is(openable):
     openable()
     bare = replace(HOST, gpus=(), driver=None)
-    assert gpus_of(bare, {"SLURM_JOB_ID": "1"}) == (bare, None)
+    assert find_task_gpus(bare, {"SLURM_JOB_ID": "1"}) == (bare, None)

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from imagematrix.errors import UsageError
-from imagematrix.integrations.slurm.step import SlurmStep, step_of
+from imagematrix.integrations.slurm.step import SlurmStep, find_step
 
 IMAGE = "training:v1"
 VARIABLES = {
@@ -27,7 +27,7 @@ VARIABLES = {
 )
 def test_lists_of_nodes_are_expanded(nodes, expected):
     variables = VARIABLES | {"SLURM_STEP_NODELIST": nodes, "SLURMD_NODENAME": expected[0]}
-    step = step_of(IMAGE, variables)
+    step = find_step(IMAGE, variables)
     assert step is not None
     assert (step.nodes, step.node) == (tuple(expected), expected[0])
 
@@ -41,7 +41,7 @@ def test_lists_of_nodes_are_expanded(nodes, expected):
     ],
 )
 def test_a_step_is_of_one_image_and_one_run_of_a_job(changes, restart, start):
-    assert step_of(IMAGE, VARIABLES | changes) == SlurmStep(
+    assert find_step(IMAGE, VARIABLES | changes) == SlurmStep(
         image=IMAGE, job="17", restart=restart, start=start, number="0", nodes=("a", "b"), node="a"
     )
 
@@ -66,11 +66,11 @@ def test_a_step_is_of_one_image_and_one_run_of_a_job(changes, restart, start):
 def test_wrong_variables_are_refused(changes):
     started = time.monotonic()
     with pytest.raises(UsageError, match="SLURM") as caught:
-        step_of(IMAGE, VARIABLES | changes)
+        find_step(IMAGE, VARIABLES | changes)
     assert time.monotonic() - started < 10
     assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize("changes", [{"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "a"}, None])
 def test_a_step_on_one_node_needs_no_agreement(changes):
-    assert step_of(IMAGE, {} if changes is None else VARIABLES | changes) is None
+    assert find_step(IMAGE, {} if changes is None else VARIABLES | changes) is None

@@ -19,7 +19,7 @@ from imagematrix.errors import ImagematrixError, ProbeError, UsageError
 from imagematrix.images.catalog.catalog import Catalog
 from imagematrix.integrations.slurm import step_catalog
 from imagematrix.integrations.slurm.step import SlurmStep
-from imagematrix.integrations.slurm.step_catalog import catalog_of, prepare
+from imagematrix.integrations.slurm.step_catalog import prepare_folder, share_catalog
 
 STEP = SlurmStep(
     image="training:v1",
@@ -40,7 +40,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be othe
 @pytest.fixture
 def folder(tmp_path):
     """The shared folder."""
-    prepare(str(tmp_path))
+    prepare_folder(str(tmp_path))
     return tmp_path
 
 
@@ -69,7 +69,7 @@ def not_opened():
 
 def taken(folder, step=STEP, version="v1"):
     """Return the version of the catalog that a task takes, which would open `version` if it is the first."""
-    return catalog_of(step, str(folder), opened(version)).version
+    return share_catalog(step, str(folder), opened(version)).version
 
 
 def stored(folder):
@@ -79,7 +79,7 @@ def stored(folder):
 
 def test_the_first_task_stores_it_for_all_others(folder):
     assert taken(folder, version="v1") == "v1"
-    assert catalog_of(replace(STEP, node="b"), str(folder), not_opened).version == "v1"
+    assert share_catalog(replace(STEP, node="b"), str(folder), not_opened).version == "v1"
     (path,) = stored(folder)
     assert path.parent == folder / "steps" / str(os.geteuid())
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -124,7 +124,7 @@ def test_a_catalog_that_cannot_be_opened_is_an_error_of_each_run(folder):
     assert taken(folder) == "v1"
     again = replace(STEP, image="other:v9", restart="1", start="1795878818")
     with pytest.raises(UsageError, match="no such image"):
-        catalog_of(again, str(folder), missing)
+        share_catalog(again, str(folder), missing)
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "link", "foreign"])
@@ -200,7 +200,7 @@ def test_a_second_catalog_that_comes_while_a_task_looks_ends_it(folder, monkeypa
     (path,) = stored(folder)
     second.mkdir(mode=0o700)
     path.rename(second / path.name)
-    real = step_catalog._read
+    real = step_catalog._read_file
     first = iter([str(path)])
 
     def read(place):
@@ -211,7 +211,7 @@ def test_a_second_catalog_that_comes_while_a_task_looks_ends_it(folder, monkeypa
                 text = (second / path.name).read_text().replace('"version": "v1"', '"version": "v2"')
                 path.write_text(text)
 
-    monkeypatch.setattr(step_catalog, "_read", read)
+    monkeypatch.setattr(step_catalog, "_read_file", read)
     with pytest.raises(ProbeError, match="different catalogs"):
         taken(folder)
 
@@ -242,7 +242,7 @@ def test_what_says_that_it_is_of_another_step_is_refused(folder, key):
         lambda path: path.write_text("{"),
         lambda path: path.write_bytes(b"\xff\xfe"),
         lambda path: path.write_text("[" * 100_000),
-        lambda path: path.write_text(json_documents.dump(catalog("v1").to_json())),
+        lambda path: path.write_text(json_documents.dump_json(catalog("v1").to_json())),
         lambda path: path.write_text(json.dumps({"schema": "imagematrix.step-catalog/v1"})),
     ],
 )
@@ -282,7 +282,7 @@ def test_a_catalog_that_is_too_large_is_refused(folder, monkeypatch):
 
 
 def test_a_catalog_that_vanishes_is_told(folder, monkeypatch):
-    monkeypatch.setattr(step_catalog, "_store", lambda *_: None)
+    monkeypatch.setattr(step_catalog, "_store_catalog", lambda *_: None)
     with pytest.raises(UsageError, match=r"somebody has removed the catalog of step 17\.0"):
         taken(folder)
 
@@ -296,10 +296,10 @@ def test_an_unprepared_folder_is_told(folder):
 
 def test_preparing_makes_a_folder_for_all(tmp_path):
     for _ in range(2):
-        prepare(str(tmp_path))
+        prepare_folder(str(tmp_path))
         assert stat.S_IMODE((tmp_path / "steps").stat().st_mode) == 0o1777
     with pytest.raises(FileNotFoundError):
-        prepare(str(tmp_path / "absent"))
+        prepare_folder(str(tmp_path / "absent"))
 
 
 def test_the_first_task_of_a_step_removes_old_files_of_its_user(folder, own, monkeypatch):
@@ -337,7 +337,7 @@ def folders():
         for each in made:
             each.mkdir()
             each.chmod(0o755)
-            prepare(str(each))
+            prepare_folder(str(each))
         yield made
 
 
@@ -398,7 +398,7 @@ def step_ends(folder, versions):
             return catalog(version)
 
         try:
-            told = catalog_of(STEP, str(folder), waiting).version
+            told = share_catalog(STEP, str(folder), waiting).version
         except ImagematrixError as error:
             told = type(error).__name__
         os.write(end, f"{told}\n".encode())

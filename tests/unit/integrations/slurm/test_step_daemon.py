@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from imagematrix.integrations.slurm.step_daemon import step_daemon
+from imagematrix.integrations.slurm.step_daemon import find_step_daemon
 
 PROCESSES = {
     7: ("systemd", 1),
@@ -30,15 +30,15 @@ def proc(tmp_path):
     ("pid", "daemon"), [(33, 30), (31, 30), (30, 30), (20, None), (40, None), (99, None)]
 )
 def test_the_daemon_is_the_ancestor_of_all_tasks(proc, pid, daemon):
-    assert step_daemon(pid, str(proc)) == daemon
+    assert find_step_daemon(pid, str(proc)) == daemon
 
 
 def test_ancestors_that_are_hidden_from_users(proc):
     (proc / "30" / "status").unlink()
-    assert step_daemon(33, str(proc)) == 31
+    assert find_step_daemon(33, str(proc)) == 31
 
 
 def test_a_damaged_status_is_none(proc):
     (proc / "32" / "status").write_bytes(b"Name:\tsh\nPPid:\t\xff\n")
-    assert step_daemon(33, str(proc)) is None
-    assert step_daemon() is None or os.environ.get("SLURM_JOB_ID")
+    assert find_step_daemon(33, str(proc)) is None
+    assert find_step_daemon() is None or os.environ.get("SLURM_JOB_ID")

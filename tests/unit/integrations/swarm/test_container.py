@@ -9,10 +9,10 @@ import pytest
 
 from imagematrix.errors import ProbeError, UsageError
 from imagematrix.integrations.swarm.container import (
-    Assigned,
-    assigned,
-    read,
-    rewrite,
+    AssignedGpus,
+    parse_assigned_gpus,
+    read_task_container,
+    rewrite_bundle,
     with_devices,
     with_environment,
 )
@@ -23,53 +23,55 @@ DENY = {"allow": False, "access": "rwm"}
 
 
 def test_the_container_of_a_task(record, tmp_path):
-    created = read(str(tmp_path), record(f"{GPU}GPU-a", "PATH=/bin"))
+    created = read_task_container(str(tmp_path), record(f"{GPU}GPU-a", "PATH=/bin"))
     assert (created.name, created.image, created.image_id) == ("train.1.x7", "training:v1", "sha256:0")
     assert created.environment == (f"{GPU}GPU-a", "PATH=/bin")
 
 
 def test_a_container_outside_swarm_is_not_a_task(record, tmp_path):
-    assert read(str(tmp_path), record(f"{GPU}GPU-a", managed=False)) is None
+    assert read_task_container(str(tmp_path), record(f"{GPU}GPU-a", managed=False)) is None
     labels = {"com.docker.swarm.task.id": "x7"}
     config = {"Image": "training:v1", "Env": [f"{GPU}GPU-a"], "Labels": labels}
-    assert read(str(tmp_path), record(managed="true", Config=config)) is None
+    assert read_task_container(str(tmp_path), record(managed="true", Config=config)) is None
 
 
 def test_a_missing_record(tmp_path):
     with pytest.raises(ProbeError, match=r"cannot be read: .*/none/config.v2.json: No such file"):
-        read(str(tmp_path), "none")
+        read_task_container(str(tmp_path), "none")
 
 
 @pytest.mark.parametrize("config", [None, [], {}])
 def test_a_damaged_record(record, tmp_path, config):
     with pytest.raises(ProbeError, match="malformed"):
-        read(str(tmp_path), record(Config=config))
+        read_task_container(str(tmp_path), record(Config=config))
 
 
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ((), Assigned()),
-        (("DOCKER_RESOURCE_SSD=2", "DOCKER_RESOURCE_GPU=GPU-a", "NVIDIA-GPU=GPU-a"), Assigned()),
-        ((f"{GPU}GPU-a",), Assigned(uuids=("GPU-a",))),
-        ((f"{GPU}GPU-a,MIG-b",), Assigned(uuids=("GPU-a", "MIG-b"))),
-        ((f"{GPU}GPU-of-the-service", f"{GPU}GPU-a"), Assigned(uuids=("GPU-a",))),
-        ((GPU,), Assigned()),
-        (("DOCKER_RESOURCE_VRAM=4000",), Assigned(vram_mib=4000)),
-        (("DOCKER_RESOURCE_VRAM-4G=1",), Assigned(vram_mib=3814)),
-        (("DOCKER_RESOURCE_VRAM-4GI=1",), Assigned(vram_mib=4096)),
+        ((), AssignedGpus()),
+        (("DOCKER_RESOURCE_SSD=2", "DOCKER_RESOURCE_GPU=GPU-a", "NVIDIA-GPU=GPU-a"), AssignedGpus()),
+        ((f"{GPU}GPU-a",), AssignedGpus(uuids=("GPU-a",))),
+        ((f"{GPU}GPU-a,MIG-b",), AssignedGpus(uuids=("GPU-a", "MIG-b"))),
+        ((f"{GPU}GPU-of-the-service", f"{GPU}GPU-a"), AssignedGpus(uuids=("GPU-a",))),
+        ((GPU,), AssignedGpus()),
+        (("DOCKER_RESOURCE_VRAM=4000",), AssignedGpus(vram_mib=4000)),
+        (("DOCKER_RESOURCE_VRAM-4G=1",), AssignedGpus(vram_mib=3814)),
+        (("DOCKER_RESOURCE_VRAM-4GI=1",), AssignedGpus(vram_mib=4096)),
     ],
 )
 def test_assigned_resources(environment, expected):
-    result = assigned(environment, ())
+    result = parse_assigned_gpus(environment, ())
     assert result == expected
-    assert bool(result) is (expected != Assigned())
+    assert bool(result) is (expected != AssignedGpus())
 
 
 def test_an_image_assigns_nothing():
     image = ("PATH=/bin", f"{GPU}GPU-a", "DOCKER_RESOURCE_VRAM=1000")
-    assert not assigned(image, image)
-    assert assigned(("PATH=/bin", f"{GPU}GPU-b", "DOCKER_RESOURCE_VRAM=1000"), image).uuids == ("GPU-b",)
+    assert not parse_assigned_gpus(image, image)
+    assert parse_assigned_gpus(("PATH=/bin", f"{GPU}GPU-b", "DOCKER_RESOURCE_VRAM=1000"), image).uuids == (
+        "GPU-b",
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def test_an_image_assigns_nothing():
 )
 def test_invalid_assignments(environment, message):
     with pytest.raises(UsageError, match=message):
-        assigned(environment, ())
+        parse_assigned_gpus(environment, ())
 
 
 def test_a_device_has_a_node_and_a_rule():
@@ -116,7 +118,7 @@ def test_the_file_is_rewritten(tmp_path):
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"linux": {}, "process": {}, "root": {"path": "rootfs"}}))
     file.chmod(0o600)
-    rewrite(str(tmp_path), ["/dev/null"], {"A": "1"})
+    rewrite_bundle(str(tmp_path), ["/dev/null"], {"A": "1"})
     spec = json.loads(file.read_text())
     assert spec["linux"]["devices"][0]["path"] == "/dev/null"
     assert spec["process"]["env"] == ["A=1"]
@@ -129,11 +131,11 @@ def test_the_file_is_rewritten(tmp_path):
 def test_a_malformed_file(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ProbeError, match=r"config.json is malformed"):
-        rewrite(str(tmp_path), [], {})
+        rewrite_bundle(str(tmp_path), [], {})
     assert (tmp_path / "config.json").read_text() == text
 
 
 def test_a_missing_device(tmp_path):
     (tmp_path / "config.json").write_text('{"linux": {}, "process": {}}')
     with pytest.raises(ProbeError, match=r"/dev/nvidia77: No such file"):
-        rewrite(str(tmp_path), ["/dev/nvidia77"], {})
+        rewrite_bundle(str(tmp_path), ["/dev/nvidia77"], {})

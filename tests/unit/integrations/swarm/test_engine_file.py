@@ -7,7 +7,7 @@ import pytest
 
 from imagematrix.errors import UsageError
 from imagematrix.integrations.swarm import engine_file
-from imagematrix.integrations.swarm.engine_file import Daemon
+from imagematrix.integrations.swarm.engine_file import EngineDaemon
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def names(folder):
 
 def test_a_valid_file_replaces_the_other(dockerd, file):
     dockerd('[ "$1 $2" = "--validate --config-file" ] && [ -s "$3" ]')
-    assert engine_file.write(file, "{}\n") is None
+    assert engine_file.write_engine_file(file, "{}\n") is None
     assert file.read_text() == "{}\n"
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
     assert file.with_name("daemon.json.bak").read_text() == '{"debug": true}\n'
@@ -49,7 +49,7 @@ def test_a_valid_file_replaces_the_other(dockerd, file):
 def test_a_new_file(dockerd, tmp_path):
     dockerd("exit 0")
     file = tmp_path / "new" / "daemon.json"
-    assert engine_file.write(file, "{}\n") is None
+    assert engine_file.write_engine_file(file, "{}\n") is None
     assert stat.S_IMODE(file.stat().st_mode) == 0o644
     assert names(file.parent) == ["daemon.json"]
 
@@ -58,7 +58,7 @@ def test_a_link_stays_a_link(dockerd, file, tmp_path):
     dockerd("exit 0")
     link = tmp_path / "daemon.json"
     link.symlink_to(file)
-    engine_file.write(link, "{}\n")
+    engine_file.write_engine_file(link, "{}\n")
     assert link.is_symlink()
     assert file.read_text() == "{}\n"
 
@@ -66,7 +66,7 @@ def test_a_link_stays_a_link(dockerd, file, tmp_path):
 def test_a_file_that_dockerd_refuses_is_not_written(dockerd, file):
     dockerd('echo "unable to configure: file $3: no such key" >&2', "exit 1")
     with pytest.raises(UsageError) as caught:
-        engine_file.write(file, "{}\n")
+        engine_file.write_engine_file(file, "{}\n")
     assert str(caught.value) == f"{file} would be invalid: unable to configure: file {file}: no such key"
     assert file.read_text() == '{"debug": true}\n'
     assert names(file.parent) == ["daemon.json"]
@@ -74,33 +74,33 @@ def test_a_file_that_dockerd_refuses_is_not_written(dockerd, file):
 
 def test_dockerd_cannot_validate(dockerd, file, tmp_path, monkeypatch):
     dockerd('echo "unknown flag: --validate" >&2', "exit 125")
-    assert engine_file.write(file, "{}\n") == "this dockerd cannot validate a file"
+    assert engine_file.write_engine_file(file, "{}\n") == "this dockerd cannot validate a file"
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert engine_file.write(file, "{}\n") == "dockerd not found"
+    assert engine_file.write_engine_file(file, "{}\n") == "dockerd not found"
     dockerd("sleep() { while :; do :; done; }", "sleep")
     monkeypatch.setattr(engine_file, "VALIDATE_S", 0.1)
-    assert engine_file.write(file, "{}\n") == "`dockerd --validate` took over 0.1 seconds"
+    assert engine_file.write_engine_file(file, "{}\n") == "`dockerd --validate` took over 0.1 seconds"
 
 
 def test_a_file_that_cannot_be_written(dockerd, tmp_path):
     dockerd("exit 0")
     (tmp_path / "etc").write_text("")
     with pytest.raises(UsageError, match=r"daemon\.json cannot be written"):
-        engine_file.write(tmp_path / "etc" / "daemon.json", "{}")
+        engine_file.write_engine_file(tmp_path / "etc" / "daemon.json", "{}")
 
 
 def test_a_file_that_cannot_be_read(file):
-    assert engine_file.read(file.with_name("other")) == ""
+    assert engine_file.read_engine_file(file.with_name("other")) == ""
     file.write_bytes(b"\xff")
     with pytest.raises(UsageError, match=r"daemon\.json cannot be read"):
-        engine_file.read(file)
-    assert engine_file.content(file) == b"\xff"
-    assert engine_file.content(file.parent) is None
+        engine_file.read_engine_file(file)
+    assert engine_file.read_bytes(file) == b"\xff"
+    assert engine_file.read_bytes(file.parent) is None
 
 
 @pytest.mark.parametrize(("text", "blanks"), [("", 2), ('{"a": 1}', 2), ('{\n    "a": {\n        "b": 1', 4)])
 def test_the_indentation_of_a_file(text, blanks):
-    assert engine_file.indent(text) == blanks
+    assert engine_file.get_indent(text) == blanks
 
 
 class TestEngine:
@@ -125,7 +125,7 @@ class TestEngine:
         folder = proc(
             "/usr/sbin/dockerd", "-H", "fd://", "--containerd=/run/c.sock", "--debug", "--label", "a=b"
         )
-        engine = engine_file.started_with(self.FILE, folder)
+        engine = engine_file.find_daemon(self.FILE, folder)
         assert engine.flags == (
             ("H", "fd://"),
             ("containerd", "/run/c.sock"),
@@ -135,11 +135,11 @@ class TestEngine:
 
     def test_another_file_is_another_engine(self, proc, tmp_path):
         folder = proc("dockerd", "--label", "a=b", "--config-file", str(tmp_path / "daemon.json"))
-        assert engine_file.started_with(self.FILE, folder) == Daemon()
-        assert engine_file.started_with(tmp_path / "daemon.json", folder).values("label") == ["a=b"]
+        assert engine_file.find_daemon(self.FILE, folder) == EngineDaemon()
+        assert engine_file.find_daemon(tmp_path / "daemon.json", folder).values("label") == ["a=b"]
 
     def test_flags_that_conflict(self):
-        engine = Daemon(flags=(("label", "a=b"), ("node-generic-resource", "gpu=1")))
+        engine = EngineDaemon(flags=(("label", "a=b"), ("node-generic-resource", "gpu=1")))
         with pytest.raises(UsageError, match="started with --label, --node-generic-resource, and refuses"):
             engine.refuse(("label", "node-generic-resource", "add-runtime"))
         engine.refuse(("default-runtime",))
@@ -154,7 +154,7 @@ class TestEngine:
         ],
     )
     def test_its_data(self, flags, config, folder):
-        assert Daemon(flags=flags).data_root(config) == folder
+        assert EngineDaemon(flags=flags).data_root(config) == folder
 
     @pytest.mark.parametrize(
         ("flags", "config", "address"),
@@ -166,8 +166,8 @@ class TestEngine:
         ],
     )
     def test_its_socket(self, flags, config, address):
-        assert Daemon(flags=flags).address(config) == address
+        assert EngineDaemon(flags=flags).address(config) == address
 
     def test_without_a_socket(self):
         with pytest.raises(UsageError, match="no local socket"):
-            Daemon(flags=(("host", "tcp://0.0.0.0:2376"),)).address({})
+            EngineDaemon(flags=(("host", "tcp://0.0.0.0:2376"),)).address({})

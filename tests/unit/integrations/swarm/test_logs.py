@@ -7,7 +7,7 @@ from docker.errors import APIError
 from double import Double
 
 from imagematrix.integrations.swarm import logs as module
-from imagematrix.integrations.swarm.logs import Logs
+from imagematrix.integrations.swarm.logs import ServiceLogs
 
 
 def line(task, text):
@@ -45,7 +45,7 @@ def written(monkeypatch):
 def test_a_broken_stream_is_read_again(written):
     a, b, c = line("a", "1"), line("a", "1"), line("b", "2 3")
     client = Client([a, APIError("the manager restarts")], [a, b], [a, c, b, b"incomplete\n"])
-    logs = Logs(client, "s", lambda *words: written.append(words))
+    logs = ServiceLogs(client, "s", lambda *words: written.append(words))
     logs.follow()
     assert client.read.wait(10)
     assert written == [("stdout", "a", b"1\n"), ("stdout", "a", b"1\n")]
@@ -54,6 +54,6 @@ def test_a_broken_stream_is_read_again(written):
 
 
 def test_output_that_cannot_be_read(written):
-    logs = Logs(Client([APIError("no such driver")]), "s", lambda *words: written.append(words))
+    logs = ServiceLogs(Client([APIError("no such driver")]), "s", lambda *words: written.append(words))
     with pytest.raises(APIError):
         logs.finish()

@@ -4,7 +4,7 @@ import pytest
 from docker.errors import NotFound
 from double import Double
 
-from imagematrix.integrations.swarm.cleaning import clean
+from imagematrix.integrations.swarm.garbage_collection import collect_garbage
 from imagematrix.integrations.swarm.manager import Manager, RemovedError
 
 JOB = {"ID": "gone", "Spec": {"Name": "gone", "Mode": {"ReplicatedJob": {"TotalCompletions": 1}}}}
@@ -48,4 +48,4 @@ def test_a_wait_ends_when_its_service_is_removed(client):
 
 
 def test_a_service_that_another_manager_removes_does_not_stop_cleaning(client):
-    assert clean(client).services == ()
+    assert collect_garbage(client).services == ()

@@ -29,23 +29,25 @@ def tree(tmp_path):
 
 
 def test_numbers_are_current(host, tree):
-    now = node.present(host(1, 1), tree(("0000:01:00.0", "GPU-a", 1), ("0000:02:00.0", "GPU-????????", 0)))
+    now = node.keep_present_gpus(
+        host(1, 1), tree(("0000:01:00.0", "GPU-a", 1), ("0000:02:00.0", "GPU-????????", 0))
+    )
     assert [(gpu.uuid, gpu.minor) for gpu in now.gpus] == [("GPU-a", 1), ("GPU-b", 0)]
 
 
 @pytest.mark.parametrize("other", [(), (("0000:02:00.0", "GPU-new", 1),), ((*GPU_B, "excluded"),)])
 def test_a_gpu_that_was_removed_or_replaced(host, tree, other):
-    now = node.present(host(1, 1), tree(GPU_A, *other))
+    now = node.keep_present_gpus(host(1, 1), tree(GPU_A, *other))
     assert [gpu.uuid for gpu in now.gpus] == ["GPU-a"]
 
 
 def test_all_gpus_are_gone(host, tree):
-    assert node.present(host(1, 1), tree()).gpus == ()
+    assert node.keep_present_gpus(host(1, 1), tree()).gpus == ()
 
 
 def test_a_kernel_that_shows_no_driver(host, tmp_path):
     configured = host(1, 1, devices=("/dev/nvidia0",))
-    assert node.present(configured, Tree(str(tmp_path))) == configured
+    assert node.keep_present_gpus(configured, Tree(str(tmp_path))) == configured
 
 
 def test_a_gpu_that_was_divided_by_mig(host, tree, tmp_path):
@@ -54,7 +56,7 @@ def test_a_gpu_that_was_divided_by_mig(host, tree, tmp_path):
     folder.mkdir(parents=True)
     for number, path in ((37, folder.parent), (38, folder)):
         (path / "access").write_text(f"DeviceFileMinor: {number}\n")
-    assert [gpu.uuid for gpu in node.present(host(1, 1), present_tree).gpus] == ["GPU-b"]
+    assert [gpu.uuid for gpu in node.keep_present_gpus(host(1, 1), present_tree).gpus] == ["GPU-b"]
 
 
 def test_mig_devices_have_their_current_nodes(host, mig, tree, tmp_path):
@@ -64,12 +66,12 @@ def test_mig_devices_have_their_current_nodes(host, mig, tree, tmp_path):
     for number, path in ((107, folder.parent), (108, folder)):
         (path / "access").write_text(f"DeviceFileMinor: {number}\n")
     divided = replace(host(), gpus=(replace(mig, pci_bus_id="0000:01:00.0", uuid="GPU-a"),))
-    (gpu,) = node.present(divided, present_tree).gpus
+    (gpu,) = node.keep_present_gpus(divided, present_tree).gpus
     assert [device.capabilities for device in gpu.mig] == [(107, 108), None]
 
 
 def test_gpus_by_uuid(host, mig):
-    offered = node.offered(replace(host(1, 1), gpus=(*host(1, 1).gpus, replace(mig, index=2))))
-    assert [gpu.index for gpu in node.named(offered, ["MIG-b", "GPU-a"])] == [2, 0]
+    offered = node.list_offered_gpus(replace(host(1, 1), gpus=(*host(1, 1).gpus, replace(mig, index=2))))
+    assert [gpu.index for gpu in node.find_gpus(offered, ["MIG-b", "GPU-a"])] == [2, 0]
     with pytest.raises(ProbeError, match=r"^Swarm assigned GPU-m, GPU-x, which this node does not have"):
-        node.named(offered, ["GPU-a", "GPU-m", "GPU-x"])
+        node.find_gpus(offered, ["GPU-a", "GPU-m", "GPU-x"])

@@ -8,7 +8,7 @@ import pytest
 
 from imagematrix.common import programs, zipapp_writer
 from imagematrix.errors import ProbeError
-from imagematrix.integrations.swarm.program import ROOTS, installed_locks, program
+from imagematrix.integrations.swarm.program import ROOTS, get_installed_locks, make_program
 from imagematrix.integrations.swarm.runtime import RuntimeSettings
 from imagematrix.launcher.gpu_claims.locks import SHARED
 
@@ -30,7 +30,7 @@ def built(path, host, tmp_path_factory):
     """The program for a node with a GPU that this machine lacks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(programs, "_search_path", lambda: path)
-        return program(
+        return make_program(
             RuntimeSettings(
                 data_root=".",
                 address="unix:///nowhere.sock",
@@ -117,7 +117,7 @@ def imported(installed, start, modules):
 
 
 def test_the_archive_contains_all_imported_modules(installed):
-    start = zipapp_writer.start(ROOTS[0]).removesuffix("main()\n")
+    start = zipapp_writer.make_start_code(ROOTS[0]).removesuffix("main()\n")
     runtime, claim, nvml = imported(
         installed,
         start,
@@ -129,7 +129,7 @@ def test_the_archive_contains_all_imported_modules(installed):
 
 
 def test_another_python_reads_the_sources(installed):
-    start = zipapp_writer.start(ROOTS[0]).removesuffix("main()\n")
+    start = zipapp_writer.make_start_code(ROOTS[0]).removesuffix("main()\n")
     start = start.replace("sys.implementation.cache_tag", "'cpython-399'")
     (runtime,) = imported(installed, start, ["imagematrix.integrations.swarm.runtime"])
     assert f"origin='{installed}/imagematrix/integrations/swarm/runtime.py'" in runtime
@@ -144,21 +144,21 @@ def test_the_driver_is_queried_by_modules_of_the_archive(installed):
 def test_the_same_node_has_the_same_program(host, path, monkeypatch):
     monkeypatch.setenv("PATH", path)
     settings = RuntimeSettings(data_root="/a", address="unix:///b", host=host(1), locks="/l")
-    assert program(settings) == program(settings)
+    assert make_program(settings) == make_program(settings)
 
 
 def test_a_node_without_runc(host, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ProbeError, match=r"^runc not found on PATH"):
-        program(RuntimeSettings(data_root="/a", address="unix:///b", host=host(1), locks="/l"))
+        make_program(RuntimeSettings(data_root="/a", address="unix:///b", host=host(1), locks="/l"))
 
 
 def test_the_lock_folder_of_the_installed_runtime(host, tmp_path):
     path = tmp_path / "runtime"
     settings = RuntimeSettings(data_root="/a", address="unix:///b", host=host(1), locks="/srv/locks")
-    path.write_bytes(program(settings))
+    path.write_bytes(make_program(settings))
     assert (
-        installed_locks({"Runtimes": {"imagematrix": {"path": str(path)}, "runc": {"path": "runc"}}})
+        get_installed_locks({"Runtimes": {"imagematrix": {"path": str(path)}, "runc": {"path": "runc"}}})
         == "/srv/locks"
     )
     assert RuntimeSettings.from_json(settings.to_json()) == settings
@@ -177,4 +177,4 @@ def test_the_lock_folder_of_the_installed_runtime(host, tmp_path):
     ],
 )
 def test_a_node_without_the_runtime_or_with_an_unreadable_one(info, expected):
-    assert installed_locks(info) == expected
+    assert get_installed_locks(info) == expected

@@ -4,7 +4,7 @@ import pytest
 
 from imagematrix.errors import UsageError
 from imagematrix.integrations.swarm.nodes import SwarmNode
-from imagematrix.integrations.swarm.reservation import Reservation, gpus, memory
+from imagematrix.integrations.swarm.reservation import Reservation, reserve_gpus, reserve_memory
 
 
 def node(name="n1", *, shared=False, **offers):
@@ -61,11 +61,11 @@ def test_managers_with_the_bug_of_overlay_networks(version, manager, rejects):
 
 
 def test_whole_gpus_are_not_reserved_on_nodes_that_share_them():
-    reserved = gpus([node(NVIDIA_GPU=2), node(shared=True, NVIDIA_GPU=8)], 2)
+    reserved = reserve_gpus([node(NVIDIA_GPU=2), node(shared=True, NVIDIA_GPU=8)], 2)
     assert reserved.resources == {"NVIDIA-GPU": 2}
     assert reserved.constraints == ("engine.labels.io.imagematrix.offer!=shares",)
     assert reserved.vram_mib is None
-    assert gpus([], 0) == Reservation()
+    assert reserve_gpus([], 0) == Reservation()
 
 
 @pytest.mark.parametrize(
@@ -86,23 +86,23 @@ def test_whole_gpus_are_not_reserved_on_nodes_that_share_them():
 )
 def test_gpus_that_no_node_has(nodes, count, message):
     with pytest.raises(UsageError) as refused:
-        gpus(nodes, count)
+        reserve_gpus(nodes, count)
     assert str(refused.value) == message
 
 
 def test_memory_is_reserved_in_the_form_that_nodes_offer():
-    one_card = memory([node(VRAM=23028)], 3814)
+    one_card = reserve_memory([node(VRAM=23028)], 3814)
     assert (one_card.resources, one_card.vram_mib) == ({"VRAM": 3814}, 3814)
-    several = memory([node(VRAM_4G=12)], 3000)
+    several = reserve_memory([node(VRAM_4G=12)], 3000)
     assert (several.resources, several.vram_mib) == ({"VRAM-4G": 1}, 3814)
 
 
 def test_the_kind_with_most_room_is_reserved():
     both = [node(VRAM=23028), node(VRAM_4G=12, VRAM_8G=6)]
-    assert memory(both, 3814).kind == "VRAM-4G"
-    assert memory(both, 1000).kind == "VRAM"
-    assert memory(both, 4000).kind == "VRAM-8G"
-    assert memory([node(VRAM_8G=3), node(VRAM_4G=3)], 2000).kind == "VRAM-4G"
+    assert reserve_memory(both, 3814).kind == "VRAM-4G"
+    assert reserve_memory(both, 1000).kind == "VRAM"
+    assert reserve_memory(both, 4000).kind == "VRAM-8G"
+    assert reserve_memory([node(VRAM_8G=3), node(VRAM_4G=3)], 2000).kind == "VRAM-4G"
 
 
 @pytest.mark.parametrize(
@@ -117,5 +117,5 @@ def test_the_kind_with_most_room_is_reserved():
 )
 def test_memory_that_no_card_has(nodes, message):
     with pytest.raises(UsageError) as refused:
-        memory(nodes, 23029)
+        reserve_memory(nodes, 23029)
     assert str(refused.value) == message

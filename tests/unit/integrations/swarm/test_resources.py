@@ -4,7 +4,13 @@ import pytest
 
 from imagematrix.errors import UsageError
 from imagematrix.hardware.host.host import Gpu, MigDevice
-from imagematrix.integrations.swarm.resources import fitting, is_ours, share_mib, shares, variable
+from imagematrix.integrations.swarm.resources import (
+    count_fitting_shares,
+    is_ours,
+    make_share_kind,
+    make_variable_name,
+    parse_share_mib,
+)
 
 
 @pytest.mark.parametrize(
@@ -21,31 +27,31 @@ from imagematrix.integrations.swarm.resources import fitting, is_ours, share_mib
     ],
 )
 def test_a_size_and_its_kind(size, kind, mib):
-    assert shares(size) == kind
-    assert share_mib(kind) == mib
+    assert make_share_kind(size) == kind
+    assert parse_share_mib(kind) == mib
 
 
 @pytest.mark.parametrize("size", ["", "4", "G", "0G", "0.5M", "4g", "-4G", "0.001Mi"])
 def test_invalid_sizes(size):
     with pytest.raises(UsageError, match=f"^invalid size of shares {size}: expected an amount"):
-        shares(size)
+        make_share_kind(size)
 
 
 def test_a_share_is_on_one_gpu():
     gpus = [Gpu(index=0, memory_mib=24564), Gpu(index=1, memory_mib=11264), Gpu(index=2)]
-    assert fitting(gpus, "VRAM-4G") == 6 + 2
-    assert fitting(gpus, "VRAM-16G") == 1
-    assert fitting(gpus, "VRAM-0G") == 0
+    assert count_fitting_shares(gpus, "VRAM-4G") == 6 + 2
+    assert count_fitting_shares(gpus, "VRAM-16G") == 1
+    assert count_fitting_shares(gpus, "VRAM-0G") == 0
 
 
 def test_a_mig_device_has_its_own_memory():
     device = MigDevice(uuid="MIG-a", profile="1g.10gb", gpu_instance=1, compute_instance=0, memory_mib=9728)
-    assert fitting([Gpu(index=0, memory_mib=81559, mig=(device,))], "VRAM-4G") == 2
+    assert count_fitting_shares([Gpu(index=0, memory_mib=81559, mig=(device,))], "VRAM-4G") == 2
 
 
 def test_the_variable_of_a_kind():
-    assert variable("NVIDIA-GPU") == "DOCKER_RESOURCE_NVIDIA-GPU"
-    assert variable("gpu") == "DOCKER_RESOURCE_GPU"
+    assert make_variable_name("NVIDIA-GPU") == "DOCKER_RESOURCE_NVIDIA-GPU"
+    assert make_variable_name("gpu") == "DOCKER_RESOURCE_GPU"
 
 
 @pytest.mark.parametrize(

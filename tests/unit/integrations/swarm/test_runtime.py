@@ -12,7 +12,7 @@ from imagematrix.errors import EngineError, GpusBusyError, ProbeError, UsageErro
 from imagematrix.hardware.host.host import Driver
 from imagematrix.hardware.host.nvml import Nvml
 from imagematrix.integrations.swarm import node, runtime
-from imagematrix.integrations.swarm.runtime import Call, RuntimeSettings
+from imagematrix.integrations.swarm.runtime import RuntimeCall, RuntimeSettings
 from imagematrix.launcher.gpu_claims import grants, processes
 from imagematrix.launcher.gpu_claims.locks import Locks
 from imagematrix.launcher.gpu_claims.usage import Consumer
@@ -34,7 +34,7 @@ def settings(host, engine, tmp_path, monkeypatch, nodes):  # noqa: ARG001 - thei
     monkeypatch.setattr(runtime, "WAIT_S", 0.0)
     engine.add_image({}, Env=["PATH=/bin"])
     image = engine.images[0]["Id"]
-    monkeypatch.setattr(node, "present", lambda host, _: host)
+    monkeypatch.setattr(node, "keep_present_gpus", lambda host, _: host)
     created = RuntimeSettings(
         data_root=str(tmp_path),
         address=os.environ["DOCKER_HOST"],
@@ -55,7 +55,7 @@ def start(settings, record, engine, tmp_path):
         folder.mkdir(parents=True, exist_ok=True)
         spec = {"linux": {}, "process": {"env": list(environment)}}
         (folder / "config.json").write_text(json.dumps(spec))
-        runtime.give(settings, container, str(folder))
+        runtime.give_gpus(settings, container, str(folder))
         return json.loads((folder / "config.json").read_text())
 
     return create
@@ -152,7 +152,7 @@ def test_a_gpu_that_a_process_has_open(start, monkeypatch):
 
 
 def test_without_a_driver_no_process_has_a_gpu(start, monkeypatch):
-    monkeypatch.setattr(node, "present", lambda host, _: replace(host, driver=None))
+    monkeypatch.setattr(node, "keep_present_gpus", lambda host, _: replace(host, driver=None))
     monkeypatch.setattr(processes, "compute_open_node_usage", lambda _: pytest.fail("looked for processes"))
     assert variables(start(f"{GPU}GPU-a"))["IMAGEMATRIX_GPUS"] == "GPU-a"
 
@@ -181,7 +181,7 @@ def test_assignments_that_cannot_be_served(start, usage, environment, error, mes
 
 
 def test_a_share_on_a_node_that_has_lost_its_gpus(start, monkeypatch):
-    monkeypatch.setattr(node, "present", lambda host, _: replace(host, gpus=()))
+    monkeypatch.setattr(node, "keep_present_gpus", lambda host, _: replace(host, gpus=()))
     with pytest.raises(ProbeError, match=r"^Swarm assigned 4000 MiB, but this node has no GPU"):
         start("DOCKER_RESOURCE_VRAM=4000")
 
@@ -194,9 +194,9 @@ def test_a_missing_image(start):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ((), Call()),
-        (("--version",), Call()),
-        (("state", "c1"), Call(command="state", container="c1")),
+        ((), RuntimeCall()),
+        (("--version",), RuntimeCall()),
+        (("state", "c1"), RuntimeCall(command="state", container="c1")),
         (
             (
                 "--root",
@@ -210,18 +210,18 @@ def test_a_missing_image(start):
                 "/p",
                 "c1",
             ),
-            Call(command="create", container="c1", bundle="/b", log="/l"),
+            RuntimeCall(command="create", container="c1", bundle="/b", log="/l"),
         ),
         (
             ("-log", "/l", "create", "-b", "/b", "c1"),
-            Call(command="create", container="c1", bundle="/b", log="/l"),
+            RuntimeCall(command="create", container="c1", bundle="/b", log="/l"),
         ),
-        (("kill", "c1", "9"), Call(command="kill", container="c1")),
-        (("--log", "create", "state", "c1"), Call(command="state", container="c1", log="create")),
+        (("kill", "c1", "9"), RuntimeCall(command="kill", container="c1")),
+        (("--log", "create", "state", "c1"), RuntimeCall(command="state", container="c1", log="create")),
     ],
 )
 def test_command_lines_of_runc(words, expected):
-    assert Call.parse(words) == expected
+    assert RuntimeCall.parse(words) == expected
 
 
 def test_settings_survive_a_round_trip(settings):
@@ -271,7 +271,7 @@ class TestMain:
         assert capsys.readouterr().err.startswith("imagematrix: Swarm assigned GPU-x")
 
     def test_an_unexpected_error_is_in_the_log(self, call, monkeypatch, capsys):
-        monkeypatch.setattr(runtime, "give", lambda *_: 1 // 0)
+        monkeypatch.setattr(runtime, "give_gpus", lambda *_: 1 // 0)
         with pytest.raises(SystemExit):
             call("create", "c1")
         assert capsys.readouterr().err.startswith("imagematrix: unexpected ZeroDivisionError: ")

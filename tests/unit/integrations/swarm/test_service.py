@@ -6,7 +6,7 @@ import pytest
 
 from imagematrix.errors import UsageError
 from imagematrix.integrations.swarm.reservation import Reservation
-from imagematrix.integrations.swarm.service import SwarmService, image_name, name_for
+from imagematrix.integrations.swarm.service import SwarmService, make_image_name, make_service_name
 
 SHARE = Reservation(kind="VRAM", count=3814, vram_mib=3814)
 GPU = Reservation(kind="NVIDIA-GPU", count=1, constraints=("engine.labels.io.imagematrix.offer!=shares",))
@@ -35,18 +35,18 @@ def service(**facts):
     ],
 )
 def test_every_node_asks_its_own_resolver(name, expected):
-    assert image_name(name, "127.0.0.1:5050") == expected
+    assert make_image_name(name, "127.0.0.1:5050") == expected
 
 
 def test_an_invalid_image_name():
     with pytest.raises(UsageError, match="invalid image reference"):
-        image_name("Training:v1", "127.0.0.1:5050")
+        make_image_name("Training:v1", "127.0.0.1:5050")
 
 
 def test_the_name_derives_from_the_image():
-    assert name_for("reg:5000/ml/training:v1", "0a1b") == "training-0a1b"
-    assert name_for("reg:5000/llama.cpp:v1", "0a1b") == "llama-cpp-0a1b"  # Swarm rejects a dot
-    assert len(name_for("x" * 200, "0a1b")) < 63
+    assert make_service_name("reg:5000/ml/training:v1", "0a1b") == "training-0a1b"
+    assert make_service_name("reg:5000/llama.cpp:v1", "0a1b") == "llama-cpp-0a1b"  # Swarm rejects a dot
+    assert len(make_service_name("x" * 200, "0a1b")) < 63
 
 
 def test_a_job_runs_each_task_once():

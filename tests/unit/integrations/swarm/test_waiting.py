@@ -6,7 +6,7 @@ from double import Double
 from imagematrix.cli.swarm.run import JobWait
 from imagematrix.integrations.swarm.reservation import Reservation
 from imagematrix.integrations.swarm.service import SwarmService
-from imagematrix.integrations.swarm.tasks import Task
+from imagematrix.integrations.swarm.tasks import SwarmTask
 
 OUTPUT = [("a", b"one\n"), ("a", b"two"), ("b", b"\xff"), ("a", b"a piece of a long line"), ("b", b"\n")]
 
@@ -25,7 +25,7 @@ class Client(Double):
 class Manager(Double):
     def tasks(self, _):
         return [
-            Task(id=name, slot=slot, node="n", state="complete", reason="", exit_code=0, since=0)
+            SwarmTask(id=name, slot=slot, node="n", state="complete", reason="", exit_code=0, since=0)
             for slot, name in enumerate("ab")
         ]
 

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from imagematrix.errors import ImagematrixError
 from imagematrix.images.local_store.folder import ImageStore, StoredImage
@@ -115,17 +116,19 @@ class Runtime:
 
 
 def main():
-    vars(runtime_process)["mounted"] = lambda *_, **__: IMAGE.root
-    vars(namespace)["enter"] = lambda: None
-    vars(lease_holder)["RENEW_S"] = 0.1
+    patch.object(runtime_process, "mount_image", lambda *_, **__: IMAGE.root).start()
+    patch.object(namespace, "enter_namespaces", lambda: None).start()
+    patch.object(lease_holder, "RENEW_S", 0.1).start()
     if GIVEN["enters"]:
         seen = itertools.chain(["mnt:[1]", "mnt:[1]"], itertools.repeat("mnt:[2]"))
-        vars(lease_holder)["mount_namespace"] = lambda _: next(seen)
+        patch.object(lease_holder, "read_mount_namespace", lambda _: next(seen)).start()
     if GIVEN["hook"]:  # the shell stays outside of the container's
         told = WORK / "prepared"
-        vars(lease_holder)["mount_namespace"] = lambda pid: (
-            "mnt:[1]" if str(pid) == told.read_text() else "mnt:[2]"
-        )
+
+        def read_mount_namespace(pid: int) -> str:
+            return "mnt:[1]" if str(pid) == told.read_text() else "mnt:[2]"
+
+        patch.object(lease_holder, "read_mount_namespace", read_mount_namespace).start()
     container = ContainerSpec(
         name="n",
         args=(GIVEN.get("program", "sh"),),

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from imagematrix.common.programs import search_path
+from imagematrix.common.programs import get_search_path
 from imagematrix.common.record import replace
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.launcher.daemonless import apptainer, start
@@ -55,7 +55,7 @@ def prepare(kernel, tmp_path):
             root="/at/root",
             user=1000,
             group=100,
-            environment={"PATH": search_path()},
+            environment={"PATH": get_search_path()},
         )
         return runtime.prepare(container, place)
 

@@ -43,7 +43,9 @@ def test_without_a_folder_of_the_session_it_is_in_tmp(monkeypatch, value):
     else:
         monkeypatch.setenv("XDG_RUNTIME_DIR", value)
     asked = []
-    monkeypatch.setattr(module, "user_folder", lambda parent, name: asked.append((parent, name)) or "/own")
+    monkeypatch.setattr(
+        module, "make_user_folder", lambda parent, name: asked.append((parent, name)) or "/own"
+    )
     assert find_containers_folder() == "/own"
     assert asked == [("/tmp", f"imagematrix-{os.geteuid()}"), ("/own", "containers")]
 
@@ -52,7 +54,7 @@ def test_no_place_for_a_folder_is_an_error(monkeypatch, tmp_path):
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(module, "user_folder", refuse)
+    monkeypatch.setattr(module, "make_user_folder", refuse)
     with pytest.raises(EngineError, match=f"{tmp_path}: Permission denied") as caught:
         find_containers_folder()
     assert "XDG_RUNTIME_DIR" in caught.value.remedy

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from imagematrix.common.programs import search_path
+from imagematrix.common.programs import get_search_path
 from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
 from imagematrix.launcher.daemonless import charliecloud
@@ -57,7 +57,7 @@ def place(tmp_path, monkeypatch):
         root=f"{folder}/files/root",
         user=1000,
         group=100,
-        environment={"PATH": search_path()},
+        environment={"PATH": get_search_path()},
     )
 
 

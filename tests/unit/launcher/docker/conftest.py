@@ -8,7 +8,7 @@ import pytest
 
 from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host, MigDevice
 from imagematrix.images.catalog.catalog import Catalog, UserModeDriver, Variant
-from imagematrix.selection.select import explain
+from imagematrix.selection.selector import explain
 
 PRESENT = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 

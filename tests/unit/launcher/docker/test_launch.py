@@ -159,9 +159,11 @@ def test_a_share_is_placed_where_it_has_room(make):
 def test_an_image_that_took_the_name_of_the_variant_is_not_started(make, other):
     """It inherits the labels, but has another command."""
     own = {labels.VERSION: "v1", labels.CELL: "x", labels.INPUT: f"sha256:{'1' * 64}"}
-    selection = make.selection(mode=None, reference=f"training:{labels.tag('v1', 'x', own[labels.INPUT])}")
+    selection = make.selection(
+        mode=None, reference=f"training:{labels.make_tag('v1', 'x', own[labels.INPUT])}"
+    )
     image = {"Os": "linux", "Architecture": "amd64", "Config": {"Cmd": ["train"], "Labels": own}}
-    own[labels.CONTENT] = labels.content(image)
+    own[labels.CONTENT] = labels.hash_content(image)
     if other:
         engine = Engine(image=image | {"Config": {"Cmd": ["sh"], "Labels": own}})
         with pytest.raises(AuditError, match="built on the variant"):
@@ -193,7 +195,7 @@ def test_cdi_devices_are_requested(make):
 @pytest.mark.usefixtures("_nodes_work")
 def test_the_engine_comes_from_the_environment(make, monkeypatch):
     engine = Engine()
-    monkeypatch.setattr("imagematrix.images.engine.transport.client", lambda: engine)
+    monkeypatch.setattr("imagematrix.images.engine.transport.open_client", lambda: engine)
     assert launch(make.selection(mode=None)) is engine
 
 

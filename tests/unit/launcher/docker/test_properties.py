@@ -12,7 +12,7 @@ from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host
 from imagematrix.images.catalog.catalog import Catalog, UserModeDriver, Variant
 from imagematrix.launcher.docker.options import parse_run_args
 from imagematrix.launcher.docker.request import make_request
-from imagematrix.selection.select import select
+from imagematrix.selection.selector import select
 
 WANTED = [None, "all", "none", "1", "2", "3", "1,compute>=8.0", "2,name=L40S", "device=0", "0,1"]
 # Mixed nodes that work, and images for some of their GPUs: most choices of GPUs differ in what fits them.

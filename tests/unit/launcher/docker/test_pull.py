@@ -11,7 +11,7 @@ from imagematrix.errors import EngineError, SignatureError, UnknownImageError, U
 from imagematrix.images.catalog.catalog import Catalog
 from imagematrix.launcher.docker.launch import launch
 from imagematrix.launcher.docker.pull import pull
-from imagematrix.selection.select import explain
+from imagematrix.selection.selector import explain
 
 IMAGE = "registry:5000/ml/t"
 NAME = f"{IMAGE}:v1-x"

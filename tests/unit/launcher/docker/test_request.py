@@ -151,7 +151,7 @@ def test_printing_a_launch_needs_no_engine(request_for, make):
 def test_doubts_about_a_launch(make, monkeypatch):
     def doubts(line, mps=None):
         monkeypatch.setattr(module, "_find_mps", lambda _: mps)
-        monkeypatch.setattr("imagematrix.images.engine.system.info", lambda: {"DefaultRuntime": "nvidia"})
+        monkeypatch.setattr("imagematrix.images.engine.system.get_info", lambda: {"DefaultRuntime": "nvidia"})
         words = parse_run_args(f"--host node.json --dry-run {line} IMAGE".split())
         result = make_request(words, make.host(make.gpu()), catalog("80"), None, None)
         monkeypatch.setattr(module, "check_device_nodes", lambda _: ())
@@ -203,7 +203,7 @@ def test_a_kubelet_that_this_user_may_not_ask_is_a_doubt(make, monkeypatch, acce
 def test_a_gpu_that_a_pod_has_is_not_claimed(make, monkeypatch, remote, expected):
     pod = Consumer(kind="container", name="team/web-1 (main)")
     monkeypatch.setattr(pods, "compute_pod_usage", lambda _: {"nvidia3": (pod,)})
-    monkeypatch.setattr("imagematrix.images.engine.containers.running_or_starting", lambda *_: [])
+    monkeypatch.setattr("imagematrix.images.engine.containers.list_running_or_starting", lambda *_: [])
     words = parse_run_args(["--host", "node.json", "--dry-run", "--gpus", "1", "IMAGE"])
     result = make_request(words, make.host(make.gpu(0), make.gpu(1)), catalog("80"), "1", remote)
     with result.claim(result.plan_on_any()[1], lambda _: None) as claimed:
@@ -219,12 +219,12 @@ def test_a_gpu_that_a_pod_has_is_not_claimed(make, monkeypatch, remote, expected
     ],
 )
 def test_the_machine_of_the_engine(monkeypatch, line, machine, is_remote):
-    monkeypatch.setattr("imagematrix.images.engine.system.remote", lambda: machine)
+    monkeypatch.setattr("imagematrix.images.engine.system.get_remote_name", lambda: machine)
     assert find_remote_machine(parse_run_args(line.split())) == is_remote
 
 
 def test_a_remote_engine_needs_a_saved_host(monkeypatch):
-    monkeypatch.setattr("imagematrix.images.engine.system.remote", lambda: "node7")
+    monkeypatch.setattr("imagematrix.images.engine.system.get_remote_name", lambda: "node7")
     for line in ("IMAGE", "--dry-run IMAGE"):
         with pytest.raises(UsageError, match="the engine runs on node7") as caught:
             find_remote_machine(parse_run_args(line.split()))
@@ -239,8 +239,8 @@ def claimed(make, monkeypatch):
     (newer,) = original.variants
     other = replace(newer, reference="training:v1-older", driver=older)
     monkeypatch.setattr("imagematrix.launcher.gpu_claims.survey.survey_usage", lambda *_: {})
-    monkeypatch.setattr("imagematrix.images.engine.system.info", dict)
-    monkeypatch.setattr("imagematrix.images.engine.images.inspect", lambda _: None)
+    monkeypatch.setattr("imagematrix.images.engine.system.get_info", dict)
+    monkeypatch.setattr("imagematrix.images.engine.images.inspect_image", lambda _: None)
     monkeypatch.setattr(module, "require_device_nodes", lambda _: None)
 
     def start(before, after, version="550.163.01"):
@@ -267,8 +267,8 @@ def claimed(make, monkeypatch):
 )
 def test_the_engine_is_asked_again_only_after_a_wait(make, monkeypatch, taken, version, expected):
     asked = []
-    monkeypatch.setattr("imagematrix.images.engine.system.info", lambda: asked.append("info") or {})
-    monkeypatch.setattr("imagematrix.images.engine.images.inspect", lambda _: asked.append("image"))
+    monkeypatch.setattr("imagematrix.images.engine.system.get_info", lambda: asked.append("info") or {})
+    monkeypatch.setattr("imagematrix.images.engine.images.inspect_image", lambda _: asked.append("image"))
     used = {} if taken is None else {f"nvidia{taken}": (Consumer(kind="container", name="web"),)}
     monkeypatch.setattr("imagematrix.launcher.gpu_claims.survey.survey_usage", lambda *_: used)
     host = make.host(make.gpu(0), make.gpu(1))

@@ -157,8 +157,8 @@ def start(make, monkeypatch):
     def run(line, used=(), mode="exact"):
         uses = {f"nvidia{minor}": (WEB,) for minor in used}
         monkeypatch.setattr("imagematrix.launcher.gpu_claims.survey.survey_usage", lambda *_: uses)
-        monkeypatch.setattr("imagematrix.images.engine.system.info", dict)
-        monkeypatch.setattr("imagematrix.images.engine.images.inspect", lambda _: None)
+        monkeypatch.setattr("imagematrix.images.engine.system.get_info", dict)
+        monkeypatch.setattr("imagematrix.images.engine.images.inspect_image", lambda _: None)
         monkeypatch.setattr(module, "require_device_nodes", lambda _: None)
         gpus = [make.gpu(number, memory_mib=40_000) for number in range(3)]
         catalog = make.selection(*gpus, mode=mode).decision.catalog

@@ -186,7 +186,7 @@ def test_a_lock_folder_that_cannot_be_written_is_reported(profiles, engine, monk
 
 def test_only_launches_by_docker_need_a_lock_folder_of_its_group(profiles, engine, monkeypatch, tmp_path):
     assert engine.containers == []
-    monkeypatch.setattr("imagematrix.images.engine.endpoint.group", lambda: 0)
+    monkeypatch.setattr("imagematrix.images.engine.endpoint.get_socket_group", lambda: 0)
     monkeypatch.setattr(os, "fchown", outside)
     monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
     host = Host.load(profiles["rome-a100"])

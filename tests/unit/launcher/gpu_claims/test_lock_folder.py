@@ -94,7 +94,7 @@ def proc(tmp_path):
     ],
 )
 def test_mounts_are_compared_where_files_of_others_are_hidden(proc, monkeypatch, own, others, accepted):
-    monkeypatch.setattr(endpoint, "peer", lambda _: 1)
+    monkeypatch.setattr(endpoint, "get_listener_pid", lambda _: 1)
     folder = proc(self=[f"{line} rw" for line in own], _1=[f"{line} rw" for line in others])
     with contextlib.nullcontext() if accepted else pytest.raises(ProbeError, match="another folder"):
         require_shared("/run/lock/imagematrix", folder)
@@ -109,7 +109,7 @@ def test_any_folder_is_accepted_without_an_engine(proc, monkeypatch):
 def test_it_is_enough_that_the_engine_sees_the_folder(proc, monkeypatch):
     """As on a machine that is a mount namespace itself, with an engine of its own."""
     inner = ["1 0 8:2 / / rw"]
-    monkeypatch.setattr(endpoint, "peer", lambda _: 40)
+    monkeypatch.setattr(endpoint, "get_listener_pid", lambda _: 40)
     require_shared("/run/lock/imagematrix", proc(self=inner, _1=["1 0 8:1 / / rw"], _40=inner))
 
 
@@ -128,11 +128,11 @@ def test_it_is_enough_that_the_engine_sees_the_folder(proc, monkeypatch):
     ],
 )
 def test_a_container_has_to_mount_the_machine_s_folder(monkeypatch, mounts, named, why):
-    monkeypatch.setattr(endpoint, "peer", lambda _: 0)
+    monkeypatch.setattr(endpoint, "get_listener_pid", lambda _: 0)
     listed = mounts and [
         {"Type": kind, "Source": source, "Destination": target} for kind, source, target in mounts
     ]
-    monkeypatch.setattr(system, "mounts_of_this_process", lambda: [] if mounts == [] else listed)
+    monkeypatch.setattr(system, "get_own_mounts", lambda: [] if mounts == [] else listed)
     if named:
         monkeypatch.setenv("IMAGEMATRIX_LOCKS", SHARED)
     if why is None:
@@ -147,7 +147,7 @@ def test_an_engine_that_does_not_answer_is_reported_by_the_launch(monkeypatch):
     def fail():
         raise EngineError("no")
 
-    monkeypatch.setattr(endpoint, "peer", lambda _: 0)
-    monkeypatch.setattr(system, "mounts_of_this_process", fail)
+    monkeypatch.setattr(endpoint, "get_listener_pid", lambda _: 0)
+    monkeypatch.setattr(system, "get_own_mounts", fail)
     require_shared(SHARED)
     assert module.INIT == 1

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from imagematrix.common.record import replace
-from imagematrix.hardware.host import nvml, signs
+from imagematrix.hardware.host import accelerator_hints, nvml
+from imagematrix.hardware.host.accelerator_hints import Signs
 from imagematrix.hardware.host.nvml import Nvml, NvmlGpu, Process
-from imagematrix.hardware.host.signs import Signs
 from imagematrix.launcher.gpu_claims import processes, survey
 from imagematrix.launcher.gpu_claims.usage import (
     Consumer,
@@ -115,10 +115,12 @@ def test_open_nodes_are_scanned_if_nvml_lists_no_processes(gpu, monkeypatch):
 
 def test_nvml_is_queried_only_if_a_driver_is_loaded(monkeypatch):
     loaded = Signs(modules=("nvidia",), nodes=(), tegra=False, functions={})
-    monkeypatch.setattr(signs, "find", lambda _: replace(loaded, modules=("nvgpu",), nodes=("nvidiactl",)))
+    monkeypatch.setattr(
+        accelerator_hints, "find_hints", lambda _: replace(loaded, modules=("nvgpu",), nodes=("nvidiactl",))
+    )
     assert survey.query_nvml() is None
-    monkeypatch.setattr(signs, "find", lambda _: loaded)
-    monkeypatch.setattr(nvml, "read", lambda: "reading")
+    monkeypatch.setattr(accelerator_hints, "find_hints", lambda _: loaded)
+    monkeypatch.setattr(nvml, "read_nvml", lambda: "reading")
     assert survey.query_nvml() == "reading"
 
 

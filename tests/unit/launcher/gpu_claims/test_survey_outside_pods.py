@@ -89,7 +89,7 @@ def test_containers_of_an_engine_count_and_those_of_pods_do_not(node, gpu, monke
     (node / "docker.sock").touch()
     running = [container("train"), container("k8s_main", "/kubepods/burstable/pod1")]
     running.append(container("k8s_other", "kubepods-burstable-pod2.slice"))
-    monkeypatch.setattr("imagematrix.images.engine.containers.running_or_starting", lambda *_: running)
+    monkeypatch.setattr("imagematrix.images.engine.containers.list_running_or_starting", lambda *_: running)
     used = survey.survey_outside_pods((gpu(0),))
     assert {key: [one.name for one in using] for key, using in used.items()} == {"nvidia10": ["train (x)"]}
 

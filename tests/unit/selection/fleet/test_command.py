@@ -19,9 +19,11 @@ def saved(tmp_path, make):
     folder = tmp_path / "fleet"
     folder.mkdir()
     catalog = make.catalog(make.variant("t:v1-old"), make.variant("t:v1-new", driver=make.NEW))
-    (tmp_path / "t.json").write_text(json_documents.dump(catalog.to_json()))
-    (folder / "a.json").write_text(json_documents.dump(make.host(make.gpu(0)).to_json()))
-    (folder / "b.json").write_text(json_documents.dump(make.host(make.gpu(0), driver=make.NEW).to_json()))
+    (tmp_path / "t.json").write_text(json_documents.dump_json(catalog.to_json()))
+    (folder / "a.json").write_text(json_documents.dump_json(make.host(make.gpu(0)).to_json()))
+    (folder / "b.json").write_text(
+        json_documents.dump_json(make.host(make.gpu(0), driver=make.NEW).to_json())
+    )
     return tmp_path
 
 
@@ -51,9 +53,9 @@ def test_fleet_that_is_fully_served_exits_with_0(ask):
 
 def test_unserved_hosts_exit_with_3(ask, make, saved):
     (saved / "fleet" / "c.json").write_text(
-        json_documents.dump(make.host(make.gpu(0), driver="550.163.01").to_json())
+        json_documents.dump_json(make.host(make.gpu(0), driver="550.163.01").to_json())
     )
-    (saved / "fleet" / "d.json").write_text(json_documents.dump(make.host().to_json()))
+    (saved / "fleet" / "d.json").write_text(json_documents.dump_json(make.host().to_json()))
     result = ask("fleet/c.json", "fleet/a.json", "fleet/d.json")
     assert result.code == 3
     lines = result.out.splitlines()
@@ -70,7 +72,7 @@ def test_unserved_hosts_exit_with_3(ask, make, saved):
 
 def test_fix_may_name_gpus_that_fit(ask, make, saved):
     mixed = make.host(make.gpu(0), make.gpu(1, compute="7.5", name="Tesla T4", pci_device_id="1eb8"))
-    (saved / "mixed.json").write_text(json_documents.dump(mixed.to_json()))
+    (saved / "mixed.json").write_text(json_documents.dump_json(mixed.to_json()))
     result = ask("mixed.json")
     assert result.code == 3
     assert "one fits GPU 0 (NVIDIA L40S)" in " ".join(result.out.split())
@@ -101,15 +103,17 @@ def test_breaking_driver_upgrade_exits_with_3(ask):
 def test_upgrade_reports_gpus_that_the_driver_drops(ask, make, saved):
     old = make.gpu(0, compute="7.0", name="Tesla V100", pci_device_id="1db6")
     catalog = make.catalog(make.variant("t:v1-x", cubins=("70",), driver=None))
-    (saved / "x.json").write_text(json_documents.dump(catalog.to_json()))
-    (saved / "v100.json").write_text(json_documents.dump(make.host(old).to_json()))
+    (saved / "x.json").write_text(json_documents.dump_json(catalog.to_json()))
+    (saved / "v100.json").write_text(json_documents.dump_json(make.host(old).to_json()))
     result = ask("v100.json", "--catalog", "x.json", "--driver", "535.261.03=595.45")
     assert result.code == 3
     assert "nothing: use a driver of branch 580 or older" in result.out
 
 
 def test_upgrade_reports_hosts_that_gain_an_image(ask, make, saved):
-    (saved / "c.json").write_text(json_documents.dump(make.host(make.gpu(0), driver="550.163.01").to_json()))
+    (saved / "c.json").write_text(
+        json_documents.dump_json(make.host(make.gpu(0), driver="550.163.01").to_json())
+    )
     result = ask(
         "c.json", "fleet/a.json", "--driver", "550.163.01=580.95.05", "--driver", "535.261.03=535.261.03"
     )
@@ -139,26 +143,26 @@ def test_long_lists_are_shortened(ask, make, saved, monkeypatch):
     for number in range(7):
         driver = "550.163.01" if number < 6 else "550.54.14"
         host = make.host(make.gpu(0), driver=driver)
-        (saved / "fleet" / f"n{number}.json").write_text(json_documents.dump(host.to_json()))
+        (saved / "fleet" / f"n{number}.json").write_text(json_documents.dump_json(host.to_json()))
     result = ask("fleet", "--driver", "535.261.03=595.45", "--driver", "550.163.01=580.95.05")
     assert "  fleet/n0, fleet/n1, fleet/n2, fleet/n3, 2 more" in result.out.splitlines()
     assert "  1 more reason; --json has all" in result.out.splitlines()
     (saved / "fleet" / "c.json").write_text(
-        json_documents.dump(make.host(make.gpu(0), driver="550.54.14", flags=("x",)).to_json())
+        json_documents.dump_json(make.host(make.gpu(0), driver="550.54.14", flags=("x",)).to_json())
     )
     catalog = make.catalog(
         make.variant("t:v1-old", driver="550.54.14"),
         make.variant("t:v1-x", driver="550.54.14", cpu_flags=frozenset({"x"})),
     )
-    (saved / "t.json").write_text(json_documents.dump(catalog.to_json()))
+    (saved / "t.json").write_text(json_documents.dump_json(catalog.to_json()))
     assert "1 more change; --json has all" in ask("fleet", "--driver", "550.54.14=650.12").out.splitlines()
 
 
 def test_incomplete_search_is_reported(ask, monkeypatch):
     from imagematrix.selection.fleet import coverage as library
-    from imagematrix.selection.fleet.cover import Cover
+    from imagematrix.selection.fleet.set_cover import Cover
 
-    monkeypatch.setattr(library, "cover", lambda _: Cover(members=0b11, least=1))
+    monkeypatch.setattr(library, "find_cover", lambda _: Cover(members=0b11, least=1))
     assert "2 variants would be enough for the same hosts; perhaps fewer, but at least 1:" in ask("fleet").out
 
 
@@ -243,7 +247,9 @@ def test_image_is_looked_up_in_the_engine(cli, engine, shipped_catalog, profiles
 
 
 def test_allow_cpu_accepts_cpu_images(ask, saved, make):
-    (saved / "t.json").write_text(json_documents.dump(make.catalog(make.cpu_variant("t:v1-cpu")).to_json()))
+    (saved / "t.json").write_text(
+        json_documents.dump_json(make.catalog(make.cpu_variant("t:v1-cpu")).to_json())
+    )
     assert ask("fleet").code == 3
     assert ask("fleet", "--allow-cpu").code == 0
 

@@ -7,9 +7,9 @@ import pytest
 from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
 from imagematrix.hardware.host.host import Host
-from imagematrix.selection.fleet.coverage import coverage
-from imagematrix.selection.select import explain
+from imagematrix.selection.fleet.coverage import compute_coverage
 from imagematrix.selection.selection import Selection
+from imagematrix.selection.selector import explain
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def catalog(make):
 
 
 def test_document_conforms_to_the_schema(fleet, catalog, conforms):
-    document = conforms(coverage(fleet, catalog).to_json())
+    document = conforms(compute_coverage(fleet, catalog).to_json())
     (unserved,) = document.pop("unserved")
     rules = unserved.pop("rules")
     assert unserved == {
@@ -66,17 +66,17 @@ def test_document_conforms_to_the_schema(fleet, catalog, conforms):
 
 
 def test_equal_hosts_are_grouped(fleet, catalog):
-    report = coverage(fleet, catalog)
+    report = compute_coverage(fleet, catalog)
     assert [kind.hosts for kind in report.kinds] == [("a", "b"), ("c",), ("d",), ("e",)]
     assert [kind.selected for kind in report.kinds] == ["t:v1-avx2", "t:v1-plain", None, "t:v1-cpu"]
     assert not report.complete
     del fleet["d"]
-    assert coverage(fleet, catalog).complete
+    assert compute_coverage(fleet, catalog).complete
 
 
 def test_fix_for_a_mixed_host_names_the_gpus_that_fit(make, catalog):
     host = make.host(make.gpu(0), make.gpu(1, compute="7.5", name="Tesla T4", pci_device_id="1eb8"))
-    (unserved,) = coverage({"mixed": host}, catalog).unserved
+    (unserved,) = compute_coverage({"mixed": host}, catalog).unserved
     assert unserved.miss.fix == "pass gpus='device=0'"
     assert "one fits GPU 0 (NVIDIA L40S)" in unserved.miss.why
     (rule,) = unserved.miss.rules
@@ -85,21 +85,21 @@ def test_fix_for_a_mixed_host_names_the_gpus_that_fit(make, catalog):
 
 def test_foreign_architecture_hides_other_reasons(make, catalog):
     host = make.host(make.gpu(0), flags=(), arch="riscv64")
-    (unserved,) = coverage({"strange": host}, catalog).unserved
+    (unserved,) = compute_coverage({"strange": host}, catalog).unserved
     assert [rule.rule for rule in unserved.miss.relevant] == ["platform"]
     assert len(unserved.miss.rules) >= 1
 
 
 def test_gpus_option_decides_which_variants_fit(fleet, catalog):
-    without = coverage(fleet, catalog, gpus="none")
+    without = compute_coverage(fleet, catalog, gpus="none")
     assert [service.reference for service in without.variants if service.hosts] == ["t:v1-cpu"]
     assert without.served == 5
-    assert coverage(fleet, catalog, allow_cpu=True).served == 5
+    assert compute_coverage(fleet, catalog, allow_cpu=True).served == 5
 
 
 def test_host_without_the_requested_gpus_is_unserved(make, fleet, catalog, conforms):
     fleet["f"] = make.host(make.gpu(0, uuid="GPU-5"), make.gpu(1, uuid="GPU-6"))
-    report = coverage(fleet, catalog, gpus="2")
+    report = compute_coverage(fleet, catalog, gpus="2")
     conforms(report.to_json())
     reasons = {unserved.hosts: unserved.miss for unserved in report.unserved}
     assert set(reasons) == {("a", "b", "c", "d"), ("e",)}
@@ -108,14 +108,14 @@ def test_host_without_the_requested_gpus_is_unserved(make, fleet, catalog, confo
     assert miss.why == "2 GPUs wanted: 0 of the host's 0 GPUs are usable"
     (miss,) = (
         unserved.miss
-        for unserved in coverage(fleet, catalog, gpus="GPU-6").unserved
+        for unserved in compute_coverage(fleet, catalog, gpus="GPU-6").unserved
         if unserved.hosts[0] == "e"
     )
     assert miss.fix == "it has no GPU"
 
 
 def test_empty_catalog_serves_no_host(make, fleet):
-    report = coverage(fleet, make.catalog())
+    report = compute_coverage(fleet, make.catalog())
     (unserved,) = report.unserved
     assert (unserved.hosts, unserved.miss.why) == (("a", "b", "c", "d", "e"), "t:v1 has no variants")
     assert (report.smallest.variants, report.smallest.exact) == ((), True)
@@ -123,19 +123,23 @@ def test_empty_catalog_serves_no_host(make, fleet):
 
 def test_empty_fleet_is_rejected(catalog):
     with pytest.raises(UsageError, match="no host"):
-        coverage({}, catalog)
+        compute_coverage({}, catalog)
 
 
 def test_smallest_set_prefers_the_most_used_variants(make):
     hosts = {str(number): make.host(make.gpu(0)) for number in range(3)}
-    report = coverage(hosts, make.catalog(make.variant("t:v1-a"), make.variant("t:v1-b", cuda="12.1")))
+    report = compute_coverage(
+        hosts, make.catalog(make.variant("t:v1-a"), make.variant("t:v1-b", cuda="12.1"))
+    )
     assert report.smallest.variants == ("t:v1-a",)
     assert (report.variants[0].fits, report.variants[1].fits) == (3, 3)
 
 
 def test_saved_hosts_with_the_shipped_matrix(profiles, shipped_catalog, conforms):
     hosts = {name: Host.load(path) for name, path in profiles.items()}
-    report = coverage(hosts, shipped_catalog, drivers={"535.261.03": "550.163.01", "550.163.01": "595.45"})
+    report = compute_coverage(
+        hosts, shipped_catalog, drivers={"535.261.03": "550.163.01", "550.163.01": "595.45"}
+    )
     conforms(report.to_json())
     assert {name for unserved in report.unserved for name in unserved.hosts} == {"grace-hopper", "mixed"}
     for kind in report.kinds:
@@ -151,12 +155,12 @@ def test_saved_hosts_with_the_shipped_matrix(profiles, shipped_catalog, conforms
 def test_hardware_kinds_are_described(make, catalog):
     plain = make.host(make.gpu(0), make.gpu(1), model="EPYC", level="x86-64-v4")
     odd = make.host(make.gpu(0, name=None, compute=None, state="lost"), driver=None)
-    one, two = coverage({"1": plain, "2": odd}, catalog).kinds
+    one, two = compute_coverage({"1": plain, "2": odd}, catalog).kinds
     assert (one.gpus, one.driver) == ("2 x NVIDIA L40S (8.9)", "driver 535.261.03")
     assert (one.cpu, one.level) == ("EPYC", "x86-64-v4")
     assert (two.gpus, two.driver) == ("1 x unknown GPU (compute unknown, lost)", "no NVIDIA driver")
     assert (two.cpu, two.level) == ("unknown CPU", "x86_64")
-    (bare,) = coverage({"1": make.host()}, catalog).kinds
+    (bare,) = compute_coverage({"1": make.host()}, catalog).kinds
     assert bare.gpus == "no GPU"
 
 
@@ -175,19 +179,19 @@ def test_ambiguous_axis_is_rejected_for_a_fleet(make, pythons):
     with pytest.raises(
         UsageError, match=r"^gpu: variants of t:v1 that fit this host differ in python \(3\.9, 3\.13\)"
     ):
-        coverage(both, pythons)
+        compute_coverage(both, pythons)
     newer = replace(pythons, variants=pythons.variants[1:])
     with pytest.raises(UsageError, match=r"^the fleet would get a mix of python \(3\.9, 3\.13\)") as caught:
-        coverage(both, newer)
+        compute_coverage(both, newer)
     assert caught.value.remedy == "choose one, such as --where python=3.13"
-    assert coverage({"cpu": both["cpu"]}, newer).complete
+    assert compute_coverage({"cpu": both["cpu"]}, newer).complete
 
 
 def test_each_axis_value_is_covered_separately(make, pythons, conforms):
     both = {"gpu": make.host(make.gpu(0)), "cpu": make.host()}
-    old = coverage(both, pythons, where={"python": "3.9"})
+    old = compute_coverage(both, pythons, where={"python": "3.9"})
     assert (old.served, old.unused, old.catalog.variants) == (2, (), pythons.variants[::2])
-    report = coverage(both, replace(pythons, defaults=(("python", "3.13"),)))
+    report = compute_coverage(both, replace(pythons, defaults=(("python", "3.13"),)))
     conforms(report.to_json())
     assert [service.reference for service in report.variants] == ["t:v1-3.13"]
     (unserved,) = report.unserved
@@ -198,6 +202,8 @@ def test_upgrade_that_makes_the_choice_ambiguous_is_a_loss(make, pythons):
     new = make.variant("t:v1-new", driver=make.NEW, axes=(("python", "3.9"),))
     other = make.variant("t:v1-other", driver=make.NEW, axes=(("python", "3.13"),))
     catalog = make.catalog(pythons.variants[0], new, other)
-    (upgrade,) = coverage({"a": make.host(make.gpu(0))}, catalog, drivers={make.OLD: make.NEW}).upgrades
+    (upgrade,) = compute_coverage(
+        {"a": make.host(make.gpu(0))}, catalog, drivers={make.OLD: make.NEW}
+    ).upgrades
     (lost,) = upgrade.lost
     assert "differ in python (3.9, 3.13)" in lost.miss.why

@@ -13,9 +13,9 @@ from imagematrix.hardware.host.host import Host
 from imagematrix.images.catalog.catalog import Ptx, UserModeDriver
 from imagematrix.selection.fleet import chart
 from imagematrix.selection.fleet import page as module
-from imagematrix.selection.fleet.aged import Aged
-from imagematrix.selection.fleet.coverage import Smallest, coverage, with_few
-from imagematrix.selection.fleet.page import page
+from imagematrix.selection.fleet.coverage import SmallestSet, compute_coverage, with_limit
+from imagematrix.selection.fleet.page import render_page
+from imagematrix.selection.fleet.staleness import StalenessFinding
 from imagematrix.selection.fleet.storage import Storage
 
 EVIL = '<script>alert(\'1\')</script>"><img src=x onerror="alert(2)"> {{ 7 * 7 }} &amp;'
@@ -24,7 +24,7 @@ VOID = {"meta", "br", "img", "link", "input"}
 
 def aged(kind, name, used, now, why="it is old", host="one"):
     """Return a finding of `outdated`."""
-    return Aged(
+    return StalenessFinding(
         kind=kind,
         name=name,
         used=used,
@@ -106,7 +106,7 @@ def fleet(make):
 
 
 def test_chart_shows_kinds_and_variants(fleet, catalog):
-    text = page(coverage(fleet, catalog))
+    text = render_page(compute_coverage(fleet, catalog))
     parsed = Page(text)
     assert [one["title"] for one in parsed.all("th") if "title" in one] == [
         "t:v1-c",
@@ -132,7 +132,7 @@ def test_chart_shows_kinds_and_variants(fleet, catalog):
 
 
 def test_each_kind_lists_its_hosts_and_the_reasons_of_refusals(fleet, catalog):
-    kinds = Page(page(coverage(fleet, catalog))).all("details", "kind")
+    kinds = Page(render_page(compute_coverage(fleet, catalog))).all("details", "kind")
     assert "one, two" in kinds[1]["text"]
     lines = [" ".join(line.split()) for line in kinds[1]["text"].split("\n")]
     assert "cpu: the host's CPUs lack avx512f, which the code needs (1 variant: a)" in lines
@@ -147,7 +147,7 @@ def test_each_kind_lists_its_hosts_and_the_reasons_of_refusals(fleet, catalog):
 
 def test_images_for_another_architecture_are_refused_for_only_that(make):
     foreign = make.variant("t:v1-arm", platform="linux/arm64", driver=make.NEW)
-    (kind,) = Page(page(coverage({"one": make.host(make.gpu(0))}, make.catalog(foreign)))).all(
+    (kind,) = Page(render_page(compute_coverage({"one": make.host(make.gpu(0))}, make.catalog(foreign)))).all(
         "details", "kind"
     )
     assert "platform: the image is for linux/arm64" in kind["text"]
@@ -156,9 +156,9 @@ def test_images_for_another_architecture_are_refused_for_only_that(make):
 
 def test_kinds_with_equal_rows_are_merged(make, catalog):
     fleet = {str(number): make.host(make.gpu(0), flags=("avx2", f"odd{number}")) for number in range(20)}
-    report = coverage(fleet, catalog)
+    report = compute_coverage(fleet, catalog)
     assert len(report.kinds) == 20
-    text = page(report)
+    text = render_page(report)
     assert picture(text) == [["fits", "20", "no", "no"]]
     assert "20 hosts" in Page(text).all("summary")[0]["text"]
 
@@ -173,16 +173,16 @@ def test_large_chart_joins_kinds_of_hardware(make, catalog):
         for model in ("E", "F")
         for count in (1, 2)
     }
-    report = coverage(fleet, catalog)
-    assert len(picture(page(report))) == 8
-    joined = page(report, cells=31)
+    report = compute_coverage(fleet, catalog)
+    assert len(picture(render_page(report))) == 8
+    joined = render_page(report, cells=31)
     assert picture(joined) == [["fits", "4", "no", "no"]] * 2
     assert (
         Page(joined)
         .all("tr", "row")[0]["text"]
         .startswith("NVIDIA L40S (8.9)4driver 535.261.03 · x86-64-v22 models of CPU")
     )
-    parsed = Page(page(report, cells=7))
+    parsed = Page(render_page(report, cells=7))
     (kind,) = parsed.all("details", "kind")
     rows = [one["text"] for one in parsed.all("tr") if "2 x NVIDIA L40S (8.9), F (x86-64-v3)" in one["text"]]
     assert len(rows) == 1
@@ -198,7 +198,7 @@ def test_joined_hosts_may_get_several_variants_or_none(make):
         for flag, count in (("a", 4), ("b", 2), ("c", 1), ("d", 1), ("e", 2))
         for number in range(count)
     }
-    text = page(coverage(fleet, make.catalog(*variants)), cells=1)
+    text = render_page(compute_coverage(fleet, make.catalog(*variants)), cells=1)
     assert picture(text) == [["4", "2", "1", "1"]]
     (summary,) = Page(text).all("summary")
     said = " ".join(summary["text"].split())
@@ -210,11 +210,11 @@ def test_names_are_escaped(make):
     lone = make.catalog(
         make.variant("t:v1-b", march=EVIL, platform=EVIL), make.variant(f"t:v1-{EVIL}", driver=make.NEW)
     )
-    report = coverage(
+    report = compute_coverage(
         {EVIL: odd, "ok": make.host(make.gpu(0), driver=make.NEW)}, lone, drivers={make.NEW: make.OLD}
     )
     storage = Storage(variants={f"t:v1-{EVIL}": frozenset({EVIL})}, layers={EVIL: 1}, compressed=True)
-    text = page(with_few(report, 1), storage=storage, aged=[aged(*[EVIL] * 6)])
+    text = render_page(with_limit(report, 1), storage=storage, aged=[aged(*[EVIL] * 6)])
     parsed = Page(text)
     assert {one["tag"] for one in parsed.elements}.isdisjoint({"script", "img", "link", "iframe", "base"})
     assert not any(key.startswith("on") for one in parsed.elements for key in one)
@@ -228,7 +228,7 @@ def test_names_are_escaped(make):
 def test_control_characters_are_replaced_and_long_names_are_cut(make):
     spoof = "a\u202egnp.exe\x1b[31m\x00\u2066"
     fleet = {spoof: make.host(make.gpu(0, name=spoof)), "w" * 9999: make.host(make.gpu(0, name="w" * 9999))}
-    text = page(coverage(fleet, make.catalog(make.variant("t:v1-b"))))
+    text = render_page(compute_coverage(fleet, make.catalog(make.variant("t:v1-b"))))
     assert text.isprintable() or set(text) - {"\n"} == {one for one in text if one.isprintable()}
     assert "a\ufffdgnp.exe\ufffd[31m\ufffd\ufffd" in text
     assert "w" * 500 + "…" in text
@@ -236,7 +236,7 @@ def test_control_characters_are_replaced_and_long_names_are_cut(make):
 
 
 def test_page_loads_nothing_and_runs_nothing(fleet, catalog):
-    text = page(coverage(fleet, catalog))
+    text = render_page(compute_coverage(fleet, catalog))
     parsed = Page(text)
     assert not any(key in one for one in parsed.elements for key in ("src", "action", "http-equiv=refresh"))
     assert all(one["href"].startswith("#") for one in parsed.elements if "href" in one)
@@ -251,13 +251,15 @@ def test_page_loads_nothing_and_runs_nothing(fleet, catalog):
 def whole(profiles, shipped_catalog):
     """A page with every section."""
     hosts = {name: Host.load(path) for name, path in profiles.items()}
-    report = coverage(hosts, shipped_catalog, drivers={"535.261.03": "550.163.01", "550.163.01": "595.45"})
+    report = compute_coverage(
+        hosts, shipped_catalog, drivers={"535.261.03": "550.163.01", "550.163.01": "595.45"}
+    )
     layers = {f"{one.reference}": frozenset({"base", one.reference}) for one in shipped_catalog.variants}
     storage = Storage(
         variants=layers, layers={"base": 3_000_000_000, **dict.fromkeys(layers, 50_000_000)}, compressed=True
     )
     found = [aged("wheel", "torch", "2.8.0", None), aged("base", "debian", f"sha256:{'0' * 64}", "sha256:1")]
-    return Page(page(with_few(report, 6), storage=storage, aged=found))
+    return Page(render_page(with_limit(report, 6), storage=storage, aged=found))
 
 
 def test_every_part_of_the_page_can_be_reached(whole):
@@ -317,10 +319,12 @@ def test_sections_show_what_their_documents_say(whole):
 
 def test_saved_hosts_with_the_shipped_matrix(profiles, shipped_catalog):
     hosts = {name: Host.load(path) for name, path in profiles.items()}
-    report = coverage(hosts, shipped_catalog, drivers={"535.261.03": "550.163.01", "550.163.01": "595.45"})
-    text = page(report)
+    report = compute_coverage(
+        hosts, shipped_catalog, drivers={"535.261.03": "550.163.01", "550.163.01": "595.45"}
+    )
+    text = render_page(report)
     parsed = Page(text)
-    assert page(report) == text
+    assert render_page(report) == text
     assert text.startswith("<!DOCTYPE html>")
     cells = picture(text)
     assert len(cells) == len(hosts)
@@ -332,7 +336,9 @@ def test_saved_hosts_with_the_shipped_matrix(profiles, shipped_catalog):
 
 
 def test_fully_served_fleet_has_no_problem_section(make):
-    text = page(coverage({"one": make.host(make.gpu(0))}, make.catalog(make.variant("t:v1-b"))), aged=())
+    text = render_page(
+        compute_coverage({"one": make.host(make.gpu(0))}, make.catalog(make.variant("t:v1-b"))), aged=()
+    )
     assert "Hosts without a fitting variant" not in text
     assert "no host would choose" not in text
     assert "Nothing is outdated." in text
@@ -343,7 +349,9 @@ def test_sizes_may_be_unknown_or_uncompressed(make):
     catalog = make.catalog(make.variant("t:v1-a"), make.variant("t:v1-b", driver=make.NEW))
     fleet = {"one": make.host(make.gpu(0)), "two": make.host(make.gpu(0), driver=make.NEW)}
     storage = Storage(variants={"t:v1-a": frozenset("x")}, layers={"x": 5_000_000}, compressed=False)
-    text = " ".join(Page(page(coverage(fleet, catalog), storage=storage)).all("main")[0]["text"].split())
+    text = " ".join(
+        Page(render_page(compute_coverage(fleet, catalog), storage=storage)).all("main")[0]["text"].split()
+    )
     assert "5.0 MB uncompressed for all variants" in text
     assert "a15.0 MB5.0 MB0 b1???" in text
 
@@ -360,7 +368,7 @@ def test_sizes_may_be_unknown_or_uncompressed(make):
 )
 def test_hosts_are_named_without_the_folder_that_all_are_in(make, names, shown):
     catalog = make.catalog(make.variant("t:v1-a"))
-    parsed = Page(page(coverage({name: make.host(make.gpu(0)) for name in names}, catalog)))
+    parsed = Page(render_page(compute_coverage({name: make.host(make.gpu(0)) for name in names}, catalog)))
     assert [one["text"] for one in parsed.all("bdi")[1:]][-len(shown) :] == shown
 
 
@@ -376,7 +384,7 @@ def test_hosts_are_named_without_the_folder_that_all_are_in(make, names, shown):
     ],
 )
 def test_no_amount_but_nothing_is_shown_as_nothing(size, shown):
-    assert module._amount(size) == shown
+    assert module._format_size(size) == shown
 
 
 def test_only_a_chart_that_no_screen_has_room_for_scrolls_in_itself(make):
@@ -385,21 +393,23 @@ def test_only_a_chart_that_no_screen_has_room_for_scrolls_in_itself(make):
 
     def scrolling(count):
         hosts = {f"n{n}": make.host(make.gpu(0), driver=f"535.{n}") for n in range(count)}
-        parsed = Page(page(coverage(hosts, catalog)))
+        parsed = Page(render_page(compute_coverage(hosts, catalog)))
         return [one["class"] for one in parsed.all("div", "scroll") if "tall" in one["class"].split()]
 
     assert (scrolling(module.TALL), scrolling(module.TALL + 1)) == ([], ["scroll tall"])
     assert re.findall(
-        r"^(\.\w+) {[^}]*max-height: 85vh", page(coverage({"a": make.host()}, catalog)), re.MULTILINE
+        r"^(\.\w+) {[^}]*max-height: 85vh",
+        render_page(compute_coverage({"a": make.host()}, catalog)),
+        re.MULTILINE,
     ) == [".tall"]
 
 
 def test_empty_catalog_is_reported(make):
-    assert "t:v1 has no variants" in page(coverage({"one": make.host()}, make.catalog()))
+    assert "t:v1 has no variants" in render_page(compute_coverage({"one": make.host()}, make.catalog()))
 
 
 def test_host_without_the_requested_gpus_is_refused(make, catalog):
-    text = page(coverage({"one": make.host()}, catalog, gpus="1"))
+    text = render_page(compute_coverage({"one": make.host()}, catalog, gpus="1"))
     assert picture(text) == [["no"] * 4]
     assert "1 GPU wanted: 0 of the host&#39;s 0 GPUs are usable" in text
 
@@ -410,26 +420,26 @@ def test_long_chart_omits_kinds_with_the_fewest_hosts(make, catalog):
         for driver, count in ((make.OLD, 3), ("550.163.01", 2), ("560.35.05", 1))
         for number in range(count)
     }
-    report = coverage(fleet, catalog)
-    assert picture(page(report, cells=8)) == [["no"] * 4, ["fits", "3", "no", "no"]]
-    assert "1 more kind of hardware" in page(report, cells=8)
-    assert picture(page(report, cells=0)) == [["fits", "3", "no", "no"]]
-    assert "2 more kinds of hardware" in page(report, cells=0)
+    report = compute_coverage(fleet, catalog)
+    assert picture(render_page(report, cells=8)) == [["no"] * 4, ["fits", "3", "no", "no"]]
+    assert "1 more kind of hardware" in render_page(report, cells=8)
+    assert picture(render_page(report, cells=0)) == [["fits", "3", "no", "no"]]
+    assert "2 more kinds of hardware" in render_page(report, cells=0)
 
 
 def test_wide_chart_omits_variants_that_fit_no_host(fleet, catalog, monkeypatch):
-    report = coverage(fleet, catalog)
-    whole = picture(page(report))
-    assert "that fit no host" not in page(report)
+    report = compute_coverage(fleet, catalog)
+    whole = picture(render_page(report))
+    assert "that fit no host" not in render_page(report)
     monkeypatch.setattr(chart, "COLUMNS", 3)
-    assert "1 variant that fit no host, not shown" in page(report)
-    assert picture(page(report)) == [row[:3] for row in whole]
+    assert "1 variant that fit no host, not shown" in render_page(report)
+    assert picture(render_page(report)) == [row[:3] for row in whole]
 
 
 def test_chart_that_is_too_wide_for_paper_is_not_printed(fleet, catalog, monkeypatch):
-    assert Page(page(coverage(fleet, catalog))).all("section", "wide") == []
+    assert Page(render_page(compute_coverage(fleet, catalog))).all("section", "wide") == []
     monkeypatch.setattr(module, "PAPER", 3)
-    assert len(Page(page(coverage(fleet, catalog))).all("section", "wide")) == 1
+    assert len(Page(render_page(compute_coverage(fleet, catalog))).all("section", "wide")) == 1
 
 
 def test_equal_reasons_are_told_once(make):
@@ -439,7 +449,7 @@ def test_equal_reasons_are_told_once(make):
     )
     gpus = {"80": make.gpu(0, compute="8.0", pci_device_id="20b0", name="A100"), "89": make.gpu(0)}
     fleet = {name: make.host(gpu, driver="550.163.01") for name, gpu in gpus.items()}
-    (card,) = Page(page(coverage(fleet, catalog))).all("li", "card")
+    (card,) = Page(render_page(compute_coverage(fleet, catalog))).all("li", "card")
     said = " ".join(card["text"].split())
     assert said.startswith(
         "2 hosts: 80, 89 Nearest: 80, 89 driver-exact: the image carries driver 535.261.03"
@@ -455,16 +465,16 @@ def test_long_lists_are_shortened(make, catalog, monkeypatch):
         "c": make.host(make.gpu(0)),
         "d": make.host(make.gpu(0, compute="5.2", name="M60", pci_device_id="13f2")),
     }
-    text = page(coverage(fleet, catalog, drivers={make.OLD: make.NEW}))
+    text = render_page(compute_coverage(fleet, catalog, drivers={make.OLD: make.NEW}))
     assert text.count("1 more, with fewer hosts each") == 1
     assert text.count("2 more reasons") == 1
 
 
 def test_inexact_smallest_set_is_marked(fleet, catalog):
-    report = coverage(fleet, catalog)
-    assert "at least" not in page(report)
-    other = replace(report, smallest=Smallest(variants=("t:v1-b", "t:v1-a"), least=1))
-    assert "perhaps fewer (at least 1)" in page(other)
+    report = compute_coverage(fleet, catalog)
+    assert "at least" not in render_page(report)
+    other = replace(report, smallest=SmallestSet(variants=("t:v1-b", "t:v1-a"), least=1))
+    assert "perhaps fewer (at least 1)" in render_page(other)
 
 
 @pytest.mark.parametrize(
@@ -477,7 +487,9 @@ def test_inexact_smallest_set_is_marked(fleet, catalog):
     ],
 )
 def test_column_headings_describe_variants(make, facts, group, label):
-    parsed = Page(page(coverage({"one": make.host()}, make.catalog(make.variant("t:v1-b", **facts)))))
+    parsed = Page(
+        render_page(compute_coverage({"one": make.host()}, make.catalog(make.variant("t:v1-b", **facts))))
+    )
     assert headings(parsed) == [(group, "1")]
     assert labels(parsed) == [label]
 
@@ -486,7 +498,7 @@ def test_column_heading_of_a_compat_variant(make):
     driver = UserModeDriver(mode="compat", version="560.35.05", branches=(535,), brands=("nvidia",))
     one = make.cpu_variant("t:v1-b", cuda="12.6", cubins=("89",), driver=driver)
     bare = make.cpu_variant("t:v1-c", cuda="12.6", cubins=("89",))
-    parsed = Page(page(coverage({"one": make.host()}, make.catalog(one, bare))))
+    parsed = Page(render_page(compute_coverage({"one": make.host()}, make.catalog(one, bare))))
     assert headings(parsed) == [
         ("CUDA 12.6 · the host's driver", "1"),
         ("CUDA 12.6 · cuda-compat 560.35.05", "1"),
@@ -498,4 +510,4 @@ def test_column_heading_of_a_compat_variant(make):
     [(1, "1"), (999, "999"), (1000, "1.0k"), (9949, "9.9k"), (9950, "10k"), (99600, "100k")],
 )
 def test_large_numbers_are_abbreviated(number, text):
-    assert module._brief(number) == text
+    assert module._format_number(number) == text

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagematrix.errors import UsageError
-from imagematrix.selection.fleet.aged import load_aged
+from imagematrix.selection.fleet.staleness import load_findings
 from imagematrix.selection.fleet.storage import load_storage
 
 SIZES: dict[str, Any] = {
@@ -95,7 +95,7 @@ def test_sizes_may_all_be_unknown(saved, three):
 
 
 def test_findings_count_their_cells(saved, conforms):
-    (found,) = load_aged(saved(conforms(OUTDATED)))
+    (found,) = load_findings(saved(conforms(OUTDATED)))
     assert (found.kind, found.name, found.cells, found.images) == ("wheel", "torch", 2, ("t:v1",))
     assert found.hosts == ("one",)
 
@@ -103,7 +103,7 @@ def test_findings_count_their_cells(saved, conforms):
 @pytest.mark.parametrize("document", [[], {}, {"schema": "imagematrix.host/v1"}, SIZES])
 def test_another_document_is_refused(saved, document):
     with pytest.raises(UsageError):
-        load_aged(saved(document))
+        load_findings(saved(document))
 
 
 def places(value, path=()):
@@ -120,7 +120,7 @@ def places(value, path=()):
 def test_damaged_documents_are_read_or_refused(tmp_path_factory, make, data):
     path = tmp_path_factory.mktemp("page") / "damaged.json"
     catalog = make.catalog(make.variant("t:v1-a"))
-    readers = (SIZES, lambda: load_storage(path, catalog).total), (OUTDATED, lambda: load_aged(path))
+    readers = (SIZES, lambda: load_storage(path, catalog).total), (OUTDATED, lambda: load_findings(path))
     for document, load in readers:
         where = data.draw(st.sampled_from([one for one in places(document) if one]))
         damaged = copy.deepcopy(document)

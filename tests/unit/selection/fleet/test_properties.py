@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from imagematrix.errors import ImagematrixError
 from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host
 from imagematrix.images.catalog.catalog import Catalog, UserModeDriver, Variant
-from imagematrix.selection.fleet.coverage import coverage
-from imagematrix.selection.fleet.page import page
-from imagematrix.selection.select import select_many
+from imagematrix.selection.fleet.coverage import compute_coverage
+from imagematrix.selection.fleet.page import render_page
+from imagematrix.selection.selector import select_many
 
 DRIVERS = ("535.261.03", "550.163.01", "595.45")
 PRODUCTS = (("7.0", "1db6"), ("8.0", "20b0"), ("8.9", "26b9"), (None, None))
@@ -81,7 +81,7 @@ def fitting(answer):
 @given(fleets, catalogs, wanted, st.booleans(), upgrades)
 def test_every_host_is_counted_once(fleet, catalog, gpus, allow_cpu, drivers):
     drivers = possible(drivers, fleet)
-    report = coverage(fleet, catalog, gpus=gpus, allow_cpu=allow_cpu, drivers=drivers)
+    report = compute_coverage(fleet, catalog, gpus=gpus, allow_cpu=allow_cpu, drivers=drivers)
     served = [name for service in report.variants for name in service.hosts]
     unserved = [name for one in report.unserved for name in one.hosts]
     assert sorted(served + unserved) == sorted(fleet)
@@ -104,7 +104,7 @@ def test_every_host_is_counted_once(fleet, catalog, gpus, allow_cpu, drivers):
 
 @given(fleets, catalogs, wanted, st.booleans())
 def test_coverage_agrees_with_select(fleet, catalog, gpus, allow_cpu):
-    report = coverage(fleet, catalog, gpus=gpus, allow_cpu=allow_cpu)
+    report = compute_coverage(fleet, catalog, gpus=gpus, allow_cpu=allow_cpu)
     kinds = {name: kind for kind in report.kinds for name in kind.hosts}
     answers = select_many(fleet.values(), catalog, gpus=gpus, allow_cpu=allow_cpu)
     fits = dict.fromkeys((variant.reference for variant in catalog.variants), 0)
@@ -122,12 +122,12 @@ def test_coverage_agrees_with_select(fleet, catalog, gpus, allow_cpu):
 
 @given(fleets, catalogs)
 def test_smallest_set_is_sufficient_and_minimal(fleet, catalog):
-    report = coverage(fleet, catalog)
+    report = compute_coverage(fleet, catalog)
     served = {name for service in report.variants for name in service.hosts}
 
     def serves(references):
         variants = tuple(variant for variant in catalog.variants if variant.reference in references)
-        fewer = coverage(fleet, replace(catalog, variants=variants))
+        fewer = compute_coverage(fleet, replace(catalog, variants=variants))
         return {name for service in fewer.variants for name in service.hosts} == served
 
     least = report.smallest
@@ -143,17 +143,19 @@ def test_order_of_hosts_and_variants_does_not_matter(fleet, catalog, drivers, so
     drivers = possible(drivers, fleet)
     names = source.sample(list(fleet), len(fleet))
     variants = tuple(source.sample(catalog.variants, len(catalog.variants)))
-    one = coverage(fleet, catalog, drivers=drivers)
-    two = coverage(
+    one = compute_coverage(fleet, catalog, drivers=drivers)
+    two = compute_coverage(
         {name: fleet[name] for name in names}, replace(catalog, variants=variants), drivers=drivers
     )
     assert one.to_json() == two.to_json()
-    assert page(one) == page(two)
+    assert render_page(one) == render_page(two)
 
 
 @given(fleets, catalogs, wanted)
 def test_upgrade_to_the_same_driver_changes_nothing(fleet, catalog, gpus):
-    for upgrade in coverage(fleet, catalog, gpus=gpus, drivers={one: one for one in there(fleet)}).upgrades:
+    for upgrade in compute_coverage(
+        fleet, catalog, gpus=gpus, drivers={one: one for one in there(fleet)}
+    ).upgrades:
         assert (upgrade.lost, upgrade.changed, upgrade.gained, upgrade.unchanged) == (
             (),
             (),
@@ -164,15 +166,15 @@ def test_upgrade_to_the_same_driver_changes_nothing(fleet, catalog, gpus):
 
 @given(fleets, catalogs, upgrades)
 def test_documents_conform(conforms, fleet, catalog, drivers):
-    conforms(coverage(fleet, catalog, drivers=possible(drivers, fleet)).to_json())
+    conforms(compute_coverage(fleet, catalog, drivers=possible(drivers, fleet)).to_json())
 
 
 @given(fleets, catalogs)
 def test_added_host_does_not_affect_others(fleet, catalog):
-    report = coverage(fleet, catalog)
+    report = compute_coverage(fleet, catalog)
     name, *rest = fleet
     if rest:
-        fewer = coverage({other: fleet[other] for other in rest}, catalog)
+        fewer = compute_coverage({other: fleet[other] for other in rest}, catalog)
         for service in fewer.variants:
             (same,) = (one for one in report.variants if one.reference == service.reference)
             assert set(service.hosts) == set(same.hosts) - {name}

@@ -6,8 +6,8 @@ import pytest
 
 from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
-from imagematrix.selection.fleet.coverage import coverage
-from imagematrix.selection.fleet.upgrade import Change, parse
+from imagematrix.selection.fleet.coverage import compute_coverage
+from imagematrix.selection.fleet.upgrade import Change, parse_upgrades
 
 V100 = {"compute": "7.0", "name": "Tesla V100", "pci_device_id": "1db6", "brand": "tesla"}
 
@@ -38,12 +38,12 @@ def fleet(make):
 
 
 def one(fleet, catalog, old, new, **options):
-    (result,) = coverage(fleet, catalog, drivers={old: new}, **options).upgrades
+    (result,) = compute_coverage(fleet, catalog, drivers={old: new}, **options).upgrades
     return result
 
 
 def test_hosts_are_lost_changed_gained_or_unchanged(make, fleet, catalog, conforms):
-    conforms(coverage(fleet, catalog, drivers={make.OLD: make.NEW}).to_json())
+    conforms(compute_coverage(fleet, catalog, drivers={make.OLD: make.NEW}).to_json())
     result = one(fleet, catalog, make.OLD, make.NEW)
     (loss,) = result.lost
     assert (loss.old, loss.hosts) == ("t:v1-old-70", ("v100",))
@@ -51,11 +51,13 @@ def test_hosts_are_lost_changed_gained_or_unchanged(make, fleet, catalog, confor
     assert result.changed == (Change(old="t:v1-old", new="t:v1-new", hosts=("l40s", "l40s-too")),)
     assert result.gained == (Change(old=None, new="t:v1-new-90", hosts=("h100",)),)
     assert (result.hosts, result.unchanged) == (5, 1)
-    assert not coverage({"v100": fleet["v100"]}, catalog, drivers={make.OLD: make.NEW}).complete
+    assert not compute_coverage({"v100": fleet["v100"]}, catalog, drivers={make.OLD: make.NEW}).complete
 
 
 def test_several_upgrades_each_apply_to_the_current_driver(make, fleet, catalog):
-    result = coverage(fleet, catalog, drivers={make.OLD: "550.163.01", "550.163.01": make.NEW}).upgrades
+    result = compute_coverage(
+        fleet, catalog, drivers={make.OLD: "550.163.01", "550.163.01": make.NEW}
+    ).upgrades
     assert [(upgrade.old, upgrade.hosts) for upgrade in result] == [(make.OLD, 5), ("550.163.01", 1)]
     assert [len(loss.hosts) for loss in result[0].lost] == [2, 1]
     assert result[1].gained == (Change(old=None, new="t:v1-new", hosts=("other",)),)
@@ -120,8 +122,8 @@ def test_unknown_gpus_are_not_assumed_dropped(make, catalog):
 
 
 def test_driver_pairs_are_parsed():
-    assert parse([]) == {}
-    assert parse(["1.2=3.4", "5.6.7=1.2", "1.2=3.4"]) == {"1.2": "3.4", "5.6.7": "1.2"}
+    assert parse_upgrades([]) == {}
+    assert parse_upgrades(["1.2=3.4", "5.6.7=1.2", "1.2=3.4"]) == {"1.2": "3.4", "5.6.7": "1.2"}
 
 
 @pytest.mark.parametrize(
@@ -129,13 +131,13 @@ def test_driver_pairs_are_parsed():
 )
 def test_invalid_driver_pair_is_rejected(text):
     with pytest.raises(UsageError, match="invalid driver version") as raised:
-        parse([text])
+        parse_upgrades([text])
     assert "OLD=NEW" in raised.value.remedy
 
 
 def test_contradictory_driver_pairs_are_rejected():
     with pytest.raises(UsageError, match=r"two replacements: 3\.4 and 5\.6"):
-        parse(["1.2=3.4", "1.2=5.6"])
+        parse_upgrades(["1.2=3.4", "1.2=5.6"])
 
 
 def test_library_validates_driver_versions(make, fleet, catalog):

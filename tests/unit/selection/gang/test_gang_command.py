@@ -8,7 +8,7 @@ import pytest
 import imagematrix as im
 from imagematrix.common import json_documents
 from imagematrix.common.record import replace
-from imagematrix.selection.gang import alike
+from imagematrix.selection.gang import compatibility
 
 TWO = ("genoa-h200", "sapphirerapids-h100")
 DIGEST = f"sha256:{'a' * 64}"
@@ -100,7 +100,7 @@ def test_unknown_versions_are_like_no_others(gang, gpus, tmp_path):
     path = tmp_path / "catalog.json"
     for libraries, known in (((("nccl", "2.27.3"),), True), ((("nccl", None),), False), (None, False)):
         catalog = gpus(znver4=libraries, sapphirerapids=libraries)
-        path.write_text(json_documents.dump(catalog.to_json()))
+        path.write_text(json_documents.dump_json(catalog.to_json()))
         code, output, error = gang(*TWO, "--alike", "nccl", catalog=path)
         assert (code, output.count(f"@{DIGEST}")) == ((0, 2) if known else (3, 0))
         assert ("nccl is unknown of 4 variants, which are like no other" in error) is not known
@@ -175,9 +175,11 @@ def test_a_catalog_without_variants_fits_nobody(profiles, shipped_catalog):
 
 def test_cuda_of_a_variant_for_gpus_may_be_unknown(make):
     cpu, gpu = make.cpu_variant(), make.variant(cuda=None, cubins=())
-    assert alike.unknown([cpu, gpu, make.variant()], ["cuda"]) == {"cuda": 1}
-    assert alike.words(cpu, ["cuda"]) == "no cuda"
-    assert alike.key(gpu, ["cuda"]) != alike.key(replace(gpu, reference="t:other"), ["cuda"])
+    assert compatibility.count_unknown_versions([cpu, gpu, make.variant()], ["cuda"]) == {"cuda": 1}
+    assert compatibility.describe_shared_libraries(cpu, ["cuda"]) == "no cuda"
+    assert compatibility.make_compatibility_key(gpu, ["cuda"]) != compatibility.make_compatibility_key(
+        replace(gpu, reference="t:other"), ["cuda"]
+    )
 
 
 def test_a_node_with_several_kinds_of_gpus_passes_those_that_the_variant_fits(profiles, shipped_catalog):

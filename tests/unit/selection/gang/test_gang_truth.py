@@ -13,12 +13,12 @@ from strategies import allowed, catalogs, hosts
 from imagematrix.common.record import replace
 from imagematrix.errors import ImagematrixError, UsageError
 from imagematrix.selection.gang.gang import NothingFitsAll
-from imagematrix.selection.gang.select import select_gang
-from imagematrix.selection.hardware import sample
-from imagematrix.selection.order import key, order
-from imagematrix.selection.select import select
+from imagematrix.selection.gang.gang_selection import select_gang
+from imagematrix.selection.hardware_key import keep_distinct_gpus
+from imagematrix.selection.order import make_sort_key, order_criteria
 from imagematrix.selection.selection import NothingFits
-from imagematrix.selection.target import Target
+from imagematrix.selection.selection_target import Target
+from imagematrix.selection.selector import select
 
 LIBRARIES = (None, (), (("nccl", None),), (("nccl", "2.18.1"),), (("nccl", "2.27.3"), ("torch", "2.8.0")))
 NAMES = st.sampled_from([None, (), ("nccl",), ("cuda",), ("cuda", "nccl", "mpi", "torch")])
@@ -93,13 +93,15 @@ def assignments(some, fitting, names):
 
 def best(some, found, catalog, names, *, allow_cpu):
     """Return the assignment in which each host gets its best, and the worst off fares best."""
-    criteria = order(catalog.prefer)
-    targets = [sample(Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu)) for host in some.values()]
+    criteria = order_criteria(catalog.prefer)
+    targets = [
+        keep_distinct_gpus(Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu)) for host in some.values()
+    ]
     ranked = []
     for seed in found:
         inside = [chosen for chosen in found if all(like(seed[0], one, names) for one in chosen)]
         each = tuple(
-            min({chosen[place] for chosen in inside}, key=partial(key, criteria, target))
+            min({chosen[place] for chosen in inside}, key=partial(make_sort_key, criteria, target))
             for place, target in enumerate(targets)
         )
         worst = [

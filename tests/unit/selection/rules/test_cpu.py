@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from imagematrix.selection.rules.cpu import RULE
-from imagematrix.selection.target import Target
+from imagematrix.selection.selection_target import Target
 
 
 @pytest.mark.parametrize(

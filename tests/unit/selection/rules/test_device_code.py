@@ -7,8 +7,8 @@ import pytest
 from imagematrix.common.record import replace
 from imagematrix.hardware.host.host import Accelerator
 from imagematrix.images.catalog.catalog import Code, FilePart, Ptx, UseGuard
-from imagematrix.selection.rules.device_code import RULE, served
-from imagematrix.selection.select import explain
+from imagematrix.selection.rules.device_code import RULE, get_served_targets
+from imagematrix.selection.selector import explain
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_guarded_entry_decides_only_where_it_is_used(judge, make):
         "by vllm/ops/mla.py:56, vllm/_flashmla_C.abi3.so is used on 9.0"
         in judge("device-code", make.host(make.gpu(compute="9.0"), driver="580.95.05"), variant).why
     )
-    assert served(variant) == ("80", "100", "103a")
+    assert get_served_targets(variant) == ("80", "100", "103a")
 
 
 def test_nothing_decides_where_every_entry_is_exempt(judge, make):
@@ -413,5 +413,5 @@ def test_the_bounds_of_a_guard_are_those_of_the_verdict(make):
         Code(files=1, name="p/_C.so", cubins=("75",)),
         Code(files=1, name="p/_a.so", cubins=("90",), guard=guard),
     )
-    bounds = RULE.turns(make.variant(cubins=(), device_code=codes))["gpus.compute"]
+    bounds = RULE.thresholds(make.variant(cubins=(), device_code=codes))["gpus.compute"]
     assert {"7.5", "9.0", "10.0"} <= {*bounds}

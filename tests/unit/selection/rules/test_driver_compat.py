@@ -6,7 +6,7 @@ import pytest
 
 from imagematrix.selection import drivers
 from imagematrix.selection.rules.driver_compat import RULE
-from imagematrix.selection.target import Target
+from imagematrix.selection.selection_target import Target
 
 
 @pytest.mark.parametrize(
@@ -82,4 +82,4 @@ def test_gap_is_the_distance_to_the_nearest_branch(make, kernel, distance):
     host = make.host(make.gpu(), driver=kernel)
     variant = make.variant(driver=make.umd("compat", "575.57.08", branches=(535, 550)))
     target = Target(host=host, gpus=host.gpus, allow_cpu=False)
-    assert RULE.gap(target, variant) == (distance, 0)
+    assert RULE.distance(target, variant) == (distance, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from imagematrix.selection.rules.driver_gpu import RULE
-from imagematrix.selection.select import select
+from imagematrix.selection.selector import select
 
 V100 = {"compute": "7.0", "name": "Tesla V100", "pci_device_id": "1db5", "brand": "tesla"}
 

@@ -44,7 +44,7 @@ def test_it_is_about_images_that_get_the_nodes_driver(judge, make):
 
 def test_the_nearest_driver_counts(make):
     from imagematrix.selection.rules.driver_host import RULE
-    from imagematrix.selection.target import Target
+    from imagematrix.selection.selection_target import Target
 
     near, far, unknown = (
         RULE.distance(Target(host=node(make, "550.163.01", own), gpus=()), make.variant(driver=None))
@@ -58,7 +58,7 @@ def test_the_shipped_host_with_two_drivers_is_refused(cli, make, profiles, tmp_p
 
     path = tmp_path / "t.json"
     catalog = make.catalog(make.variant("t:host", driver=make.umd("host")))
-    path.write_text(json_documents.dump(catalog.to_json()))
+    path.write_text(json_documents.dump_json(catalog.to_json()))
     where = ["t:v1", "--catalog", str(path), "--host", str(profiles["driver-mismatch"])]
     result = cli("select", *where)
     assert result.code == 3

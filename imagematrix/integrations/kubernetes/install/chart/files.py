@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from importlib.metadata import version
 
-from imagematrix.integrations.kubernetes.install.chart.templates import templates
-from imagematrix.integrations.kubernetes.install.chart.values import defaults, schema
+from imagematrix.integrations.kubernetes.install.chart.templates import render_templates
+from imagematrix.integrations.kubernetes.install.chart.values import make_schema, render_defaults
 
-__all__ = ["files"]
+__all__ = ["make_chart_files"]
 
 CHART = """\
 apiVersion: v2
@@ -29,12 +29,12 @@ The webhook gives pods that use one of these versions the image for their nodes:
 """
 
 
-def files() -> dict[str, str]:
+def make_chart_files() -> dict[str, str]:
     """Return the text of each file by its path in the chart's folder."""
     return {
         "Chart.yaml": CHART.format(version=version("imagematrix")),
-        "values.yaml": defaults(),
-        "values.schema.json": json.dumps(schema(), indent=2) + "\n",
-        **{f"templates/{name}": text for name, text in templates().items()},
+        "values.yaml": render_defaults(),
+        "values.schema.json": json.dumps(make_schema(), indent=2) + "\n",
+        **{f"templates/{name}": text for name, text in render_templates().items()},
         "templates/NOTES.txt": NOTES,
     }

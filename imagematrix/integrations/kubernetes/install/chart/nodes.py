@@ -14,15 +14,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["ABSENT", "SKIPPED", "Each", "Joined", "When", "depending", "repeating"]
+__all__ = ["ABSENT", "SKIPPED", "Each", "Joined", "When", "make_conditional", "make_repeated"]
 
 
-class _Missing:
+class _MissingPart:
     """A part that is not there."""
 
 
-ABSENT = _Missing()  # a part that is left out if a condition does not hold
-SKIPPED = _Missing()  # an item of a list that an Each before it stands for
+ABSENT = _MissingPart()  # a part that is left out if a condition does not hold
+SKIPPED = _MissingPart()  # an item of a list that an Each before it stands for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Joined:
     separator: str
 
 
-def depending(node: Any, base: Any, off: Any, condition: str) -> Any:
+def make_conditional(node: Any, base: Any, off: Any, condition: str) -> Any:
     """Return a part as it depends on one more condition.
 
     `node` is the part with its other dependencies, `base` the part of the manifest with all options, and
@@ -61,23 +61,23 @@ def depending(node: Any, base: Any, off: Any, condition: str) -> Any:
         return node
     if isinstance(node, When):
         return When(
-            condition=node.condition, then=depending(node.then, base, off, condition), other=node.other
+            condition=node.condition, then=make_conditional(node.then, base, off, condition), other=node.other
         )
     if isinstance(base, dict) and isinstance(off, dict):
         if not off.keys() <= base.keys():
             raise ValueError(f"only without {condition}: {sorted(off.keys() - base.keys())}")
         return {
-            key: depending(node[key], part, off[key], condition)
+            key: make_conditional(node[key], part, off[key], condition)
             if key in off
             else When(condition=condition, then=node[key])
             for key, part in base.items()
         }
     if isinstance(base, list) and isinstance(off, list):
-        return _items(node, base, off, condition)
+        return _make_conditional_items(node, base, off, condition)
     return When(condition=condition, then=node, other=off)
 
 
-def repeating(node: Any, one: Any, two: Any, value: str, texts: tuple[str, str]) -> Any:
+def make_repeated(node: Any, one: Any, two: Any, value: str, texts: tuple[str, str]) -> Any:
     """Return a part as it depends on the elements of a value.
 
     `one` is the part for one element, `two` for two elements; `texts` are these elements. Raises ValueError
@@ -87,24 +87,24 @@ def repeating(node: Any, one: Any, two: Any, value: str, texts: tuple[str, str])
         return node
     if isinstance(node, When):
         return When(
-            condition=node.condition, then=repeating(node.then, one, two, value, texts), other=node.other
+            condition=node.condition, then=make_repeated(node.then, one, two, value, texts), other=node.other
         )
     if isinstance(one, dict) and one.keys() == two.keys():
-        return {key: repeating(node[key], one[key], two[key], value, texts) for key in one}
+        return {key: make_repeated(node[key], one[key], two[key], value, texts) for key in one}
     if isinstance(one, list) and len(one) == len(two):
-        return [repeating(*parts, value, texts) for parts in zip(node, one, two, strict=True)]
+        return [make_repeated(*parts, value, texts) for parts in zip(node, one, two, strict=True)]
     if isinstance(one, list):
-        return _repeated(node, one, two, value, texts)
+        return _make_repeated_items(node, one, two, value, texts)
     if isinstance(one, str) and two.startswith(one) and two.endswith(one.replace(*texts)):
         separator = two.removeprefix(one).removesuffix(one.replace(*texts))
         return Joined(value=value, text=one, separator=separator)
     raise ValueError(f"{value}: {one!r:.200} does not become {two!r:.200} by repetition")
 
 
-def _items(node: list[Any], base: list[Any], off: list[Any], condition: str) -> list[Any]:
+def _make_conditional_items(node: list[Any], base: list[Any], off: list[Any], condition: str) -> list[Any]:
     """Return a list as it depends on a condition: its items differ, or some are left out."""
     if len(base) == len(off):
-        return [depending(*parts, condition) for parts in zip(node, base, off, strict=True)]
+        return [make_conditional(*parts, condition) for parts in zip(node, base, off, strict=True)]
     items = list(node)
     all_items, others = ([json.dumps(each, sort_keys=True) for each in some] for some in (base, off))
     for kind, start, end, *_ in difflib.SequenceMatcher(None, all_items, others, False).get_opcodes():
@@ -115,7 +115,7 @@ def _items(node: list[Any], base: list[Any], off: list[Any], condition: str) -> 
     return items
 
 
-def _repeated(
+def _make_repeated_items(
     node: list[Any], one: list[Any], two: list[Any], value: str, texts: tuple[str, str]
 ) -> list[Any]:
     """Return a list with an Each for the items that a second element repeats."""

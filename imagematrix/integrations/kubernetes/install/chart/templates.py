@@ -5,11 +5,16 @@ from __future__ import annotations
 import base64
 import dataclasses
 
-from imagematrix.integrations.kubernetes.install.authority import VALID, Tls
-from imagematrix.integrations.kubernetes.install.chart.nodes import When, depending, repeating
+from imagematrix.integrations.kubernetes.install.certificates import VALID, Tls
+from imagematrix.integrations.kubernetes.install.chart.nodes import When, make_conditional, make_repeated
 from imagematrix.integrations.kubernetes.install.chart.text import EACH, Number, Writer
-from imagematrix.integrations.kubernetes.install.install import NAME, Installation, install, service_names
-from imagematrix.integrations.kubernetes.install.previous import LEFT
+from imagematrix.integrations.kubernetes.install.install import (
+    NAME,
+    Installation,
+    make_manifests,
+    make_service_names,
+)
+from imagematrix.integrations.kubernetes.install.upgrade import LEFT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +23,7 @@ if TYPE_CHECKING:
 
     Manifests = dict[tuple[str, str], Any]
 
-__all__ = ["objects", "templates"]
+__all__ = ["make_conditional_objects", "render_templates"]
 
 # Texts in manifests that stand for values. Helm replaces them with these expressions.
 PROGRAM, NAMESPACE, SECRET, KUBELET = "zz-program", "zz-namespace", "zz-secret", "/zz-kubelet"
@@ -98,67 +103,69 @@ NOTHING = """\
 """
 
 
-def objects() -> Manifests:
+def make_conditional_objects() -> Manifests:
     """Return the objects of all installations as they depend on values, by kind and name.
 
     An object may be in a When. Raises ValueError if a manifest depends on an option in another way than by
     leaving out, replacing or repeating parts.
     """
-    found = _objects(BASE, PLUGIN, {"plugin": None}, LISTS)
+    found = _make_objects(BASE, PLUGIN, {"plugin": None}, LISTS)
     lists = {name: each for name, each in LISTS.items() if name != "devicePlugin.by"}
     with_dra = dataclasses.replace(BASE, plugin=None, dra=True)
-    for key, each in _objects(with_dra, DRA, {"dra": False}, lists).items():
+    for key, each in _make_objects(with_dra, DRA, {"dra": False}, lists).items():
         if found.setdefault(key, each) != each:
             raise ValueError(f"{key} depends on {PLUGIN} and on {DRA}")
     found[CERTIFIED[0]]["metadata"]["annotations"] = When(condition="$tls.renew", then={ANNOTATION: RENEW})
     return found
 
 
-def templates() -> dict[str, str]:
+def render_templates() -> dict[str, str]:
     """Return the templates by file name."""
     writer = Writer(expressions=EXPRESSIONS)
-    found = objects()
-    certified = "".join(_document(writer, found.pop(key)) for key in CERTIFIED)
-    files = {"certificate.yaml": _certificate() + certified}
+    found = make_conditional_objects()
+    certified = "".join(_render_document(writer, found.pop(key)) for key in CERTIFIED)
+    files = {"certificate.yaml": _render_certificate() + certified}
     for (kind, name), each in found.items():
         start = NOTHING if kind == "Deployment" else ""
-        files[f"{name.removeprefix('imagematrix-')}-{kind.lower()}.yaml"] = start + _document(writer, each)
-    return files | {"_helpers.tpl": _helpers(writer)}
+        files[f"{name.removeprefix('imagematrix-')}-{kind.lower()}.yaml"] = start + _render_document(
+            writer, each
+        )
+    return files | {"_helpers.tpl": _render_helpers(writer)}
 
 
-def _objects(
+def _make_objects(
     base: Installation,
     condition: str,
     without: Mapping[str, Any],
     lists: Mapping[str, tuple[tuple[str, str], Mapping[str, Any]]],
 ) -> Manifests:
     """Return the objects of an installation as they depend on values; a whole object may be in a When."""
-    manifests = _made(base)
+    manifests = _make_manifests(base)
     found = dict(manifests)
     for value, (texts, change) in lists.items():
-        two = _made(dataclasses.replace(base, **change))
+        two = _make_manifests(dataclasses.replace(base, **change))
         for key, each in manifests.items():
-            found[key] = repeating(found[key], each, two[key], value, texts)
+            found[key] = make_repeated(found[key], each, two[key], value, texts)
     for needed, change in {**CHANGES, condition: without}.items():
-        off = _made(dataclasses.replace(base, **change))
+        off = _make_manifests(dataclasses.replace(base, **change))
         if not off.keys() <= manifests.keys():
             raise ValueError(f"only without {needed}: {off.keys() - manifests.keys()}")
         for key, each in manifests.items():
             found[key] = (
-                depending(found[key], each, off[key], needed)
+                make_conditional(found[key], each, off[key], needed)
                 if key in off
                 else When(condition=needed, then=found[key])
             )
     return found
 
 
-def _made(installation: Installation) -> Manifests:
+def _make_manifests(installation: Installation) -> Manifests:
     """Return the manifests by kind and name, without the namespace: that of a release exists."""
-    made = install(installation, TLS)
+    made = make_manifests(installation, TLS)
     return {(each["kind"], each["metadata"]["name"]): each for each in made if each["kind"] != "Namespace"}
 
 
-def _document(writer: Writer, node: Any) -> str:
+def _render_document(writer: Writer, node: Any) -> str:
     conditions: list[str] = []
     while isinstance(node, When):
         conditions.append(node.condition)
@@ -167,8 +174,8 @@ def _document(writer: Writer, node: Any) -> str:
     return f"{start}---\n" + "\n".join(writer.lines(node)) + "\n" + "{{- end }}\n" * len(conditions)
 
 
-def _certificate() -> str:
-    text = CERTIFICATE.replace("NAMES", " ".join(map(_named, service_names(NAMESPACE))))
+def _render_certificate() -> str:
+    text = CERTIFICATE.replace("NAMES", " ".join(map(_name_template, make_service_names(NAMESPACE))))
     for word, value in {
         "ANNOTATION": ANNOTATION,
         "NAME": NAME,
@@ -179,16 +186,16 @@ def _certificate() -> str:
     return text
 
 
-def _named(name: str) -> str:
+def _name_template(name: str) -> str:
     return f'(printf "{name.replace(NAMESPACE, "%s")}" $.Release.Namespace)'
 
 
-def _helpers(writer: Writer) -> str:
+def _render_helpers(writer: Writer) -> str:
     """Return the named template of the condition that a pod uses one of the images."""
-    one, two = (_made(dataclasses.replace(BASE, names=names)) for names in (IMAGES[:1], IMAGES))
+    one, two = (_make_manifests(dataclasses.replace(BASE, names=names)) for names in (IMAGES[:1], IMAGES))
     expressions = [
         each["MutatingWebhookConfiguration", NAME]["webhooks"][0]["matchConditions"][0]["expression"]
         for each in (one, two)
     ]
-    joined = repeating(expressions[0], expressions[0], expressions[1], "images", IMAGES)
+    joined = make_repeated(expressions[0], expressions[0], expressions[1], "images", IMAGES)
     return f'{{{{- define "imagematrix.images" -}}}}\n{writer.joined(joined)}\n{{{{- end }}}}\n'

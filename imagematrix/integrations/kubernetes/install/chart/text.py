@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from itertools import groupby
 
-from imagematrix.integrations.kubernetes.client.yaml import plain
+from imagematrix.integrations.kubernetes.client.yaml import is_plain
 from imagematrix.integrations.kubernetes.install.chart.nodes import ABSENT, SKIPPED, Each, Joined, When
 
 TYPE_CHECKING = False
@@ -43,9 +43,9 @@ class Writer:
         pad = " " * indent
         if isinstance(node, dict):
             for key, part in node.items():
-                yield from self._part(f"{pad}{_scalar(key)}:", part, indent)
+                yield from self._part(f"{pad}{_format_scalar(key)}:", part, indent)
             return
-        for condition, items in groupby((item for item in node if item is not SKIPPED), _condition):
+        for condition, items in groupby((item for item in node if item is not SKIPPED), _get_condition):
             if condition is None:
                 for item in items:
                     yield from self._item(item, indent)
@@ -110,7 +110,7 @@ class Writer:
             return json.dumps(value)
         parts = list(self._parts(value))
         if all(literal for _, literal in parts):
-            return _scalar(value)
+            return _format_scalar(value)
         if len(parts) == 1:
             return f"{{{{ {parts[0][0]} | toJson }}}}"
         form = "".join(part.replace("%", "%%") if literal else "%s" for part, literal in parts)
@@ -129,11 +129,11 @@ class Writer:
                 yield part, True
 
 
-def _condition(item: Any) -> str | None:
+def _get_condition(item: Any) -> str | None:
     """Return the condition of an item that is there only if it holds."""
     return item.condition if isinstance(item, When) and item.other is ABSENT else None
 
 
-def _scalar(text: str) -> str:
+def _format_scalar(text: str) -> str:
     """Return a text as YAML on one line."""
-    return text if plain(text) else json.dumps(text)
+    return text if is_plain(text) else json.dumps(text)

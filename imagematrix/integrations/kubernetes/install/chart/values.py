@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["VALUES", "defaults", "schema"]
+__all__ = ["VALUES", "make_schema", "render_defaults"]
 
 NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 VERSION = r"^[^\s\"'\\@/]+/[^\s\"'\\@]+:[^\s\"'\\@/:]+$"  # REGISTRY/NAME:VERSION
@@ -26,12 +26,12 @@ class Value:
     allowed: dict[str, Any]
 
 
-def _text(pattern: str) -> dict[str, Any]:
+def _make_text_schema(pattern: str) -> dict[str, Any]:
     """Return the schema of a text that may be empty."""
     return {"type": "string", "pattern": f"^$|{pattern}"}
 
 
-def _list(items: dict[str, Any]) -> dict[str, Any]:
+def _make_list_schema(items: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "items": items, "uniqueItems": True}
 
 
@@ -41,13 +41,13 @@ VALUES = (
         path=("images",),
         default=[],
         what="The versions that the webhook serves, such as reg.example.com/ml/training:v1. Required.",
-        allowed=_list({"type": "string", "pattern": VERSION}),
+        allowed=_make_list_schema({"type": "string", "pattern": VERSION}),
     ),
     Value(
         path=("program",),
         default="",
         what="An image with imagematrix and a shell. Required.",
-        allowed=_text(r"^[^\s]+$"),
+        allowed=_make_text_schema(r"^[^\s]+$"),
     ),
     Value(
         path=("onUnknown",),
@@ -59,13 +59,13 @@ VALUES = (
         path=("excludeNamespaces",),
         default=[],
         what="Namespaces whose pods the webhook ignores, besides kube-system and its own.",
-        allowed=_list({"type": "string", "maxLength": 63, "pattern": NAME}),
+        allowed=_make_list_schema({"type": "string", "maxLength": 63, "pattern": NAME}),
     ),
     Value(
         path=("pullSecret",),
         default="",
         what="The Secret with the credentials for registries.",
-        allowed=_text(r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"),
+        allowed=_make_text_schema(r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"),
     ),
     Value(
         path=("timeoutSeconds",),
@@ -89,7 +89,7 @@ VALUES = (
         path=("where",),
         default=[],
         what="Conditions on variants, such as python=3.13, as for --where.",
-        allowed=_list({"type": "string", "minLength": 1}),
+        allowed=_make_list_schema({"type": "string", "minLength": 1}),
     ),
     Value(
         path=("allowCpu",),
@@ -107,7 +107,7 @@ VALUES = (
         path=("devicePlugin", "by"),
         default=[],
         what="Also offer each GPU by its product, or by the node's class.",
-        allowed=_list({"enum": ["product", "class"]}),
+        allowed=_make_list_schema({"enum": ["product", "class"]}),
     ),
     Value(
         path=("draDriver", "enabled"),
@@ -137,7 +137,7 @@ VALUES = (
 )
 
 
-def defaults() -> str:
+def render_defaults() -> str:
     """Return values.yaml."""
     lines: list[str] = []
     group: tuple[str, ...] = ()
@@ -151,7 +151,7 @@ def defaults() -> str:
     return "\n".join(lines) + "\n"
 
 
-def schema() -> dict[str, Any]:
+def make_schema() -> dict[str, Any]:
     """Return the JSON Schema of the values, draft 7, which Helm reads."""
     enabled = {"properties": {"enabled": {"const": True}}, "required": ["enabled"]}
     both = {"properties": {"devicePlugin": enabled, "draDriver": enabled}}

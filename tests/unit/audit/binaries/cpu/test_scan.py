@@ -39,7 +39,7 @@ def build(tmp_path):
 def test_program_requires_only_flags_of_its_march(build, march, options):
     code = scanned(build(PROGRAM, f"-march={march}", *options))
     assert code.whole
-    assert code.required <= marches.required(march, "gcc-14")
+    assert code.required <= marches.get_required_flags(march, "gcc-14")
     assert bool(code.required) == (march != "x86-64")
     fused = code.required & {"fma", "avx512f"}  # the latter for instructions with the longer encoding
     assert bool(code.required >= {"avx", "popcnt"} and fused) == (march in {"haswell", "x86-64-v4"})
@@ -112,7 +112,10 @@ def test_bytes_after_the_relocations_are_ignored():
     raw = struct.pack("<QQq", 0, 8, 0) + struct.pack("<QQq", 0, 37, 0)
     window = Window(io.BytesIO(raw), 0, len(raw))
     tables = [Section(".rela.dyn", 0, size, 0) for size in (24, 48)]
-    result = [list(dispatch.signs(Elf(machine=62, linked=True, sections=(one,)), window)) for one in tables]
+    result = [
+        list(dispatch.find_dispatch_signs(Elf(machine=62, linked=True, sections=(one,)), window))
+        for one in tables
+    ]
     assert result == [[], ["ifunc"]]
 
 
@@ -277,7 +280,7 @@ def test_file_without_sections_is_not_decoded(build):
     raw = bytearray(build(PROGRAM, "-march=haswell").read_bytes())
     raw[40:48] = bytes(8)
     window = Window(io.BytesIO(raw), 0, len(raw))
-    assert not scan.scan("/opt/it", elf.read(window), window).whole
+    assert not scan.scan_file("/opt/it", elf.read_elf(window), window).whole
 
 
 def test_places_of_functions_take_little_memory():
@@ -291,7 +294,7 @@ def test_places_of_functions_take_little_memory():
     window = Window(io.BytesIO(raw), 0, len(raw))
     tracemalloc.start()
     try:
-        starts, sizes = functions.functions(Elf(machine=62, linked=True, sections=(section,)), window)
+        starts, sizes = functions.list_functions(Elf(machine=62, linked=True, sections=(section,)), window)
         assert tracemalloc.get_traced_memory()[1] < 12 << 20
     finally:
         tracemalloc.stop()
@@ -307,7 +310,7 @@ def test_every_flag_is_announced_by_compilers():
     flags = frozenset().union(*table.values())
     assert flags <= set(macros.FLAGS["x86_64"].values()) - marches.IGNORED["x86_64"]
     for march in ("haswell", "znver4", "sapphirerapids"):
-        needed = marches.required(march, "gcc-14") - dict(marches.LEVELS)["x86-64-v1"]
+        needed = marches.get_required_flags(march, "gcc-14") - dict(marches.LEVELS)["x86-64-v1"]
         assert needed - flags == {"lahf_lm"}  # in all 64-bit CPUs but the first
 
 
@@ -317,7 +320,7 @@ def test_damaged_files_never_crash(build):
     raw = build(PROGRAM, "-march=haswell", "-shared", "-fPIC").read_bytes()
     chance = random.Random(14)  # noqa: S311 - nothing is secret
     sections = int.from_bytes(raw[40:48], "little")
-    frames = next(elf.read(Window(io.BytesIO(raw), 0, len(raw))).named(".eh_frame"))
+    frames = next(elf.read_elf(Window(io.BytesIO(raw), 0, len(raw))).named(".eh_frame"))
     parts = (
         (16, 64),
         (64, 1024),
@@ -333,9 +336,9 @@ def test_damaged_files_never_crash(build):
                 (0, 1, 0x7F, 0xFF, chance.randrange(256))
             )
         window = Window(io.BytesIO(spoilt), 0, len(spoilt))
-        headers = elf.read(window)
-        if headers and scan.decodable(headers, window):
-            code = scan.scan("/opt/it", headers, window)
+        headers = elf.read_elf(window)
+        if headers and scan.is_decodable(headers, window):
+            code = scan.scan_file("/opt/it", headers, window)
             assert code.required | code.chosen <= code.functions.keys()
             scans += 1
     assert scans > FUZZED / 2

@@ -19,7 +19,7 @@ from images import tar
 
 from imagematrix.audit.binaries import elf
 from imagematrix.audit.binaries.cpu import scanners
-from imagematrix.audit.binaries.cpu.scan import scan
+from imagematrix.audit.binaries.cpu.scan import scan_file
 from imagematrix.audit.binaries.cpu.scanners import Scanners
 from imagematrix.audit.binaries.window import Window
 from imagematrix.audit.images import layer
@@ -82,7 +82,7 @@ def open_window():
 def libraries(compiled_libraries, open_window):
     """Return the headers of libraries that need different flags, and windows on them, by their paths."""
     windows = {str(path): open_window(path) for path in compiled_libraries}
-    return {path: (elf.read(window), window) for path, window in windows.items()}
+    return {path: (elf.read_elf(window), window) for path, window in windows.items()}
 
 
 def found(scanning, libraries):
@@ -91,7 +91,7 @@ def found(scanning, libraries):
 
 
 def found_alone(libraries):
-    return {path: scan(path, *library) for path, library in libraries.items()}
+    return {path: scan_file(path, *library) for path, library in libraries.items()}
 
 
 def test_processes_find_what_one_thread_finds(started, libraries):
@@ -163,13 +163,13 @@ def test_killed_process_makes_a_layer_unreadable(started, libraries, tmp_path):
         for process in started:
             process.kill()
         with pytest.raises(AuditError, match="the process that decoded /bin/p was killed"):
-            layer.read(io.BytesIO(tar(("bin/p", program))), "sha256:x", scanning.start_scan)
+            layer.read_layer(io.BytesIO(tar(("bin/p", program))), "sha256:x", scanning.start_scan)
 
 
 def test_processes_end_at_once_when_they_are_closed(started, long, open_window):
     window = open_window(long)
     with Scanners() as scanning:
-        result = scanning.start_scan("/lib/long.so", elf.read(window), window)
+        result = scanning.start_scan("/lib/long.so", elf.read_elf(window), window)
         while not started:
             time.sleep(0.01)
         begin = time.monotonic()
@@ -192,7 +192,7 @@ def test_processes_end_with_a_killed_parent(long):
         "from imagematrix.audit.binaries.window import Window\n"
         f"path = Path({str(long)!r})\n"
         "window = Window(path.open('rb'), 0, path.stat().st_size)\n"
-        "with Scanners() as scanning: scanning.start_scan('/l', elf.read(window), window)()\n"
+        "with Scanners() as scanning: scanning.start_scan('/l', elf.read_elf(window), window)()\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
         pid = int(parent.stdout.readline())
@@ -221,5 +221,5 @@ def test_process_serves_until_its_connection_closes(libraries):
             assert own.recv() is None
             own.send((path, 0, window.size))
             send_handle(own, window.fileno(), process.pid)
-            assert own.recv() == scan(path, headers, window)
+            assert own.recv() == scan_file(path, headers, window)
         assert process.wait(SOON) == 0

@@ -27,14 +27,19 @@ from scheduling import ApiServer, admitted, patched
 
 from imagematrix.common import json_documents
 from imagematrix.errors import UsageError
-from imagematrix.integrations.kubernetes.admission.admission import UNPLACED, AdmissionPolicy, admit, policy
-from imagematrix.integrations.kubernetes.admission.policy import objects
-from imagematrix.integrations.kubernetes.nodes.classes import classes
+from imagematrix.integrations.kubernetes.admission.admission import (
+    UNPLACED,
+    AdmissionPolicy,
+    admit,
+    make_policy,
+)
+from imagematrix.integrations.kubernetes.admission.policy import make_policy_objects
+from imagematrix.integrations.kubernetes.nodes.classes import classify_nodes
 from imagematrix.integrations.kubernetes.nodes.labels import CLASS
-from imagematrix.integrations.kubernetes.nodes.nodes import parse
-from imagematrix.integrations.kubernetes.workloads.affinity import required
+from imagematrix.integrations.kubernetes.nodes.nodes import parse_nodes
+from imagematrix.integrations.kubernetes.workloads.affinity import get_required_terms
 
-SERVER = ApiServer(list(objects(POLICY, "t-v1")))
+SERVER = ApiServer(list(make_policy_objects(POLICY, "t-v1")))
 
 
 def decided(given_pod, before=None):
@@ -59,13 +64,15 @@ def test_a_pod_gets_the_image_of_the_classes_that_it_may_run_on(spec, image):
     assert (reason is None) == (image is not None)
     if image:
         names = {each.name for each in CLASSES if each.image == image}
-        terms = [one.get("matchExpressions", []) for one in required(after["spec"])]
+        terms = [one.get("matchExpressions", []) for one in get_required_terms(after["spec"])]
         for each in CLASSES:
             # A pod with the image may not run on any other class, whatever its other labels.
             labels = {CLASS: each.name, **{key: values[0] for key, values in each.values.items()}}
             assert each.name in names or not admitted(terms, labels)
-        before = required(spec) or []
-        assert [one for one in before if not one] == [one for one in required(after["spec"]) if not one]
+        before = get_required_terms(spec) or []
+        assert [one for one in before if not one] == [
+            one for one in get_required_terms(after["spec"]) if not one
+        ]
 
 
 @pytest.mark.parametrize(("given_pod", "reason"), REFUSED)
@@ -134,12 +141,12 @@ def test_many_classes_are_counted_in_a_reason():
     wide = AdmissionPolicy(name=NAME, classes=many, deny=True)
     reason = admit(pod(NAME), wide).reason
     assert "9 classes" in reason
-    assert ApiServer(list(objects(wide, "x"))).refuse(pod(NAME)) == reason
+    assert ApiServer(list(make_policy_objects(wide, "x"))).refuse(pod(NAME)) == reason
 
 
 @pytest.mark.parametrize("name", ["t:\U0001f600", "t:\"\\\n\u2028'", "t:$(v1) {{ x }} \x7f"])
 def test_a_name_is_the_same_in_cel(name):
-    made = list(objects(AdmissionPolicy(name=name, classes=CLASSES, deny=True), "x"))
+    made = list(make_policy_objects(AdmissionPolicy(name=name, classes=CLASSES, deny=True), "x"))
     assert "\\ud83d" not in json.dumps(made, ensure_ascii=False)
     server, given_pod = ApiServer(made), pod(name, nodeSelector={"pool": "big"})
     assert images(patched(given_pod, server.mutate(given_pod))) == [A]
@@ -172,7 +179,7 @@ def test_without_deny_the_pod_is_left_to_the_default():
     admission = admit(pod(NAME), mild)
     assert (admission.patch, admission.refused) == ((), False)
     assert admission.reason
-    made = list(objects(mild, "x"))
+    made = list(make_policy_objects(mild, "x"))
     assert [one["kind"] for one in made] == ["MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"]
     assert made[0]["spec"]["failurePolicy"] == "Ignore"
 
@@ -259,19 +266,19 @@ def small_cluster(cluster, make):
         cluster.node(name, {"pool": f"p-{name}", "kubernetes.io/hostname": name, **cluster.own(host)})
         for name, host in hosts.items()
     ]
-    return classes(parse({"kind": "List", "items": items}, "x"), catalog)
+    return classify_nodes(parse_nodes({"kind": "List", "items": items}, "x"), catalog)
 
 
 @pytest.mark.parametrize("release", ["1.36", "1.37"])
 def test_the_objects_are_valid(small_cluster, release):
-    made = list(objects(policy(NAME, small_cluster, deny=True), "t-v1"))
+    made = list(make_policy_objects(make_policy(NAME, small_cluster, deny=True), "t-v1"))
     assert len(made) == 4
     for one in made:
         kubernetes_validate.validate(one, release, strict=True)
 
 
 def test_a_cluster_s_labels_narrow_a_pod_to_its_image(small_cluster):
-    made = policy(NAME, small_cluster)
+    made = make_policy(NAME, small_cluster)
     after = patched(
         pod(NAME, nodeSelector={"pool": "p-n2"}), admit(pod(NAME, nodeSelector={"pool": "p-n2"}), made).patch
     )
@@ -283,24 +290,26 @@ def test_a_cluster_s_labels_narrow_a_pod_to_its_image(small_cluster):
 
 def test_a_label_with_too_many_values_narrows_nothing(small_cluster, monkeypatch):
     monkeypatch.setattr("imagematrix.integrations.kubernetes.admission.admission.VALUES", 2)
-    made = policy(NAME, small_cluster)
+    made = make_policy(NAME, small_cluster)
     assert "pool" not in made.classes[0].values
 
 
 def test_classes_must_be_labelled(cluster, make):
     items = [cluster.node("a", cluster.foreign(make.host(make.gpu(0))))]
-    small_cluster = classes(parse({"kind": "List", "items": items}, "x"), make.catalog(make.variant()))
+    small_cluster = classify_nodes(
+        parse_nodes({"kind": "List", "items": items}, "x"), make.catalog(make.variant())
+    )
     with pytest.raises(UsageError, match=r"lack the label imagematrix\.io/class"):
-        policy(NAME, small_cluster)
+        make_policy(NAME, small_cluster)
 
 
 def test_a_changed_pod_is_known_by_its_node_in_any_cluster(small_cluster, monkeypatch):
     monkeypatch.setattr("imagematrix.integrations.kubernetes.admission.admission.VALUES", 2)
-    made, placed = policy(NAME, small_cluster), {"nodeName": "n2"}
+    made, placed = make_policy(NAME, small_cluster), {"nodeName": "n2"}
     assert "metadata.name" not in made.classes[0].values
     assert admit(pod(NAME, **placed), made, before=pod(OTHER, **placed)).patch[0]["value"] == B
     monkeypatch.setattr("imagematrix.integrations.kubernetes.admission.admission.ROOM", 20)
-    unknown = policy(NAME, small_cluster)
+    unknown = make_policy(NAME, small_cluster)
     assert UNPLACED in admit(pod(NAME, **placed), unknown, before=pod(OTHER, **placed)).reason
 
 
@@ -323,8 +332,10 @@ def widely_labelled(cluster, make):
 
 def test_a_node_with_labels_of_its_own_ends_no_policy(widely_labelled):
     items, catalog, own = widely_labelled
-    made = policy(NAME, classes(parse({"kind": "List", "items": items}, "x"), catalog), deny=True)
-    written = list(objects(made, "t"))
+    made = make_policy(
+        NAME, classify_nodes(parse_nodes({"kind": "List", "items": items}, "x"), catalog), deny=True
+    )
+    written = list(make_policy_objects(made, "t"))
     assert len(made.left_out) > 300
     assert set(made.left_out) < own.keys()
     assert {CLASS, "metadata.name", "pool"} <= made.classes[0].values.keys()
@@ -336,7 +347,7 @@ def test_a_node_with_labels_of_its_own_ends_no_policy(widely_labelled):
 
 def test_the_command_says_which_labels_do_not_count(cli, tmp_path, widely_labelled):
     items, catalog, own = widely_labelled
-    (tmp_path / "t.json").write_text(json_documents.dump(catalog.to_json()))
+    (tmp_path / "t.json").write_text(json_documents.dump_json(catalog.to_json()))
     (tmp_path / "nodes.json").write_text(json.dumps({"kind": "List", "items": items}))
     words = ("kubernetes", "render", "policy", "t:v1", "--nodes", tmp_path / "nodes.json")
     result = cli(*words, "--catalog", tmp_path / "t.json")
@@ -348,14 +359,14 @@ def test_the_command_says_which_labels_do_not_count(cli, tmp_path, widely_labell
 def test_more_classes_than_fit_into_an_expression_are_an_error():
     many = tuple(one_class(f"c{number}", A, pool=("x",)) for number in range(5000))
     with pytest.raises(UsageError, match="too many classes for one expression: 5000") as refused:
-        list(objects(AdmissionPolicy(name=NAME, classes=many), "x"))
+        list(make_policy_objects(AdmissionPolicy(name=NAME, classes=many), "x"))
     assert "render install --help" in refused.value.remedy
 
 
 def test_the_command(cli, tmp_path, monkeypatch, cluster, make):
     monkeypatch.chdir(tmp_path)
     catalog = make.catalog(make.variant("t:v1-a", digest=f"sha256:{'a' * 64}"))
-    (tmp_path / "t.json").write_text(json_documents.dump(catalog.to_json()))
+    (tmp_path / "t.json").write_text(json_documents.dump_json(catalog.to_json()))
     node = cluster.node("a", cluster.own(make.host(make.gpu(0))))
     (tmp_path / "nodes.json").write_text(json.dumps(node))
     words = ("kubernetes", "render", "policy", "t:v1", "--nodes", "nodes.json", "--catalog", "t.json")

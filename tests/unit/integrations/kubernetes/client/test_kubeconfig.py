@@ -10,8 +10,8 @@ import pytest
 
 from imagematrix.errors import UsageError
 from imagematrix.integrations.kubernetes.client.api import ApiServer
-from imagematrix.integrations.kubernetes.client.kubeconfig import load
-from imagematrix.integrations.kubernetes.install import authority
+from imagematrix.integrations.kubernetes.client.kubeconfig import load_kubeconfig
+from imagematrix.integrations.kubernetes.install import certificates
 
 
 def config(path, user, cluster=None, **more):
@@ -36,7 +36,7 @@ def path(tmp_path):
 
 def test_files_are_found_beside_the_kubeconfig(path):
     files = {"tokenFile": "token", "client-certificate": "/pki/c.pem", "client-key": "/pki/c.pem"}
-    assert load(config(path, files, {"certificate-authority": "ca.crt"})) == ApiServer(
+    assert load_kubeconfig(config(path, files, {"certificate-authority": "ca.crt"})) == ApiServer(
         url="https://10.0.0.1:6443",
         token=path.parent / "token",
         authorities=path.parent / "ca.crt",
@@ -46,10 +46,12 @@ def test_files_are_found_beside_the_kubeconfig(path):
 
 def test_kubelet_s_own_kubeconfig_can_be_used(path, tmp_path):
     """It has the authority in it, and the certificate in files."""
-    tls = authority.make(("node",))
+    tls = certificates.make_certificate(("node",))
     (tmp_path / "client.pem").write_bytes(tls.chain + tls.key)
     data = {"certificate-authority-data": base64.b64encode(tls.authorities).decode()}
-    api = load(config(path, {"client-certificate": "client.pem", "client-key": "client.pem"}, data))
+    api = load_kubeconfig(
+        config(path, {"client-certificate": "client.pem", "client-key": "client.pem"}, data)
+    )
     assert api.headers() == {}
     context = api.context()
     assert context.verify_mode is ssl.CERT_REQUIRED
@@ -80,7 +82,7 @@ def test_kubelet_s_own_kubeconfig_can_be_used(path, tmp_path):
 )
 def test_an_invalid_kubeconfig_says_why(path, user, more, why):
     with pytest.raises(UsageError, match=re.escape(why)) as raised:
-        load(config(path, user, **more))
+        load_kubeconfig(config(path, user, **more))
     assert "secret" not in str(raised.value)
 
 
@@ -100,13 +102,13 @@ def test_an_invalid_kubeconfig_says_why(path, user, more, why):
 def test_what_is_no_kubeconfig_is_an_error(path, text, why):
     path.write_bytes(text)
     with pytest.raises(UsageError, match=re.escape(f"{path}{why}")) as raised:
-        load(path)
+        load_kubeconfig(path)
     assert "secret" not in str(raised.value)
 
 
 def test_a_kubeconfig_that_does_not_exist_is_an_error(path):
     with pytest.raises(UsageError, match="No such file"):
-        load(path)
+        load_kubeconfig(path)
 
 
 def test_authorities_that_cannot_be_read_are_an_error(tmp_path):

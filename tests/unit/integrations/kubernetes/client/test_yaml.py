@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagematrix.errors import UsageError
-from imagematrix.integrations.kubernetes.client.yaml import dump, plain
+from imagematrix.integrations.kubernetes.client.yaml import dump_yaml, is_plain
 
 # What YAML 1.1, YAML 1.2 or go-yaml take for a number, a boolean, a date, nothing or a merge.
 MISTAKABLE = (
@@ -21,34 +21,34 @@ MISTAKABLE = (
 
 @pytest.mark.parametrize("text", MISTAKABLE)
 def test_what_a_reader_could_mistake_is_in_quotes(text):
-    assert not plain(text)
-    assert dump({text: [text]}) == f"'{text}':\n  - '{text}'"
+    assert not is_plain(text)
+    assert dump_yaml({text: [text]}) == f"'{text}':\n  - '{text}'"
 
 
 def test_an_empty_text_is_in_quotes():
-    assert not plain("")
-    assert dump({"args": [""]}) == "args:\n  - ''"
+    assert not is_plain("")
+    assert dump_yaml({"args": [""]}) == "args:\n  - ''"
 
 
 @pytest.mark.parametrize("text", ["train", "v1", "imagematrix.io/class", "/dev/nvidia0", "reg.x:5000/t:v1"])
 def test_names_and_paths_need_no_quotes(text):
-    assert dump({text: text}) == f"{text}: {text}"
+    assert dump_yaml({text: text}) == f"{text}: {text}"
 
 
 def test_lines_are_a_block():
-    assert dump({"script": "a: 1\nb\n"}) == "script: |\n  a: 1\n  b"
+    assert dump_yaml({"script": "a: 1\nb\n"}) == "script: |\n  a: 1\n  b"
 
 
 def test_several_documents_are_separated():
-    assert dump({"a": 1}, {"b": [True, None]}) == "a: 1\n---\nb:\n  - true\n  - null"
+    assert dump_yaml({"a": 1}, {"b": [True, None]}) == "a: 1\n---\nb:\n  - true\n  - null"
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_text_is_read_as_it_was(text):
-    assert yaml.safe_load(dump({text: [text, {text: text}]})) == {text: [text, {text: text}]}
+    assert yaml.safe_load(dump_yaml({text: [text, {text: text}]})) == {text: [text, {text: text}]}
 
 
 def test_a_text_that_is_not_unicode_is_an_error():
     with pytest.raises(UsageError, match=r"not UTF-8: 'x\\udce9'") as refused:
-        dump({"args": ["x\udce9"]})
+        dump_yaml({"args": ["x\udce9"]})
     assert refused.value.remedy == "give this text in UTF-8"

@@ -21,9 +21,9 @@ from imagematrix.common.record import replace
 from imagematrix.errors import EngineError, ProbeError, UsageError
 from imagematrix.integrations.kubernetes.client import api
 from imagematrix.integrations.kubernetes.client.api import ApiServer
-from imagematrix.integrations.kubernetes.dra import cdi, publishing
-from imagematrix.integrations.kubernetes.dra.claims import ClaimError
+from imagematrix.integrations.kubernetes.dra import cdi, slice_publisher
 from imagematrix.integrations.kubernetes.dra.ledger import ClaimLedger
+from imagematrix.integrations.kubernetes.dra.resource_claims import ClaimError
 from imagematrix.integrations.kubernetes.dra.server import DraDriver, DriverSettings, DriverTimes
 from imagematrix.integrations.kubernetes.dra.slices import DRIVER, SLICES
 from imagematrix.launcher.docker.devices import DevicesError, find_absent_nodes
@@ -39,7 +39,7 @@ PROCESS = Consumer(kind="process", name="python3", pid=7, user="ann")
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setattr(api, "PAUSE_S", 0.02)
-    monkeypatch.setattr(publishing, "PAUSE_S", 0.02)
+    monkeypatch.setattr(slice_publisher, "PAUSE_S", 0.02)
 
 
 class FakeCluster:
@@ -250,8 +250,8 @@ class Node:
     def specs(self):
         """The GPUs' device nodes in each spec, by the UID of the claim."""
         return {
-            uid: [path for path in cdi.nodes(cdi.read(file)) if path[-1].isdigit()]
-            for uid, file in cdi.prepared(self.cdi_root)
+            uid: [path for path in cdi.list_device_nodes(cdi.read_spec(file)) if path[-1].isdigit()]
+            for uid, file in cdi.list_prepared_claims(self.cdi_root)
         }
 
 

@@ -19,11 +19,11 @@ from imagematrix.common.record import replace
 from imagematrix.errors import GpusBusyError, ProbeError
 from imagematrix.hardware.gpu_request.choice import Choice
 from imagematrix.hardware.host.host import Host
-from imagematrix.integrations.cdi import write
+from imagematrix.integrations.cdi import write_spec
 from imagematrix.integrations.kubernetes.dra import cdi
-from imagematrix.integrations.kubernetes.dra.claims import ClaimError
-from imagematrix.integrations.kubernetes.dra.ledger import ClaimLedger, used
-from imagematrix.integrations.kubernetes.dra.slices import named
+from imagematrix.integrations.kubernetes.dra.ledger import ClaimLedger, find_used_units
+from imagematrix.integrations.kubernetes.dra.resource_claims import ClaimError
+from imagematrix.integrations.kubernetes.dra.slices import name_devices
 from imagematrix.launcher.docker.devices import list_device_nodes
 from imagematrix.launcher.gpu_claims import grants
 from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
@@ -106,7 +106,7 @@ def test_a_claim_gets_device_nodes_and_nothing_else(ledger, claims, hosts, cdi_r
 
 def test_each_of_several_requests_has_a_device(ledger, claims, hosts, cdi_root):
     host = hosts["mig"]
-    whole, one, two, *_ = named(host).values()
+    whole, one, two, *_ = name_devices(host).values()
     ledger.give(claims.reference(1), host, {"a": (whole,), "b": (one, two)}, dict)
     (path,) = cdi_root.iterdir()
     document = json.loads(path.read_text())
@@ -138,11 +138,11 @@ def test_a_claim_is_prepared_once(ledger, claims, hosts, cdi_root):
     host = hosts["genoa-h200"]
     assert give(ledger, claims, host, 1, host.gpus[0])
     (path,) = cdi_root.iterdir()
-    before = files.stamp(path)
+    before = files.read_stamp(path)
     # Its own pod uses the GPU by now.
     using = {"nvidia0": (Consumer(kind="process", name="python"),)}
     assert not give(ledger, claims, host, 1, host.gpus[0], usage=using)
-    assert files.stamp(path) == before
+    assert files.read_stamp(path) == before
     assert ledger.take_back(claims.uid(1))
     assert not ledger.take_back(claims.uid(1))
 
@@ -208,7 +208,7 @@ def test_after_a_restart_claims_are_as_before(ledger, claims, hosts, cdi_root):
 def test_a_spec_without_a_grant_still_holds_its_gpus(ledger, claims, hosts, cdi_root, locks, name):
     """The process was killed between the two, or somebody removed the lock folder."""
     host = hosts[name]
-    units = [*named(host).values()]
+    units = [*name_devices(host).values()]
     give(ledger, claims, host, 1, units[-1])
     shutil.rmtree(locks)
     ledger, notes = restarted(cdi_root, host)
@@ -257,7 +257,7 @@ def edited(path):
 def test_a_damaged_spec_is_reported_and_replaced(ledger, claims, hosts, cdi_root, junk):
     host = hosts["genoa-h200"]
     cdi_root.mkdir(parents=True)
-    path = cdi.file(cdi_root, claims.uid(1))
+    path = cdi.get_spec_path(cdi_root, claims.uid(1))
     path.write_bytes(junk)
     (cdi_root / "imagematrix.io-claim_..json").write_bytes(junk)  # whose name is not that of a claim
     ledger, notes = restarted(cdi_root, host)
@@ -308,7 +308,7 @@ def test_a_spec_that_cannot_be_removed_stays_held(ledger, claims, hosts, monkeyp
 
 def test_only_what_claims_do_not_hold_is_used(hosts):
     host = hosts["genoa-h200"]
-    units = named(host)
+    units = name_devices(host)
     first, second, third, *_ = units
     usage = {
         "nvidia0": (
@@ -318,15 +318,15 @@ def test_only_what_claims_do_not_hold_is_used(hosts):
         "nvidia1": (Consumer(kind="process", name="p"), Consumer(kind="lease", name="l")),
         "nvidia2": (Consumer(kind="container", name="a", marks=frozenset({"u2"})),),
     }
-    assert used(units, usage, frozenset({"u1"})) == {
+    assert find_used_units(units, usage, frozenset({"u1"})) == {
         second: "process p, lease l",
         third: "container a",
     }
-    assert first not in used(units, usage, frozenset({"u1"}))
+    assert first not in find_used_units(units, usage, frozenset({"u1"}))
 
 
 HOST = Host.load(Path(__file__).parents[4] / "hosts" / "mig.json")
-UNITS = tuple(named(HOST).values())
+UNITS = tuple(name_devices(HOST).values())
 numbers = st.integers(1, 4)
 subsets = st.sets(st.integers(0, len(UNITS) - 1), min_size=1)
 
@@ -378,20 +378,25 @@ class ClaimMachine(RuleBasedStateMachine):
         if number in self.given or unit in self.taken(number):
             return
         paths = list_device_nodes(HOST, [UNITS[unit]])
-        write(cdi.file(self.cdi, Claims.uid(number)), cdi.spec({Claims.uid(number): paths}))
+        write_spec(
+            cdi.get_spec_path(self.cdi, Claims.uid(number)), cdi.make_claim_spec({Claims.uid(number): paths})
+        )
         self.given[number] = {unit}
         self.restart()
 
     @rule(number=numbers)
     def be_killed_while_unpreparing(self, number):
         if number in self.given:
-            cdi.file(self.cdi, Claims.uid(number)).unlink()  # and the grant is left
+            cdi.get_spec_path(self.cdi, Claims.uid(number)).unlink()  # and the grant is left
             self.given.pop(number)
             self.restart()
 
     @invariant()
     def each_gpu_has_one_claim_and_each_spec_a_claim(self):
-        specs = {uid: cdi.nodes(cdi.read(path)) for uid, path in cdi.prepared(self.cdi)}
+        specs = {
+            uid: cdi.list_device_nodes(cdi.read_spec(path))
+            for uid, path in cdi.list_prepared_claims(self.cdi)
+        }
         assert specs.keys() == {Claims.uid(number) for number in self.given}
         usage = survey_node_leases()
         for index, unit in enumerate(UNITS):

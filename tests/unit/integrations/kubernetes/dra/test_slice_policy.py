@@ -6,10 +6,10 @@ from celpy import celtypes
 from celpy.adapter import json_to_cel
 from scheduling import Cel
 
-from imagematrix.integrations.kubernetes.dra.slice_policy import objects
+from imagematrix.integrations.kubernetes.dra.slice_policy import make_slice_policy
 
 ACCOUNT = "system:serviceaccount:gpus:driver"
-POLICY, BINDING = objects("driver", ACCOUNT, labels={"a": "b"})
+POLICY, BINDING = make_slice_policy("driver", ACCOUNT, labels={"a": "b"})
 ON_NODE = {"username": ACCOUNT, "extra": {"authentication.kubernetes.io/node-name": ["n1"], "x": ["n2"]}}
 OURS = "gpu.imagematrix.io"
 

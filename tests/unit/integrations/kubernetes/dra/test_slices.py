@@ -16,11 +16,11 @@ from imagematrix.hardware.host.host import Driver
 from imagematrix.integrations.kubernetes.dra import slices
 from imagematrix.integrations.kubernetes.dra.slices import (
     StoredSlice,
-    chunks,
-    devices,
-    named,
-    plan,
-    slice_object,
+    make_devices,
+    make_slice,
+    name_devices,
+    plan_requests,
+    split_devices,
 )
 
 NODE = "n1"
@@ -36,9 +36,9 @@ def value(device, name):
 
 @pytest.mark.parametrize("name", ["genoa-h200", "mig", "mixed", "laptop", "masked", "skylake-v100"])
 def test_slices_are_what_the_api_accepts(hosts, name):
-    groups = chunks(devices(hosts[name], {}))
+    groups = split_devices(make_devices(hosts[name], {}))
     for index, group in enumerate(groups):
-        made = slice_object(NODE, "u", index, count=len(groups), generation=3, listed=group)
+        made = make_slice(NODE, "u", index, count=len(groups), generation=3, listed=group)
         for release in ("1.34", "1.37"):
             kubernetes_validate.validate(made, release, strict=True)
         for device in group:
@@ -54,7 +54,7 @@ def test_slices_are_what_the_api_accepts(hosts, name):
 def test_a_device_has_the_facts_of_its_gpu(hosts):
     host = hosts["genoa-h200"]
     gpu = host.gpus[3]
-    device = devices(host, {})[3]
+    device = make_devices(host, {})[3]
     assert device["name"] == gpu.uuid.lower()
     assert device["capacity"] == {"memory": {"value": f"{gpu.memory_mib}Mi"}}
     facts = {key: value(device, key) for key in device["attributes"]}
@@ -79,7 +79,7 @@ def test_a_device_has_the_facts_of_its_gpu(hosts):
 
 def test_of_a_gpu_in_mig_mode_its_devices_are_published(hosts):
     host = hosts["mig"]
-    whole, *migs = devices(host, {})
+    whole, *migs = make_devices(host, {})
     assert value(whole, "type") == "gpu"
     (parent,) = [gpu for gpu in host.gpus if gpu.mig]
     assert [value(one, "uuid") for one in migs] == [device.uuid for device in parent.mig]
@@ -95,7 +95,7 @@ def test_of_a_gpu_in_mig_mode_its_devices_are_published(hosts):
 )
 def test_a_driver_is_published_as_it_is_and_if_it_has_an_order_by_that(hosts, version, semantic):
     host = replace(hosts["genoa-h200"], driver=Driver(version=version, kind=None, source=""))
-    device = devices(host, {})[0]
+    device = make_devices(host, {})[0]
     assert value(device, "driver") == version
     assert device["attributes"].get("driverVersion") == (semantic and {"version": semantic})
 
@@ -104,14 +104,14 @@ def test_a_gpu_that_fails_or_is_used_or_has_no_uuid_is_left_out(hosts):
     host = hosts["genoa-h200"]
     broken: dict[int, dict[str, Any]] = {1: {"state": "lost"}, 2: {"uuid": None}, 3: {"minor": None}}
     host = replace(host, gpus=tuple(replace(gpu, **broken.get(gpu.index, {})) for gpu in host.gpus))
-    listed = devices(host, {host.gpus[4].uuid.lower(): "container x"})
+    listed = make_devices(host, {host.gpus[4].uuid.lower(): "container x"})
     assert [value(one, "index") for one in listed] == [0, 5, 6, 7]
-    assert host.gpus[1].uuid.lower() in named(host)
+    assert host.gpus[1].uuid.lower() in name_devices(host)
 
 
 def test_an_unknown_fact_has_no_attribute(make):
     host = make.host(make.gpu(0, compute=None, brand=None, memory_mib=None, name="x" * 65), driver=None)
-    (device,) = devices(host, {})
+    (device,) = make_devices(host, {})
     absent = {"cudaComputeCapability", "brand", "productName", "driver", "driverVersion"}
     assert not absent & device["attributes"].keys()
     assert "capacity" not in device
@@ -130,12 +130,12 @@ class Server:
 
     def publish(self, wanted):
         """Carry out a plan."""
-        planned = plan(wanted, self.observed(), NODE)
+        planned = plan_requests(wanted, self.observed(), NODE)
         for name in planned.remove:
             del self.kept[name]
         for index in (*planned.update, *planned.create):
             self.version += 1
-            made = slice_object(
+            made = make_slice(
                 NODE, "u", index, count=len(wanted), generation=planned.generation, listed=wanted[index]
             )
             assert (made["metadata"]["name"] in self.kept) == (index in planned.update)
@@ -201,13 +201,13 @@ def test_an_invalid_generation_counts_as_none():
 
 def test_many_devices_are_in_several_slices():
     listed = [{"name": f"d{number}"} for number in range(300)]
-    assert [len(group) for group in chunks(listed)] == [128, 128, 44]
-    assert chunks([]) == ((),)
+    assert [len(group) for group in split_devices(listed)] == [128, 128, 44]
+    assert split_devices([]) == ((),)
 
 
 def test_the_name_of_a_slice_has_at_most_253_characters():
-    assert slices.slice_name("n1", 17) == "11-gpu.imagematrix.io-n1"
-    long, other = slices.slice_name("n" * 253, 0), slices.slice_name("n" * 252, 0)
+    assert slices.make_slice_name("n1", 17) == "11-gpu.imagematrix.io-n1"
+    long, other = slices.make_slice_name("n" * 253, 0), slices.make_slice_name("n" * 252, 0)
     assert max(len(long), len(other)) <= 253
     assert long != other
 

@@ -11,22 +11,27 @@ import pytest
 import yaml
 from charting import installation_of
 
-from imagematrix.integrations.kubernetes.install.authority import Tls
+from imagematrix.integrations.kubernetes.install.certificates import Tls
 from imagematrix.integrations.kubernetes.install.chart import templates
-from imagematrix.integrations.kubernetes.install.chart.files import files
+from imagematrix.integrations.kubernetes.install.chart.files import make_chart_files
 from imagematrix.integrations.kubernetes.install.chart.nodes import (
     ABSENT,
     SKIPPED,
     Each,
     Joined,
     When,
-    depending,
-    repeating,
+    make_conditional,
+    make_repeated,
 )
-from imagematrix.integrations.kubernetes.install.chart.templates import DRA, EXPRESSIONS, PLUGIN, objects
+from imagematrix.integrations.kubernetes.install.chart.templates import (
+    DRA,
+    EXPRESSIONS,
+    PLUGIN,
+    make_conditional_objects,
+)
 from imagematrix.integrations.kubernetes.install.chart.text import EACH, Number, Writer
-from imagematrix.integrations.kubernetes.install.chart.values import VALUES, defaults, schema
-from imagematrix.integrations.kubernetes.install.install import Installation, install
+from imagematrix.integrations.kubernetes.install.chart.values import VALUES, make_schema, render_defaults
+from imagematrix.integrations.kubernetes.install.install import Installation, make_manifests
 
 TLS = Tls(chain=b"chain", key=b"key", authorities=b"authorities")
 CONDITIONS = {
@@ -54,10 +59,10 @@ MORE = [
 
 def given(**more):
     """Return the values of the chart with some changed."""
-    values = yaml.safe_load(defaults()) | {"images": ["reg.example.com/ml/t:v1"], "program": "reg/p:1"}
+    values = yaml.safe_load(render_defaults()) | {"images": ["reg.example.com/ml/t:v1"], "program": "reg/p:1"}
     for key, value in more.items():
         values[key] = values[key] | value if isinstance(value, dict) else value
-    jsonschema.validate(values, schema())
+    jsonschema.validate(values, make_schema())
     return values
 
 
@@ -117,14 +122,14 @@ def text_of(expression, values, each):
 
 @pytest.fixture(scope="module")
 def made():
-    return objects()
+    return make_conditional_objects()
 
 
 @pytest.mark.parametrize("more", [*SETS, *MORE], ids=json.dumps)
 def test_the_objects_are_those_of_an_installation_with_the_same_options(made, more):
     values = given(**more)
     expected = [
-        each for each in install(installation_of(values, "space"), TLS) if each["kind"] != "Namespace"
+        each for each in make_manifests(installation_of(values, "space"), TLS) if each["kind"] != "Namespace"
     ]
     found = [one for each in made.values() if (one := evaluated(each, values)) is not ABSENT]
     by_name = lambda one: (one["kind"], one["metadata"]["name"])  # noqa: E731
@@ -155,7 +160,7 @@ def other(value):
 
 
 def test_the_files_are_a_chart():
-    written = files()
+    written = make_chart_files()
     chart = yaml.safe_load(written["Chart.yaml"])
     assert (chart["apiVersion"], chart["name"], chart["version"]) == ("v2", "imagematrix", "0.1.0")
     assert yaml.safe_load(written["values.yaml"])["images"] == []
@@ -187,11 +192,11 @@ def test_the_files_are_a_chart():
     ],
 )
 def test_values_that_no_option_would_accept_are_refused(wrong):
-    values = yaml.safe_load(defaults())
+    values = yaml.safe_load(render_defaults())
     for key, value in wrong.items():
         values[key] = values[key] | value if isinstance(value, dict) else value
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(values, schema())
+        jsonschema.validate(values, make_schema())
 
 
 class TestComparingManifests:
@@ -199,13 +204,13 @@ class TestComparingManifests:
 
     def test_parts_are_left_out_or_replaced(self):
         base, off = {"a": 1, "b": [1, 2, 3], "c": "x"}, {"b": [1, 3], "c": "y"}
-        made = depending(base, base, off, "k")
+        made = make_conditional(base, base, off, "k")
         assert made == {
             "a": When(condition="k", then=1),
             "b": [1, When(condition="k", then=2), 3],
             "c": When(condition="k", then="x", other="y"),
         }
-        twice = depending(made, base, {"a": 1, "b": [1, 2, 3], "c": "z"}, "l")
+        twice = make_conditional(made, base, {"a": 1, "b": [1, 2, 3], "c": "z"}, "l")
         inner = When(condition="l", then="x", other="z")
         assert twice["c"] == When(condition="k", then=inner, other="y")
 
@@ -213,17 +218,17 @@ class TestComparingManifests:
     def test_parts_that_only_others_have_are_an_error(self, off):
         base = {"a": [1, 2]}
         with pytest.raises(ValueError, match=r"only without|other items"):
-            depending(base, base, off, "k")
+            make_conditional(base, base, off, "k")
 
     def test_items_and_texts_are_repeated(self):
         one, two = ["x", "--n", "a", "y"], ["x", "--n", "a", "--n", "b", "y"]
-        assert repeating(one, one, two, "v", ("a", "b")) == [
+        assert make_repeated(one, one, two, "v", ("a", "b")) == [
             "x",
             Each(value="v", items=("--n", "a")),
             SKIPPED,
             "y",
         ]
-        joined = repeating("is a", "is a", "is a or is b", "v", ("a", "b"))
+        joined = make_repeated("is a", "is a", "is a or is b", "v", ("a", "b"))
         assert joined == Joined(value="v", text="is a", separator=" or ")
 
     @pytest.mark.parametrize(
@@ -232,7 +237,7 @@ class TestComparingManifests:
     )
     def test_what_is_no_repetition_is_an_error(self, one, two):
         with pytest.raises(ValueError, match="by repetition"):
-            repeating(one, one, two, "v", ("a", "b"))
+            make_repeated(one, one, two, "v", ("a", "b"))
 
     def test_text_that_looks_like_a_template_is_an_error(self):
         with pytest.raises(ValueError, match="takes for a template"):
@@ -240,22 +245,22 @@ class TestComparingManifests:
 
     def test_an_object_that_depends_on_both_drivers_is_an_error(self, monkeypatch):
         monkeypatch.setattr(templates, "CHANGES", {})
-        real = templates._made
+        real = templates._make_manifests
 
         def differing(installation):
             found = real(installation)
             found["Service", "imagematrix-webhook"]["spec"]["x"] = str(installation.dra)
             return found
 
-        monkeypatch.setattr(templates, "_made", differing)
+        monkeypatch.setattr(templates, "_make_manifests", differing)
         with pytest.raises(ValueError, match="depends on"):
-            objects()
+            make_conditional_objects()
 
 
 def test_the_command_writes_to_an_empty_folder_only(cli, tmp_path):
     result = cli("kubernetes", "render", "chart", "-o", tmp_path / "chart")
     assert (result.code, result.out) == (0, "")
-    written = files()
+    written = make_chart_files()
     assert {name: (tmp_path / "chart" / name).read_text() for name in written} == written
     again = cli("kubernetes", "render", "chart", "-o", tmp_path / "chart")
     assert (again.code, "is not an empty folder" in again.err) == (2, True)

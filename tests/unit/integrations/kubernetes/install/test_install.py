@@ -18,14 +18,14 @@ from scheduling import Cel
 
 from imagematrix.errors import UsageError
 from imagematrix.integrations.kubernetes.admission.admission import AdmissionPolicy
-from imagematrix.integrations.kubernetes.admission.policy import used
+from imagematrix.integrations.kubernetes.admission.policy import make_use_condition
 from imagematrix.integrations.kubernetes.dra import slices
-from imagematrix.integrations.kubernetes.install import authority
+from imagematrix.integrations.kubernetes.install import certificates
 from imagematrix.integrations.kubernetes.install.install import (
     LABELLING,
     Installation,
-    install,
-    service_names,
+    make_manifests,
+    make_service_names,
 )
 from imagematrix.integrations.kubernetes.webhook.certificate import Certificate
 from imagematrix.integrations.kubernetes.webhook.review import PATH
@@ -51,11 +51,11 @@ KINDS = [
 
 @pytest.fixture(scope="module")
 def tls():
-    return authority.make(service_names("imagematrix"))
+    return certificates.make_certificate(make_service_names("imagematrix"))
 
 
 def by_kind(installation, tls):
-    return {one["kind"]: one for one in install(installation, tls)}
+    return {one["kind"]: one for one in make_manifests(installation, tls)}
 
 
 def full(**more):
@@ -73,7 +73,7 @@ def full(**more):
     ],
 )
 def test_the_manifests_are_valid(installation, without, tls, release):
-    made = list(install(installation, tls))
+    made = list(make_manifests(installation, tls))
     assert [one["kind"] for one in made] == [kind for kind in KINDS if kind not in without]
     for one in made:
         kubernetes_validate.validate(one, release, strict=True)
@@ -83,7 +83,7 @@ def test_the_manifests_are_valid(installation, without, tls, release):
     ("options", "root"), [({}, "/var/lib/kubelet"), ({"kubelet": "/data/kubelet/"}, "/data/kubelet")]
 )
 def test_the_device_plugin_is_installed_on_request(tls, options, root):
-    made = list(install(full(plugin=("product",), **options), tls))
+    made = list(make_manifests(full(plugin=("product",), **options), tls))
     labels, plugin = (one for one in made if one["kind"] == "DaemonSet")
     kubernetes_validate.validate(plugin, "1.37", strict=True)
     assert plugin["spec"]["selector"] != labels["spec"]["selector"]
@@ -103,7 +103,7 @@ def test_the_device_plugin_is_installed_on_request(tls, options, root):
 
 @pytest.mark.parametrize("root", ["/var/lib/kubelet", "/data/kubelet"])
 def test_the_dra_driver_is_installed_on_request(tls, root):
-    made = list(install(full(dra=True, kubelet=root), tls))
+    made = list(make_manifests(full(dra=True, kubelet=root), tls))
     for one in made:
         kubernetes_validate.validate(one, "1.37", strict=True)
     ours = {one["kind"]: one for one in made if one["metadata"]["name"] == "imagematrix-dra-driver"}
@@ -145,12 +145,12 @@ def test_the_dra_driver_is_installed_on_request(tls, root):
 
 
 def test_the_classes_of_devices_admit_gpus_and_mig_devices(tls, hosts):
-    made = [one for one in install(full(dra=True), tls) if one["kind"] == "DeviceClass"]
+    made = [one for one in make_manifests(full(dra=True), tls) if one["kind"] == "DeviceClass"]
     expressions = [one["spec"]["selectors"][0]["cel"]["expression"] for one in made]
     cel = Cel()
     admitted = [
         [bool(cel(expression, device=json_to_cel(seen(device)))) for expression in expressions]
-        for device in slices.devices(hosts["mig"], {})
+        for device in slices.make_devices(hosts["mig"], {})
     ]
     assert admitted == [[True, False], *[[False, True]] * 3]
 
@@ -236,7 +236,7 @@ def test_the_configuration_fails_open_or_closed(tls):
         assert selector["values"] == ["kube-system", "imagematrix", "system-x"]
         assert hook["clientConfig"]["service"]["path"] == PATH
         assert base64.b64decode(hook["clientConfig"]["caBundle"]) == tls.authorities
-        expressions = [used(AdmissionPolicy(name=name, classes=())) for name in (NAME, SECOND)]
+        expressions = [make_use_condition(AdmissionPolicy(name=name, classes=())) for name in (NAME, SECOND)]
         assert hook["matchConditions"][0]["expression"] == " || ".join(expressions)
     (hook,) = by_kind(full(conditions=False), tls)["MutatingWebhookConfiguration"]["webhooks"]
     assert "matchConditions" not in hook
@@ -261,7 +261,7 @@ def test_the_certificate_is_trusted_by_the_name_of_the_service(tls, tmp_path):
         finally:
             await runner.cleanup()
 
-    for name in service_names("imagematrix"):
+    for name in make_service_names("imagematrix"):
         asyncio.run(connect(name))
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
         asyncio.run(connect("other.imagematrix.svc"))
@@ -272,19 +272,19 @@ def test_certificates_from_files(tls, tmp_path):
     chain.write_bytes(tls.chain)
     key.write_bytes(tls.key)
     ca.write_bytes(tls.authorities)
-    name = service_names("imagematrix")[0]
-    assert authority.load(chain, key, ca, name) == tls
+    name = make_service_names("imagematrix")[0]
+    assert certificates.load_certificate(chain, key, ca, name) == tls
     with pytest.raises(UsageError, match=r"is not for x\.y\.svc"):
-        authority.load(chain, key, ca, "x.y.svc")
-    key.write_bytes(authority.make(["x"]).key)
+        certificates.load_certificate(chain, key, ca, "x.y.svc")
+    key.write_bytes(certificates.make_certificate(["x"]).key)
     with pytest.raises(UsageError, match="is not the key of"):
-        authority.load(chain, key, ca, name)
+        certificates.load_certificate(chain, key, ca, name)
     key.write_bytes(b"x")
     with pytest.raises(UsageError, match="invalid certificate or key"):
-        authority.load(chain, key, ca, name)
+        certificates.load_certificate(chain, key, ca, name)
     key.unlink()
     with pytest.raises(UsageError, match="No such file"):
-        authority.load(chain, key, ca, name)
+        certificates.load_certificate(chain, key, ca, name)
 
 
 def imagematrix(*words):

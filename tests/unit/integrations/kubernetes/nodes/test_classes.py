@@ -7,16 +7,16 @@ import pytest
 from imagematrix.common import json_documents
 from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
-from imagematrix.integrations.kubernetes.nodes.classes import classes
-from imagematrix.integrations.kubernetes.nodes.nodes import parse
-from imagematrix.selection.select import explain
+from imagematrix.integrations.kubernetes.nodes.classes import classify_nodes
+from imagematrix.integrations.kubernetes.nodes.nodes import parse_nodes
+from imagematrix.selection.selector import explain
 
 OLD, NEW = "550.163.01", "580.65.06"
 
 
 def nodes(cluster, labels, count=1):
     """Return the nodes of labels by name, `count` of each."""
-    return parse(
+    return parse_nodes(
         {
             "kind": "List",
             "items": [
@@ -31,7 +31,7 @@ def nodes(cluster, labels, count=1):
 
 def test_each_profile_is_a_class_with_the_answer_of_select(hosts, cluster, shipped_catalog):
     labels = {name: cluster.own(host) for name, host in hosts.items()}
-    grouped = classes(nodes(cluster, labels, 3), shipped_catalog)
+    grouped = classify_nodes(nodes(cluster, labels, 3), shipped_catalog)
     assert len(grouped.classes) == len(hosts)
     assert sum(len(each.nodes) for each in grouped.classes) == 3 * len(hosts)
     for each in grouped.classes:
@@ -49,7 +49,7 @@ def test_labels_of_nfd_and_nvidia_give_no_image_that_does_not_fit(hosts, cluster
         for name, host in hosts.items()
         if len({gpu.compute for gpu in host.gpus}) < 2
     }
-    grouped = classes(nodes(cluster, labels), shipped_catalog, allow_cpu=True)
+    grouped = classify_nodes(nodes(cluster, labels), shipped_catalog, allow_cpu=True)
     chosen = {each.nodes[0].name.rpartition("-")[0]: each for each in grouped.classes if each.variant}
     assert "genoa-h200" in chosen
     for name, each in chosen.items():
@@ -64,13 +64,13 @@ def test_the_order_of_gpus_does_not_distinguish_classes(cluster, make):
         "a": cluster.own(make.host(one, other)),
         "b": cluster.own(make.host(*swapped)),
     }
-    (only,) = classes(nodes(cluster, labels), make.catalog(make.variant())).classes
+    (only,) = classify_nodes(nodes(cluster, labels), make.catalog(make.variant())).classes
     assert [node.name for node in only.nodes] == ["a-0", "b-0"]
 
 
 def test_a_stale_class_label_has_a_warning(cluster, make):
     labels = {"a": cluster.own(make.host(make.gpu(0))) | {"imagematrix.io/class": "old"}}
-    (only,) = classes(nodes(cluster, labels), make.catalog(make.variant())).classes
+    (only,) = classify_nodes(nodes(cluster, labels), make.catalog(make.variant())).classes
     assert not only.labelled
     assert any("label it again" in warning for warning in only.warnings)
 
@@ -78,11 +78,11 @@ def test_a_stale_class_label_has_a_warning(cluster, make):
 def test_an_upgrade(cluster, make, conforms):
     labels = {"a": cluster.own(make.host(make.gpu(0)))}
     catalog = make.catalog(make.variant("t:old"), make.variant("t:new", driver=make.umd("exact", NEW)))
-    grouped = classes(nodes(cluster, labels), catalog, drivers={OLD: NEW})
+    grouped = classify_nodes(nodes(cluster, labels), catalog, drivers={OLD: NEW})
     assert grouped.complete
     assert grouped.upgrades[0].changed[0].new == "t:new"
     conforms(grouped.to_json())
-    lost = classes(nodes(cluster, labels), make.catalog(make.variant("t:old")), drivers={OLD: NEW})
+    lost = classify_nodes(nodes(cluster, labels), make.catalog(make.variant("t:old")), drivers={OLD: NEW})
     assert not lost.complete
 
 
@@ -92,12 +92,12 @@ def test_an_open_axis_is_an_error(cluster, make):
     )
     labels = {"a": cluster.own(make.host(make.gpu(0)))}
     with pytest.raises(UsageError, match="python"):
-        classes(nodes(cluster, labels), catalog)
+        classify_nodes(nodes(cluster, labels), catalog)
 
 
 def test_a_node_without_the_requested_gpus_has_a_reason(cluster, make):
     labels = {"a": cluster.own(make.host(make.gpu(0)))}
-    (only,) = classes(nodes(cluster, labels), make.catalog(make.variant()), gpus="2").classes
+    (only,) = classify_nodes(nodes(cluster, labels), make.catalog(make.variant()), gpus="2").classes
     assert only.variant is None
     assert "1 of the host's 1 GPUs" in only.why
     assert only.to_json()["fits"] == []
@@ -109,7 +109,7 @@ def saved(tmp_path, monkeypatch, cluster, make):
     catalog = make.catalog(
         make.variant("t:v1-old"), make.variant("t:v1-new", driver=make.umd("exact", NEW)), make.cpu_variant()
     )
-    (tmp_path / "t.json").write_text(json_documents.dump(catalog.to_json()))
+    (tmp_path / "t.json").write_text(json_documents.dump_json(catalog.to_json()))
 
     def write(**labels):
         items = [

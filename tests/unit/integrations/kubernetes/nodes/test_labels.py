@@ -12,8 +12,14 @@ from imagematrix.common.record import replace
 from imagematrix.hardware.host.host import Accelerator, Cpu, Driver, Gpu, Host
 from imagematrix.hardware.vendors import marches
 from imagematrix.integrations.kubernetes.nodes import labels
-from imagematrix.integrations.kubernetes.nodes.labelled import labelled
-from imagematrix.integrations.kubernetes.nodes.labels import class_name, facts, rank, safe, valid
+from imagematrix.integrations.kubernetes.nodes.host_from_our_labels import read_our_labels
+from imagematrix.integrations.kubernetes.nodes.labels import (
+    is_valid_value,
+    make_class_name,
+    make_label_value,
+    make_labels,
+    rank_version,
+)
 
 KEY = re.compile(r"imagematrix\.io/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 words = st.text(max_size=80)
@@ -43,10 +49,10 @@ hostile = st.builds(
 
 @given(st.one_of(strategies.hosts, hostile))
 def test_labels_are_valid_and_read_back_the_same(host):
-    described = facts(host)
-    assert all(KEY.fullmatch(key) and valid(value) and value for key, value in described.items())
+    described = make_labels(host)
+    assert all(KEY.fullmatch(key) and is_valid_value(value) and value for key, value in described.items())
     assert list(described) == sorted(described)
-    again = facts(labelled(described))
+    again = make_labels(read_our_labels(described))
     ignored = {labels.MODEL}
     assert {key: again.get(key) for key in described.keys() - ignored} == {
         key: described[key] for key in described.keys() - ignored
@@ -55,9 +61,9 @@ def test_labels_are_valid_and_read_back_the_same(host):
 
 def test_labels_of_a_profile_contain_every_fact_that_rules_read(hosts):
     for host in hosts.values():
-        again = labelled(facts(host))
+        again = read_our_labels(make_labels(host))
         assert again.arch == host.arch
-        assert again.cpu.flags == host.cpu.flags & labels.vocabulary(host.arch)
+        assert again.cpu.flags == host.cpu.flags & labels.get_flag_vocabulary(host.arch)
         assert (again.driver and again.driver.version) == (host.driver and host.driver.version)
         assert sorted((gpu.compute or "", gpu.state, gpu.memory_mib or 0) for gpu in again.gpus) == sorted(
             (gpu.compute or "", gpu.state, gpu.memory_mib or 0) for gpu in host.gpus
@@ -68,11 +74,11 @@ def test_labels_of_a_profile_contain_every_fact_that_rules_read(hosts):
 def test_every_flag_that_an_image_can_need_has_a_label():
     for arch in ("x86_64", "aarch64"):
         needed: set[str] = set()
-        for march in marches.names():
-            if marches.arch(march) == arch:
-                for compiler in marches.compilers():
-                    needed |= marches.required(march, compiler) or set()
-        assert needed <= labels.vocabulary(arch)
+        for march in marches.list_names():
+            if marches.get_arch(march) == arch:
+                for compiler in marches.list_compilers():
+                    needed |= marches.get_required_flags(march, compiler) or set()
+        assert needed <= labels.get_flag_vocabulary(arch)
 
 
 def test_a_fact_that_no_rule_reads_does_not_change_the_class(make):
@@ -82,7 +88,7 @@ def test_a_fact_that_no_rule_reads_does_not_change_the_class(make):
         cpu=replace(host.cpu, model="X", flags=host.cpu.flags | {"ida"}),
         gpus=(replace(host.gpus[0], memory_mib=46067, uuid="GPU-x", minor=7),),
     )
-    assert facts(host)[labels.CLASS] == facts(other)[labels.CLASS]
+    assert make_labels(host)[labels.CLASS] == make_labels(other)[labels.CLASS]
 
 
 @pytest.mark.parametrize(
@@ -97,14 +103,14 @@ def test_a_fact_that_no_rule_reads_does_not_change_the_class(make):
 )
 def test_a_fact_that_a_rule_reads_changes_the_class(make, change):
     host = make.host(make.gpu(0))
-    assert facts(host)[labels.CLASS] != facts(replace(host, **change))[labels.CLASS]
+    assert make_labels(host)[labels.CLASS] != make_labels(replace(host, **change))[labels.CLASS]
 
 
 def test_a_class_is_named_by_its_facts(hosts):
-    assert facts(hosts["genoa-h200"])[labels.CLASS].startswith("h200x8-550-163-01-v4-")
-    assert facts(hosts["laptop"])[labels.CLASS].startswith("cpu-v3-")
-    assert facts(hosts["mixed"])[labels.CLASS].startswith("mixedx2-535-261-03-v3-")
-    assert class_name({}).startswith("cpu-unknown-")
+    assert make_labels(hosts["genoa-h200"])[labels.CLASS].startswith("h200x8-550-163-01-v4-")
+    assert make_labels(hosts["laptop"])[labels.CLASS].startswith("cpu-v3-")
+    assert make_labels(hosts["mixed"])[labels.CLASS].startswith("mixedx2-535-261-03-v3-")
+    assert make_class_name({}).startswith("cpu-unknown-")
 
 
 def test_ranks_are_in_the_order_of_versions():
@@ -118,19 +124,19 @@ def test_ranks_are_in_the_order_of_versions():
         "550.54.14",
         "9999.0",
     ]
-    assert sorted(versions, key=rank) == versions
-    assert len({rank(version) for version in versions}) == len(versions)
-    assert rank("9999.9999.9999.9999") < 2**63
+    assert sorted(versions, key=rank_version) == versions
+    assert len({rank_version(version) for version in versions}) == len(versions)
+    assert rank_version("9999.9999.9999.9999") < 2**63
 
 
 @given(words)
 def test_any_text_becomes_a_value(text):
-    assert valid(safe(text))
+    assert is_valid_value(make_label_value(text))
 
 
 def test_gpus_that_no_label_describes_are_unknown(make):
     kinds = tuple(make.gpu(index, compute=f"{index}.0") for index in range(20))
-    again = labelled(facts(make.host(*kinds)))
+    again = read_our_labels(make_labels(make.host(*kinds)))
     assert len(again.gpus) == 20
     assert [gpu.state for gpu in again.gpus].count("unconfirmed") == 4
     assert again.warnings == ("labels describe 16 of 20 GPUs",)
@@ -142,7 +148,7 @@ def test_hostile_labels_are_bounded():
         labels.COUNT: "999999999",
         f"{labels.KIND}0": "99999_9.0_nvidia_2335_ok_1",
     }
-    again = labelled(described)
+    again = read_our_labels(described)
     assert len(again.gpus) == 1024
     given = {
         labels.ARCH: "amd64",
@@ -150,7 +156,7 @@ def test_hostile_labels_are_bounded():
         f"{labels.KIND}0": "1_x_y_z_ok_w",
         labels.DRIVER: "new",
     }
-    again = labelled(given)
+    again = read_our_labels(given)
     assert again.driver is None
     assert again.gpus[0].compute is None
     assert "no labels for CPU flags found" in again.warnings

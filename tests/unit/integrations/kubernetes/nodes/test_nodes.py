@@ -9,8 +9,8 @@ import pytest
 from imagematrix.common import json_documents
 from imagematrix.errors import UsageError
 from imagematrix.integrations.kubernetes.nodes import cpuid
-from imagematrix.integrations.kubernetes.nodes.classes import classes
-from imagematrix.integrations.kubernetes.nodes.nodes import host, load, parse
+from imagematrix.integrations.kubernetes.nodes.classes import classify_nodes
+from imagematrix.integrations.kubernetes.nodes.nodes import load_nodes, make_host, parse_nodes
 
 GFD = {
     "nvidia.com/cuda.driver-version.full": "580.65.06",
@@ -38,12 +38,12 @@ def without(labels, *starts):
 def test_a_node_with_our_labels_is_the_host(hosts, cluster):
     for described in hosts.values():
         node = cluster.node("a", cluster.own(described), arch=cluster.arch(described))
-        assert host(node).arch == described.arch
-        assert parse(node, "x")[0].described
+        assert make_host(node).arch == described.arch
+        assert parse_nodes(node, "x")[0].described
 
 
 def test_gpu_feature_discovery(cluster):
-    described = host(cluster.node("a", GFD, nvidia_com_gpu=8))
+    described = make_host(cluster.node("a", GFD, nvidia_com_gpu=8))
     assert described.driver.version == "580.65.06"
     assert described.driver.kind is None
     assert len(described.gpus) == 8
@@ -56,10 +56,16 @@ def test_gpu_feature_discovery(cluster):
 
 def test_a_driver_is_read_from_its_parts():
     labels = without(GFD, "nvidia.com/cuda.driver-version.full")
-    assert host({"kind": "Node", "metadata": {"name": "a", "labels": labels}}).driver.version == "580.65.06"
+    assert (
+        make_host({"kind": "Node", "metadata": {"name": "a", "labels": labels}}).driver.version == "580.65.06"
+    )
     labels = without(GFD, "nvidia.com/cuda.") | OLD
-    assert host({"kind": "Node", "metadata": {"name": "a", "labels": labels}}).driver.version == "535.54.03"
-    described = host({"kind": "Node", "metadata": {"name": "a", "labels": without(GFD, "nvidia.com/cuda.")}})
+    assert (
+        make_host({"kind": "Node", "metadata": {"name": "a", "labels": labels}}).driver.version == "535.54.03"
+    )
+    described = make_host(
+        {"kind": "Node", "metadata": {"name": "a", "labels": without(GFD, "nvidia.com/cuda.")}}
+    )
     assert described.driver is None
     assert any("driver version unknown" in warning for warning in described.warnings)
     assert "CPU architecture unknown" in described.warnings
@@ -86,7 +92,7 @@ def test_a_driver_is_read_from_its_parts():
     ],
 )
 def test_odd_labels(cluster, change, count, mig, state, warning):
-    described = host(cluster.node("a", GFD | change))
+    described = make_host(cluster.node("a", GFD | change))
     assert len(described.gpus) == count
     assert all((gpu.mig, gpu.state) == (mig, state) for gpu in described.gpus)
     assert warning in "\n".join(described.warnings)
@@ -96,7 +102,7 @@ def test_odd_labels(cluster, change, count, mig, state, warning):
 def test_gpus_of_models_without_labels_count_as_unknown(cluster):
     node = cluster.node("a", GFD | {"nvidia.com/gpu.replicas": "2"})
     node["status"]["capacity"]["nvidia.com/gpu"] = "20"
-    described = host(node)
+    described = make_host(node)
     assert [gpu.state for gpu in described.gpus] == ["ok"] * 8 + ["unconfirmed"] * 2
     assert "2 GPUs are of models that no label describes" in described.warnings
 
@@ -104,11 +110,11 @@ def test_gpus_of_models_without_labels_count_as_unknown(cluster):
 def test_a_sign_of_an_accelerator_is_kept(cluster):
     node = cluster.node("a", {"feature.node.kubernetes.io/pci-0302_10de.present": "true"})
     node["status"]["capacity"] |= {"amd.com/gpu": "2", "cpu": "4", "nvidia.com/gpu": "0"}
-    assert [one.where for one in host(node).accelerators] == [
+    assert [one.where for one in make_host(node).accelerators] == [
         "feature.node.kubernetes.io/pci-0302_10de.present",
         "amd.com/gpu",
     ]
-    assert host(cluster.node("a", {})).accelerators == ()
+    assert make_host(cluster.node("a", {})).accelerators == ()
 
 
 @pytest.mark.parametrize(
@@ -118,7 +124,7 @@ def test_a_node_that_offers_gpus_is_not_a_cpu_node(cluster, resource):
     """Otherwise it would get the image for CPUs."""
     node = cluster.node("a", {})
     node["status"]["capacity"][resource] = "2"
-    assert [one.where for one in host(node).accelerators] == [resource]
+    assert [one.where for one in make_host(node).accelerators] == [resource]
 
 
 COUNT = "imagematrix.io/gpu.count"
@@ -133,11 +139,11 @@ def test_a_number_of_gpus_that_cannot_be_read_is_not_none(hosts, cluster, make, 
         cluster.own(hosts["genoa-h200"]), COUNT, *(() if kept else ("imagematrix.io/gpu-kind.",))
     )
     node = cluster.node("a", labels | ({COUNT: value} if value is not None else {}))
-    described = host(node)
+    described = make_host(node)
     assert [gpu.state for gpu in described.gpus] == ["ok"] * 8 * kept + ["unconfirmed"]
     assert f"label {COUNT} missing or invalid: the number of GPUs is unknown" in described.warnings
     cpu = make.variant("t:v1-cpu", cubins=frozenset(), cuda=None, driver=None)
-    (only,) = classes(parse(node, "x"), make.catalog(cpu, make.variant("t:v1-gpu"))).classes
+    (only,) = classify_nodes(parse_nodes(node, "x"), make.catalog(cpu, make.variant("t:v1-gpu"))).classes
     assert only.variant is None
 
 
@@ -145,41 +151,46 @@ def test_a_number_of_gpus_that_cannot_be_read_is_not_none(hosts, cluster, make, 
 def test_signs_of_accelerators_that_cannot_be_read_are_a_sign(cluster, make, value):
     labels = without(cluster.own(make.host()), ACCELERATORS)
     node = cluster.node("a", labels | ({ACCELERATORS: value} if value else {}))
-    assert [(one.where, one.why) for one in host(node).accelerators] == [(ACCELERATORS, "missing or invalid")]
+    assert [(one.where, one.why) for one in make_host(node).accelerators] == [
+        (ACCELERATORS, "missing or invalid")
+    ]
 
 
 def test_a_node_labelled_without_gpus_that_offers_some_is_not_a_cpu_node(cluster, make):
     node = cluster.node("a", cluster.own(make.host()), nvidia_com_gpu=8)
     node["status"]["capacity"] = {"nvidia.com/gpu": "8"}
-    assert [one.where for one in host(node).accelerators] == ["nvidia.com/gpu"]
+    assert [one.where for one in make_host(node).accelerators] == ["nvidia.com/gpu"]
 
 
 def test_flags_of_node_feature_discovery(hosts, cluster):
     for described in hosts.values():
         node = cluster.node("a", cluster.foreign(described), arch=cluster.arch(described))
-        read_back = host(node)
+        read_back = make_host(node)
         assert read_back.cpu.flags <= described.cpu.flags
         assert read_back.cpu.level == described.cpu.level
         assert read_back.cpu.vendor in {None, described.cpu.vendor}
 
 
 def test_a_level_is_inferred_only_from_all_of_its_shown_flags():
-    shown = [cpuid.names("x86_64")[flag] for flag in cpuid.proving("x86-64-v3")]
-    assert {"bmi2", "sse4_2", "avx2"} <= cpuid.flags(shown, "x86_64")
-    assert "bmi2" not in cpuid.flags([name for name in shown if name != "MOVBE"], "x86_64")
-    assert "sse4_2" not in cpuid.flags(["LAHF"], "x86_64")
-    assert "sse2" in cpuid.flags(["FXSR"], "x86_64")
-    assert "bmi2" in cpuid.flags(["BMI2"], "x86_64")
-    assert cpuid.flags(["ASIMDHP", "NEW"], "aarch64") == {"asimdhp"}
-    assert cpuid.flags([], "x86_64") == cpuid.flags(["AVX2"], "ppc64le") - {"avx2"}
+    shown = [cpuid.get_nfd_names("x86_64")[flag] for flag in cpuid.get_proving_flags("x86-64-v3")]
+    assert {"bmi2", "sse4_2", "avx2"} <= cpuid.expand_flags(shown, "x86_64")
+    assert "bmi2" not in cpuid.expand_flags([name for name in shown if name != "MOVBE"], "x86_64")
+    assert "sse4_2" not in cpuid.expand_flags(["LAHF"], "x86_64")
+    assert "sse2" in cpuid.expand_flags(["FXSR"], "x86_64")
+    assert "bmi2" in cpuid.expand_flags(["BMI2"], "x86_64")
+    assert cpuid.expand_flags(["ASIMDHP", "NEW"], "aarch64") == {"asimdhp"}
+    assert cpuid.expand_flags([], "x86_64") == cpuid.expand_flags(["AVX2"], "ppc64le") - {"avx2"}
 
 
 def test_lists_are_sorted_and_complete(cluster, tmp_path):
     listed = {"kind": "List", "items": [cluster.node("b", {}), cluster.node("a", {})]}
     path = tmp_path / "nodes.json"
     path.write_text(json.dumps(listed))
-    assert [node.name for node in load(path, io.BytesIO())] == ["a", "b"]
-    assert [node.name for node in load(Path("-"), io.BytesIO(json.dumps(listed).encode()))] == ["a", "b"]
+    assert [node.name for node in load_nodes(path, io.BytesIO())] == ["a", "b"]
+    assert [node.name for node in load_nodes(Path("-"), io.BytesIO(json.dumps(listed).encode()))] == [
+        "a",
+        "b",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -194,22 +205,22 @@ def test_lists_are_sorted_and_complete(cluster, tmp_path):
 )
 def test_other_documents_than_lists_of_nodes_are_refused(data, message):
     with pytest.raises(UsageError, match=message):
-        parse(data, "x")
+        parse_nodes(data, "x")
 
 
 def test_a_duplicate_node_is_refused(cluster):
     with pytest.raises(UsageError, match="duplicate node 'a'"):
-        parse({"kind": "List", "items": [cluster.node("a", {})] * 2}, "x")
+        parse_nodes({"kind": "List", "items": [cluster.node("a", {})] * 2}, "x")
 
 
 def test_a_list_that_is_too_large_is_refused(monkeypatch):
     monkeypatch.setattr(json_documents, "LIMIT", 10)
     with pytest.raises(UsageError, match="too large"):
-        load(Path("-"), io.BytesIO(b" " * 11))
+        load_nodes(Path("-"), io.BytesIO(b" " * 11))
 
 
 def test_invalid_labels_are_ignored_and_counted(cluster):
     labels = {"a/b/c": "x", "ok": "y", "/": "", "x": "*", "a" * 64: "", f"{'a' * 254}/b": "", "-": ""}
-    (node,) = parse(cluster.node("a", labels), "x")
+    (node,) = parse_nodes(cluster.node("a", labels), "x")
     assert set(node.labels) == {"kubernetes.io/arch", "ok"}
     assert "6 invalid labels were ignored" in node.host.warnings

@@ -6,16 +6,16 @@ from imagematrix.integrations.kubernetes.plugin.offer import (
     GPU,
     VRAM,
     AllocationError,
-    allocate,
-    listed,
-    offer,
-    preferred,
+    allocate_devices,
+    choose_preferred,
+    list_devices,
+    make_offer,
 )
 
 
 @pytest.fixture(scope="module")
 def h200(hosts):
-    return offer(hosts["genoa-h200"], by=("product", "class"), vram=True)
+    return make_offer(hosts["genoa-h200"], by=("product", "class"), vram=True)
 
 
 def _broken(host, index, state="lost"):
@@ -24,7 +24,7 @@ def _broken(host, index, state="lost"):
 
 
 def test_only_the_generic_resource_is_offered_by_default(hosts):
-    offered = offer(hosts["genoa-h200"])
+    offered = make_offer(hosts["genoa-h200"])
 
     assert {name: len(devices) for name, devices in offered.resources.items()} == {GPU: 8}
     assert list(offered.resources[GPU]) == [gpu.uuid for gpu in hosts["genoa-h200"].gpus]
@@ -39,7 +39,7 @@ def test_a_gpu_is_offered_by_its_product_and_by_the_nodes_class(h200):
 
 
 def test_gpus_of_several_models_have_a_resource_each(hosts):
-    offered = offer(hosts["mixed"], by=["product"])
+    offered = make_offer(hosts["mixed"], by=["product"])
 
     products = {name: list(devices) for name, devices in offered.resources.items() if name != GPU}
     assert len(products) == len({gpu.name for gpu in hosts["mixed"].gpus}) > 1
@@ -49,12 +49,12 @@ def test_gpus_of_several_models_have_a_resource_each(hosts):
 def test_a_host_without_a_gpu_offers_nothing(hosts):
     bare = replace(hosts["genoa-h200"], gpus=())
 
-    assert offer(bare, by=("product", "class"), vram=True).resources == {}
+    assert make_offer(bare, by=("product", "class"), vram=True).resources == {}
 
 
 def test_mig_devices_are_offered_by_profile_and_their_gpus_are_not(hosts):
     host = hosts["mig"]
-    node_offer = offer(host)
+    node_offer = make_offer(host)
 
     expected = {
         (f"imagematrix.io/mig-{device.profile.replace('+', '-')}", device.uuid)
@@ -73,7 +73,7 @@ def test_mig_devices_are_offered_by_profile_and_their_gpus_are_not(hosts):
 def test_a_container_gets_device_nodes_and_the_names_of_its_gpus(h200):
     first, second, *_ = h200.resources[GPU]
 
-    grant = allocate(h200, GPU, [second, first], {}, {})
+    grant = allocate_devices(h200, GPU, [second, first], {}, {})
 
     assert grant.devices[:4] == ("/dev/nvidia1", "/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm")
     assert not [path for path in grant.devices if path in {f"/dev/nvidia{minor}" for minor in range(2, 8)}]
@@ -81,12 +81,12 @@ def test_a_container_gets_device_nodes_and_the_names_of_its_gpus(h200):
 
 
 def test_a_mig_device_comes_with_its_capabilities(hosts):
-    offered = offer(hosts["mig"])
+    offered = make_offer(hosts["mig"])
     gpu = next(gpu for gpu in hosts["mig"].gpus if gpu.mig)
     device = gpu.mig[0]
     (resource,) = [name for name, ids in offered.resources.items() if device.uuid in ids]
 
-    grant = allocate(offered, resource, [device.uuid], {}, {})
+    grant = allocate_devices(offered, resource, [device.uuid], {}, {})
 
     expected = [f"/dev/nvidia{gpu.minor}", *(f"/dev/nvidia-caps/nvidia-cap{n}" for n in device.capabilities)]
     assert list(grant.devices[:3]) == expected
@@ -100,7 +100,7 @@ def test_a_unit_held_under_one_name_is_unhealthy_under_others(h200):
     unhealthy = {
         resource: {
             h200.resources[resource][device]
-            for device, healthy in listed(h200, resource, holders, {})
+            for device, healthy in list_devices(h200, resource, holders, {})
             if not healthy
         }
         for resource in h200.resources
@@ -108,26 +108,28 @@ def test_a_unit_held_under_one_name_is_unhealthy_under_others(h200):
     _, product, node_class, _ = h200.resources
     assert unhealthy == {GPU: {first, second}, product: {second}, node_class: {first, second}, VRAM: {first}}
     with pytest.raises(AllocationError, match=r"is in use as imagematrix\.io/gpu-h200"):
-        allocate(h200, GPU, [first], holders, {})
-    assert allocate(h200, product, [first], holders, {}).devices[0] == "/dev/nvidia0"
+        allocate_devices(h200, GPU, [first], holders, {})
+    assert allocate_devices(h200, product, [first], holders, {}).devices[0] == "/dev/nvidia0"
 
 
 def test_a_gpu_that_does_not_work_is_unhealthy_and_not_allocated(hosts):
-    offered = offer(_broken(hosts["genoa-h200"], 2), vram=True)
+    offered = make_offer(_broken(hosts["genoa-h200"], 2), vram=True)
     name = hosts["genoa-h200"].gpus[2].uuid
 
-    assert [device for device, healthy in listed(offered, GPU, {}, {}) if not healthy] == [name]
+    assert [device for device, healthy in list_devices(offered, GPU, {}, {}) if not healthy] == [name]
     assert {
-        offered.resources[VRAM][device] for device, healthy in listed(offered, VRAM, {}, {}) if not healthy
+        offered.resources[VRAM][device]
+        for device, healthy in list_devices(offered, VRAM, {}, {})
+        if not healthy
     } == {name}
     with pytest.raises(AllocationError, match=f"{name} cannot be used: lost"):
-        allocate(offered, GPU, [name], {}, {})
+        allocate_devices(offered, GPU, [name], {}, {})
 
 
 def test_a_missing_device_is_not_allocated(h200):
     with pytest.raises(AllocationError, match=r"imagematrix\.io/gpu: device 'GPU-gone' not found"):
-        allocate(h200, GPU, ["GPU-gone"], {}, {})
-    assert listed(h200, "imagematrix.io/gpu-gone", {}, {}) == ()
+        allocate_devices(h200, GPU, ["GPU-gone"], {}, {})
+    assert list_devices(h200, "imagematrix.io/gpu-gone", {}, {}) == ()
 
 
 def test_a_share_of_memory_does_not_span_gpus(h200, hosts):
@@ -136,31 +138,31 @@ def test_a_share_of_memory_does_not_span_gpus(h200, hosts):
     assert len(shares) == sum(gpu.memory_mib // 1024 for gpu in hosts["genoa-h200"].gpus)
     assert max(map(len, shares)) <= 63
 
-    grant = allocate(h200, VRAM, shares[:4], {}, {})
+    grant = allocate_devices(h200, VRAM, shares[:4], {}, {})
 
     assert grant.environment["IMAGEMATRIX_VRAM_MIB"] == "4096"
     assert grant.environment["IMAGEMATRIX_GPUS"] == gpu.uuid
     assert "/dev/nvidia1" not in grant.devices
     with pytest.raises(AllocationError, match="2 GiB would span 2 GPUs"):
-        allocate(h200, VRAM, [shares[0], shares[-1]], {}, {})
+        allocate_devices(h200, VRAM, [shares[0], shares[-1]], {}, {})
 
 
 def test_shares_come_from_the_fullest_gpu_with_enough_left(h200):
     one, two, three, *_ = h200.units
     available = [f"{one}::{n}" for n in range(5)] + [f"{two}::{n}" for n in range(3)] + [f"{three}::7"]
 
-    assert preferred(h200, VRAM, available, [], 3) == tuple(f"{two}::{n}" for n in range(3))
-    assert preferred(h200, VRAM, available, [f"{one}::4"], 2) == (f"{one}::4", f"{one}::0")
-    assert preferred(h200, VRAM, available, [], 6) == ()
-    assert preferred(h200, VRAM, available, [f"{one}::0", f"{two}::0"], 2) == ()
-    assert preferred(h200, VRAM, ["GPU-gone::0"], [], 1) == ()
+    assert choose_preferred(h200, VRAM, available, [], 3) == tuple(f"{two}::{n}" for n in range(3))
+    assert choose_preferred(h200, VRAM, available, [f"{one}::4"], 2) == (f"{one}::4", f"{one}::0")
+    assert choose_preferred(h200, VRAM, available, [], 6) == ()
+    assert choose_preferred(h200, VRAM, available, [f"{one}::0", f"{two}::0"], 2) == ()
+    assert choose_preferred(h200, VRAM, ["GPU-gone::0"], [], 1) == ()
 
 
 def test_memory_of_unknown_size_is_not_offered(hosts):
     host = hosts["genoa-h200"]
     unknown = replace(host, gpus=tuple(replace(gpu, memory_mib=None) for gpu in host.gpus))
 
-    assert VRAM not in offer(unknown, vram=True).resources
+    assert VRAM not in make_offer(unknown, vram=True).resources
 
 
 def test_a_gpu_whose_uuid_is_unknown_is_not_offered(hosts):
@@ -169,7 +171,7 @@ def test_a_gpu_whose_uuid_is_unknown_is_not_offered(hosts):
     first, *others = host.gpus
     nameless = replace(host, gpus=(replace(first, uuid=None), *others))
 
-    assert list(offer(nameless).resources[GPU]) == [gpu.uuid for gpu in others]
+    assert list(make_offer(nameless).resources[GPU]) == [gpu.uuid for gpu in others]
 
 
 def test_mig_devices_that_only_the_kernel_shows_are_not_offered(hosts):
@@ -179,7 +181,7 @@ def test_mig_devices_that_only_the_kernel_shows_are_not_offered(hosts):
         for gpu in host.gpus
     )
 
-    assert not [name for name in offer(replace(host, gpus=gpus)).resources if "/mig-" in name]
+    assert not [name for name in make_offer(replace(host, gpus=gpus)).resources if "/mig-" in name]
 
 
 def test_the_command_shows_what_it_would_offer(cli, profiles):

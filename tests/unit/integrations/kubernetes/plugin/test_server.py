@@ -18,13 +18,13 @@ import pytest
 
 from imagematrix.common.record import replace
 from imagematrix.errors import EngineError, ProbeError, UsageError
-from imagematrix.integrations.kubernetes.plugin.offer import GPU, VRAM, offer
-from imagematrix.integrations.kubernetes.plugin.server import Plugin, PluginSettings, Times
+from imagematrix.integrations.kubernetes.plugin.offer import GPU, VRAM, make_offer
+from imagematrix.integrations.kubernetes.plugin.server import Plugin, PluginSettings, PluginTimes
 from imagematrix.launcher.gpu_claims.usage import Consumer
 from imagematrix.launcher.kubelet.messages import load_message
 
 H200 = "imagematrix.io/gpu-h200"
-TIMES = Times(watch=0.02, pods=0.02, usage=0.02, probe=0.02, answer=2, settle=1.0)
+TIMES = PluginTimes(watch=0.02, pods=0.02, usage=0.02, probe=0.02, answer=2, settle=1.0)
 
 
 class Kubelet:
@@ -163,7 +163,7 @@ class Node:
             self.hangs.wait(60)
         if self.error:
             raise self.error
-        return offer(self.host, **self.options)
+        return make_offer(self.host, **self.options)
 
     def usage(self, gpus):
         assert isinstance(gpus, tuple)

@@ -14,9 +14,9 @@ from coroutines import running, until
 
 from imagematrix.common.record import replace
 from imagematrix.integrations.kubernetes.client.api import ApiServer
-from imagematrix.integrations.kubernetes.install import authority
+from imagematrix.integrations.kubernetes.install import certificates
 from imagematrix.integrations.kubernetes.nodes.labels import CLASS
-from imagematrix.integrations.kubernetes.nodes.nodes import parse
+from imagematrix.integrations.kubernetes.nodes.nodes import parse_nodes
 from imagematrix.integrations.kubernetes.webhook import events, lease
 from imagematrix.integrations.kubernetes.webhook.events import Events
 from imagematrix.integrations.kubernetes.webhook.lease import Leadership
@@ -46,7 +46,7 @@ def fake():
 def account(tmp_path):
     """Return the path of a token, with an authority beside it: to load all of the machine's takes long."""
     (tmp_path / "token").write_text("secret")
-    (tmp_path / "ca.crt").write_bytes(authority.make(["x"]).authorities)
+    (tmp_path / "ca.crt").write_bytes(certificates.make_certificate(["x"]).authorities)
     return tmp_path / "token"
 
 
@@ -74,7 +74,7 @@ class Webhooks:
         """Start a webhook; return its state."""
         state = ClusterState(["x"], PolicyOptions(), self._telemetry)
         state.put_catalog("x", self._catalog)
-        state.put_nodes(parse(self._listed, "nodes"))
+        state.put_nodes(parse_nodes(self._listed, "nodes"))
         writer = Events(Leadership(api=self._api, namespace="space", name="l", identity=identity))
 
         async def work():
@@ -190,11 +190,11 @@ def test_a_change_of_the_cluster_changes_the_cause(fake, webhooks, nodes, catalo
             assert not fake.events, "a node can take them"
             listed["items"][1]["spec"] = {"taints": [{"key": "k", "effect": "NoSchedule"}]}
             policies = state.policies
-            state.put_nodes(parse(listed, "nodes"))
+            state.put_nodes(parse_nodes(listed, "nodes"))
             await until(lambda: len(fake.events) == 20)
             assert state.policies is policies
             del listed["items"][1]
-            state.put_nodes(parse(listed, "nodes"))
+            state.put_nodes(parse_nodes(listed, "nodes"))
             await until(lambda: len(fake.events) == 40)
 
     asyncio.run(run())
@@ -351,7 +351,7 @@ def test_a_task_that_fails_is_started_again(fake, webhooks, telemetry, monkeypat
         monkeypatch.undo()
         raise RuntimeError("unexpected")
 
-    monkeypatch.setattr(events, "explain", fail)
+    monkeypatch.setattr(events, "explain_pod", fail)
     monkeypatch.setattr(events, "LOOK_S", 0.02)
 
     async def run():

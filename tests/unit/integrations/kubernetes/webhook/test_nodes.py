@@ -14,13 +14,13 @@ from coroutines import running, until
 from imagematrix.common import json_documents
 from imagematrix.errors import UsageError
 from imagematrix.integrations.kubernetes.client import api
-from imagematrix.integrations.kubernetes.client.api import ApiServer, inside, namespace
+from imagematrix.integrations.kubernetes.client.api import ApiServer, find_cluster_api, read_namespace
 from imagematrix.integrations.kubernetes.nodes.labels import CLASS
-from imagematrix.integrations.kubernetes.nodes.nodes import parse
+from imagematrix.integrations.kubernetes.nodes.nodes import parse_nodes
 from imagematrix.integrations.kubernetes.webhook import state
+from imagematrix.integrations.kubernetes.webhook.node_watch import WatchedNodes
 from imagematrix.integrations.kubernetes.webhook.sources import NodesFile, follow_catalog
 from imagematrix.integrations.kubernetes.webhook.state import ClusterState, PolicyOptions
-from imagematrix.integrations.kubernetes.webhook.watched import WatchedNodes
 
 
 def images_of(current):
@@ -45,7 +45,7 @@ def test_a_file_of_nodes_and_a_catalog_are_read_again(tmp_path, catalog, nodes, 
         ):
             await until(lambda: "catalog" in "".join(telemetry.lines))
             assert "policies made" not in "".join(telemetry.lines)
-            saved.write_text(json_documents.dump(catalog.to_json()))
+            saved.write_text(json_documents.dump_json(catalog.to_json()))
             await until(lambda: current.policies)
             assert [policy.deny for policy in current.policies or ()] == [True]
             assert names_of(current) == {"n1"}
@@ -54,7 +54,7 @@ def test_a_file_of_nodes_and_a_catalog_are_read_again(tmp_path, catalog, nodes, 
             assert set(images_of(current)) == {A, B, ""}
             path.write_text("{")
             await until(lambda: any("not JSON" in line for line in telemetry.lines))
-            one = json_documents.dump(catalog.to_json()).replace("b" * 64, "c" * 64)
+            one = json_documents.dump_json(catalog.to_json()).replace("b" * 64, "c" * 64)
             saved.write_text(one)
             await until(lambda: any(image.endswith("c" * 64) for image in images_of(current)))
             assert names_of(current) == {"n1", "n2"}
@@ -77,7 +77,7 @@ def test_a_node_without_a_matching_class_label_is_left_out(catalog, nodes, telem
         current = ClusterState(["x"], PolicyOptions(), telemetry)
         async with running(current.follow()):
             current.put_catalog("x", catalog)
-            current.put_nodes(parse(listed, "x"))
+            current.put_nodes(parse_nodes(listed, "x"))
             await until(lambda: current.policies)
             return names_of(current)
 
@@ -96,8 +96,8 @@ def test_a_failure_keeps_the_last_policies(catalog, nodes, telemetry, monkeypatc
             def fail(*_, **__):
                 raise UsageError("an open axis")
 
-            monkeypatch.setattr(state, "cluster_policy", fail)
-            current.put_nodes(parse(nodes(n1=None), "x"))
+            monkeypatch.setattr(state, "make_cluster_policy", fail)
+            current.put_nodes(parse_nodes(nodes(n1=None), "x"))
             await until(lambda: "policies: an open axis" in telemetry.lines)
             assert current.policies
 
@@ -230,14 +230,16 @@ def test_an_unreachable_api_server_is_tried_again(tmp_path, telemetry):
 
 
 def test_the_api_server_of_a_pod(tmp_path):
-    found = inside("do", {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, tmp_path)
+    found = find_cluster_api(
+        "do", {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, tmp_path
+    )
     expected = ApiServer(
         url="https://[fd00::1]:443", token=tmp_path / "token", authorities=tmp_path / "ca.crt"
     )
     assert found == expected
     with pytest.raises(UsageError, match="not running in a pod"):
-        inside("do", {})
+        find_cluster_api("do", {})
     with pytest.raises(UsageError, match="namespace cannot be read"):
-        namespace(tmp_path)
+        read_namespace(tmp_path)
     (tmp_path / "namespace").write_text("space\n")
-    assert namespace(tmp_path) == "space"
+    assert read_namespace(tmp_path) == "space"

@@ -13,14 +13,14 @@ from aiohttp import ClientSession
 from scheduling import patched
 
 from imagematrix.errors import EngineError
-from imagematrix.integrations.http_service.http_server import Address, listening
+from imagematrix.integrations.http_service.http_server import Address, serve_http
 from imagematrix.integrations.http_service.workers import Workers
 from imagematrix.integrations.kubernetes.admission.admission import AdmissionPolicy, admit
 from imagematrix.integrations.kubernetes.nodes.labels import CLASS
-from imagematrix.integrations.kubernetes.webhook.review import PATH, answer
+from imagematrix.integrations.kubernetes.webhook.review import PATH, answer_review
 from imagematrix.integrations.kubernetes.webhook.server import LIMITS, Server
 from imagematrix.integrations.kubernetes.webhook.state import ClusterState, PolicyOptions
-from imagematrix.integrations.kubernetes.workloads.affinity import required
+from imagematrix.integrations.kubernetes.workloads.affinity import get_required_terms
 
 SECOND = AdmissionPolicy(name="reg/s:v1", classes=POLICY.classes)
 
@@ -44,7 +44,7 @@ class Here(Workers):
 async def serving(server):
     """Yield a client of a webhook."""
     local = Address("127.0.0.1", 0)
-    async with listening(server.application(), local, limits=LIMITS) as bound:  # noqa: SIM117 - with its address
+    async with serve_http(server.application(), local, limits=LIMITS) as bound:  # noqa: SIM117 - with its address
         async with ClientSession(f"http://{bound}") as client:
             yield client
 
@@ -97,7 +97,7 @@ def test_the_webhook_answers_as_the_function_decides(telemetry):
 def test_an_ephemeral_container_by_its_subresource():
     before = pod(OTHER, nodeName="n4")
     given_pod = pod(OTHER, nodeName="n4", ephemeralContainers=[{"name": "debug", "image": NAME}])
-    answered = answer(raw(given_pod, "UPDATE", "ephemeralcontainers", oldObject=before), [POLICY])
+    answered = answer_review(raw(given_pod, "UPDATE", "ephemeralcontainers", oldObject=before), [POLICY])
     assert patch_of(answered.document["response"]) == [
         {"op": "replace", "path": "/spec/ephemeralContainers/0/image", "value": B}
     ]
@@ -105,12 +105,12 @@ def test_an_ephemeral_container_by_its_subresource():
 
 def test_a_changed_image_by_the_node_of_the_pod():
     placed = review(pod(NAME, nodeName="n4"), "UPDATE", oldObject=pod(A, nodeName="n4"))
-    answered = answer(json.dumps(placed).encode(), [POLICY])
+    answered = answer_review(json.dumps(placed).encode(), [POLICY])
     assert patch_of(answered.document["response"]) == [
         {"op": "replace", "path": "/spec/containers/0/image", "value": B}
     ]
     pending = review(pod(NAME, nodeSelector={"pool": "big"}), "UPDATE", oldObject=pod(A))
-    answered = answer(json.dumps(pending).encode(), [POLICY])
+    answered = answer_review(json.dumps(pending).encode(), [POLICY])
     assert (answered.outcome, answered.document["response"]["allowed"]) == ("refused", False)
     assert answered.reason.endswith("create it again")
 
@@ -130,24 +130,24 @@ def test_a_changed_image_by_the_node_of_the_pod():
     ],
 )
 def test_a_review_that_sets_no_image_is_allowed_unchanged(request_of):
-    answered = answer(json.dumps(request_of).encode(), [POLICY])
+    answered = answer_review(json.dumps(request_of).encode(), [POLICY])
     assert answered.outcome == "unchanged"
     assert answered.document["response"] == {"uid": "1-2-3", "allowed": True}
 
 
 def test_a_pod_with_the_images_of_two_policies():
     given_pod = pod(NAME, "reg/s:v1", nodeSelector={"pool": "big"})
-    answered = answer(raw(given_pod), [POLICY, SECOND])
+    answered = answer_review(raw(given_pod), [POLICY, SECOND])
     after = patched(given_pod, patch_of(answered.document["response"]))
     assert images(after) == [A, A]
-    (term,) = required(after["spec"])
+    (term,) = get_required_terms(after["spec"])
     assert [one["key"] for one in term["matchExpressions"]] == [CLASS, CLASS]
-    assert answer(raw(after), [POLICY, SECOND]).outcome == "unchanged"
+    assert answer_review(raw(after), [POLICY, SECOND]).outcome == "unchanged"
 
 
 def test_an_undecided_image_gives_a_warning_and_the_other_is_replaced():
     mild = AdmissionPolicy(name=NAME, classes=POLICY.classes)
-    answered = answer(raw(pod(NAME)), [mild])
+    answered = answer_review(raw(pod(NAME)), [mild])
     assert (answered.outcome, answered.document["response"]["allowed"]) == ("undecided", True)
     assert answered.document["response"]["warnings"] == [answered.reason]
     assert patch_of(answered.document["response"]) == []
@@ -250,7 +250,7 @@ def test_reviews_are_decided_in_processes(telemetry):
     async def run():
         current = ClusterState([], PolicyOptions(), telemetry)
         current.policies = (POLICY,)
-        workers = Workers(answer.__module__, count=1)
+        workers = Workers(answer_review.__module__, count=1)
         server = Server(current, telemetry, workers)
         try:
             async with serving(server) as client:

@@ -21,10 +21,10 @@ from downloading import certify
 
 from imagematrix.common import json_documents
 from imagematrix.errors import UsageError
-from imagematrix.integrations.http_service.http_server import Address, listening
+from imagematrix.integrations.http_service.http_server import Address, serve_http
 from imagematrix.integrations.http_service.workers import Workers
 from imagematrix.integrations.kubernetes.webhook.certificate import Certificate
-from imagematrix.integrations.kubernetes.webhook.review import PATH, answer
+from imagematrix.integrations.kubernetes.webhook.review import PATH, answer_review
 from imagematrix.integrations.kubernetes.webhook.server import LIMITS, Server
 from imagematrix.integrations.kubernetes.webhook.state import ClusterState, PolicyOptions
 
@@ -46,11 +46,11 @@ def test_a_certificate_rotates_and_connections_stay(tmp_path, telemetry):
     async def run():
         current = ClusterState([], PolicyOptions(), telemetry)
         current.policies = (POLICY,)
-        workers = Workers(answer.__module__)
+        workers = Workers(answer_review.__module__)
         application = Server(current, telemetry, workers).application()
         trusting = ssl.create_default_context(cafile=chain)
         async with (
-            listening(application, Address("127.0.0.1", 0), tls=made.context, limits=LIMITS) as bound,
+            serve_http(application, Address("127.0.0.1", 0), tls=made.context, limits=LIMITS) as bound,
             running(made.follow(telemetry)),
             ClientSession() as session,
         ):
@@ -111,7 +111,7 @@ def wait_until_ready(port):
 def files(tmp_path, catalog, nodes):
     """The options that name files."""
     chain, private = certify(tmp_path, "x")
-    (tmp_path / "catalog.json").write_text(json_documents.dump(catalog.to_json()))
+    (tmp_path / "catalog.json").write_text(json_documents.dump_json(catalog.to_json()))
     (tmp_path / "nodes.json").write_text(json.dumps(nodes(n1=None)))
     return [
         *("--catalog", tmp_path / "catalog.json", "--nodes", tmp_path / "nodes.json"),

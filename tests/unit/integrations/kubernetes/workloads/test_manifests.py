@@ -14,21 +14,26 @@ from imagematrix.cli.app import make_app
 from imagematrix.common import json_documents
 from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
-from imagematrix.integrations.kubernetes.nodes.classes import classes
+from imagematrix.integrations.kubernetes.nodes.classes import classify_nodes
 from imagematrix.integrations.kubernetes.nodes.labels import CLASS
-from imagematrix.integrations.kubernetes.nodes.nodes import parse
-from imagematrix.integrations.kubernetes.workloads.affinity import admits, required
-from imagematrix.integrations.kubernetes.workloads.compatibility import compatibility
-from imagematrix.integrations.kubernetes.workloads.manifests import WORKLOADS, Workload, flavors, manifests
-from imagematrix.integrations.kubernetes.workloads.placed import (
-    chosen,
-    for_each,
-    for_gang,
-    image,
+from imagematrix.integrations.kubernetes.nodes.nodes import parse_nodes
+from imagematrix.integrations.kubernetes.workloads.affinity import get_required_terms, term_admits
+from imagematrix.integrations.kubernetes.workloads.compatibility import make_compatibility
+from imagematrix.integrations.kubernetes.workloads.manifests import (
+    WORKLOADS,
+    Workload,
+    make_flavors,
+    make_workload_manifests,
+)
+from imagematrix.integrations.kubernetes.workloads.placement import (
+    choose_classes,
+    get_image,
+    place_gang,
+    place_per_class,
     require_labels,
 )
-from imagematrix.selection.select import explain
 from imagematrix.selection.selection import NothingFits
+from imagematrix.selection.selector import explain
 
 RELEASES = ("1.34", "1.37")
 DIGEST = f"sha256:{'1' * 64}"
@@ -54,7 +59,7 @@ def grouped(cluster, make):
 
 def of(cluster, labels, catalog, **options):
     items = [cluster.node(name, facts, arch=facts["kubernetes.io/arch"]) for name, facts in labels.items()]
-    return classes(parse({"kind": "List", "items": items}, "x"), catalog, **options).classes
+    return classify_nodes(parse_nodes({"kind": "List", "items": items}, "x"), catalog, **options).classes
 
 
 def pods(manifest):
@@ -75,7 +80,7 @@ def node(grouped, name):
 @pytest.mark.parametrize("release", RELEASES)
 def test_each_class_has_a_manifest_for_its_nodes(grouped, kind, release):
     workload = Workload(name="train", arguments=("--epochs", "3"), gpus=2, pods=3)
-    made = manifests(kind, workload, grouped)
+    made = make_workload_manifests(kind, workload, grouped)
     assert len(made) == 3
     assert len({one["metadata"]["name"] for one in made}) == 3
     for one in made:
@@ -96,19 +101,19 @@ def test_each_class_has_a_manifest_for_its_nodes(grouped, kind, release):
 
 
 def terms(spec):
-    return [term["matchExpressions"] for term in required(spec)]
+    return [term["matchExpressions"] for term in get_required_terms(spec)]
 
 
 @pytest.mark.parametrize("kind", ["jobset", "leaderworkerset"])
 def test_a_gang_has_one_image_for_all_ranks(grouped, kind):
     gpu_classes = [one for one in grouped if one.nodes[0].name != "cpu"]
-    (made,) = manifests(kind, Workload(name="train", gpus=1, pods=4), gpu_classes)
+    (made,) = make_workload_manifests(kind, Workload(name="train", gpus=1, pods=4), gpu_classes)
     spec = pods(made)["spec"]
     assert spec["containers"][0]["image"] == f"r/t:v1-any@{DIGEST}"
     assert all(admitted(terms(spec), node(grouped, name).labels) for name in ("old", "new"))
     assert not admitted(terms(spec), node(grouped, "cpu").labels)
     with pytest.raises(NothingFits, match="no variant fits all of the classes"):
-        manifests(kind, Workload(name="train"), grouped)
+        make_workload_manifests(kind, Workload(name="train"), grouped)
 
 
 def test_a_jobset_is_as_its_api_has_it(grouped):
@@ -117,7 +122,7 @@ def test_a_jobset_is_as_its_api_has_it(grouped):
 
     gpu_classes = [one for one in grouped if one.nodes[0].name != "cpu"]
     workload = Workload(name="train", arguments=("--epochs", "3"), gpus=1, pods=4, pull_secret="logins")  # noqa: S106
-    (made,) = manifests("jobset", workload, gpu_classes)
+    (made,) = make_workload_manifests("jobset", workload, gpu_classes)
     assert JobSet.from_dict(made).to_dict() == made, "unknown fields are lost, wrong types are errors"
 
 
@@ -125,9 +130,9 @@ def test_a_jobset_is_as_its_api_has_it(grouped):
 def test_the_secret_for_pulling_is_in_every_pod(grouped, kind):
     name = "logins"
     gpu_classes = [one for one in grouped if one.nodes[0].name != "cpu"]
-    for made in manifests(kind, Workload(name="train", pull_secret=name), gpu_classes):
+    for made in make_workload_manifests(kind, Workload(name="train", pull_secret=name), gpu_classes):
         assert pods(made)["spec"]["imagePullSecrets"] == [{"name": name}]
-    without = manifests(kind, Workload(name="train"), gpu_classes)[0]
+    without = make_workload_manifests(kind, Workload(name="train"), gpu_classes)[0]
     assert "imagePullSecrets" not in pods(without)["spec"]
 
 
@@ -136,7 +141,7 @@ def test_a_gang_gets_the_variant_that_is_best_for_all_classes(hosts, cluster, sh
     labels = {str(number): cluster.own(host) for number, host in enumerate(some)}
     fitting = [explain(host, shipped_catalog).fits for host in some]
     try:
-        placed = for_gang(of(cluster, labels, shipped_catalog))
+        placed = place_gang(of(cluster, labels, shipped_catalog))
     except NothingFits:
         assert not fitting[0] & fitting[1]
     else:
@@ -144,7 +149,7 @@ def test_a_gang_gets_the_variant_that_is_best_for_all_classes(hosts, cluster, sh
 
 
 def test_one_class_alone_keeps_the_name(grouped):
-    (made,) = manifests("job", Workload(name="train"), [grouped[0]])
+    (made,) = make_workload_manifests("job", Workload(name="train"), [grouped[0]])
     assert made["metadata"]["name"] == "train"
     assert "completions" not in made["spec"]
 
@@ -153,7 +158,8 @@ def test_one_class_alone_keeps_the_name(grouped):
 def test_a_long_name_keeps_the_hash_of_the_class(grouped, length, pods, longest):
     """A second object with the same name would replace the first; pods have the job's name and an index."""
     names = [
-        made["metadata"]["name"] for made in manifests("job", Workload(name="a" * length, pods=pods), grouped)
+        made["metadata"]["name"]
+        for made in make_workload_manifests("job", Workload(name="a" * length, pods=pods), grouped)
     ]
     assert len(set(names)) == 3
     assert max(map(len, names)) <= longest
@@ -172,7 +178,7 @@ def test_a_long_name_keeps_the_hash_of_the_class(grouped, length, pods, longest)
 )
 def test_a_name_leaves_room_for_the_names_of_its_pods(grouped, kind, count, longest):
     def made(length):
-        return manifests(kind, Workload(name="a" * length, pods=count), grouped[:1])
+        return make_workload_manifests(kind, Workload(name="a" * length, pods=count), grouped[:1])
 
     assert made(longest)[0]["metadata"]["name"] == "a" * longest
     if longest < 63:
@@ -184,12 +190,14 @@ def test_a_name_leaves_room_for_the_names_of_its_pods(grouped, kind, count, long
 def test_nodes_without_our_labels_are_selected_by_other_labels_if_safe(cluster, make):
     catalog = make.catalog(make.variant("r/t:v1-old", digest=DIGEST))
     host = make.host(make.gpu(0))
-    (made,) = manifests("job", Workload(name="t"), of(cluster, {"a": cluster.foreign(host)}, catalog))
+    (made,) = make_workload_manifests(
+        "job", Workload(name="t"), of(cluster, {"a": cluster.foreign(host)}, catalog)
+    )
     spec = pods(made)["spec"]
     assert admitted(terms(spec), cluster.foreign(host))
     assert not admitted(terms(spec), cluster.foreign(make.host(make.gpu(0), driver=NEW)))
     mixed = {"a": cluster.foreign(host), "b": cluster.own(host)}
-    placed = for_gang(of(cluster, mixed, catalog))
+    placed = place_gang(of(cluster, mixed, catalog))
     assert all(admitted(placed.terms, labels) for labels in mixed.values())
 
 
@@ -197,23 +205,25 @@ def test_nodes_that_no_label_distinguishes_are_an_error(cluster, make):
     compat = make.variant("r/t:v1", driver=make.umd("compat", "560.35.05"))
     labels = {"a": cluster.foreign(make.host(make.gpu(0)))}
     with pytest.raises(UsageError, match="labels do not distinguish nodes of the class"):
-        manifests("job", Workload(name="t"), of(cluster, labels, make.catalog(compat)))
+        make_workload_manifests("job", Workload(name="t"), of(cluster, labels, make.catalog(compat)))
 
 
 def test_an_error_has_the_reason_if_no_class_gets_an_image(cluster, make):
     labels = {"a": cluster.own(make.host(make.gpu(0, compute="7.0")))}
     with pytest.raises(NothingFits, match="no device code"):
-        manifests("job", Workload(name="t"), of(cluster, labels, make.catalog(make.variant())))
+        make_workload_manifests("job", Workload(name="t"), of(cluster, labels, make.catalog(make.variant())))
     with pytest.raises(UsageError, match="1 of the host's 1"):
-        manifests("job", Workload(name="t"), of(cluster, labels, make.catalog(make.variant()), gpus="3"))
+        make_workload_manifests(
+            "job", Workload(name="t"), of(cluster, labels, make.catalog(make.variant()), gpus="3")
+        )
     with pytest.raises(UsageError, match="1 of the host's 1"):
-        for_gang(of(cluster, labels, make.catalog(make.variant()), gpus="3"))
+        place_gang(of(cluster, labels, make.catalog(make.variant()), gpus="3"))
 
 
 def test_classes_are_chosen_by_name(grouped):
-    assert chosen(grouped, [grouped[1].name]) == (grouped[1],)
+    assert choose_classes(grouped, [grouped[1].name]) == (grouped[1],)
     with pytest.raises(UsageError, match="class 'x' not found"):
-        chosen(grouped, ["x"])
+        choose_classes(grouped, ["x"])
 
 
 @pytest.fixture
@@ -235,10 +245,10 @@ def stale(cluster, make):
 def test_pods_stay_off_nodes_with_the_label_of_another_class(stale):
     """The image of that class does not fit them; the other nodes get their pods."""
     grouped, labels = stale
-    placements = {one.variant.reference: one.terms for one in for_each(grouped)}
+    placements = {one.variant.reference: one.terms for one in place_per_class(grouped)}
     assert set(placements) == {"training:v1-a", "training:v1-b"}
     for reference, node in (("training:v1-a", "old"), ("training:v1-b", "new")):
-        assert [name for name in labels if admits(placements[reference], labels[name])] == [node]
+        assert [name for name in labels if term_admits(placements[reference], labels[name])] == [node]
 
 
 def test_a_class_whose_nodes_all_have_other_labels_is_left_out(stale, cluster, make):
@@ -247,25 +257,25 @@ def test_a_class_whose_nodes_all_have_other_labels_is_left_out(stale, cluster, m
     catalog = make.catalog(
         make.variant("training:v1-a"), make.variant("training:v1-b", driver=make.umd("exact", NEW))
     )
-    assert [one.variant.reference for one in for_each(of(cluster, only, catalog))] == ["training:v1-a"]
+    assert [one.variant.reference for one in place_per_class(of(cluster, only, catalog))] == ["training:v1-a"]
     with pytest.raises(UsageError, match="all nodes have the labels of other classes"):
-        for_each(of(cluster, {"stale3": labels["stale3"]}, catalog))
+        place_per_class(of(cluster, {"stale3": labels["stale3"]}, catalog))
     del only["stale1"]["kubernetes.io/hostname"]
     with pytest.raises(UsageError, match="node stale1 has the label of a class, but other facts"):
-        for_each(of(cluster, only, catalog))
+        place_per_class(of(cluster, only, catalog))
 
 
 def test_objects_that_select_by_the_label_alone_need_it_to_be_right(stale):
     grouped, labels = stale
     with pytest.raises(UsageError, match=r"2 nodes have .* other facts: stale1 \(.*\), stale2 \("):
-        list(flavors(grouped))
-    require_labels(chosen(grouped, [labels["cpu"][CLASS]]))
+        list(make_flavors(grouped))
+    require_labels(choose_classes(grouped, [labels["cpu"][CLASS]]))
 
 
 def test_a_reference_has_its_digest(make):
-    assert image(make.variant("r/t:v1-a", digest=DIGEST)) == f"r/t:v1-a@{DIGEST}"
-    assert image(make.variant("r/t:v1-a")) == "r/t:v1-a"
-    assert image(make.variant(f"r/t@{DIGEST}", digest=DIGEST)) == f"r/t@{DIGEST}"
+    assert get_image(make.variant("r/t:v1-a", digest=DIGEST)) == f"r/t:v1-a@{DIGEST}"
+    assert get_image(make.variant("r/t:v1-a")) == "r/t:v1-a"
+    assert get_image(make.variant(f"r/t@{DIGEST}", digest=DIGEST)) == f"r/t@{DIGEST}"
 
 
 @pytest.mark.parametrize("name", ["", "A", "a.b", "-a", "a" * 64])
@@ -275,18 +285,18 @@ def test_an_invalid_name_is_refused(name):
 
 
 def test_a_flavor_selects_the_nodes_of_its_class(grouped, cluster, make):
-    made = list(flavors(grouped))
+    made = list(make_flavors(grouped))
     assert [one["metadata"]["name"] for one in made] == [group.name for group in grouped]
     for one, group in zip(made, grouped, strict=True):
         assert one["spec"]["nodeLabels"].items() <= group.nodes[0].labels.items()
     unlabelled = of(cluster, {"a": cluster.foreign(make.host(make.gpu(0)))}, make.catalog(make.variant()))
     with pytest.raises(UsageError, match=r"lack the label imagematrix\.io/class"):
-        list(flavors(unlabelled))
+        list(make_flavors(unlabelled))
 
 
 def test_an_artifact_matches_the_nodes_that_the_variant_fits(hosts, cluster, shipped_catalog):
     for variant in shipped_catalog.variants[::5]:
-        artifact = compatibility(variant)
+        artifact = make_compatibility(variant)
         assert artifact["version"] == "v1alpha1"
         (rule,) = artifact["compatibilities"][0]["rules"]
         for host in hosts.values():
@@ -307,7 +317,7 @@ def matched(features, labels):
 def saved(tmp_path, monkeypatch, cluster, make):
     monkeypatch.chdir(tmp_path)
     catalog = make.catalog(make.variant("t:v1-old", digest=DIGEST), make.cpu_variant("t:v1-cpu"))
-    (tmp_path / "t.json").write_text(json_documents.dump(replace(catalog, image=NAMED).to_json()))
+    (tmp_path / "t.json").write_text(json_documents.dump_json(replace(catalog, image=NAMED).to_json()))
     items = [
         cluster.node("a", cluster.own(make.host(make.gpu(0)))),
         cluster.node("b", cluster.own(make.host())),
@@ -392,5 +402,5 @@ def test_a_gang_on_a_node_whose_labels_tell_only_that_its_drivers_differ(cluster
     labels = {"n": cluster.own(hosts["driver-mismatch"])}
     catalog = make.catalog(make.variant(driver=make.umd("host")))
     with pytest.raises(NothingFits) as caught:
-        for_gang(of(cluster, labels, catalog))
+        place_gang(of(cluster, labels, catalog))
     assert "the host's user-mode driver is another version" in str(caught.value.selection.to_json())

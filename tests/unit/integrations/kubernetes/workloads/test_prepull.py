@@ -18,11 +18,11 @@ from imagematrix.audit.binaries.window import Window
 from imagematrix.common import json_documents
 from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
-from imagematrix.integrations.kubernetes.nodes.classes import classes
-from imagematrix.integrations.kubernetes.nodes.nodes import parse
-from imagematrix.integrations.kubernetes.workloads.affinity import required
-from imagematrix.integrations.kubernetes.workloads.ending import MACHINES, ending
-from imagematrix.integrations.kubernetes.workloads.prepull import prepull
+from imagematrix.integrations.kubernetes.nodes.classes import classify_nodes
+from imagematrix.integrations.kubernetes.nodes.nodes import parse_nodes
+from imagematrix.integrations.kubernetes.workloads.affinity import get_required_terms
+from imagematrix.integrations.kubernetes.workloads.noop_binary import MACHINES, make_noop_binary
+from imagematrix.integrations.kubernetes.workloads.prepull import make_prepull_manifests
 from imagematrix.selection.selection import NothingFits
 
 DIGEST = f"sha256:{'1' * 64}"
@@ -59,12 +59,12 @@ def nodes(cluster, labels):
 
 @pytest.fixture
 def grouped(nodes, catalog):
-    return classes(parse(nodes, "x"), catalog).classes
+    return classify_nodes(parse_nodes(nodes, "x"), catalog).classes
 
 
 @pytest.mark.parametrize("release", ["1.34", "1.37"])
 def test_each_class_has_a_daemonset_that_runs_its_image_on_its_nodes(grouped, labels, release):
-    program, *made = prepull("warm", grouped, pause=PAUSE)
+    program, *made = make_prepull_manifests("warm", grouped, pause=PAUSE)
     assert [one["kind"] for one in made] == ["DaemonSet"] * 3
     assert len({one["metadata"]["name"] for one in made}) == 3
     for one in (program, *made):
@@ -75,7 +75,7 @@ def test_each_class_has_a_daemonset_that_runs_its_image_on_its_nodes(grouped, la
         assert one["spec"]["selector"]["matchLabels"] == one["spec"]["template"]["metadata"]["labels"]
         (pulled,), (stays,) = spec["initContainers"], spec["containers"]
         suffix = re.fullmatch(f"r/t:v1-([a-z]+)@{DIGEST}", pulled["image"])[1]
-        terms = [term["matchExpressions"] for term in required(spec)]
+        terms = [term["matchExpressions"] for term in get_required_terms(spec)]
         assert [name for name in labels if admitted(terms, labels[name])] == [suffix]
         assert stays["image"] == PAUSE
         (mount,), (volume,) = pulled["volumeMounts"], spec["volumes"]
@@ -83,11 +83,11 @@ def test_each_class_has_a_daemonset_that_runs_its_image_on_its_nodes(grouped, la
         assert volume["configMap"]["defaultMode"] & 0o111 == 0o111
         folder, _, file = pulled["command"][0].rpartition("/")
         assert (folder, file) == (mount["mountPath"], "arm64" if suffix == "arm" else "amd64")
-        assert base64.b64decode(program["binaryData"][file]) == ending(file)
+        assert base64.b64decode(program["binaryData"][file]) == make_noop_binary(file)
 
 
 def test_the_pods_take_nothing_from_others_and_run_on_tainted_nodes(grouped):
-    _, one, *_ = prepull("warm", grouped, pause="reg/pause:1", pull_secret="logins")  # noqa: S106
+    _, one, *_ = make_prepull_manifests("warm", grouped, pause="reg/pause:1", pull_secret="logins")  # noqa: S106
     spec = one["spec"]["template"]["spec"]
     assert spec["tolerations"] == [{"operator": "Exists"}]
     assert spec["imagePullSecrets"] == [{"name": "logins"}]
@@ -101,12 +101,15 @@ def test_the_pods_take_nothing_from_others_and_run_on_tainted_nodes(grouped):
             "readOnlyRootFilesystem": True,
         }
     assert spec["containers"][0]["image"] == "reg/pause:1"
-    assert "imagePullSecrets" not in prepull("warm", grouped, pause=PAUSE)[1]["spec"]["template"]["spec"]
+    assert (
+        "imagePullSecrets"
+        not in make_prepull_manifests("warm", grouped, pause=PAUSE)[1]["spec"]["template"]["spec"]
+    )
 
 
 def test_only_the_programs_that_the_images_need_are_written(grouped):
     arm = [one for one in grouped if one.nodes[0].name == "arm"]
-    program, daemonset = prepull("warm", arm, pause=PAUSE)
+    program, daemonset = make_prepull_manifests("warm", arm, pause=PAUSE)
     assert list(program["binaryData"]) == ["arm64"]
     assert daemonset["metadata"]["name"] == "warm"
 
@@ -114,7 +117,7 @@ def test_only_the_programs_that_the_images_need_are_written(grouped):
 @pytest.mark.parametrize("arch", MACHINES)
 def test_the_program_ends_without_an_error_and_without_libraries(arch, tmp_path):
     path = tmp_path / "program"
-    path.write_bytes(ending(arch))
+    path.write_bytes(make_noop_binary(arch))
     path.chmod(0o555)
     emulator = EMULATORS[arch]
     native = platform.machine() == {"amd64": "x86_64", "arm64": "aarch64"}[arch]
@@ -122,7 +125,7 @@ def test_the_program_ends_without_an_error_and_without_libraries(arch, tmp_path)
         pytest.skip(f"needs {emulator}")
     command = [path] if native else [shutil.which(emulator), path]
     assert subprocess.run(command, check=False, env={}, capture_output=True).returncode == 0
-    read = elf.read(Window(io.BytesIO(ending(arch)), 0, len(ending(arch))))
+    read = elf.read_elf(Window(io.BytesIO(make_noop_binary(arch)), 0, len(make_noop_binary(arch))))
     assert read.machine == MACHINES[arch][0]
     assert not read.needed
 
@@ -131,21 +134,21 @@ def test_an_architecture_without_a_program_is_an_error(cluster, make):
     hosts = {"a": cluster.own(make.host(arch="riscv64"))}
     items = [cluster.node(name, facts, arch="riscv64") for name, facts in hosts.items()]
     catalog = make.catalog(make.cpu_variant("r/t:v1-x", digest=DIGEST, platform="linux/riscv64"))
-    some = classes(parse({"kind": "List", "items": items}, "x"), catalog).classes
+    some = classify_nodes(parse_nodes({"kind": "List", "items": items}, "x"), catalog).classes
     with pytest.raises(UsageError, match="no program for the architecture riscv64"):
-        prepull("warm", some, pause=PAUSE)
+        make_prepull_manifests("warm", some, pause=PAUSE)
 
 
 def test_no_class_that_gets_an_image_is_an_error(make, nodes):
-    none = classes(parse(nodes, "x"), make.catalog(make.variant("t", cubins=("100",)))).classes
+    none = classify_nodes(parse_nodes(nodes, "x"), make.catalog(make.variant("t", cubins=("100",)))).classes
     with pytest.raises(NothingFits):
-        prepull("warm", none, pause=PAUSE)
+        make_prepull_manifests("warm", none, pause=PAUSE)
 
 
 @pytest.fixture
 def saved(tmp_path, monkeypatch, catalog, nodes):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "t.json").write_text(json_documents.dump(replace(catalog, image=LONG).to_json()))
+    (tmp_path / "t.json").write_text(json_documents.dump_json(replace(catalog, image=LONG).to_json()))
     (tmp_path / "nodes.json").write_text(json.dumps(nodes))
 
 

@@ -1,0 +1,355 @@
+"""The audit compared with an image's labels: broken promises, and needs that no label states."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+
+from imagematrix.audit.binaries.elf import AARCH64, X86_64
+from imagematrix.audit.images import device_code_entries
+from imagematrix.audit.images.image import AuditedImage
+from imagematrix.audit.report import audit_image
+from imagematrix.errors import AuditError, UsageError
+from imagematrix.hardware.vendors import cuda, device_code, marches, runtime, versions
+from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.catalog import CLAIM
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from imagematrix.audit.images.layer import Layer
+    from imagematrix.audit.report import Audit, DriverFile
+    from imagematrix.images.catalog.catalog import Code, Variant
+
+__all__ = [
+    "Contradiction",
+    "audit_layers",
+    "describe_contradictions",
+    "find_contradictions",
+    "read_claims",
+    "suggest_remedy",
+]
+
+# By the architecture of a platform: the machine number in ELF headers, and the name in the kernel.
+MACHINES = {"amd64": (X86_64, "x86_64"), "arm64": (AARCH64, "aarch64")}
+# By fact, the words of a message: what the labels promise, and the verb before what a file has instead.
+NOUNS = {
+    "platform": ("programs for", "is for"),
+    "driver": ("user-mode driver", "has"),
+    "cuda": ("a driver for CUDA", "has device code of"),
+    "cubins": ("cubins for", "has"),
+    "device_code": ("device code for", "has"),
+    "ptx": ("PTX for", "has"),
+    "device code": ("device code that is", "has some that is"),
+    "cpu_flags": ("code for", "needs"),
+    "libraries": ("library", "has"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contradiction:
+    """A claim about a `fact` of the catalog entry, the values found instead, and the file that proves it.
+
+    `path` is None if the proof is that no such file exists, or the image's configuration. `optional` is the
+    glob that would state the file as optional; see `_optional`.
+    """
+
+    fact: str
+    claimed: tuple[str, ...]
+    found: tuple[str, ...]
+    path: str | None
+    optional: str | None = None
+
+    @property
+    def remedy(self) -> str | None:
+        """What to do if the labels are right."""
+        if self.fact == "cubins" and self.path:
+            computes = [device_code.get_capability(target) for target in self.claimed]
+            runs = [
+                target
+                for target in self.found
+                if all(device_code.cubin_runs(target, own) for own in computes)
+            ]
+            if not runs:
+                return None
+            older = device_code.get_capability(max(runs, key=device_code.make_sort_key))
+            return f"use compute {older} in the matrix: such an image runs on {', '.join(computes)}, too"
+        if self.fact not in ("cubins", "ptx") or self.path:
+            return None
+        return "state `device_code: claim` in matrix.yaml if programs compile their device code when they run"
+
+    def __str__(self) -> str:
+        if self.fact == "environment":
+            return f"the image needs nothing from NVIDIA's runtime, but asks it by {' '.join(self.found)}"
+        if self.fact == "content":
+            return "the image is not the variant of its name, but was built on the variant"
+        noun, verb = NOUNS[self.fact]
+        article = "the " if self.fact in ("driver", "libraries") else ""
+        claim = f"{article}{noun} {' '.join(self.claimed)}" if self.claimed else f"no {noun}"
+        where = self.path or ("the image" if self.fact == "libraries" and self.found else None)
+        proof = f"{where} {verb} {' '.join(self.found) or 'none'}" if where else "there is none"
+        return f"the labels promise {claim}, but {proof}"
+
+
+def suggest_remedy(broken: Sequence[Contradiction]) -> str | None:
+    """Return what to do about contradictions if the labels are right."""
+    globs = [contradiction.optional for contradiction in broken]
+    if any(globs) and None not in globs:
+        stated = ", ".join(f'"{glob}"' for glob in dict.fromkeys(globs) if glob)
+        return (
+            "if the image does not use this on such GPUs, state "
+            f"`optional_device_code: [{stated}]` at the image in matrix.yaml"
+        )
+    return next(filter(None, (contradiction.remedy for contradiction in broken)), None)
+
+
+def read_claims(audited: Audit) -> Variant | None:
+    """Return the catalog entry in an image's labels, or None if there is none; raise AuditError."""
+    image = audited.image
+    if labels.VARIANT not in image.labels:
+        return None
+    try:
+        # The image's reference may be a path, which is not valid in a catalog.
+        return labels.read_variant(image.labels, reference=image.digest, digest=image.digest, size=None)
+    except UsageError as error:
+        raise AuditError(f"{image.reference}: the labels are damaged: {error}") from error
+
+
+def audit_layers(layers: Iterable[Layer], variant: Variant, optional: Sequence[str] = ()) -> Audit:
+    """Return the audit of the image that `variant` describes, from its layers, the lowest first.
+
+    `optional` are globs of files whose device code some GPUs do not use.
+    """
+    own = AuditedImage(
+        reference=variant.reference,
+        digest=variant.digest or "",
+        platform=variant.platform,
+        layers=tuple(layers),
+    )
+    return audit_image(own, optional)
+
+
+def describe_contradictions(audited: Audit, variant: Variant) -> str:
+    """Return a text about everything in an image that contradicts `variant`, "" if nothing does."""
+    return "; ".join(map(str, find_contradictions(audited, variant)))
+
+
+def find_contradictions(audited: Audit, variant: Variant) -> list[Contradiction]:
+    """Return what in an image contradicts the catalog entry `variant`. Extra code is no contradiction."""
+    return [
+        *_content(audited.image),
+        *_platform(audited, variant),
+        *_environment(audited, variant),
+        *_driver(audited, variant),
+        *_unseen(audited, variant),
+        *_code(audited, variant),
+        *_exact(audited, variant),
+        *_toolkit(audited, variant),
+        *_cpu(audited, variant),
+        *_libraries(audited, variant),
+    ]
+
+
+def _content(image: AuditedImage) -> Iterator[Contradiction]:
+    """Yield the digest of its content if an image was built on a variant and has taken its name.
+
+    Under another name it is an image of its own, which keeps what the labels promise.
+    """
+    named = any(labels.is_named(image.labels, name) for name in (image.reference, *image.names))
+    if image.inherited and named:
+        yield Contradiction(fact="content", claimed=(image.labels[labels.CONTENT],), found=(), path=None)
+
+
+def _platform(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+    # An engine that has a base image only for another platform builds on it without a warning. A few programs
+    # for other machines are normal, such as cross compilers and emulators, so the majority decides.
+    arch = variant.platform.split("/")[1]
+    machine, _ = MACHINES.get(arch, (None, arch))
+    architectures = dict(MACHINES.values())
+    programs = [found for found in audited.files if found.file.machine in architectures and found.file.linked]
+    counted = Counter(found.file.machine for found in programs)
+    if machine is None or not counted or counted.most_common(1)[0][0] == machine:
+        return
+    example = next(found for found in programs if found.file.machine != machine)
+    actual = architectures[example.file.machine or 0]
+    yield Contradiction(fact="platform", claimed=(variant.platform,), found=(actual,), path=example.path)
+
+
+def _environment(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+    """Yield the variable that makes NVIDIA's runtime add the node's GPUs and driver, if nothing needs them.
+
+    Where no launch of ours sets it, such an image would get every GPU, and a second driver.
+    """
+    environment = audited.image.environment
+    if runtime.requests_gpus(environment) and not (variant.driver and variant.driver.mode == "host"):
+        found = (f"{runtime.VISIBLE}={environment[runtime.VISIBLE]}",)
+        yield Contradiction(fact="environment", claimed=(), found=found, path=None)
+
+
+def _driver(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+    carried = variant.driver.version if variant.driver and variant.driver.mode != "host" else None
+    wanted: tuple[str, ...] = (carried,) if carried else ()
+    real = [library for library in audited.drivers if library.driver.kind != "stub"]
+    main = [library for library in real if library.driver.name == "libcuda"]
+    for library in real:
+        own = library.driver.version or "of an unknown version"
+        if (own,) != wanted:
+            yield Contradiction(fact="driver", claimed=wanted, found=(own,), path=library.path)
+    if wanted and not main:
+        yield Contradiction(fact="driver", claimed=wanted, found=(), path=None)
+    same = [library for library in main if (library.driver.version,) == wanted]
+    for library in same[1:]:  # the loader might take a second copy, even one of the same version
+        actual = tuple(f"{wanted[0]} in {each.path}" for each in same)
+        yield Contradiction(fact="driver", claimed=wanted, found=actual, path=library.path)
+    yield from _compat(main, variant)
+
+
+def _compat(main: Iterable[DriverFile], variant: Variant) -> Iterator[Contradiction]:
+    """Yield each libcuda of cuda-compat whose note does not list all the kernel branches that are claimed."""
+    claim = frozenset(variant.driver.branches if variant.driver and variant.driver.mode == "compat" else ())
+    for library in main:
+        noted = library.driver.compat.branches if library.driver.compat else ()
+        if not claim <= set(noted):
+            yield Contradiction(fact="driver", claimed=_for(claim), found=_for(noted), path=library.path)
+
+
+def _for(branches: Iterable[int]) -> tuple[str, ...]:
+    return tuple(f"for branch {branch}" for branch in sorted(branches))
+
+
+def _unseen(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+    """Yield what is promised if no file shows any device code.
+
+    Only an explicit claim allows it: that the image's programs compile their code when they run.
+    """
+    seen = any(True for _ in audited.gpu_code)
+    if seen or not variant.gpu or dict(variant.facts).get("cubins") == CLAIM:
+        return
+    if variant.cubins or not variant.ptx:
+        yield Contradiction(fact="cubins", claimed=variant.cubins or ("a GPU",), found=(), path=None)
+    if variant.ptx:
+        promised = tuple(f"{ptx.target} ISA {ptx.isa}" for ptx in variant.ptx)
+        yield Contradiction(fact="ptx", claimed=promised, found=(), path=None)
+
+
+def _exact(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+    """Yield the files without code for GPUs that all entries of the exact device code serve."""
+    for found in audited.gpu_code if variant.device_code else ():
+        own = device_code_entries.make_entry(found.name, found.code, guard=found.guard)
+        computes = device_code_entries.find_lacking(own, variant.code)
+        if computes:
+            texts = tuple(f"PTX {ptx.target} ISA {ptx.isa}" for ptx in own.ptx)
+            yield Contradiction(
+                fact="device_code",
+                claimed=computes,
+                found=own.cubins + texts,
+                path=found.path,
+                optional=_optional(
+                    audited, own, lambda code: not device_code_entries.find_lacking(code, variant.code)
+                ),
+            )
+
+
+def _optional(audited: Audit, code: Code, runs: Callable[[Code], bool]) -> str | None:
+    """Return the glob that states a file as optional if other files of its Python package have such code.
+
+    None if they have none, "" if the file's own code runs.
+    """
+    if runs(code):
+        return ""
+    package, slash, _ = code.name.partition("/")
+    others = (device_code_entries.make_entry(found.name, found.code) for found in audited.gpu_code)
+    same = (other for other in others if slash and package and other.name.startswith(f"{package}/"))
+    return code.glob if any(map(runs, same)) else None
+
+
+def _toolkit(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+    """Yield the newest compiler of cubins if the labels admit a driver too old for its family of releases."""
+    newest = max(audited.toolkits, key=versions.make_sort_key, default=None)
+    oldest = newest and cuda.get_lowest_driver(newest)
+    own = variant.driver.version if variant.driver else None
+    admitted = own or (variant.cuda and cuda.get_lowest_driver(variant.cuda, variant.oldest_driver))
+    if (
+        newest
+        and oldest
+        and variant.cuda
+        and admitted
+        and versions.make_sort_key(admitted) < versions.make_sort_key(oldest)
+    ):
+        found = (f"CUDA {newest}", f"for driver {oldest} or newer")
+        yield Contradiction(fact="cuda", claimed=(variant.cuda,), found=found, path=audited.toolkits[newest])
+
+
+def _code(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+    for found in audited.files:
+        if found.own and found.file.code.damaged and found.file.linked:
+            yield Contradiction(fact="device code", claimed=("whole",), found=("damaged",), path=found.path)
+    computes = {compute for target in variant.cubins for compute in device_code.expand_target(target)}
+    driver = variant.driver.version if variant.driver else None
+    runs = partial(
+        device_code_entries.serves_all,
+        computes=computes,
+        newest=cuda.get_newest_ptx_isa(driver) if driver else None,
+    )
+    present = {
+        device_code.get_capability(target) for found in audited.gpu_code for target in found.code.cubins
+    }
+    for unit in audited.gpu_code:
+        code = unit.code
+        # Code for an older GPU also runs, but at least one file must have code for the target in the labels.
+        broken = [
+            target
+            for target in variant.cubins
+            if device_code_entries.lacks(code, target, unit.guard)
+            or device_code.get_capability(target) not in present
+        ]
+        if broken:
+            actual = tuple(sorted(code.cubins, key=device_code.make_sort_key))
+            optional = _optional(
+                audited, device_code_entries.make_entry(unit.name, code, guard=unit.guard), runs
+            )
+            yield Contradiction(
+                fact="cubins", claimed=tuple(broken), found=actual, path=unit.path, optional=optional
+            )
+        for claim in variant.ptx:
+            available = dict(device_code_entries.find_common_ptx([code]))
+            fitting = [isa for target, isa in available.items() if _reaches(target, claim.target)]
+            if not any(versions.make_sort_key(isa) <= versions.make_sort_key(claim.isa) for isa in fitting):
+                actual_ptx = tuple(f"{target} ISA {isa}" for target, isa in sorted(code.ptx))
+                wanted = (f"{claim.target} ISA {claim.isa}",)
+                yield Contradiction(fact="ptx", claimed=wanted, found=actual_ptx, path=unit.path)
+
+
+def _cpu(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+    arch = MACHINES.get(variant.platform.split("/")[1], (None, ""))[1]
+    if not variant.cpu_flags or arch not in marches.IGNORED:
+        return
+    beyond: dict[str, list[str]] = {}
+    for flag, path in audited.flags.items():
+        if flag not in variant.cpu_flags | marches.IGNORED[arch]:
+            beyond.setdefault(path, []).append(flag)
+    for path, flags in sorted(beyond.items()):
+        level = marches.get_level(variant.cpu_flags)
+        yield Contradiction(
+            fact="cpu_flags", claimed=(level or "others",), found=tuple(sorted(flags)), path=path
+        )
+
+
+def _libraries(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+    """Yield each library of a known version that the image lacks, or has in another known version."""
+    found = dict(audited.versions)
+    paths = {library.name: library.path for library in audited.libraries if library.stated}
+    for name, version in variant.libraries or ():
+        own = found.get(name)
+        if version and own != version and (own or name not in found):
+            actual = (f"{name} {own}",) if own else ()
+            yield Contradiction(
+                fact="libraries", claimed=(f"{name} {version}",), found=actual, path=paths.get(name)
+            )
+
+
+def _reaches(own: str, target: str) -> bool:
+    """Whether PTX for `own` runs wherever PTX for `target` does."""
+    return own == target or (own.isdigit() and device_code.ptx_runs(own, device_code.get_capability(target)))

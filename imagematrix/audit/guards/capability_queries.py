@@ -1,0 +1,120 @@
+"""Which calls and attributes tell a program the compute capability of a GPU, by their names.
+
+The names are those of PyTorch, vLLM, SGLang, FlashInfer, Triton, TensorRT-LLM, CuPy, Numba, JAX, TensorFlow
+and NVML. If the source of a function with such a name is there, and shows what it returns, that counts.
+"""
+
+from __future__ import annotations
+
+import re
+
+from imagematrix.audit.guards.values import ComputeCapability, compare, make_constant, make_unknown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from imagematrix.audit.guards.values import Line, PossibleValue
+
+__all__ = ["QUESTION", "answer_query", "convert", "get_attribute", "is_query"]
+
+# Return the capability, as a tuple, a number, a text or an object with `major` and `minor`.
+TELLING = frozenset(
+    {
+        "compute_capability",
+        "get_compute_capability",
+        "get_cuda_compute_capability",
+        "get_device_capability",
+        "get_device_compute_capability",
+        "get_device_properties",
+        "cuda_get_device_properties",
+        "getDeviceProperties",
+        "get_device_sm",
+        "get_sm_version",
+        "getSMVersion",
+        "nvmlDeviceGetCudaComputeCapability",
+    }
+)
+# Compare it with their arguments: the operator's name in `ast`.
+COMPARING = {
+    "has_device_capability": "GtE",
+    "cuda_capability_geq": "GtE",
+    "is_device_capability": "Eq",
+    "is_device_capability_family": "family",
+}
+SUPPORTED = re.compile(r"is_sm(\d{2,3})[af]?_supported", re.ASCII)
+# Whether the text of a module may ask.
+QUESTION = re.compile(
+    rb"\b(?:"
+    + b"|".join(sorted(name.encode() for name in TELLING | COMPARING.keys()))
+    + rb"|is_sm\d{2,3}[af]?_supported)\b"
+)
+
+
+def is_query(name: str) -> bool:
+    """Whether a name is that of a question."""
+    return name in TELLING or name in COMPARING or SUPPORTED.fullmatch(name) is not None
+
+
+def answer_query(
+    name: str, arguments: Sequence[PossibleValue], own: ComputeCapability, line: Line
+) -> PossibleValue | None:
+    """Return what the function of a name answers on a GPU, or None if it is no question."""
+    if name in TELLING:
+        return make_constant(own, line)
+    supported = SUPPORTED.fullmatch(name)
+    if supported:
+        return make_constant(own.major == int(supported[1]) // 10, line)
+    if name not in COMPARING:
+        return None
+    wanted = _wanted(arguments)
+    if wanted is None:
+        return make_unknown(make_constant(own, line), *arguments)
+    if COMPARING[name] == "family":
+        return make_constant(own.major == wanted.major, line)
+    return compare(COMPARING[name], make_constant(own, line), make_constant(tuple(wanted)))
+
+
+def _wanted(arguments: Sequence[PossibleValue]) -> ComputeCapability | None:
+    """Return the capability that arguments state: (90,), ((9, 0),) or (9, 0)."""
+    stated: list[object] = []
+    for argument in arguments[:2]:
+        if argument.options is None or len(argument.options) != 1:
+            break
+        stated += argument.options
+    if stated and isinstance(stated[0], tuple):
+        stated = [*stated[0], 0][:2]
+    numbers = [one for one in stated if isinstance(one, int)]
+    if not numbers or numbers != stated:
+        return None
+    major, minor = numbers[0], numbers[1] if len(numbers) > 1 else 0
+    return ComputeCapability(*divmod(major, 10)) if major >= 20 else ComputeCapability(major, minor)  # noqa: PLR2004
+
+
+def get_attribute(value: PossibleValue, name: str) -> PossibleValue | None:
+    """Return an attribute of a capability, or the result of its method; None if it is something else."""
+    found = [getattr(option, name) for option in _capabilities(value) if name in ("major", "minor")]
+    return make_constant(found[0], value.asked) if len(found) == 1 else None
+
+
+def convert(value: PossibleValue, name: str) -> PossibleValue | None:
+    """Return what a method or a function of this name makes of a capability, or None if it makes nothing."""
+    found = list(_capabilities(value))
+    if len(found) != 1:
+        return None
+    made: dict[str, object] = {
+        "to_int": found[0].number,
+        "int": found[0].number,
+        "float": float(found[0].dotted),
+        "as_version_str": found[0].dotted,
+        "replace": str(found[0].number),
+        "tuple": tuple(found[0]),
+    }
+    return make_constant(made[name], value.asked) if name in made else None
+
+
+def _capabilities(value: PossibleValue) -> list[ComputeCapability]:
+    options = value.options or ()
+    return (
+        [option for option in options if isinstance(option, ComputeCapability)] if len(options) == 1 else []
+    )

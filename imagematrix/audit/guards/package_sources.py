@@ -1,0 +1,119 @@
+"""Which Python sources of a layer an audit keeps: those that may say on which GPUs a package uses a file.
+
+While the layer is read, nobody knows which files of a package have device code, so its sources are kept on
+disk until the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tempfile
+from typing import Self
+
+from imagematrix.audit.guards import capability_queries, modules
+from imagematrix.audit.guards.module_reading import get_stem
+from imagematrix.common.temp_folder import get_disk_folder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from typing import BinaryIO
+
+__all__ = ["PackageSources"]
+
+SITE = re.compile(r"/.*/(?:site|dist)-packages/.*\.py")
+WHOLE = 1 << 30  # bytes of all sources of a layer; PyTorch has 30 MB, vLLM 50 MB
+MOST_TEXT = 4 << 20  # bytes that are kept of a package; of vLLM, these are 0.6 MB
+MOST_FILES = 1_000  # with device code in a package; the names of all are searched for in each source
+IMPORTED = re.compile(rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import|import[ \t]+([.\w]+))", re.MULTILINE)
+
+
+class PackageSources:
+    """The Python sources of a layer. Use as a context manager."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._places: dict[str, tuple[int, int]] = {}
+        self._end = 0
+        self._file: BinaryIO
+
+    def __enter__(self) -> Self:
+        self._file = self._stack.enter_context(tempfile.TemporaryFile(dir=get_disk_folder()))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def keep(self, path: str, text: bytes) -> None:
+        """Keep the text of a source, if it is one of a package and there is room.
+
+        Of one that is too long, it keeps the beginning, which is no module.
+        """
+        text = text[: modules.LONGEST + 1]
+        if SITE.fullmatch(path) is None or len(text) > WHOLE - self._end:
+            self._places.pop(path, None)
+            return
+        self._file.seek(self._end)
+        self._file.write(text)
+        self._places[path] = self._end, len(text)
+        self._end += len(text)
+
+    def needed(self, packages: Iterable[tuple[list[str], list[str]]]) -> Iterator[tuple[str, bytes]]:
+        """Yield the sources that may say when files are used: of each package, all files and those with code.
+
+        A package with one such file has no other that GPUs could use instead, and one with very many asks for
+        none by its name.
+        """
+        for listed, coded in packages:
+            own = (
+                {path: self._text(path) for path in listed if path in self._places}
+                if 1 < len(coded) <= MOST_FILES
+                else {}
+            )
+            size = 0
+            for path in _choose_sources(own, frozenset(map(get_stem, coded))):
+                size += len(own[path])
+                if size > MOST_TEXT:
+                    return
+                yield path, own[path]
+
+    def _text(self, path: str) -> bytes:
+        start, size = self._places[path]
+        self._file.seek(start)
+        return self._file.read(size)
+
+
+def _choose_sources(sources: Mapping[str, bytes], stems: frozenset[str]) -> list[str]:
+    """Return the sources that name files, those that answer their questions, and those that import these."""
+    # A name such as kernels_sm90 may be made of its beginning and a number.
+    beginnings = (re.match(r"[A-Za-z_]{3,}(?=\d)", one) for one in stems)
+    words = {*stems, *(found[0] for found in beginnings if found)}
+    naming = re.compile(
+        rb"(?<!\w)(?:" + b"|".join(re.escape(word.encode()) for word in sorted(words)) + rb")"
+    )
+    chosen = dict.fromkeys(path for path, text in sources.items() if naming.search(text))
+    names = {path: modules.make_dotted_name(path.partition("-packages/")[2]) for path in sources}
+    loading = re.compile(rb"^[ \t]*(?:from|import)\b.*" + naming.pattern, re.MULTILINE)
+    silent = [
+        names[path].encode()
+        for path in chosen
+        if not path.endswith("/__init__.py")
+        and loading.search(sources[path])
+        and not capability_queries.QUESTION.search(sources[path])
+    ]
+    if silent:
+        importing = re.compile(rb"\b(?:" + b"|".join(map(re.escape, silent)) + rb")\b")
+        chosen |= dict.fromkeys(path for path, text in sources.items() if importing.search(text))
+    asked = {
+        name.decode().rpartition(".")[2]
+        for path in chosen
+        for match in IMPORTED.finditer(sources[path])
+        for name in filter(None, match.groups())
+    }
+    answering = (
+        path
+        for path, name in names.items()
+        if name.rpartition(".")[2] in asked and capability_queries.QUESTION.search(sources[path])
+    )
+    return [*chosen, *(path for path in answering if path not in chosen)]

@@ -1,0 +1,89 @@
+"""The statements about its packages that an image's builder attached to it: SBOMs in SPDX, by in-toto.
+
+BuildKit stores them in a manifest that the index of the image lists, cosign in one under the tag
+sha256-HEX.att. Nothing of them is proven: whoever pushed the image may have written them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from imagematrix.errors import AuditError, UnknownImageError, UsageError
+from imagematrix.images.oci.manifest import Descriptor, ImageManifest, parse_manifest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["LARGEST", "PREDICATE", "Statement", "StatementSource", "read_sboms"]
+
+PREDICATE = "https://spdx.dev/Document"  # the type of statements with an SBOM in SPDX
+TYPES = ("in-toto.io/predicate-type", "predicateType")  # annotations that name it: BuildKit's and cosign's
+LARGEST = 32 << 20  # bytes
+MOST = 8  # statements of an image
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """A statement with the digest of its blob. If it cannot be read, `problem` says why."""
+
+    digest: str
+    raw: bytes = b""
+    problem: str | None = None
+
+
+class StatementSource(Protocol):
+    """A store with attestations."""
+
+    def manifest(self, digest: str) -> bytes:
+        """Return a manifest or an index; raise UnknownImageError or AuditError."""
+
+    def statement(self, digest: str) -> bytes:
+        """Return the blob of a statement; raise UnknownImageError or AuditError."""
+
+    def attached(self, digest: str) -> bytes | None:
+        """Return the manifest of the attestations that cosign attached to an image; None if it has none."""
+
+
+def read_sboms(
+    source: StatementSource, digest: str, attestations: Sequence[str] = ()
+) -> tuple[Statement, ...]:
+    """Return the SBOMs of the image `digest`; `attestations` are the manifests that an index lists for it.
+
+    Raises EngineError if the registry cannot be reached.
+    """
+    found: dict[str, Statement] = {}
+    for listed in attestations[:MOST]:
+        try:
+            blobs = list(_blobs(source.manifest(listed), listed))
+        except (AuditError, UnknownImageError, UsageError) as error:
+            found[listed] = Statement(digest=listed, problem=str(error))
+        else:
+            found |= _read(source, blobs)
+    try:
+        attached = source.attached(digest)
+        blobs = list(_blobs(attached, digest)) if attached else []
+    except (AuditError, UsageError) as error:
+        found[digest] = Statement(digest=digest, problem=str(error))
+    else:
+        found |= _read(source, blobs)
+    return tuple(found.values())
+
+
+def _blobs(raw: bytes, name: str) -> Iterator[str]:
+    manifest = parse_manifest(raw, name, Descriptor)
+    layers = (manifest.layers or ()) if isinstance(manifest, ImageManifest) else ()
+    for layer in layers:
+        if PREDICATE in map(layer.annotations.get, TYPES):
+            yield layer.digest
+
+
+def _read(source: StatementSource, digests: Sequence[str]) -> dict[str, Statement]:
+    found = {}
+    for digest in digests[:MOST]:
+        try:
+            found[digest] = Statement(digest=digest, raw=source.statement(digest))
+        except (AuditError, UnknownImageError) as error:
+            found[digest] = Statement(digest=digest, problem=str(error))
+    return found

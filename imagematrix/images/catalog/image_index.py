@@ -1,0 +1,191 @@
+"""Reading and writing an OCI image index (image-index.md of the OCI image specification).
+
+The index of a version states image, version and the digest of its entries in annotations of its own. So an
+index that another tool wrote or changed under the version's tag is recognised.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from imagematrix.common.image_reference import Reference
+from imagematrix.errors import TagMovedError, UsageError
+from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.catalog import Catalog
+from imagematrix.images.oci import manifest as manifests
+from imagematrix.images.oci.manifest import INDEX, INDEXES, MANIFESTS, Descriptor, ImageIndex, compute_digest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from imagematrix.images.catalog.catalog import Variant
+    from imagematrix.images.oci.manifest import Manifest
+
+__all__ = [
+    "IndexEntry",
+    "get_attested_digest",
+    "make_catalog",
+    "make_platform",
+    "parse_index",
+    "read_listed_catalog",
+    "read_published",
+    "require_intact",
+    "write_index",
+]
+
+IMAGES = tuple(kind for kind in MANIFESTS if kind not in INDEXES)
+UNKNOWN = "unknown"  # the OS and architecture of entries that no engine should select by platform
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexEntry(Descriptor):
+    """An entry of an index: the descriptor of a manifest, with its annotations and platform."""
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is a variant, not an attestation or a foreign image."""
+        return {labels.VARIANT, labels.VERSION, labels.CELL, labels.INPUT} <= self.annotations.keys()
+
+    @property
+    def tag(self) -> str:
+        """The tag that its annotations imply."""
+        return labels.make_tag(
+            *(self.annotations.get(key, "?") for key in (labels.VERSION, labels.CELL, labels.INPUT))
+        )
+
+    @property
+    def hidden(self) -> bool:
+        """Whether engines that choose by platform ignore it."""
+        return self.platform.get("os") == UNKNOWN
+
+
+def parse_index(raw: bytes, name: str) -> tuple[IndexEntry, ...]:
+    """Return the entries of the index `raw`; raise UsageError if it is not one. `name` is for messages."""
+    return _parse_image_index(raw, name).entries
+
+
+def get_attested_digest(manifest: Manifest, name: str) -> str | None:
+    """Return the digest of the image in an index of one image with attestations of it; else None."""
+    entries = parse_index(manifest.raw, name) if manifest.media_type == INDEX else ()
+    images = {entry.attests for entry in entries if entry.attests}
+    return images.pop() if len(images) == 1 else None
+
+
+def require_intact(manifest: Manifest, name: str) -> ImageIndex[IndexEntry]:
+    """Return an index, of any tool or of `publish`; raise UsageError if it is not an index.
+
+    Raises TagMovedError if it has variants, but not as `publish` has written it.
+    """
+    found = _parse_image_index(manifest.raw, name)
+    changed = _describe_change(found)
+    if changed:
+        remedy = "delete the tag from the registry, and publish the version again; or raise the version"
+        message = f"{name} is not as imagematrix published it: {manifest.digest} {changed}"
+        raise TagMovedError(message, remedy=remedy)
+    return found
+
+
+def read_published(manifest: Manifest | None, image: str, version: str) -> tuple[IndexEntry, ...]:
+    """Return the entries of the index of a version, none if `manifest`, which its tag has, is None.
+
+    Raises TagMovedError if it is anything else: a tag never moves, not even from another tool's image.
+    """
+    if manifest is None:
+        return ()
+    name = f"{image}:{version}"
+    remedy = f"delete the tag {version} from the registry, or raise the version"
+    try:
+        published_index = require_intact(manifest, name)
+    except UsageError as error:
+        message = f"{name} is {manifest.digest}, not the index of the version: {error}"
+        raise TagMovedError(message, remedy=remedy) from error
+    found = tuple(map(published_index.annotations.get, (labels.IMAGE, labels.VERSION)))
+    if found != (Reference.parse(name).repository, version):
+        what = f"the index of {found[0]}:{found[1]}" if all(found) else "an index of another tool"
+        message = f"{name} is {manifest.digest}, {what}, not of this version"
+        raise TagMovedError(message, remedy=remedy)
+    return published_index.entries
+
+
+def make_platform(name: str | None) -> dict[str, str]:
+    """Return the platform object for a name such as "linux/amd64", or one that no engine has for None."""
+    system, _, architecture = (name or f"{UNKNOWN}/{UNKNOWN}").partition("/")
+    return {"architecture": architecture, "os": system}
+
+
+def write_index(entries: Iterable[IndexEntry], image: str, version: str) -> bytes:
+    """Return the index of a version: the same entries always give the same bytes."""
+    ordered = sorted(entries, key=_make_sort_key)
+    # Clients reach a registry by different addresses, so its address is not part of the image's name.
+    repository = Reference.parse(f"{image}:{version}").repository
+    stated = {labels.IMAGE: repository, labels.VERSION: version, labels.CONTENT: _hash_entries(ordered)}
+    listed = [entry.to_json() for entry in ordered]
+    data = {"schemaVersion": 2, "mediaType": INDEX, "annotations": stated, "manifests": listed}
+    # Another form would be another digest, which moves the tag of each version that is published again.
+    return json.dumps(data, indent=1, sort_keys=True).encode()
+
+
+def make_catalog(image: str, version: str, entries: Sequence[IndexEntry]) -> Catalog:
+    """Return the catalog of the variants in an index; raise UsageError if one is damaged."""
+    name = f"{image}:{version}"
+    variants: dict[str, Variant] = {}
+    for entry in entries:
+        variant = labels.read_variant(
+            entry.annotations,
+            reference=f"{image}:{entry.tag}",
+            digest=entry.digest,
+            size=labels.read_size(entry.annotations),
+        )
+        if variant.reference in variants:
+            raise UsageError(f"{name}: {variant.reference} occurs twice")
+        variants[variant.reference] = variant
+    terms = labels.require_equal_terms(
+        name, (labels.read_terms(entry.annotations, name) for entry in entries)
+    )
+    return Catalog(
+        image=image,
+        version=version,
+        variants=tuple(variants.values()),
+        prefer=terms.prefer,
+        defaults=terms.defaults,
+    )
+
+
+def read_listed_catalog(manifest: Manifest, image: str, version: str) -> Catalog | None:
+    """Return the catalog in the index of a version; None if it has no variants.
+
+    Raises UsageError if it is damaged, TagMovedError if another tool changed it.
+    """
+    if manifest.media_type in IMAGES:
+        return None
+    entries = [entry for entry in require_intact(manifest, f"{image}:{version}").entries if entry.ours]
+    return make_catalog(image, version, entries) if entries else None
+
+
+def _parse_image_index(raw: bytes, name: str) -> ImageIndex[IndexEntry]:
+    found = manifests.parse_manifest(raw, name, IndexEntry)
+    if not isinstance(found, ImageIndex):
+        remedy = "name a version such as v1, which is an index of variants"
+        raise UsageError(f"{name} is a single image, not an index of variants", remedy=remedy)
+    return found
+
+
+def _describe_change(found: ImageIndex[IndexEntry]) -> str | None:
+    """Return how another tool changed the index of a version, or None; an index without variants is none."""
+    stated = found.annotations.get(labels.CONTENT)
+    if stated is None:
+        return "does not state its entries" if any(entry.ours for entry in found.entries) else None
+    return None if stated == _hash_entries(found.entries) else "has other entries than it states"
+
+
+def _hash_entries(entries: Iterable[IndexEntry]) -> str:
+    """Return the digest of the entries of an index, whatever their order."""
+    listed = [entry.to_json() for entry in sorted(entries, key=_make_sort_key)]
+    text = json.dumps(listed, sort_keys=True, separators=(",", ":"))
+    return compute_digest(text.encode())
+
+
+def _make_sort_key(entry: IndexEntry) -> tuple[str, str]:
+    return entry.annotations.get(labels.CELL, ""), entry.digest

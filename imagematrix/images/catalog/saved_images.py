@@ -1,0 +1,155 @@
+"""The catalogs of images in an OCI layout (`oci:FOLDER`) or in an archive (`FILE.tar`).
+
+The variants are those whose configurations have our labels; the annotations of an index count for the size in
+a registry only. Images that others built on a variant have its labels, too, and are no variants.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from imagematrix.common.image_reference import LAYOUT
+from imagematrix.errors import AuditError, UnknownImageError, UsageError
+from imagematrix.images.catalog import image_index, labels
+from imagematrix.images.oci.archive import ImageArchive
+from imagematrix.images.oci.layout import INDEX_FILE, MARK, LayoutFolder
+from imagematrix.images.oci.manifest import IMAGE, Descriptor, ImageIndex, compute_digest, parse_manifest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from imagematrix.images.catalog.catalog import Catalog
+    from imagematrix.images.local_store.origins import ImageOrigin
+    from imagematrix.images.oci.decompression import ByteStream
+    from imagematrix.images.trust.policy import SignaturePolicy
+
+__all__ = ["catalog", "catalogs", "open_source"]
+
+DEEPEST = 3  # levels of nested indexes
+MOST = 10_000  # manifests
+OURS = (labels.IMAGE, labels.VERSION, labels.CELL, labels.INPUT, labels.VARIANT)
+
+
+def catalog(name: str, image: str | None = None, policies: Sequence[SignaturePolicy] = ()) -> Catalog:
+    """Return the catalog in the layout or the archive `name` that an image's name refers to.
+
+    Without `image` it has to have only one. The name is as for `Catalog.known_as`. Raises UnknownImageError
+    if there is none, AuditError if it is damaged, UsageError if it cannot be read, and SignatureError if the
+    registry in the labels has no signature that one of the policies requires.
+    """
+    found = catalogs(name)
+    parts = found if image is None else [part for each in found if (part := each.known_as(image))]
+    listed = ", ".join(f"{each.image}:{each.version}" for each in parts or found)
+    if not parts:
+        raise UnknownImageError(f"{name} has no variant of {image}", remedy=f"it has {listed}")
+    if len(parts) > 1:
+        raise UnknownImageError(f"{name} has several versions", remedy=f"name one of {listed}")
+    if policies:
+        from imagematrix.images.catalog.signature_guard import require_variants
+
+        require_variants(parts[0].variants, policies, parts[0].version)
+    return parts[0]
+
+
+def catalogs(name: str) -> list[Catalog]:
+    """Return the catalogs in the layout or the archive `name`, sorted.
+
+    Raises UnknownImageError if it has no variant, and what `catalog` raises.
+    """
+    groups: dict[tuple[str, str], list[image_index.IndexEntry]] = {}
+    for (image, version), entry in _list_entries(name):
+        entries = groups.setdefault((image, version), [])
+        if entry.digest not in [other.digest for other in entries]:
+            entries.append(entry)
+    if not groups:
+        raise UnknownImageError(f"{name} has no variant of imagematrix")
+    return [
+        image_index.make_catalog(image, version, entries)
+        for (image, version), entries in sorted(groups.items())
+    ]
+
+
+def open_source(name: str) -> ImageOrigin:
+    """Return the layout or the archive `name` as a source of images."""
+    from imagematrix.images.local_store.origins import ArchiveOrigin, LayoutOrigin
+
+    return LayoutOrigin(_read_layout(name)) if name.startswith(LAYOUT) else ArchiveOrigin(Path(name))
+
+
+def _list_entries(name: str) -> Iterator[tuple[tuple[str, str], image_index.IndexEntry]]:
+    if name.startswith(LAYOUT):
+        folder = _read_layout(name)
+        yield from _read_listed(folder.index(), folder.blob, name, DEEPEST)
+        return
+    try:
+        with Path(name).open("rb") as file:
+            archive = ImageArchive(file, name, _skip)
+    except OSError as error:
+        raise UsageError(f"{name}: {error.strerror}") from error
+    if archive.saved is None:
+        if archive.index is None:
+            raise UnknownImageError(f"{name} has neither manifest.json nor index.json")
+        yield from _read_listed(archive.index, archive.find, name, DEEPEST)
+        return
+    for saved in archive.saved:
+        digest = compute_digest(saved.config)
+        manifests = [*archive.manifests.get(digest, ())]
+        size = sum(layer.size for layer in manifests[0][1].layers or ()) if manifests else None
+        yield from _make_entry(saved.config, manifests[0][0] if manifests else digest, size, name)
+
+
+def _read_layout(name: str) -> LayoutFolder:
+    path = Path(name.removeprefix(LAYOUT))
+    folder = LayoutFolder(path, AuditError)
+    if not folder.marked:
+        remedy = "for an image in it, name the folder without a tag" if ":" in path.name else None
+        raise UsageError(f"{path} is not an OCI layout: {MARK} not found", remedy=remedy)
+    return folder
+
+
+def _read_listed(
+    raw: bytes, blob: Callable[[str], bytes | None], name: str, deep: int
+) -> Iterator[tuple[tuple[str, str], image_index.IndexEntry]]:
+    """Yield the variants that an index lists, directly or through other indexes."""
+    found = parse_manifest(raw, name, Descriptor)
+    if not isinstance(found, ImageIndex):
+        raise UsageError(f"{name}: {INDEX_FILE} is not an index")
+    if not deep or len(found.entries) > MOST:
+        raise AuditError(f"{name} has too many images, or indexes nested too deeply")
+    for entry in found.entries:
+        content = None if entry.attestation else blob(entry.digest)
+        if content is None:  # a copy of an index may have only some of its images
+            continue
+        inner = parse_manifest(content, name, Descriptor)
+        if isinstance(inner, ImageIndex):
+            yield from _read_listed(content, blob, name, deep - 1)
+        elif inner.config and inner.layers is not None and (config := blob(inner.config.digest)):
+            yield from _make_entry(config, entry.digest, sum(layer.size for layer in inner.layers), name)
+
+
+def _make_entry(
+    config: bytes, digest: str, size: int | None, name: str
+) -> Iterator[tuple[tuple[str, str], image_index.IndexEntry]]:
+    """Yield image and version, and the entry as in the index of a version, if an image is a variant."""
+    try:
+        given = labels.read_config_labels(config, name)
+    except UsageError:  # the configuration of some artifact
+        return
+    if not {*OURS} <= given.keys():
+        return
+    annotations = {key: given[key] for key in labels.ANNOTATED if key in given}
+    if size is not None:
+        annotations[labels.SIZE] = str(size)
+    entry = image_index.IndexEntry(
+        digest=digest,
+        size=len(config),
+        media_type=IMAGE,
+        annotations=annotations,
+        platform=image_index.make_platform(None),
+    )
+    yield (given[labels.IMAGE], given[labels.VERSION]), entry
+
+
+def _skip(_name: str, _digest: str | None, content: ByteStream) -> None:
+    """Read nothing of a layer: the archive skips it."""

@@ -1,0 +1,261 @@
+"""Checking the signatures that policies require of the images in a catalog.
+
+The index of a version has the digests of its variants and the facts for the choice. So its signature counts
+for a version, and it is enough for the variants that the index lists under their own tags.
+
+Tags are not signed, but an image has its own in its annotations or labels, which its digest covers. So an old
+version that somebody presents as a new one is recognised, in a registry as in a catalog from anywhere.
+"""
+
+from __future__ import annotations
+
+from imagematrix.common import json_documents
+from imagematrix.common.image_reference import (
+    DIGEST,
+    DOCKER_HUB,
+    HUB_NAMES,
+    Reference,
+    names_registry,
+    split_version,
+)
+from imagematrix.errors import SignatureError
+from imagematrix.images.catalog import image_index, labels
+from imagematrix.images.oci.manifest import INDEXES, Descriptor, ImageManifest, parse_manifest
+from imagematrix.images.oci.registry import Registry
+from imagematrix.images.trust.policy import collect_requirements
+from imagematrix.images.trust.signature import prove_signature
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from imagematrix.images.catalog.catalog import Catalog, Variant
+    from imagematrix.images.oci.manifest import Manifest
+    from imagematrix.images.trust.policy import SignaturePolicy
+    from imagematrix.images.trust.signature import Key, ManifestSource, Requirement
+
+__all__ = [
+    "Guard",
+    "RepositorySource",
+    "find_listed_digest",
+    "find_signers",
+    "get_identity",
+    "get_signed_digest",
+    "make_guard",
+    "require_tag",
+    "require_variants",
+]
+
+
+class RepositorySource:
+    """The repository of a Registry as a source of signatures."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def manifest(self, _repository: str, reference: str) -> Manifest | None:
+        """Return a manifest; see ManifestSource."""
+        return self._registry.manifest(reference)
+
+    def content(self, _repository: str, digest: str) -> bytes:
+        """Return a small blob; see ManifestSource."""
+        return self._registry.blob(digest)
+
+
+class Guard:
+    """What policies require of the images in the repository of a `registry`."""
+
+    def __init__(self, registry: Registry, requirements: Sequence[Requirement]) -> None:
+        self._name = registry.name
+        self._source = RepositorySource(registry)
+        self._requirements = requirements
+
+    def listing(self, tag: str, manifest: Manifest) -> None:
+        """Raise SignatureError unless the index of a version is signed, and has the tag of this version.
+
+        Of an index without variants, and of a single image, nothing is required.
+        """
+        entries = image_index.parse_index(manifest.raw, tag) if manifest.media_type in INDEXES else ()
+        versions = {labels.get_version(entry.tag) for entry in entries if entry.ours}
+        for requirement in self._requirements if versions else ():
+            prove_signature(self._source, self._name, manifest.digest, requirement)
+            self._require_tag(requirement, tag, versions)
+
+    def variant(self, tag: str, named: image_index.IndexEntry) -> None:
+        """Raise SignatureError unless the variant with a tag is signed, and has this tag."""
+        for requirement in self._requirements:
+            _find_signer(self._source, requirement, self._name, named.tag, named.digest)
+            self._require_tag(requirement, tag, {named.tag})
+
+    def _require_tag(self, requirement: Requirement, tag: str, tags: set[str]) -> None:
+        if not DIGEST.fullmatch(tag):  # a digest names its content, whatever its tags
+            _require_tag(requirement, self._name, tag, tags)
+
+
+def get_identity(name: str) -> str:
+    """Return how signatures name the repository `name`.
+
+    cosign names Docker Hub by the host that images are named by, not by the one that serves its API.
+    """
+    reference = Reference.parse(name)
+    registry = HUB_NAMES[-1] if reference.registry == DOCKER_HUB else reference.registry
+    return f"{registry}/{reference.repository}"
+
+
+def make_guard(registry: Registry, policies: Sequence[SignaturePolicy]) -> Guard | None:
+    """Return the guard of a repository, or None if no policy requires a signature.
+
+    Raises SignatureError if a policy denies it.
+    """
+    required = _get_requirements(policies, registry.name)
+    return Guard(registry, required) if required else None
+
+
+def require_variants(
+    variants: Iterable[Variant], policies: Sequence[SignaturePolicy], version: str | None
+) -> bool:
+    """Raise SignatureError unless all variants have the signatures that the policies require.
+
+    Each has to be signed as what its name says, and as one of the `version` that its catalog says, if that is
+    known. Returns whether a signature was required. Raises EngineError if a registry cannot be reached.
+    """
+    checked = False
+    by_name: dict[str, list[Variant]] = {}
+    for variant in variants:
+        by_name.setdefault(split_version(variant.reference)[0], []).append(variant)
+    for name, members in by_name.items():
+        required = _get_requirements(policies, name)
+        if not required:
+            continue
+        if not names_registry(name):
+            raise SignatureError(
+                f"{members[0].reference} has no signature: it is in no registry",
+                remedy="publish it in a registry, sign it there, and use its name with the registry",
+            )
+        checked = True
+        with Registry(name) as registry:
+            source = RepositorySource(registry)
+            for variant in members:
+                _, tag = split_version(variant.reference.partition("@")[0])
+                digest = get_signed_digest(variant)
+                for requirement in required:
+                    _find_signer(source, requirement, name, str(tag), digest)
+                own = _read_own_tags(source, name, _find_image(source, name, digest))
+                versions = {labels.get_version(one) for one in own}
+                for requirement in required:
+                    for said, signed in ((tag, own), (version, versions)):
+                        if said is not None:
+                            _require_tag(requirement, name, said, signed)
+    return checked
+
+
+def get_signed_digest(variant: Variant) -> str:
+    """Return the digest by which a variant is started; raise SignatureError if it is unknown."""
+    _, at, digest = variant.reference.partition("@")
+    if at and variant.digest not in (None, digest):
+        raise SignatureError(
+            f"the digest of {variant.reference} is not {variant.digest}, as its catalog says"
+        )
+    found = digest or variant.digest
+    if found is None or not DIGEST.fullmatch(found):
+        message = f"{variant.reference} has no digest in its catalog, so its signature cannot be checked"
+        raise SignatureError(message, remedy="use the catalog of its registry")
+    return found
+
+
+def find_signers(
+    source: ManifestSource, required: Iterable[Requirement], repository: str, tag: str, digest: str
+) -> tuple[Key, ...]:
+    """Return the keys that signed an image or an index or, for a variant's tag, the index of its version.
+
+    Raises SignatureError if a requirement is not met, EngineError if `source` cannot be read.
+    """
+    return tuple(_find_signer(source, requirement, repository, tag, digest) for requirement in required)
+
+
+def require_tag(
+    source: ManifestSource,
+    requirement: Requirement,
+    repository: str,
+    tag: str,
+    manifest: Manifest,
+    catalog: Catalog | None,
+) -> None:
+    """Raise SignatureError if the signed annotations or labels name another tag."""
+    if catalog:
+        tags = {labels.get_version(variant.reference.rpartition(":")[2]) for variant in catalog.variants}
+    else:
+        tags = _read_own_tags(source, repository, manifest)
+    _require_tag(requirement, repository, tag, tags)
+
+
+def find_listed_digest(catalog: Catalog | None, repository: str, tag: str) -> str | None:
+    """Return the digest of the variant with a tag, or None if the catalog has no such variant."""
+    variants = catalog.variants if catalog else ()
+    return next((variant.digest for variant in variants if variant.reference == f"{repository}:{tag}"), None)
+
+
+def _get_requirements(policies: Iterable[SignaturePolicy], name: str) -> tuple[Requirement, ...]:
+    """Return what the policies require of the repository `name`, with or without a registry.
+
+    Rules name repositories without their registry. Raises SignatureError if a policy denies it.
+    """
+    if not names_registry(name):
+        return collect_requirements(policies, name)
+    registry, _, repository = get_identity(name).partition("/")
+    return collect_requirements([policy.on(registry) for policy in policies], repository)
+
+
+def _require_tag(requirement: Requirement, repository: str, tag: str, tags: set[str]) -> None:
+    if tags and tags != {tag} and tag not in requirement.aliases:
+        message = f"{repository}:{tag} is signed as {', '.join(sorted(tags))}"
+        raise SignatureError(message, remedy=f"if {tag} is an alias, add it to the aliases in the policy")
+
+
+def _read_own_tags(source: ManifestSource, repository: str, manifest: Manifest) -> set[str]:
+    """Return the tag of a variant, from its annotations or labels; an empty set for other images.
+
+    An image that was built on a variant has its labels, and is another image.
+    """
+    found = parse_manifest(manifest.raw, repository, Descriptor)
+    texts = found.annotations
+    if labels.VERSION not in texts and isinstance(found, ImageManifest) and found.config:
+        # An engine with the classic image store writes no annotations.
+        raw = source.content(repository, found.config.digest)
+        config = json_documents.Fields(json_documents.parse_json(raw, repository), repository)
+        inherited = labels.has_inherited(config.data)
+        texts = {} if inherited else config.object_or_empty("config").named_texts("Labels")
+    parts = [texts.get(name) for name in (labels.VERSION, labels.CELL, labels.INPUT)]
+    return {labels.make_tag(*map(str, parts))} if all(parts) else set()
+
+
+def _find_image(source: ManifestSource, repository: str, digest: str) -> Manifest:
+    """Return the manifest with a digest, or that of the image whose index with attestations has it."""
+    manifest = source.manifest(repository, digest)
+    if manifest and (image := image_index.get_attested_digest(manifest, repository)):
+        manifest = source.manifest(repository, image)
+    if manifest is None:
+        raise SignatureError(
+            f"{repository}@{digest} is not in its registry, so it is unknown what it is signed as"
+        )
+    return manifest
+
+
+def _find_signer(
+    source: ManifestSource, requirement: Requirement, repository: str, tag: str, digest: str
+) -> Key:
+    try:
+        return prove_signature(source, repository, digest, requirement)
+    except SignatureError:
+        of_version = _find_index_digest(source, repository, tag, digest)
+        if of_version is None:
+            raise
+        return prove_signature(source, repository, of_version, requirement)
+
+
+def _find_index_digest(source: ManifestSource, repository: str, tag: str, digest: str) -> str | None:
+    """Return the digest of the version's index, if the image `digest` is in it as the variant named `tag`."""
+    version = labels.get_version(tag)
+    manifest = source.manifest(repository, version) if version != tag else None
+    catalog = image_index.read_listed_catalog(manifest, repository, version) if manifest else None
+    return manifest.digest if manifest and find_listed_digest(catalog, repository, tag) == digest else None

@@ -1,0 +1,158 @@
+"""Writing an image's files into a folder, as an ordinary user, who owns all of them then.
+
+Each folder of a path is opened by its name in the one before and no link is followed, so nothing is written
+outside. Folders get their modes and times at the end, because they may not be writable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tarfile
+
+from imagematrix.errors import AuditError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+    from typing import Self
+
+    from imagematrix.images.local_store.merged_image import MergedFile
+
+__all__ = ["remove_tree", "write_folder"]
+
+PIECE = 1 << 20
+INSIDE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+OWNED = 0o777  # the bits of a mode that are kept: files that become this user's may not be setuid
+ALL = 0o700
+
+
+def write_folder(
+    path: Path, members: Iterable[MergedFile], *, written: Callable[[int], object] = lambda _: None
+) -> None:
+    """Write the members into the new folder `path`; raises OSError, and what `members` raises.
+
+    `written` is told the bytes of content as they are written. Everything has the user's own group, also in a
+    folder that gives its group to what is in it: of other groups, a container of an ordinary user knows none,
+    and the kernel copies no file of theirs when it is changed.
+    """
+    path.mkdir(ALL)
+    os.chown(path, -1, os.getegid())
+    path.chmod(ALL)  # the new folder has the setgid bit of the one that it is in
+    folders: list[MergedFile] = []
+    with _Inside(path) as inside:
+        for member in members:
+            if member.kind == tarfile.DIRTYPE:
+                folders.append(member)
+                if member.path != "/":
+                    parent, _, name = member.path.rpartition("/")
+                    os.mkdir(name, ALL, dir_fd=inside.folder(parent))
+            else:
+                _write(inside, member, written)
+        for folder in reversed(folders):  # the deepest first
+            descriptor = inside.folder(folder.path)
+            os.fchmod(descriptor, folder.mode & OWNED)
+            os.utime(descriptor, (folder.mtime, folder.mtime))
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder with everything in it, whatever the modes of this user's folders; raise OSError."""
+    with contextlib.suppress(PermissionError):  # the folder of another user, who may let a group write there
+        path.chmod(ALL)
+    descriptor = os.open(path, INSIDE)
+    try:
+        _empty(descriptor)
+    finally:
+        os.close(descriptor)
+    path.rmdir()
+
+
+def _empty(folder: int) -> None:
+    with os.scandir(folder) as entries:
+        below = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_folder in below:
+        if not is_folder:
+            os.unlink(name, dir_fd=folder)
+            continue
+        with contextlib.suppress(PermissionError):
+            os.chmod(name, ALL, dir_fd=folder)
+        descriptor = os.open(name, INSIDE, dir_fd=folder)
+        try:
+            _empty(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rmdir(name, dir_fd=folder)
+
+
+class _Inside:
+    """Descriptors of folders in the folder `root`; the last one stays open."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = os.open(root, INSIDE)
+        self._last = "", os.dup(self._root)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._last[1])
+        os.close(self._root)
+
+    def folder(self, path: str) -> int:
+        """Return the descriptor of a folder, valid until the next call."""
+        if path != self._last[0]:
+            opened = self.opened(path)
+            os.close(self._last[1])
+            self._last = path, opened
+        return self._last[1]
+
+    def opened(self, path: str) -> int:
+        """Open a folder."""
+        here = os.dup(self._root)
+        for name in path.split("/"):
+            if name:
+                try:
+                    below = os.open(name, INSIDE, dir_fd=here)
+                finally:
+                    os.close(here)
+                here = below
+        return here
+
+
+def _write(inside: _Inside, member: MergedFile, written: Callable[[int], object]) -> None:
+    parent, _, name = member.path.rpartition("/")
+    folder = inside.folder(parent)
+    if member.kind == tarfile.LNKTYPE:
+        first, _, target = member.target.rpartition("/")
+        source = inside.opened(first)
+        try:
+            os.link(target, name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
+        finally:
+            os.close(source)
+        return
+    if member.kind == tarfile.SYMTYPE:
+        os.symlink(member.target, name, dir_fd=folder)
+        os.utime(name, (member.mtime, member.mtime), dir_fd=folder, follow_symlinks=False)
+        return
+    descriptor = os.open(name, NEW, 0o600, dir_fd=folder)
+    try:
+        left = member.size
+        while left:
+            piece = member.content.read(min(left, PIECE)) if member.content else b""
+            if not piece:
+                raise AuditError(f"{member.path[:200]!r} is truncated")
+            _write_all(descriptor, piece)
+            left -= len(piece)
+            written(len(piece))
+        os.fchmod(descriptor, member.mode & OWNED)
+        os.utime(descriptor, (member.mtime, member.mtime))
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, piece: bytes) -> None:
+    rest = memoryview(piece)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]

@@ -1,0 +1,326 @@
+"""Bringing an image into a store: its layers, merged into a squashfs or a folder, which then appears at once.
+
+One process fetches an image, on whatever machine; others wait for it. What it writes has names that no other
+command takes for an image, until the last step, a rename. If it is killed, the next one removes what it left,
+except for downloads, which go on from where they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagematrix.errors import UsageError
+from imagematrix.images.engine.pull import PullProgress, ignore_progress
+from imagematrix.images.local_store import disk_reserve
+from imagematrix.images.local_store.eviction import StoreRoom, get_lock_path
+from imagematrix.images.local_store.folder import (
+    DOCUMENT,
+    FOLDER,
+    ROOTS,
+    SQUASHFS,
+    StoredImage,
+    StoredName,
+    put_name,
+)
+from imagematrix.images.local_store.folder_writer import remove_tree, write_folder
+from imagematrix.images.local_store.locks import hold_lock, remove_dead_files
+from imagematrix.images.local_store.merged_image import LayerFile, MergedImage
+from imagematrix.images.local_store.squashfs_writer import require_mksquashfs, write_squashfs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
+
+    from imagematrix.images.local_store.folder import ImageStore
+    from imagematrix.images.local_store.holder import Holder
+    from imagematrix.images.local_store.origins import ImageOrigin, ImageParts
+
+__all__ = ["DEFAULT", "NOBODY", "CatalogEntry", "FetchOptions", "FetchWatcher", "fetch_image"]
+
+PARTS = ("images", "catalogs", "leases", "locks", "new", "partial")
+STALE_S = 14 * 24 * 3600  # seconds after which the downloads of an image that nobody asks for are removed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogEntry:
+    """What a catalog says of an image: its names, the documents of its variant and of the catalog.
+
+    `part`: this is only a part of the version's catalog, so it does not replace what the store has.
+    """
+
+    references: tuple[str, ...]
+    variant: Mapping[str, Any]
+    catalog: Mapping[str, Any]
+    part: bool = False
+
+    @property
+    def name(self) -> StoredName:
+        """What a store keeps of it with the image."""
+        return StoredName(
+            references=self.references,
+            image=self.catalog["image"],
+            version=self.catalog["version"],
+            variant=self.variant,
+            terms={key: self.catalog[key] for key in ("prefer", "defaults") if key in self.catalog},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchOptions:
+    """How to keep an image: `unpacked` or as a squashfs; `max_size` are the bytes that a store may have.
+
+    `added` returns a layer, a tar, to put on top, for the image's configuration. A store has images with the
+    same layer on top, or without any, because it knows them by their digests only.
+    """
+
+    unpacked: bool = False
+    max_size: int | None = None
+    added: Callable[[Mapping[str, Any]], bytes] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchWatcher:
+    """Who is told of a fetch.
+
+    `waits` gets the process that is waited for if another one fetches the image, `evicted` each image that
+    was removed to make room.
+    """
+
+    report: Callable[[PullProgress], object] = ignore_progress
+    waits: Callable[[Holder], object] = lambda _: None
+    evicted: Callable[[StoredImage], object] = lambda _: None
+
+
+DEFAULT, NOBODY = FetchOptions(), FetchWatcher()
+
+
+def fetch_image(
+    store: ImageStore,
+    source: Callable[[], contextlib.AbstractContextManager[ImageOrigin]],
+    digest: str,
+    published: CatalogEntry,
+    how: FetchOptions = DEFAULT,
+    watcher: FetchWatcher = NOBODY,
+) -> StoredImage:
+    """Return the image with a `digest` in a store, fetched from a `source` unless the store has it.
+
+    An image that is there under another name has both from then on. Images that were started least recently
+    make room for it, if there is a limit. Raises UsageError if the store cannot be used, its disk is full, or
+    squashfs-tools are missing; EngineError if they fail, and what the source raises: UnknownImageError,
+    AuditError, EngineError.
+    """
+
+    def there() -> StoredImage | None:
+        with contextlib.suppress(UsageError):  # a damaged one is replaced
+            found = store.find(digest)
+            return None if found and how.unpacked and found.kind != FOLDER else found
+        return None
+
+    if found := there():
+        with contextlib.suppress(OSError):  # such as a read-only store
+            _keep_catalog(store, published)
+            _keep_names(found, [published.name], store.place(digest))
+        return found
+    if not how.unpacked:
+        require_mksquashfs()
+    with store.explained():
+        for name in PARTS:
+            Path(store.path, name).mkdir(parents=True, exist_ok=True)
+        disk_reserve.fill_reserve(store)
+        _keep_catalog(store, published)
+        lock = get_lock_path(store, digest)
+        with hold_lock(lock, watcher.waits, lambda: there() is not None) as held:
+            if held:
+                remove_dead_files(lock.parent)
+                _remove_leftovers(store, lock.name)
+                with source() as images:
+                    room = StoreRoom(store, how.max_size, watcher.evicted)
+                    _Fetch(store, digest, watcher.report, room).run(images, published, there, how)
+    found = store.find(digest)
+    if found is None:
+        raise UsageError(f"{digest} was removed from {store} just after it had come", remedy="try again")
+    # Another process may have fetched it by another name, for a user to whose images this one cannot add any.
+    with contextlib.suppress(OSError):
+        _keep_names(found, [published.name], store.place(digest))
+    return found
+
+
+class _Fetch:
+    """The fetch of one image, while this process has its lock."""
+
+    def __init__(
+        self, store: ImageStore, digest: str, report: Callable[[PullProgress], object], room: StoreRoom
+    ) -> None:
+        self._store = store
+        self._digest = digest
+        self._report = report
+        self._room = room
+        self._lock = threading.Lock()
+        self._layers = self._downloaded = self._received = 0
+
+    def run(
+        self,
+        source: ImageOrigin,
+        published: CatalogEntry,
+        there: Callable[[], StoredImage | None],
+        how: FetchOptions,
+    ) -> None:
+        """Fetch the image, unless another process brings it meanwhile that was thought to be dead."""
+        place = Path(self._store.place(self._digest))
+        partial = Path(self._store.path, "partial", place.name)
+        new = Path(self._store.path, "new", f"{place.name}.{os.urandom(8).hex()}")
+        partial.mkdir(exist_ok=True)
+        os.utime(partial)  # for `_remove_leftovers`
+        parts = source.parts(self._digest)
+        self._layers = len({*parts.layers})
+        expected = parts.size + parts.size // 4  # a squashfs is a little larger than the compressed layers
+        self._room.make(expected)
+        self._room.require(source.missing(parts, partial) + expected)
+        layers = [*source.layers(parts, partial, self._note_received, self._note_downloaded)]
+        if how.added:
+            layers.append(_make_layer(how.added(parts.config)))
+        image = MergedImage(layers)
+        new.mkdir()
+        try:
+            stored = self._written(new, image, published, parts, unpacked=how.unpacked)
+            document = new / DOCUMENT
+            document.write_text(json.dumps(stored.to_json(), indent=1) + "\n")
+            with contextlib.suppress(UsageError):  # a damaged one is replaced
+                if earlier := self._store.find(self._digest):
+                    _keep_names(stored, earlier.names, new)
+            _sync_path(document)
+            _sync_path(new)
+            if there():
+                remove_tree(new)
+                return
+            if place.exists():  # a damaged one, or one of the other kind
+                self._require_idle()
+                place.rename(f"{new}.gone")
+            _rename_folder(new, place)
+            _sync_path(place.parent)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                remove_tree(new)
+            raise
+        for leftover in (partial, Path(f"{new}.gone")):
+            if leftover.exists():
+                with contextlib.suppress(OSError):  # a later command sweeps it
+                    remove_tree(leftover)
+        self._room.make(0, kept=self._digest)
+
+    def _written(
+        self, new: Path, image: MergedImage, published: CatalogEntry, parts: ImageParts, *, unpacked: bool
+    ) -> StoredImage:
+        """Write the files of an image into the folder `new`."""
+        kind = FOLDER if unpacked else SQUASHFS
+        root = new / ROOTS[kind]
+        checksum = None
+        if unpacked:
+            self._room.require(image.size)
+            write_folder(root, image.members())
+            os.sync()
+            size = image.size
+        else:
+            write_squashfs(root, image.members(), image.latest)
+            _sync_path(root)
+            with root.open("rb") as file:
+                checksum = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+            size = root.stat().st_size
+        name = published.name
+        return StoredImage(
+            digest=self._digest,
+            kind=kind,
+            root=str(root),
+            size=size,
+            checksum=checksum,
+            config=parts.config,
+            references=name.references,
+            image=name.image,
+            version=name.version,
+            variant=name.variant,
+            terms=name.terms,
+        )
+
+    def _require_idle(self) -> None:
+        if user := self._store.leases(self._digest).get(self._digest):
+            raise UsageError(
+                f"{self._digest} in {self._store} cannot be replaced: {user} runs from it",
+                remedy="try again when it has ended",
+            )
+
+    def _note_received(self, size: int) -> None:
+        with self._lock:
+            self._received += size
+            self._tell()
+
+    def _note_downloaded(self) -> None:
+        with self._lock:
+            self._downloaded += 1
+            self._tell()
+
+    def _tell(self) -> None:
+        self._report(PullProgress(layers=self._layers, downloaded=self._downloaded, received=self._received))
+
+
+def _make_layer(tar: bytes) -> LayerFile:
+    digest = f"sha256:{hashlib.sha256(tar).hexdigest()}"
+    return LayerFile(open=lambda: io.BytesIO(tar), name="what is added", digest=digest, tar=digest)
+
+
+def _keep_catalog(store: ImageStore, published: CatalogEntry) -> None:
+    """Keep the catalog for selections from the store, unless it is there."""
+    catalog = published.catalog
+    if published.part:
+        return
+    with contextlib.suppress(UsageError):  # a damaged one is replaced
+        if store.catalog(catalog["image"], catalog["version"]) == catalog:
+            return
+    store.put_catalog(catalog)
+
+
+def _keep_names(image: StoredImage, names: Iterable[StoredName], place: str | Path) -> None:
+    """Keep names of an image in its folder, except for those of catalogs of which it has one."""
+    known = {(one.image, one.version) for one in image.names}
+    for name in names:
+        if (name.image, name.version) not in known:
+            put_name(place, name)
+
+
+def _remove_leftovers(store: ImageStore, own: str) -> None:
+    """Remove what dead processes left: images that never became whole, and downloads that nobody continues.
+
+    Each is removed only with the lock of its image; this process has the one for the image `own`.
+    """
+    for path in [*Path(store.path, "new").iterdir(), *Path(store.path, "partial").iterdir()]:
+        name = path.name.partition(".")[0]
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            if path.parent.name == "partial" and time.time() - path.stat().st_mtime < STALE_S:
+                continue
+            if name == own or stack.enter_context(hold_lock(Path(store.path, "locks", name), wait=False)):
+                remove_tree(path)
+
+
+def _rename_folder(path: Path, to: Path) -> None:
+    """Rename a folder; raise OSError, but not if only the answer to the request was lost."""
+    try:
+        path.rename(to)
+    except OSError:
+        if path.exists() or not to.exists():
+            raise
+
+
+def _sync_path(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

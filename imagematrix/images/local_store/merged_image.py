@@ -1,0 +1,301 @@
+"""The layers of an image as one stream of its files, each at its final path and once.
+
+Layers are read twice: first their headers, which give the tree that a container sees, then the content of the
+files that are left in it. So no unpacked copy is needed. Folders come first, then links, then files in the
+order in which the layers have them, then further names of files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tarfile
+from dataclasses import dataclass
+
+from imagematrix.errors import AuditError
+from imagematrix.images.oci import layer_entries
+from imagematrix.images.oci.decompression import DecompressedStream, HashedStream
+from imagematrix.images.oci.layer_entries import (
+    LONGEST_PATH,
+    LayerListing,
+    list_members,
+    read_to_the_end,
+    require_dense,
+)
+from imagematrix.images.oci.tar import open_tar
+from imagematrix.images.oci.tree import Folder, Hardlink, ImageTree, Symlink
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from imagematrix.images.oci.decompression import ByteStream
+
+__all__ = ["LayerFile", "MergedFile", "MergedImage"]
+
+LATEST = (1 << 32) - 1  # the last time that squashfs can have, in seconds since 1970
+PERMISSIONS = 0o7777
+DEEPEST = 256  # levels of folders
+IMPLIED = 0o755  # the mode of a folder that no layer lists
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFile:
+    """A layer: `open` opens its bytes, as they are compressed or not, any number of times.
+
+    `digest` is that of these bytes, None if they have been compared with it. `tar` is the digest of its tar
+    in the image's configuration, None if that is unknown. `name` is for messages.
+    """
+
+    open: Callable[[], AbstractContextManager[ByteStream]]
+    name: str
+    digest: str | None = None
+    tar: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergedFile:
+    """A file of the merged image at `path`, absolute, and its `content` if it is a regular file of `size`.
+
+    `kind` is a type of tarfile: a regular file, a folder, a symbolic link to `target`, or another name of the
+    regular file at the path `target`, which came before.
+    """
+
+    path: str
+    kind: bytes
+    mode: int = 0o777
+    uid: int = 0
+    gid: int = 0
+    mtime: int = 0
+    size: int = 0
+    target: str = ""
+    content: ByteStream | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attributes:
+    """What a layer says of an entry besides its name."""
+
+    mode: int
+    uid: int
+    gid: int
+    mtime: int
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnFolder(Folder):
+    own: _Attributes
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnLink(Symlink):
+    own: _Attributes
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # two files are never the same one
+class _Content:
+    """A file: its place in its layer. `special` are devices, pipes and sockets."""
+
+    place: int
+    size: int
+    special: bool
+    own: _Attributes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ListedLayer:
+    digest: str
+    entries: Mapping[str, Folder | Symlink | Hardlink | _Content]
+    removed: frozenset[str]
+    emptied: frozenset[str]
+
+
+class MergedImage:
+    """The merged files of `layers`, the lowest first. Reads their headers; raises AuditError.
+
+    `left_out` is the number of device nodes, pipes and sockets, which no user can make. `size` are the bytes
+    of all files, `latest` is the latest of all times.
+    """
+
+    def __init__(self, layers: Sequence[LayerFile], report: Callable[[int], object] = lambda _: None) -> None:
+        self._layers = layers
+        self._report = report
+        listed: list[_ListedLayer] = []
+        for layer in layers:
+            listed.append(self._listed(layer))
+            if sum(len(one.entries) for one in listed) > layer_entries.MOST:
+                raise AuditError(f"the layers have more than {layer_entries.MOST} files")
+        self._tree: ImageTree[_Content] = ImageTree(listed)
+        self._names: dict[_Content, list[str]] = {}
+        self.left_out = 0
+        for path, file in self._tree.files():
+            _bounded(path)
+            if file.special:
+                self.left_out += 1
+            else:
+                self._names.setdefault(file, []).append(path)
+        alive = self._names.keys()
+        # By layer, the files to read by their places.
+        self._wanted = [
+            {
+                entry.place: entry
+                for entry in layer.entries.values()
+                if isinstance(entry, _Content) and entry in alive
+            }
+            for layer in listed
+        ]
+        self.size = sum(file.size for file in self._names)
+        self.latest = max(
+            *(member.mtime for member in self._folders_and_links()),
+            *(file.own.mtime for file in self._names),
+            0,
+        )
+
+    def members(self) -> Iterator[MergedFile]:
+        """Yield all members; the content of each has to be read before the next. Raises AuditError."""
+        yield from self._folders_and_links()
+        for layer, wanted in zip(self._layers, self._wanted, strict=True):
+            if wanted:
+                yield from self._files(layer, wanted)
+        for file, (first, *others) in self._names.items():
+            for path in others:
+                yield _member(path, tarfile.LNKTYPE, file.own, target=first)
+
+    def _folders_and_links(self) -> Iterator[MergedFile]:
+        for path, folder in self._tree.folders():
+            _bounded(path)
+            own = (
+                folder.own
+                if isinstance(folder, _OwnFolder)
+                else _Attributes(mode=IMPLIED, uid=0, gid=0, mtime=0)
+            )
+            yield _member(path or "/", tarfile.DIRTYPE, own)
+        for path, link in self._tree.links():
+            _bounded(path)
+            own = link.own if isinstance(link, _OwnLink) else _Attributes(mode=0o777, uid=0, gid=0, mtime=0)
+            yield _member(path, tarfile.SYMTYPE, own, target=link.target)
+
+    def _files(self, layer: LayerFile, wanted: Mapping[int, _Content]) -> Iterator[MergedFile]:
+        with self._opened(layer) as archive:
+            for place, member in enumerate(list_members(archive)):
+                file = wanted.get(place)
+                if file is None:
+                    continue
+                content = archive.extractfile(member) if member.isfile() else None
+                if content is None or member.size != file.size:
+                    raise tarfile.ReadError("it changed while it was read")
+                checked = _Checked(content, layer)
+                path = self._names[file][0]
+                yield _member(path, tarfile.REGTYPE, file.own, size=file.size, content=checked)
+
+    def _listed(self, layer: LayerFile) -> _ListedLayer:
+        found: LayerListing[_Content] = LayerListing()
+        with self._opened(layer, tar=layer.tar) as archive:
+            for place, member in enumerate(list_members(archive)):
+                path = found.path_of(member)
+                if path is None:
+                    continue
+                entry = _entry(member, found.link(member), place, path)
+                if path != "/" or isinstance(entry, Folder):
+                    found.put(path, entry)
+        return _ListedLayer(
+            digest=layer.name,
+            entries=found.entries,
+            removed=frozenset(found.removed),
+            emptied=frozenset(found.emptied),
+        )
+
+    @contextlib.contextmanager
+    def _opened(self, layer: LayerFile, tar: str | None = None) -> Iterator[tarfile.TarFile]:
+        """Open the tar of a layer; at the end, compare its digests and raise AuditError."""
+        with _explained(layer), layer.open() as stream:
+            raw = HashedStream(stream, layer.digest) if layer.digest else None
+            expanded = DecompressedStream(raw or stream)
+            content = HashedStream(expanded, tar) if tar else None
+            with open_tar(_Observed(content or expanded, self._report)) as archive:
+                yield archive
+                read_to_the_end(archive, expanded if content is None else content, expanded)
+            for hashed in (raw, content):
+                if hashed:
+                    hashed.finish()
+
+
+@contextlib.contextmanager
+def _explained(layer: LayerFile) -> Iterator[None]:
+    """Raise AuditError if a layer cannot be read."""
+    try:
+        yield
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        raise AuditError(f"the layer {layer.name} cannot be read: {error}") from error
+
+
+class _Checked:
+    """The content of a file in a layer, with errors of the layer."""
+
+    def __init__(self, stream: ByteStream, layer: LayerFile) -> None:
+        self._stream = stream
+        self._layer = layer
+
+    def read(self, size: int = -1, /) -> bytes:
+        with _explained(self._layer):
+            return self._stream.read(size)
+
+
+class _Observed:
+    """A stream that tells how many bytes are read from it."""
+
+    def __init__(self, stream: ByteStream, report: Callable[[int], object]) -> None:
+        self._stream = stream
+        self._report = report
+
+    def read(self, size: int = -1, /) -> bytes:
+        piece = self._stream.read(size)
+        self._report(len(piece))
+        return piece
+
+
+def _entry(
+    member: tarfile.TarInfo, link: Symlink | Hardlink | None, place: int, path: str
+) -> Folder | Symlink | Hardlink | _Content:
+    if isinstance(link, Hardlink):
+        return link
+    own = _Attributes(
+        mode=member.mode & PERMISSIONS,
+        uid=member.uid & LATEST,
+        gid=member.gid & LATEST,
+        mtime=min(max(int(member.mtime), 0), LATEST),
+    )
+    if isinstance(link, Symlink):
+        return _OwnLink(link.target, own)
+    if member.isdir():
+        return _OwnFolder(own)
+    require_dense(member, path)
+    return _Content(place, member.size, not member.isfile(), own)
+
+
+def _member(
+    path: str,
+    kind: bytes,
+    own: _Attributes,
+    *,
+    size: int = 0,
+    target: str = "",
+    content: ByteStream | None = None,
+) -> MergedFile:
+    return MergedFile(
+        path=path,
+        kind=kind,
+        mode=own.mode,
+        uid=own.uid,
+        gid=own.gid,
+        mtime=own.mtime,
+        size=size,
+        target=target,
+        content=content,
+    )
+
+
+def _bounded(path: str) -> None:
+    """Raise AuditError if a path is too long, as links to folders can make it, or too deep."""
+    if len(path) > LONGEST_PATH or path.count("/") > DEEPEST:
+        raise AuditError(f"the path {path[:80]!r}… has {len(path)} characters, {path.count('/')} levels")

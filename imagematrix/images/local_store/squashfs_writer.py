@@ -1,0 +1,127 @@
+"""Writing an image as a squashfs: mksquashfs reads its files as a tar, so no unpacked copy is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+import tarfile
+import tempfile
+from typing import cast
+
+from imagematrix.common.programs import find_program
+from imagematrix.common.text import make_headline
+from imagematrix.errors import AuditError, EngineError, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+    from typing import IO
+
+    from imagematrix.images.local_store.merged_image import MergedFile
+
+__all__ = ["require_mksquashfs", "write_squashfs"]
+
+PROGRAM = "mksquashfs"
+REMEDY = "`apt install squashfs-tools` (4.5 or newer), or pull with --unpacked, which needs no program"
+LEVEL = 3  # of zstd: higher ones take several times as long for a few per cent
+PIECE = 1 << 20
+MEMORY = "512M"  # for its queues: by default, a quarter of the machine, of which a job may have less
+BLOCK = tarfile.BLOCKSIZE
+FULL = "No space left on device"
+LONGEST = 1 << 16  # bytes of its messages
+
+
+def require_mksquashfs() -> str:
+    """Return the path of mksquashfs; raise UsageError if there is none."""
+    found = find_program(PROGRAM)
+    if found is None:
+        raise UsageError(f"{PROGRAM} is not installed", remedy=REMEDY)
+    return found
+
+
+def write_squashfs(
+    path: Path,
+    members: Iterable[MergedFile],
+    latest: int,
+    *,
+    processors: int | None = None,
+    written: Callable[[int], object] = lambda _: None,
+) -> None:
+    """Write the members, of which the first is the root, to the new file `path`.
+
+    `latest` is the latest of their times. All files belong to root, who in a container is the caller. The
+    same members give the same bytes with the same squashfs-tools, on any number of `processors`, by default
+    all. `written` is told the bytes of content as they are passed on. Raises UsageError without
+    squashfs-tools, EngineError if they fail, OSError if the disk is full, and what `members` raises.
+    """
+    every = iter(members)
+    root = next(every)
+    command = [
+        require_mksquashfs(),
+        "-",
+        str(path),
+        "-tar",
+        "-comp",
+        "zstd",
+        "-Xcompression-level",
+        str(LEVEL),
+    ]
+    command += ["-root-time", str(root.mtime), "-root-mode", f"{root.mode:o}"]
+    # An ordinary user's container has one user id, as which it cannot write over the files of others.
+    command += ["-all-root", "-no-xattrs", "-no-progress", "-quiet"]
+    command += ["-noappend", "-mem", MEMORY, "-processors", str(processors or len(os.sched_getaffinity(0)))]
+    # This sets the time of the file system and, before 4.6, that of the root, which would be the current one.
+    environment = os.environ | {"SOURCE_DATE_EPOCH": str(latest), "LC_ALL": "C"}
+    complete = False
+    with tempfile.TemporaryFile() as errors:
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env=environment,
+        ) as process:
+            stdin = cast("IO[bytes]", process.stdin)
+            try:
+                with contextlib.suppress(BrokenPipeError):  # it ended, and says why
+                    _write_tar(stdin, every, written)
+                    complete = True
+            except BaseException:
+                process.kill()
+                raise
+            finally:
+                with contextlib.suppress(BrokenPipeError):
+                    stdin.close()
+        errors.seek(0)
+        said = errors.read(LONGEST).decode(errors="replace")
+    if process.returncode or not complete:
+        if FULL in said:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        raise EngineError(f"{PROGRAM}: {make_headline(said)}", remedy=REMEDY)
+
+
+def _write_tar(file: IO[bytes], members: Iterable[MergedFile], written: Callable[[int], object]) -> None:
+    for member in members:
+        file.write(_header(member))
+        if member.content:
+            left = member.size
+            while left:
+                piece = member.content.read(min(left, PIECE))
+                if not piece:
+                    raise AuditError(f"{member.path[:200]!r} is truncated")
+                file.write(piece)
+                left -= len(piece)
+                written(len(piece))
+            file.write(bytes(-member.size % BLOCK))
+    file.write(bytes(2 * BLOCK))
+
+
+def _header(member: MergedFile) -> bytes:
+    info = tarfile.TarInfo(member.path.lstrip("/"))
+    info.type, info.mode, info.mtime, info.size = member.kind, member.mode, member.mtime, member.size
+    info.uid, info.gid = member.uid, member.gid
+    info.linkname = member.target.lstrip("/") if member.kind == tarfile.LNKTYPE else member.target
+    return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")

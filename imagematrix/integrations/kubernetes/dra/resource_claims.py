@@ -1,0 +1,114 @@
+"""What a ResourceClaim allocates of this node: pure functions of the claim as the API server has it.
+
+Everything in a claim is checked, though the API server has checked it too: paths and devices derive from it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from imagematrix.errors import ImagematrixError
+from imagematrix.integrations.kubernetes.client.objects import DNS_LABEL
+from imagematrix.integrations.kubernetes.dra.slices import API, DRIVER
+from imagematrix.integrations.kubernetes.nodes.dra_usage import get_allocation
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.common.json_documents import Fields
+
+__all__ = ["UID", "AllocatedDevice", "ClaimError", "ClaimReference", "list_allocated_devices"]
+
+UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+NAME = re.compile(rf"{DNS_LABEL.pattern}(?:\.{DNS_LABEL.pattern})*", re.ASCII)
+
+
+class ClaimError(ImagematrixError):
+    """A claim cannot be prepared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimReference:
+    """A claim as kubelet names it."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def valid(self) -> bool:
+        """Whether the names are what an API server gives: they become parts of paths."""
+        return bool(
+            DNS_LABEL.fullmatch(self.namespace) and NAME.fullmatch(self.name) and UID.fullmatch(self.uid)
+        )
+
+    @property
+    def path(self) -> str:
+        """The path of the claim at the API server."""
+        return f"/apis/{API}/namespaces/{self.namespace}/resourceclaims/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatedDevice:
+    """A device that a claim allocates: its name in the node's pool, and the request that it is for."""
+
+    name: str
+    request: str
+    share: str | None = None
+
+
+def list_allocated_devices(
+    claim: Fields, reference: ClaimReference, node: str
+) -> tuple[AllocatedDevice, ...]:
+    """Return the devices of this driver and node that a claim allocates, in the order of its requests.
+
+    Raises ClaimError if the claim is another one of the same name, allocates no such device, or asks for what
+    this driver does not offer; UsageError if it is no claim.
+    """
+    if _get_uid(claim) != reference.uid:
+        raise ClaimError("the claim was replaced by another of its name")
+    results = [
+        result for result in get_allocation(claim).objects("results") if result.text("driver") == DRIVER
+    ]
+    if not results:
+        raise ClaimError(f"the claim has no device of {DRIVER} allocated")
+    for result in results:
+        if result.text("pool") != node:
+            raise ClaimError(f"the claim is allocated on another node: {result.text('pool')[:253]!r}")
+        if result.boolean("adminAccess"):
+            raise ClaimError(
+                "admin access is not offered: a GPU is given to one claim",
+                remedy="remove adminAccess from the claim; `imagematrix gpus` shows the use of each GPU",
+            )
+    if _is_configured(claim):
+        raise ClaimError(
+            f"the claim or its class has parameters for {DRIVER}, which has none", remedy="remove them"
+        )
+    return tuple(
+        AllocatedDevice(
+            name=result.text("device"),
+            request=_get_request(result),
+            share=result.text_or_none("shareID"),
+        )
+        for result in results
+    )
+
+
+def _get_uid(claim: Fields) -> str | None:
+    return claim.object_or_empty("metadata").text_or_none("uid")
+
+
+def _is_configured(claim: Fields) -> bool:
+    opaque = (entry.object_or_empty("opaque") for entry in get_allocation(claim).objects("config"))
+    return any(one.text_or_none("driver") == DRIVER for one in opaque)
+
+
+def _get_request(result: Fields) -> str:
+    """Return the name of a request; an alternative of one is written REQUEST/ALTERNATIVE."""
+    request = result.text("request").partition("/")[0]
+    if not DNS_LABEL.fullmatch(request):
+        raise ClaimError(f"invalid request {request[:80]!r}")
+    return request

@@ -1,0 +1,139 @@
+"""The installation before this one, from its manifests: its certificate, and what is no longer part of it.
+
+So an upgrade has no gap in which the API server does not trust the webhook.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime as dt
+from dataclasses import dataclass
+
+from imagematrix.common import json_documents
+from imagematrix.errors import UsageError
+from imagematrix.integrations.kubernetes.client.yaml import load_yaml
+from imagematrix.integrations.kubernetes.install import certificates
+from imagematrix.integrations.kubernetes.install.certificates import Tls
+from imagematrix.integrations.kubernetes.install.install import HOOK, NAME, make_service_names
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+    from typing import Any
+
+__all__ = ["LEFT", "PreviousInstallation", "Resource", "read_installation", "renew_certificate"]
+
+LEFT = dt.timedelta(days=60)  # before its end, at which a certificate is replaced
+WRITTEN = "give the manifests that installed it, or `kubectl get -o yaml` of its Secret and its configuration"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Resource:
+    """An object of a cluster, by its API group, kind, namespace and name."""
+
+    group: str
+    kind: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace + '/' if self.namespace else ''}{self.name}"
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any], where: str) -> Resource:
+        """Return what a manifest describes; raise UsageError if it does not say."""
+        fields = json_documents.Fields(manifest, where)
+        metadata = fields.object_or_none("metadata")
+        if metadata is None:
+            raise fields.fail("metadata", "is missing (expected an object)")
+        return cls(
+            group=fields.text("apiVersion").rpartition("/")[0],
+            kind=fields.text("kind"),
+            namespace=metadata.text_or_none("namespace") or "",
+            name=metadata.text("name"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreviousInstallation:
+    """An installation: its certificate, and its resources."""
+
+    tls: Tls
+    resources: frozenset[Resource]
+
+    def without(self, manifests: Iterable[Mapping[str, Any]]) -> list[Resource]:
+        """Return the resources that other manifests no longer have."""
+        return sorted(self.resources - {Resource.of(each, "manifest") for each in manifests})
+
+
+def read_installation(path: Path, namespace: str) -> PreviousInstallation:
+    """Return the installation in a file; raise UsageError if it is invalid, or of another namespace."""
+    where = str(path)
+    manifests = list(_list_objects(load_yaml(path), where))
+    resources = [Resource.of(each, where) for each in manifests]
+    found = dict(zip(resources, manifests, strict=True))
+    secret = _require_single(found, "Secret", where)
+    configuration = _require_single(found, "MutatingWebhookConfiguration", where)
+    data = json_documents.Fields(found[secret], where).object_or_empty("data")
+    hook = _get_hook(json_documents.Fields(found[configuration], where), where)
+    if secret.namespace != namespace:
+        raise UsageError(
+            f"{where}: installed to the namespace {secret.namespace[:80]!r}",
+            remedy="give the same --namespace; an installation cannot move",
+        )
+    tls = Tls(
+        chain=_decode_field(data, "tls.crt"),
+        key=_decode_field(data, "tls.key"),
+        authorities=_decode_field(hook, "caBundle"),
+    )
+    parts = (f"{where}: tls.crt", f"{where}: tls.key", f"{where}: caBundle")
+    certificates.require_valid_certificate(tls, parts, make_service_names(namespace)[0])
+    return PreviousInstallation(tls=tls, resources=frozenset(resources))
+
+
+def renew_certificate(previous: Tls, given: Tls | None, names: tuple[str, ...], now: dt.datetime) -> Tls:
+    """Return the certificate of an upgrade: `given`, or the previous one until 60 days before its end.
+
+    The API server trusts the previous authorities too, because webhooks use the previous certificate until
+    the kubelet has given them the other.
+    """
+    end = certificates.get_end_of_trust(previous)
+    keep = given is None and end is not None and end - now > LEFT
+    new = given or (previous if keep else certificates.make_certificate(names, now))
+    authorities = certificates.merge_authorities([new.authorities, previous.authorities], now)
+    return Tls(chain=new.chain, key=new.key, authorities=authorities)
+
+
+def _list_objects(manifests: Iterable[object], where: str) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file, also those in a List of kubectl."""
+    for each in manifests:
+        if each is None:  # between two separators
+            continue
+        fields = json_documents.Fields(each, where)
+        if fields.text("kind") == "List":
+            yield from (item.data for item in fields.objects("items"))
+        else:
+            yield fields.data
+
+
+def _require_single(found: Iterable[Resource], kind: str, where: str) -> Resource:
+    some = [each for each in found if (each.kind, each.name) == (kind, NAME)]
+    if len(some) != 1:
+        raise UsageError(f"{where}: expected one {kind} {NAME}, found {len(some)}", remedy=WRITTEN)
+    return some[0]
+
+
+def _get_hook(configuration: json_documents.Fields, where: str) -> json_documents.Fields:
+    hooks = [each for each in configuration.objects("webhooks") if each.text_or_none("name") == HOOK]
+    if len(hooks) != 1:
+        raise UsageError(f"{where}: expected one webhook {HOOK}, found {len(hooks)}", remedy=WRITTEN)
+    return hooks[0].object_or_empty("clientConfig")
+
+
+def _decode_field(fields: json_documents.Fields, key: str) -> bytes:
+    try:
+        return base64.b64decode("".join(fields.text(key).split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise fields.fail(key, "invalid base64") from error

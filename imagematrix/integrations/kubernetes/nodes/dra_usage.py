@@ -1,0 +1,144 @@
+"""The GPUs that DRA drivers publish, and those that ResourceClaims hold: by node and driver.
+
+Types are those of resource.k8s.io/v1 in k8s.io/api. A unit is a device, or all devices with one counter set:
+these are partitions of one GPU, so a claim of one of them leaves no whole GPU. Pools that are not a single
+node's are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from imagematrix.common.json_documents import Fields
+
+    Pool = tuple[str, str]  # a driver and the name of its pool
+
+__all__ = ["DraUnits", "count_units", "count_waiting", "get_allocation", "list_claims"]
+
+DRIVERS = re.compile(r"gpu\.(imagematrix\.io|nvidia\.com|amd\.com|intel\.com)", re.ASCII)
+# The classes of devices that these drivers install, such as mig.nvidia.com.
+CLASSES = re.compile(rf"(?:gpu|mig|vfio\.gpu){DRIVERS.pattern.removeprefix('gpu')}", re.ASCII)
+CLOSING = ("NoSchedule", "NoExecute")  # effects of a taint that keep claims away
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraUnits:
+    """The GPUs of one driver on a node, by name: all, those that claims may get, those that claims have."""
+
+    known: set[str] = field(default_factory=set)
+    healthy: set[str] = field(default_factory=set)
+    claimed: set[str] = field(default_factory=set)
+
+
+def count_units(slices: Sequence[Fields], claims: Iterable[Fields]) -> dict[str, dict[str, DraUnits]]:
+    """Return the GPUs in ResourceSlices and allocated claims, by node and driver.
+
+    A claim keeps a GPU that is no longer published. Raises UsageError if an object is invalid.
+    """
+    found: dict[str, dict[str, DraUnits]] = {}
+    places: dict[tuple[Pool, str], tuple[str, str]] = {}  # the node and unit of a device
+    nodes: dict[Pool, str] = {}
+    for spec, pool in _list_current_slices(slices):
+        for device in spec.objects("devices"):
+            node = spec.text_or_none("nodeName") or device.text_or_none("nodeName")
+            if node is None:
+                continue
+            nodes[pool] = node
+            unit = _get_unit(device)
+            places[pool, device.text("name")] = node, unit
+            here = found.setdefault(node, {}).setdefault(pool[0], DraUnits())
+            here.known.add(unit)
+            if not any(taint.text("effect") in CLOSING for taint in device.objects("taints")):
+                here.healthy.add(unit)
+    for result in (result for claim in claims for result in get_allocation(claim).objects("results")):
+        driver = result.text("driver")
+        # Access for an administrator takes no device from others.
+        if not DRIVERS.fullmatch(driver) or result.boolean("adminAccess"):
+            continue
+        pool, device_name = (driver, result.text("pool")), result.text("device")
+        # These drivers name the pool of a node after the node.
+        node, unit = places.get((pool, device_name)) or (nodes.get(pool, pool[1]), device_name)
+        here = found.setdefault(node, {}).setdefault(driver, DraUnits())
+        here.known.add(unit)
+        here.claimed.add(unit)
+    return found
+
+
+def count_waiting(pods: Iterable[Fields], claims: Iterable[Fields]) -> dict[str, tuple[int, int]]:
+    """Return what the claims of some pods ask for, of those that have no allocation, by device class.
+
+    These are the numbers of pods and of devices; a request for all devices of a node counts as one.
+    """
+    asked = {
+        _make_key(claim): _count_requested(claim)
+        for claim in claims
+        if not claim.object_or_empty("status").present("allocation")
+    }
+    waiters: Counter[str] = Counter()
+    waited: set[tuple[str, str]] = set()
+    for pod in pods:
+        mine = {key for key in list_claims(pod) if key in asked}
+        waiters.update({name for key in mine for name in asked[key]})
+        waited |= mine
+    devices = sum((asked[key] for key in waited), Counter[str]())
+    return {name: (waiters[name], devices[name]) for name in sorted(waiters)}
+
+
+def list_claims(pod: Fields) -> Iterator[tuple[str, str]]:
+    """Yield the namespaces and names of a pod's claims; those from templates are named in its status."""
+    namespace, _ = _make_key(pod)
+    for part, key in (("spec", "resourceClaims"), ("status", "resourceClaimStatuses")):
+        for claim in pod.object_or_empty(part).objects(key):
+            if name := claim.text_or_none("resourceClaimName"):
+                yield namespace, name
+
+
+def get_allocation(claim: Fields) -> Fields:
+    """Return what the scheduler has allocated to a claim: `results` and `config`, if anything."""
+    return claim.object_or_empty("status").object_or_empty("allocation").object_or_empty("devices")
+
+
+def _list_current_slices(slices: Iterable[Fields]) -> Iterator[tuple[Fields, Pool]]:
+    """Yield the specs of slices of GPU drivers with their pools, without those of older generations."""
+    described = []
+    newest: dict[Pool, int] = {}
+    for each in slices:
+        spec = each.object_or_none("spec")
+        pool = spec.object_or_none("pool") if spec else None
+        if spec is None or pool is None:
+            raise each.fail("spec", "has no pool")
+        key, generation = (spec.text("driver"), pool.text("name")), pool.integer("generation")
+        if DRIVERS.fullmatch(key[0]):
+            described.append((spec, key, generation))
+            newest[key] = max(generation, newest.get(key, generation))
+    yield from ((spec, key) for spec, key, generation in described if generation == newest[key])
+
+
+def _get_unit(device: Fields) -> str:
+    for consumed in device.objects("consumesCounters"):
+        return f"counters of {consumed.text('counterSet')}"
+    return device.text("name")
+
+
+def _count_requested(claim: Fields) -> Counter[str]:
+    """Return how many devices of each class a claim requests; of alternatives, the first one counts."""
+    requested: Counter[str] = Counter()
+    for request in claim.object_or_empty("spec").object_or_empty("devices").objects("requests"):
+        first = request.object_or_none("exactly") or next(request.objects("firstAvailable"), None)
+        name = first.text("deviceClassName") if first else ""
+        if first and CLASSES.fullmatch(name):
+            requested[name] += first.integer_or_none("count") or 1
+    return requested
+
+
+def _make_key(named: Fields) -> tuple[str, str]:
+    metadata = named.object_or_none("metadata")
+    if metadata is None:
+        raise named.fail("metadata", "is missing (expected an object)")
+    return metadata.text_or_none("namespace") or "", metadata.text("name")

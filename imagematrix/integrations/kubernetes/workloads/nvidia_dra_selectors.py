@@ -1,0 +1,118 @@
+"""Needs as device selectors of dynamic resource allocation (DRA): CEL about one GPU of NVIDIA's DRA driver.
+
+Attributes are those of cmd/gpu-kubelet-plugin/deviceinfo.go in https://github.com/NVIDIA/k8s-dra-driver-gpu.
+They contain semantic versions: driver 580.65.06 appears as 580.65.6. So here, and nowhere else, drivers are
+compared by their numbers. CPUs are not devices: node affinity covers CPU needs.
+"""
+
+from __future__ import annotations
+
+from imagematrix.hardware.vendors import gpus, versions
+from imagematrix.integrations.kubernetes.nodes import labels as own
+from imagematrix.selection.needs.equivalence import TOP
+from imagematrix.selection.needs.grid import find_intervals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from imagematrix.selection.needs.need import Need
+
+__all__ = ["DRIVER", "join_alternatives", "make_nvidia_selector", "make_semver", "match_compute_between"]
+
+DRIVER = "gpu.nvidia.com"
+ATTRIBUTES = f'device.attributes["{DRIVER}"]'
+LISTED = ("ok",)
+PARTS = 3  # numbers in a semantic version
+
+
+def make_nvidia_selector(listed: Iterable[Need]) -> str | None:
+    """Return the CEL expression that admits a GPU only if it meets what one of the needs asks of a GPU.
+
+    The needs are those of `listed` GPUs: it assumes that every GPU that the DRA driver publishes works with
+    the loaded kernel modules and the node's own user-mode driver. None if a need asks for no GPU.
+    """
+    needs = [*listed]
+    if not needs or not all(need.gpus for need in needs):
+        return None
+    groups = dict.fromkeys(_make_conditions(need) for need in needs)
+    alternatives = [" && ".join(conditions) for conditions in groups if conditions is not None]
+    return f'device.driver == "{DRIVER}" && {join_alternatives(alternatives)}' if alternatives else "false"
+
+
+def join_alternatives(conditions: Sequence[str]) -> str:
+    """Return the expression that one of some conditions holds, which && may follow."""
+    if len(conditions) == 1:
+        return conditions[0]
+    return f"({' || '.join(f'({condition})' for condition in conditions)})"
+
+
+def _make_conditions(need: Need) -> tuple[str, ...] | None:
+    """Return the conditions of a need, or None if the attributes cannot express them."""
+    if need.brands and not need.data_centre:
+        return None  # the attributes write brands in another way
+    if need.loaded is False or "ok" not in (need.states or LISTED):
+        return None
+    if need.driver and len(versions.make_sort_key(need.driver)) > PARTS:
+        return None  # a semantic version has no fourth number
+    computes = _find_supported_computes(need)
+    if computes == ():
+        return None
+    return (*_match_driver(need), *_match_computes(computes), *_match_data_centre(need))
+
+
+def _match_driver(need: Need) -> Iterator[str]:
+    driver = f"{ATTRIBUTES}.driverVersion"
+    if need.driver:
+        yield f"{driver}.compareTo({make_semver(versions.make_sort_key(need.driver))}) == 0"
+    if need.oldest:
+        yield f"{driver}.compareTo({make_semver(need.oldest)}) >= 0"
+    if need.below:
+        yield f"{driver}.compareTo({make_semver(need.below)}) < 0"
+    for other in sorted(need.other_than):
+        yield f"{driver}.compareTo({make_semver(versions.make_sort_key(other))}) != 0"
+
+
+def _match_computes(computes: tuple[int, ...] | None) -> Iterator[str]:
+    if computes is not None:
+        compute = f"{ATTRIBUTES}.cudaComputeCapability"
+        yield join_alternatives(
+            [" && ".join(match_compute_between(compute, *run)) for run in find_intervals(computes)]
+        )
+
+
+def _match_data_centre(need: Need) -> Iterator[str]:
+    if need.data_centre:
+        some = gpus.DATA_CENTRE_BRANDS.intersection(need.brands or own.BRANDS)
+        brands, others = ", ".join(f'"{brand}"' for brand in sorted(some)), "|".join(gpus.OTHER_NAMES)
+        yield f"{ATTRIBUTES}.brand.lowerAscii() in [{brands}]"
+        yield f'!{ATTRIBUTES}.productName.lowerAscii().matches("(^| )({others})( |$)")'
+
+
+def _find_supported_computes(need: Need) -> tuple[int, ...] | None:
+    """Return the capabilities whose products the image's user-mode driver all supports.
+
+    Only a driver of mode compat can lack support for a published GPU: in the other modes the driver has the
+    version of the kernel modules.
+    """
+    if need.computes is None:
+        return None
+    codes = (code for code in need.computes if code >= 0)
+    if need.limit is None:
+        return tuple(codes)
+    ended = {compute for compute, last in gpus.first_ended().items() if last < need.limit}
+    return tuple(code for code in codes if f"{code // 10}.{code % 10}" not in ended)
+
+
+def match_compute_between(compute: str, first: int, last: int) -> Iterator[str]:
+    """Yield the conditions that an attribute is a capability from the first to the last, times ten."""
+    if first > 0:
+        yield f"{compute}.compareTo({make_semver((first // 10, first % 10))}) >= 0"
+    if last < TOP:
+        yield f"{compute}.compareTo({make_semver(((last + 1) // 10, (last + 1) % 10))}) < 0"
+
+
+def make_semver(version: tuple[int, ...]) -> str:
+    """Return a bound as a semantic version; if it has a fourth part, the third is raised by one."""
+    major, minor, patch = (*version, 0, 0)[:PARTS]
+    return f'semver("{major}.{minor}.{patch + (len(version) > PARTS)}")'

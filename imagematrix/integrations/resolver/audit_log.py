@@ -1,0 +1,79 @@
+"""The log of the resolver: a line for each changed answer and each refusal, and counters for Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from imagematrix.errors import EngineError, ImagematrixError
+    from imagematrix.integrations.resolver.choice import ResolvedTag
+
+__all__ = ["ResolverLog"]
+
+METHODS = ("GET", "HEAD")
+TAGS = 1_000  # whose variants are remembered and counted; clients can combine the words of a tag in many ways
+
+
+class ResolverLog:
+    """The counters of this process; `note` is called with each line."""
+
+    TYPE = CONTENT_TYPE_LATEST
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._chosen: dict[str, ResolvedTag] = {}  # by tag, the one that changed least recently first
+        self._registry = CollectorRegistry()
+        self._answers = Counter(
+            "imagematrix_resolver_answers",
+            "Requests answered, by method and HTTP status.",
+            ("method", "status"),
+            registry=self._registry,
+        )
+        self._choices = Counter(
+            "imagematrix_resolver_choices",
+            "Tags answered with a variant for the first time, or with another variant than before.",
+            ("tag", "variant"),
+            registry=self._registry,
+        )
+        self._stale = Counter(
+            "imagematrix_resolver_stale_answers",
+            "Answers from the last known state, while the upstream could not be read.",
+            registry=self._registry,
+        )
+
+    def answered(self, method: str, status: int) -> None:
+        """Count an answer. Unusual methods, which clients can invent, share one counter."""
+        self._answers.labels(method if method in METHODS else "other", str(status)).inc()
+
+    def chose(self, tag: str, chosen: ResolvedTag, keys: Sequence[str]) -> None:
+        """Log a tag's variant and the `keys` that signed it, the first time and after every change."""
+        earlier = self._chosen.get(tag)
+        if earlier is None or earlier.digest != chosen.digest:
+            self._chosen.pop(tag, None)
+            self._chosen[tag] = chosen
+            if len(self._chosen) > TAGS:
+                oldest = next(iter(self._chosen))
+                self._choices.remove(oldest, self._chosen.pop(oldest).reference)
+            signed = f", signed with {' and '.join(keys)}" if keys else ""
+            self._note(f"{tag} is {chosen}{signed}")
+            self._choices.labels(tag, chosen.reference).inc()
+
+    def refused(self, path: str, error: ImagematrixError) -> None:
+        """Log why a request was refused."""
+        self._note(f"{path}: {error.details}")
+
+    def aborted(self, path: str, why: str) -> None:
+        """Log an answer that the client or the upstream aborted."""
+        self._note(f"{path}: aborted: {why}")
+
+    def stale(self, tag: str, error: EngineError) -> None:
+        """Log an answer from the last known state."""
+        self._stale.inc()
+        self._note(f"{tag} is answered from the last known state: {error}")
+
+    def text(self) -> bytes:
+        """Return the counters in Prometheus's exposition format."""
+        return generate_latest(self._registry)

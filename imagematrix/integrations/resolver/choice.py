@@ -1,0 +1,89 @@
+"""Choosing the variant that a node gets for a tag, or the reasons why it gets none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+from imagematrix.common.text import quote_word
+from imagematrix.errors import UsageError
+from imagematrix.integrations.resolver.tag import parse_request
+from imagematrix.selection.selector import explain, select
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from imagematrix.images.catalog.catalog import Catalog
+    from imagematrix.integrations.resolver.node import HostSources
+    from imagematrix.selection.selection import Selection
+
+__all__ = ["ResolvedTag", "explain_tag", "resolve_tag"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedTag:
+    """The variant that answers a tag, and the GPUs that it was chosen for.
+
+    `tag` is the same for all tags that request the same. `fits` of the version's `variants` fit; this one is
+    the best.
+    """
+
+    tag: str
+    reference: str
+    digest: str
+    gpus: tuple[str, ...]
+    fits: int
+    variants: int
+
+    def __str__(self) -> str:
+        gpus = f"for GPUs {', '.join(self.gpus)}" if self.gpus else "without a GPU"
+        return f"{self.reference} {gpus}, the best of {self.fits} that fit out of {self.variants}"
+
+
+def resolve_tag(nodes: HostSources, tag: str, catalog: Catalog) -> ResolvedTag:
+    """Return the variant of `catalog` for `tag` on this node.
+
+    For a class, every node gets the variant of the class's host, if it fits the node. Raises NothingFits with
+    every reason; UsageError if the tag is invalid, the choice is ambiguous, or the variant of the class does
+    not fit this node.
+    """
+    requested = parse_request(tag, catalog)
+    host = nodes.host(requested.node_class)
+    selection = explain(host, catalog, gpus=requested.gpus, where=dict(requested.where))
+    # `select` would advise --where, an option that a client of a registry does not have.
+    if selection.variant is None and selection.decision.differing:
+        axis, (value, *_) = next(iter(selection.decision.differing.items()))
+        message = f"variants of {catalog.image}:{tag} that fit differ in {axis}"
+        raise UsageError(message, remedy=f"name one in the tag, such as {tag}-{axis}{value}")
+    selection = select(host, catalog, gpus=requested.gpus, where=dict(requested.where))
+    chosen = _make_result(requested.tag(catalog.version), selection)
+    if requested.node_class is None:
+        return chosen
+    here = explain(nodes.host(None), catalog, gpus=requested.gpus, where=dict(requested.where))
+    if chosen.reference not in here.fits:
+        message = f"class {requested.node_class} gets {chosen.reference}, which does not fit this node"
+        raise UsageError(
+            message, remedy=f"run `imagematrix explain {quote_word(chosen.reference)}` on this node"
+        )
+    # The class decides on the variant, but the container gets the GPUs of this node.
+    return replace(chosen, gpus=here.gpus)
+
+
+def explain_tag(nodes: HostSources, tag: str, catalog: Catalog) -> str:
+    """Return the Selection document for `tag`, as JSON; raise UsageError if the tag is invalid."""
+    requested = parse_request(tag, catalog)
+    host = nodes.host(requested.node_class)
+    return json.dumps(explain(host, catalog, gpus=requested.gpus, where=dict(requested.where)).to_json())
+
+
+def _make_result(tag: str, selection: Selection) -> ResolvedTag:
+    variant = selection.variant
+    if variant is None or variant.digest is None:
+        raise UsageError(f"{selection.selected} has no digest in its catalog")
+    return ResolvedTag(
+        tag=tag,
+        reference=variant.reference,
+        digest=variant.digest,
+        gpus=selection.gpus,
+        fits=len(selection.fits),
+        variants=len(selection.decision.catalog.variants),
+    )

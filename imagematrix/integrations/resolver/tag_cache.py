@@ -1,0 +1,301 @@
+"""The manifests of the upstream's tags, with their catalogs and signatures.
+
+While the upstream is unavailable, these are the last known ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from imagematrix.errors import EngineError, ImagematrixError, UsageError
+from imagematrix.images.catalog import image_index
+from imagematrix.images.catalog.labels import get_version
+from imagematrix.images.catalog.signature_guard import find_listed_digest, find_signers, require_tag
+from imagematrix.images.oci.manifest import INDEXES
+from imagematrix.images.trust.policy import collect_requirements
+from imagematrix.images.trust.signature import is_signature, prove_signature
+from imagematrix.integrations.resolver.byte_cache import ENTRY, ByteCache
+from imagematrix.integrations.resolver.state import Recorder
+
+Result = TypeVar("Result")
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+    from concurrent.futures import Executor
+    from typing import Any
+
+    from imagematrix.images.catalog.catalog import Catalog
+    from imagematrix.images.oci.manifest import Manifest
+    from imagematrix.images.trust.policy import SignaturePolicy
+    from imagematrix.images.trust.signature import Key, ManifestSource
+    from imagematrix.integrations.resolver.audit_log import ResolverLog
+    from imagematrix.integrations.resolver.state import StateFolder
+    from imagematrix.integrations.resolver.upstream import Upstream
+
+__all__ = ["CachedTag", "TagCache"]
+
+MANIFESTS = VERSIONS = 32 << 20  # bytes to keep of each
+SMALL = (
+    1 << 16
+)  # bytes of a manifest, of which others keep half: few large ones must not displace all small ones
+READING = 4  # threads that read what is not kept; versions, which all need, are read by others
+WAITING = 64  # requests for that; more are refused
+CLIENTS = 400  # that wait for them, so that there are always places for others; more are refused
+PARSED = 3  # times the bytes of a manifest that a version takes, with what was read from it
+FRESH_S = 2.0  # requests within this time, such as those of one pull, share one request to the upstream
+PATIENCE_S = 5.0  # the longest wait for the upstream if its last answer is known
+RECENT_S = 60.0  # after an answer, also that there is no such tag, for which the wait is at most BRIEF_S
+BRIEF_S = 0.3
+ABSENT = 1_000 * ENTRY  # bytes of tags to remember that the upstream has not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedTag:
+    """A manifest or an index under a tag.
+
+    `catalog` is None if it has no variants of imagematrix. `digests` are its own digest and those of the
+    entries in an index. `keys` are those that signed it, one for each policy that requires a signature.
+    """
+
+    manifest: Manifest
+    catalog: Catalog | None
+    digests: frozenset[str]
+    keys: tuple[Key, ...]
+
+
+class TagCache:
+    """The tags of an upstream that all policies admit; `state` saves them for the next start.
+
+    The threads of `executor` read the saved state.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        journal: ResolverLog,
+        executor: Executor,
+        policies: Sequence[SignaturePolicy] = (),
+        state: StateFolder | None = None,
+    ) -> None:
+        self._upstream = upstream
+        self._journal = journal
+        self._executor = executor
+        self._policies = policies
+        self._state = state
+        self._versions: ByteCache[tuple[str, str], tuple[float, CachedTag]] = ByteCache(
+            VERSIONS, lambda kept: PARSED * len(kept[1].manifest.raw)
+        )
+        self._absent: ByteCache[tuple[str, str], float] = ByteCache(ABSENT, lambda _: 0)
+        self._small: ByteCache[tuple[str, str], Manifest] = ByteCache(MANIFESTS // 2, _measure_size)
+        self._large: ByteCache[tuple[str, str], Manifest] = ByteCache(MANIFESTS // 2, _measure_size)
+        self._readers = ThreadPoolExecutor(READING)
+        self._reads = asyncio.Semaphore(WAITING)
+        self._clients = asyncio.Semaphore(CLIENTS)
+        self._tasks: dict[tuple[str, str], asyncio.Task[CachedTag | None]] = {}
+        self._manifests: dict[tuple[str, str], asyncio.Task[Manifest | None]] = {}
+        if state:
+            self._restore(state)
+
+    async def find(self, repository: str, tag: str) -> CachedTag | None:
+        """Return the upstream's version for a tag, or else for the part of the tag before its first dash.
+
+        The latter counts only if it has variants, among which the rest of the tag can choose. While the
+        upstream cannot be read, the last known version is returned. Raises EngineError if none is known,
+        SignatureError if the policy does not admit it, UsageError if its catalog is damaged.
+        """
+        name = get_version(tag)
+        if name == tag:
+            return await self._version(repository, tag)
+        _, earlier = self._versions.get((repository, name)) or (0.0, None)
+        try:
+            # If the version is known, it can answer for the tag, so the wait is short.
+            version = await self._version(repository, tag, hurry=earlier is not None)
+        except EngineError:
+            if earlier is None:
+                raise
+            digest = find_listed_digest(earlier.catalog, repository, tag)
+            manifest = await self.manifest(repository, digest) if digest else None
+            version = replace(earlier, manifest=manifest, catalog=None) if manifest else None
+        if version is not None:
+            return version
+        version = await self._version(repository, name)
+        return version if version and version.catalog else None
+
+    async def tags(self, repository: str) -> list[str]:
+        """Return the upstream's tags of a repository; raises EngineError if it cannot be read."""
+        return await self._reading(partial(self._upstream.tags, repository))
+
+    async def _reading(self, read: Callable[[], Result]) -> Result:
+        async with _require_free(self._reads):
+            return await asyncio.get_running_loop().run_in_executor(self._readers, read)
+
+    def latest(self) -> tuple[tuple[str, str], CachedTag] | None:
+        """Return the version that was used last, with its repository and tag, or None."""
+        found = [*self._versions][-1:]
+        return (found[0][0], found[0][1][1]) if found else None
+
+    async def _version(self, repository: str, tag: str, *, hurry: bool = False) -> CachedTag | None:
+        key = repository, tag
+        at, earlier = self._versions.get(key) or (self._absent.get(key) or -math.inf, None)
+        if earlier is not None and time.monotonic() - at < FRESH_S:
+            return earlier
+        recent = time.monotonic() - at < RECENT_S
+        task = _share_task(self._tasks, key, partial(self._ask, key))
+        try:
+            patience_s = min(BRIEF_S, PATIENCE_S) if recent else PATIENCE_S
+            return await asyncio.wait_for(task, patience_s if recent or earlier or hurry else None)
+        except TimeoutError as error:
+            unavailable = EngineError("the upstream does not answer")
+            if earlier is None and recent:
+                return None  # as it was absent a moment ago
+            if earlier is None:
+                raise unavailable from error
+        except EngineError as error:
+            unavailable = error
+            if earlier is None:
+                raise
+        self._journal.stale(f"{repository}:{tag}", unavailable)
+        return earlier
+
+    async def manifest(self, repository: str, digest: str) -> Manifest | None:
+        """Return the manifest with a digest, or None.
+
+        Raises EngineError if the upstream cannot be read and the manifest is not known, SignatureError if the
+        policy does not admit it: no version lists it, and it is not signed itself.
+        """
+        key = repository, digest
+        entry = self._small.get(key) or self._large.get(key)
+        if entry is not None:
+            return entry
+        async with _require_free(self._clients):
+            return await _share_task(self._manifests, key, partial(self._find_manifest, repository, digest))
+
+    async def _find_manifest(self, repository: str, digest: str) -> Manifest | None:
+        listed = any(
+            digest in version.digests for (name, _), (_, version) in self._versions if name == repository
+        )
+        # The content of a digest never changes, so the saved manifest is as good as the upstream's.
+        entry = await self._saved(repository, digest)
+        if entry is None or (not listed and collect_requirements(self._policies, repository)):
+            entry = await self._reading(partial(self._read_digest, repository, digest, entry, listed=listed))
+        if entry is not None:
+            (self._small if _measure_size(entry) <= SMALL else self._large).put((repository, digest), entry)
+        return entry
+
+    async def _ask(self, key: tuple[str, str]) -> CachedTag | None:
+        version = await asyncio.to_thread(self._read, *key)
+        if version is None:
+            self._versions.drop(key)
+            self._absent.put(key, time.monotonic())
+        else:
+            self._absent.drop(key)
+            self._versions.put(key, (time.monotonic(), version))
+        return version
+
+    def _read(self, repository: str, tag: str) -> CachedTag | None:
+        _, earlier = self._versions.get((repository, tag)) or (0.0, None)
+        if earlier is not None and earlier.manifest.digest == self._upstream.digest(repository, tag):
+            return earlier  # its catalog has cached decisions
+        manifest = self._upstream.manifest(repository, tag)
+        if manifest is None:
+            if self._state:
+                self._state.drop(repository, tag)
+            return None
+        source = Recorder(self._upstream)
+        version = _verify_tag(source, self._policies, repository, tag, manifest)
+        if self._state:
+            for reference, content in ((tag, manifest), *source.read):
+                self._state.keep(repository, reference, content)
+        return version
+
+    async def _saved(self, repository: str, digest: str) -> Manifest | None:
+        """Return a saved manifest, even while all other threads wait for an upstream that hangs."""
+        if self._state is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._state.manifest, repository, digest)
+
+    def _read_digest(
+        self, repository: str, digest: str, saved: Manifest | None, *, listed: bool
+    ) -> Manifest | None:
+        manifest = saved or self._upstream.manifest(repository, digest)
+        required = collect_requirements(self._policies, repository)
+        for requirement in required if manifest and not listed else ():
+            prove_signature(self._upstream, repository, digest, requirement)
+        if manifest and self._state:
+            self._state.keep(repository, digest, manifest)
+        return manifest
+
+    def _restore(self, state: StateFolder) -> None:
+        """Examine the saved versions as if they came from the upstream."""
+        for repository, tag in state.tags():
+            manifest = None if is_signature(tag) else state.manifest(repository, tag)
+            if manifest is None:
+                continue
+            try:
+                version = _verify_tag(state, self._policies, repository, tag, manifest)
+            except ImagematrixError as error:
+                self._journal.refused(f"{repository}:{tag} from the saved state", error)
+            else:
+                # It is never fresh, so the upstream is asked first.
+                self._versions.put((repository, tag), (-math.inf, version))
+
+
+def _require_free(places: asyncio.Semaphore) -> asyncio.Semaphore:
+    """Return the places of those who wait; raise EngineError if all are taken."""
+    if places.locked():
+        raise EngineError("too many requests wait for the upstream", remedy="try again later")
+    return places
+
+
+def _share_task(
+    tasks: dict[tuple[str, str], asyncio.Task[Result]],
+    key: tuple[str, str],
+    begin: Callable[[], Coroutine[Any, Any, Result]],
+) -> asyncio.Future[Result]:
+    """Return the task of a key, which `begin` begins if there is none: those who ask at one time share it.
+
+    A client that gives up does not end it for others.
+    """
+
+    def end(task: asyncio.Task[Result]) -> None:
+        del tasks[key]
+        if not task.cancelled():
+            task.exception()  # retrieve it, or asyncio would warn if nobody waits for the task any longer
+
+    if key not in tasks:
+        tasks[key] = asyncio.create_task(begin())
+        tasks[key].add_done_callback(end)
+    return asyncio.shield(tasks[key])
+
+
+def _measure_size(manifest: Manifest) -> int:
+    return len(manifest.raw)
+
+
+def _verify_tag(
+    source: ManifestSource, policies: Sequence[SignaturePolicy], repository: str, tag: str, manifest: Manifest
+) -> CachedTag:
+    """Return the Version for `manifest`, which `source` has for a tag.
+
+    Raises SignatureError if the policy requires a signature that is missing or wrong, UsageError for a
+    damaged catalog, EngineError if `source` cannot be read.
+    """
+    required = collect_requirements(policies, repository)
+    try:
+        catalog = image_index.read_listed_catalog(manifest, repository, tag)
+        entries = image_index.parse_index(manifest.raw, tag) if manifest.media_type in INDEXES else ()
+    except UsageError as error:
+        raise UsageError(f"{repository}:{tag} cannot be read: {error}") from error
+    keys = find_signers(source, required, repository, tag, manifest.digest)
+    for requirement in required:
+        require_tag(source, requirement, repository, tag, manifest, catalog)
+    digests = frozenset([manifest.digest, *(entry.digest for entry in entries)])
+    return CachedTag(manifest=manifest, catalog=catalog, digests=digests, keys=keys)

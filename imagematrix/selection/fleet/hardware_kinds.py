@@ -1,0 +1,112 @@
+"""The kinds of hardware in a fleet: each is decided on once, for all its hosts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from imagematrix.errors import UsageError
+from imagematrix.selection.hardware_key import make_hardware_key
+from imagematrix.selection.miss import Miss
+from imagematrix.selection.rule import Remedy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping
+
+    from imagematrix.hardware.host.host import Gpu, Host
+    from imagematrix.selection.selection import Selection
+
+    Answer = Selection | UsageError  # what `explain` returns or raises
+
+__all__ = ["HardwareKind", "get_miss", "group_by_hardware"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HardwareKind:
+    """Hosts with equal hardware, and their result.
+
+    `hosts` are their names, sorted; `sample` is the first of them. `answer` is what `explain` returns for it,
+    or the error it raises if the host lacks the requested GPUs.
+    """
+
+    hosts: tuple[str, ...]
+    sample: Host
+    answer: Answer
+
+    @property
+    def selected(self) -> str | None:
+        """The reference of the variant that the hosts get, or None if nothing fits."""
+        return None if isinstance(self.answer, UsageError) else self.answer.selected
+
+    @property
+    def fits(self) -> frozenset[str]:
+        """The references of all variants that fit."""
+        return frozenset() if isinstance(self.answer, UsageError) else self.answer.fits
+
+    @property
+    def gpus(self) -> str:
+        """A description of the hosts' GPUs."""
+        counts = Counter(_describe_gpu(gpu) for gpu in self.sample.gpus)
+        return ", ".join([*(f"{count} x {gpu}" for gpu, count in counts.items()), *self._others]) or "no GPU"
+
+    @property
+    def models(self) -> str:
+        """The description of the hosts' GPUs without their number."""
+        return ", ".join(sorted({*map(_describe_gpu, self.sample.gpus), *self._others})) or "no GPU"
+
+    @property
+    def driver(self) -> str:
+        """A description of the hosts' driver."""
+        return f"driver {self.sample.driver.version}" if self.sample.driver else "no NVIDIA driver"
+
+    @property
+    def cpu(self) -> str:
+        """The name of the hosts' processors."""
+        return self.sample.cpu.model or "unknown CPU"
+
+    @property
+    def level(self) -> str:
+        """The psABI level of the hosts' processors, or their architecture if it has none."""
+        return self.sample.cpu.level or self.sample.arch
+
+    @property
+    def _others(self) -> list[str]:
+        return [accelerator.where for accelerator in self.sample.accelerators]
+
+
+def group_by_hardware(
+    hosts: Mapping[str, Host], answer: Callable[[Host], Answer]
+) -> tuple[HardwareKind, ...]:
+    """Return the kinds of hardware among `hosts`, in the order of their first hosts' names."""
+    groups: dict[Hashable, tuple[Host, Answer, list[str]]] = {}
+    for name in sorted(hosts):
+        host = hosts[name]
+        answered = answer(host)
+        groups.setdefault(_make_key(host, answered), (host, answered, []))[2].append(name)
+    return tuple(
+        HardwareKind(hosts=tuple(names), sample=sample, answer=answered)
+        for sample, answered, names in groups.values()
+    )
+
+
+def get_miss(answer: Answer) -> Miss | None:
+    """Return why a host gets no image, or None if it gets one."""
+    if isinstance(answer, UsageError):
+        remedy = Remedy(words=answer.remedy, shown=answer.shown) if answer.remedy else None
+        return Miss(why=str(answer), remedy=remedy)
+    return answer.miss
+
+
+def _make_key(host: Host, answer: Answer) -> Hashable:
+    if isinstance(answer, UsageError):
+        return str(answer), answer.remedy, host.driver and host.driver.version
+    if answer.chosen_gpus in ((), host.gpus):
+        return answer.decision.hardware
+    # Which of its GPUs serve a count depends on all of them, also after an upgrade.
+    return answer.decision.hardware, make_hardware_key(host, host.gpus, allow_cpu=False)
+
+
+def _describe_gpu(gpu: Gpu) -> str:
+    state = "" if gpu.state == "ok" else f", {gpu.state}"
+    return f"{gpu.name or 'unknown GPU'} ({gpu.compute or 'compute unknown'}{state})"

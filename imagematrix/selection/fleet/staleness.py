@@ -1,0 +1,57 @@
+"""What is outdated in the matrix of a fleet, read from an Outdated document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from imagematrix.common import json_documents
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["StalenessFinding", "load_findings"]
+
+SCHEMA = "imagematrix.outdated/v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StalenessFinding:
+    """One finding: something of a `kind` that is outdated, or unknown if `now` is None.
+
+    `cells` is the number of cells that it concerns, in these `images`; `hosts` are the hosts, by name.
+    """
+
+    kind: str
+    name: str
+    used: str
+    now: str | None
+    why: str
+    source: str
+    date: str | None
+    cells: int
+    images: tuple[str, ...]
+    hosts: tuple[str, ...]
+
+
+def load_findings(path: Path) -> tuple[StalenessFinding, ...]:
+    """Return the findings in the document of `outdated --json`; raise UsageError if it is not one."""
+    fields = json_documents.Fields(json_documents.read_json(path), str(path))
+    fields.schema(SCHEMA)
+    return tuple(map(_parse_finding, fields.objects("findings")))
+
+
+def _parse_finding(one: json_documents.Fields) -> StalenessFinding:
+    cells = [f"{cell.text('image')}:{cell.text('version')}" for cell in one.objects("cells")]
+    return StalenessFinding(
+        kind=one.text("kind"),
+        name=one.text("name"),
+        used=one.text("used"),
+        now=one.text_or_none("now"),
+        why=one.text("why"),
+        source=one.text("source"),
+        date=one.text_or_none("date"),
+        cells=len(cells),
+        images=tuple(dict.fromkeys(cells)),
+        hosts=one.texts("hosts"),
+    )

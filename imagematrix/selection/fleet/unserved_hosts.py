@@ -1,0 +1,34 @@
+"""The hosts of a fleet that get no image, grouped by reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from imagematrix.selection.miss import Miss
+
+__all__ = ["UnservedHosts", "group_unserved"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnservedHosts:
+    """Hosts that nothing fits, all for one reason; `hosts` are their names, sorted."""
+
+    hosts: tuple[str, ...]
+    miss: Miss
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of a document's `unserved`."""
+        return {"hosts": list(self.hosts), **self.miss.to_json()}
+
+
+def group_unserved(misses: Iterable[tuple[Miss, Iterable[str]]]) -> tuple[UnservedHosts, ...]:
+    """Group the hosts of equal misses, the most hosts first."""
+    groups: dict[Miss, list[str]] = {}
+    for reason, names in misses:
+        groups.setdefault(reason, []).extend(names)
+    some = [UnservedHosts(hosts=tuple(sorted(names)), miss=reason) for reason, names in groups.items()]
+    return tuple(sorted(some, key=lambda one: (-len(one.hosts), one.hosts)))

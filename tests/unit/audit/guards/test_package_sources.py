@@ -1,0 +1,63 @@
+"""Which Python sources of a layer are kept for the reading of guards."""
+
+from imagematrix.audit.guards import package_sources
+from imagematrix.audit.guards.package_sources import PackageSources
+
+SITE = "/usr/lib/python3/site-packages/"
+
+
+def needed(texts, coded=("pkg/_a_C.so", "pkg/_b_C.so")):
+    """Return the names of the modules that are kept of a package with these files."""
+    with PackageSources() as sources:
+        for name, text in texts.items():
+            sources.keep(f"{SITE}pkg/{name}.py", text)
+        listed = [f"{SITE}pkg/{name}.py" for name in texts]
+        found = sources.needed([(listed, [SITE + path for path in coded])])
+        return [path.rpartition("/")[2].removesuffix(".py") for path, _ in found]
+
+
+def test_modules_that_name_a_file_answer_or_carry_it_are_kept():
+    texts = {
+        "loads": b"from pkg import _a_C\nfrom pkg.arch import is_new\nget_device_capability()\n",
+        "arch": b"def is_new():\n    return get_device_capability() > (9, 0)\n",
+        "utils": b"import pkg._b_C\n",
+        "imports": b"from pkg.utils import run\n",
+        "other": b"import utils\nx = 'a'\n",
+    }
+    assert sorted(needed(texts)) == ["arch", "imports", "loads", "utils"]
+
+
+def test_word_that_is_also_a_modules_name_keeps_nothing():
+    """With hundreds of such modules, the steps for all packages would not suffice."""
+    texts = {"utils": b"import pkg._b_C\n"} | {f"m{n}": b"from .other import utils\n" for n in range(50)}
+    assert needed(texts) == ["utils"]
+
+
+def test_package_with_one_such_file_has_no_other_to_use_instead():
+    assert needed({"loads": b"from pkg import _a_C\n"}, ("pkg/_a_C.so",)) == []
+
+
+def test_only_modules_of_installed_packages_are_kept():
+    text = b"from pkg import _a_C\n"
+    coded = [f"{SITE}pkg/_a_C.so", f"{SITE}pkg/_b_C.so"]
+    with PackageSources() as sources:
+        paths = [f"{SITE}pkg/it.py", "/app/it.py", f"{SITE}pkg/it.so"]
+        for path in paths:
+            sources.keep(path, text)
+        assert [*sources.needed([(paths, coded)])] == [(paths[0], text)]
+
+
+def test_a_source_for_which_there_is_no_room_is_not_kept(monkeypatch):
+    monkeypatch.setattr(package_sources, "WHOLE", 30)
+    path, coded = f"{SITE}pkg/it.py", [f"{SITE}pkg/_a_C.so", f"{SITE}pkg/_b_C.so"]
+    with PackageSources() as sources:
+        sources.keep(path, b"from pkg import _a_C\n")
+        sources.keep(path, b"from pkg import _b_C\n")  # a later entry of the same path
+        assert [*sources.needed([([path], coded)])] == []
+
+
+def test_package_with_very_many_files_asks_for_none_by_its_name(monkeypatch):
+    monkeypatch.setattr(package_sources, "MOST_FILES", 2)
+    texts = {"loads": b"from pkg import _a_C\n"}
+    assert needed(texts) == ["loads"]
+    assert needed(texts, ("pkg/_a_C.so", "pkg/_b_C.so", "pkg/_c_C.so")) == []

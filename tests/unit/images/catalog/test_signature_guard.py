@@ -1,0 +1,309 @@
+"""Policies of signatures for catalogs, with a registry that an attacker controls."""
+
+import json
+
+import pytest
+from distribution import Server, digest
+from images import Parts, tar
+from publishing import labels_of
+from resolving import Published, variant
+from signing import Signer
+
+from imagematrix.common.record import replace
+from imagematrix.errors import EngineError, SignatureError, UnknownImageError, UsageError
+from imagematrix.images.catalog.sources import (
+    list_catalogs,
+    open_catalog,
+    open_stored_catalog,
+    require_signed,
+)
+from imagematrix.images.oci.manifest import IMAGE, INDEX
+from imagematrix.images.trust import files
+from imagematrix.images.trust.files import list_policy_files
+
+OTHER = digest(b"another image")
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr("imagematrix.images.oci.retry.PAUSE", 0)
+    made = Server()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def published(server):
+    """The version v1 with two variants."""
+    made = Published(server)
+    made.publish({"cpu-v2": variant(), "cpu-v3": variant("x86-64-v3", ["avx2"])})
+    return made
+
+
+@pytest.fixture
+def name(server):
+    return f"{server.address}/ml/training"
+
+
+@pytest.fixture
+def signer(tmp_path):
+    return Signer(tmp_path)
+
+
+@pytest.fixture
+def policy(tmp_path, signer):
+    """Call it with a file's name and changes to get the file: ml/* has to be signed, all else is allowed."""
+
+    def write(file="policy.json", **changes):
+        rules = [{"repository": "ml/*", "keys": [signer.public.name], "aliases": ["stable"]}]
+        document = {"schema": "imagematrix.policy/v1", "rules": rules, "otherwise": "allow"}
+        path = tmp_path / file
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(document | changes))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def sign(published, signer, name):
+    """Call it to sign the index of a version, or another digest."""
+
+    def call(wanted=None, by=signer):
+        by.sign(published.repository, wanted or published.repository.tags["v1"], name)
+
+    return call
+
+
+def refused(*arguments, **options):
+    """Return the message with which a catalog is refused."""
+    with pytest.raises(SignatureError) as caught:
+        open_catalog(*arguments, **options)
+    assert caught.value.exit_code == 12
+    return str(caught.value)
+
+
+def tag_of(published, cell):
+    return next(tag for tag in published.repository.tags if f"-{cell}-" in tag)
+
+
+def test_signed_index_is_enough_for_all_that_it_lists(published, policy, sign, name):
+    file = policy()
+    index = published.repository.tags["v1"]
+    assert f"{name}@{index} has no signature" in refused(f"{name}:v1", policy=file)
+    assert len(open_catalog(f"{name}:v1").variants) == 2, "nothing is required without a policy"
+    sign()
+    assert len(open_catalog(f"{name}:v1", policy=file).variants) == 2
+    assert len(open_stored_catalog(f"{name}:v1", print, file).variants) == 2
+    assert [one.version for one in list_catalogs(name, policy=file)] == ["v1"]
+    for part in (f":{tag_of(published, 'cpu-v2')}", f"@{published.digests['cpu-v2']}"):
+        (one,) = open_catalog(name + part, policy=file).variants
+        assert one.digest == published.digests["cpu-v2"]
+    assert len(open_catalog(f"{name}@{index}", policy=file).variants) == 2
+
+
+def test_signed_variant_is_enough_for_itself(published, policy, sign, name):
+    sign(published.digests["cpu-v2"])
+    file = policy()
+    assert open_catalog(f"{name}:{tag_of(published, 'cpu-v2')}", policy=file).variants
+    assert "has no signature" in refused(f"{name}:v1", policy=file)
+    assert "has no signature" in refused(f"{name}:{tag_of(published, 'cpu-v3')}", policy=file)
+    with pytest.raises(SignatureError):
+        list_catalogs(name, policy=file)
+
+
+def test_wrong_key_and_signature_of_another_digest_are_refused(published, policy, sign, name, tmp_path):
+    repository, index = published.repository, published.repository.tags["v1"]
+    sign(by=Signer(tmp_path, "other"))
+    assert refused(f"{name}:v1", policy=policy()).endswith("it is not signed with cosign.pub")
+    sign(OTHER)
+    repository.tags[f"{index.replace(':', '-')}.sig"] = repository.tags[f"{OTHER.replace(':', '-')}.sig"]
+    assert refused(f"{name}:v1", policy=policy()).endswith(f"the signature is for {OTHER}")
+
+
+@pytest.mark.parametrize("restated", [True, False])
+def test_swapped_entry_is_refused(published, policy, sign, name, restated):
+    """Whether or not the index states its own entries again: nobody but the key's owner can sign it."""
+    sign()
+    repository = published.repository
+    raw = repository.manifests[repository.tags["v1"]][1]
+    swapped = raw.replace(published.digests["cpu-v3"].encode(), published.digests["cpu-v2"].encode())
+    if restated:
+        document = json.loads(swapped)
+        document["annotations"].pop("io.imagematrix.content")
+        swapped = json.dumps(document).encode()
+    repository.put("v1", swapped, INDEX)
+    assert f"{name}@{digest(swapped)} has no signature" in refused(f"{name}:v1", policy=policy())
+
+
+def test_moved_tags_are_refused(published, policy, sign, name):
+    sign()
+    repository, file = published.repository, policy()
+    repository.tags["v2"] = repository.tags["stable"] = repository.tags["v1"]
+    assert open_catalog(f"{name}:stable", policy=file).variants, "the policy names the alias"
+    assert f"{name}:v2 is signed as v1" in refused(f"{name}:v2", policy=file)
+    moved = tag_of(published, "cpu-v3")
+    repository.tags[moved] = published.digests["cpu-v2"]
+    assert (
+        refused(f"{name}:{moved}", policy=file)
+        == f"{name}:{moved} is signed as {tag_of(published, 'cpu-v2')}"
+    )
+
+
+def test_index_sent_as_an_image_is_no_catalog(published, policy, sign, name):
+    sign()
+    repository, index = published.repository, published.repository.tags["v1"]
+    repository.manifests[index] = IMAGE, repository.manifests[index][1]
+    with pytest.raises(UnknownImageError, match="index without variants"):
+        open_catalog(f"{name}:v1", policy=policy())
+
+
+def test_image_of_the_engine_has_to_be_a_signed_entry(published, engine, policy, sign, name):
+    """The registry has no such version any longer, or the image was never in one."""
+    sign(published.digests["cpu-v2"])
+    file, catalog = policy(), open_catalog(f"{name}:v1")
+    kept, other = catalog.variants
+    published.repository.tags.pop("v1")
+    engine.add_catalog(replace(catalog, variants=(kept,)))
+    engine.images[0]["RepoDigests"] = [f"{name}@{kept.digest}"]
+    notes: list[str] = []
+    assert open_stored_catalog(f"{name}:v1", notes.append, file).variants[0].digest == kept.digest
+    assert "using the engine's images" in notes[0]
+    engine.images.clear()
+    engine.add_catalog(replace(catalog, variants=(other,)))
+    with pytest.raises(SignatureError, match="has no signature"):
+        open_stored_catalog(f"{name}:v1", notes.append, file)
+    with pytest.raises(SignatureError):
+        list_catalogs(policy=file)
+    assert list_catalogs()
+
+
+def test_image_that_is_only_in_the_engine_cannot_be_signed(engine, shipped_catalog, policy):
+    engine.add_catalog(shipped_catalog)
+    assert open_catalog("training:v1", policy=policy()).variants, "no rule is about it"
+    assert "has no signature: it is in no registry" in refused(
+        "training:v1", policy=policy(rules=[{"repository": "*", "keys": ["cosign.pub"]}])
+    )
+    assert (
+        refused("training:v1", policy=policy(otherwise="deny")) == "the policy allows no images of training"
+    )
+
+
+def test_variants_of_a_saved_catalog_are_checked_by_digest(policy, sign, name):
+    file = policy()
+    first, second = open_catalog(f"{name}:v1").variants
+    for one in (first, second):
+        with pytest.raises(SignatureError, match="has no signature"):
+            require_signed(one, file)
+        assert require_signed(one) is None, "nothing is required without a policy"
+    sign()
+    assert require_signed(first, file) == first.digest
+    assert require_signed(replace(first, reference=f"{first.reference}@{first.digest}"), file) == first.digest
+    for changes, fault in [
+        ({"digest": OTHER}, f"{OTHER} has no signature"),
+        ({"digest": second.digest}, f"{second.digest} has no signature"),
+        ({"digest": None}, "has no digest in its catalog, so its signature cannot be checked"),
+        ({"reference": f"{first.reference}@{OTHER}"}, "is not sha256:"),
+        ({"reference": f"{name}@{OTHER}", "digest": None}, f"{OTHER} has no signature"),
+    ]:
+        with pytest.raises(SignatureError, match=fault):
+            require_signed(replace(first, **changes), file)
+    assert require_signed(replace(first, reference="training:v1-x"), file) is None, "no rule is about it"
+
+
+def test_an_old_version_is_not_taken_for_a_new_one(policy, sign, name):
+    """A catalog that nothing has checked lists what is signed under another tag or version."""
+    first, second = open_catalog(f"{name}:v1").variants
+    for one in (first, second):
+        sign(one.digest)
+    file, old = policy(), f"{name}:v0"
+    tag, other = (one.reference.rpartition(":")[2] for one in (first, second))
+    renamed = f"{name}:v2{tag.removeprefix('v1')}"
+    for changes, version, fault in [
+        ({"reference": renamed}, "v2", f"{renamed} is signed as {tag}"),
+        ({"reference": renamed}, None, f"{renamed} is signed as {tag}"),
+        ({"digest": second.digest}, "v1", f"{first.reference} is signed as {other}"),
+        ({}, "v0", f"{old} is signed as v1"),
+        ({"reference": f"{name}@{first.digest}"}, "v0", f"{old} is signed as v1"),
+    ]:
+        with pytest.raises(SignatureError, match=f"^{fault}$"):
+            require_signed(replace(first, **changes), file, version=version)
+    for version in ("v1", "stable", None):
+        assert require_signed(first, file, version=version) == first.digest
+
+
+@pytest.mark.parametrize("content", [OTHER, None])
+def test_an_image_that_was_built_on_a_variant_may_have_any_tag(published, policy, sign, name, content):
+    """Without a digest of the content in its labels, it cannot be told from the variant."""
+    more = {} if content is None else {"CONTENT": content}
+    image = Parts(tar("own"), labels=labels_of("cpu", **more))
+    published.repository.blobs |= image.blobs
+    published.repository.put("own", image.raw, IMAGE)
+    sign(image.digest)
+    one = replace(open_catalog(f"{name}:v1").variants[0], reference=f"{name}:own", digest=image.digest)
+    if content:
+        assert require_signed(one, policy(), version="mine") == image.digest
+    else:
+        with pytest.raises(SignatureError, match="own is signed as v1-cpu-"):
+            require_signed(one, policy(), version="mine")
+
+
+def test_a_signed_image_that_its_registry_lacks_is_refused(published, policy, sign, name):
+    first = open_catalog(f"{name}:v1").variants[0]
+    sign(first.digest)
+    published.repository.manifests.pop(first.digest)
+    with pytest.raises(SignatureError, match="is not in its registry"):
+        require_signed(first, policy())
+
+
+def test_registry_that_cannot_be_asked_proves_nothing(policy, sign, name, server):
+    sign()
+    (first, _), file = open_catalog(f"{name}:v1").variants, policy()
+    server.close()
+    with pytest.raises(EngineError):
+        require_signed(first, file)
+
+
+def test_both_the_site_and_the_user_have_to_be_satisfied(policy, sign, name, tmp_path, monkeypatch):
+    other = Signer(tmp_path, "other")
+    rules = [{"repository": "*", "keys": ["../other.pub"]}]
+    site = policy("etc/policy.json", rules=rules)
+    monkeypatch.setattr(files, "SITE", str(site))
+    user = policy()
+    sign()
+    assert refused(f"{name}:v1").endswith("it is not signed with other.pub"), "a user cannot relax it"
+    assert refused(f"{name}:v1", policy=user).endswith("it is not signed with other.pub")
+    sign(by=other)
+    assert open_catalog(f"{name}:v1").variants
+    assert refused(f"{name}:v1", policy=user).endswith("it is not signed with cosign.pub")
+    monkeypatch.setenv("IMAGEMATRIX_POLICY", str(user))
+    assert refused(f"{name}:v1").endswith("it is not signed with cosign.pub")
+
+
+def test_files_of_policies(monkeypatch, tmp_path):
+    """An explicit file replaces the variable's, and never the site's."""
+    assert list_policy_files() == ()
+    monkeypatch.setenv("IMAGEMATRIX_POLICY", "")
+    assert list_policy_files() == ()
+    assert list_policy_files("") == ("",), "an empty option is a mistake"
+    monkeypatch.setenv("IMAGEMATRIX_POLICY", "mine.json")
+    assert list_policy_files() == ("mine.json",)
+    assert list_policy_files(tmp_path / "given.json") == (str(tmp_path / "given.json"),)
+    site = tmp_path / "site.json"
+    site.symlink_to("nowhere")
+    monkeypatch.setattr(files, "SITE", str(site))
+    assert list_policy_files() == (str(site), "mine.json")
+    assert list_policy_files(site) == (str(site),)
+    monkeypatch.setattr(files, "SITE", "x" * 5000)
+    with pytest.raises(UsageError, match="File name too long"):
+        list_policy_files()
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"schema": "imagematrix.policy/v1", "otherwise": "perhaps"}'])
+def test_unreadable_policy_refuses_everything(tmp_path, text):
+    file = tmp_path / "policy.json"
+    with pytest.raises(UsageError, match="No such file"):
+        open_catalog("training:v1", policy=file)
+    file.write_text(text)
+    with pytest.raises(UsageError, match=str(file)):
+        open_catalog("training:v1", policy=file)

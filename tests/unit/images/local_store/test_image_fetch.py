@@ -1,0 +1,521 @@
+"""Bringing images into a store, from a registry in memory."""
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from images import MANIFEST, archived, index, layout, link, saved, tar
+from storing import CATALOG, LAYERS, NEEDS_SQUASHFS, PUBLISHED, from_registry, listed, put, variant
+
+from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
+from imagematrix.images.local_store.eviction import get_lock_path, remove_stored_image
+from imagematrix.images.local_store.image_fetch import CatalogEntry, FetchOptions, FetchWatcher, fetch_image
+from imagematrix.images.local_store.locks import hold_lock
+from imagematrix.images.local_store.origins import ArchiveOrigin, LayoutOrigin
+from imagematrix.images.oci.layout import LayoutFolder
+from imagematrix.images.oci.manifest import INDEX
+
+pytestmark = NEEDS_SQUASHFS
+
+DIGEST = f"sha256:{'1' * 64}"
+UNPACKED = FetchOptions(unpacked=True)
+
+
+def files(root):
+    """Return the files in an unpacked image with their content."""
+    found = [path for path in sorted(Path(root).rglob("*")) if path.is_file() and not path.is_symlink()]
+    return {str(path.relative_to(root)): path.read_bytes() for path in found}
+
+
+@pytest.mark.parametrize("unpacked", [False, True])
+def test_an_image_has_its_merged_files_and_what_its_catalog_says(server, image_store, tmp_path, unpacked):
+    image, name = variant()
+    put(server, (image, name))
+    found = fetch_image(
+        image_store, from_registry(server), image.digest, PUBLISHED, FetchOptions(unpacked=unpacked)
+    )
+    root = found.root
+    if not unpacked:
+        root = tmp_path / "root"
+        subprocess.run(
+            ["unsquashfs", "-q", "-no-progress", "-d", root, found.root],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+    assert files(root) == {
+        "etc/os-release": b"ID=test\n",
+        "bin/tool": b"#!/bin/true\n",
+        "data/new": b"x" * 5000,
+    }
+    assert found == image_store.find(image.digest)
+    assert found.references == ("t:v1-x",)
+    assert found.config["architecture"] == "amd64"
+    assert image_store.catalog("t", "v1") == CATALOG
+    assert listed(image_store, "new") == listed(image_store, "partial") == listed(image_store, "locks") == []
+
+
+def damaged_by(store, image):
+    """Damage the squashfs of an image in a store."""
+    root = Path(store.find(image.digest).root)
+    root.write_bytes(root.read_bytes()[:-1])
+
+
+def test_an_image_that_is_there_is_not_fetched_again(server, image_store):
+    image, name = variant()
+    put(server, (image, name))
+    first = fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+    server.requests.clear()
+    changed = replace(PUBLISHED, catalog=CATALOG | {"variants": [{}]})
+    assert fetch_image(image_store, from_registry(server), image.digest, changed) == first
+    assert server.requests == []
+    assert image_store.catalog("t", "v1")["variants"] == [{}]
+
+
+def test_an_image_may_have_names_in_several_catalogs(server, image_store):
+    image, name = variant()
+    put(server, (image, name))
+    source, catalog = from_registry(server), CATALOG | {"image": "mirror/t"}
+    mirrored = CatalogEntry(
+        references=("mirror/t:v1-x",), variant={"reference": "m"}, catalog=catalog, part=True
+    )
+    fetch_image(image_store, source, image.digest, PUBLISHED)
+    for _ in range(2):
+        fetch_image(image_store, source, image.digest, mirrored)
+        fetch_image(image_store, source, image.digest, PUBLISHED)
+    names = [PUBLISHED.name, mirrored.name]
+    assert image_store.find(image.digest).names == tuple(names)
+    assert fetch_image(image_store, source, image.digest, PUBLISHED, UNPACKED).kind == "folder"
+    assert image_store.find(image.digest).names == tuple(names), "of one that is replaced, too"
+
+
+def test_a_name_that_is_damaged_damages_the_image(server, image_store):
+    image, name = variant()
+    put(server, (image, name))
+    fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+    other = replace(PUBLISHED, catalog=CATALOG | {"version": "v2"})
+    fetch_image(image_store, from_registry(server), image.digest, other)
+    (path,) = Path(image_store.place(image.digest), "names").iterdir()
+    path.write_text('{"schema": "imagematrix.stored-name/v2"}')
+    with pytest.raises(UsageError, match=r"is damaged: .*unsupported schema"):
+        image_store.find(image.digest)
+    fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+    assert image_store.find(image.digest).names == (PUBLISHED.name,)
+
+
+def test_a_part_of_a_catalog_does_not_replace_it(server, image_store):
+    image, name = variant()
+    put(server, (image, name))
+    fetch_image(image_store, from_registry(server), image.digest, replace(PUBLISHED, part=True))
+    assert image_store.catalog("t", "v1") is None
+
+
+def test_a_store_that_cannot_be_written_to_gives_what_it_has(server, image_store, monkeypatch):
+    image, name = variant()
+    put(server, (image, name))
+    first = fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+
+    def refuse(_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(image_store, "put_catalog", refuse)
+    changed = replace(PUBLISHED, catalog=CATALOG | {"variants": [{}]})
+    assert fetch_image(image_store, from_registry(server), image.digest, changed) == first
+    with pytest.raises(UsageError, match=r"cannot be used: .*Read-only file system"):
+        fetch_image(image_store, from_registry(server), DIGEST, changed)
+
+
+def test_a_damaged_image_is_replaced(server, image_store):
+    image, name = variant()
+    put(server, (image, name))
+    first = fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+    damaged_by(image_store, image)
+    assert fetch_image(image_store, from_registry(server), image.digest, PUBLISHED) == first
+    assert listed(image_store, "new") == []
+
+
+def test_an_image_that_a_container_runs_from_is_not_replaced(server, image_store):
+    image, name = variant()
+    put(server, (image, name))
+    fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+    lease = image_store.lease(image.digest)
+    with pytest.raises(UsageError, match="cannot be replaced: process"):
+        fetch_image(image_store, from_registry(server), image.digest, PUBLISHED, UNPACKED)
+    lease.release()
+    assert fetch_image(image_store, from_registry(server), image.digest, PUBLISHED, UNPACKED).kind == "folder"
+    assert fetch_image(image_store, from_registry(server), image.digest, PUBLISHED).kind == "folder"
+    assert listed(image_store, "new") == []
+
+
+def test_two_processes_that_both_fetch_an_image_leave_one(server, image_store, tmp_path):
+    """As if the first had been stopped for so long that the second thought it dead."""
+    image, name = variant()
+    put(server, (image, name))
+
+    class Slow(LayoutOrigin):
+        def layers(self, *words):
+            get_lock_path(image_store, image.digest).unlink()
+            fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+            image_store.lease(image.digest)
+            return super().layers(*words)
+
+    folder = Path(layout(tmp_path / "layout", image))
+    slow = Slow(LayoutFolder(folder, AuditError))
+    found = fetch_image(image_store, lambda: contextlib.nullcontext(slow), image.digest, PUBLISHED)
+    assert image_store.images() == [found]
+    assert listed(image_store, "new") == []
+
+
+def test_the_progress_counts_layers_and_bytes(server, image_store):
+    image, name = variant("cpu", LAYERS[0], LAYERS[1], LAYERS[1])
+    put(server, (image, name))
+    seen: list[Any] = []
+    fetch_image(
+        image_store, from_registry(server), image.digest, PUBLISHED, watcher=FetchWatcher(report=seen.append)
+    )
+    size = sum(len(image.blobs[layer]) for layer in {*image.layers})
+    assert (seen[-1].layers, seen[-1].downloaded, seen[-1].received) == (2, 2, size)
+
+
+def test_a_download_goes_on_where_an_earlier_command_stopped(server, image_store):
+    image, name = variant("cpu", tar(("f", os.urandom(500_000))))
+    put(server, (image, name))
+    server.fails("GET", "blobs/" + image.layers[0], cut=True)
+    server.fails("GET", "blobs/" + image.layers[0], status=403, times=9)
+    with pytest.raises(EngineError, match="denies access"):
+        fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+    partial = Path(image_store.path, "partial", image.digest[7:])
+    (part,) = partial.iterdir()
+    held = part.stat().st_size
+    assert held > 1000
+    server.faults.clear()
+    server.requests.clear()
+    seen: list[Any] = []
+    fetch_image(
+        image_store, from_registry(server), image.digest, PUBLISHED, watcher=FetchWatcher(report=seen.append)
+    )
+    assert seen[-1].received == len(image.blobs[image.layers[0]]) - held
+    assert not partial.exists()
+
+
+def test_a_layer_that_is_complete_is_not_downloaded_again(server, image_store):
+    image, name = variant()
+    put(server, (image, name))
+    server.fails("GET", "blobs/" + image.layers[1], status=403, times=99)
+    server.fails("HEAD", "blobs/" + image.layers[1], status=403, times=99)
+    with pytest.raises(EngineError, match="denies access"):
+        fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+    server.faults.clear()
+    done = server.count("GET", image.layers[0])
+    fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+    assert server.count("GET", image.layers[0]) == max(done, 1)
+
+
+def test_a_layer_with_another_content_is_refused_and_forgotten(server, image_store):
+    image, name = variant("cpu", tar(("f", b"1")))
+    put(server, (image, name))
+    kept = server.repository("ml/training").blobs
+    right = kept[image.layers[0]]
+    kept[image.layers[0]] = right[:-1] + b"x"
+    with pytest.raises(AuditError, match="does not match its digest"):
+        fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+    assert [*Path(image_store.path, "partial", image.digest[7:]).iterdir()] == []
+    kept[image.layers[0]] = right
+    assert fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda one: one["layers"].pop(), "has 2 layers instead of 1"),
+        (lambda one: one["layers"][0].update(size=-1), "negative size"),
+        (lambda one: one.pop("config"), "there is no image"),
+        (lambda one: one.pop("layers"), "there is no image"),
+        (lambda one: one["layers"].reverse(), "does not match its digest"),
+        (lambda one: one["layers"][0].update(digest="x"), "is not a sha256 digest"),
+    ],
+)
+def test_hostile_manifests_are_refused(server, image_store, change, message):
+    image, name = variant()
+    put(server, (image, name))
+    document = json.loads(image.raw)
+    change(document)
+    raw = json.dumps(document).encode()
+    wrong = server.repository("ml/training").put("x", raw, MANIFEST)
+    with pytest.raises((AuditError, UnknownImageError, UsageError), match=message):
+        fetch_image(image_store, from_registry(server), wrong, PUBLISHED)
+    assert listed(image_store, "images") == listed(image_store, "new") == []
+
+
+def test_an_attested_image_is_the_one_image_of_its_index(server, image_store):
+    image, name = variant()
+    put(server, (image, name))
+    attestation = image.entry(annotations={"vnd.docker.reference.type": "attestation-manifest"})
+    kept = server.repository("ml/training")
+    one = kept.put("one", index(image.entry(), attestation), INDEX)
+    two = kept.put("two", index(image.entry(), image.entry()), INDEX)
+    assert fetch_image(image_store, from_registry(server), one, PUBLISHED).digest == one
+    with pytest.raises(UnknownImageError, match="there is no image"):
+        fetch_image(image_store, from_registry(server), two, PUBLISHED)
+
+
+def test_an_unknown_image_is_an_error(server, image_store):
+    with pytest.raises(UnknownImageError, match="there is no image with the digest sha256:111"):
+        fetch_image(image_store, from_registry(server), DIGEST, PUBLISHED)
+
+
+def test_missing_squashfs_tools_are_said_before_anything_is_fetched(
+    server, image_store, monkeypatch, tmp_path
+):
+    image, name = variant()
+    put(server, (image, name))
+    server.requests.clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="mksquashfs is not installed"):
+        fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+    assert server.requests == []
+    assert fetch_image(image_store, from_registry(server), image.digest, PUBLISHED, UNPACKED)
+
+
+def from_layout(tmp_path, *images):
+    path = Path(layout(tmp_path / "layout", *images))
+    return lambda: contextlib.nullcontext(LayoutOrigin(LayoutFolder(path, AuditError)))
+
+
+def test_layers_of_a_layout_are_read_where_they_are(image_store, tmp_path):
+    image, _ = variant()
+    found = fetch_image(image_store, from_layout(tmp_path, image), image.digest, PUBLISHED, UNPACKED)
+    assert files(found.root)["etc/os-release"] == b"ID=test\n"
+
+
+@pytest.mark.parametrize("what", ["layer", "config", "missing"])
+def test_a_damaged_layout_is_refused(image_store, tmp_path, what):
+    image, _ = variant()
+    source = from_layout(tmp_path, image)
+    digest = image.config if what == "config" else image.layers[0]
+    path = tmp_path / "layout" / "blobs" / "sha256" / digest[7:]
+    if what == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1] + b"\n")
+    with pytest.raises(AuditError, match=r"does not match its digest|cannot be read"):
+        fetch_image(image_store, source, image.digest, PUBLISHED)
+    assert listed(image_store, "images") == listed(image_store, "new") == []
+
+
+def test_an_image_without_its_configuration_is_refused(image_store, tmp_path):
+    image, _ = variant()
+    source = from_layout(tmp_path, image)
+    (tmp_path / "layout" / "blobs" / "sha256" / image.config[7:]).unlink()
+    with pytest.raises(AuditError, match="not found in the layout"):
+        fetch_image(image_store, source, image.digest, PUBLISHED)
+
+
+@pytest.mark.parametrize("kind", ["oci", "docker", "docker-links"])
+def test_archives_are_read(image_store, tmp_path, kind):
+    image, other = variant()[0], variant("other", tar("other"))[0]
+    path = tmp_path / "a.tar"
+    digest = image.digest
+    if kind == "oci":
+        archived(path, image, other)
+    else:
+        saved(path, image, *LAYERS)
+        digest = image.config
+    if kind == "docker-links":
+        text = path.read_bytes()
+        names = [{"Config": f"{digest[7:]}.json", "Layers": ["0/layer.tar", "2/layer.tar"]}]
+        own = image.blobs[image.config]
+        path.write_bytes(
+            tar(
+                link("2/layer.tar", "../1/layer.tar"),
+                ("0/layer.tar", LAYERS[0]),
+                ("1/layer.tar", LAYERS[1]),
+                (f"{digest[7:]}.json", own),
+                ("manifest.json", json.dumps(names).encode()),
+            )
+        )
+        assert path.read_bytes() != text
+    seen: list[Any] = []
+    found = fetch_image(
+        image_store,
+        lambda: contextlib.nullcontext(ArchiveOrigin(path)),
+        digest,
+        PUBLISHED,
+        UNPACKED,
+        FetchWatcher(report=seen.append),
+    )
+    assert sorted(files(found.root)) == ["bin/tool", "data/new", "etc/os-release"]
+    assert (seen[-1].layers, seen[-1].downloaded) == (2, 2)
+    assert listed(image_store, "partial") == []
+
+
+@pytest.mark.parametrize("part", ["layer", "manifest"])
+def test_a_damaged_archive_is_refused(image_store, tmp_path, part):
+    image, _ = variant()
+    path = tmp_path / "a.tar"
+    if part == "layer":
+        image.blobs[image.layers[0]] = image.blobs[image.layers[1]]
+    archived(path, image)
+    if part == "manifest":
+        path.write_bytes(b"not a tar" * 100)
+    with pytest.raises(AuditError, match=r"does not match its digest|cannot be read"):
+        fetch_image(image_store, lambda: contextlib.nullcontext(ArchiveOrigin(path)), image.digest, PUBLISHED)
+    assert listed(image_store, "images") == listed(image_store, "new") == []
+
+
+FETCH = """
+import contextlib, os, sys
+from pathlib import Path
+from typing import Any
+from imagematrix.errors import AuditError
+from imagematrix.images.local_store.eviction import get_lock_path, remove_stored_image
+from imagematrix.images.local_store.image_fetch import FetchOptions, CatalogEntry, fetch_image
+from imagematrix.images.local_store.folder import ImageStore
+from imagematrix.images.local_store.origins import LayoutOrigin
+from imagematrix.images.oci.layout import LayoutFolder
+
+store, layout, digest, log, how, count = sys.argv[1:]
+
+@contextlib.contextmanager
+def source():
+    with open(log, "a") as file:
+        file.write("fetched\\n")
+    yield LayoutOrigin(LayoutFolder(Path(layout), AuditError))
+
+catalog = {"image": "t", "version": "v1"}
+published = CatalogEntry(references=("t:v1-x",), variant={}, catalog=catalog)
+children = []
+for _ in range(int(count)):
+    child = os.fork()
+    if not child:
+        options = FetchOptions(unpacked=how == "unpacked")
+        found = fetch_image(ImageStore(store), source, digest, published, options)
+        with open(log, "a") as file:
+            file.write(f"{found.kind} {os.path.getsize(found.root)}\\n")
+        os._exit(0)
+    children.append(child)
+sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+"""
+
+
+def test_of_two_hundred_processes_one_fetches_and_all_read(image_store, tmp_path):
+    image, _ = variant()
+    folder, log = layout(tmp_path / "layout", image), tmp_path / "log"
+    subprocess.run(
+        [sys.executable, "-c", FETCH, image_store.path, folder, image.digest, log, "squashfs", "200"],
+        check=True,
+        timeout=300,
+    )
+    lines = log.read_text().splitlines()
+    found = image_store.find(image.digest)
+    assert lines.count("fetched") == 1
+    assert lines.count(f"squashfs {found.size}") == 200
+    assert listed(image_store, "locks") == listed(image_store, "new") == []
+
+
+@pytest.mark.parametrize("how", ["squashfs", "unpacked"])
+def test_a_killed_command_leaves_nothing_that_counts(image_store, tmp_path, how):
+    """Killed at many moments: before, during and after the files are written."""
+    image, _ = variant("cpu", tar(*[(f"d{number % 9}/{number}", os.urandom(3000)) for number in range(900)]))
+    folder, log = layout(tmp_path / "layout", image), tmp_path / "log"
+    command = [sys.executable, "-c", FETCH, image_store.path, folder, image.digest, log, how, "1"]
+    states = set()
+    for wait in (0.01, 0.05, 0.1, 0.2, 0.4):
+        log.unlink(missing_ok=True)
+        with subprocess.Popen(command, start_new_session=True) as process:
+            while not log.exists() and process.poll() is None:
+                time.sleep(0.005)
+            time.sleep(wait)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        states.add(image_store.find(image.digest) is not None)
+        if image_store.find(image.digest):
+            break
+    options = FetchOptions(unpacked=how == "unpacked")
+    again = from_layout(tmp_path / "again", image)
+    found = fetch_image(image_store, again, image.digest, PUBLISHED, options)
+    assert found.kind == ("folder" if how == "unpacked" else "squashfs")
+    if how == "unpacked":
+        assert len(files(found.root)) == 900
+    # The lock of a command that was killed when the image was there stays until another one takes it.
+    assert remove_stored_image(image_store, image.digest)
+    fetch_image(image_store, again, image.digest, PUBLISHED, options)
+    for name in ("new", "locks", "partial"):
+        assert listed(image_store, name) == []
+
+
+def test_what_dead_processes_left_is_swept(image_store, server):
+    image, name = variant()
+    put(server, (image, name))
+    fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+    other = "2" * 64
+    new = Path(image_store.path, "new", f"{other}.abc")
+    new.mkdir()
+    (new / "root").mkdir()
+    (new / "root").chmod(0)
+    young, old = (Path(image_store.path, "partial", digit * 64) for digit in "34")
+    for path in (young, old):
+        path.mkdir()
+        (path / "x.part").write_bytes(b"x")
+    os.utime(old, (0, 0))
+    live = Path(image_store.path, "new", f"{'5' * 64}.abc")
+    live.mkdir()
+    again = variant("again", tar("again"))
+    put(server, again)
+    with hold_lock(Path(image_store.path, "locks", "5" * 64)):
+        fetch_image(image_store, from_registry(server), again[0].digest, PUBLISHED)
+    assert not new.exists()
+    assert not old.exists()
+    assert young.exists()
+    assert live.exists()
+
+
+def test_room_is_required_before_anything_is_downloaded(server, image_store, monkeypatch):
+    image, name = variant()
+    put(server, (image, name))
+    state = os.statvfs("/")
+    full = os.statvfs_result([*state[:4], 0, *state[5:]])
+    monkeypatch.setattr(os, "statvfs", lambda _: full)
+    server.requests.clear()
+    with pytest.raises(UsageError, match=r"has 0 bytes left, and the image needs \d+") as caught:
+        fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+    assert "prune --store" in caught.value.remedy
+    assert server.count("GET", "blobs/" + image.layers[0]) == 0
+
+
+def test_a_rename_of_which_the_answer_is_lost_is_done(server, image_store, monkeypatch):
+    image, name = variant()
+    put(server, (image, name))
+    rename = Path.rename
+
+    def unanswered(path, to):
+        rename(path, to)
+        if to.parent.name == "images":
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+
+    monkeypatch.setattr(Path, "rename", unanswered)
+    found = fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+    assert found == image_store.find(image.digest)
+    assert listed(image_store, "new") == listed(image_store, "partial") == []
+
+
+def test_a_rename_that_failed_is_an_error(server, image_store, monkeypatch):
+    image, name = variant()
+    put(server, (image, name))
+
+    def refuse(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(UsageError, match="Input/output error"):
+        fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+    assert image_store.find(image.digest) is None
+    assert listed(image_store, "new") == []
