@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["cuobjdump", "downloaded"]
-
 WHEEL = "nvidia-cuda-cuobjdump==13.5.37"
 
 

@@ -28,20 +28,6 @@ from imagematrix.hardware.vendors import guarded_files
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = [
-    "GPUS",
-    "HOST",
-    "IMAGES",
-    "PAGE",
-    "ROOT",
-    "adopted",
-    "compare",
-    "differing",
-    "downloaded",
-    "images",
-    "row",
-]
-
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = Path(__file__).with_suffix(".toml")
 PAGE = ROOT / "docs/reference/frameworks.md"

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from cuobjdump import cuobjdump, downloaded
 
 from imagematrix.audit.binaries import archives, cubin, elf, fatbin, objects
-from imagematrix.audit.binaries.objects import HEAD
+from imagematrix.audit.binaries.archives import HEAD
 from imagematrix.audit.binaries.window import Window
 
 if TYPE_CHECKING:

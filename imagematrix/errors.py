@@ -8,22 +8,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = [
-    "AuditError",
-    "BuildError",
-    "EngineError",
-    "EngineUnreachableError",
-    "GpusBusyError",
-    "ImagematrixError",
-    "OutdatedError",
-    "ProbeError",
-    "SignatureError",
-    "TagMovedError",
-    "UnknownImageError",
-    "UnservedError",
-    "UsageError",
-]
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,16 +25,16 @@ COMMAND = r"(?<!\S):(?=:\S)|#(?=#\w*\[)"
 REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 
-def visible(text: str) -> str:
+def sanitize_text(text: str) -> str:
     """Return text of any number of lines without control characters and commands to CI systems."""
     if not text.isprintable():
         text = re.sub(CONTROL, REPLACED, text)
     return re.sub(COMMAND, REPLACED, text) if "::" in text or "##" in text else text
 
 
-def line(text: str) -> str:
+def sanitize_line(text: str) -> str:
     """Return `text` as one line: as `visible` does, with line breaks and tabs replaced, too."""
-    return visible(text if text.isprintable() else re.sub(BREAKS, REPLACED, text))
+    return sanitize_text(text if text.isprintable() else re.sub(BREAKS, REPLACED, text))
 
 
 class ImagematrixError(Exception):
@@ -64,9 +48,9 @@ class ImagematrixError(Exception):
     exit_code = 1
 
     def __init__(self, *lines: str, remedy: str | None = None, shown: str | None = None) -> None:
-        super().__init__("\n".join(map(line, lines)))
-        self.remedy = None if remedy is None else line(remedy)
-        self._shown = None if shown is None else line(shown)
+        super().__init__("\n".join(map(sanitize_line, lines)))
+        self.remedy = None if remedy is None else sanitize_line(remedy)
+        self._shown = None if shown is None else sanitize_line(shown)
 
     @property
     def details(self) -> str:

@@ -17,8 +17,6 @@ from samples import ROOT
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["BASELINE", "CHOOSES", "CrashedError", "Program", "Tools", "programs", "shipped"]
-
 BASELINE = "x86-64-v2"
 CHOOSES = "chosen at run time"  # a variant with code for several CPUs
 OWN = ROOT / "ci" / "bench" / "programs"

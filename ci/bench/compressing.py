@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from conftest import Engine
     from measure import Extent, Pace
 
-__all__ = ["layers", "levels"]
-
 WHEEL, SMALLEST = "nvidia-cudnn-cu12==9.10.2.21", "nvidia-cuda-runtime-cu12==12.9.79"
 KINDS = (("gzip", 6), *(("zstd", level) for level in (1, 3, 6, 9, 12, 15, 19)))
 PORT = 5097

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from conftest import Engine, Registry
     from measure import Extent, Pace
 
-__all__ = ["prebuilt", "pytorch", "tensorflow"]
-
 PROGRAMS = ROOT / "ci/bench/programs"
 ONE_LAYER = "one-layer"
 NVIDIA_TOO = "nvidia-too"

@@ -24,27 +24,6 @@ if TYPE_CHECKING:
 
     from conftest import Engine
 
-__all__ = [
-    "COMPUTE",
-    "DRIVER",
-    "FAT",
-    "MATCHED",
-    "NETWORKS",
-    "NODE",
-    "SAID",
-    "WHEEL",
-    "Pulled",
-    "cold_starts",
-    "docker_pull",
-    "emptied",
-    "limited",
-    "published",
-    "pulled",
-    "simulated_node",
-    "starter",
-    "weighed",
-]
-
 WHEEL = "torch==2.8.0"  # which has device code for seven kinds of GPUs
 TAGS = ("--python-version=3.11", "--only-binary=:all:")
 NODE, COMPUTE, DRIVER = "genoa-h200", "9.0", "550.163.01"

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from measure import Pace, Row
 
-__all__ = ["Origin", "require_places", "write"]
-
 PAGE = ROOT / "docs" / "benchmark-results.md"
 PLACE = re.compile(r"<!-- measured: ([\w-]+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
 

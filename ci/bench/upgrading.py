@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from conftest import Engine
     from measure import Extent, Pace
 
-__all__ = ["rows"]
-
 UV = ROOT / ".venv/bin/uv"
 TORCH, DRIVER, COMPUTE = "2.8.0", pulling.DRIVER, pulling.COMPUTE
 PLATFORM = ("--python-version", "3.13", "--python-platform", "x86_64-manylinux_2_28")

@@ -18,8 +18,6 @@ from pathlib import Path
 
 import reference
 
-__all__ = ["LIST", "PAGES", "PART", "anchor", "anew", "headings"]
-
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),

@@ -17,8 +17,6 @@ from generated import LIST
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
-__all__ = ["expand", "setup"]
-
 ENTRY = re.compile(r"^- \[.*?\]\((\S+)\.md\)", re.MULTILINE)
 FILE = re.compile(r"^<!-- file: (\S+) -->\n```(\w+)$", re.MULTILINE)
 NOT_TESTED = re.compile(r"^<!-- not tested: (.+) -->$", re.MULTILINE)

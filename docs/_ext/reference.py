@@ -29,8 +29,6 @@ from imagematrix.selection.selection import NothingFits
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["PARTS"]
-
 SIGNALS = {
     HUNG_UP: "Terminated by SIGHUP: its terminal was closed.",
     INTERRUPTED: "Interrupted by SIGINT (Ctrl-C).",
@@ -170,7 +168,8 @@ def _metavar(parameter: TyperArgument | TyperOption) -> str:
 
 
 def _errors() -> Iterator[type[errors.ImagematrixError]]:
-    classes = [getattr(errors, name) for name in errors.__all__]
+    names = [name for name in sorted(vars(errors)) if name.endswith("Error")]
+    classes = [getattr(errors, name) for name in names]
     yield from sorted([*classes, NothingFitsAll, NothingFits], key=lambda error: int(error.exit_code))
 
 

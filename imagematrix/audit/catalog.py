@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.report import Audit, DriverFile
     from imagematrix.hardware.vendors.requirements import Condition, Expression
 
-__all__ = ["find_cpu_source", "find_sources", "make_catalog", "make_unlabelled_entry"]
-
 OURS = (labels.IMAGE, labels.VERSION, labels.CELL, labels.INPUT)
 JETPACK = f"{REQUIRE}JETPACK"  # for Tegra; NVIDIA's runtime ignores it elsewhere
 DISABLED = "NVIDIA_DISABLE_REQUIRE"

@@ -23,15 +23,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.report import Audit, DriverFile
     from imagematrix.images.catalog.catalog import Code, Variant
 
-__all__ = [
-    "Contradiction",
-    "audit_layers",
-    "describe_contradictions",
-    "find_contradictions",
-    "read_claims",
-    "suggest_remedy",
-]
-
 # By the architecture of a platform: the machine number in ELF headers, and the name in the kernel.
 MACHINES = {"amd64": (X86_64, "x86_64"), "arm64": (AARCH64, "aarch64")}
 # By fact, the words of a message: what the labels promise, and the verb before what a file has instead.

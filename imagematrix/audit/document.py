@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.contradictions import Contradiction
     from imagematrix.audit.report import Audit, FoundFile
 
-__all__ = ["SCHEMA", "estimate_fat_size", "make_document"]
-
 SCHEMA = "imagematrix.audit/v1"
 
 

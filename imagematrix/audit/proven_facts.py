@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.report import Audit
     from imagematrix.images.catalog.catalog import Variant
 
-__all__ = ["find_proven_facts", "with_code", "with_flags"]
-
 
 def find_proven_facts(audited: Audit, variant: Variant) -> tuple[tuple[str, str], ...]:
     """Return the facts that the bytes prove in an entry without contradictions.

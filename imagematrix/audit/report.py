@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.images.python_packages import Package
     from imagematrix.images.catalog.catalog import Code, UseGuard
 
-__all__ = ["Audit", "DriverFile", "FoundFile", "Stack", "Unit", "audit_image", "requires_level"]
-
 BASELINE = "x86-64-v1"
 HWCAPS = "glibc-hwcaps"
 INNER = "!/"

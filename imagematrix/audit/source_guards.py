@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from imagematrix.audit.guards import guards
+from imagematrix.audit.guards.evaluation import StepBudget
 from imagematrix.hardware.vendors import device_code
 from imagematrix.images.catalog.catalog import UseGuard
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.images.layer import PlainFile
     from imagematrix.audit.images.python_packages import Package
     from imagematrix.images.oci.tree import ImageTree
-
-__all__ = ["PackagedCode", "find_source_guards"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,7 @@ def find_source_guards(
     on every GPU. A file is exempt only where another file of its package has code.
     """
     found: dict[str, UseGuard] = {}
-    budget = guards.StepBudget(guards.STEPS)
+    budget = StepBudget(guards.STEPS)
     by_package: dict[str, list[PackagedCode]] = {}
     for file in files:
         if file.package:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.report import Audit, FoundFile
     from imagematrix.images.catalog.catalog import Variant
 
-__all__ = ["is_for_gpus", "warn_of_march", "warn_of_runtime", "warn_of_unlabelled"]
-
 NO_GPUS = "none"  # value of the runtime's variable for the driver alone
 REQUIRE = "NVIDIA_REQUIRE_"
 SHOWN = 3  # files or functions that a sentence names

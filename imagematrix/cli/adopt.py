@@ -14,8 +14,6 @@ from imagematrix.common.image_reference import DIGEST, TAG, split_version
 from imagematrix.common.text import format_count
 from imagematrix.errors import UsageError
 
-__all__ = ["command"]
-
 NONE = "none"  # in place of a list of flags
 
 

@@ -13,13 +13,11 @@ from typer.core import TyperCommand, TyperGroup
 from imagematrix.cli.shared import completion
 from imagematrix.cli.shared.message_commands import remember_parameters
 from imagematrix.cli.shared.options import resolve_options
-from imagematrix.common.text import visible
+from imagematrix.errors import sanitize_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-__all__ = ["COMMANDS", "make_app"]
 
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
@@ -124,7 +122,7 @@ def _visible_errors() -> Iterator[None]:
         if isinstance(
             message := getattr(error, "message", None), str
         ):  # typer's, whose base has no public name
-            error.message = visible(message)  # type: ignore[attr-defined]
+            error.message = sanitize_text(message)  # type: ignore[attr-defined]
         raise
 
 

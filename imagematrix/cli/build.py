@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from imagematrix.build.reports.outcome import Outcome
     from imagematrix.cli.shared.progress import Progress
 
-__all__ = ["command"]
-
 CLASSIC = (
     "the engine has the classic image store: timestamps are kept, so a second build differs, "
     "and the engine compresses the layers that it pushes (compression: engine)"

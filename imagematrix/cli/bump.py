@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from imagematrix.build.plan.plan import Plan
 
-__all__ = ["command"]
-
 
 def command(
     images: Annotated[

@@ -12,8 +12,6 @@ from imagematrix.cli.shared.options import Json, Policy
 from imagematrix.cli.shared.output import print_info, print_json, print_text
 from imagematrix.errors import UsageError
 
-__all__ = ["command"]
-
 
 def command(
     name: Annotated[str, typer.Argument(metavar="IMAGE:VERSION")],

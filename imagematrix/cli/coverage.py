@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.fleet.upgrade import Upgrade
     from imagematrix.selection.miss import Miss
 
-__all__ = ["command"]
-
 HOSTS = (".json", ".ndjson")  # ends of the names of files of hosts
 LISTED = 20  # reasons or changes listed before "and N more"
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import Any
 
-__all__ = ["ENDED_BY_SIGNAL", "parse_plain_words", "run_command"]
-
 PLAIN = ("select", "explain", "pull")
 REPEATABLE = frozenset({"where", "gang"})  # options that make a list
 STDERR = 2

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from imagematrix.launcher.doctor.checks import Finding
     from imagematrix.launcher.doctor.node_facts import ImageFacts
 
-__all__ = ["command"]
-
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 # The exit code if this check is the first that fails; all other checks have the code of ProbeError.
 CODES = dict.fromkeys(("engine", "docker-command", "kubelet"), EngineError.exit_code)

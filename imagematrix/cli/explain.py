@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.rule import RuleResult
     from imagematrix.selection.selection import Selection
 
-__all__ = ["command"]
-
 NOTING = ("device-code", "driver-cuda")  # rules whose reason has more after a semicolon
 SHOWN = 3  # variants refused for one reason, or remedies, that are listed; further ones are counted
 

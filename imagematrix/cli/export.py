@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from imagematrix.cli.shared.host_filter import HostNeeds
     from imagematrix.hardware.host.host import Host
 
-__all__ = ["command"]
-
 CDI = "cdi"  # the only target that is not the matrix, but a node
 HELP = {name: target.help for name, target in TARGETS.items()} | {CDI: "the GPUs of a node as CDI devices"}
 OF_NODES = {"host", "root", "nvidia_smi"}  # the options of this target

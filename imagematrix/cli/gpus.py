@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from imagematrix.launcher.gpu_claims.report import GpuStatus
     from imagematrix.launcher.gpu_claims.usage import Usage
 
-__all__ = ["command"]
-
 COLUMNS = ("GPU", "name", "uuid", "", "used by", "load", "memory", "temperature")
 
 

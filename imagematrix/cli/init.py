@@ -26,8 +26,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["command"]
-
 STARTER = Path(__file__).parent.parent / "starter"
 TEMPLATES = ("training", "llama.cpp", "pytorch", "pytorch-source", "tensorflow", "vllm", "spark", "cpu")
 BASES = {"vllm": ("pytorch",)}  # templates of the images that a template's image is built on

@@ -13,8 +13,6 @@ from imagematrix.cli.shared.options import AllowContext, File, Json
 from imagematrix.cli.shared.output import print_info, print_json
 from imagematrix.common.text import format_count
 
-__all__ = ["command"]
-
 
 def command(
     file: File = Path("matrix.yaml"),

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Catalog, Variant
     from imagematrix.selection import query
 
-__all__ = ["command"]
-
 SCHEMA = "imagematrix.versions/v1"
 
 

@@ -6,8 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["SETTINGS", "command"]
-
 # The task's command is words after --, whatever they look like.
 SETTINGS: dict[str, Any] = {
     "context_settings": {"ignore_unknown_options": True, "allow_interspersed_args": False},

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from imagematrix.build.outdated.finding import AgeFinding
     from imagematrix.hardware.host.host import Host
 
-__all__ = ["command"]
-
 SHORT = 19  # characters of a digest
 SHOWN = 3  # names of one kind, with one reason
 

@@ -37,8 +37,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.build.plan.plan import Plan, Planned
 
-__all__ = ["command"]
-
 COLOURS = {
     PlanStatus.BUILD: "green",
     PlanStatus.ADOPT: "green",

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu, Host
 
-__all__ = ["command"]
-
 FORMATS = {
     "text": "for people",
     "json": "as --json",

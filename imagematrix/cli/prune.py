@@ -24,8 +24,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.build.retire.prune import PruneCandidate, Pruning
 
-__all__ = ["command"]
-
 OPTIONS = "--keep N, --protect VERSION, --hosts HOSTS or --newer AGE"
 
 

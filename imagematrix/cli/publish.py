@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     Declared = tuple[Matrix, Expansion, Image]  # a version, in a matrix with its cells
 
-__all__ = ["command", "load_signing_key", "make_published_document", "make_signer", "print_published"]
-
 
 def command(
     name: Annotated[str, typer.Argument(metavar="IMAGE:VERSION")],

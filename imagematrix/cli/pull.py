@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     )
     from imagematrix.images.local_store.folder import ImageStore
 
-__all__ = ["command"]
-
 
 def command(
     image: Image,

@@ -13,8 +13,6 @@ from imagematrix.cli.shared.output import print_document, print_info, report_wri
 from imagematrix.common import files
 from imagematrix.errors import UsageError
 
-__all__ = ["command"]
-
 
 def command(
     file: File = Path("matrix.yaml"),

@@ -19,8 +19,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.build.reports.outcome import Outcome
 
-__all__ = ["command"]
-
 COLOURS: dict[str, str] = {**progress.COLOURS, PlanStatus.UP_TO_DATE: "dim", MISSING: "red"}
 
 

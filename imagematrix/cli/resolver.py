@@ -11,8 +11,6 @@ from imagematrix.cli.shared.options import Health, HostFile
 from imagematrix.cli.shared.output import print_info, print_text
 from imagematrix.errors import UsageError
 
-__all__ = ["command"]
-
 REMEDY = "pass a file that has the password for clients in it"
 
 

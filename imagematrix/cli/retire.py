@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from imagematrix.build.retire.retention import Retention
     from imagematrix.build.retire.retire import Removal, Retirement
 
-__all__ = ["command"]
-
 
 def command(
     image: Annotated[str, typer.Argument(metavar="IMAGE")],

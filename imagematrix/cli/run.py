@@ -11,8 +11,6 @@ from imagematrix.cli.shared.completion import complete_run_words
 from imagematrix.cli.shared.output import escape_text, make_console
 from imagematrix.launcher.docker.options import OWN
 
-__all__ = ["SETTINGS", "command"]
-
 # typer parses none of the words: most options are docker's, and -h is one of them.
 SETTINGS: dict[str, Any] = {
     "context_settings": {"ignore_unknown_options": True, "allow_interspersed_args": False},

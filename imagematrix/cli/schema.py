@@ -9,8 +9,6 @@ import typer
 
 from imagematrix.common.suggestions import require_known
 
-__all__ = ["command"]
-
 
 def command(
     kind: Annotated[

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     )
     from imagematrix.selection.selection import Selection
 
-__all__ = ["command"]
-
 FORMATS = TEXT, CLASSAD = "text", "classad"
 NO_VARIANT = (UnservedError.exit_code, ProbeError.exit_code)  # the errors after which a node has no variant
 

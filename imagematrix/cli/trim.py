@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from imagematrix.build.trim.examination import Amount
     from imagematrix.build.trim.trim import TrimReport
 
-__all__ = ["command"]
-
 
 def command(
     paths: Annotated[

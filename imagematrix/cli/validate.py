@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from imagematrix.build.plan.plan import Planned
 
-__all__ = ["command"]
-
 SHOWN = 5  # different failures that a message lists; further ones are counted
 
 

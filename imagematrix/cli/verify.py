@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.sbom.components import Component
     from imagematrix.images.catalog.catalog import Variant
 
-__all__ = ["command"]
-
 SHOWN = 3  # files that a line names
 HOST = "host"  # the mode of a driver that is not in the image
 

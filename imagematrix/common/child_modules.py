@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["child_command"]
-
 
 def child_command(module: str) -> list[str]:
     """Return the command that runs `main` of a module, by its full name, in a separate process.

@@ -12,17 +12,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = [
-    "get_cache_folder",
-    "make_private",
-    "make_stamp",
-    "name_file_in_errors",
-    "read_stamp",
-    "replace_file",
-    "require_private",
-    "write_output",
-]
-
 # The file can be written but not replaced: its folder is not writable, or it is a mount of its own.
 IN_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY}
 STREAMS = ("/dev/", "/proc/")  # such as /dev/stdout, which may lead to a file that a shell has open

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["host_and_port"]
-
 LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"  # of a name in DNS; a label in another script is `xn--...`
 BYTE = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 # getaddrinfo(3) takes a host whose last label is a number for an IPv4 address, as in 127.1 and 0x7f.0.0.1.

@@ -8,21 +8,6 @@ from imagematrix.common.host_port import host_and_port
 from imagematrix.common.record import Record
 from imagematrix.errors import UsageError
 
-__all__ = [
-    "DIGEST",
-    "DOCKER_HUB",
-    "HUB_NAMES",
-    "LAYOUT",
-    "REPOSITORY",
-    "TAG",
-    "Reference",
-    "is_saved",
-    "make_tag_word",
-    "names_registry",
-    "shorten_name",
-    "split_version",
-]
-
 DOCKER_HUB = "registry-1.docker.io"
 HUB_NAMES = ("docker.io", "index.docker.io")  # its hosts in names of images; they do not serve its API
 LAYOUT = "oci:"  # before the path of an OCI layout

@@ -11,8 +11,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["TooOldError", "refuse_interpreter"]
-
 USAGE = 2
 NEWER = 20  # minor releases after the oldest that is needed, of which one may be installed
 

@@ -8,8 +8,7 @@ import re
 from collections import Counter
 from functools import lru_cache
 
-from imagematrix.common.text import COMMAND, CONTROL
-from imagematrix.errors import UsageError
+from imagematrix.errors import COMMAND, CONTROL, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from typing import Any, Never, TypeVar
 
     T = TypeVar("T")
-
-__all__ = ["DIGITS", "Fields", "dump_json", "parse_json", "parse_natural", "read_json"]
 
 LARGEST = 1e300  # sums and means of numbers up to this stay finite
 DIGITS = 9  # enough for every number that people write; Python refuses to convert thousands of digits

@@ -30,9 +30,6 @@ else:
         return lambda cls: cls
 
 
-__all__ = ["Record", "replace"]
-
-
 def replace(record: R, /, **changes: object) -> R:
     """Return `record` with some fields changed."""
     return record.__replace__(**changes)

@@ -22,20 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-__all__ = [
-    "APPTAINER",
-    "CHARLIECLOUD",
-    "DOCKER",
-    "ENGINES",
-    "FILE",
-    "HERE",
-    "HOME",
-    "RUNTIMES",
-    "VARIABLE",
-    "Site",
-    "read_site",
-]
-
 SCHEMA = "imagematrix.site/v1"
 FILE = "/etc/imagematrix/site.toml"
 VARIABLE = "IMAGEMATRIX_SITE"

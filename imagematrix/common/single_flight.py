@@ -10,8 +10,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-__all__ = ["SingleFlight"]
-
 K = TypeVar("K", bound="Hashable")
 V = TypeVar("V")
 

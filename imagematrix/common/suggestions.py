@@ -8,8 +8,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-__all__ = ["SLIP", "require_known", "suggest_nearest"]
-
 SLIP = 0.75  # a similarity that by itself suggests a misspelling
 
 

@@ -13,16 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "HELD",
-    "PREFIX",
-    "get_disk_folder",
-    "lock_abandoned",
-    "make_full_disk_remedy",
-    "make_owned_folder",
-    "make_scratch_folder",
-]
-
 PREFIX = "imagematrix-build-"
 HELD = "imagematrix-held-"  # prefix of folders that are locked while a build has temporary names in an engine
 

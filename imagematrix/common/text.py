@@ -1,35 +1,19 @@
 """Text for people: made harmless for terminals, CI systems and reports, and short if it is a list.
 
 Values of matrices, hosts, catalogs, registries and file names come from others. They reach messages as parts
-of lines, and each line of a message passes `line`: in the constructor of the error, or where it is printed.
-So `line`, and what it needs, are in the module of the errors, which uses no other.
+of lines, and each line of a message passes `sanitize_line`: in the constructor of the error, or where
+it is printed. So that function is in the module of the errors, which uses no other.
 """
 
 from __future__ import annotations
 
 import re
 
-from imagematrix.errors import COMMAND, CONTROL, REPLACED, line, visible
+from imagematrix.errors import REPLACED, sanitize_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-__all__ = [
-    "COMMAND",
-    "CONTROL",
-    "REPLACED",
-    "SPACE",
-    "format_count",
-    "format_first",
-    "line",
-    "make_headline",
-    "quote_word",
-    "shorten_lines",
-    "shorten_words",
-    "strip_escapes",
-    "visible",
-]
 
 NO_XML = "[\ud800-\udfff\ufffe\uffff]"  # excluded from XML 1.0 (production 2), besides controls
 # White space as Go has it, in which docker and BuildKit are written (unicode.IsSpace).
@@ -39,7 +23,7 @@ ESCAPES = r"\x1b\[[0-?]*[ -/]*[@-~]"  # colours and cursor movements (ECMA-48, 5
 
 def strip_escapes(text: str) -> str:
     """Return `text` without escape sequences and what reports in XML cannot have."""
-    return re.sub(NO_XML, REPLACED, visible(re.sub(ESCAPES, "", text.replace("\r\n", "\n"))))
+    return re.sub(NO_XML, REPLACED, sanitize_text(re.sub(ESCAPES, "", text.replace("\r\n", "\n"))))
 
 
 def make_headline(error: str) -> str:

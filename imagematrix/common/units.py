@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["MEGABYTE", "format_megabytes", "parse_duration", "parse_size"]
-
 MEGABYTE = 1_000_000
 FORM = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([MGT]i?)B?", re.ASCII)
 # G is decimal, because cards are sold that way: a card of 80 GB reports 79.6 GiB, and "80G" has to mean it.

@@ -13,8 +13,6 @@ import errno
 import os
 import stat
 
-__all__ = ["list_user_folders", "make_user_folder"]
-
 MODE = 0o700
 NUMBERS = 16  # names to try, the first without a number
 # Of a name that is free, or taken by what this user may not open as a folder.

@@ -17,16 +17,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-__all__ = [
-    "COMPILED",
-    "WHOLE_PACKAGE",
-    "collect_sources",
-    "compile_modules",
-    "make_main",
-    "make_start_code",
-    "write_archive",
-]
-
 # The remedy where one of these files lacks something. By its name, an index may have the package of anybody.
 WHOLE_PACKAGE = "install the whole package: `pip install .` in a checkout of imagematrix"
 PACKAGE = "imagematrix"

@@ -8,8 +8,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["CACHE", "LoaderCache"]
-
 CACHE = "/etc/ld.so.cache"
 MAGIC = b"glibc-ld.so.cache1.1"
 HEADER = 48  # bytes before the entries

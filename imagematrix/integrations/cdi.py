@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-__all__ = ["DRAFT", "NAME", "dump_spec", "make_spec", "write_spec"]
-
 VERSION = "0.5.0"
 PERMISSIONS = "rw"
 MODE = 0o644

@@ -21,15 +21,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.rule import Distance, RuleResult, RuleWarning
     from imagematrix.selection.selection_target import Target
 
-__all__ = [
-    "Candidate",
-    "collect_warnings",
-    "evaluate_rules",
-    "evaluate_without_remedies",
-    "find_failing_results",
-    "rank_candidates",
-]
-
 # The fields that distinguish variants; no rule reads their own axes.
 PARTS = frozenset({"axes"}).union(*(rule.parts for rule in RULES))
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.rule import RuleResult, RuleWarning
     from imagematrix.selection.selection_target import Target
 
-__all__ = ["Decision", "explain_ambiguity", "find_indistinguishable", "warn_of_equal_variants"]
-
 SHOWN = 8  # indistinguishable variants listed in a message
 # Fields that come from the store or an audit, or name the source: the others state what a variant is.
 FROM_ELSEWHERE = ("reference", "digest", "size", "facts", "libraries", "partial_flags")

@@ -12,24 +12,6 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.selection_target import Target
 
-__all__ = [
-    "FAR",
-    "NO_DRIVER",
-    "OTHER",
-    "explain_vgpu",
-    "find_gpus_dropped_by",
-    "find_gpus_newer_than",
-    "get_baked_driver",
-    "get_branch_bounds",
-    "get_deciding_user_mode_driver",
-    "get_driver_mode",
-    "get_effective_driver",
-    "get_first_branch_for",
-    "get_last_branch_for",
-    "join_words",
-    "measure_version_distance",
-]
-
 FAR = 10_000  # more than the distance of any two versions
 OTHER = "use a variant with another driver"  # advice if no single change helps
 NO_DRIVER = "no NVIDIA kernel module is loaded, or its version could not be read"

@@ -19,17 +19,6 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Gpu, Host
     from imagematrix.selection.selection_target import Target
 
-__all__ = [
-    "FACTS",
-    "FLAGS",
-    "LABEL",
-    "keep_distinct_gpus",
-    "kind",
-    "make_fact_key",
-    "make_hardware_key",
-    "make_order_key",
-]
-
 RANKED = frozenset(fact for criterion in BY_NAME.values() for fact in criterion.facts)
 LABEL = frozenset({"gpus.index", "gpus.name"})  # any reason may read these, through `Gpu.label`
 FACTS = frozenset(fact for some in (RULES, BY_NAME.values()) for one in some for fact in one.facts)

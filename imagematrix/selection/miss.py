@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.selection_target import Target
     from imagematrix.selection.variant_index import VariantIndex
 
-__all__ = ["Miss", "explain_miss"]
-
 
 class Miss(Refusal):
     """Why a host gets no image.

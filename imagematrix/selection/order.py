@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.selection_target import Target
 
-__all__ = ["Criterion", "make_sort_key", "order_criteria"]
-
 FIRST = "gpu"
 MODES = {"exact": 0, "compat": 1, "host": 2}
 

@@ -24,16 +24,6 @@ if TYPE_CHECKING:
     Where = Mapping[str, str | int | Sequence[str | int]] | str | Sequence[str]
     WhereKey = tuple[tuple[str, tuple[str, ...]], ...]  # the same, as a key
 
-__all__ = [
-    "Query",
-    "collect_axes",
-    "narrow_catalog",
-    "normalize_where",
-    "parse_where",
-    "read_axis_values",
-    "suggest_axis_values",
-]
-
 EXAMPLE = 'write conditions such as {"python": "3.13"} or "python=3.13"'
 QUERIES = 8  # questions kept, which selections from other processes share
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.rule import Rule, RuleResult
     from imagematrix.selection.selection_target import Target
 
-__all__ = ["Remedies", "Suggestion", "find_failing_rules"]
-
 # The axis of a matrix that another build changes, by the field of a variant that it changes.
 AXES = {"platform": "platform", "driver": "driver", "cuda": "cuda", "cubins": "compute", "cpu_flags": "march"}
 HOST = "host"  # the value of the axis driver for images without one

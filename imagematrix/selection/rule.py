@@ -29,8 +29,6 @@ if TYPE_CHECKING:
             """
 
 
-__all__ = ["Refusal", "Remedy", "Rule", "RuleResult", "RuleWarning", "suggest_arguments"]
-
 UNDECIDED = "neither bytes nor claims state all needs of the image, and unknown needs rule out no host"
 
 

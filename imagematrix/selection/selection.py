@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.miss import Miss
     from imagematrix.selection.rule import RuleWarning
 
-__all__ = ["SCHEMA", "NothingFits", "Selection"]
-
 SCHEMA = "imagematrix.selection/v1"
 
 

@@ -8,8 +8,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Gpu, Host
 
-__all__ = ["VIRTUAL", "Target", "get_machine"]
-
 # A machine's name in uname(2) and in an image's platform, where they differ.
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 MACHINES = {architecture: machine for machine, architecture in ARCHITECTURES.items()}

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["Selector", "explain", "find_feasible_gpu_sets", "get_cached_selector", "select", "select_many"]
-
 CATALOGS = 8  # selectors kept by the functions below
 DECISIONS = 10_000  # kinds of hardware that a selector keeps decisions for, by default
 

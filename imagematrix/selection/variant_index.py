@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.selection_target import Target
     from imagematrix.selection.verdicts import Group, Verdicts
 
-__all__ = ["VariantIndex", "find_differing_axes", "split_mask"]
-
 KEPT = 4096  # sets of variants of which the leading ones are kept
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     Group = tuple[Variant, int]  # a variant, and the mask of all variants with the same needs
     Decided = Sequence[tuple[Rule, Sequence[Group]]]  # what each rule decides on
 
-__all__ = ["RuleGroups", "Verdicts"]
-
 KEPT = 256  # kinds of targets that a group keeps verdicts for
 NOTHING = (0, 0)
 

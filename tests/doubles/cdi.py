@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["LIST", "etc_with"]
-
 # /etc with the folder cdi, for one command.
 OVERLAY = 'mount -t overlay -o ro,lowerdir="$0":/etc overlay /etc && exec "$@"'
 # In a container: all device nodes of NVIDIA's.

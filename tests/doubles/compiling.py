@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.binaries.host_code import HostCode
 
-__all__ = ["CPUID", "NEWER", "choosing", "compiled", "scanned"]
-
 CPUID = '__builtin_cpu_supports("avx2")'
 NEWER = '__attribute__((target("avx2,fma")))'  # of functions for newer CPUs
 LOOPS = "for (int i = 0; i < 64; i++) a[i] = a[i] * {n}.5 + i; for (int i = 0; i < 64; i++) b[i] *= {n};"

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["BESIDE", "FLAGS", "INSTEAD", "ended"]
-
 VECTORS = frozenset(["pni", "ssse3", "sse4_1", "sse4_2"])
 SCALARS = frozenset(["popcnt", "movbe", "bmi1", "bmi2", "cx16", "adx", "rdrand", "rdseed"])
 # Flags that QEMU enforces: a program that needs one dies on a CPU without it.

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
     from typing import Any
 
-__all__ = ["counted"]
-
 # What methods walk over, and how much of it takes the time of a line.
 WALKED: dict[type, int] = {
     str: 64,

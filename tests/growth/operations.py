@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["LINEAR", "OPERATIONS", "TIMES", "Operation"]
-
 TIMES = 4  # an operation is counted with n, and with so many times n
 ANSWERS = (0, 3)  # exit codes: done, and nothing fits some hosts
 LINEAR = 4.4  # times the work for TIMES as much

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from collections.abc import Set as AbstractSet
 
-__all__ = ["find_cpu_alternatives"]
-
 # Words in names of files for no CPU in particular.
 PLAIN = re.compile(r"(?<![a-z])(?:basic|baseline|default|generic|noavx|plain|portable|scalar|sse2)(?![a-z])")
 WORD = re.compile(

@@ -18,19 +18,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import BinaryIO
 
-    from imagematrix.images.oci.decompression import ByteStream
-
-__all__ = [
-    "AR",
-    "HEAD",
-    "UNREADABLE",
-    "ZIP",
-    "ZIPPED",
-    "copy_stream",
-    "list_members",
-    "list_zip_files",
-    "open_zip",
-]
+    from imagematrix.images.oci.byte_stream import ByteStream
 
 AR = b"!<arch>\n"
 ZIP = b"PK\x03\x04"

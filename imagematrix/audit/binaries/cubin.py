@@ -19,16 +19,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.audit.binaries.window import Window
 
-__all__ = [
-    "BEGINNING",
-    "TARGETS",
-    "find_packed_release",
-    "find_release",
-    "measure_cubin",
-    "read_cubin",
-    "unpack",
-]
-
 HEAD = 64  # bytes of an ELF header
 # The end of the ELF header by class, from the flags on, and where it begins.
 FLAGS = {1: 36, 2: 48}

@@ -10,8 +10,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["NONE", "DeviceCode", "Fatbins", "merge_device_code"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fatbins:

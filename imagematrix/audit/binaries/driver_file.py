@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.binaries.elf import Elf
     from imagematrix.audit.binaries.window import Window
 
-__all__ = ["DriverLibrary", "identify_driver"]
-
 STUBS = "stubs"  # the folder of a toolkit with the libraries for linking
 SMALLEST = 1 << 20  # bytes of a real driver library: a stub has a tenth of that, libnvidia-ml twice as much
 

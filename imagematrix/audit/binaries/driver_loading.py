@@ -12,8 +12,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["LONGEST", "SOURCE", "loads_driver", "sources_load"]
-
 SOURCE = ".py"
 LIBRARY = r"lib(?:cuda|nvrtc|nvJitLink|nvvm)\.so(?:\.\d+)*"
 NEEDED = re.compile(LIBRARY, re.ASCII)

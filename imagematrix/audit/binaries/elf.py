@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.binaries.window import Window
 
-__all__ = ["AARCH64", "CODE", "CUDA", "MAGIC", "X86_64", "Elf", "Section", "read_elf"]
-
 MAGIC = b"\x7fELF"
 HEADER = 64  # bytes of the longest header
 RELOCATABLE = 1  # type of an object that is not linked yet

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.binaries.elf import Elf
     from imagematrix.audit.binaries.window import Window
 
-__all__ = ["find_device_code", "names_driver"]
-
 ALLOCATED = 2  # flag of a section that the loader puts into memory
 FATBIN = fatbin.MAGIC + struct.pack("<HH", 1, fatbin.HEADER.size)
 TEXT = b".version"

@@ -27,18 +27,6 @@ if TYPE_CHECKING:
 
     Targets = tuple[frozenset[str], frozenset[tuple[str, str]], bool]
 
-__all__ = [
-    "CUBIN",
-    "HEADER",
-    "MAGIC",
-    "PTX",
-    "Container",
-    "FatbinEntry",
-    "list_containers",
-    "read_fatbins",
-    "read_ptx",
-]
-
 MAGIC = b"\x50\xed\x55\xba"
 HEADER = struct.Struct("<IHHQ")  # magic, version, size of the header, bytes after it
 ENTRY = struct.Struct("<HHIQ8sHHI8sQ")  # kind, version, size of header and payload, -, ISA, target, -, flags

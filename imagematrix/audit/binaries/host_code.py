@@ -8,8 +8,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["NAMES", "Carriers", "HostCode"]
-
 NAMES = "names"  # the sign that a file or its functions are named for certain CPUs
 
 

@@ -14,8 +14,6 @@ import re
 
 from imagematrix.audit.binaries import elf
 
-__all__ = ["MOST", "is_readable", "list_kernel_names", "make_kernel_pattern"]
-
 MOST = 4096  # bytes of code that are searched for names; the first of a cubin is among the first 200
 FIRST = slice(64, 75)  # where that table begins
 TABLE = b"\0.shstrtab\0"

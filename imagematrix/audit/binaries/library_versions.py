@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.binaries.elf import Elf
     from imagematrix.audit.binaries.window import Window
 
-__all__ = ["LINKED", "NAMES", "REGISTERED", "identify_library"]
-
 SEARCHED = 64 << 20  # bytes
 OVERLAP = 256  # more bytes than any of the texts below has
 VERSION = rb"(\d{1,5}(?:\.\d{1,5}){1,3}[a-z0-9]{0,16})"

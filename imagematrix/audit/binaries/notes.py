@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.binaries.elf import Elf
     from imagematrix.audit.binaries.window import Window
 
-__all__ = ["Compat", "read_compat", "read_isa_level"]
-
 COMPAT = ".note.cuda.fwd_compatibility"
 PROPERTIES = ".note.gnu.property"
 HEADER = struct.Struct("<III")  # length of the owner, length of the description, type

@@ -7,8 +7,6 @@ import re
 
 from imagematrix.hardware.vendors import user_mode
 
-__all__ = ["is_distributed", "is_nvidia_library", "parse_library_name"]
-
 # Parts of a file name: lib, the library's name, and the version after .so or .a. auditwheel adds a hash to
 # the names of the libraries that it copies into a wheel.
 FILE = re.compile(

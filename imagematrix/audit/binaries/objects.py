@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.binaries.host_code import HostCode
     from imagematrix.audit.binaries.window import Window
 
-__all__ = ["HEAD", "File", "examine_file", "is_interesting"]
-
 DEEPEST = 2  # levels of nested archives, such as a wheel in a zip
 SEARCHED = 64 << 20  # bytes
 CODE = (".nv_fatbin", "__nv_relfatbin", ".hip_fatbin")  # sections with device code

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
-__all__ = ["PIECE", "Window"]
-
 PIECE = 1 << 20  # bytes that are searched at once
 
 

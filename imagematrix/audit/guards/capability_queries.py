@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.guards.values import Line, PossibleValue
 
-__all__ = ["QUESTION", "answer_query", "convert", "get_attribute", "is_query"]
-
 # Return the capability, as a tuple, a number, a text or an object with `major` and `minor`.
 TELLING = frozenset(
     {

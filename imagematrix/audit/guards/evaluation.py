@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.guards.modules import Function, PythonModule
 
-__all__ = ["Evaluation", "ExhaustedError", "FunctionOutcome", "Reached", "Routine", "StepBudget"]
-
 STEPS = 40_000  # nodes that are evaluated for one capability, twice what the largest module of vLLM takes
 DEEPEST = 12  # functions that call each other
 CHEAP = 16  # names that are copied in one step

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.guards.module_reading import Use
 
-__all__ = ["STEPS", "SourceGuard", "StepBudget", "find_guards"]
-
 STEPS = 8_000_000  # of all packages of an image, which take some 20 s
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.guards.modules import Function, PythonModule
     from imagematrix.audit.guards.values import ComputeCapability, Line
 
-__all__ = ["ModuleReading", "Use", "get_stem", "loads_file"]
-
 FLAG, USE, LOAD = "flag", "use", "load"
 OPERATORS = "ops"  # of PyTorch: torch.ops.NAME has what an extension registers
 BLOCKS = (ast.Try, ast.TryStar, ast.With, ast.If)

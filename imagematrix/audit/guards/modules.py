@@ -13,8 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["FUNCTIONS", "Function", "PythonModule", "collect_mentioned", "make_dotted_name", "parse_module"]
-
 LONGEST = 512 << 10  # bytes of a module; longer ones count as unreadable
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 Function = ast.FunctionDef | ast.AsyncFunctionDef

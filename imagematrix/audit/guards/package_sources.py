@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from typing import BinaryIO
 
-__all__ = ["PackageSources"]
-
 SITE = re.compile(r"/.*/(?:site|dist)-packages/.*\.py")
 WHOLE = 1 << 30  # bytes of all sources of a layer; PyTorch has 30 MB, vLLM 50 MB
 MOST_TEXT = 4 << 20  # bytes that are kept of a package; of vLLM, these are 0.6 MB

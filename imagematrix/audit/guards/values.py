@@ -16,27 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
-__all__ = [
-    "ANY",
-    "UNKNOWN_VALUE",
-    "ComputeCapability",
-    "ConstantTable",
-    "Line",
-    "PossibleValue",
-    "calculate",
-    "compare",
-    "get_item",
-    "get_truth",
-    "is_vague",
-    "join_values",
-    "make_constant",
-    "make_table",
-    "make_text",
-    "make_tuple",
-    "make_unknown",
-    "names_file",
-]
-
 MOST = 8  # values that are told apart
 LONGEST = 512  # characters of a text
 WIDEST = 32  # elements of a tuple

@@ -29,17 +29,16 @@ from imagematrix.audit.binaries.driver_file import DriverLibrary
 from imagematrix.audit.binaries.host_code import Carriers, HostCode
 from imagematrix.audit.binaries.notes import Compat
 from imagematrix.audit.binaries.objects import File
-from imagematrix.audit.images.layer import Folder, Hardlink, Layer, PlainFile, Symlink
+from imagematrix.audit.images.layer import Layer, PlainFile
 from imagematrix.audit.packages.installed_package import Database, InstalledPackage
 from imagematrix.common.files import make_private, require_private
 from imagematrix.common.image_reference import DIGEST
+from imagematrix.images.oci.tree import Folder, Hardlink, Symlink
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from importlib.resources.abc import Traversable
-
-__all__ = ["Cache", "dump_value", "load_value"]
 
 LIMIT = 256 << 20  # bytes of all entries; one of a large layer has some 100 kB
 LARGEST = 64 << 20  # bytes of an entry before compression

@@ -17,8 +17,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["DECIDES", "OPTIONAL", "TESTS", "UNUSED", "CodeRoles", "CodedFile", "assign_roles"]
-
 DECIDES, OPTIONAL, UNUSED, TESTS = "decides", "optional", "unused", "tests"
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.images.python_packages import Package
     from imagematrix.images.oci.tree import ImageTree
 
-__all__ = ["Contents", "list_contents"]
-
 OS_RELEASE = ("/etc/os-release", "/usr/lib/os-release")
 ASSIGNED = re.compile(r"(ID|VERSION_ID)=([\"']?)([A-Za-z0-9._-]{1,64})\2", re.ASCII)  # os-release(5)
 

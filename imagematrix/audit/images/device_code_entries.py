@@ -25,19 +25,6 @@ if TYPE_CHECKING:
     Targets = tuple[tuple[str, ...], tuple[Ptx, ...]]
     Match = tuple[int, tuple[int, ...]] | None
 
-__all__ = [
-    "find_common_cubins",
-    "find_common_ptx",
-    "find_covering_globs",
-    "find_lacking",
-    "join_entries",
-    "lacks",
-    "make_entry",
-    "narrow_entry",
-    "require_matches",
-    "serves_all",
-]
-
 MOST = 16  # entries: labels and annotations have limits
 MOST_OPTIONAL = 4  # of these
 MOST_PARTS = 32  # kinds of parts of an entry

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.packages.attested_sboms import Statement
     from imagematrix.images.oci.manifest import ImageManifest
 
-__all__ = ["AuditedImage", "ImageSource", "list_images", "read_image"]
-
 DEEPEST = 3  # levels of nested indexes
 MOST = 1000  # manifests of an index
 

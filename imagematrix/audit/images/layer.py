@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from imagematrix.audit.binaries import archives, driver_loading, elf, nvidia_names, objects
+from imagematrix.audit.binaries.archives import HEAD
 from imagematrix.audit.binaries.cpu.scan import is_decodable, scan_later
-from imagematrix.audit.binaries.objects import HEAD, File
+from imagematrix.audit.binaries.objects import File
 from imagematrix.audit.binaries.window import Window
 from imagematrix.audit.guards.package_sources import PackageSources
 from imagematrix.audit.packages import packages
@@ -34,19 +35,7 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.binaries.cpu.scan import StartScan
     from imagematrix.audit.binaries.elf import Elf
-    from imagematrix.images.oci.decompression import ByteStream
-
-__all__ = [
-    "FOLDER",
-    "OTHER",
-    "Folder",
-    "Hardlink",
-    "Layer",
-    "PlainFile",
-    "Symlink",
-    "read_layer",
-    "rename_layer",
-]
+    from imagematrix.images.oci.byte_stream import ByteStream
 
 PIECE = 1 << 20
 # Text files that an audit reads: the loader's configuration, the distribution's name, and the metadata of

@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.binaries.cpu.scan import StartScan
     from imagematrix.audit.images.layer import Layer
-    from imagematrix.images.oci.decompression import ByteStream
+    from imagematrix.images.oci.byte_stream import ByteStream
 
     Open = Callable[[str], AbstractContextManager[ByteStream]]
-
-__all__ = ["Kept", "Layers"]
 
 MOST = 4  # layers at a time: each takes memory
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.binaries.objects import File
 
-__all__ = ["RUNTIME", "Library", "list_communication_libraries", "list_libraries", "list_runtimes"]
-
 RUNTIME = "cudart"
 
 # Libraries with the version of a CUDA release, or at least with its major version.

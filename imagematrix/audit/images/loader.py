@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.images.layer import PlainFile
     from imagematrix.images.oci.tree import ImageTree
 
-__all__ = ["Loader"]
-
 # Folders of the dynamic loader, ld.so(8), for 64-bit x86 and ARM.
 DEFAULTS = (
     "/lib/x86_64-linux-gnu",

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.images.layer import PlainFile
     from imagematrix.images.oci.tree import ImageTree
 
-__all__ = ["STACKS", "Package", "get_stack_release", "get_version", "list_packages"]
-
 # The frameworks that an audit lists.
 STACKS = re.compile(
     r"torch|torchvision|torchaudio|jaxlib|jax-cuda\d+-(?:plugin|pjrt)|cupy(?:-cuda\d+\w*)?|tensorflow"

@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from imagematrix.audit.images.layer import Layer
     from imagematrix.audit.images.layers import Layers
     from imagematrix.images.catalog.catalog import Catalog, Variant
-    from imagematrix.images.oci.decompression import ByteStream
-
-__all__ = ["read_archive", "read_images", "read_variants"]
+    from imagematrix.images.oci.byte_stream import ByteStream
 
 COMPRESSED = ("gzip", "zstd")  # the ends of the media types of layers whose sizes are those in a registry
 TRIES = 5  # attempts to read an image from the engine while its name moves to other images

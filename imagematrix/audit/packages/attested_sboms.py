@@ -16,8 +16,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["LARGEST", "PREDICATE", "Statement", "StatementSource", "read_sboms"]
-
 PREDICATE = "https://spdx.dev/Document"  # the type of statements with an SBOM in SPDX
 TYPES = ("in-toto.io/predicate-type", "predicateType")  # annotations that name it: BuildKit's and cosign's
 LARGEST = 32 << 20  # bytes

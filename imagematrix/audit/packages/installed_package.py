@@ -11,21 +11,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = [
-    "APK",
-    "DEB",
-    "GENERIC",
-    "PYPI",
-    "RECORD",
-    "RPM",
-    "Database",
-    "InstalledPackage",
-    "list_recorded_files",
-    "make_package",
-    "parse_apk",
-    "parse_dpkg",
-]
-
 # The types of packages in package URLs.
 DEB, RPM, APK, PYPI, GENERIC = "deb", "rpm", "apk", "pypi", "generic"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_~-]{0,199}", re.ASCII)

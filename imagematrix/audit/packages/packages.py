@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     Reader = Callable[[IO[bytes], int], Iterator[Entry]]
 
-__all__ = ["FOLDER", "LISTS", "Databases", "find_database_reader"]
-
 MD5 = re.compile(rb"([0-9a-f]{32})  ")
 SHA1 = re.compile(rb"Z:Q1([A-Za-z0-9+/]{27}=)\s*")
 LONGEST_LINE = 64 << 10  # bytes

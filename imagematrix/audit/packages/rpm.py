@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from imagematrix.audit.binaries.window import Window
-    from imagematrix.images.oci.decompression import ByteStream
+    from imagematrix.images.oci.byte_stream import ByteStream
 
     Headers = Callable[[ByteStream, int], Iterator[bytes]]
     Entry = InstalledPackage | tuple[str, bytes] | None  # a package, a checksum with its algorithm, or damage
-
-__all__ = ["read_berkeley", "read_ndb", "read_sqlite"]
 
 LARGEST = 512 << 20  # bytes of a database; with 2,000 packages it has about 150 MB
 LONGEST = 32 << 20  # bytes of a header

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.packages.installed_package import InstalledPackage
     from imagematrix.audit.report import Audit
 
-__all__ = ["FILES", "SBOM", "Component", "list_components", "warn_of_unread"]
-
 FILES, SBOM = "files", "sbom"  # sources of components
 SHOWN = 5  # databases that a warning names
 

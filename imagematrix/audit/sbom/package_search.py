@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.sbom.components import Component
     from imagematrix.images.catalog.catalog import Catalog
 
-__all__ = ["SCHEMA", "PackageSearch", "VariantPackages", "match_components"]
-
 SCHEMA = "imagematrix.packages/v1"
 
 

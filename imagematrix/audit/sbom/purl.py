@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.packages.installed_package import InstalledPackage
 
-__all__ = ["make_image_purl", "make_purl", "parse_purl"]
-
 URL = re.compile(r"pkg:/*([A-Za-z][A-Za-z0-9.+-]*)/([^?#@]+)(?:@([^?#]+))?(?:\?([^#]*))?(?:#.*)?", re.ASCII)
 LONGEST = 2000  # characters
 VENDORS = {DEB: "debian", APK: "alpine"}  # of packages in images without os-release

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.packages.attested_sboms import Statement
     from imagematrix.common.json_documents import Fields
 
-__all__ = ["AttestedPackage", "read_packages"]
-
 VERSIONS = re.compile(r"SPDX-2\.\d")
 TEXT = re.compile(r"[!-~]{1,200}", re.ASCII)  # a name or a version
 LICENSE = re.compile(r"[ -~]{1,500}", re.ASCII)

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.report import Audit
     from imagematrix.audit.sbom.components import Component
 
-__all__ = ["get_creation_time", "make_document"]
-
 NAMESPACE = "https://imagematrix.io/spdx"  # the beginning of the documents' names
 IMAGE_ID = "SPDXRef-Image"
 UNSTATED = "NOASSERTION"

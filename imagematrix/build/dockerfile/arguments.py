@@ -21,8 +21,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["parse_declarations", "with_bases_written_out"]
-
 # BuildKit has more operators, but not in all releases. Anything else that a shell interprets also matches.
 VARIABLE = re.compile(
     r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:(:?[-+])([^\s\"'${}\\]*))?\})|[$\"'\\\s]", re.ASCII

@@ -26,20 +26,6 @@ if TYPE_CHECKING:
 
     from imagematrix.build.dockerfile.instructions import Instruction
 
-__all__ = [
-    "find_faults",
-    "find_frontend",
-    "find_last_base",
-    "find_missing_sources",
-    "has_stage",
-    "list_bases",
-    "replace_images",
-    "require_known_inputs",
-    "split_stages",
-    "truncate_after_stage",
-    "with_environment",
-]
-
 DIRECTIVE = re.compile(r"#\s*([a-zA-Z][a-zA-Z0-9]*)\s*=\s*(\S+)", re.ASCII)
 DIRECTIVES = ("syntax", "escape", "check")
 PLAIN_NAME = re.compile(r"[\w-]+", re.ASCII)  # of an image without registry, tag and digest

@@ -23,22 +23,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = [
-    "GOES_ON",
-    "MOST",
-    "WITH_HEREDOCS",
-    "DockerfileError",
-    "Fault",
-    "Instruction",
-    "Name",
-    "find_trigger_input",
-    "is_blank_or_comment",
-    "parse_by_paragraph",
-    "parse_instructions",
-    "read_instructions",
-    "split_words",
-]
-
 WITHOUT_IMAGES = (
     *(
         "arg",

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from imagematrix.build.matrix.matrix import Cell
     from imagematrix.build.matrix.matrix_facts import March
 
-__all__ = ["Origin", "Renderer", "complete_dockerfile", "compute_variables"]
-
 Origin = tuple[str, int]  # a template in the folder, and the number of a line
 
 Key = tuple[str, str, bool]  # image, cell, and whether it is for the origins of the lines

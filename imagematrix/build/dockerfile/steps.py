@@ -13,8 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["BuildStep", "Recipe", "list_build_steps"]
-
 BUILDING = (*WITH_HEREDOCS, "workdir")
 NUMBERS = re.compile(r"--chown=\d+(:\d+)?")
 

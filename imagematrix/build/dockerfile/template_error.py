@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from imagematrix.build.dockerfile.instructions import Fault
     from imagematrix.build.dockerfile.render import Origin
 
-__all__ = ["TemplateError", "TemplateFault", "locate_faults", "merge_errors"]
-
 
 @dataclass(frozen=True, slots=True)
 class TemplateFault:

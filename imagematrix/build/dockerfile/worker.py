@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
     from typing import Any
 
-__all__ = ["OUTPUT", "Templates", "main"]
-
 OUTPUT = 1 << 20  # characters of one Dockerfile
 MEMORY = 1 << 30  # bytes of address space
 # Jinja's objects that change while a template is rendered; no template gets one without writing its name.

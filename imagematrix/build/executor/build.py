@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from imagematrix.build.plan.plan import Plan, Planned
     from imagematrix.build.plan.protocols import Builder, Store
 
-__all__ = ["Reporter", "build", "order_by_new_stages"]
-
 T = TypeVar("T")
 
 POLL_S = 0.1

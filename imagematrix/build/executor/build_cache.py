@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from imagematrix.build.plan.protocols import BuildRequest, Store
 
-__all__ = ["BuildCache", "LayerHints"]
-
 T = TypeVar("T")
 
 # The note about a base: the digests of its layers.

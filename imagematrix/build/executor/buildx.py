@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from imagematrix.build.stores.engine import EngineStore
     from imagematrix.images.oci.parts import SizedLayer
 
-__all__ = ["Buildx"]
-
 
 @dataclass(frozen=True, slots=True)
 class _BuildLayout:

@@ -23,8 +23,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["CacheLocation", "CacheUse", "ExternalCaches", "format_attributes", "format_cache_name"]
-
 REGISTRY, LOCAL = "registry", "local"
 FOLDERS = {True: "src", False: "dest"}  # the attribute with the folder, by whether it is read
 TAG = "org.opencontainers.image.ref.name"  # the annotation of a tag in an OCI layout

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from imagematrix.images.oci.parts import SizedLayer
 
 
-__all__ = ["CellBuilder"]
-
 SHOWN = 3  # layers listed in a message
 LONGEST = 60  # characters of an instruction
 

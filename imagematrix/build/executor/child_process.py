@@ -13,8 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["signal_child", "start_child", "wait_for_child"]
-
 
 def start_child(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
     """Start a command in a process group of its own, with its output in one pipe.

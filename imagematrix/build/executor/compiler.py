@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     Export = Callable[[str, BuildSources], Mapping[str, str]]
 
-__all__ = ["Compilers"]
-
 ABSENT = "no-cc"  # the file that stands for a stage without a compiler
 
 

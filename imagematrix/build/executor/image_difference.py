@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from imagematrix.build.plan.protocols import StoredImageInfo
     from imagematrix.images.oci.layout import LayoutImage
 
-__all__ = ["compare_with_stored", "find_difference"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TarEntry:

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from imagematrix.build.plan.protocols import BuiltImage
     from imagematrix.images.oci.compression import Compression
 
-__all__ = ["Rewriter", "RewrittenLayer", "label_image"]
-
 AT_ONCE = 2  # layers that are compressed: each uses several threads, and at high levels a gigabyte
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from imagematrix.build.plan.protocols import BuildRequest, BuiltImage
     from imagematrix.images.catalog.catalog import Variant
 
-__all__ = ["ImageTestError", "ImageTestOutcome", "ImageTestResult", "ImageTester"]
-
 
 class ImageTestError(BuildError):
     """The test of an image failed."""

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from imagematrix.build.plan.plan import Planned
     from imagematrix.images.catalog.catalog import Variant
 
-__all__ = ["compose_labels"]
-
 
 def compose_labels(item: Planned, entry: Variant) -> dict[str, str]:
     """Return the labels of `item`'s image, whose catalog entry is `entry`."""

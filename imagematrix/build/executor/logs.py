@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from _typeshed import ReadableBuffer
 
-__all__ = ["excerpt_log", "log_path", "open_log", "summarize_error"]
-
 # Image names do not contain these, so that folders are unique; their names cannot get too long.
 QUOTED = str.maketrans("/:", "+=")
 # In BuildKit's output: the number of a step, the seconds since it began, and the line before its summary.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from imagematrix.build.plan.protocols import Builder, BuildRequest, BuildSources, BuiltImage, SharedPrefix
     from imagematrix.images.oci.parts import SizedLayer
 
-__all__ = ["Pool"]
-
 
 class Pool:
     """A Builder that passes each image to one of several builders with a free slot.

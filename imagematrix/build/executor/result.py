@@ -17,17 +17,6 @@ if TYPE_CHECKING:
     from imagematrix.build.executor.image_tester import ImageTester, ImageTestResult
     from imagematrix.build.plan.plan import Plan
 
-__all__ = [
-    "ENGINE",
-    "SCHEMA",
-    "STORED",
-    "BuildStatus",
-    "Result",
-    "combine_failures",
-    "complete_results",
-    "make_build_document",
-]
-
 SCHEMA = "imagematrix.build/v1"
 ENGINE = "engine"  # the compression of images whose layers the engine compresses when it pushes them
 SHOWN = 5  # cells listed in a message before "…"

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     Steps = Mapping[str, BuildStep]  # by digest, in order
 
-__all__ = ["find_shared_prefixes"]
-
 K = TypeVar("K", bound="Hashable")
 
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from imagematrix.build.plan.protocols import BuildSources
     from imagematrix.build.stores.engine import EngineStore
 
-__all__ = ["Solver"]
-
 STEP = re.compile(r"#\d+ \[(?!internal)([^]]+)\] (.+)")
 OWN = re.compile(r"^Driver: +docker$", re.MULTILINE)
 GRACE = 10  # seconds until a stopped build is killed

@@ -16,20 +16,6 @@ if TYPE_CHECKING:
 
     from imagematrix.build.matrix.matrix_facts import MatrixFacts
 
-__all__ = [
-    "COMPUTE",
-    "DRIVER",
-    "DRIVER_FROM",
-    "HOST_DRIVER",
-    "RESERVED",
-    "check_flag",
-    "check_value",
-    "find_unsafe_character",
-    "is_covered",
-    "is_glob",
-    "suggest_axis",
-]
-
 # Variables of templates other than axes and properties, and keywords of the matrix and of Jinja.
 RESERVED = frozenset(
     {"image", "images", "version", "arch", "march_option", "cflags", "why", "loop", "self", "none", "true"}

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from imagematrix.build.matrix.document import Node
 
-__all__ = ["raise_version", "replace_versions"]
-
 NUMBER = re.compile(r"[0-9]+")
 ANCHOR = re.compile(r"&\S+\s+")  # before a scalar
 

@@ -8,8 +8,6 @@ from imagematrix.common.json_documents import parse_natural
 from imagematrix.common.suggestions import suggest_nearest
 from imagematrix.images.oci.compression import DEFAULT, DEFAULT_LEVELS, LEVELS, Compression
 
-__all__ = ["CompressionReader"]
-
 KEYS = ("type", "level")
 
 

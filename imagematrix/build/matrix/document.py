@@ -19,8 +19,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Mapping", "Node", "Scalar", "Sequence", "Shapes", "parse_yaml"]
-
 DEPTH = 32
 NODES = 1_000_000  # after aliases are followed; a matrix of 100,000 cells has a few hundred in the file
 

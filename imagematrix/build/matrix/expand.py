@@ -24,15 +24,6 @@ if TYPE_CHECKING:
 
     from imagematrix.build.matrix.matrix import Exclude, Image, Include, Matrix
 
-__all__ = [
-    "ExcludedCell",
-    "Expansion",
-    "expand_matrix",
-    "find_plain_pull_cells",
-    "select_cells",
-    "select_platforms",
-]
-
 SHOWN = 3
 
 

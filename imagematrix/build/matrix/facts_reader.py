@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from imagematrix.build.matrix.problems import Mark
 
-__all__ = ["FactsReader"]
-
 PARTS = ("cuda", "march")
 RELEASE = ("compute", "driver")
 MARCH = ("platform", "flags", "vendor")

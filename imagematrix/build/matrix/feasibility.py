@@ -11,8 +11,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.build.matrix.matrix import Cell
 
-__all__ = ["ANY_COMPILER", "Infeasible", "find_infeasibility", "find_unseen_flags"]
-
 ANY_COMPILER = "gcc"  # all of its versions
 ARCHES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 

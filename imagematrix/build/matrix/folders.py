@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os.path
 
-__all__ = ["is_below", "resolve_inside"]
-
 
 def resolve_inside(folder: str, name: str) -> str | None:
     """Return the path of `name` in `folder` with links resolved, or None if it is outside.

@@ -9,8 +9,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["ImageTest"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTest:

@@ -27,8 +27,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["SCHEMA", "load_matrix", "parse_matrix"]
-
 SCHEMA = "imagematrix.matrix/v1"
 LIMIT = 16 * 1024 * 1024  # bytes
 # A repository as the distribution specification has it, perhaps with a registry.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from imagematrix.build.matrix.image_test import ImageTest
     from imagematrix.build.matrix.problems import Mark
 
-__all__ = ["GPU_AXES", "NO_CUDA", "Cell", "Exclude", "Image", "Include", "Matrix", "PlainPullCells"]
-
 GPU_AXES = ("compute", "driver")  # cells without CUDA do not have them
 NO_CUDA = "none"  # the value of the axis cuda that makes CPU-only cells
 

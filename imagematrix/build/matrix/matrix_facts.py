@@ -15,8 +15,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["March", "MatrixFacts", "StatedRelease"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedRelease:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagematrix.common.text import line
-from imagematrix.errors import UsageError
+from imagematrix.errors import UsageError, sanitize_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-__all__ = ["Mark", "MatrixError", "Problem", "format_problem", "format_with_excerpt"]
 
 WIDTH = 100  # characters of a line in an excerpt
 
@@ -60,7 +57,7 @@ def format_problem(where: str, problem: Problem) -> list[str]:
 
 def format_with_excerpt(where: str, problem: Problem, lines: Sequence[str]) -> list[str]:
     """Return the lines that tell of a problem, with an excerpt of the file's `lines`."""
-    parts = [*map(line, format_problem(where, problem))]
+    parts = [*map(sanitize_line, format_problem(where, problem))]
     if 0 < problem.mark.line <= len(lines):
         parts += _excerpt(lines[problem.mark.line - 1], problem.mark)
     return parts
@@ -69,6 +66,6 @@ def format_with_excerpt(where: str, problem: Problem, lines: Sequence[str]) -> l
 def _excerpt(whole: str, mark: Mark) -> list[str]:
     """Return the part of a line around a position, with a caret below the position."""
     start = max(0, mark.column - 1 - WIDTH // 2)
-    shown = line(whole[start : start + WIDTH].replace("\t", " "))
+    shown = sanitize_line(whole[start : start + WIDTH].replace("\t", " "))
     number = f"{mark.line:>5}"
     return [f"{number} | {shown}".rstrip(), f"{' ' * len(number)} | {' ' * (mark.column - 1 - start)}^"]

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from imagematrix.build.matrix.expand import Expansion
     from imagematrix.build.matrix.matrix import Cell, Image, Matrix
 
-__all__ = ["Candidates", "list_candidates", "make_reference", "make_variant", "promise_variant"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:

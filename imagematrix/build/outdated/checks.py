@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from imagematrix.build.plan.plan import Planned
 
-__all__ = ["check_bases", "check_drivers", "check_toolkits"]
-
 
 def check_bases(items: Sequence[Planned], locked: Mapping[str, str]) -> Iterator[AgeFinding]:
     """Yield the locked bases that have another digest in their registry by now.

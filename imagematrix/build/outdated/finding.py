@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from imagematrix.build.plan.plan import Planned
 
-__all__ = ["SCHEMA", "AgeFinding", "add_affected_hosts", "make_outdated_document"]
-
 SCHEMA = "imagematrix.outdated/v1"
 
 

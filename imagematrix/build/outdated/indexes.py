@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     Origin = tuple[str, str | None, int | None]  # scheme, host and port
 
-__all__ = ["IndexSettings", "PackageIndex", "find_lock_indexes", "read_index_settings"]
-
 PYPI = "https://pypi.org/simple"  # pip's own default
 PORTS = {"http": 80, "https": 443}
 INVALID = "(an invalid address)"

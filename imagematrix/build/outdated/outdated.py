@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from imagematrix.build.outdated.indexes import PackageIndex
     from imagematrix.build.plan.plan import Plan
 
-__all__ = ["find_outdated"]
-
 
 def find_outdated(
     plan: Plan,

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from packaging.utils import BuildTag
     from packaging.version import Version
 
-__all__ = ["WheelFile", "parse_file_list"]
-
 SHA256 = re.compile(r"#(?:.*&)?sha256=([0-9a-f]{64})")
 REASON = 200  # characters of why a file was yanked
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from imagematrix.build.outdated.wheel_files import WheelFile
 
-__all__ = ["WheelTarget", "infer_wheel_target"]
-
 MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}  # by minor version of glibc
 OLDEST = 17  # minor version of glibc 2: every image of today has a newer one

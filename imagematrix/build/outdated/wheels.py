@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     Indexes = Callable[[str], tuple[PackageIndex, ...]]
 
-__all__ = ["check_wheels"]
-
 ACCEPTED = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 OK, MISSING = 200, 404
 REQUESTS = 8  # at the same time

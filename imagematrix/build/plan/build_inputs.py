@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from imagematrix.build.matrix.matrix import Cell, Image
 
-__all__ = ["PROXIES", "BuildInputs", "find_proxy_variables", "parse_build_inputs", "scrub_environment"]
-
 # Source policies, labels from git, attestations, other frontends: see docs.docker.com, "Build variables".
 DECIDING = ("BUILDX_", "BUILDKIT_", "EXPERIMENTAL_BUILDKIT_", "SOURCE_DATE_EPOCH", "DOCKER_DEFAULT_PLATFORM")
 KEPT = ("BUILDX_CONFIG",)  # the location of builders for --builder

@@ -30,22 +30,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "FOLDER",
-    "LINK",
-    "LOCK",
-    "STATE",
-    "TIME",
-    "Listing",
-    "Snapshots",
-    "copy_and_hash",
-    "create_state_folder",
-    "list_context",
-    "list_context_paths",
-    "load_listing",
-    "record_listing",
-]
-
 STATE = ".imagematrix"  # the folder beside the matrix for logs and records
 LOCK = "imagematrix.lock"  # the file beside it with the digests of bases, which are components of identities
 FILE, PROGRAM, LINK, FOLDER = "100644", "100755", "120000", "040000"  # file modes of git

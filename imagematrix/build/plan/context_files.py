@@ -15,8 +15,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["ContextFiles"]
-
 MOST = 1_000  # files that are compared for a suggestion
 # Patterns, which may match nothing, and what only the build replaces.
 OPEN = re.compile(r"[*?\[\\$\"']")

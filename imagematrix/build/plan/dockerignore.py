@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["list_unignored"]
-
 WORD = re.compile(r"\*\*/?|\*|\?|\[\^?(?:\\.|[^\]\\])+\]|\\?.", re.DOTALL)
 # What BuildKit takes, by the rules of Go's filepath.Match.
 CLASS = r"\[\^?(?:(?:\\.|[^\\\]-])(?:-(?:\\.|[^\\\]-]))?)+\]"

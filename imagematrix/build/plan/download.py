@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
     import requests
 
-    from imagematrix.images.oci.decompression import ByteStream
-
-__all__ = ["HTTPS", "fetch_file"]
+    from imagematrix.images.oci.byte_stream import ByteStream
 
 HTTPS = "https://"
 TIMEOUT = 30  # seconds without a byte

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.binaries.elf import Elf
 
-__all__ = ["CONTEXT", "DriverFolder", "copy_driver", "expand_driver_source", "read_driver_folder"]
-
 CONTEXT = "imagematrix-driver"  # the named build context with it
 # The libraries that libcuda loads for compute programs, and NVML; as in NVIDIA's package cuda-compat 590.
 REQUIRED = ("libcuda", "libnvidia-ml", "libnvidia-nvvm", "libnvidia-ptxjitcompiler")

@@ -10,8 +10,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.build.matrix.matrix import Cell
 
-__all__ = ["STAGE", "look_up_flags", "require_flag_source"]
-
 STAGE = "compiler"  # the stage of a template that has the compiler of its code
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from imagematrix.build.matrix.matrix import Cell
     from imagematrix.build.plan.build_inputs import BuildInputs
 
-__all__ = ["EPOCH", "TRIM", "Identity", "format_tag", "identify"]
-
 SCHEMA = "3"  # of this list of components, and of how each is hashed
 EPOCH = "0"  # SOURCE_DATE_EPOCH: times are not inputs, so the image has none
 TRIM = "trim"  # the component of builds that trim device code

@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
-    from imagematrix.images.oci.decompression import ByteStream
-
-__all__ = ["unpack_installer"]
+    from imagematrix.images.oci.byte_stream import ByteStream
 
 XZ = b"\xfd7zXZ\0"
 MAGIC = (XZ, GZIP, ZSTD)

@@ -22,16 +22,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = [
-    "SCHEMA",
-    "extend_lock",
-    "locate_lock",
-    "make_lock_document",
-    "read_base_digests",
-    "read_lock",
-    "renew_lock",
-]
-
 SCHEMA = "imagematrix.lock/v1"
 
 

@@ -20,19 +20,6 @@ if TYPE_CHECKING:
     from imagematrix.build.plan.remote_driver import LockedDriver, RemoteDriver
     from imagematrix.errors import ImagematrixError
 
-__all__ = [
-    "REFUSED_REMEDY",
-    "SCHEMA",
-    "Difference",
-    "DropStatus",
-    "Dropped",
-    "Plan",
-    "PlanStatus",
-    "Planned",
-    "full_name",
-    "make_item_namer",
-]
-
 SCHEMA = "imagematrix.plan/v1"
 REFUSED_REMEDY = (
     "raise the version with `imagematrix bump`, or revert the change; to try changes out in the engine, "

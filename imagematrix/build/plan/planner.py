@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     # Returns the cells of an expansion that no host needs, by image and id, each with the nearest host.
     FindSkippedCells = Callable[[Matrix, Expansion], Mapping[tuple[str, str], str]]
 
-__all__ = ["FindSkippedCells", "PlanContext", "plan"]
-
 SHOWN = 5  # files listed in a reason
 DEEPEST = 100  # images of the matrix that build on each other
 

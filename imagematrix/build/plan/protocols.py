@@ -18,17 +18,6 @@ if TYPE_CHECKING:
 
     from imagematrix.images.oci.parts import SizedLayer
 
-__all__ = [
-    "BuildRequest",
-    "BuildSources",
-    "Builder",
-    "BuiltImage",
-    "StoppedError",
-    "Store",
-    "StoredImageInfo",
-    "StoredVariant",
-]
-
 IMAGE = "docker-image://"
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from imagematrix.build.plan.driver import DriverFolder
 
-__all__ = ["LockedDriver", "RemoteDriver", "resolve_driver"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockedDriver:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from imagematrix.build.plan.plan import Plan
 
-__all__ = ["Durations", "Shard", "partition_cells", "select_shard"]
-
 UNKNOWN = 1.0  # seconds of every cell if no duration is known
 
 Durations = dict[tuple[str, str], float]  # seconds by image and cell

@@ -13,8 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ANY", "FOLDERS", "WITHIN", "Wildcard"]
-
 WITHIN = "*"  # any characters but /
 ANY = "**"  # any characters but line breaks
 FOLDERS = "**/"  # nothing, or any characters but line breaks that end with /

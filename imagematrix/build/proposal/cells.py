@@ -15,8 +15,7 @@ from imagematrix.build.matrix.matrix_facts import MatrixFacts
 from imagematrix.build.matrix.promised_variants import promise_variant
 from imagematrix.common.record import replace
 from imagematrix.common.suggestions import suggest_nearest
-from imagematrix.common.text import line
-from imagematrix.errors import UsageError
+from imagematrix.errors import UsageError, sanitize_line
 from imagematrix.hardware.vendors import cuda, device_code, marches, versions
 from imagematrix.images.catalog.catalog import Catalog
 from imagematrix.selection.fleet.hardware_kinds import group_by_hardware
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Host
     from imagematrix.selection.fleet.hardware_kinds import HardwareKind
     from imagematrix.selection.fleet.unserved_hosts import UnservedHosts
-
-__all__ = ["COMPILER", "ProposedCells", "SuitedHosts", "propose_cells"]
 
 COMPILER = "gcc-14"  # whose values of -march are proposed
 AXES = ("platform", "cuda", "driver", "compute", "march")
@@ -103,7 +100,9 @@ class ProposedCells:
             if one.axes.get(axis) == value:
                 host = one.kind.sample
                 found = {gpu.name for gpu in host.gpus} if axis == "compute" else {host.cpu.model}
-                counts.update(dict.fromkeys((line(name) for name in found if name), len(one.kind.hosts)))
+                counts.update(
+                    dict.fromkeys((sanitize_line(name) for name in found if name), len(one.kind.hosts))
+                )
         return [name for name, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
 
 

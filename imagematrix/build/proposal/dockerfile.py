@@ -15,8 +15,7 @@ from imagematrix.build.matrix import axis_values
 from imagematrix.build.matrix.matrix_facts import MatrixFacts
 from imagematrix.build.plan.flags import STAGE
 from imagematrix.build.proposal.cells import COMPILER
-from imagematrix.common.text import line
-from imagematrix.errors import UsageError
+from imagematrix.errors import UsageError, sanitize_line
 from imagematrix.hardware.vendors import installers
 
 TYPE_CHECKING = False
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from imagematrix.build.dockerfile.instructions import Instruction
-
-__all__ = ["ConvertedDockerfile", "Remark", "convert_dockerfile", "is_dockerfile"]
 
 # Names of variables, of the environment, of builds or of CMake, whose value is a list of GPUs, and the
 # variable of templates that has it for one cell.
@@ -225,7 +222,7 @@ class _DockerfileConversion:
 
     def _find_gpus(self, match: re.Match[str]) -> None:
         found = [GPU.fullmatch(word) for word in re.split(r"[;,\s\\]+", _value(match).strip()) if word]
-        named = f"{match['name']}={line(_value(match))}"
+        named = f"{match['name']}={sanitize_line(_value(match))}"
         variable = f"{{{{ {GPU_LISTS[match['name']]} }}}}"
         if not found or None in found:
             remedy = f"list GPUs in the axis compute, and write {variable}"

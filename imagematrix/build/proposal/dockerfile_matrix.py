@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from imagematrix.build.proposal.dockerfile import ConvertedDockerfile
 
-__all__ = ["format_matrix"]
-
 COMMENTS = {
     "cuda": "with none as a value, there are images without CUDA, too",
     "compute": "one image for each of these GPUs",

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     Point = Mapping[str, str]
     Axes = Mapping[str, Sequence[str]]
 
-__all__ = ["ProposedRule", "propose_rules"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedRule:

@@ -9,8 +9,8 @@ from imagematrix.build.matrix import axis_values
 from imagematrix.build.matrix.matrix import NO_CUDA
 from imagematrix.build.proposal.cells import COMPILER
 from imagematrix.build.proposal.exclude_rules import propose_rules
-from imagematrix.common.text import format_count, line, shorten_words
-from imagematrix.errors import UsageError
+from imagematrix.common.text import format_count, shorten_words
+from imagematrix.errors import UsageError, sanitize_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from imagematrix.build.proposal.cells import ProposedCells
     from imagematrix.build.proposal.exclude_rules import ProposedRule
     from imagematrix.selection.miss import Miss
-
-__all__ = ["DRIVERS", "IMAGE", "TEMPLATE", "VERSION", "describe_unserved", "format_matrix", "quote_yaml"]
 
 IMAGE, VERSION = "app", "v1"
 TEMPLATE = f"{IMAGE}/Dockerfile.j2"
@@ -49,7 +47,7 @@ def format_matrix(proposed: ProposedCells, *, drivers: str = DRIVERS) -> str:
 def describe_unserved(proposed: ProposedCells) -> list[str]:
     """Return a line for each reason why hosts get no cell."""
     reasons = [
-        f"{shorten_words([*map(line, some.hosts)], NAMED)}: {line(_why(some.miss))}"
+        f"{shorten_words([*map(sanitize_line, some.hosts)], NAMED)}: {sanitize_line(_why(some.miss))}"
         for some in proposed.unserved
     ]
     left = len(reasons) - REASONS

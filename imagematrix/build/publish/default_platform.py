@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Variant
     from imagematrix.images.catalog.image_index import IndexEntry
 
-__all__ = ["PlatformDefault", "choose_defaults", "choose_new_default", "find_defaults"]
-
 # The march that every CPU of an architecture supports.
 BASELINE = {"linux/amd64": "x86-64", "linux/arm64": "armv8-a"}
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from imagematrix.build.stores.sizes import SizedVariant, Sizes
     from imagematrix.images.catalog.catalog import Catalog, Variant
 
-__all__ = ["Predecessor", "find_predecessors"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predecessor:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.image_index import IndexEntry
     from imagematrix.images.oci.registry import Registry
 
-__all__ = ["Published", "publish"]
-
 TRIES = 5
 SHOWN = 5
 

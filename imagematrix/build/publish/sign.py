@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from imagematrix.images.oci.registry import Registry
     from imagematrix.images.trust.signing_key import SigningKey
 
-__all__ = ["add_referrer", "add_signatures", "read_referrers_tag", "sign_manifests"]
-
 REQUESTS = 8  # at the same time
 CONFIG = "application/vnd.oci.image.config.v1+json"
 EMPTY = "application/vnd.oci.empty.v1+json"

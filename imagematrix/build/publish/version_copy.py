@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from imagematrix.images.oci.registry import Registry
     from imagematrix.images.trust.policy import SignaturePolicy
 
-__all__ = ["copy_version"]
-
 AT_ONCE = 4  # images, each with one blob at a time
 PIECE = 1 << 20  # bytes
 DEEPEST = 2  # indexes in indexes: that of an image with its attestations is one

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from imagematrix.build.reports.outcome import Outcome, Report
     from imagematrix.images.catalog.catalog import Variant
 
-__all__ = ["KnownCandidates"]
-
 
 class KnownCandidates:
     """The candidates of several documents; of those that were built, what their builds found."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from imagematrix.build.reports.outcome import Outcome
 
-__all__ = ["format_junit"]
-
 SKIPPED: dict[str, str] = {
     BuildStatus.SKIPPED: "an image it builds on was not built",
     BuildStatus.STOPPED: "the build was stopped",

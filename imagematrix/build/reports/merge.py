@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from imagematrix.build.reports.outcome import Outcome, Report
 
-__all__ = ["MergedReport", "merge_reports"]
-
 SHOWN = 20  # cells listed in a message before "and N more"
 PRECEDENCE = {status: place for place, status in enumerate(STATUSES)}
 

@@ -19,19 +19,6 @@ if TYPE_CHECKING:
 
     from imagematrix.build.plan.shard import Durations
 
-__all__ = [
-    "BUILT",
-    "DROPPED",
-    "MISSING",
-    "OPEN",
-    "STATUSES",
-    "Outcome",
-    "Report",
-    "compute_durations",
-    "load_report",
-    "parse_report",
-]
-
 MISSING = "missing"  # in a merged document: no report has an outcome of the cell
 BUILT = (*STORED, PlanStatus.UP_TO_DATE)
 # The outcome is not known yet.

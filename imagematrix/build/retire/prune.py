@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from imagematrix.build.retire.retention import Retention, RetentionDecision
     from imagematrix.images.engine.transport import Transport
 
-__all__ = ["PruneCandidate", "Pruning", "apply_pruning", "decide_retention", "survey_engine"]
-
 SCHEMA = "imagematrix.pruned/v1"
 
 

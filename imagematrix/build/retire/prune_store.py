@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from imagematrix.build.retire.retention import Retention
     from imagematrix.images.local_store.folder import ImageStore, StoredImage, StoredName
 
-__all__ = ["remove_image", "survey_store"]
-
 
 def survey_store(
     store: ImageStore,

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Host
     from imagematrix.images.catalog.catalog import Catalog
 
-__all__ = ["Retention", "RetentionDecision", "format_reasons", "make_newer_counter", "sort_versions"]
-
 SHOWN = 3  # hosts named in a reason
 
 

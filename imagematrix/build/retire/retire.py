@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from imagematrix.build.stores.inventory import Inventory
     from imagematrix.images.catalog.catalog import Catalog
 
-__all__ = ["Removal", "Retirement", "apply_retirement", "plan_retirement", "survey_repository"]
-
 SCHEMA = "imagematrix.retired/v1"
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     import docker
 
-__all__ = ["require_in_engine", "require_in_registry", "resolve_in_registry"]
-
 BUILT_FOR = ("amd64", "arm64")  # the architectures of a matrix
 KEY = "OnBuild"
 DEBIAN = re.compile(r"debian:([a-z]+)(?:-slim)?", re.ASCII)

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from imagematrix.build.plan.protocols import BuildRequest, StoredVariant
     from imagematrix.images.engine.transport import Transport
 
-__all__ = ["EngineStore"]
-
 BASE = "imagematrix-base"  # names in the engine of bases that no registry has, for builds of other tools
 SMALL = 1 << 20  # bytes of layers
 TRIES = 3

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.image_index import IndexEntry
     from imagematrix.images.oci.manifest import Manifest
 
-__all__ = ["Inventory", "RepositoryManifest", "RepositoryReader"]
-
 REQUESTS = 8  # at the same time
 VARIANT = re.compile(r"([^-]+)-.+-[0-9a-f]{12}", re.ASCII)  # the tag of a variant, and in it the version
 # The tag of what is attached to sha256:HEX: signatures and attestations of cosign, or a list of referrers.

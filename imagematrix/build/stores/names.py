@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from imagematrix.build.plan.protocols import BuildRequest
     from imagematrix.images.engine.transport import Transport
 
-__all__ = ["MUTEX_PREFIX", "NEW", "REPOSITORY", "Tagger", "TemporaryNames", "find_variant", "hold_mutex"]
-
 IN_USE = 409  # the status of a removal of a name that a container was started by
 SPECIAL, BACKSLASH = re.compile(r"[\[\]]"), r"\\\g<0>"  # characters of names that have a meaning in patterns
 SHOWN = 3  # images listed in a message

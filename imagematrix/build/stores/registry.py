@@ -32,10 +32,8 @@ if TYPE_CHECKING:
     from imagematrix.build.plan.protocols import BuildRequest
     from imagematrix.build.stores.engine import EngineStore
     from imagematrix.images.catalog.image_index import IndexEntry
-    from imagematrix.images.oci.decompression import ByteStream
+    from imagematrix.images.oci.byte_stream import ByteStream
     from imagematrix.images.oci.manifest import Manifest
-
-__all__ = ["CompletenessCheck", "RegistryStore", "VersionSurvey", "find_attestations", "survey_version"]
 
 REQUESTS = 8  # at the same time
 

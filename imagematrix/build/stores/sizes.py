@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Catalog, Variant
     from imagematrix.images.oci.parts import SizedLayer
 
-__all__ = ["SCHEMA", "SizedVariant", "Sizes", "measure_sizes"]
-
 SCHEMA = "imagematrix.sizes/v1"
 REQUESTS = 8  # at the same time
 

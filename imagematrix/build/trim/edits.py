@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.binaries.window import Window
 
-__all__ = ["Edit", "apply_edits", "generate_zeros", "read_removed_bytes"]
-
 PIECE = 1 << 20
 ZEROS = bytes(PIECE)
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.binaries.window import Window
     from imagematrix.build.trim.rules import Rules
 
-__all__ = ["HEAD", "Amount", "FileResult", "TrimStatus", "examine_file", "is_candidate_file"]
-
 HEAD = 16  # bytes at the start of a file that tell whether it may have fatbins
 SECTIONS = frozenset({".nv_fatbin", "__nv_relfatbin"})
 KINDS = {fatbin.CUBIN: "cubin", fatbin.PTX: "ptx"}

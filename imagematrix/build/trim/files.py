@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import IO
 
-__all__ = ["FileListing", "PathPair", "list_files", "replace_files"]
-
 PREFIX = ".imagematrix-trim-"  # of temporary files, which are locked while they are written
 
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from imagematrix.common import zipapp_writer
 
-__all__ = ["CONTEXT", "write_program"]
-
 CONTEXT = "imagematrix-trim"  # the named build context that contains the program
 FILE = "trim.pyz"
 MODULE = "imagematrix.build.trim.stage"

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["NAME", "SIGNATURE", "encode_digest", "hash_file", "update_record"]
-
 NAME = re.compile(r"(?:.*/)?[^/]+\.dist-info/RECORD")
 SIGNATURE = re.compile(r"[^/]+\.dist-info/RECORD\.(?:jws|p7s)")
 

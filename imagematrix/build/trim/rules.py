@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.binaries.fatbin import FatbinEntry
 
-__all__ = ["VERSION", "Rules", "Verdict", "parse_capabilities"]
-
 VERSION = "3"
 
 

@@ -8,10 +8,7 @@ from pathlib import Path
 
 from imagematrix.build.trim.rules import Rules, parse_capabilities
 from imagematrix.build.trim.trim import trim
-from imagematrix.common.text import line
-from imagematrix.errors import UsageError
-
-__all__ = ["main"]
+from imagematrix.errors import UsageError, sanitize_line
 
 
 def main() -> None:
@@ -36,4 +33,4 @@ def main() -> None:
     for result in report.results:
         missing = f", nothing for {' '.join(result.missing)}" if result.missing else ""
         removed = f"{result.removed} of {result.size} bytes removed"
-        print(line(f"{result.status.value}: {result.path}: {removed}{missing}"))  # noqa: T201 - its answer
+        print(sanitize_line(f"{result.status.value}: {result.path}: {removed}{missing}"))  # noqa: T201 - its answer

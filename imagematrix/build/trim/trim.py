@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     Measure = Callable[[Iterable[bytes]], int]
 
-__all__ = ["SCHEMA", "TrimReport", "trim"]
-
 SCHEMA = "imagematrix.trim/v1"
 # A file without anything to remove may have been trimmed by an earlier run that was killed before it updated
 # the RECORD.

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     Look = Callable[[str, Window], FileResult | None]
 
-__all__ = ["SUFFIX", "Wheel", "open_wheel"]
-
 SUFFIX = ".whl"
 LOCAL = struct.Struct("<26xHH")  # a local header: lengths of the name and the extra field after it
 GROWTH = 1.05  # upper bound for the growth of data by deflate

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.nodes.classes import Classes, NodeClass
     from imagematrix.selection.fleet.upgrade import Upgrade
 
-__all__ = ["command"]
-
 
 def command(
     nodes: Nodes,

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Gpu
     from imagematrix.launcher.gpu_claims.usage import Usage
 
-__all__ = ["command"]
-
 
 def command(
     by: Annotated[

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.explain.explain_pod import ClassVerdict, Explanation
     from imagematrix.integrations.kubernetes.explain.pod import Pod
 
-__all__ = ["command"]
-
 
 def command(
     pod: Annotated[

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from imagematrix.integrations.kubernetes.nodes.gpu_counts import Count
 
-__all__ = ["command"]
-
 COLUMNS = ("resource", "capacity", "healthy", "requested", "free")
 
 

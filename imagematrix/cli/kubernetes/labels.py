@@ -11,8 +11,6 @@ from imagematrix.cli.shared.options import HostFile, Json, NvidiaSmi, Root
 from imagematrix.cli.shared.output import print_document, print_info, print_json
 from imagematrix.common.suggestions import require_known
 
-__all__ = ["command"]
-
 FORMATS = ("nfd", "kubectl")
 
 

@@ -11,8 +11,6 @@ from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Json, P
 from imagematrix.cli.shared.output import print_document, print_json
 from imagematrix.common.suggestions import require_known
 
-__all__ = ["command"]
-
 
 def command(
     image: Image,

@@ -19,20 +19,6 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.integrations.kubernetes.nodes.classes import Classes
 
-__all__ = [
-    "DevicePlugins",
-    "KubeletRoot",
-    "Nodes",
-    "NodesAndPods",
-    "OnUnknown",
-    "Pods",
-    "is_denied",
-    "load_classes",
-    "load_lists",
-    "load_narrowed_catalog",
-    "parse_resource_kinds",
-]
-
 Nodes = Annotated[
     Path,
     typer.Option(

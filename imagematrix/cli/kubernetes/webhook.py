@@ -14,8 +14,6 @@ from imagematrix.cli.shared.options import AllowCpu, Health, Policy, Where
 from imagematrix.cli.shared.output import print_info
 from imagematrix.errors import UsageError
 
-__all__ = ["command"]
-
 CLUSTER = "cluster"
 REMEDY = "give --nodes NODES.json, from `kubectl get nodes -o json`"
 

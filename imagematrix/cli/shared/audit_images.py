@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.images.layers import Layers
     from imagematrix.audit.report import Audit
 
-__all__ = ["Platform", "References", "audit_references", "open_shared_layers", "show_read_bytes"]
-
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 MIB = 1 << 20
 

@@ -31,16 +31,6 @@ if TYPE_CHECKING:
     from imagematrix.cli.shared.host_filter import HostNeeds
     from imagematrix.cli.shared.image_tests import ContainerTester
 
-__all__ = [
-    "BuildSession",
-    "development_push_error",
-    "lock_and_plan",
-    "make_shard_filter",
-    "open_build_session",
-    "plan_and_compare",
-    "plan_with_lock",
-]
-
 
 class BuildSession:
     """The builders, which build `jobs` images at a time, the store of the images, and the layers read so far.

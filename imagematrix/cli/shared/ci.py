@@ -17,15 +17,14 @@ from imagematrix.build.executor.image_tester import ImageTestOutcome
 from imagematrix.build.executor.result import BuildStatus
 from imagematrix.build.reports.outcome import BUILT, DROPPED, MISSING
 from imagematrix.cli.shared.output import print_info
-from imagematrix.common.text import line, make_headline, strip_escapes
+from imagematrix.common.text import make_headline, strip_escapes
+from imagematrix.errors import sanitize_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from imagematrix.build.reports.outcome import Outcome
-
-__all__ = ["describe_test", "find_ci_system", "format_failure", "format_table", "write_summary"]
 
 SUMMARY = 256 * 1024  # bytes of rows; GitHub drops the summary of a step that is larger than 1 MiB
 ORDER = (BuildStatus.FAILED, MISSING, BuildStatus.SKIPPED, BuildStatus.STOPPED, *BUILT)
@@ -43,7 +42,7 @@ def format_failure(where: str, name: str, title: str, text: str) -> str:
 
     The only commands to the system in it are those made here.
     """
-    name, text, title = line(name), strip_escapes(text), strip_escapes(title)
+    name, text, title = sanitize_line(name), strip_escapes(text), strip_escapes(title)
     if where == "github":
         error = f"::error title={_escape_property(name)}::{_escape_data(title)}"
         return f"::group::{name}: failed\n{text}\n::endgroup::\n{error}"

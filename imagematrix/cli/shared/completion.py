@@ -20,16 +20,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = [
-    "complete_images",
-    "complete_names",
-    "complete_only",
-    "complete_run_words",
-    "complete_where",
-    "enable_bash_completion",
-    "split_line",
-]
-
 SHELL = "_IMAGEMATRIX_COMPLETE"  # the variable with which a shell requests completion
 BASH = "complete_bash"
 LIMIT_S = 2.0  # to wait for an engine

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from imagematrix.launcher.gpu_claims.gpu_claim import Claim
     from imagematrix.selection.selection import Selection
 
-__all__ = ["DaemonlessLaunch", "require_usable", "run_daemonless"]
-
 UNKNOWN = "..."  # the command of an image that is not in the store
 
 

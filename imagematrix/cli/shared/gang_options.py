@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["print_gang_selection"]
-
 
 def print_gang_selection(
     image: str,

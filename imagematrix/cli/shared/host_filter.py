@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Catalog, Variant
     from imagematrix.selection.fleet.needed_variants import NeededVariants
 
-__all__ = ["HostNeeds", "choose_plain_pulls", "load_host_needs"]
-
 SHOWN = 20  # reasons listed in a message before "and N more"
 NAMED = 4  # hosts listed before "N more"
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.selection import Selection
 
-__all__ = ["ContainerTester"]
-
 # The note about an image that is stored: the digest of the test that was its last here, and what came of it.
 NOTE: type[tuple[str, str]] = tuple[str, str]
 UNTESTED = "it was up to date; `imagematrix build --retest` tests it"

@@ -9,20 +9,12 @@ import shutil
 from pathlib import Path
 
 from imagematrix.cli.shared.output import print_info, report_write_errors, warn
-from imagematrix.common.text import REPLACED, quote_word
-from imagematrix.errors import UsageError
+from imagematrix.common.text import quote_word
+from imagematrix.errors import REPLACED, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-__all__ = [
-    "find_dockerfile",
-    "print_next_commands",
-    "refuse_write_errors",
-    "require_absent",
-    "write_converted",
-]
 
 LARGEST = 1 << 20  # bytes of a Dockerfile
 

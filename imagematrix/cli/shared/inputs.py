@@ -14,17 +14,6 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.selection.selection import Selection
 
-__all__ = [
-    "choose_variant",
-    "find_catalog",
-    "load_host",
-    "load_node",
-    "make_path",
-    "print_gpu_remark",
-    "require_image",
-    "require_one_host",
-]
-
 
 def load_node(
     file: Path | None, root: Path | None, nvidia_smi: Path | None, gpus: str | None

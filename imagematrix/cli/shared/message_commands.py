@@ -11,8 +11,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["OPTIONS", "remember_parameters", "repeat_options"]
-
 # The parameters of commands that say which matrix, catalog or host a command is about, with their options.
 OPTIONS = {
     "file": "-f",
@@ -42,12 +40,13 @@ def repeat_options(text: str) -> str:
 
 def _complete_command(command: str) -> str:
     """Return a command of imagematrix with further options; what is no such command as it is."""
-    from imagematrix.common.text import line, quote_word
+    from imagematrix.common.text import quote_word
+    from imagematrix.errors import sanitize_line
 
     program, name, *rest = *command.split(" "), ""
     accepted = _list_parameters(name) if program == "imagematrix" else ()
     options = [
-        f"{option} {line(quote_word(_given[parameter]))}"
+        f"{option} {sanitize_line(quote_word(_given[parameter]))}"
         for parameter, option in OPTIONS.items()
         if parameter in _given and parameter in accepted and option not in rest
     ]

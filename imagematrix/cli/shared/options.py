@@ -13,43 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "Alike",
-    "AllowContext",
-    "AllowCpu",
-    "AnswerFormat",
-    "AtMost",
-    "BuildArgs",
-    "CatalogName",
-    "Drivers",
-    "DurationsFiles",
-    "File",
-    "ForHosts",
-    "GangHosts",
-    "Gpus",
-    "Health",
-    "HostFile",
-    "Image",
-    "ImageName",
-    "Json",
-    "Keep",
-    "KeptFor",
-    "MaxSize",
-    "NvidiaSmi",
-    "Only",
-    "Platforms",
-    "Policy",
-    "Protect",
-    "Proxy",
-    "Root",
-    "ShardOf",
-    "ToStore",
-    "Unpacked",
-    "Where",
-    "Yes",
-    "resolve_options",
-]
-
 Image = Annotated[str, typer.Argument(metavar="IMAGE[:VERSION]", autocompletion=completion.complete_images)]
 File = Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help="Read the matrix from FILE.")]
 Only = Annotated[
@@ -246,6 +209,6 @@ def resolve_options(command: Callable[..., None]) -> Callable[..., None]:
     command.__annotations__ |= {
         parameter: globals()[name]
         for parameter, name in command.__annotations__.items()
-        if name in __all__ and name not in command.__globals__
+        if name in globals() and name not in command.__globals__
     }
     return command

@@ -8,8 +8,8 @@ import sys
 
 from imagematrix.cli.shared.message_commands import repeat_options
 from imagematrix.common import json_documents
-from imagematrix.common.text import line, shorten_words, visible
-from imagematrix.errors import UsageError
+from imagematrix.common.text import shorten_words
+from imagematrix.errors import UsageError, sanitize_line, sanitize_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,25 +23,6 @@ if TYPE_CHECKING:
     from imagematrix.errors import ImagematrixError
 
 
-__all__ = [
-    "escape_text",
-    "fold_paragraph",
-    "format_names",
-    "make_console",
-    "print_block",
-    "print_document",
-    "print_error",
-    "print_info",
-    "print_info_block",
-    "print_info_raw",
-    "print_json",
-    "print_lines",
-    "print_table",
-    "print_text",
-    "report_write_errors",
-    "warn",
-]
-
 RED, YELLOW, DIM, PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
 NAMED = 4  # names listed before "N more"
 WIDTH = 100  # columns of paragraphs
@@ -52,12 +33,12 @@ GAP = " " * 3  # between two columns of a table
 
 def print_info(text: str) -> None:
     """Print a message of one line to stderr; failing to do so is not an error."""
-    print_info_raw(line(repeat_options(text)))
+    print_info_raw(sanitize_line(repeat_options(text)))
 
 
 def print_info_block(text: str) -> None:
     """Print text of several lines, such as a log, to stderr."""
-    print_info_raw(visible(text))
+    print_info_raw(sanitize_text(text))
 
 
 def print_info_raw(text: str, end: str = "\n") -> None:
@@ -75,12 +56,12 @@ def print_info_raw(text: str, end: str = "\n") -> None:
 
 def print_text(*lines: str) -> None:
     """Print lines of text, the answer of a command."""
-    print("\n".join(map(line, lines)))
+    print("\n".join(map(sanitize_line, lines)))
 
 
 def print_block(text: str) -> None:
     """Print text of several lines that only people read, such as the difference of two files."""
-    print(visible(text))
+    print(sanitize_text(text))
 
 
 def print_document(text: str, remedy: str = "remove them from the names and values that it has") -> None:
@@ -89,7 +70,7 @@ def print_document(text: str, remedy: str = "remove them from the names and valu
     Raises UsageError if terminals or CI systems would act on it; `remedy` is what to do then.
     """
     for number, one in enumerate(text.split("\n"), 1):
-        if visible(one) != one:
+        if sanitize_text(one) != one:
             message = f"line {number} of the answer has words that terminals or CI systems obey: {one:.80}"
             raise UsageError(message, remedy=remedy)
     sys.stdout.write(text)
@@ -108,7 +89,7 @@ def escape_text(text: str) -> str:
     """Return untrusted text as one line without control characters, and with rich's markup escaped."""
     from rich.markup import escape
 
-    return escape(line(text))
+    return escape(sanitize_line(text))
 
 
 def format_names(every: Sequence[str]) -> str:
@@ -121,7 +102,7 @@ def fold_paragraph(indent: str, text: str) -> list[str]:
     import textwrap
 
     return textwrap.wrap(
-        line(repeat_options(text)),
+        sanitize_line(repeat_options(text)),
         WIDTH,
         initial_indent=indent,
         subsequent_indent=f"{indent}  ",
@@ -132,7 +113,7 @@ def fold_paragraph(indent: str, text: str) -> list[str]:
 
 def print_lines(*lines: str) -> None:
     """Print lines, which may have rich's markup, the answer of a command; they are not folded."""
-    make_console(sys.stdout).print("\n".join(map(line, lines)), soft_wrap=True)
+    make_console(sys.stdout).print("\n".join(map(sanitize_line, lines)), soft_wrap=True)
 
 
 def print_json(document: object) -> None:
@@ -147,7 +128,7 @@ def print_error(error: ImagematrixError) -> None:
 
 def warn(text: str, remedy: str | None = None) -> None:
     """Print a warning and its remedy to stderr."""
-    _print_with_remedy(YELLOW, line(text), remedy and line(remedy))
+    _print_with_remedy(YELLOW, sanitize_line(text), remedy and sanitize_line(remedy))
 
 
 def _print_with_remedy(colour: str, text: str, remedy: str | None) -> None:
@@ -165,7 +146,7 @@ def make_console(stream: TextIO) -> Console:
         """A console that replaces control characters."""
 
         def render_str(self, text: str, **options: Any) -> Text:
-            return super().render_str(visible(text), **options)
+            return super().render_str(sanitize_text(text), **options)
 
     return Visible(
         file=stream, highlight=False, width=None if stream.isatty() else WIDE, emoji=False, soft_wrap=False
@@ -182,7 +163,11 @@ def print_table(
     """
     screen = make_console(stream or sys.stdout)
     cells = [
-        [line(cell) if isinstance(cell, str) else "\n".join(map(line, cell)) for cell in row] for row in rows
+        [
+            sanitize_line(cell) if isinstance(cell, str) else "\n".join(map(sanitize_line, cell))
+            for cell in row
+        ]
+        for row in rows
     ]
     unfolded = _format_unfolded(columns, cells, screen)
     if unfolded is None:
@@ -201,7 +186,10 @@ def _format_unfolded(columns: Sequence[str], rows: Sequence[Sequence[str]], scre
     if not rows or any("\n" in cell for row in rows for cell in row):
         return None
     cells = [
-        [screen.render_str(cell) if "[" in cell or "\\" in cell else Text(visible(cell)) for cell in row]
+        [
+            screen.render_str(cell) if "[" in cell or "\\" in cell else Text(sanitize_text(cell))
+            for cell in row
+        ]
         for row in (columns, *rows)
     ]
     widths = [max(cell.cell_len for cell in column) for column in zip(*cells, strict=True)]

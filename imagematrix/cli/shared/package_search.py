@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.selection.query import Where
 
-__all__ = ["print_package_variants"]
-
 SHOWN = 3  # hosts in a row of the table
 
 

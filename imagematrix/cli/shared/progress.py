@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from imagematrix.build.executor.result import Result
     from imagematrix.build.plan.plan import Planned
 
-__all__ = ["KINDS", "Progress", "show_progress"]
-
 SCHEMA = "imagematrix.progress/v1"
 AUTO, PLAIN, JSON = "auto", "plain", "json"
 KINDS = (AUTO, PLAIN, JSON)

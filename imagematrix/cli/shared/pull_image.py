@@ -7,8 +7,9 @@ import sys
 import time
 
 from imagematrix.cli.shared.output import print_info, print_info_raw
-from imagematrix.common.text import format_count, line
+from imagematrix.common.text import format_count
 from imagematrix.common.units import format_megabytes
+from imagematrix.errors import sanitize_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from imagematrix.images.engine.pull import PullProgress
-
-__all__ = ["PullDisplay"]
 
 LIVE_S, LINE_S = 0.2, 30.0  # between two updates
 COLUMNS = 80  # if the terminal does not tell
@@ -65,7 +64,7 @@ class PullDisplay:
         if self._live:
             # A line up to the edge would wrap.
             text = f"{_format_state(progress)}: {self._name}"[: _count_columns() - 1]
-            _write(f"\r\x1b[K{line(text)}")
+            _write(f"\r\x1b[K{sanitize_line(text)}")
         else:
             print_info(f"{_format_state(progress)}: {self._name}")
 

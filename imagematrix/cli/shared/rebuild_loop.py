@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from imagematrix.cli.shared.host_filter import HostNeeds
     from imagematrix.cli.shared.progress import Progress
 
-__all__ = ["RebuildLoop"]
-
 
 class RebuildLoop:
     """The plan of a build, and the results so far, also if the build is interrupted.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from imagematrix.build.retire.retention import Retention
 
-__all__ = ["flush_stdout", "make_retention", "report_removed_count", "warn_of_unserved"]
-
 SHOWN = 5  # hosts
 
 

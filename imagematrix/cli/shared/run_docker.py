@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from imagematrix.launcher.docker.plan import Launch
     from imagematrix.selection.selection import Selection
 
-__all__ = ["run_with_docker"]
-
 
 def run_with_docker(args: RunArgs, image: str) -> int:
     """Print the launch, or start it on unused GPUs; return the exit code."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.report import Audit
     from imagematrix.audit.sbom.components import Component
 
-__all__ = ["STDOUT", "require_writable_sboms", "write_sboms"]
-
 STDOUT = Path("-")
 SUFFIX = ".spdx.json"
 EPOCH = "SOURCE_DATE_EPOCH"

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from imagematrix.launcher.docker.options import RunArgs
     from imagematrix.selection.selection import Selection
 
-__all__ = ["run_slurm_task"]
-
 USAGE = "imagematrix oci-task IMAGE ENVFILE SPOOL -- COMMAND..."
 DEFAULT = "oci"  # of the engines without a daemon
 WHERE, ALLOW_CPU = "IMAGEMATRIX_WHERE", "IMAGEMATRIX_ALLOW_CPU"

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from imagematrix.images.local_store.image_fetch import FetchOptions
     from imagematrix.selection.selection import Selection
 
-__all__ = ["fetch_into_store"]
-
 
 def fetch_into_store(
     selection: Selection,

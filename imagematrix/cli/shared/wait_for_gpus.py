@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Host
 
-__all__ = ["GpuWait"]
-
 
 class GpuWait:
     """A wait for GPUs, which may fail meanwhile, as may the driver change.

@@ -6,8 +6,6 @@ import os
 
 from imagematrix.cli.shared.output import print_text
 
-__all__ = ["command"]
-
 
 def command() -> None:
     """Remove the containers that the job SLURM_JOB_ID has left in this node's engine, and print their names.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from imagematrix.images.local_store.folder import ImageStore, StoredImage
 
-__all__ = ["command", "parse_enroot_uri"]
-
 SCHEME = "docker://"
 FOLDER = "enroot"  # in the user's store: its images have files of enroot
 TRIES = 3  # to pull an image that another process removes just then

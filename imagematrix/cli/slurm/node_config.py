@@ -19,8 +19,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Host as HostRecord
 
-__all__ = ["command"]
-
 
 def command(
     to: Annotated[

@@ -1,6 +1,4 @@
 """Offer GPUs of this node to services of Docker Swarm, and start such services."""
 
-__all__ = ["COMMANDS"]
-
 # In the order of --help. Each is the function `command` in the module of that name.
 COMMANDS = ("node-config", "run", "gc")

@@ -10,8 +10,6 @@ import typer
 from imagematrix.cli.shared.options import Json
 from imagematrix.cli.shared.output import print_json, print_text
 
-__all__ = ["command"]
-
 
 def command(
     older_than: Annotated[

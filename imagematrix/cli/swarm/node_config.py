@@ -10,8 +10,6 @@ import typer
 from imagematrix.cli.shared.options import HostFile
 from imagematrix.cli.shared.output import print_block, print_info, warn
 
-__all__ = ["command"]
-
 
 def command(
     file: Annotated[Path, typer.Option("--file", metavar="FILE", help="The engine's configuration.")] = Path(

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.swarm.service import SwarmService
     from imagematrix.integrations.swarm.tasks import SwarmTask
 
-__all__ = ["SETTINGS", "JobWait", "command"]
-
 # All words after the image are the container's command, including options.
 SETTINGS: dict[str, Any] = {
     "context_settings": {"ignore_unknown_options": False, "allow_interspersed_args": False}

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu, MigDevice
 
-__all__ = ["Choice", "get_memory_mib", "list_mig_devices", "make_label", "merge_gpus", "name_mig_device"]
-
 
 class Choice(Record):
     """Any `count` of `gpus`, which are in order of preference.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu
 
-__all__ = ["GpuCondition", "is_profile", "parse_condition"]
-
 FORM = re.compile(r"([a-z]+)\s*(>=|<=|!=|=|>|<)\s*(.+)", re.ASCII)
 # NVML's names: 1g.10gb, 1c.3g.40gb (one compute slice of three), 1g.10gb+me (with media engines).
 PROFILE = re.compile(r"(\d+c\.)?\d+g\.\d+gb([+-][a-z.]+)*", re.ASCII)

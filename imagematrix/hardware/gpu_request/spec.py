@@ -17,17 +17,6 @@ if TYPE_CHECKING:
     # What `--gpus` takes, or GPUs: as objects of the host, or by their indices or names.
     Wanted = int | str | Sequence[Gpu | int | str] | None
 
-__all__ = [
-    "ALL",
-    "GPUS_VARIABLE",
-    "NONE",
-    "find_candidates",
-    "make_exact_spec",
-    "make_spec",
-    "name_gpus",
-    "select_gpus",
-]
-
 NONE = "none"  # requests no GPU
 ALL = "all"
 GPUS_VARIABLE = "IMAGEMATRIX_GPUS"  # in containers that a scheduler starts: the `name_gpus` of their GPUs

@@ -25,17 +25,6 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu, Host
 
-__all__ = [
-    "CUDA",
-    "MOUNTED",
-    "NO_GPU",
-    "RUNTIME",
-    "list_gpu_variables",
-    "parse_visible",
-    "select_within_environment",
-    "within",
-]
-
 CUDA = "CUDA_VISIBLE_DEVICES"
 # Slurm uses the numbers of the device files, even if its cgroups hide some GPUs (sbatch(1), under
 # SLURM_JOB_GPUS); a step has some of the job's GPUs. But tasks with GPUs of their own (--gpus-per-task,

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.tree import Tree
 
-__all__ = ["Signs", "find_hints", "format_slot", "parse_slots"]
-
 PCI_LIST = "/proc/bus/pci/devices"  # one file with vendor and memory of every function on the bus
 PCI_LIMIT = 8 * 1024 * 1024  # bytes; about 50,000 functions
 MODULES = ("nvidia", "nvgpu")  # nvgpu is Tegra's

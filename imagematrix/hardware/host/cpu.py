@@ -15,8 +15,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["by_library", "convert_cpu", "get_level", "has_equal_cpus", "parse_arch", "parse_cpu"]
-
 # "CPU implementer" and "CPU part" of Arm's MIDR register, by the names that lscpu prints (lscpu-arm.c).
 IMPLEMENTERS = {
     0x41: "ARM",

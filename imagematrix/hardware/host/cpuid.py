@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.tree import Tree
     from imagematrix.hardware.vendors.cpuid import Leaf
 
-__all__ = ["CAPTURED", "read_unprinted_flags"]
-
 LOADER = "/lib64/ld-linux-x86-64.so.2"  # by the psABI
 CAPTURED = "/ld-diagnostics.txt"  # its output in a captured tree
 BOOT = "/proc/sys/kernel/random/boot_id"

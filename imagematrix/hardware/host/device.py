@@ -13,8 +13,6 @@ import errno
 import os
 import re
 
-__all__ = ["is_withheld", "list_permitted_minors", "require_device"]
-
 GPU = re.compile(r"nvidia(\d+)", re.ASCII)  # the name of a GPU's node, with its minor
 DRIVERS = "/proc/devices"  # the major numbers that drivers have registered
 

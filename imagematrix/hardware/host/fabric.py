@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.nvml import NvmlGpu
     from imagematrix.hardware.host.tree import Tree
 
-__all__ = ["READY", "REMEDY", "find_fabric_problem", "is_managed"]
-
 WAITING = {1: "not started", 2: "in progress"}  # nvmlGpuFabricState_t
 READY = 3
 MANAGER = "nv-fabricmanage"  # nv-fabricmanager, cut to the 15 characters of /proc/PID/comm

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.pci import Function
     from imagematrix.hardware.host.tree import Tree
 
-__all__ = ["NOT_QUERIED", "Dump", "find_gpus"]
-
 Dump = tuple["Driver | None", "tuple[Gpu, ...]", "tuple[str, ...]"]
 Result = tuple["Driver | None", "tuple[Gpu, ...]", "tuple[str, ...]", "list[str]"]
 

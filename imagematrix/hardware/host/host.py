@@ -12,19 +12,6 @@ if TYPE_CHECKING:
 
     from imagematrix.common.json_documents import Fields
 
-__all__ = [
-    "SCHEMA",
-    "Accelerator",
-    "Cpu",
-    "Driver",
-    "Gpu",
-    "Host",
-    "MigDevice",
-    "find_duplicate",
-    "get_machine_name",
-    "list_identities",
-]
-
 SCHEMA = "imagematrix.host/v1"
 # The Linux names of architectures by those of macOS, FreeBSD, Windows and images.
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64", "x64": "x86_64", "x86-64": "x86_64"}

@@ -25,21 +25,6 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.pci import Function
     from imagematrix.hardware.host.tree import Tree
 
-__all__ = [
-    "RELOAD",
-    "Information",
-    "Kernel",
-    "describe_mismatch",
-    "has_own_nodes",
-    "is_version",
-    "list_nodes",
-    "parse_information",
-    "parse_version",
-    "read_nvidia",
-    "user_mode",
-    "with_capabilities",
-]
-
 PROC = "/proc/driver/nvidia"
 MIG = PROC + "/capabilities/gpu{}/mig"  # of the GPU with a minor number
 MODULE = "/sys/module/nvidia"

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from imagematrix.common.json_documents import Fields
     from imagematrix.hardware.host.host import Driver
 
-__all__ = ["TIMEOUT_S", "Nvml", "NvmlGpu", "Process", "explain_failure", "parse_nvml", "read_nvml"]
-
 TIMEOUT_S = 20.0  # initialising eight idle GPUs takes about ten
 
 # Codes of nvmlReturn_t.

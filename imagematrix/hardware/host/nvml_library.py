@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["FOLDERS", "NAME", "load_library"]
-
 NAME = "libnvidia-ml.so.1"
 # Folders in which nodes mount the driver's files into a container or a virtual machine.
 FOLDERS = (

@@ -17,8 +17,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["main", "read_sample"]
-
 MIB = 1024 * 1024
 EVERY_S = 0.2
 

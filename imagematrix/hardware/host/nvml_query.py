@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["find_library", "main", "query_nvml"]
-
 MIB = 1024 * 1024
 OTHER = 999  # NVML_ERROR_UNKNOWN
 NO_FUNCTION = 13  # NVML_ERROR_FUNCTION_NOT_FOUND: the driver is older than the function

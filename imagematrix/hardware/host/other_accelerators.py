@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.pci import Function
     from imagematrix.hardware.host.tree import Tree
 
-__all__ = ["find_accelerators"]
-
 AMD, INTEL = "1002", "8086"
 # Bytes: a display adapter that is a compute card maps at least this, unless the firmware lets it map only a
 # part of its memory; an adapter in a processor maps less.

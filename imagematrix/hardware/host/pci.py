@@ -13,19 +13,6 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.tree import Tree
 
-__all__ = [
-    "CONTROLLER_3D",
-    "NVIDIA",
-    "OTHER_DISPLAY",
-    "PROCESSING",
-    "VGA",
-    "Function",
-    "canonical",
-    "in_processor",
-    "list_functions",
-    "make_sort_key",
-]
-
 PCI_DEVICES = "/sys/bus/pci/devices"
 NVIDIA = "10de"
 # Classes (pci_ids.h of Linux); the audio function of a GPU is 0403.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.nvml import Nvml
     from imagematrix.hardware.host.pci import Function
 
-__all__ = ["assemble", "probe"]
-
 CPUINFO = "/proc/cpuinfo"
 LSCPU = ("/lscpu.json", "/lscpu.txt")  # output of `lscpu -J` or `lscpu`, instead of it in a captured tree
 SIGN = "avx_vnni"  # no CPU without it has flags that kernels do not print: spare the others the reading

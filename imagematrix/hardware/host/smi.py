@@ -16,8 +16,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["parse_dump", "read_dump"]
-
 LIMIT = 64 * 1024 * 1024  # bytes; the dump of a node with 72 GPUs and all their clocks is about 4 MB
 DEPTH = 32  # of elements; real dumps go 7 deep
 TEXT = 4096  # characters of one element; real ones are one line

@@ -10,8 +10,6 @@ import stat
 
 from imagematrix.errors import ProbeError
 
-__all__ = ["LIMIT", "Tree"]
-
 LIMIT = 1024 * 1024  # bytes; the files read here have a few kB, except /proc/cpuinfo
 ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
 CHUNK = 64 * 1024

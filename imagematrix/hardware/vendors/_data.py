@@ -9,8 +9,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["load"]
-
 
 @cache
 def load(name: str) -> dict[str, Any]:

@@ -12,8 +12,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
-__all__ = ["find_best_name"]
-
 
 def find_best_name(
     arch: str, flags: AbstractSet[str], vendor: str | None = None, model: str | None = None

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Set as AbstractSet
 
-__all__ = ["REGISTERS", "Bit", "Leaf", "decode_flags", "list_unprinted_flags", "list_visible_flags"]
-
 REGISTERS = ("eax", "ebx", "ecx", "edx")
 ARCH = "x86_64"
 Leaf = tuple[int, int]  # the numbers of a leaf and of its subleaf

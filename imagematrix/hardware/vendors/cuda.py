@@ -19,20 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-__all__ = [
-    "COMPRESSED_FATBIN_DRIVER",
-    "CudaRelease",
-    "driver_runs",
-    "find_driver_bounds",
-    "find_verdict_bounds",
-    "get_lowest_driver",
-    "get_newest_cuda",
-    "get_newest_ptx_isa",
-    "get_release",
-    "list_drivers",
-    "load_releases",
-]
-
 COMPRESSED_FATBIN_DRIVER = "550.54.14"  # the oldest driver that reads the output of nvcc --compress-mode
 
 

@@ -11,21 +11,6 @@ from functools import cache, lru_cache
 
 from imagematrix.hardware.vendors import _data, cuda, versions
 
-__all__ = [
-    "cubin_runs",
-    "expand_capability",
-    "expand_target",
-    "get_bounds",
-    "get_capability",
-    "list_capabilities",
-    "list_capability_words",
-    "list_tegra_capabilities",
-    "make_sort_key",
-    "make_target",
-    "measure_distance",
-    "ptx_runs",
-]
-
 
 def make_target(compute: str) -> str:
     """Return the target of a capability word: "8.6" gives "86", "9.0a" gives "90a"."""

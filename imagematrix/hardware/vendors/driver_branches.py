@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Mapping
 
-__all__ = ["DriverBranch", "DriverRelease", "get_branch", "load_branches"]
-
 UNLISTED = "unlisted"
 
 

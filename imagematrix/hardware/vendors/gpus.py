@@ -16,24 +16,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "BRANDS",
-    "DATA_CENTRE_BRANDS",
-    "Product",
-    "drives",
-    "find_capabilities",
-    "first_ended",
-    "get_brand",
-    "get_first_branch",
-    "get_last_branch",
-    "get_module_bounds",
-    "get_product",
-    "is_data_centre",
-    "is_vgpu",
-    "list_first_branches",
-    "list_last_branches",
-]
-
 # nvmlBrandType_t of nvml.h
 BRANDS: Mapping[int, str] = MappingProxyType(
     {

@@ -18,8 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["GuardedFile", "find_rows", "is_listed", "normalise_name"]
-
 # A final release or a post-release, perhaps with a local version such as "+cu128".
 VERSION = re.compile(r"(\d{1,4}(?:\.\d{1,4}){1,3}(?:\.post\d{1,3})?)(?:\+[a-z0-9.]+)?", re.ASCII)
 

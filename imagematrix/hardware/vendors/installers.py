@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from imagematrix.hardware.vendors import versions
 
-__all__ = ["TORCH_BACKENDS", "get_torch_backend"]
-
 # The indexes of PyTorch's wheels by the names that uv 0.13 knows (`uv pip install --torch-backend`).
 TORCH_BACKENDS = {
     release: f"cu{release.replace('.', '')}"

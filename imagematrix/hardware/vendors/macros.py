@@ -11,8 +11,6 @@ or modelled on them, because kernels do not print them: the probe reads them fro
 
 from __future__ import annotations
 
-__all__ = ["FLAGS", "list_unannounced_flags", "parse_flags", "signs_returns"]
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping

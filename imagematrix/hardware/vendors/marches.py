@@ -16,23 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Set as AbstractSet
 
-__all__ = [
-    "IGNORED",
-    "SIGNING",
-    "flags_from_macros",
-    "get_arch",
-    "get_common_flags",
-    "get_host_vendor",
-    "get_level",
-    "get_level_rank",
-    "get_option",
-    "get_required_flags",
-    "get_vendor",
-    "list_compilers",
-    "list_known_names",
-    "list_names",
-]
-
 # User code does not depend on these: they are privileged, hints, or kernel services that code checks for at
 # run time, and kernels and hypervisors hide them.
 IGNORED: Mapping[str, frozenset[str]] = MappingProxyType(

@@ -18,8 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["Condition", "format_requirement", "is_met", "list_conditions", "parse_requirement"]
-
 CONDITION = re.compile(r"(cuda|driver|arch|brand)(=|!=|<|<=|>|>=)([A-Za-z0-9.]+)", re.ASCII)
 NUMBERS = re.compile(r"\d{1,9}(\.\d{1,9})*\.?", re.ASCII)
 

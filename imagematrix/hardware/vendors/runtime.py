@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-__all__ = ["CAPABILITIES", "NVIDIA", "VISIBLE", "VOID", "is_nvidia", "requests_gpus"]
-
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 VOID = "void"  # the container stays as it is; with "none" it gets the driver, but no GPU
 NVIDIA = "nvidia"  # the name of the runtime, and the beginning of its other names and of its program's

@@ -8,8 +8,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LIBRARIES", "parse_file_name", "read_version"]
-
 LIBRARIES = ("libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler")
 NAME = re.compile(rf"({'|'.join(LIBRARIES)})\.so(?:\.(\d{{3}}(?:\.\d+)+))?(?:\.1)?", re.ASCII)
 # libcuda also contains the versions of other drivers, but the files that it opens are named for its own.

@@ -14,17 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = [
-    "CAPABILITY",
-    "COMPARISONS",
-    "DRIVER",
-    "RELEASE",
-    "get_branch",
-    "is_tegra",
-    "make_natural_key",
-    "make_sort_key",
-]
-
 DRIVER = re.compile(r"\d{1,4}(?:\.\d{1,4}){1,3}", re.ASCII)  # of a driver, such as 550.163.01
 RELEASE = re.compile(r"\d{1,2}\.\d{1,2}", re.ASCII)  # of CUDA or of PTX' ISA, such as 12.4
 CAPABILITY = re.compile(r"\d{1,2}\.\d", re.ASCII)  # a compute capability, such as 8.9

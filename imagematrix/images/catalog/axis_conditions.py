@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from packaging.version import Version
 
-__all__ = ["ConditionError", "match_axes", "match_values", "parse_only"]
-
 COMPARISON = re.compile(r"(>=|<=|==|!=|>|<)\s*(.+)")
 
 

@@ -16,28 +16,6 @@ if TYPE_CHECKING:
 
     from imagematrix.common.json_documents import Fields
 
-__all__ = [
-    "BYTES",
-    "CLAIM",
-    "CRITERIA",
-    "HARDWARE",
-    "PROBABLE",
-    "SCHEMA",
-    "SOURCE",
-    "TABLE",
-    "UNKNOWN",
-    "Catalog",
-    "Code",
-    "FilePart",
-    "Ptx",
-    "UseGuard",
-    "UserModeDriver",
-    "Variant",
-    "escape_glob",
-    "read_own_axes",
-    "read_preference",
-]
-
 SCHEMA = "imagematrix.catalog/v1"
 MODES = ("exact", "compat", "host")
 # The source of a need: read from the image's bytes; claimed by labels; CPU flags for which most of a file is

@@ -20,16 +20,6 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.labels import Terms
     from imagematrix.images.trust.policy import SignaturePolicy
 
-__all__ = [
-    "FULL",
-    "catalog",
-    "catalogs",
-    "get_repository_digest",
-    "make_built_on_error",
-    "require_named",
-    "require_own",
-]
-
 # Podman qualifies short names: with docker.io if the image came through Docker's API, with localhost if it is
 # from an archive or from a podman build. It finds both by the short name.
 FULL = ("docker.io/library/", "docker.io/", "localhost/")

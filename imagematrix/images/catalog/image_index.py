@@ -23,18 +23,6 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Variant
     from imagematrix.images.oci.manifest import Manifest
 
-__all__ = [
-    "IndexEntry",
-    "get_attested_digest",
-    "make_catalog",
-    "make_platform",
-    "parse_index",
-    "read_listed_catalog",
-    "read_published",
-    "require_intact",
-    "write_index",
-]
-
 IMAGES = tuple(kind for kind in MANIFESTS if kind not in INDEXES)
 UNKNOWN = "unknown"  # the OS and architecture of entries that no engine should select by platform
 

@@ -14,39 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-__all__ = [
-    "ANNOTATED",
-    "CELL",
-    "CONTENT",
-    "DEFAULTS",
-    "DEVELOPMENT",
-    "IMAGE",
-    "INPUT",
-    "INPUTS",
-    "OPTIONAL",
-    "PREFER",
-    "SIZE",
-    "VARIANT",
-    "VERSION",
-    "Terms",
-    "get_cell",
-    "get_labels",
-    "get_version",
-    "has_inherited",
-    "hash_content",
-    "is_named",
-    "make_tag",
-    "read_components",
-    "read_config_labels",
-    "read_optional",
-    "read_size",
-    "read_terms",
-    "read_variant",
-    "require_equal_terms",
-    "select_annotations",
-    "write_variant",
-]
-
 IMAGE = "io.imagematrix.image"  # the image's name, without a version
 VERSION = "io.imagematrix.version"  # the image's version
 CELL = "io.imagematrix.cell"  # the name of the cell, as in the tag

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.signature_guard import Guard
     from imagematrix.images.trust.policy import SignaturePolicy
 
-__all__ = ["catalog", "catalogs", "read_entry"]
-
 SHOWN = 10  # versions that an error lists
 REQUESTS = 8  # at the same time
 CONFIGS = (

@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
     from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.images.local_store.origins import ImageOrigin
-    from imagematrix.images.oci.decompression import ByteStream
+    from imagematrix.images.oci.byte_stream import ByteStream
     from imagematrix.images.trust.policy import SignaturePolicy
-
-__all__ = ["catalog", "catalogs", "open_source"]
 
 DEEPEST = 3  # levels of nested indexes
 MOST = 10_000  # manifests

@@ -34,18 +34,6 @@ if TYPE_CHECKING:
     from imagematrix.images.trust.policy import SignaturePolicy
     from imagematrix.images.trust.signature import Key, ManifestSource, Requirement
 
-__all__ = [
-    "Guard",
-    "RepositorySource",
-    "find_listed_digest",
-    "find_signers",
-    "get_identity",
-    "get_signed_digest",
-    "make_guard",
-    "require_tag",
-    "require_variants",
-]
-
 
 class RepositorySource:
     """The repository of a Registry as a source of signatures."""

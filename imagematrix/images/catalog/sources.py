@@ -46,15 +46,6 @@ if TYPE_CHECKING:
             ...
 
 
-__all__ = [
-    "list_catalogs",
-    "load_image_policies",
-    "open_catalog",
-    "open_stored_catalog",
-    "require_not_built_on",
-    "require_signed",
-]
-
 ADVICE = "name a file, a published version (REGISTRY/IMAGE:VERSION), or an image in the engine"
 
 

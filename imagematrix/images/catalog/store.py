@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from imagematrix.images.local_store.folder import ImageStore
 
-__all__ = ["UNNAMED", "list_present", "open_stored"]
-
 UNNAMED = "name it with its registry, or let the site's file name the registry"
 
 

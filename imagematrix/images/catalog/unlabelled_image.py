@@ -6,8 +6,6 @@ from imagematrix.common.image_reference import DIGEST, split_version
 from imagematrix.common.text import quote_word
 from imagematrix.errors import UnknownImageError
 
-__all__ = ["make_unlabelled_error"]
-
 LATEST = "latest"  # the version of an image without one, for engines and registries
 SHORT = 12  # digits of a digest that stand for it
 

@@ -19,15 +19,6 @@ if TYPE_CHECKING:
 
     Attended = Callable[[Mapping[str, str]], bool]
 
-__all__ = [
-    "list_ids",
-    "list_images_in_use",
-    "list_labelled",
-    "list_running",
-    "list_running_or_starting",
-    "read_log_tail",
-]
-
 YOUNG_S = 60  # from the creation of a container to its start, which usually follows at once
 START_S, EACH_S = 30, 1  # timeout for all starts, and the least for each: NVIDIA's runtime wakes GPUs
 LAUNCH, TASK = "io.imagematrix.selected", "com.docker.swarm.task.id"  # labels of launches, and of Swarm

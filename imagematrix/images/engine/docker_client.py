@@ -10,8 +10,6 @@ from docker.tls import TLSConfig
 
 from imagematrix.images.engine.endpoint import find_certificates
 
-__all__ = ["Client"]
-
 
 class Client(docker.DockerClient):
     """A client of the engine at `where`; see `endpoint.address`. `timeout` is in seconds without data.

@@ -13,16 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = [
-    "find_address",
-    "find_certificates",
-    "get_context",
-    "get_listener_name",
-    "get_listener_pid",
-    "get_socket_group",
-    "runs_as_root",
-]
-
 DEFAULT = "unix:///var/run/docker.sock"
 ROOT = 0
 

@@ -24,19 +24,6 @@ if TYPE_CHECKING:
 
     from imagematrix.images.engine.transport import Transport
 
-__all__ = [
-    "ExportedImage",
-    "get_digests",
-    "get_environment",
-    "get_history",
-    "inspect_image",
-    "list_labelled",
-    "read_digests",
-    "remove_image",
-    "require_image",
-    "tag_image",
-]
-
 
 def list_labelled(*labels: str, transport: Transport | None = None) -> list[Any]:
     """Return the images with these labels (NAME or NAME=VALUE), as the engine lists them.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from imagematrix.errors import ImagematrixError
 
-__all__ = ["PullProgress", "ignore_progress", "pull_image"]
-
 # What the engine says of a layer: the states that follow its download, and those in which it is in the store.
 DOWNLOADED = frozenset({"Verifying Checksum", "Download complete", "Extracting"})
 STORED = frozenset({"Pull complete", "Already exists"})

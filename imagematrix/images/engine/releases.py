@@ -8,8 +8,6 @@ from __future__ import annotations
 from imagematrix.common.json_documents import parse_natural
 from imagematrix.common.record import Record
 
-__all__ = ["BUILDS", "OVERLAYS_WITH_GPUS", "ZSTD_LAYERS", "ZSTD_REMEDY", "Capability"]
-
 
 class Capability(Record):
     """A capability that Docker has from the release `since` on; some have lost it with the release `lost`."""

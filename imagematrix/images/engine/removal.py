@@ -8,8 +8,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from docker import DockerClient
 
-__all__ = ["remove_container"]
-
 GONE, BEING_REMOVED = 404, 409
 
 

@@ -16,17 +16,6 @@ if TYPE_CHECKING:
 
     from imagematrix.images.engine.transport import Transport, UnixSocket
 
-__all__ = [
-    "find_docker",
-    "get_docker_version",
-    "get_info",
-    "get_own_mounts",
-    "get_remote_name",
-    "is_podman",
-    "make_start_error",
-    "reports_system",
-]
-
 PODMAN = "Podman Engine"
 # The names in /proc/PID/comm of engines that listen at a socket. Other listeners, such as ssh, forward it.
 ENGINES = frozenset({"dockerd", "podman"})

@@ -35,23 +35,6 @@ if TYPE_CHECKING:
             """
 
 
-__all__ = [
-    "OK",
-    "TIMEOUT",
-    "DockerPy",
-    "EngineResponse",
-    "UnixSocket",
-    "connect",
-    "convert_errors",
-    "is_responding",
-    "make_filters",
-    "make_refused_error",
-    "make_unreachable_error",
-    "open_client",
-    "open_local_socket",
-    "quote",
-]
-
 OK, MISSING = 200, 404  # HTTP status codes
 START = "start one (`systemctl start docker`), or set DOCKER_HOST to its address"
 TIMEOUT = 600  # seconds without data; loading a large image takes long

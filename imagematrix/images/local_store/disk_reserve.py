@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["call_with_reserve", "fill_reserve"]
-
 PART = "reserve"  # of a store
 FILES = 4  # each is a file's worth of inodes, of which a lock and what is done with it need up to three
 SIZE = 1 << 16  # bytes of each: at least one block, on parallel file systems too

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-__all__ = ["make_layer"]
-
 ENVIRONMENT, SCRIPT, LOCAL, MOUNTS = "etc/environment", "etc/rc", "etc/rc.local", "etc/fstab"
 # Pyxis writes to rc.local what a job runs instead of the image's entrypoint.
 START = """\

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from imagematrix.images.local_store.folder import ImageStore, StoredImage
 
-__all__ = ["StoreRoom", "find_other_owner", "get_lock_path", "remove_stored_image"]
-
 
 class StoreRoom:
     """The room in a store with a limit of `max_size` bytes, None for none; `evicted` gets what goes."""

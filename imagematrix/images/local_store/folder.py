@@ -31,18 +31,6 @@ if TYPE_CHECKING:
 
     from imagematrix.common.settings import Site
 
-__all__ = [
-    "FOLDER",
-    "SCHEMA",
-    "SQUASHFS",
-    "ImageStore",
-    "Lease",
-    "StoredImage",
-    "StoredName",
-    "put_name",
-    "store_folder",
-]
-
 SCHEMA = "imagematrix.stored-image/v1"
 NAME_SCHEMA = "imagematrix.stored-name/v1"
 SQUASHFS, FOLDER = KINDS = ("squashfs", "folder")

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from imagematrix.images.local_store.merged_image import MergedFile
 
-__all__ = ["remove_tree", "write_folder"]
-
 PIECE = 1 << 20
 INSIDE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

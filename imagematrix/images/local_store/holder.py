@@ -20,17 +20,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = [
-    "BEAT_S",
-    "DEAD_S",
-    "RENEW_S",
-    "Holder",
-    "NodeProcess",
-    "parse_holder",
-    "read_holder",
-    "read_mount_namespace",
-]
-
 BEAT_S = 10.0  # between two signs of life
 RENEW_S = 30.0  # between two signs of life of a lease, in which other machines believe for a multiple of this
 DEAD_S = 120.0  # without one, a holder on another machine is dead; NFS may show times that are 60 s old

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from imagematrix.images.local_store.holder import Holder
     from imagematrix.images.local_store.origins import ImageOrigin, ImageParts
 
-__all__ = ["DEFAULT", "NOBODY", "CatalogEntry", "FetchOptions", "FetchWatcher", "fetch_image"]
-
 PARTS = ("images", "catalogs", "leases", "locks", "new", "partial")
 STALE_S = 14 * 24 * 3600  # seconds after which the downloads of an image that nobody asks for are removed
 

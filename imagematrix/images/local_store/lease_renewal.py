@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from imagematrix.images.local_store.folder import Lease
 
-__all__ = ["renew_while_alive"]
-
 DESCRIPTORS = 1 << 16  # more than a process has open
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["hold_lock", "remove_dead_files"]
-
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.02, 1.0
 TRIES = 5  # to read a file that others remove
 TOLD_S = 30.0  # between two messages to someone who waits

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from imagematrix.images.oci.decompression import ByteStream
-
-__all__ = ["LayerFile", "MergedFile", "MergedImage"]
+    from imagematrix.images.oci.byte_stream import ByteStream
 
 LATEST = (1 << 32) - 1  # the last time that squashfs can have, in seconds since 1970
 PERMISSIONS = 0o7777

@@ -34,11 +34,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, BinaryIO
 
-    from imagematrix.images.oci.decompression import ByteStream
+    from imagematrix.images.oci.byte_stream import ByteStream
     from imagematrix.images.oci.layout import LayoutFolder
     from imagematrix.images.oci.registry import Registry
-
-__all__ = ["ArchiveOrigin", "ImageOrigin", "ImageParts", "LayoutOrigin", "RegistryOrigin"]
 
 AT_ONCE = 4  # downloads
 PIECE = 1 << 20

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from imagematrix.images.local_store.merged_image import MergedFile
 
-__all__ = ["require_mksquashfs", "write_squashfs"]
-
 PROGRAM = "mksquashfs"
 REMEDY = "`apt install squashfs-tools` (4.5 or newer), or pull with --unpacked, which needs no program"
 LEVEL = 3  # of zstd: higher ones take several times as long for a few per cent

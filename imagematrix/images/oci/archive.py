@@ -29,9 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from imagematrix.images.oci.decompression import ByteStream
-
-__all__ = ["ImageArchive", "SavedImage"]
+    from imagematrix.images.oci.byte_stream import ByteStream
 
 SAVED_FILE = "manifest.json"
 BLOB = re.compile(r"blobs/sha256/[0-9a-f]{64}", re.ASCII)

@@ -8,8 +8,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ByteStream", "read_exactly"]
-
 PIECE = 1 << 20
 
 

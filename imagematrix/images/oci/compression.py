@@ -15,18 +15,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = [
-    "DEFAULT",
-    "DEFAULT_LEVELS",
-    "GZIP_REMEDY",
-    "LEVELS",
-    "Compression",
-    "compress",
-    "get_library",
-    "get_libzstd_version",
-    "has_zstd",
-]
-
 # What to do if an engine or a registry may not know zstd.
 GZIP_REMEDY = "if it takes no layers compressed with zstd, set `compression: gzip` in matrix.yaml"
 ZSTD = b".tar+zstd"  # in a manifest: a layer compressed with zstd

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 from imagematrix.errors import AuditError
-from imagematrix.images.oci.byte_stream import ByteStream
 from imagematrix.images.oci.ungzip import ungzip
 from imagematrix.images.oci.unzstd import unzstd
 
-__all__ = ["GZIP", "ZSTD", "ByteStream", "DecompressedStream", "HashedStream"]
+if TYPE_CHECKING:
+    from imagematrix.images.oci.byte_stream import ByteStream
 
 # Magic bytes of compressed files.
 GZIP = b"\x1f\x8b"

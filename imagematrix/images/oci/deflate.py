@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from concurrent.futures import Future
 
-__all__ = ["BLOCK", "LEVEL", "compress_deflate", "compress_gzip", "count_threads", "split_blocks"]
-
 LEVEL = 6  # gzip's own default
 BLOCK = 1 << 20  # blocks of another size would give other bytes
 ZEROS = bytes(BLOCK)

@@ -12,9 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from imagematrix.images.oci.decompression import ByteStream, DecompressedStream
-
-__all__ = ["LayerListing", "list_members", "make_absolute", "read_to_the_end", "require_dense"]
+    from imagematrix.images.oci.byte_stream import ByteStream
+    from imagematrix.images.oci.decompression import DecompressedStream
 
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"

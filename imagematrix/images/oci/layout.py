@@ -31,22 +31,6 @@ if TYPE_CHECKING:
     from imagematrix.errors import ImagematrixError
     from imagematrix.images.oci.parts import SizedLayer
 
-__all__ = [
-    "ENGINE_NAME",
-    "INDEX_FILE",
-    "MARK",
-    "NAME",
-    "VERSION",
-    "Blobs",
-    "LayoutFolder",
-    "LayoutImage",
-    "LayoutIndex",
-    "MissingBlobError",
-    "get_blob_path",
-    "require_blob",
-    "write_without_layers",
-]
-
 MARK = "oci-layout"  # the file that marks a folder as a layout
 VERSION = b'{"imageLayoutVersion":"1.0.0"}'  # its content
 INDEX_FILE = "index.json"

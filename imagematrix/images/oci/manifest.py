@@ -16,21 +16,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "ATTESTED",
-    "IMAGE",
-    "INDEX",
-    "INDEXES",
-    "LIMIT",
-    "MANIFESTS",
-    "Descriptor",
-    "ImageIndex",
-    "ImageManifest",
-    "Manifest",
-    "compute_digest",
-    "parse_manifest",
-]
-
 INDEX = "application/vnd.oci.image.index.v1+json"
 DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
 IMAGE = "application/vnd.oci.image.manifest.v1+json"

@@ -12,9 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from imagematrix.images.oci.decompression import ByteStream
-
-__all__ = ["clamp_mtimes"]
+    from imagematrix.images.oci.byte_stream import ByteStream
 
 BLOCK = 512
 PIECE = 1 << 20  # bytes to read at once

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
-__all__ = ["SizedLayer", "read_config_layers", "read_history_layers"]
-
 MAKING = ("RUN ", "COPY ", "ADD ", "WORKDIR ")  # instructions that always make a layer, even an empty one
 
 

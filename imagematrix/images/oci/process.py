@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from imagematrix.common.json_documents import Fields
 
-__all__ = ["ImageProcess"]
-
 
 class ImageProcess(Record):
     """The words of an image's process, its `variables` as NAME=VALUE, and the `folder` that it runs in.

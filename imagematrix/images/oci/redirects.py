@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from imagematrix.images.oci.url import Url
 
-__all__ = ["Redirects"]
-
 REDIRECTS = 5
 MOVED = frozenset({301, 302, 307, 308})  # the request is repeated with the same method and content
 SEE_OTHER = 303  # the request is repeated with GET, so only GET and HEAD follow it

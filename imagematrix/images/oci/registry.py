@@ -34,10 +34,8 @@ if TYPE_CHECKING:
     from typing import IO, Self
 
     from imagematrix.errors import ImagematrixError
-    from imagematrix.images.oci.decompression import ByteStream
+    from imagematrix.images.oci.byte_stream import ByteStream
     from imagematrix.images.oci.transfer import StreamedResponse
-
-__all__ = ["Registry"]
 
 PAGES = 1000  # of a list of tags
 PIECE = 1 << 20  # bytes

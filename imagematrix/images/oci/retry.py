@@ -22,11 +22,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from imagematrix.errors import ImagematrixError
-    from imagematrix.images.oci.decompression import ByteStream
+    from imagematrix.images.oci.byte_stream import ByteStream
 
     Failure = Callable[[requests.RequestException], ImagematrixError]
-
-__all__ = ["TRIES", "ResumedStream", "call_with_retries"]
 
 TRIES = 3
 PAUSE = 0.3  # seconds, doubled from one try to the next

@@ -10,9 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
 
-    from imagematrix.images.oci.decompression import ByteStream
-
-__all__ = ["open_tar"]
+    from imagematrix.images.oci.byte_stream import ByteStream
 
 BUFFER = 1 << 16  # bytes; tarfile copies the rest of its buffer at each read
 LONGEST = 1 << 20  # bytes of an extended header; names have at most 4096

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
-    from imagematrix.images.oci.decompression import ByteStream
-
-__all__ = ["HttpClient", "RegistryResponse", "StreamedResponse", "get_cause"]
+    from imagematrix.images.oci.byte_stream import ByteStream
 
 TIMEOUT = 30  # seconds without a byte
 SLOWEST = 4096  # minimum average speed of an answer after that time, in bytes per second

@@ -16,8 +16,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["FOLDER", "Folder", "Hardlink", "ImageTree", "Symlink", "TreeLayer"]
-
 HOPS = 40  # links that the kernel follows before it gives up (path_resolution(7))
 
 F = TypeVar("F")  # the entry of a file: a regular file or a special one

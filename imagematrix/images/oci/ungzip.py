@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from imagematrix.images.oci.byte_stream import ByteStream
 
-__all__ = ["ungzip"]
-
 PIECE = 1 << 16  # bytes of the stream to decompress at once; more are copied more often
 GZIP_ONLY = 16 + zlib.MAX_WBITS  # as zlib.decompressobj() wants it: with gzip's header and checksum
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from imagematrix.images.oci.byte_stream import ByteStream
 
-__all__ = ["unzstd"]
-
 WINDOW_LOG = 27
 WINDOW = 1 << WINDOW_LOG  # the largest window of a stream, in bytes
 PIECE = 1 << 20

@@ -19,8 +19,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["REMEDY", "Url"]
-
 VISIBLE = re.compile(r"[!-\[\]-~]*")  # of ASCII, without the backslash, which some parsers take for a slash
 URL = re.compile(r"(https?)://([^/?#]*)([^#]*)(?:#.*)?", re.IGNORECASE)
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from os import PathLike
 
-__all__ = ["SITE", "VARIABLE", "list_policy_files", "read_trusted"]
-
 SITE = "/etc/imagematrix/policy.json"
 VARIABLE = "IMAGEMATRIX_POLICY"
 

@@ -16,8 +16,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["SignaturePolicy", "SignatureRule", "collect_requirements", "load_policies"]
-
 SCHEMA = "imagematrix.policy/v1"
 LIMIT = 1024 * 1024  # bytes of the file
 OTHERWISE = ("allow", "deny")

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from imagematrix.images.oci.manifest import Manifest
 
-__all__ = ["Key", "ManifestSource", "Requirement", "is_signature", "make_signature_tag", "prove_signature"]
-
 SIGNATURE = "dev.cosignproject.cosign/signature"  # an annotation: base64 of the signature
 PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
 TYPE = "cosign container image signature"  # the type in a payload

@@ -28,8 +28,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["PASSWORD", "SigningKey", "make_payload"]
-
 PASSWORD = "COSIGN_PASSWORD"  # noqa: S105 - the name of a variable
 SEALED = re.compile(
     rb"-----BEGIN ENCRYPTED (SIGSTORE|COSIGN) PRIVATE KEY-----\s(.*?)-----END ENCRYPTED \1 PRIVATE KEY-----",

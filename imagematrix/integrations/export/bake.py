@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from imagematrix.build.plan.protocols import BuildRequest
     from imagematrix.integrations.export.target import ExportSource
 
-__all__ = ["LIMIT", "TARGET", "make_bake_files", "make_target_name"]
-
 LIMIT = 250  # targets in one file: bake's parse time grows with their square
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu, Host
 
-__all__ = ["FILE", "GpuSpec", "make_gpu_spec"]
-
 FILE = "imagematrix.json"
 ALL = "all"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from imagematrix.common.image_reference import split_version
-from imagematrix.common.text import REPLACED, line
+from imagematrix.errors import REPLACED, sanitize_line
 from imagematrix.hardware.vendors import cuda, versions
 
 TYPE_CHECKING = False
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     Scalar = str | int | float | None
     Value = Scalar | list[Scalar]
-
-__all__ = ["ATTRIBUTES", "make_attribute_lines", "make_variant_line"]
 
 VARIANT = "ImVariant_"  # the beginning of the name of an attribute with a selected variant
 # In the order of the output, each with its meaning.
@@ -109,6 +107,6 @@ def _format_literal(value: Value) -> str:
     if isinstance(value, list):
         return f"{{{', '.join(map(_format_literal, value))}}}"
     if isinstance(value, str):
-        quoted = line(value).replace("\\", REPLACED).replace('"', '\\"')
+        quoted = sanitize_line(value).replace("\\", REPLACED).replace('"', '\\"')
         return f'"{quoted}"'
     return str(value)

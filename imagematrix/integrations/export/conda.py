@@ -12,8 +12,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Host
 
-__all__ = ["make_variables"]
-
 
 def make_variables(host: Host, glibc: str | None) -> dict[str, str | None]:
     """Return the variables that override detection by what is true of a host; None if it is unknown.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.export.jobs import Job
     from imagematrix.integrations.export.target import ExportSource
 
-__all__ = ["LIMIT", "TARGET", "make_github_matrix"]
-
 LIMIT = 256  # jobs of a matrix: docs.github.com, "Workflow syntax", jobs.<job_id>.strategy.matrix
 
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.export.jobs import Job
     from imagematrix.integrations.export.target import ExportSource
 
-__all__ = ["LIMIT", "TARGET", "make_gitlab_pipeline"]
-
 LIMIT = 200  # jobs of parallel:matrix: docs.gitlab.com, "CI/CD YAML syntax reference"
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from imagematrix.build.matrix.matrix import Cell
 
-__all__ = ["Job", "split_jobs"]
-
 WHOLE = Shard(number=1, count=1)
 
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from imagematrix.build.matrix.matrix import Cell
     from imagematrix.build.plan.protocols import BuildRequest
 
-__all__ = ["ExportSource", "ExportTarget"]
-
 
 class ExportSource(Protocol):
     """The matrix to export. Its methods raise UsageError if it is invalid."""

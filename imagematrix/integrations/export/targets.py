@@ -8,8 +8,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.integrations.export.target import ExportTarget
 
-__all__ = ["TARGETS"]
-
 TARGETS: dict[str, ExportTarget] = {
     target.name: target
     for target in (

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-__all__ = ["Connections", "Limits", "read_body", "reserve_memory"]
-
 LOOK_S = 0.5  # between looks at the pace of clients
 SHORT_S = 1.0  # for which a client may be slow while others wait for its place
 MOMENT_S = 0.05  # between looks for closed connections

@@ -18,8 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-__all__ = ["Health"]
-
 ASK_S = 1.0  # between answers that a service makes for itself
 FRESH_S = 10.0  # for which such an answer proves that the service answers
 ALIVE_S = 30.0  # without a turn of its event loop, after which a service is not alive

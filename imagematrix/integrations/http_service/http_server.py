@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator
 
-__all__ = ["Address", "serve_http"]
-
 KEEP_S = 120.0  # for idle connections; clients in Go, such as engines, close theirs after 90
 LINGER_S = 1.0  # for which the rest of a refused body is read, so that its client reads the refusal
 QUEUE = 4_096  # clients that the kernel lets wait: a lost one comes again only after a second

@@ -9,8 +9,6 @@ import termios
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Pace", "Traffic"]
-
 COUNTS = struct.Struct("@QQ")  # tcpi_bytes_acked and tcpi_bytes_received of linux/tcp.h
 COUNTS_AT = 120
 QUEUED = struct.Struct("@i")

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
 
-__all__ = ["SMALL", "Workers", "main"]
-
 COUNT = 2
 SMALL = 1 << 16  # the largest size of small work
 LIMIT_S = 2.0

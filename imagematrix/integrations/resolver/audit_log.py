@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from imagematrix.errors import EngineError, ImagematrixError
     from imagematrix.integrations.resolver.choice import ResolvedTag
 
-__all__ = ["ResolverLog"]
-
 METHODS = ("GET", "HEAD")
 TAGS = 1_000  # whose variants are remembered and counted; clients can combine the words of a tag in many ways
 

@@ -12,8 +12,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["ENTRY", "ByteCache"]
-
 ENTRY = 1_024  # bytes that an entry takes besides its content
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.resolver.node import HostSources
     from imagematrix.selection.selection import Selection
 
-__all__ = ["ResolvedTag", "explain_tag", "resolve_tag"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedTag:

@@ -10,8 +10,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["require_mirrorable", "write_hosts_file"]
-
 MARK = "# Written by `imagematrix resolver`.\n"
 # After any error, containerd tries the next host, and in the end the server. If that were the registry, a
 # refusal by the resolver would lead to the registry's default image.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
     from pathlib import Path
 
-__all__ = ["HostSource", "HostSources", "ProbedHost", "SavedHost"]
-
 # NVIDIA's driver lists MIG devices here; a Host probed without NVML lacks them.
 CAPABILITIES = "/proc/driver/nvidia/capabilities"
 INTERVAL_S = 1.0  # the shortest time between two checks for a change

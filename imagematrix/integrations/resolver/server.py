@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-__all__ = ["Resolver", "ResolverSettings", "serve"]
-
 API = {"Docker-Distribution-Api-Version": "registry/2.0"}
 PATH = re.compile(r"/v2/(?P<repository>.+)/(?P<kind>manifests|blobs|tags)/(?P<name>[^/]+)")
 # The specification's error codes, by HTTP status.

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from imagematrix.images.trust.signature import ManifestSource
 
-__all__ = ["Recorder", "StateFolder"]
-
 FOLDER = "last-known"
 UPSTREAM = "io.imagematrix.upstream"  # the annotation of index.json that names the upstream
 LIMIT = 64 * 1024 * 1024  # bytes of all contents

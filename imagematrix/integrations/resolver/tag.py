@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from imagematrix.images.catalog.catalog import Catalog
 
-__all__ = ["CLASS_NAME", "TagRequest", "parse_request"]
-
 CPU = "cpu"
 CLASS = "class."  # no axis can have this name
 CLASS_NAME = re.compile(r"class\.([A-Za-z0-9_.]+)", re.ASCII)

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.resolver.state import StateFolder
     from imagematrix.integrations.resolver.upstream import Upstream
 
-__all__ = ["CachedTag", "TagCache"]
-
 MANIFESTS = VERSIONS = 32 << 20  # bytes to keep of each
 SMALL = (
     1 << 16

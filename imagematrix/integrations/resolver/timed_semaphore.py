@@ -10,8 +10,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Hashable
 
-__all__ = ["TimedSemaphore"]
-
 
 class TimedSemaphore:
     """At most `count` turns at a time; after `longest_s` seconds, a turn lets another one begin.

@@ -18,8 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["ContainerdNames", "DockerNames", "untag"]
-
 TIMEOUT_S = 60
 OK, UNAUTHORIZED, DENIED = 200, 401, 403
 

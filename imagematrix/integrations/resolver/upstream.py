@@ -28,8 +28,6 @@ from imagematrix.images.trust.signature import ManifestSource
 from imagematrix.integrations.http_service.connections import reserve_memory
 from imagematrix.integrations.resolver.timed_semaphore import TimedSemaphore
 
-__all__ = ["LAYOUT", "PIECE", "Upstream", "open_upstream"]
-
 LAYOUT = "oci:"  # prefix of an upstream that is an OCI layout
 REPOSITORIES = 256  # repositories whose logins are kept
 PIECE = 1 << 16  # bytes to forward at once; a connection holds up to five such pieces

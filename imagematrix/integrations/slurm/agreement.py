@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.query import Where
     from imagematrix.selection.selection import Selection
 
-__all__ = ["VARIABLE", "Agreement", "make_agreement", "select_for_task"]
-
 VARIABLE = "IMAGEMATRIX_GANG"
 OFF, SAME = "off", "same"
 SHOWN = 20

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from imagematrix.integrations.slurm.node_config import NodeLines
 
-__all__ = ["OLDEST", "SlurmFinding", "find_differences", "get_release"]
-
 OLDEST = (23, 2)  # the first release with IgnoreFileConfigJson
 PATIENCE_S = 10.0
 RELEASE = re.compile(r"\b(\d{2})\.(\d{2})\b", re.ASCII)

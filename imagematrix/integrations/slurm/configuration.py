@@ -16,16 +16,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = [
-    "collect_node_options",
-    "collect_settings",
-    "find_slurm_conf",
-    "get_features",
-    "names_node",
-    "parse_options",
-    "read_lines",
-]
-
 VARIABLE = "SLURM_CONF"
 PLACES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")  # the second is slurmd's without own files
 LIMIT = 16 << 20  # characters of the files together

@@ -18,8 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LABEL", "get_job", "make_labels", "remove_containers"]
-
 LABEL = "io.imagematrix.slurm-job"
 VARIABLE = "SLURM_JOB_ID"
 NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)

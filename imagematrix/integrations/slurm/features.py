@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Host
 
-__all__ = ["PREFIX", "NodeChangedError", "make_features", "require_unchanged"]
-
 PREFIX = "im-"
 DRIVER, CUDA, GPUS, GPU, COMPUTE = (
     f"{PREFIX}{kind}-" for kind in ("driver", "cuda", "gpus", "gpu", "compute")

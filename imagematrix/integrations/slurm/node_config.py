@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu, Host
 
-__all__ = ["SCHEMA", "NodeLines", "make_node_lines", "render_oci_conf"]
-
 SCHEMA = "imagematrix.slurm-node/v1"
 PLAIN = re.compile(r"/[A-Za-z0-9_./+-]+", re.ASCII)  # what a shell takes as it is
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)

@@ -10,8 +10,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["is_requeueable", "requeue_job"]
-
 PATIENCE_S = 20.0
 FIRST = "0"
 

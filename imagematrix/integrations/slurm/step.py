@@ -11,8 +11,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["SlurmStep", "find_step"]
-
 NODES = 100_000  # more than any cluster has
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
 NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)

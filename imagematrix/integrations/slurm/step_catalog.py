@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.integrations.slurm.step import SlurmStep
 
-__all__ = ["prepare_folder", "share_catalog"]
-
 SCHEMA = "imagematrix.step-catalog/v1"
 STEPS = "steps"  # the subfolder
 OPEN = 0o1777  # its mode: everybody may create files, and remove their own

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["find_step_daemon"]
-
 DAEMON = "slurmstepd"
 LIMIT = 4096  # bytes of a process's status
 

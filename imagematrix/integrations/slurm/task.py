@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Host
 
-__all__ = ["LINE", "SlurmTask", "find_task_gpus", "parse_command_line", "parse_image", "read_environment"]
-
 LIMIT = 16 << 20  # bytes of the file of variables; the kernel passes 6 MiB to a program at most
 # Variables that a batch system or its MPI sets for each task: the image's own of these names are stale.
 OF_TASK = re.compile(r"(?:SLURM|SLURMD|PMI|PMI2|PMIX|PALS)(?:_|$)|OMPI_MCA_", re.ASCII)

@@ -26,16 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-__all__ = [
-    "AssignedGpus",
-    "TaskContainer",
-    "parse_assigned_gpus",
-    "read_task_container",
-    "rewrite_bundle",
-    "with_devices",
-    "with_environment",
-]
-
 CONFIG = "config.json"
 ACCESS = "rwm"  # the default of the engine's --device
 

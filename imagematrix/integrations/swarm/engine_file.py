@@ -20,18 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any
 
-__all__ = [
-    "DEFAULT",
-    "EngineDaemon",
-    "find_daemon",
-    "get_indent",
-    "make_diff",
-    "read_bytes",
-    "read_engine_file",
-    "replace_file",
-    "write_engine_file",
-]
-
 DEFAULT = Path("/etc/docker/daemon.json")
 DATA_ROOT = "/var/lib/docker"
 SOCKET = "unix:///var/run/docker.sock"

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from docker import DockerClient
 
-__all__ = ["SCHEMA", "RemovedObjects", "collect_garbage"]
-
 SCHEMA = "imagematrix.swarm-gc/v1"
 SERVICE_ID = "com.docker.swarm.service.id"  # a label that Swarm sets
 

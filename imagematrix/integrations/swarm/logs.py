@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     Write = Callable[[str, str | None, bytes], None]
 
-__all__ = ["ServiceLogs"]
-
 TASK = "com.docker.swarm.task.id="
 PAUSE_S = 1.0
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from imagematrix.integrations.swarm.service import SwarmService
 
-__all__ = ["Manager", "RemovedError"]
-
 POLL_S = 1.0
 AWAY_S = 300.0  # how long a manager may be unavailable: a restart or the election of a leader takes seconds
 CONFLICT = 409

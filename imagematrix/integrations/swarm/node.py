@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.nvidia import Kernel
     from imagematrix.hardware.host.tree import Tree
 
-__all__ = ["REMEDY", "find_gpus", "keep_present_gpus", "list_offered_gpus"]
-
 REMEDY = "run `imagematrix swarm node-config` on the node and restart its engine"
 
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu, Host
 
-__all__ = ["ALL", "FLAGS", "NodeOffer", "make_offer", "merge_config", "parse_engine_config"]
-
 RESOURCES = "node-generic-resources"
 SINGULAR = "node-generic-resource"  # the name of the flag: the engine ignores it in the file
 LABELS = "labels"

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-__all__ = ["SwarmNode"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmNode:

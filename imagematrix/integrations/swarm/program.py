@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from imagematrix.integrations.swarm.runtime import RuntimeSettings
 
-__all__ = ["get_installed_locks", "make_program"]
-
 # Of Python's options, -I keeps out the caller's variables and folders, and -S spares the start the search for
 # installed packages.
 SCRIPT = """\

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from imagematrix.integrations.swarm.nodes import SwarmNode
 
-__all__ = ["Reservation", "reserve_gpus", "reserve_memory"]
-
 OFFER_GPUS = "run `imagematrix swarm node-config` on the nodes that have them"
 OFFER_MEMORY = "run `imagematrix swarm node-config --vram SIZE` on the nodes that have it"
 

@@ -19,19 +19,6 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu
 
-__all__ = [
-    "GPU",
-    "OFFER",
-    "PREFIX",
-    "SHARES",
-    "VRAM",
-    "count_fitting_shares",
-    "is_ours",
-    "make_share_kind",
-    "make_variable_name",
-    "parse_share_mib",
-]
-
 GPU = "NVIDIA-GPU"
 VRAM = "VRAM"
 PREFIX = "DOCKER_RESOURCE_"

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.swarm.container import AssignedGpus
     from imagematrix.launcher.gpu_claims.usage import Usage
 
-__all__ = ["SETTINGS", "RuntimeCall", "RuntimeSettings", "main"]
-
 SETTINGS = "settings.json"  # in the archive
 CREATE = "create"
 VALUED = frozenset({"bundle", "console-socket", "criu", "log", "log-format", "pid-file", "pidfd-socket"})

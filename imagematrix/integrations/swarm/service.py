@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from imagematrix.integrations.swarm.reservation import Reservation
 
-__all__ = ["JOB", "LABEL", "SCHEMA", "SwarmService", "make_image_name", "make_service_name"]
-
 SCHEMA = "imagematrix.service/v1"
 LABEL = "io.imagematrix.swarm"  # label of the service and of its containers: JOB or SERVICE
 JOB, SERVICE = "job", "service"

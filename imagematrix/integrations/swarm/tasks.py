@@ -13,16 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-__all__ = [
-    "COMPLETE",
-    "SwarmTask",
-    "find_latest",
-    "get_replicas",
-    "has_ended",
-    "parse_timestamp",
-    "summarize_states",
-]
-
 # States that a person sees as one.
 WORDS = {
     **dict.fromkeys(("new", "pending"), "waiting"),

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from imagematrix.launcher.daemonless.container import ContainerSpec
     from imagematrix.launcher.daemonless.runtime import Place
 
-__all__ = ["PROGRAM", "Apptainer", "find_driver_setting", "locate_settings", "require_settings"]
-
 PROGRAM = "apptainer"
 NOT_MOUNTED = "home,tmp,cwd,hostfs,bind-paths"  # what the site's settings mount in every container
 # Of the node, as with an OCI runtime. /dev/full is not in Apptainer's own small /dev.

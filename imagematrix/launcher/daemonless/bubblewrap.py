@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from imagematrix.launcher.daemonless.container import ContainerSpec
     from imagematrix.launcher.daemonless.runtime import Place
 
-__all__ = ["Bubblewrap"]
-
 MOST_WORDS = 9000  # that bwrap takes (MAX_ARGS of bubblewrap.c), those of this program's own among them
 RESERVED = 1000
 

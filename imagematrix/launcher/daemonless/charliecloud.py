@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from imagematrix.launcher.daemonless.options import Bind
     from imagematrix.launcher.daemonless.runtime import Place
 
-__all__ = ["Charliecloud", "mount_devices"]
-
 PLAIN = ("null", "zero", "full", "random", "urandom", "tty")  # the devices that config-linux.md lists
 LINKS = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
 # On which ch-run mounts the node's by itself (BINDS_DEFAULT of ch_core.c), with the image's links followed.

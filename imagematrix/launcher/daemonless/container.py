@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from imagematrix.launcher.daemonless.options import ContainerOptions
     from imagematrix.launcher.docker.plan import Launch
 
-__all__ = ["ContainerSpec", "find_other_user", "make_container"]
-
 # Docker's, for images that set none (daemon/oci_linux.go of moby).
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ROOTS = ("", "0", "root")

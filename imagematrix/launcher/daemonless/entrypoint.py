@@ -17,8 +17,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.launcher.daemonless.container import ContainerSpec
 
-__all__ = ["NotExecutableError", "ProgramNotFoundError", "require_program"]
-
 
 class ProgramNotFoundError(UsageError):
     """The image has no such program."""

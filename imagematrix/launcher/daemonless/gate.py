@@ -48,8 +48,6 @@ if TYPE_CHECKING:
             ...
 
 
-__all__ = ["FREE", "BubblewrapGate", "Gate", "HookGate", "OwnGate", "open_pipe"]
-
 FREE = 100  # the first number of descriptors that are in nobody's way
 TOLD = 1 << 16  # bytes of what is told about a process
 GO = b"\1"

@@ -24,15 +24,6 @@ if TYPE_CHECKING:
 
     from imagematrix.images.local_store.folder import StoredImage
 
-__all__ = [
-    "PROGRAMS",
-    "has_fuse",
-    "make_no_fuse_error",
-    "make_no_program_error",
-    "mount_image",
-    "mount_trial_root",
-]
-
 PROGRAMS = ("squashfuse_ll", "squashfuse")  # the first is faster
 OWNER = 0  # of this user's files, as this namespace sees them
 LOWER, ROOT = "lower", "root"  # the image's files and the container's, below the mount point

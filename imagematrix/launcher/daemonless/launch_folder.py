@@ -16,8 +16,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["find_containers_folder", "make_launch_folder"]
-
 PREFIX = "launch-"
 
 

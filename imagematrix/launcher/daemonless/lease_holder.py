@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from imagematrix.launcher.daemonless.streams import Streams
     from imagematrix.launcher.gpu_claims.gpu_claim import Claim
 
-__all__ = ["LeaseHolder", "Signals", "adopt_descendants"]
-
 LOOK_S = 0.05  # between two looks at what nobody tells of
 ENTRY_S = 10.0  # by then a first process is in its mount namespace
 PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)

@@ -18,18 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "BIND",
-    "RECURSIVE",
-    "bind_read_only",
-    "enter_mount_namespace",
-    "enter_namespaces",
-    "leave_mounts",
-    "make_memory_folder",
-    "mount",
-    "unmount",
-]
-
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 # Flags of mount(2).

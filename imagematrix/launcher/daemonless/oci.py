@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from imagematrix.launcher.daemonless.container import ContainerSpec
     from imagematrix.launcher.daemonless.runtime import Place
 
-__all__ = ["OciRuntime", "make_config"]
-
 VERSION = "1.0.2"
 RUNC = "runc"
 # Docker's (oci/caps/defaults.go of moby): in a user namespace with one user, they concern only its own files.

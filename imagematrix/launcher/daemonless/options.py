@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from imagematrix.launcher.docker.options import RunArgs
 
-__all__ = ["Bind", "ContainerOptions", "parse_container_options"]
-
 # Each with its short form, "" if it has none.
 OPTIONS = {
     "--entrypoint": "",

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = ["ImageFiles", "InMountError", "LinkLoopError"]
-
 HOPS = 40  # links that the kernel follows before it gives up (path_resolution(7))
 
 

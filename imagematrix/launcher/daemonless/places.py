@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from imagematrix.launcher.daemonless.container import ContainerSpec
 
-__all__ = ["SYSTEM", "create_mount_point", "fit_container", "mount_read_only_sources"]
-
 SYSTEM = ("/dev", "/proc", "/sys")  # every runtime mounts something there
 WRITABLE = "leave out --read-only"
 

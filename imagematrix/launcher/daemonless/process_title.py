@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["hide_arguments"]
-
 ARGUMENTS = 45  # place of arg_start and arg_end in /proc/PID/stat, after the name (proc_pid_stat(5))
 KEPT = 3  # words, such as those of "python -m imagematrix"
 

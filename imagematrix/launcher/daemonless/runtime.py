@@ -57,8 +57,6 @@ if TYPE_CHECKING:
             ...
 
 
-__all__ = ["FOLDER", "ContainerStart", "Place", "Runtime", "RuntimeCommand", "require_text"]
-
 FOLDER = "LAUNCH"  # stands in printed commands for the folder of a launch
 
 

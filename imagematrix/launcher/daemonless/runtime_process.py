@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from imagematrix.launcher.daemonless.runtime import ContainerStart
     from imagematrix.launcher.daemonless.streams import Streams
 
-__all__ = ["become_runtime"]
-
 FILES = "files"  # in the launch's folder: where the image is mounted
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 FIRST = 3  # number of the first descriptor that a batch system passes

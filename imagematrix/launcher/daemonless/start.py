@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from imagematrix.launcher.daemonless.runtime import Runtime
     from imagematrix.launcher.gpu_claims.gpu_claim import Claim
 
-__all__ = ["OF_USER", "choose_runtime", "run_container"]
-
 HYBRID = "/sys/fs/cgroup/unified"  # a node with cgroup v1 that also mounts v2 there: crun refuses it
 BWRAP, CH_RUN = "bwrap", "ch-run"
 GET_APPTAINER = (

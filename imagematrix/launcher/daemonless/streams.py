@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from imagematrix.launcher.daemonless.container import ContainerSpec
 
-__all__ = ["Streams"]
-
 PIECE = 1 << 16
 INPUT, OUTPUT, ERRORS = range(3)
 

@@ -21,15 +21,6 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu, Host
 
-__all__ = [
-    "DeviceProblem",
-    "DevicesError",
-    "check_device_nodes",
-    "find_absent_nodes",
-    "list_device_nodes",
-    "require_device_nodes",
-]
-
 # CUDA needs the first two for every GPU; the others serve debuggers and profilers, and graphics.
 ALWAYS = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 WHERE_PRESENT = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.rule import RuleResult
     from imagematrix.selection.selection import Selection
 
-__all__ = ["Diagnosis", "diagnose", "is_program_failure"]
-
 SIGILL = 132  # 128 + the number of the signal
 NOT_THE_PROGRAM = frozenset({0, 125, 126, 127})  # it succeeded, or never ran (exit codes of docker run)
 # How programs report a CUDA error number: `CUDA error 35`, `cuda runtime error (35)`, `cuInit returned 803`,

@@ -9,8 +9,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["read_env_file"]
-
 
 def read_env_file(path: str, environment: Mapping[str, str]) -> list[str]:
     """Return the variables in a file, each as NAME=VALUE: no quotes, comments on lines of their own.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from imagematrix.images.local_store.origins import ImageOrigin
     from imagematrix.selection.selection import Selection
 
-__all__ = ["fetch_selected", "require_source"]
-
 REMEDY = "name it with its registry, or pass --catalog oci:FOLDER or --catalog FILE.tar"
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Self
 
-__all__ = ["run_in_foreground"]
-
 # These include job control: docker's command forwards it to the container and does not stop itself.
 FORWARDED = frozenset(
     {

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from imagematrix.launcher.docker.options import RunArgs
     from imagematrix.launcher.docker.plan import Launch
 
-__all__ = ["find_second_driver", "inject_through_cdi"]
-
 KIND = "nvidia.com/gpu"
 NODE = re.compile(r"/dev/nvidia(?:\d+|-caps/.+)", re.ASCII)  # of a GPU, or of a MIG device
 NOTHING = ("", "void", "none")  # with "none" the runtime still injects the driver, but no GPU to use it with

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Gpu
     from imagematrix.launcher.docker.plan import Launch
 
-__all__ = ["launch", "make_create_arguments", "start_container"]
-
 
 def launch(
     selection: Selection,

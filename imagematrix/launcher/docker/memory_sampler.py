@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu
 
-__all__ = ["EVERY_S", "MemorySampler", "format_summary"]
-
 EVERY_S = nvml_memory.EVERY_S
 
 

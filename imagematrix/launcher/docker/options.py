@@ -10,8 +10,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["OWN", "RunArgs", "parse_mib", "parse_run_args", "parse_seconds"]
-
 USAGE = "imagematrix run [OPTIONS] IMAGE[:VERSION] [COMMAND...]"
 
 # imagematrix's own options: the placeholder of the value, None for flags, and the help text.

@@ -13,8 +13,6 @@ import time
 from imagematrix.errors import EngineError
 from imagematrix.images.engine import containers, transport
 
-__all__ = ["OutputWatcher"]
-
 KEPT = 64 * 1024  # bytes
 LINES = 500  # requested of a log, at most
 EVERY_S = 0.25  # between two reads

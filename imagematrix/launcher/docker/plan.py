@@ -24,19 +24,6 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.selection import Selection
 
-__all__ = [
-    "GPUS",
-    "LAUNCH",
-    "NO_INJECTION",
-    "SCHEMA",
-    "SELECTED",
-    "Launch",
-    "find_engine_digests",
-    "format_docker_run",
-    "format_start_name",
-    "plan_launch",
-]
-
 SCHEMA = "imagematrix.launch/v1"
 SELECTED = "io.imagematrix.selected"
 LAUNCH = "io.imagematrix.launch"  # unique to one launch, to find its container

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from imagematrix.images.engine.pull import PullProgress
     from imagematrix.selection.selection import Selection
 
-__all__ = ["pull", "pull_unless_present"]
-
 
 def pull(
     selection: Selection,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from imagematrix.errors import UsageError
 from imagematrix.images.engine import system
 
-__all__ = ["find_engine_machine"]
-
 
 def find_engine_machine(*, described: bool) -> str | None:
     """Return the name of the engine's machine if it is not this one, else None.

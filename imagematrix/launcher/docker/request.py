@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["Engine", "LaunchRequest", "docker_engine", "find_remote_machine", "make_request"]
-
 
 class Engine(Record):
     """What is asked of the engine that starts the container.

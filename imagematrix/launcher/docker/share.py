@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu
 
-__all__ = ["Mps", "Share", "find_mps", "require_minimum"]
-
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 USUAL_PIPES = "/tmp/nvidia-mps"  # noqa: S108 - NVIDIA's default
 # The memory that CUDA and its libraries use beside a program's data. On an H100 with driver 580.159.04, they

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from imagematrix.launcher.docker.options import RunArgs
 
-__all__ = ["UserGpus", "expand_variable", "find_gpus_in_api_options", "find_user_gpus"]
-
 
 class UserGpus(Record):
     """GPUs that a container gets through the user's own options; `named` if the options name each of them.

@@ -14,8 +14,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.images.engine.transport import Transport
 
-__all__ = ["require_unpackable"]
-
 
 def require_unpackable(reference: str, over: Transport | None = None) -> None:
     """Raise EngineError if the engine cannot unpack the image that it is to pull, by tag, digest or both.

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     Verdict = tuple[str, str, str | None]  # severity, observation, remedy
     Verdicts = Iterator[Verdict]
 
-__all__ = ["CHECKS", "SCHEMA", "Finding", "make_doctor_document", "run_checks"]
-
 SCHEMA = "imagematrix.doctor/v1"
 DRIVER_FILE = re.compile(r"/lib(cuda|nvidia-[a-z-]+|nvcuvid)\.so", re.ASCII)
 DRIVER_FOLDERS = ("/usr", "/usr/lib", "/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu")

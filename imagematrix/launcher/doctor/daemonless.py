@@ -19,8 +19,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DaemonlessFacts", "gather_daemonless_facts"]
-
 PIPE = 1 << 16  # bytes of an answer
 
 

@@ -9,8 +9,6 @@ from imagematrix.errors import EngineError, UnknownImageError
 from imagematrix.hardware.vendors.user_mode import parse_file_name
 from imagematrix.images.engine import system
 
-__all__ = ["find_libcudas"]
-
 ABSENT = ("no such image", "image not known")  # messages of Docker and Podman
 
 

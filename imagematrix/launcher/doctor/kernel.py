@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Host
 
-__all__ = ["KernelFacts", "read_kernel_facts"]
-
 KMSG = "dev/kmsg"
 LOG_LIMIT = 100_000  # messages; a kernel's buffer seldom has a tenth of this
 MESSAGE = 8192  # bytes, the maximum of one read of /dev/kmsg

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     Remedied = tuple[tuple[str, str], ...]  # problems, each with its remedy
 
-__all__ = ["EngineFacts", "ImageFacts", "NodeFacts", "gather_facts", "make_saved_facts"]
-
 MODULES = "/proc/modules"
 
 

@@ -27,14 +27,6 @@ if TYPE_CHECKING:
     from imagematrix.launcher.gpu_claims.locks import Locks
     from imagematrix.launcher.gpu_claims.usage import Consumer, Usage
 
-__all__ = [
-    "ContainerLease",
-    "ContainerLeases",
-    "compute_lease_usage",
-    "find_live_leases",
-    "hold_container_lease",
-]
-
 PREFIX = "container-"
 ContainerLeases = list[tuple["ContainerLease", "Holder"]]
 

@@ -22,19 +22,6 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Gpu
     from imagematrix.launcher.gpu_claims.usage import Usage
 
-__all__ = [
-    "CDI",
-    "CDI_KIND",
-    "GPUS",
-    "LEASE",
-    "VISIBLE",
-    "VRAM",
-    "WHOLE",
-    "compute_container_usage",
-    "find_gpu_keys",
-    "read_minor",
-]
-
 # Labels: VRAM is the share of each GPU that a container declares, in MiB or WHOLE; LEASE is the lease under
 # which it was started. A launch always sets VRAM, so that a label of the image never takes effect.
 VRAM = "io.imagematrix.vram"

@@ -44,16 +44,6 @@ if TYPE_CHECKING:
 
     Faults = Callable[[tuple[Gpu, ...]], Mapping[Gpu, str]]
 
-__all__ = [
-    "Claim",
-    "Slot",
-    "adopt_scheduler_gpus",
-    "claim_gpus",
-    "count_reserved",
-    "find_unreserved",
-    "rank_slots",
-]
-
 POLL_S = 1.0  # seconds between the attempts of a waiting launch; each surveys the node
 
 

@@ -24,15 +24,6 @@ if TYPE_CHECKING:
     from imagematrix.launcher.gpu_claims.locks import Locks
     from imagematrix.launcher.gpu_claims.usage import Usage
 
-__all__ = [
-    "GpuGrant",
-    "compute_grant_usage",
-    "find_grant",
-    "remove_grant",
-    "remove_stale_grants",
-    "write_grant",
-]
-
 PREFIX = "grant-"  # of the files
 ROOT = 0
 

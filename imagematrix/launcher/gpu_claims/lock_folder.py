@@ -20,8 +20,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["require_shared"]
-
 INIT = 1  # the first process of this PID namespace
 MOUNTED = "bind"
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
     from typing import Self
 
-__all__ = ["NAMED", "SHARED", "LockFile", "Locks", "inherit_locks", "locate_locks", "release_locks"]
-
 SHARED = "/run/lock/imagematrix"
 NAMED = "IMAGEMATRIX_LOCKS"  # the variable that names another folder
 WORLD_MODE = 0o1777  # any user may write, and remove only their own files

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from imagematrix.launcher.gpu_claims.report import GpuStatus
 
-__all__ = ["format_metrics"]
-
 MIB = 1024**2
 LABELS = ("gpu", "uuid", "name", "profile")
 # Unknown values have no sample.

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu
 
-__all__ = ["find_other_containers"]
-
 ENTRIES = 4096  # of one folder; what is beyond was not put there by an engine
 
 

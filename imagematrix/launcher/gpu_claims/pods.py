@@ -21,17 +21,6 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Gpu
     from imagematrix.launcher.gpu_claims.usage import Usage
 
-__all__ = [
-    "GIB",
-    "SHARE",
-    "VRAM",
-    "check_access",
-    "compute_pod_usage",
-    "find_socket",
-    "format_denied",
-    "parse_uuids",
-]
-
 VRAM = "imagematrix.io/vram-gib"  # the resource of shares
 CHECK = "check `systemctl status kubelet`; if this node has no kubelet any more, remove the socket"
 GIB = 1024  # MiB

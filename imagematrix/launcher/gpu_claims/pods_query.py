@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import sys
 
-__all__ = ["main", "query_kubelet"]
-
 ANSWER_S = 5.0  # less than TIMEOUT_S of `pods`, so that kubelet is blamed, and not this process
 
 

@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.nvml import Nvml, Process
     from imagematrix.launcher.gpu_claims.usage import Usage
 
-__all__ = [
-    "CONTAINER",
-    "MAJOR",
-    "compute_open_node_usage",
-    "compute_process_usage",
-    "describe_process",
-    "find_container_ids",
-    "is_in_pod",
-    "read_cgroup",
-    "read_proc_lines",
-]
-
 MAJOR = 195  # of /dev/nvidia*: see the kernel's list of device numbers (admin-guide/devices.txt)
 # The id in the cgroup names of any engine: docker-ID.scope, libpod-ID.scope, /docker/ID.
 CONTAINER = re.compile(r"[0-9a-f]{64}")

@@ -18,8 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.launcher.gpu_claims.locks import Locks
 
-__all__ = ["Queue", "Ticket"]
-
 TICKET = "wait-"
 DIGITS = 18  # tickets have no longer numbers
 STALE_S = 60.0  # with many launches in the queue, a launch waits seconds for its turn

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.nvml import Nvml, NvmlGpu
     from imagematrix.launcher.gpu_claims.usage import Consumer, Usage
 
-__all__ = ["SCHEMA", "GpuStatus", "list_statuses", "make_gpus_document"]
-
 SCHEMA = "imagematrix.gpus/v1"
 
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Gpu
     from imagematrix.launcher.gpu_claims.usage import Consumer
 
-__all__ = ["MPS", "compute_remaining", "parse_mib", "select_counted"]
-
 MPS = "nvidia-cuda-mps"  # nvidia-cuda-mps-server and -control, cut to the 15 characters of /proc/PID/comm
 
 

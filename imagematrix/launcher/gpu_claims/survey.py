@@ -30,23 +30,6 @@ if TYPE_CHECKING:
     from imagematrix.launcher.gpu_claims.container_leases import ContainerLeases
     from imagematrix.launcher.gpu_claims.usage import Usage
 
-__all__ = [
-    "SHARE",
-    "compute_locked_usage",
-    "is_lease_live",
-    "list_running_containers",
-    "make_lease_check",
-    "query_nvml",
-    "survey_containers",
-    "survey_node",
-    "survey_node_leases",
-    "survey_open_outside_pods",
-    "survey_outside_pods",
-    "survey_quickly",
-    "survey_usage",
-    "survey_without_daemon",
-]
-
 PODS = "kubepods"  # in the names of the cgroups of pods
 # Prefix of the locks that are leases of a share: the file contains the MiB and the keys of the GPUs.
 SHARE = "share-"

@@ -15,16 +15,6 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu
 
-__all__ = [
-    "Consumer",
-    "Usage",
-    "find_consumers",
-    "format_mig_key",
-    "has_overlap",
-    "list_lock_names",
-    "merge_usages",
-]
-
 Usage = dict[str, tuple["Consumer", ...]]
 
 

@@ -16,15 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-__all__ = [
-    "SOCKET_PATH",
-    "make_handler",
-    "run_periodically",
-    "run_together",
-    "run_until_signal",
-    "start_server",
-]
-
 SOCKET_PATH = 107  # bytes without the terminating zero: sun_path, unix(7)
 
 

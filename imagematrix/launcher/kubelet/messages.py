@@ -17,17 +17,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = [
-    "DEVICE_PLUGIN",
-    "DRA_PLUGIN",
-    "PLUGIN_REGISTRATION",
-    "PODS",
-    "REGISTRATION",
-    "VERSION",
-    "load_message",
-    "make_call",
-]
-
 VERSION = "v1beta1"
 REGISTRATION, DEVICE_PLUGIN = "v1beta1.Registration", "v1beta1.DevicePlugin"
 PODS = "v1.PodResourcesLister"

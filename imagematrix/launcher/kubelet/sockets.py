@@ -16,21 +16,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = [
-    "DEVICE_PLUGINS",
-    "OURS",
-    "PLUGINS",
-    "POD_RESOURCES",
-    "REGISTRY",
-    "ROOT_DIR",
-    "SOCKET",
-    "find_answering_socket",
-    "find_root_dir",
-    "locate_dra_socket",
-    "locate_pods_socket",
-    "locate_registration_socket",
-]
-
 ROOT_DIR = "/var/lib/kubelet"  # the default of kubelet's --root-dir
 DEVICE_PLUGINS = "/var/lib/kubelet/device-plugins"
 POD_RESOURCES = "pod-resources"  # a folder in the root directory

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.fleet.coverage import Coverage, Service
     from imagematrix.selection.fleet.hardware_kinds import HardwareKind
 
-__all__ = ["Chart", "ChartCell", "ChartColumn", "ChartRow", "make_chart"]
-
 CELLS = 10_000  # of the table; with more, browsers get slow, and nobody finds anything
 COLUMNS = 100  # with more variants, those that fit no host are omitted
 

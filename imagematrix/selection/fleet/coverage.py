@@ -24,18 +24,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.fleet.variant_limit import LimitedChoice
     from imagematrix.selection.query import Where
 
-__all__ = [
-    "SCHEMA",
-    "Coverage",
-    "LimitedVariants",
-    "Service",
-    "SmallestSet",
-    "UnservedHosts",
-    "Upgrade",
-    "compute_coverage",
-    "with_limit",
-]
-
 SCHEMA = "imagematrix.coverage/v1"
 
 

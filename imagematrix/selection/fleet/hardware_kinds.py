@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     Answer = Selection | UsageError  # what `explain` returns or raises
 
-__all__ = ["HardwareKind", "get_miss", "group_by_hardware"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HardwareKind:

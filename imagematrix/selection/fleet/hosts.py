@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     Kind = tuple[Host | None, tuple[str | int, ...]]
 
-__all__ = ["STREAM", "HostReader", "load_hosts"]
-
 STREAM = Path("-")
 STREAM_NAME = "stdin"
 SUFFIX = ".json"

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.decision import Decision
     from imagematrix.selection.selection_target import Target
 
-__all__ = ["LOSSES", "LossCounts", "measure_losses"]
-
 # The headings of the losses in tables, by their fields.
 LOSSES = {
     "left_out": "left out",

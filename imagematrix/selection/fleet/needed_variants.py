@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.fleet.unserved_hosts import UnservedHosts
     from imagematrix.selection.fleet.variant_limit import HostDemand, LimitedChoice
 
-__all__ = ["NeededVariants", "find_needed_variants", "group_hosts_by_choice"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeededVariants:

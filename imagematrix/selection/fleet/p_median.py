@@ -15,8 +15,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-__all__ = ["WORK", "Median", "find_median"]
-
 WORK = 10_000_000  # costs looked at, a few seconds
 FIRST_ROUNDS = 100  # of improving the bound, before the first branch
 ROUNDS = 12  # at each branch

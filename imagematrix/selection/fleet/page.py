@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from os.path import commonprefix
 
-from imagematrix.common.text import visible
 from imagematrix.common.units import format_megabytes
+from imagematrix.errors import sanitize_text
 from imagematrix.selection.fleet.chart import CELLS, make_chart
 from imagematrix.selection.fleet.loss import LOSSES
 from imagematrix.selection.fleet.upgrade import Loss
@@ -18,12 +18,11 @@ if TYPE_CHECKING:
 
     from jinja2 import Template
 
-    from imagematrix.selection.fleet.coverage import Coverage, UnservedHosts
+    from imagematrix.selection.fleet.coverage import Coverage
     from imagematrix.selection.fleet.staleness import StalenessFinding
     from imagematrix.selection.fleet.storage import Storage
+    from imagematrix.selection.fleet.unserved_hosts import UnservedHosts
     from imagematrix.selection.miss import Miss
-
-__all__ = ["render_page"]
 
 TEMPLATE = "page.html"
 LISTED = 40  # reasons or changes in a list, which then says how many were omitted
@@ -124,7 +123,7 @@ def _sanitize_text(value: object) -> object:
     """Return text of others without control characters, and not longer than a reader can use."""
     if type(value) is not str:  # a number, or HTML of a macro
         return value
-    return visible(value if len(value) <= LONGEST else f"{value[:LONGEST]}\N{HORIZONTAL ELLIPSIS}")
+    return sanitize_text(value if len(value) <= LONGEST else f"{value[:LONGEST]}\N{HORIZONTAL ELLIPSIS}")
 
 
 def _join_first_names(names: Sequence[str], most: int = NAMED) -> tuple[Sequence[str], int]:

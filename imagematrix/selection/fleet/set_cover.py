@@ -14,8 +14,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["WORK", "Cover", "find_cover"]
-
 WORK = 10_000_000  # comparisons of sets, a few seconds
 DEEPEST = 400  # members, which is the depth of the recursion
 

@@ -10,8 +10,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["StalenessFinding", "load_findings"]
-
 SCHEMA = "imagematrix.outdated/v1"
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from imagematrix.images.catalog.catalog import Catalog
 
-__all__ = ["Storage", "load_storage"]
-
 SCHEMA = "imagematrix.sizes/v1"
 
 

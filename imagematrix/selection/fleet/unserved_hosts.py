@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from imagematrix.selection.miss import Miss
 
-__all__ = ["UnservedHosts", "group_unserved"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnservedHosts:

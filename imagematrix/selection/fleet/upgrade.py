@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.fleet.hardware_kinds import Answer, HardwareKind
     from imagematrix.selection.miss import Miss
 
-__all__ = ["Change", "Loss", "Upgrade", "compute_upgrade", "parse_upgrades"]
-
 AHEAD = 200  # branches after the newest known one, some four years of them
 
 

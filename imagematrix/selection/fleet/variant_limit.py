@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.decision import Decision
     from imagematrix.selection.fleet.p_median import Median
 
-__all__ = ["HostDemand", "LimitedChoice", "choose_at_most", "choose_for_each_number", "make_demand"]
-
 SMALL = 20  # numbers of variants of which each is tried
 
 

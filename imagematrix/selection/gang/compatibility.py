@@ -21,15 +21,6 @@ if TYPE_CHECKING:
 
     Alike = str | Sequence[str] | None  # "cuda,nccl", or a list of such names
 
-__all__ = [
-    "CUDA",
-    "USUAL",
-    "count_unknown_versions",
-    "describe_shared_libraries",
-    "make_compatibility_key",
-    "parse_alike",
-]
-
 CUDA = "cuda"
 USUAL = (CUDA, "nccl", "mpi", "torch")  # what ranks on several nodes share, if nobody says otherwise
 # Names that are right even if no variant has such a library. Any other is most likely misspelt.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Catalog, Variant
     from imagematrix.selection.rule import RuleResult
 
-__all__ = ["SCHEMA", "ExcludedHosts", "Gang", "GangMember", "NothingFitsAll"]
-
 SCHEMA = "imagematrix.gang/v1"
 SHOWN = 20  # reasons in a message
 NAMED = 4  # hosts that a reason names

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     Positions = tuple[int, ...]  # of GPUs in a Choice
 
-__all__ = ["select_gang"]
-
 SHOWN = 20  # hosts that a message lists
 WHOM = "all hosts"
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     Condition = tuple[tuple[str, Any], ...]  # fields of a Need
     Row = tuple[int, ...]  # of a node in a table: the value classes of NODE_FACTS
 
-__all__ = ["find_alternatives"]
-
 ACCELERATORS, KIND, DIFFERS = NODE_FACTS = ("accelerators", "driver.kind", "driver.user_mode_differs")
 VERSION, LAST_BRANCH = "driver.version", "gpus.last_branch"
 LISTED = {"ok", "vgpu"}  # the states of GPUs that NVIDIA's software lists

@@ -32,20 +32,6 @@ if TYPE_CHECKING:
             """Return the representatives of the sample's equivalence class under the rules' comparisons."""
 
 
-__all__ = [
-    "BRANCHES",
-    "COMPUTES",
-    "NEWEST",
-    "TOP",
-    "UNKNOWN_COMPUTE",
-    "NameScale",
-    "NumberScale",
-    "TruthScale",
-    "ValueClass",
-    "VersionScale",
-    "Vocabulary",
-]
-
 TOP = 999  # the greatest possible capability, times ten
 OLDEST: Version = (100, 0)  # lower versions are Tegra drivers, which are compared only as strings
 LEAST, PARTS = 2, 4  # numbers in a driver version

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from imagematrix.selection.needs.verdicts import AppliedRule, Scope
 
-__all__ = ["FlagCondition", "combine_conditions", "find_flag_conditions"]
-
 TABLE = 8  # most flags to evaluate in all combinations
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     Box = tuple[frozenset[int], ...]  # a set of values for each fact
     Key = TypeVar("Key", bound=Hashable)
 
-__all__ = ["Grid", "find_hyperrectangles", "find_intervals"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Grid:

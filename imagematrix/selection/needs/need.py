@@ -8,8 +8,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     Version = tuple[int, ...]
 
-__all__ = ["Need"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.needs.equivalence import Vocabulary
     from imagematrix.selection.needs.need import Need
 
-__all__ = ["derive_needs"]
-
 
 def derive_needs(
     variant: Variant, vocabulary: Vocabulary, *, allow_cpu: bool = False, listed: bool = False

@@ -26,20 +26,6 @@ if TYPE_CHECKING:
 
     Seen = tuple[tuple[str, tuple[Hashable, ...]], ...]  # facts, each with the values that stand for all
 
-__all__ = [
-    "ARCH",
-    "DRIVER",
-    "FLAGS",
-    "GPUS",
-    "AppliedRule",
-    "Judge",
-    "JudgedGrid",
-    "Scope",
-    "UnsupportedConditionError",
-    "find_applied_rules",
-    "get_judge",
-]
-
 ARCH, FLAGS = "arch", "cpu.flags"
 CPU, DRIVER, GPUS = "cpu.", "driver.", "gpus."
 

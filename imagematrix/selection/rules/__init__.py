@@ -13,8 +13,6 @@ from imagematrix.selection.rules import (
     platform,
 )
 
-__all__ = ["RULES"]
-
 # `platform` has to be the first: see `Index.nearest`. Of the others, the last ones count most for what is
 # nearest (`_distances` in `candidate`), so those about hardware follow those about drivers.
 RULES = (

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.rule import Distance, Reason, Thresholds
     from imagematrix.selection.selection_target import Target
 
-__all__ = ["RULE", "get_needed_flags", "need"]
-
 NONE = "none"  # in place of a list of flags on the command line
 KEPT = 1024  # sets of needed flags: a catalog has one for each march
 

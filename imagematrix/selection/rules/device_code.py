@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.rule import Distance, Reason, Thresholds
     from imagematrix.selection.selection_target import Target
 
-__all__ = ["RULE", "get_served_targets", "has_partial_code", "need", "rate_code"]
-
 CUBIN, PTX = 0, 1
 REST = "the others do not suffice: they are of libraries linked into it, or have only PTX"
 LOOSE = ".cubin"  # the end of the name of a file that is a cubin

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.rule import Distance, Reason, Thresholds
     from imagematrix.selection.selection_target import Target
 
-__all__ = ["RULE"]
-
 
 def need(variant: Variant) -> Hashable:
     """Return the cuda-compat, or None."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.rule import Distance, Reason, Thresholds
     from imagematrix.selection.selection_target import Target
 
-__all__ = ["RULE"]
-
 
 def need(variant: Variant) -> Hashable:
     """Return the CUDA release and the driver to run it as the variant states it, or None if CPU-only."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.rule import Distance, Reason, Thresholds
     from imagematrix.selection.selection_target import Target
 
-__all__ = ["RULE"]
-
 SAME = "use a variant and a kernel module with the same driver version"
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.rule import Distance, Reason, Thresholds
     from imagematrix.selection.selection_target import Target
 
-__all__ = ["RULE"]
-
 
 def need(variant: Variant) -> tuple[int, bool] | tuple[()] | None:
     """Return the branch of the user-mode driver and whether it is Tegra's (nothing if it is the node's).

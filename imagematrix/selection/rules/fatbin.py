@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.rule import Distance, Reason, Thresholds
     from imagematrix.selection.selection_target import Target
 
-__all__ = ["RULE"]
-
 
 def need(variant: Variant) -> Hashable:
     """Return the driver to read compressed device code, or None if none is compressed."""

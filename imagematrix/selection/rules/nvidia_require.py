@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.rule import Distance, Reason, Thresholds
     from imagematrix.selection.selection_target import Target
 
-__all__ = ["RULE"]
-
 FACTS = {"cuda": "driver.version", "driver": "driver.version", "arch": "gpus.compute", "brand": "gpus.brand"}
 
 

@@ -14,8 +14,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Arm"]
-
 WORD = 4  # bytes
 # Mask, value and flag; the first row that matches a word decides. Hints (pointer authentication, branch
 # targets) run on every CPU.

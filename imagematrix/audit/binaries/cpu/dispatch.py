@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.binaries.elf import Elf
     from imagematrix.audit.binaries.window import Window
 
-__all__ = ["find_dispatch_signs", "is_cpu_specific_file", "is_cpu_specific_name"]
-
 # Names of CPUs, of their instruction sets and registers, as in foo.avx2, foo_HASWELL, N_AVX512_SKX,
 # libggml-cpu-haswell.so.
 FLAVOUR = re.compile(

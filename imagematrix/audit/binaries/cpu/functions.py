@@ -21,21 +21,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.binaries.elf import Elf, Section
     from imagematrix.audit.binaries.window import Window
 
-__all__ = [
-    "GLOBAL",
-    "HIDDEN",
-    "IFUNC",
-    "UNDEFINED",
-    "Body",
-    "Symbol",
-    "Text",
-    "list_always_run",
-    "list_exported",
-    "list_functions",
-    "list_names",
-    "list_symbols",
-]
-
 MOST = 2_000_000  # functions of a file, some of them twice
 RUN = 1 << 16  # functions to sort at a time
 SIZE_BITS = 24  # an address and a size fit into 64 bits

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.binaries.elf import Elf
     from imagematrix.audit.binaries.window import Window
 
-__all__ = ["find_go_flags"]
-
 SECTION = ".go.buildinfo"
 MAGIC = b"\xff Go buildinf:"
 LARGEST = 1 << 20  # bytes of a section: a line for each module of the program

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     # Starts to scan a file, and returns a function that waits for the result; see `scan_file`.
     StartScan = Callable[[str, Elf, Window], Callable[[], HostCode]]
 
-__all__ = ["Decoder", "is_decodable", "list_code_sections", "scan_file", "scan_later"]
-
 FEWEST = 20  # functions for which a compiler had the choice; fewer are no evidence
 NEARLY_ALL = 0.8  # of these functions
 LARGER_PART = 0.5

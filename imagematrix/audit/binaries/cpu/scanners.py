@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.binaries.elf import Elf
     from imagematrix.audit.binaries.host_code import HostCode
 
-__all__ = ["Scanners", "main"]
-
 LARGE = 8 << 20  # bytes of code, which take longer to decode than a process takes to start
 MOST = 8  # scanners: this process reads layers no faster than they scan
 PATIENCE = 60  # seconds until a process has to be ready

@@ -14,8 +14,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["X86"]
-
 ARCH = "x86_64"
 BITS = 64
 # iced's names of features whose names in Linux differ in more than case.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["COMMANDS"]
-
 COMMANDS = (
     *("job", "deployment", "daemonset", "jobset", "leaderworkerset"),
     *("prepull", "flavors", "policy", "compatibility", "install", "chart"),

@@ -11,8 +11,6 @@ from imagematrix.cli.shared.output import print_info, report_write_errors
 from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
 
-__all__ = ["command"]
-
 
 def command(
     output: Annotated[

@@ -6,8 +6,6 @@ from imagematrix.cli.kubernetes.options import load_narrowed_catalog
 from imagematrix.cli.kubernetes.render.options import print_manifests
 from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Policy, Where
 
-__all__ = ["command"]
-
 
 def command(
     image: Image,

@@ -7,8 +7,6 @@ from imagematrix.cli.kubernetes.render.options import Arguments, Only, PullSecre
 from imagematrix.cli.kubernetes.render.workload import NVIDIA, PodGpus, Resource, print_workload
 from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Policy, Where
 
-__all__ = ["command"]
-
 
 def command(
     image: Image,

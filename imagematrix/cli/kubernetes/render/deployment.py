@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from imagematrix.cli.kubernetes.render.workload import make_counted_command
 
-__all__ = ["command"]
-
 command = make_counted_command(
     "deployment", "Write a Deployment for each class, or for those that --class names."
 )

@@ -6,8 +6,6 @@ from imagematrix.cli.kubernetes.options import Nodes, load_classes
 from imagematrix.cli.kubernetes.render.options import Only, print_manifests
 from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Policy, Where
 
-__all__ = ["command"]
-
 
 def command(
     image: Image,

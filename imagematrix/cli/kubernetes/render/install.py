@@ -21,8 +21,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.install.upgrade import Resource
 
-__all__ = ["command"]
-
 WORD = re.compile("[A-Za-z0-9][-.A-Za-z0-9]*", re.ASCII)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from imagematrix.cli.kubernetes.render.workload import make_counted_command
 
-__all__ = ["command"]
-
 command = make_counted_command(
     "jobset",
     "Write a JobSet, with one image for all ranks of all or some classes.",

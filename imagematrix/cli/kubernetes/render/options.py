@@ -17,17 +17,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.client.objects import Manifest
     from imagematrix.integrations.kubernetes.nodes.classes import Classes, NodeClass
 
-__all__ = [
-    "Arguments",
-    "Only",
-    "PullSecret",
-    "WorkloadName",
-    "make_default_name",
-    "print_manifests",
-    "require_registry",
-    "warn_of_omitted",
-]
-
 SHOWN = 4  # classes that a warning names
 
 Arguments = Annotated[

@@ -11,8 +11,6 @@ from imagematrix.cli.kubernetes.render.options import make_default_name, print_m
 from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Policy, Where
 from imagematrix.cli.shared.output import warn
 
-__all__ = ["command"]
-
 SHOWN = 3  # labels that a warning names
 
 

@@ -17,8 +17,6 @@ from imagematrix.cli.kubernetes.render.options import (
 )
 from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Policy, Where
 
-__all__ = ["command"]
-
 SUFFIX = "-prepull"
 LONGEST = 63
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["NVIDIA", "PodGpus", "Resource", "make_counted_command", "print_workload"]
-
 PodGpus = Annotated[int | None, typer.Option("--gpus", min=1, metavar="N", help="GPUs for each pod.")]
 Resource = Annotated[
     str, typer.Option("--resource", metavar="NAME", help="The cluster's resource name for GPUs.")

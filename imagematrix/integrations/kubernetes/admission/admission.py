@@ -35,26 +35,6 @@ if TYPE_CHECKING:
     # The pod is too large to look at; it matches no class; no image fits; it needs several images.
     Cause = Literal["wide", "nowhere", "nothing", "several"]
 
-__all__ = [
-    "ABSENT",
-    "LISTS",
-    "NODE",
-    "NODE_TERMS",
-    "NOWHERE",
-    "OPERATIONS",
-    "REQUIREMENTS",
-    "SHOWN",
-    "UNPLACED",
-    "WANTED",
-    "WIDE",
-    "WIDEST",
-    "Admission",
-    "AdmissionPolicy",
-    "PodClass",
-    "admit",
-    "make_policy",
-]
-
 LISTS = ("initContainers", "containers", "ephemeralContainers")
 # The requests by which a pod gets images, by what they are about. No other sets one: `binding`, `resize` and
 # `status` leave images and affinity alone.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.nodes.nodes import ClusterNode
     from imagematrix.selection.query import Where
 
-__all__ = ["ClusterPolicy", "make_cluster_policy"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClusterPolicy:

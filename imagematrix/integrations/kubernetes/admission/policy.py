@@ -35,16 +35,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.admission.admission import AdmissionPolicy, PodClass
     from imagematrix.integrations.kubernetes.client.objects import Manifest
 
-__all__ = [
-    "API",
-    "make_mutation",
-    "make_policy_objects",
-    "make_refusal",
-    "make_rules",
-    "make_use_condition",
-    "make_variables",
-]
-
 API = "admissionregistration.k8s.io/v1"
 LONGEST = 90_000  # characters of an expression; the API server accepts 100,000
 NAME, IMAGE, NODES = "!name", "!image", "!nodes"  # keys besides labels, none of which begins with "!"

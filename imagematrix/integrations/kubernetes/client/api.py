@@ -26,17 +26,6 @@ if TYPE_CHECKING:
 
     Failed = Callable[[ImagematrixError], None]
 
-__all__ = [
-    "ApiServer",
-    "Collection",
-    "ConflictError",
-    "NotFoundError",
-    "find_cluster_api",
-    "read_namespace",
-    "send_request",
-    "watch_collection",
-]
-
 T = TypeVar("T")
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")

@@ -18,8 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["load_kubeconfig"]
-
 REMEDY = "give one with tokenFile, or client-certificate and client-key, such as /etc/kubernetes/kubelet.conf"
 
 

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     Manifest = dict[str, Any]
 
-__all__ = ["DNS_LABEL", "make_manifest"]
-
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     import yaml
 
-__all__ = ["dump_yaml", "is_plain", "load_yaml"]
-
 WIDTH = 110
 # No number, date or special value begins with a letter or a slash. A colon at the end would make a key.
 PLAIN = re.compile(r"[A-Za-z/](?:[-A-Za-z0-9_./:@]*[A-Za-z0-9_/])?", re.ASCII)

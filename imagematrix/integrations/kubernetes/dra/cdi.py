@@ -17,19 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
 
-__all__ = [
-    "FOLDER",
-    "KIND",
-    "get_spec_path",
-    "list_device_nodes",
-    "list_prepared_claims",
-    "make_claim_spec",
-    "make_device_id",
-    "make_device_name",
-    "read_spec",
-    "remove_drafts",
-]
-
 FOLDER = Path("/var/run/cdi")
 KIND = "imagematrix.io/claim"
 PREFIX, SUFFIX = f"{KIND.replace('/', '-')}_", ".json"

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.dra.resource_claims import ClaimReference
     from imagematrix.launcher.gpu_claims.usage import Usage
 
-__all__ = ["ClaimLedger", "find_used_units"]
-
 KIND = " (claim)"  # after the name of a claim, where it is a user of a GPU
 
 

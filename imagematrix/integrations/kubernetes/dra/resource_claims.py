@@ -17,8 +17,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.common.json_documents import Fields
 
-__all__ = ["UID", "AllocatedDevice", "ClaimError", "ClaimReference", "list_allocated_devices"]
-
 UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 NAME = re.compile(rf"{DNS_LABEL.pattern}(?:\.{DNS_LABEL.pattern})*", re.ASCII)
 

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.dra.resource_claims import AllocatedDevice
     from imagematrix.launcher.gpu_claims.usage import Usage
 
-__all__ = ["DraDriver", "DriverSettings", "DriverTimes", "serve"]
-
 TYPE = "DRAPlugin"
 SERVICES = (
     "v1.DRAPlugin",

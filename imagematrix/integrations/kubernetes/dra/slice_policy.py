@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from imagematrix.integrations.kubernetes.client.objects import Manifest
 
-__all__ = ["make_slice_policy"]
-
 ADMISSION = "admissionregistration.k8s.io/v1"
 NODE = json.dumps("authentication.kubernetes.io/node-name")
 EXTRA = "request.userInfo.extra"

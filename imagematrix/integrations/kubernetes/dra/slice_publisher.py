@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.client.api import ApiServer
     from imagematrix.integrations.kubernetes.dra.slices import Device
 
-__all__ = ["SlicePublisher"]
-
 PAUSE_S, LONGEST_S = 1.0, 30.0  # before a retry; each pause is twice as long as the last
 
 

@@ -27,25 +27,6 @@ if TYPE_CHECKING:
 
     Device = dict[str, Any]
 
-__all__ = [
-    "API",
-    "ATTRIBUTES",
-    "DRIVER",
-    "GPU",
-    "MIG",
-    "NODE_NAME",
-    "SLICES",
-    "SlicePlan",
-    "StoredSlice",
-    "make_devices",
-    "make_query",
-    "make_slice",
-    "make_slice_name",
-    "name_devices",
-    "plan_requests",
-    "split_devices",
-]
-
 API = "resource.k8s.io/v1"
 SLICES = f"/apis/{API}/resourceslices"
 DRIVER = "gpu.imagematrix.io"

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     ]
     Problem = tuple[Cause | None, str, str | None]  # with the sentence, and what to do about it
 
-__all__ = ["CAUSES", "SCHEMA", "ClassVerdict", "Explanation", "explain_pod", "make_pending_document"]
-
 SCHEMA = "imagematrix.pending/v1"
 CAUSES: Mapping[str, Cause] = {
     "wide": "ImageUndecided",

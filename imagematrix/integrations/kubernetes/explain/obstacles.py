@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.explain.pod import Pod
     from imagematrix.integrations.kubernetes.nodes.nodes import ClusterNode, Taint
 
-__all__ = ["Obstacle", "Obstacles", "count_obstacles", "find_obstacles"]
-
 REPELLING = ("NoSchedule", "NoExecute")  # effects of taints that keep a pod off; the others are a preference
 CORDONED = "node.kubernetes.io/unschedulable"
 TERMS = 3  # terms of an affinity that a reason names

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     Json = Mapping[str, Any]
 
-__all__ = ["Pod", "parse_pod", "reduce_pod"]
-
 UNNAMED = "(no name yet)"
 MATCHES = ("matchExpressions", "matchFields")
 

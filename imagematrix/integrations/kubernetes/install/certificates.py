@@ -18,16 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = [
-    "VALID",
-    "Tls",
-    "get_end_of_trust",
-    "load_certificate",
-    "make_certificate",
-    "merge_authorities",
-    "require_valid_certificate",
-]
-
 VALID = dt.timedelta(days=365)
 SKEW = dt.timedelta(hours=1)  # greatest difference between the clocks of a cluster
 LONGEST = 1 << 20  # bytes to read from a file

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.client.objects import Manifest
     from imagematrix.integrations.kubernetes.install.certificates import Tls
 
-__all__ = ["HOOK", "NAME", "Installation", "make_manifests", "make_service_names"]
-
 NAME = "imagematrix-webhook"
 LABELLER, PLUGIN = "imagematrix-labels", "imagematrix-device-plugin"
 DRA = "imagematrix-dra-driver"

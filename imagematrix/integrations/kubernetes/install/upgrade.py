@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-__all__ = ["LEFT", "PreviousInstallation", "Resource", "read_installation", "renew_certificate"]
-
 LEFT = dt.timedelta(days=60)  # before its end, at which a certificate is replaced
 WRITTEN = "give the manifests that installed it, or `kubectl get -o yaml` of its Secret and its configuration"
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.miss import Miss
     from imagematrix.selection.query import Where
 
-__all__ = ["SCHEMA", "Classes", "NodeClass", "classify_nodes", "split_by_label"]
-
 SCHEMA = "imagematrix.classes/v1"
 STALE = "a node's label imagematrix.io/class does not match its other labels: label it again"
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from collections.abc import Set as AbstractSet
 
-__all__ = ["expand_flags", "get_nfd_names", "get_proving_flags"]
-
 ARM = "aarch64"
 # Names that differ from the kernel's flags by more than case and underscores.
 OTHERS = {

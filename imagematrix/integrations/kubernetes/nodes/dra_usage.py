@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     Pool = tuple[str, str]  # a driver and the name of its pool
 
-__all__ = ["DraUnits", "count_units", "count_waiting", "get_allocation", "list_claims"]
-
 DRIVERS = re.compile(r"gpu\.(imagematrix\.io|nvidia\.com|amd\.com|intel\.com)", re.ASCII)
 # The classes of devices that these drivers install, such as mig.nvidia.com.
 CLASSES = re.compile(rf"(?:gpu|mig|vfio\.gpu){DRIVERS.pattern.removeprefix('gpu')}", re.ASCII)

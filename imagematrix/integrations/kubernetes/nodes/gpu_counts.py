@@ -24,20 +24,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.nodes.dra_usage import DraUnits
     from imagematrix.integrations.kubernetes.nodes.nodes import ClusterNode
 
-__all__ = [
-    "SCHEMA",
-    "Cluster",
-    "ClusterLists",
-    "Count",
-    "NodeCounts",
-    "Pending",
-    "count_gpus",
-    "count_requested",
-    "count_used",
-    "select_gpu_quantities",
-    "split_by_kind",
-]
-
 SCHEMA = "imagematrix.kubernetes-gpus/v1"
 OBJECTS = "kubectl get nodes,pods -A -o json"
 CLAIMING = "kubectl get nodes,pods,resourceslices,resourceclaims -A -o json"

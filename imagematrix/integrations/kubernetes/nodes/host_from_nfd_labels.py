@@ -21,22 +21,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = [
-    "ARCH",
-    "CPUID",
-    "DRIVER_FULL",
-    "DRIVER_MAJOR",
-    "DRIVER_MINOR",
-    "DRIVER_REVISION",
-    "GPU_COUNT",
-    "MAJOR",
-    "MINOR",
-    "SYSTEM",
-    "VGPU",
-    "list_accelerator_resources",
-    "read_nfd_labels",
-]
-
 ARCH, SYSTEM = "kubernetes.io/arch", "kubernetes.io/os"
 CPUID = "feature.node.kubernetes.io/cpu-cpuid."
 VENDOR = "feature.node.kubernetes.io/cpu-model.vendor_id"

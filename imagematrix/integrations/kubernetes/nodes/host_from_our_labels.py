@@ -14,8 +14,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["GPUS", "read_our_labels"]
-
 SOURCE = "labels"
 ANOTHER = "another version"  # of the user-mode driver: the label does not have it
 GPUS = 1_024  # limit for the GPUs of one node; greater counts in labels are cut to it

@@ -32,24 +32,6 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu, Host
 
-__all__ = [
-    "BRANDS",
-    "KINDS",
-    "SCHEMA",
-    "STATES",
-    "VOCABULARY",
-    "get_flag_vocabulary",
-    "is_valid_value",
-    "make_class_name",
-    "make_document",
-    "make_feature_file",
-    "make_kubectl_command",
-    "make_label_value",
-    "make_labels",
-    "rank_version",
-    "restore_spaces",
-]
-
 SCHEMA = "imagematrix.labels/v1"
 PREFIX = "imagematrix.io/"
 ARCH = f"{PREFIX}arch"

@@ -28,19 +28,6 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Host
 
-__all__ = [
-    "STREAM",
-    "ClusterNode",
-    "Taint",
-    "describe_nodes",
-    "list_objects",
-    "load_nodes",
-    "make_host",
-    "name_file",
-    "parse_nodes",
-    "read_json",
-]
-
 STREAM = "-"
 LISTS = ("List", "NodeList", "PodList", "ResourceClaimList", "ResourceSliceList")
 PREFIX = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9.]*[a-z0-9])?", re.ASCII)  # of a label's key

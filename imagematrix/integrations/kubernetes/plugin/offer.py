@@ -26,21 +26,6 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Gpu, Host
     from imagematrix.launcher.gpu_claims.usage import Usage
 
-__all__ = [
-    "GPU",
-    "KINDS",
-    "VRAM",
-    "Allocation",
-    "AllocationError",
-    "DeviceOffer",
-    "allocate_devices",
-    "choose_preferred",
-    "find_held_units",
-    "find_users",
-    "list_devices",
-    "make_offer",
-]
-
 GPU = f"{labels.PREFIX}gpu"
 MIG = f"{labels.PREFIX}mig-"
 CLASS = f"{labels.PREFIX}class-"

@@ -17,7 +17,7 @@ import grpc
 from imagematrix.common.files import read_stamp
 from imagematrix.errors import ImagematrixError
 from imagematrix.integrations.kubernetes.plugin import offer as offers
-from imagematrix.launcher.gpu_claims.pods import parse_uuids
+from imagematrix.launcher.gpu_claims.pods import VRAM, parse_uuids
 from imagematrix.launcher.kubelet import sockets
 from imagematrix.launcher.kubelet.grpc_server import (
     SOCKET_PATH,
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Gpu
     from imagematrix.integrations.kubernetes.plugin.offer import DeviceOffer
     from imagematrix.launcher.gpu_claims.usage import Usage
-
-__all__ = ["Plugin", "PluginSettings", "PluginTimes", "serve"]
 
 HEALTH = {True: "Healthy", False: "Unhealthy"}
 PERMISSIONS = "rw"
@@ -380,4 +378,4 @@ class Plugin:
 
 
 def _make_options(resource: str) -> Any:
-    return load_message("DevicePluginOptions")(get_preferred_allocation_available=resource == offers.VRAM)
+    return load_message("DevicePluginOptions")(get_preferred_allocation_available=resource == VRAM)

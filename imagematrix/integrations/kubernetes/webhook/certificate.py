@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from imagematrix.integrations.kubernetes.webhook.telemetry import Telemetry
 
-__all__ = ["Certificate"]
-
 WATCH_S = 10.0
 
 

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.webhook.state import ClusterState
     from imagematrix.integrations.kubernetes.webhook.telemetry import Telemetry
 
-__all__ = ["Events", "make_event"]
-
 PODS = "/api/v1/pods"
 PENDING = {"fieldSelector": "status.phase=Pending"}
 PATIENCE_S = 10.0  # for which a pod has to be pending: most get a node at once

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.client.api import ApiServer
     from imagematrix.integrations.kubernetes.webhook.telemetry import Telemetry
 
-__all__ = ["Leadership"]
-
 DURATION_S = 30  # without a renewal, after which another process may take over
 RENEWED_S = 20  # without a renewal, after which the holder stops: before another process takes over
 RETRY_S = 5.0

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.webhook.state import ClusterState
     from imagematrix.integrations.kubernetes.webhook.telemetry import Telemetry
 
-__all__ = ["WatchedNodes"]
-
 
 class WatchedNodes:
     """The nodes of a cluster, watched at its API server."""

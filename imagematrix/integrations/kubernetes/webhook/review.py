@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     Outcome = Literal["patched", "unchanged", "undecided", "refused"]
 
-__all__ = ["API", "KIND", "PATH", "ReviewAnswer", "answer_review"]
-
 PATH = "/mutate"  # where the API server posts reviews
 
 API, KIND = "admission.k8s.io/v1", "AdmissionReview"

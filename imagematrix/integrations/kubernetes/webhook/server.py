@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.webhook.sources import NodeSource
     from imagematrix.integrations.kubernetes.webhook.state import PolicyOptions
 
-__all__ = ["Server", "WebhookSettings", "serve"]
-
 # The API server has the same limit on a request. A review takes moments, so few connections answer many
 # clients, and those of TLS keep a third of a MiB each.
 LIMITS = Limits(body=3 << 20, clients=600, peer=500)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.webhook.state import ClusterState
     from imagematrix.integrations.kubernetes.webhook.telemetry import Telemetry
 
-__all__ = ["NodeSource", "NodesFile", "follow_catalog"]
-
 FILE_S = 2.0  # a look at a file's status costs nothing
 CATALOG_S = 30.0  # every replica asks the registry for an index
 

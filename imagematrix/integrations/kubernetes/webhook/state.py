@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.webhook.telemetry import Telemetry
     from imagematrix.selection.query import Where
 
-__all__ = ["ClusterState", "PolicyOptions"]
-
 SETTLE_S = 0.2  # changes come in bursts, such as when nodes start
 
 

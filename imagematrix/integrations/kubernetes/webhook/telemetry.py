@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from imagematrix.errors import ImagematrixError
 
-__all__ = ["Telemetry"]
-
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
 
 

@@ -24,23 +24,6 @@ if TYPE_CHECKING:
     Requirement = dict[str, Any]  # key, operator and, for some operators, values
     Term = tuple[Requirement, ...]
 
-__all__ = [
-    "INTEGER",
-    "REQUIRED",
-    "get_required_terms",
-    "make_affinity",
-    "match_above",
-    "match_below",
-    "match_label",
-    "match_no_label",
-    "match_value_in",
-    "match_value_not_in",
-    "parse_integer",
-    "term_admits",
-    "terms_for_foreign_labels",
-    "terms_for_our_labels",
-]
-
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 LAST_MINOR = 9  # the minor of a capability has one digit
 LOWEST = 10  # the lowest capability, 1.0, times ten

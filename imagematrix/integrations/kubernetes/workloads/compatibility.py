@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Variant
     from imagematrix.integrations.kubernetes.workloads.affinity import Requirement, Term
 
-__all__ = ["make_compatibility"]
-
 FEATURE = "local.feature"
 
 

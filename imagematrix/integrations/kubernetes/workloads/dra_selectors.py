@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from imagematrix.selection.needs.need import Need
 
-__all__ = ["NAME", "make_selector"]
-
 NAME = "gpu"  # of the attributes, within a selector
 
 

@@ -26,16 +26,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.nodes.classes import NodeClass
     from imagematrix.integrations.kubernetes.workloads.placement import Placement
 
-__all__ = [
-    "LABEL",
-    "WORKLOADS",
-    "Workload",
-    "make_flavors",
-    "make_pull_secrets",
-    "make_workload_manifests",
-    "name_objects",
-]
-
 LONGEST = 63
 HASH = 8  # characters of the hash at the end of a class's name
 LABEL = "app.kubernetes.io/name"

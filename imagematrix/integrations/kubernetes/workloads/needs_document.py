@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from imagematrix.images.catalog.catalog import Catalog, Variant
 
-__all__ = ["DRA_DRIVERS", "SCHEMA", "make_needs_document"]
-
 SCHEMA = "imagematrix.needs/v1"
 DRA_DRIVERS = (nvidia_dra_selectors.DRIVER, slices.DRIVER)  # the DRA drivers whose devices can be selected
 

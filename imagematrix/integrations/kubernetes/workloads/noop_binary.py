@@ -9,8 +9,6 @@ import struct
 
 from imagematrix.errors import UsageError
 
-__all__ = ["make_noop_binary"]
-
 BASE = 0x400000  # the address of the file in memory; a multiple of every size of a page
 PAGE = 0x10000  # the largest size of a page, which arm64 may have
 LOAD, STACK = 1, 0x6474E551  # the types PT_LOAD and PT_GNU_STACK of a segment

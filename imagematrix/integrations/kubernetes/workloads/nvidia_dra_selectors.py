@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from imagematrix.selection.needs.need import Need
 
-__all__ = ["DRIVER", "join_alternatives", "make_nvidia_selector", "make_semver", "match_compute_between"]
-
 DRIVER = "gpu.nvidia.com"
 ATTRIBUTES = f'device.attributes["{DRIVER}"]'
 LISTED = ("ok",)

@@ -26,16 +26,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.nodes.classes import NodeClass
     from imagematrix.integrations.kubernetes.workloads.affinity import Requirement, Term
 
-__all__ = [
-    "RELABEL",
-    "Placement",
-    "choose_classes",
-    "get_image",
-    "place_gang",
-    "place_per_class",
-    "require_labels",
-]
-
 HOSTNAME = "kubernetes.io/hostname"  # kubelet sets this label
 ELSEWHERE = "all nodes have the labels of other classes"
 RELABEL = "label them again with `imagematrix kubernetes labels`"

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.nodes.classes import NodeClass
     from imagematrix.integrations.kubernetes.workloads.placement import Placement
 
-__all__ = ["make_prepull_manifests"]
-
 USER = 65532  # no image needs an entry for it in /etc/passwd
 FOLDER = "/imagematrix"
 REQUESTS = {"cpu": "1m", "memory": "8Mi"}

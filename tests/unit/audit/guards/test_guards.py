@@ -4,7 +4,8 @@ import textwrap
 
 import pytest
 
-from imagematrix.audit.guards.guards import STEPS, StepBudget, find_guards
+from imagematrix.audit.guards.evaluation import StepBudget
+from imagematrix.audit.guards.guards import STEPS, find_guards
 
 EVERY = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0", "13.0")
 HOPPER = "pkg/_hopper_C.abi3.so"

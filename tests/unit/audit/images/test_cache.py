@@ -22,12 +22,13 @@ from imagematrix.audit.binaries.notes import Compat
 from imagematrix.audit.binaries.objects import File
 from imagematrix.audit.images import cache, layer
 from imagematrix.audit.images.cache import Cache
-from imagematrix.audit.images.layer import Folder, Hardlink, Layer, PlainFile, Symlink
+from imagematrix.audit.images.layer import Layer, PlainFile
 from imagematrix.audit.images.layers import Layers
 from imagematrix.audit.images.sources import read_images
 from imagematrix.audit.packages.installed_package import Database, InstalledPackage
 from imagematrix.common.files import get_cache_folder
 from imagematrix.errors import AuditError
+from imagematrix.images.oci.tree import Folder, Hardlink, Symlink
 
 CUBIN = (Path(__file__).parents[1] / "data" / "80.cubin").read_bytes()
 MEMBERS = (

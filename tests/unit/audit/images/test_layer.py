@@ -17,9 +17,10 @@ from images import hardlink, link, special, tar
 
 from imagematrix.audit.binaries import archives
 from imagematrix.audit.images import layer
-from imagematrix.audit.images.layer import FOLDER, OTHER, Hardlink, PlainFile, Symlink
+from imagematrix.audit.images.layer import OTHER, PlainFile
 from imagematrix.errors import AuditError
 from imagematrix.images.oci import decompression, layer_entries
+from imagematrix.images.oci.tree import FOLDER, Hardlink, Symlink
 
 DATA = Path(__file__).parents[1] / "data"
 CUBIN = (DATA / "80.cubin").read_bytes()

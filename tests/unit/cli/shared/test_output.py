@@ -14,8 +14,7 @@ from rich.markup import escape
 
 from imagematrix.cli.shared import output
 from imagematrix.common import json_documents
-from imagematrix.common.text import visible
-from imagematrix.errors import ImagematrixError, UsageError
+from imagematrix.errors import ImagematrixError, UsageError, sanitize_text
 
 # Window title, colours, their C1 forms, clearing the screen, and right-to-left text.
 HOSTILE = "a\x1b]0;b\x07\x1b[31mc\x9b2J\x9dd\r\x08\x7f\u202ee\u2066f"
@@ -83,7 +82,7 @@ def test_a_document_that_would_be_obeyed_is_refused(capsys, text):
 
 
 def test_line_breaks_and_tabs_are_kept():
-    assert visible("a\tb\nc \u00e9") == "a\tb\nc \u00e9"
+    assert sanitize_text("a\tb\nc \u00e9") == "a\tb\nc \u00e9"
 
 
 TEXT = st.text("ab [](/)\\\u65e5\x07-", max_size=8)

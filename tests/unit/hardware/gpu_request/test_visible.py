@@ -21,7 +21,6 @@ from imagematrix.hardware.gpu_request.visible import (
     JOB,
     MOUNTED,
     NO_GPU,
-    RUNTIME,
     list_gpu_variables,
     parse_visible,
     select_within_environment,
@@ -29,6 +28,7 @@ from imagematrix.hardware.gpu_request.visible import (
 )
 from imagematrix.hardware.host import device
 from imagematrix.hardware.host.host import MigDevice
+from imagematrix.hardware.vendors.runtime import VISIBLE as RUNTIME
 
 
 @pytest.fixture

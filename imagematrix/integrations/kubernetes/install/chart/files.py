@@ -8,8 +8,6 @@ from importlib.metadata import version
 from imagematrix.integrations.kubernetes.install.chart.templates import render_templates
 from imagematrix.integrations.kubernetes.install.chart.values import make_schema, render_defaults
 
-__all__ = ["make_chart_files"]
-
 CHART = """\
 apiVersion: v2
 name: imagematrix

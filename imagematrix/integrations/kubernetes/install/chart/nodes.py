@@ -14,8 +14,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["ABSENT", "SKIPPED", "Each", "Joined", "When", "make_conditional", "make_repeated"]
-
 
 class _MissingPart:
     """A part that is not there."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     Manifests = dict[tuple[str, str], Any]
 
-__all__ = ["make_conditional_objects", "render_templates"]
-
 # Texts in manifests that stand for values. Helm replaces them with these expressions.
 PROGRAM, NAMESPACE, SECRET, KUBELET = "zz-program", "zz-namespace", "zz-secret", "/zz-kubelet"
 IMAGES, KINDS = ("zz-image", "zz-image-two"), ("zz-kind", "zz-kind-two")

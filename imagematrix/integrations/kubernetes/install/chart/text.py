@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any, Self
 
-__all__ = ["EACH", "Number", "Writer"]
-
 EACH = "$each"  # the element of an Each
 
 

@@ -9,8 +9,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["VALUES", "make_schema", "render_defaults"]
-
 NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 VERSION = r"^[^\s\"'\\@/]+/[^\s\"'\\@]+:[^\s\"'\\@/:]+$"  # REGISTRY/NAME:VERSION
 PATH = r"^/[^\x00-\x1f:]*[^\x00-\x1f:/]$"

@@ -4,13 +4,13 @@ import pytest
 from imagematrix.common.record import replace
 from imagematrix.integrations.kubernetes.plugin.offer import (
     GPU,
-    VRAM,
     AllocationError,
     allocate_devices,
     choose_preferred,
     list_devices,
     make_offer,
 )
+from imagematrix.launcher.gpu_claims.pods import VRAM
 
 
 @pytest.fixture(scope="module")

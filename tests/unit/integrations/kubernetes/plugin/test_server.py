@@ -18,8 +18,9 @@ import pytest
 
 from imagematrix.common.record import replace
 from imagematrix.errors import EngineError, ProbeError, UsageError
-from imagematrix.integrations.kubernetes.plugin.offer import GPU, VRAM, make_offer
+from imagematrix.integrations.kubernetes.plugin.offer import GPU, make_offer
 from imagematrix.integrations.kubernetes.plugin.server import Plugin, PluginSettings, PluginTimes
+from imagematrix.launcher.gpu_claims.pods import VRAM
 from imagematrix.launcher.gpu_claims.usage import Consumer
 from imagematrix.launcher.kubelet.messages import load_message
 
