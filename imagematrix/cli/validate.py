@@ -45,9 +45,9 @@ def _merge_errors(file: Path, failed: Sequence[Planned]) -> UsageError:
     if faulty:
         return merge_errors(faulty)
     name = make_item_namer(failed)
-    alike: dict[str, list[str]] = {}
+    cells: dict[str, list[str]] = {}  # by the reason
     for item in failed:
-        alike.setdefault(item.why or "", []).append(name(item))
-    lines = [f"{file}: {format_first(names, 'cell')}: {why}" for why, names in alike.items()]
+        cells.setdefault(item.why or "", []).append(name(item))
+    lines = [f"{file}: {format_first(names, 'cell')}: {why}" for why, names in cells.items()]
     remedies = [item.error.remedy for item in failed if item.error and item.error.remedy]
     return UsageError(*shorten_lines(lines, SHOWN, indent=""), remedy=next(iter(remedies), None))

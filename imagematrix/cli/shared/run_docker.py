@@ -35,17 +35,17 @@ def run_with_docker(args: RunArgs, image: str) -> int:
         from imagematrix.cli.shared.daemonless import run_daemonless
 
         return run_daemonless(args, image, engine, site)
-    for option, given in (("--store", args.store is not None), ("--unpacked", args.unpacked)):
-        if given:
+    for option, is_set in (("--store", args.store is not None), ("--unpacked", args.unpacked)):
+        if is_set:
             raise UsageError(f"{option} has no effect with --engine docker", remedy="add --engine oci")
     try:
-        return _start(args, image)
+        return _launch_image(args, image)
     except EngineUnreachableError as error:
         error.remedy = f"{error.remedy}; or add --engine oci, which needs no daemon"
         raise
 
 
-def _start(args: RunArgs, image: str) -> int:
+def _launch_image(args: RunArgs, image: str) -> int:
     from imagematrix.launcher.docker.request import find_remote_machine, make_request
 
     if args.measure and args.detached:
@@ -54,47 +54,55 @@ def _start(args: RunArgs, image: str) -> int:
         )
     remote = find_remote_machine(args)
     policy = make_path(args.policy)
-    host, wanted = load_node(make_path(args.host), None, make_path(args.nvidia_smi), args.gpus)
-    requested = make_request(args, host, find_catalog(image, args.catalog, policy), wanted, remote)
-    chosen, launch = requested.plan_on_any()
-    launch = _label_with_job(_pin_signed(chosen, launch, policy))
+    host, gpus = load_node(make_path(args.host), None, make_path(args.nvidia_smi), args.gpus)
+    request = make_request(args, host, find_catalog(image, args.catalog, policy), gpus, remote)
+    selection, launch = request.plan_on_any()
+    launch = _label_with_job(_pin_signed(selection, launch, policy))
     if args.shown:
-        _print(launch, args)
+        _print_launch(launch, args)
         return 0
-    for doubt, remedy in requested.find_doubts(chosen, launch):
+    for doubt, remedy in request.find_doubts(selection, launch):
         warn(doubt, remedy)
     if "@" in launch.reference and args.may_pull:
         from imagematrix.launcher.docker.zstd_check import require_unpackable
 
         require_unpackable(launch.reference)
-    given = args.host or args.nvidia_smi
-    wait = GpuWait(None if given else lambda: load_node(None, None, None, args.gpus)[0])
+
+    is_saved = args.host or args.nvidia_smi
+    wait = GpuWait(None if is_saved else lambda: load_node(None, None, None, args.gpus)[0])
     with ExitStack() as stack:
-        if launch.gpus or requested.passed:
-            claimed = stack.enter_context(requested.claim(launch, wait.report, wait.now))
+        if launch.gpus or request.passed:
+            claim = stack.enter_context(request.claim_gpus(launch, wait.print_reason, wait.probe_again))
             signed = launch
-            chosen, launch = requested.plan_on_claimed(claimed, chosen, launch, wait.latest or wait.now())
-            launch = _label_with_job(_pin_signed(chosen, launch, policy, signed))
-            claimed.pass_on()
-        _pull(launch, args)
+            selection, launch = request.plan_on_claimed(
+                claim, selection, launch, wait.latest or wait.probe_again()
+            )
+            launch = _label_with_job(_pin_signed(selection, launch, policy, signed))
+            claim.pass_on()
+        # docker's command pulls what has no digest, and what it is told to pull.
+        if "@" in launch.reference and args.pulls:
+            from imagematrix.launcher.docker.pull import pull_unless_present
+
+            with PullDisplay(launch.reference, quiet=args.quiet) as display:
+                pull_unless_present(launch.reference, launch.digest, launch.platform, on_progress=display)
         if args.detached:
-            _exec(launch, args)
-        return _run(launch, args, chosen)
+            _exec_docker(launch, args)
+        return _run_docker(launch, args, selection)
 
 
 def _pin_signed(
-    chosen: Selection, launch: Launch, policy: Path | None, before: Launch | None = None
+    selection: Selection, launch: Launch, policy: Path | None, before: Launch | None = None
 ) -> Launch:
-    """Return the launch, by digest if policies require signatures, which are then checked.
+    """Return the launch; if policies require signatures, check them and name the image by its digest.
 
-    By its name, docker's command could pull another image with `--pull always`. The image of the launch
-    `before` was checked already.
+    By its tag, docker's command could pull another image with `--pull always`. The image of the launch
+    `before` was already checked.
     """
     if before is not None and before.reference == launch.reference:
         return launch
     digest = None
-    if chosen.variant:
-        digest = require_signed(chosen.variant, policy, version=chosen.version)
+    if selection.variant:
+        digest = require_signed(selection.variant, policy, version=selection.version)
     if digest is None or "@" in launch.reference:
         return launch
     return replace(launch, reference=f"{launch.reference}@{digest}")
@@ -109,17 +117,7 @@ def _label_with_job(launch: Launch) -> Launch:
     return launch.with_labels(make_labels(os.environ))
 
 
-def _pull(launch: Launch, args: RunArgs) -> None:
-    """Pull the image of a registry if the engine lacks it, unless docker's command is to decide."""
-    if "@" not in launch.reference or not args.pulls:
-        return
-    from imagematrix.launcher.docker.pull import pull_unless_present
-
-    with PullDisplay(launch.reference, quiet=args.quiet) as display:
-        pull_unless_present(launch.reference, launch.digest, launch.platform, report=display)
-
-
-def _print(launch: Launch, args: RunArgs) -> None:
+def _print_launch(launch: Launch, args: RunArgs) -> None:
     from imagematrix.launcher.docker.plan import format_docker_run
 
     if args.shown == JSON:
@@ -130,7 +128,7 @@ def _print(launch: Launch, args: RunArgs) -> None:
         )
 
 
-def _exec(launch: Launch, args: RunArgs) -> None:
+def _exec_docker(launch: Launch, args: RunArgs) -> None:
     """Exec docker's command, which ends once the container runs."""
     from imagematrix.launcher.docker.plan import format_docker_run
 
@@ -141,7 +139,7 @@ def _exec(launch: Launch, args: RunArgs) -> None:
         raise system.make_start_error(error) from error
 
 
-def _run(launch: Launch, args: RunArgs, chosen: Selection) -> int:
+def _run_docker(launch: Launch, args: RunArgs, selection: Selection) -> int:
     """Run docker's command to its end, and print why the container failed if that is known."""
     from imagematrix.launcher.docker import foreground
     from imagematrix.launcher.docker.plan import LAUNCH, format_docker_run
@@ -154,7 +152,7 @@ def _run(launch: Launch, args: RunArgs, chosen: Selection) -> int:
         code = foreground.run_in_foreground(command, observer.start)
     except OSError as error:
         raise system.make_start_error(error) from error
-    observer.report(code, chosen)
+    observer.report(code, selection)
     return code
 
 
@@ -182,7 +180,7 @@ class _Observer:
             self._measure = MemorySampler(lambda: self._watch.container)
             self._measure.start()
 
-    def report(self, code: int, chosen: Selection) -> None:
+    def report(self, code: int, selection: Selection) -> None:
         """Print what was measured, and why the container failed, if that is known."""
         if self._gpus:
             from imagematrix.launcher.docker.memory_sampler import format_summary
@@ -192,6 +190,7 @@ class _Observer:
         if code:
             from imagematrix.launcher.docker.diagnosis import diagnose, is_program_failure
 
-            diagnosis = diagnose(code, self._watch.last_lines(), chosen) if is_program_failure(code) else None
+            lines = self._watch.get_last_lines()
+            diagnosis = diagnose(code, lines, selection) if is_program_failure(code) else None
             if diagnosis:
                 warn(f"the container failed: {diagnosis}", diagnosis.remedy)

@@ -113,7 +113,7 @@ class Apptainer:
             wait=self._gate.wait,
         )
 
-    def shown(self, container: ContainerSpec) -> list[str]:
+    def format_command(self, container: ContainerSpec) -> list[str]:
         """See `Runtime`."""
         return _command(self.program, container, f"{FOLDER}/root")
 

@@ -73,7 +73,7 @@ class Bubblewrap:
             descriptors=(arguments, *self._gate.inherited),
         )
 
-    def shown(self, container: ContainerSpec) -> list[str]:
+    def format_command(self, container: ContainerSpec) -> list[str]:
         """See `Runtime`."""
         names = [word for name in container.environment for word in ("--setenv", name, "...")]
         options = _options(container, "ROOT", os.geteuid(), os.getegid())

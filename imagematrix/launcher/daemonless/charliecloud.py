@@ -93,7 +93,7 @@ class Charliecloud:
             wait=self._gate.wait,
         )
 
-    def shown(self, container: ContainerSpec) -> list[str]:
+    def format_command(self, container: ContainerSpec) -> list[str]:
         """See `Runtime`."""
         return _command(self.program, container, f"{FOLDER}/root", os.geteuid(), os.getegid())
 

@@ -108,7 +108,7 @@ class OciRuntime:
         """See `Runtime`."""
         return fit_container(container, root)
 
-    def shown(self, container: ContainerSpec) -> list[str]:
+    def format_command(self, container: ContainerSpec) -> list[str]:
         """See `Runtime`."""
         return self._command(container, FOLDER)
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
             """
             ...
 
-        def shown(self, container: ContainerSpec) -> list[str]:
+        def format_command(self, container: ContainerSpec) -> list[str]:
             """Return the command without what each launch has for itself, and without values of variables."""
             ...
 

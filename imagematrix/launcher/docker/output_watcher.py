@@ -46,7 +46,7 @@ class OutputWatcher:
         """Start watching."""
         self._thread.start()
 
-    def last_lines(self) -> list[str]:
+    def get_last_lines(self) -> list[str]:
         """Return the last lines of the ended container's output, as far as the engine still has them."""
         with contextlib.suppress(EngineError):  # without the output, there is only no diagnosis
             if not self._removed:

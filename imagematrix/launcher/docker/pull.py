@@ -48,7 +48,7 @@ def pull(
     reference = format_start_name(
         variant, find_engine_digests(selection, partial(images.inspect_image, transport=over))
     )
-    pull_unless_present(reference, variant.digest, variant.platform, report=report, client=client)
+    pull_unless_present(reference, variant.digest, variant.platform, on_progress=report, client=client)
     if "@" in reference:
         return reference
     found = images.require_image(reference, over)
@@ -62,7 +62,7 @@ def pull_unless_present(
     digest: str | None,
     platform: str | None,
     *,
-    report: Callable[[PullProgress], object] = ignore_progress,
+    on_progress: Callable[[PullProgress], object] = ignore_progress,
     client: docker.DockerClient | None = None,
 ) -> None:
     """Pull an image by digest unless the engine has it, and give it its name unless another image has that.
@@ -80,6 +80,6 @@ def pull_unless_present(
     exact = f"{image}@{digest}" if digest else name
     if images.inspect_image(exact, over) is None:
         require_unpackable(exact, over)
-        pull_into_engine(exact, platform=platform, report=report, client=client)
+        pull_into_engine(exact, platform=platform, report=on_progress, client=client)
     if exact != name and images.inspect_image(name, over) is None:
         images.tag_image(exact, image, str(tag), client)

@@ -143,7 +143,7 @@ class LaunchRequest(Record):
         if daemon and daemon.user and not self.args.values("--user", "u"):
             yield "the MPS daemon serves only its own user", f"pass --user {daemon.user}"
 
-    def claim(
+    def claim_gpus(
         self,
         launch: Launch,
         report: Callable[[str], None],

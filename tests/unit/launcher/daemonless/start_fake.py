@@ -111,7 +111,7 @@ class Runtime:
             return RuntimeCommand(words=words, environment=environment, descriptors=self._gate.inherited)
         return RuntimeCommand(words=words, environment=environment, wait=self._gate.wait)
 
-    def shown(self, _):
+    def format_command(self, _):
         return []
 
 

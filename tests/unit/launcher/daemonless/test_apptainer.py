@@ -104,7 +104,7 @@ def test_no_variable_of_the_user_reaches_apptainer(prepare, monkeypatch):
 
 
 def test_what_is_shown_has_no_values():
-    words = Apptainer("/opt/bin/apptainer").shown(SPEC)
+    words = Apptainer("/opt/bin/apptainer").format_command(SPEC)
     assert "LAUNCH/root" in words
     assert "$(id)" not in shlex.join(words)
 

@@ -83,13 +83,13 @@ def prepare(place, kernel, monkeypatch):
 @pytest.mark.parametrize("runtime", [*OCI, *OTHERS], ids=lambda runtime: runtime.name)
 def test_nobody_sees_values_of_variables(prepare, container, runtime):
     prepared = prepare(runtime, container)
-    words = [*prepared.words, *runtime.shown(container)]
+    words = [*prepared.words, *runtime.format_command(container)]
     assert not [word for word in words if "ret" in word]
     user = {"USER"} if runtime.name == "ch-run" else set()
     assert prepared.environment.keys() == {"PATH"} | user
     assert prepared.environment["PATH"] == PATH
     assert prepared.words[0] == runtime.program
-    assert "LAUNCH" in shlex.join(runtime.shown(container)) or runtime.name == "bwrap"
+    assert "LAUNCH" in shlex.join(runtime.format_command(container)) or runtime.name == "bwrap"
 
 
 @pytest.mark.parametrize("runtime", [*OCI, *OTHERS], ids=lambda runtime: runtime.name)
@@ -123,12 +123,12 @@ def test_an_oci_runtime_gets_a_bundle_with_a_hook(prepare, container, place, run
 def test_an_oci_runtime_passes_descriptors_and_leaves_processes_to_the_keeper(container):
     runc, crun = OCI
     isolating: list[Any] = [*OCI, OTHERS[0]]
-    shown = runc.shown(replace(container, own_processes=False, descriptors=1))
+    shown = runc.format_command(replace(container, own_processes=False, descriptors=1))
     assert shown == [
         "/x/runc", "--root", "LAUNCH/state", "--log", "LAUNCH/log", "run", "--no-subreaper",
         "--preserve-fds", "1", "--bundle", "LAUNCH", "n",
     ]  # fmt: skip
-    assert "--log" not in crun.shown(replace(container, own_processes=False))
+    assert "--log" not in crun.format_command(replace(container, own_processes=False))
     for runtime in isolating:
         for own in (True, False):
             assert runtime.is_isolating(replace(container, own_processes=own)) is own
@@ -206,7 +206,7 @@ def test_charliecloud_gets_folders_and_leaves_the_network_to_itself(prepare, con
     binds = [words[number + 1] for number, word in enumerate(words) if word == "--bind"]
     assert binds == [f"{tmp_path}:/data", f"{place.at}/binds/1:/fixed"]
     assert words[-6:] == ["--cd", "/w", place.root, "--", "train", "--fast"]
-    assert "--write" not in OTHERS[1].shown(replace(container, read_only=True))
+    assert "--write" not in OTHERS[1].format_command(replace(container, read_only=True))
 
 
 def test_charliecloud_asks_for_a_user_with_or_without_a_name(prepare, container, place, monkeypatch):

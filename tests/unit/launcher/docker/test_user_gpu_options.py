@@ -165,7 +165,7 @@ def start(make, monkeypatch):
         words = parse_run_args(line.split())
         result = make_request(words, make.host(*gpus), catalog, words.gpus, None)
         chosen, first = result.plan_on_any()
-        with result.claim(first, lambda _: None) as taken:
+        with result.claim_gpus(first, lambda _: None) as taken:
             return result.plan_on_claimed(taken, chosen, first)[1]
 
     return run
