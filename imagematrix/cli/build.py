@@ -210,8 +210,9 @@ def command(
             cause = ended
         with _defer_interrupts():
             results = rounds.results
-            unserved = needs.find_unserved_error() if needs and shard is None else None
-            error = cause or combine_failures(results) or unserved
+            error = cause or combine_failures(results)
+            if error is None and needs and shard is None:
+                error = needs.find_unserved_error()
             document = make_build_document(rounds.plan, results, _format_fatal(cause, results), tester)
             _report_outcome(rounds.plan, results, error, document, json=json, junit=junit)
     if error:

@@ -149,7 +149,7 @@ def _call_command(words: Sequence[str]) -> None:
         from imagematrix.launcher.docker.options import parse_run_args
 
         args = parse_run_args(words[1:])
-        if args.image is not None and not args.help:
+        if args.image is not None and not args.is_help_requested:
             from imagematrix.cli.shared.run_docker import run_with_docker
 
             remember_parameters({name: getattr(args, name, None) for name in OPTIONS})

@@ -118,12 +118,12 @@ def _survey_pods(node: Host) -> tuple[Usage | None, list[str]]:
 
 
 def _format_rows(status: GpuStatus) -> Iterator[tuple[str | tuple[str, ...], ...]]:
-    gpu, live = status.gpu, status.live
+    gpu, reading = status.gpu, status.reading
     identity = (str(gpu.index), escape_text(gpu.name or ""), escape_text(gpu.uuid or ""))
     readings = (
-        f"{live.utilization} %" if live and live.utilization is not None else "",
-        _format_memory(live.memory_used_mib if live else None, gpu.memory_mib),
-        f"{live.temperature} °C" if live and live.temperature is not None else "",
+        f"{reading.utilization} %" if reading and reading.utilization is not None else "",
+        _format_memory(reading.memory_used_mib if reading else None, gpu.memory_mib),
+        f"{reading.temperature} °C" if reading and reading.temperature is not None else "",
     )
     if not status.parts:
         yield (*identity, *_format_usage(status), *readings)
@@ -149,9 +149,9 @@ def _format_usage(status: GpuStatus) -> tuple[str, str | tuple[str, ...]]:
         free_mib = status.free_mib
         state = "used" if free_mib is None else f"shared, {free_mib} MiB free"
         return state, tuple(escape_text(str(use)) for use in status.used_by)
-    if status.free is None:
+    if status.is_free is None:
         return "unknown", ""
-    return ("free" if status.free else status.gpu.state), ""
+    return ("free" if status.is_free else status.gpu.state), ""
 
 
 def _format_memory(used: int | None, total: int | None) -> str:

@@ -144,5 +144,5 @@ def _print_findings(findings: Sequence[AgeFinding]) -> None:
 
 
 def _shorten_digest(text: str) -> str:
-    """Return the beginning of a digest, which is enough to tell it from others; any other text as it is."""
+    """Return the beginning of a digest, which identifies it, and any other text unchanged."""
     return text[:SHORT] if text.startswith("sha256:") else text

@@ -14,7 +14,7 @@ from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.hardware.host.host import Gpu, Host
+    from imagematrix.hardware.host.host import Host
 
 FORMATS = {
     "text": "for people",
@@ -78,26 +78,24 @@ def _find_glibc_version() -> str | None:
 def _describe_host(host: Host) -> list[str]:
     cpu = host.cpu
     driver = f"{host.driver.version} ({host.driver.kind or 'kind unknown'})" if host.driver else "none loaded"
+    gpus = []
+    for gpu in host.gpus:
+        facts = [
+            gpu.name or "unknown",
+            f"compute {gpu.compute}" if gpu.compute else "compute capability unknown",
+            f"{gpu.memory_mib} MiB" if gpu.memory_mib else "",
+            f"/dev/nvidia{gpu.minor}" if gpu.minor is not None else "no device node known",
+            gpu.uuid or "",
+            f"{len(gpu.mig)} MIG devices" if gpu.mig is not None else "",
+            "" if gpu.state == "ok" else f"state {gpu.state}",
+        ]
+        gpus.append(f"GPU {gpu.index:<10}{', '.join(fact for fact in facts if fact)}")
     return [
         f"architecture  {host.arch}",
         f"processor     {cpu.model or 'unknown'} ({cpu.vendor or 'vendor unknown'}), {len(cpu.flags)} flags",
         *([f"level         {cpu.level}"] if cpu.level else []),
         f"driver        {driver}",
-        *[f"GPU {gpu.index:<10}{_describe_gpu(gpu)}" for gpu in host.gpus],
-        *([] if host.gpus else ["GPUs          none"]),
+        *(gpus or ["GPUs          none"]),
         *[f"accelerator   {accelerator.label}" for accelerator in host.accelerators],
         f"device nodes  {' '.join(host.devices) or 'none'}",
     ]
-
-
-def _describe_gpu(gpu: Gpu) -> str:
-    facts = [
-        gpu.name or "unknown",
-        f"compute {gpu.compute}" if gpu.compute else "compute capability unknown",
-        f"{gpu.memory_mib} MiB" if gpu.memory_mib else "",
-        f"/dev/nvidia{gpu.minor}" if gpu.minor is not None else "no device node known",
-        gpu.uuid or "",
-        f"{len(gpu.mig)} MIG devices" if gpu.mig is not None else "",
-        "" if gpu.state == "ok" else f"state {gpu.state}",
-    ]
-    return ", ".join(fact for fact in facts if fact)

@@ -145,7 +145,12 @@ def _describe_image(judged: _JudgedAudit) -> Iterator[tuple[str, str]]:
     if judged.needs:
         yield from _describe_needs(judged.needs)
     yield from _describe_packages(audit, judged.components)
-    yield from _describe_cpu(audit)
+    needed = " ".join(sorted(audit.flags)) or "nothing beyond the baseline"
+    yield "CPU needs", needed if audit.decided else f"{needed}, as far as known"
+    if audit.probable_flags:
+        yield "CPU probably", " ".join(sorted(audit.probable_flags))
+    if more := sorted(audit.contained - audit.flags.keys() - audit.probable_flags.keys()):
+        yield "CPU may use", " ".join(more)
     for listed in audit.files:
         if listed.file.damaged or listed.file.code.damaged:
             yield "damaged", listed.path
@@ -209,12 +214,3 @@ def _describe_packages(audit: Audit, components: Sequence[Component]) -> Iterato
     kinds = Counter(component.package.kind for component in components if component.package.kind != GENERIC)
     if kinds:
         yield "packages", ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
-
-
-def _describe_cpu(audit: Audit) -> Iterator[tuple[str, str]]:
-    needed = " ".join(sorted(audit.flags)) or "nothing beyond the baseline"
-    yield "CPU needs", needed if audit.decided else f"{needed}, as far as known"
-    if audit.probable_flags:
-        yield "CPU probably", " ".join(sorted(audit.probable_flags))
-    if more := sorted(audit.contained - audit.flags.keys() - audit.probable_flags.keys()):
-        yield "CPU may use", " ".join(more)

@@ -21,10 +21,7 @@ from imagematrix.selection.selection import NothingFits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from imagematrix.integrations.kubernetes.nodes.classes import Classes
-    from imagematrix.selection.fleet.upgrade import Upgrade
 
 
 def command(
@@ -85,14 +82,12 @@ def _print_classes(classes: Classes) -> None:
             names = format_names([node.name for node in node_class.nodes])
             print_lines("", f"{node_class.name}: {names}", *lines)
     for upgrade in classes.upgrades:
-        print_lines("", *_describe_upgrade(upgrade, prefix))
-
-
-def _describe_upgrade(upgrade: Upgrade, prefix: str) -> Iterator[str]:
-    yield f"driver {upgrade.old} -> {upgrade.new}: {format_count(upgrade.hosts, 'node')}"
-    for loss in upgrade.lost:
-        yield f"  [red]nothing[/] for {format_names(loss.hosts)}: {escape_text(loss.miss.why)}"
-    for change in (*upgrade.changed, *upgrade.gained):
-        yield f"  {escape_text(change.new.removeprefix(prefix))} for {format_names(change.hosts)}"
-    if upgrade.unchanged:
-        yield f"  nothing changes for {format_count(upgrade.unchanged, 'node')}"
+        lines = [f"driver {upgrade.old} -> {upgrade.new}: {format_count(upgrade.hosts, 'node')}"]
+        for loss in upgrade.lost:
+            lines.append(f"  [red]nothing[/] for {format_names(loss.hosts)}: {escape_text(loss.miss.why)}")
+        for change in (*upgrade.changed, *upgrade.gained):
+            image = escape_text(change.new.removeprefix(prefix))
+            lines.append(f"  {image} for {format_names(change.hosts)}")
+        if upgrade.unchanged:
+            lines.append(f"  nothing changes for {format_count(upgrade.unchanged, 'node')}")
+        print_lines("", *lines)

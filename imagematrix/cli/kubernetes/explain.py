@@ -90,20 +90,14 @@ def _print_explanation(pod: Pod, explanation: Explanation) -> None:
     fix = [f"  -> {escape_text(explanation.fix)}"] if explanation.fix else []
     print_lines(f"{escape_text(pod.name)}: {escape_text(explanation.summary)}", *fix, "")
     prefix = f"{explanation.image}-"
-    print_table(
-        ("class", "nodes", "could run it", "image"),
-        [
-            (
-                escape_text(verdict.name),
-                str(len(verdict.nodes)),
-                str(verdict.able),
-                escape_text(_shorten_reference(verdict.selected, prefix))
-                if verdict.selected
-                else "[red]nothing[/]",
-            )
-            for verdict in explanation.classes
-        ],
-    )
+    rows = []
+    for verdict in explanation.classes:
+        image = verdict.selected
+        if image and image.startswith(prefix):  # the tag is enough, without the digest
+            image = image.removeprefix(prefix).partition("@")[0]
+        cell = escape_text(image) if image else "[red]nothing[/]"
+        rows.append((escape_text(verdict.name), str(len(verdict.nodes)), str(verdict.able), cell))
+    print_table(("class", "nodes", "could run it", "image"), rows)
     for verdict in explanation.classes:
         # What keeps the pod from the class, and from some of its nodes.
         lines = []
@@ -118,11 +112,6 @@ def _print_explanation(pod: Pod, explanation: Explanation) -> None:
         count = format_count(len(explanation.left_out), "node")
         without = f"left out: {count} without a matching class label: {format_names(explanation.left_out)}"
         print_lines("", without)
-
-
-def _shorten_reference(image: str, prefix: str) -> str:
-    """Return a reference without the version's name, and without the digest if there is a tag."""
-    return image.removeprefix(prefix).partition("@")[0] if image.startswith(prefix) else image
 
 
 def _format_remedy(fix: str | None) -> list[str]:

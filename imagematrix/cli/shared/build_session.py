@@ -75,7 +75,6 @@ class BuildSession:
     def __init__(
         self,
         options: BuildOptions,
-        builders: Sequence[tuple[str | None, int]],
         engine: EngineStore,
         remote: RegistryStore | None,
         layers: Layers,
@@ -83,12 +82,12 @@ class BuildSession:
         stack: ExitStack,
         tester: ContainerTester,
     ) -> None:
-        self.jobs = sum(jobs for _, jobs in builders)
+        self._builders = options.parse_builders()
+        self.jobs = sum(jobs for _, jobs in self._builders)
         self.store = remote or engine
         self.layers = layers
         self.tester = tester
         self._options = options
-        self._builders = builders
         self._hints = hints
         self._engine = engine
         self._adopted_from = engine if remote else None
@@ -156,7 +155,7 @@ def open_build_session(options: BuildOptions) -> Iterator[BuildSession]:
     from imagematrix.cli.shared.image_tests import ContainerTester
     from imagematrix.common.files import get_cache_folder
 
-    builders = options.parse_builders()
+    options.parse_builders()  # an invalid one is an error before the engine is opened
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(EngineStore())
         cache = Cache(get_cache_folder("layers"))
@@ -166,7 +165,7 @@ def open_build_session(options: BuildOptions) -> Iterator[BuildSession]:
         inputs = options.inputs or BuildInputs()
         tester = ContainerTester(engine, cache, inputs, pushed=options.push, again=options.retest)
         hints = None if options.verify or options.no_cache else cache
-        yield BuildSession(options, builders, engine, remote, layers, hints, stack, tester)
+        yield BuildSession(options, engine, remote, layers, hints, stack, tester)
 
 
 def plan_with_lock(

@@ -90,7 +90,20 @@ def complete_names(incomplete: str) -> list[str]:
 
 def complete_where(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return conditions on the axes of the image in the line, or of all images in the engine."""
-    return _complete_conditions(_find_image(ctx), ctx.params.get("catalog"), incomplete)
+    # The image is the first argument, which typer does not parse while an option lacks its value.
+    valued = {
+        name
+        for parameter in ctx.command.params
+        if not getattr(parameter, "is_flag", False)
+        for name in parameter.opts
+    }
+    image, before = None, ""
+    for word in _parse_line(os.environ)[len(ctx.command_path.split()) :]:
+        if not word.startswith("-") and before not in valued:
+            image = word
+            break
+        before = word
+    return _complete_conditions(image, ctx.params.get("catalog"), incomplete)
 
 
 def complete_only(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -119,22 +132,6 @@ def complete_run_words(ctx: typer.Context, incomplete: str) -> list[str]:
         if parse_run_args([*before, "IMAGE"]).command == ():
             return complete_images(incomplete)
     return []
-
-
-def _find_image(ctx: typer.Context) -> str | None:
-    """Return the first argument of the line, which typer does not parse while an option lacks its value."""
-    valued = {
-        name
-        for parameter in ctx.command.params
-        if not getattr(parameter, "is_flag", False)
-        for name in parameter.opts
-    }
-    before = ""
-    for word in _parse_line(os.environ)[len(ctx.command_path.split()) :]:
-        if not word.startswith("-") and before not in valued:
-            return word
-        before = word
-    return None
 
 
 def _complete_conditions(image: str | None, catalog: str | None, incomplete: str) -> list[str]:

@@ -58,8 +58,15 @@ def run_daemonless(args: RunArgs, image: str, engine: str, site: Site) -> int:
     selection, launch = request.plan_on_any()
     require_usable(launch, args)
     runtime = choose_runtime(engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME"))
-    if args.shown:
-        _print_launch(launch, args, daemonless.format_command(selection, launch, runtime))
+    if args.print_form:
+        words = daemonless.format_command(selection, launch, runtime)
+        if args.print_form == JSON:
+            print_json({**launch.to_json(args.docker), "docker": None, "runtime": words})
+            return 0
+        print_document(f"{shlex.join(words)}\n", "see it with --dry-run=json")
+        print_info(
+            "this shows what is started, and is no command to paste: variables and folders are of a launch"
+        )
         return 0
     for warning in selection.warnings:
         warn(warning.text)
@@ -193,7 +200,7 @@ def _read_config(image: StoredImage) -> Fields:
 def _make_daemonless_engine() -> Engine:
     from imagematrix.launcher.gpu_claims.survey import survey_without_daemon
 
-    return Engine(info=dict, image=lambda _: None, survey=survey_without_daemon, any_user=True)
+    return Engine(get_info=dict, inspect_image=lambda _: None, survey=survey_without_daemon, any_user=True)
 
 
 def require_usable(launch: Launch, args: RunArgs) -> None:
@@ -203,16 +210,6 @@ def require_usable(launch: Launch, args: RunArgs) -> None:
             f"{launch.reference} has no driver of its own, and no runtime of NVIDIA injects one here",
             remedy="build a variant with a driver (axis `driver` in matrix.yaml), or use --engine docker",
         )
-    problems = check_device_nodes(launch.devices) if args.shown is None else ()
+    problems = check_device_nodes(launch.devices) if args.print_form is None else ()
     if problems:
         raise DevicesError(problems)
-
-
-def _print_launch(launch: Launch, args: RunArgs, words: list[str]) -> None:
-    if args.shown == JSON:
-        print_json({**launch.to_json(args.docker), "docker": None, "runtime": words})
-    else:
-        print_document(f"{shlex.join(words)}\n", "see it with --dry-run=json")
-        print_info(
-            "this shows what is started, and is no command to paste: variables and folders are of a launch"
-        )

@@ -65,14 +65,13 @@ class HostNeeds:
         """Decide by all facts; return whether a candidate is needed that never was before."""
         from imagematrix.selection.fleet.needed_variants import find_needed_variants
 
-        self._decisions = []
+        decisions = []
         for candidates in self._candidates:
             catalog = candidates.with_facts(self.facts).catalog
             # Plain pulls get an image on every architecture of the hosts.
             always = choose_plain_pulls(self._hosts.values(), catalog, candidates.plain_pull)
-            self._decisions.append(
-                find_needed_variants(self._hosts, catalog, always=always, limit=self._at_most)
-            )
+            decisions.append(find_needed_variants(self._hosts, catalog, always=always, limit=self._at_most))
+        self._decisions = decisions
         before = len(self._ever_needed)
         self._ever_needed |= self.needed_references
         return len(self._ever_needed) > before

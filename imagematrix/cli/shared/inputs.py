@@ -122,7 +122,7 @@ def _print_note(text: str) -> None:
 
 
 def make_path(text: str | None) -> Path | None:
-    """Return the path in an option that typer did not parse; pathlib is loaded only if it is given."""
+    """Return the path in an option that typer did not parse; pathlib is loaded only if there is one."""
     if text is None:
         return None
     from pathlib import Path

@@ -40,26 +40,22 @@ def repeat_options(text: str) -> str:
 
 def _complete_command(command: str) -> str:
     """Return a command of imagematrix with further options, and any other text unchanged."""
+    from importlib import import_module
+    from importlib.util import find_spec
+
     from imagematrix.common.text import quote_word
     from imagematrix.errors import sanitize_line
 
     program, name, *rest = *command.split(" "), ""
-    accepted = _list_parameters(name) if program == "imagematrix" else ()
+    module = name.replace("-", "_")
+    accepted: tuple[str, ...] = ()  # parameters of the command, if there is one of this name
+    if program == "imagematrix" and module.isidentifier() and find_spec(f"imagematrix.cli.{module}"):
+        function = getattr(import_module(f"imagematrix.cli.{module}"), "command", None)
+        if function:
+            accepted = function.__code__.co_varnames[: function.__code__.co_argcount]
     options = [
         f"{option} {sanitize_line(quote_word(_parameters[parameter]))}"
         for parameter, option in OPTIONS.items()
         if parameter in _parameters and parameter in accepted and option not in rest
     ]
     return " ".join((command, *options))
-
-
-def _list_parameters(name: str) -> tuple[str, ...]:
-    """Return the parameters of a command, none if there is no such command."""
-    from importlib import import_module
-    from importlib.util import find_spec
-
-    module = name.replace("-", "_")
-    if not module.isidentifier() or find_spec(f"imagematrix.cli.{module}") is None:
-        return ()
-    command = getattr(import_module(f"imagematrix.cli.{module}"), "command", None)
-    return command.__code__.co_varnames[: command.__code__.co_argcount] if command else ()

@@ -84,9 +84,10 @@ class Progress:
         with self._lock:
             self.results.append(result)
             count = f"[{len(self.results)}/{self._total}]"
-            self._show_result(result, count, f"{self._name(result.item)} {result.seconds:.1f} s")
+            self.show_result(result, count, f"{self._name(result.item)} {result.seconds:.1f} s")
 
-    def _show_result(self, result: Result, count: str, text: str) -> None:
+    def show_result(self, result: Result, count: str, text: str) -> None:
+        """Show a result; `count` is its number among all, and `text` its item with the duration."""
         raise NotImplementedError
 
 
@@ -96,7 +97,7 @@ class _Lines(Progress):
     def started(self, item: Planned) -> None:
         print_info(f"{'adopting' if item.status is PlanStatus.ADOPT else 'building'} {self._name(item)}")
 
-    def _show_result(self, result: Result, count: str, text: str) -> None:
+    def show_result(self, result: Result, count: str, text: str) -> None:
         print_info(f"{count} {result.status} {text}")
 
 
@@ -122,7 +123,7 @@ class _EventLines(Progress):
         for line in strip_escapes(text).splitlines():
             self._print_event("output", item, text=line)
 
-    def _show_result(self, result: Result, count: str, text: str) -> None:  # noqa: ARG002 - for people
+    def show_result(self, result: Result, count: str, text: str) -> None:  # noqa: ARG002 - for people
         error = strip_escapes(str(result.error)) if result.error else None
         seconds = round(result.seconds, 3)
         self._print_event("finished", result.item, status=result.status, seconds=seconds, error=error)
@@ -152,7 +153,7 @@ class _Board(Progress):
             if self._name(item) in self._running:
                 self._running[self._name(item)] = strip_escapes(text)
 
-    def _show_result(self, result: Result, count: str, text: str) -> None:
+    def show_result(self, result: Result, count: str, text: str) -> None:
         self._running.pop(self._name(result.item), None)
         status = f"[{COLOURS[result.status]}]{result.status}[/]"
         self._screen.print(f"{escape_text(count)} {status} {escape_text(text)}")

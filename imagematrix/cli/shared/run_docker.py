@@ -48,7 +48,7 @@ def run_with_docker(args: RunArgs, image: str) -> int:
 def _launch_image(args: RunArgs, image: str) -> int:
     from imagematrix.launcher.docker.request import find_remote_machine, make_request
 
-    if args.measure and args.detached:
+    if args.measure and args.is_detached:
         raise UsageError(
             "--measure and --detach are mutually exclusive: the report follows the end of the run"
         )
@@ -58,8 +58,14 @@ def _launch_image(args: RunArgs, image: str) -> int:
     request = make_request(args, host, find_catalog(image, args.catalog, policy), gpus, remote)
     selection, launch = request.plan_on_any()
     launch = _label_with_job(_pin_signed(selection, launch, policy))
-    if args.shown:
-        _print_launch(launch, args)
+    if args.print_form:
+        from imagematrix.launcher.docker.plan import format_docker_run
+
+        if args.print_form == JSON:
+            print_json(launch.to_json(args.docker))
+        else:
+            command = shlex.join(format_docker_run(launch, args.docker))
+            print_document(f"{command}\n", "see it with --dry-run=json")
         return 0
     for doubt, remedy in request.find_doubts(selection, launch):
         warn(doubt, remedy)
@@ -71,7 +77,7 @@ def _launch_image(args: RunArgs, image: str) -> int:
     is_saved = args.host or args.nvidia_smi
     wait = GpuWait(None if is_saved else lambda: load_node(None, None, None, args.gpus)[0])
     with ExitStack() as stack:
-        if launch.gpus or request.passed:
+        if launch.gpus or request.passed_gpus:
             claim = stack.enter_context(request.claim_gpus(launch, wait.print_reason, wait.probe_again))
             signed = launch
             selection, launch = request.plan_on_claimed(
@@ -79,13 +85,13 @@ def _launch_image(args: RunArgs, image: str) -> int:
             )
             launch = _label_with_job(_pin_signed(selection, launch, policy, signed))
             claim.pass_on()
-        # docker's command pulls what has no digest, and what it is told to pull.
-        if "@" in launch.reference and args.pulls:
+        # Docker's command pulls an image without a digest, and any image if an option says so.
+        if "@" in launch.reference and args.is_pulled_first:
             from imagematrix.launcher.docker.pull import pull_unless_present
 
-            with PullDisplay(launch.reference, quiet=args.quiet) as display:
+            with PullDisplay(launch.reference, quiet=args.is_quiet) as display:
                 pull_unless_present(launch.reference, launch.digest, launch.platform, on_progress=display)
-        if args.detached:
+        if args.is_detached:
             _exec_docker(launch, args)
         return _run_docker(launch, args, selection)
 
@@ -115,17 +121,6 @@ def _label_with_job(launch: Launch) -> Launch:
     from imagematrix.integrations.slurm.containers import make_labels
 
     return launch.with_labels(make_labels(os.environ))
-
-
-def _print_launch(launch: Launch, args: RunArgs) -> None:
-    from imagematrix.launcher.docker.plan import format_docker_run
-
-    if args.shown == JSON:
-        print_json(launch.to_json(args.docker))
-    else:
-        print_document(
-            f"{shlex.join(format_docker_run(launch, args.docker))}\n", "see it with --dry-run=json"
-        )
 
 
 def _exec_docker(launch: Launch, args: RunArgs) -> None:
@@ -165,7 +160,7 @@ class _Observer:
     def __init__(self, label: str, launch: Launch, args: RunArgs) -> None:
         self._label = label
         self._since = time.time()
-        self._removed = args.removed
+        self._removed = args.is_removed
         self._gpus = launch.gpus if args.measure else ()
 
     def start(self) -> None:

@@ -38,7 +38,7 @@ def run_slurm_task(words: Sequence[str]) -> int:
     """Select the image of a task on this node, and become the runtime of its container.
 
     Raises NodeChangedError if the node is not what Slurm says of it, and what `run` without a daemon and
-    `slurm.agreement.selection` raise.
+    `slurm.agreement.select_for_task` raise.
     """
     from imagematrix.integrations.slurm.configuration import find_slurm_conf
     from imagematrix.integrations.slurm.task import (

@@ -44,9 +44,9 @@ def prepare(kernel, tmp_path):
         at = tmp_path / f"at{len(list(tmp_path.iterdir()))}"
         at.mkdir()
         runtime = Apptainer("/opt/bin/apptainer")
-        gate = runtime.gate()
+        gate = runtime.make_gate()
         gate.close()
-        for descriptor in gate.inherited:
+        for descriptor in gate.descriptors:
             os.close(descriptor)
         runtime.require_possible(container)
         place = Place(

@@ -70,13 +70,13 @@ def prepare(place, kernel, monkeypatch):
 
     def call(runtime, container):
         runtime.require_possible(container)
-        gates.append(runtime.gate())
+        gates.append(runtime.make_gate())
         return runtime.prepare(container, place)
 
     yield call
     for gate in gates:
         gate.close()
-        for descriptor in gate.inherited:
+        for descriptor in gate.descriptors:
             os.close(descriptor)
 
 
@@ -113,7 +113,7 @@ def test_an_oci_runtime_gets_a_bundle_with_a_hook(prepare, container, place, run
     assert document == json.loads(json.dumps(make_config(container, place.root)))
     assert f"SECRET={VALUE}" in document["process"]["env"]
     assert hook["args"][:2] == ["sh", "-c"]
-    assert prepared.descriptors == runtime._gate.inherited
+    assert prepared.descriptors == runtime._gate.descriptors
     assert all(str(number) in hook["args"][2] for number in prepared.descriptors)
     expected = [runtime.program, "--root", f"{place.at}/state", "run", "--bundle", place.at, "n"]
     assert prepared.words == expected
@@ -159,7 +159,7 @@ def test_bubblewrap_reads_variables_from_a_file_without_a_name(prepare, containe
         *(b"--setenv", b"B", b"\xff\n"),
     ]
     os.close(arguments)
-    assert tuple(gate) == runtime._gate.inherited
+    assert tuple(gate) == runtime._gate.descriptors
     assert prepared.words[1:7] == [
         "--args", str(arguments), "--info-fd", str(gate[0]), "--seccomp", str(gate[1]),
     ]  # fmt: skip
@@ -210,9 +210,9 @@ def test_charliecloud_gets_folders_and_leaves_the_network_to_itself(prepare, con
 
 
 def test_charliecloud_asks_for_a_user_with_or_without_a_name(prepare, container, place, monkeypatch):
-    assert charliecloud._user(0) == "root"
-    assert charliecloud._user(2**31 - 7) == str(2**31 - 7)
-    monkeypatch.setattr(charliecloud, "_user", lambda number: f"u{number}")
+    assert charliecloud._find_user_name(0) == "root"
+    assert charliecloud._find_user_name(2**31 - 7) == str(2**31 - 7)
+    monkeypatch.setattr(charliecloud, "_find_user_name", lambda number: f"u{number}")
     assert prepare(OTHERS[1], container).environment == {"PATH": PATH, "USER": f"u{place.user}"}
 
 
