@@ -105,7 +105,9 @@ def find_catalog(image: str | None, name: str | None, policy: Path | None = None
     `policy` is the user's own policy of signatures, None for that of the environment.
     """
     if name is None:
-        return open_stored_catalog(image or "", _print_note, policy)
+        from imagematrix.cli.shared.output import print_info
+
+        return open_stored_catalog(image or "", lambda text: print_info(f"imagematrix: {text}"), policy)
     return open_catalog(name, image=image, policy=policy)
 
 
@@ -113,12 +115,6 @@ def require_image(image: str | None, catalog: str | None) -> None:
     """Raise UsageError if the options --image and --catalog name neither."""
     if image is None and catalog is None:
         raise UsageError("no image given", remedy="give --image IMAGE[:VERSION], or --catalog FILE|REF")
-
-
-def _print_note(text: str) -> None:
-    from imagematrix.cli.shared.output import print_info
-
-    print_info(f"imagematrix: {text}")
 
 
 def make_path(text: str | None) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 
@@ -46,10 +47,12 @@ def find_user_gpus(args: RunArgs, gpus: tuple[Gpu, ...], info: Callable[[], Mapp
     files = args.get_values("--env-file")
     once = [path for path in files if not _is_regular_file(path)]
     # Files first: docker lets --env win, in whatever order the options come.
-    variables = (
-        *(line for path in files if path not in once for line in _read_variables(path)),
-        *args.get_values("--env", "e"),
-    )
+    variables: list[str] = []
+    for path in files:
+        if path not in once:
+            with contextlib.suppress(UsageError):  # docker will refuse it
+                variables += env_file.read_env_file(path, os.environ)
+    variables += args.get_values("--env", "e")
     visible = [expand_variable(text) for text in variables if text.partition("=")[0] == VISIBLE[:-1]]
     runtime = [None, *args.get_values("--runtime")][-1]
     injected = bool(visible or once) and _is_injecting(runtime, info)
@@ -123,14 +126,6 @@ def _is_regular_file(path: str) -> bool:
         return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - pathlib is slow to import
     except (OSError, ValueError):
         return True
-
-
-def _read_variables(path: str) -> list[str]:
-    """Return the variables in a file, none if docker will refuse it."""
-    try:
-        return env_file.read_env_file(path, os.environ)
-    except UsageError:
-        return []
 
 
 def expand_variable(text: str) -> str:

@@ -140,6 +140,9 @@ def gather_facts(
     """
     problems, doubts = _check_nodes(host, devices.check_device_nodes)
     daemonless_facts = daemonless.gather_daemonless_facts()
+    modules = None
+    with contextlib.suppress(OSError), open(MODULES, encoding="ascii", errors="replace") as file:  # noqa: PTH123
+        modules = frozenset(line.split()[0] for line in file)
     kubelet_error = None
     try:
         pods.compute_pod_usage(host.gpus)
@@ -148,7 +151,7 @@ def gather_facts(
     return NodeFacts(
         host=host,
         nvml=nvml,
-        modules=_read_modules(),
+        modules=modules,
         problems=problems,
         doubts=doubts,
         unlinked=_find_unlinked(host.devices),
@@ -179,14 +182,6 @@ def _find_locks_error(engine: str) -> ProbeError | None:
     except ProbeError as error:
         return error
     return None
-
-
-def _read_modules() -> frozenset[str] | None:
-    try:
-        with open(MODULES, encoding="ascii", errors="replace") as file:  # noqa: PTH123 - a file of /proc
-            return frozenset(line.split()[0] for line in file)
-    except OSError:
-        return None
 
 
 def _check_nodes(
