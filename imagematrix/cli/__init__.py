@@ -22,10 +22,10 @@ def main() -> None:
 
     code = run_command(sys.argv[1:])
     if code in ENDED_BY_SIGNAL:
-        _leave(code)
+        _exit_at_once(code)
     raise SystemExit(code)
 
 
-def _leave(code: int) -> None:
+def _exit_at_once(code: int) -> None:
     """Exit at once: Python would wait for threads, and those may wait for an engine or a registry."""
     os._exit(code)

@@ -57,15 +57,15 @@ def command(
     device_code_entries.require_matches((), unmatched)
     for audit in audits:
         device_code_entries.require_matches(audit.device_code, ())
-    result = make_catalog(audits, image, version, warn, flags)
-    for text, remedy in warn_of_equal_variants(result):
+    catalog = make_catalog(audits, image, version, warn, flags)
+    for text, remedy in warn_of_equal_variants(catalog):
         warn(text, remedy)
     if output is None:
-        print_json(result.to_json())
+        print_json(catalog.to_json())
         return
     with report_write_errors(output):
-        files.write_output(output, json_documents.dump_json(result.to_json()).encode())
-    print_info(f"imagematrix: {format_count(len(result.variants), 'image')} of {name} in {output}")
+        files.write_output(output, json_documents.dump_json(catalog.to_json()).encode())
+    print_info(f"imagematrix: {format_count(len(catalog.variants), 'image')} of {name} in {output}")
 
 
 def _parse_flags(text: str) -> frozenset[str]:
@@ -74,8 +74,8 @@ def _parse_flags(text: str) -> frozenset[str]:
     from imagematrix.hardware.vendors import macros
 
     words = frozenset() if text == NONE else frozenset(word.strip() for word in text.split(","))
-    known = sorted({flag for flags in macros.FLAGS.values() for flag in flags.values()})
-    for word in sorted(words.difference(known)):
-        remedy = suggest_nearest(word, known) or f"there are {', '.join(known)}"
+    names = sorted({flag for flags in macros.FLAGS.values() for flag in flags.values()})
+    for word in sorted(words.difference(names)):
+        remedy = suggest_nearest(word, names) or f"there are {', '.join(names)}"
         raise UsageError(f"--cpu-flags: {word!r} is no CPU flag that code may need", remedy=remedy)
     return words

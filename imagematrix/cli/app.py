@@ -72,12 +72,12 @@ def make_app(words: Sequence[str] = ()) -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings=HELP,
     )
-    application.callback()(_options)
-    _add(application, "imagematrix.cli", COMMANDS, words or completion.split_line(os.environ))
+    application.callback()(_declare_common_options)
+    _add_commands(application, "imagematrix.cli", COMMANDS, words or completion.split_line(os.environ))
     return application
 
 
-def _add(application: typer.Typer, package: str, names: Sequence[str], words: Sequence[str]) -> None:
+def _add_commands(application: typer.Typer, package: str, names: Sequence[str], words: Sequence[str]) -> None:
     """Add the commands of a package; only one of them if it is the first of `words`."""
     chosen = [name for name in words[:1] if name in names]
     for name in chosen or names:
@@ -86,7 +86,7 @@ def _add(application: typer.Typer, package: str, names: Sequence[str], words: Se
             group = typer.Typer(
                 cls=_Commands, help=module.__doc__, no_args_is_help=True, context_settings=HELP
             )
-            _add(group, module.__name__, commands, words[1:])
+            _add_commands(group, module.__name__, commands, words[1:])
             application.add_typer(group, name=name)
         else:
             settings = getattr(module, "SETTINGS", {})
@@ -97,25 +97,25 @@ class _Command(TyperCommand):
     """A command that messages repeat with its options."""
 
     def invoke(self, ctx: Any) -> Any:
-        given = (name for name in ctx.params if ctx.get_parameter_source(name).name == "COMMANDLINE")
-        remember_parameters({name: ctx.params[name] for name in given})
+        typed = (name for name in ctx.params if ctx.get_parameter_source(name).name == "COMMANDLINE")
+        remember_parameters({name: ctx.params[name] for name in typed})
         return super().invoke(ctx)
 
 
 class _Commands(TyperGroup):
-    """Commands whose errors show words of the command line, such as names of files, as other errors do."""
+    """Commands whose errors escape words of the command line, such as names of files, as other errors do."""
 
     def make_context(self, *words: Any, **named: Any) -> Any:
-        with _visible_errors():
+        with _sanitize_errors():
             return super().make_context(*words, **named)
 
     def invoke(self, ctx: Any) -> Any:
-        with _visible_errors():
+        with _sanitize_errors():
             return super().invoke(ctx)
 
 
 @contextlib.contextmanager
-def _visible_errors() -> Iterator[None]:
+def _sanitize_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
@@ -126,7 +126,7 @@ def _visible_errors() -> Iterator[None]:
         raise
 
 
-def _version(requested: bool) -> None:
+def _print_version(requested: bool) -> None:
     if requested:
         from importlib.metadata import version
 
@@ -134,9 +134,10 @@ def _version(requested: bool) -> None:
         raise typer.Exit
 
 
-def _options(
+def _declare_common_options(
     _: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
     pass

@@ -6,12 +6,18 @@ import contextlib
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from imagematrix.cli.shared.build_session import lock_and_plan, make_shard_filter, open_build_session
+from imagematrix.cli.shared.build_session import (
+    BuildOptions,
+    lock_and_plan,
+    make_shard_filter,
+    open_build_session,
+)
 from imagematrix.cli.shared.host_filter import load_host_needs
 from imagematrix.cli.shared.options import (
     AllowContext,
@@ -47,6 +53,7 @@ if TYPE_CHECKING:
     from imagematrix.build.executor.result import Result
     from imagematrix.build.plan.plan import Plan
     from imagematrix.build.reports.outcome import Outcome
+    from imagematrix.cli.shared.build_session import BuildSession
     from imagematrix.cli.shared.progress import Progress
 
 CLASSIC = (
@@ -153,7 +160,6 @@ def command(
     With --for, what the audits found decides again which cells the hosts need, and those that are then
     missing are built, too; not in a shard.
     """
-    from imagematrix.build.executor.build import build
     from imagematrix.build.executor.caches import ExternalCaches
     from imagematrix.build.executor.result import combine_failures, make_build_document
     from imagematrix.build.plan.build_inputs import parse_build_inputs
@@ -167,75 +173,76 @@ def command(
     caches = ExternalCaches(cache_from or (), cache_to or ())
     narrow = make_shard_filter(shard, durations)
     needs = load_host_needs(hosts, at_most)
-    given = parse_build_inputs(secret or (), ssh or (), build_arg or (), proxy=proxy)
+    options = BuildOptions(
+        push=push,
+        jobs=jobs,
+        builders=builder or (),
+        attest=attest or (),
+        inputs=parse_build_inputs(secret or (), ssh or (), build_arg or (), proxy=proxy),
+        verify=verify,
+        no_cache=no_cache,
+        caches=caches,
+        retest=retest,
+    )
     if junit:
-        _write(junit, ())  # report an unwritable path before an hour of builds
-    rounds = RebuildLoop(narrow(Plan(items=(), bases={})), needs, adds=shard is None, shown=progress)
+        _write_junit(junit, ())  # report an unwritable path before an hour of builds
+    rounds = RebuildLoop(narrow(Plan(items=(), bases={})), needs, adds=shard is None, progress_kind=progress)
     cause: BaseException | None = None
     tester: ImageTester | None = None
     with contextlib.ExitStack() as stack:
         try:
-            shop = stack.enter_context(
-                open_build_session(
-                    jobs,
-                    push=push,
-                    builders=builder or (),
-                    attest=attest or (),
-                    given=given,
-                    verify=verify,
-                    no_cache=no_cache,
-                    caches=caches,
-                    retest=retest,
-                )
+            session = stack.enter_context(open_build_session(options))
+            tester = session.tester
+            make_plan = partial(
+                lock_and_plan,
+                file,
+                session.plan_context,
+                only,
+                platforms=platform or (),
+                push=push,
+                frozen=frozen,
+                contexts=allow_context or (),
+                needs=needs,
             )
-
-            tester = shop.tester
-
-            def planned() -> Plan:
-                contexts = allow_context or ()
-                return narrow(
-                    lock_and_plan(
-                        file,
-                        shop.against,
-                        only,
-                        platforms=platform or (),
-                        push=push,
-                        frozen=frozen,
-                        contexts=contexts,
-                        needs=needs,
-                    )
-                )
-
-            def built(plan: Plan, reporter: Progress) -> None:
-                if not shop.builder.reproducible:
-                    print_info(CLASSIC)
-                build(
-                    plan,
-                    shop.builder,
-                    shop.store,
-                    jobs=shop.jobs,
-                    logs=file.parent / ".imagematrix" / "logs",
-                    reporter=reporter,
-                    layers=shop.layers,
-                    tester=shop.tester,
-                    fail_fast=fail_fast,
-                    verify=verify,
-                )
-
-            rounds.run(planned, built, verify=verify, due=shop.tester.is_due)
+            build_plan = partial(_build_plan, session, file, fail_fast=fail_fast, verify=verify)
+            rounds.run(lambda: narrow(make_plan()), build_plan, verify=verify, is_due=tester.is_due)
         except BaseException as ended:  # noqa: BLE001 - the outcome is reported in any case
             cause = ended
-        with _interrupts_deferred():
+        with _defer_interrupts():
             results = rounds.results
-            error = cause or combine_failures(results) or (needs.error() if needs and shard is None else None)
+            error = cause or combine_failures(results)
+            if error is None and needs and shard is None:
+                error = needs.find_unserved_error()
             document = make_build_document(rounds.plan, results, _format_fatal(cause, results), tester)
-            _report(rounds.plan, results, error, document, json=json, junit=junit)
+            _report_outcome(rounds.plan, results, error, document, json=json, junit=junit)
     if error:
         raise error
 
 
+def _build_plan(
+    session: BuildSession, file: Path, plan: Plan, reporter: Progress, *, fail_fast: bool, verify: bool
+) -> None:
+    """Build a plan of the matrix in `file`."""
+    from imagematrix.build.executor.build import build
+
+    if not session.builder.reproducible:
+        print_info(CLASSIC)
+    build(
+        plan,
+        session.builder,
+        session.store,
+        jobs=session.jobs,
+        logs=file.parent / ".imagematrix" / "logs",
+        reporter=reporter,
+        layers=session.layers,
+        tester=session.tester,
+        fail_fast=fail_fast,
+        verify=verify,
+    )
+
+
 def _format_fatal(cause: BaseException | None, results: Sequence[Result]) -> str | None:
-    """Return the message of what ended a build as a whole; `results` show that it was stopped."""
+    """Return the message of the error that ended a build as a whole; `results` show that it was stopped."""
     if cause is None or isinstance(cause, ImagematrixError):
         return str(cause) if cause else None
     if isinstance(cause, (KeyboardInterrupt, SystemExit)):
@@ -244,7 +251,7 @@ def _format_fatal(cause: BaseException | None, results: Sequence[Result]) -> str
 
 
 @contextlib.contextmanager
-def _interrupts_deferred() -> Iterator[None]:
+def _defer_interrupts() -> Iterator[None]:
     """Defer further interrupts until the outcome has been reported."""
     ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {signal_number: signal.signal(signal_number, signal.SIG_IGN) for signal_number in ending}
@@ -255,7 +262,7 @@ def _interrupts_deferred() -> Iterator[None]:
             signal.signal(signal_number, handler)
 
 
-def _report(
+def _report_outcome(
     plan: Plan,
     results: Sequence[Result],
     error: BaseException | None,
@@ -273,25 +280,23 @@ def _report(
     from imagematrix.build.reports.outcome import parse_report
     from imagematrix.cli.shared import ci
 
-    read = parse_report(document, "build")
-    outcomes, fatal = read.outcomes, read.error
-    with contextlib.ExitStack() as others:
+    report = parse_report(document, "build")
+    outcomes, fatal = report.outcomes, report.error
+    # The last of the reports comes first.
+    with contextlib.ExitStack() as reports:
         if junit:
-            others.callback(_write, junit, outcomes, fatal)
-        others.callback(ci.write_summary, outcomes, fatal)
-        others.callback(_print_failures, results, overall=error)
-        others.callback(_print_warnings, results)
+            reports.callback(_write_junit, junit, outcomes, fatal)
+        reports.callback(ci.write_summary, outcomes, fatal)
+        reports.callback(_print_failures, results, overall=error)
+        reports.callback(_print_warnings, results)
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            others.callback(
+            reports.callback(
                 print_info, "stopped: finished images are kept, and the next build continues from here"
             )
         elif error is None or any(result.status is not BuildStatus.STOPPED for result in results):
-            done = {id(result.item) for result in results}
-            up_to_date = sum(id(item) not in done for item in plan.with_status(PlanStatus.UP_TO_DATE))
-            others.callback(_print_conclusion, len(results), up_to_date)
-            others.callback(_print_compression, results)
-            others.callback(_print_imported, results)
-            others.callback(_print_untested, outcomes)
+            items = {id(result.item) for result in results}
+            up_to_date = sum(id(item) not in items for item in plan.with_status(PlanStatus.UP_TO_DATE))
+            reports.callback(_print_remarks, results, outcomes, up_to_date)
         if json:
             print_json(document)
         else:
@@ -301,8 +306,20 @@ def _report(
         sys.stdout.flush()
 
 
-def _print_compression(results: Sequence[Result]) -> None:
-    """Print the compression of new layers, with the library whose release may decide their bytes."""
+def _print_remarks(results: Sequence[Result], outcomes: Sequence[Outcome], up_to_date: int) -> None:
+    """Print which images were not tested or are up to date, and what decides the bytes of the others."""
+    from imagematrix.build.executor.image_tester import ImageTestOutcome
+
+    untested: dict[str, list[str]] = {}  # cells by the reason
+    for outcome in outcomes:
+        if outcome.test == ImageTestOutcome.NOT_TESTED:
+            untested.setdefault(outcome.test_why or "", []).append(outcome.cell)
+    for why, names in untested.items():
+        warn(f"not tested here: {shorten_words(names, SHOWN)}: {why}")
+
+    # Their bytes may also depend on what others wrote to a cache, and on the release of libzstd.
+    if imported := sum(result.imported_cache for result in results):
+        print_info(f"{format_count(imported, 'image')} with results of steps from an imported cache")
     kinds = {
         f"{result.compression}{f' by libzstd {result.libzstd}' if result.libzstd else ''}"
         for result in results
@@ -311,33 +328,13 @@ def _print_compression(results: Sequence[Result]) -> None:
     if kinds:
         print_info(f"compression of new layers: {', '.join(sorted(kinds))}")
 
-
-def _print_imported(results: Sequence[Result]) -> None:
-    """Print how many images may have results of steps that others wrote to a cache."""
-    if imported := sum(result.imported_cache for result in results):
-        print_info(f"{format_count(imported, 'image')} with results of steps from an imported cache")
-
-
-def _print_untested(outcomes: Sequence[Outcome]) -> None:
-    """Print which images have a test that did not run here, with each reason once."""
-    from imagematrix.build.executor.image_tester import ImageTestOutcome
-
-    cells: dict[str, list[str]] = {}
-    for outcome in outcomes:
-        if outcome.test == ImageTestOutcome.NOT_TESTED:
-            cells.setdefault(outcome.test_why or "", []).append(outcome.cell)
-    for why, names in cells.items():
-        warn(f"not tested here: {shorten_words(names, SHOWN)}: {why}")
-
-
-def _print_conclusion(done: int, up_to_date: int) -> None:
-    if done == 0:
+    if not results:
         print_info(f"nothing to build: {format_count(up_to_date, 'image')} up to date")
     elif up_to_date:
         print_info(f"{format_count(up_to_date, 'image')} more up to date")
 
 
-def _write(path: Path, outcomes: Sequence[Outcome], fatal: str | None = None) -> None:
+def _write_junit(path: Path, outcomes: Sequence[Outcome], fatal: str | None = None) -> None:
     from imagematrix.build.executor.logs import excerpt_log
     from imagematrix.build.reports.junit import format_junit
     from imagematrix.common import files
@@ -375,12 +372,12 @@ def _print_failures(results: Sequence[Result], *, overall: BaseException | None)
 
     name = make_item_namer(result.item for result in results)
     system = ci.find_ci_system()
-    alike: dict[tuple[str, str | None], list[tuple[Result, ImagematrixError]]] = {}
+    groups: dict[tuple[str, str | None], list[tuple[Result, ImagematrixError]]] = {}
     for result in results:
         error = result.error
         if result.status is BuildStatus.FAILED and error is not None and error is not overall:
-            alike.setdefault((summarize_error(str(error)), error.remedy), []).append((result, error))
-    for group in alike.values():
+            groups.setdefault((summarize_error(str(error)), error.remedy), []).append((result, error))
+    for group in groups.values():
         first, error = group[0]
         names = shorten_words([name(result.item) for result, _ in group], SHOWN)
         if system:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.build.plan.plan import Planned, PlanStatus
-from imagematrix.cli.shared.build_session import open_build_session, plan_with_lock
+from imagematrix.cli.shared.build_session import BuildOptions, open_build_session, plan_with_lock
 from imagematrix.cli.shared.options import AllowContext, BuildArgs, File, Proxy
 from imagematrix.cli.shared.output import print_info, print_lines
 from imagematrix.common.suggestions import suggest_nearest
@@ -55,15 +55,17 @@ def command(
     matrix = load_matrix(file, contexts=contexts)
     before = {image.name: image.version for image in matrix.images}
     if images:
-        chosen = _require_known(images, before, file)
+        _require_known_images(images, before, file)
+        chosen = images
     else:
-        given = parse_build_inputs(args=build_arg or (), proxy=proxy)
-        with open_build_session(push=push, given=given) as shop:
-            chosen = _find_changed(plan_with_lock(file, shop.against, None, push=push, contexts=contexts))
-    wanted = {name: raise_version(before[name], minor=minor) if to is None else to for name in chosen}
-    text = replace_versions(matrix.text, wanted, str(file))
+        inputs = parse_build_inputs(args=build_arg or (), proxy=proxy)
+        with open_build_session(BuildOptions(push=push, inputs=inputs)) as session:
+            plan = plan_with_lock(file, session.plan_context, None, push=push, contexts=contexts)
+            chosen = _find_changed_images(plan)
+    new = {name: raise_version(before[name], minor=minor) if to is None else to for name in chosen}
+    text = replace_versions(matrix.text, new, str(file))
     after = {image.name: image.version for image in parse_matrix(text, file, contexts).images}
-    for name, version in wanted.items():
+    for name, version in new.items():
         if after[name] != version:  # such as one that YAML reads as a comment
             raise UsageError(f"{version!r} is not a version such as v1")
     if after == before:
@@ -82,22 +84,23 @@ def command(
             print_lines(f"{name}:{version}")
 
 
-def _require_known(images: Sequence[str], versions: Mapping[str, str], file: Path) -> list[str]:
+def _require_known_images(images: Sequence[str], versions: Mapping[str, str], file: Path) -> None:
     for name in images:
         if name not in versions:
             remedy = suggest_nearest(name, versions) or f"it has {', '.join(versions)}"
             raise UsageError(f"{file} has no image {name!r}", remedy=remedy)
-    return list(images)
 
 
-def _find_changed(plan: Plan) -> list[str]:
+def _find_changed_images(
+    plan: Plan,
+) -> list[str]:
     """Return the images that cannot keep their versions: their own cells have changed, or images below them.
 
     Raises the error of a base whose digest is unknown, because its cells cannot be compared.
     """
     for error in plan.unresolved.values():
         raise error
-    kept = plan.with_status(PlanStatus.UP_TO_DATE)
+    unchanged = plan.with_status(PlanStatus.UP_TO_DATE)
     changed = {item.cell.image.name: None for item in plan.with_status(PlanStatus.REFUSED)}
     while True:
         references = {
@@ -105,7 +108,7 @@ def _find_changed(plan: Plan) -> list[str]:
             for item in plan.items
             if isinstance(item, Planned) and item.cell.image.name in changed
         }
-        above = {item.cell.image.name: None for item in kept if references.intersection(item.needs)}
+        above = {item.cell.image.name: None for item in unchanged if references.intersection(item.needs)}
         if above.keys() <= changed.keys():
             return list(changed)
         changed |= above

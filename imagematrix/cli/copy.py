@@ -40,23 +40,23 @@ def command(
     from imagematrix.images.oci.registry import Registry
 
     image, version = split_version(name)
-    other, other_version = split_version(target)
+    copy, new_version = split_version(target)
     if version is None or "@" in name or not names_registry(image):
         remedy = "such as registry.example.com/ml/training:v1"
         raise UsageError(f"{name} is not an image with a registry and a version", remedy=remedy)
-    if "@" in target or not names_registry(other):
+    if "@" in target or not names_registry(copy):
         remedy = "such as mirror.example.com/ml/training"
         raise UsageError(f"{target} is not the name of an image in a registry", remedy=remedy)
-    if other_version not in (None, version):
+    if new_version not in (None, version):
         raise UsageError(
-            f"a copy of {version} cannot be called {other_version}: its images have their version in them",
-            remedy=f"leave out :{other_version}, or pass --alias {other_version}",
+            f"a copy of {version} cannot be called {new_version}: its images have their version in them",
+            remedy=f"leave out :{new_version}, or pass --alias {new_version}",
         )
-    if (image, version) == (other, version):
+    if (image, version) == (copy, version):
         raise UsageError(f"{name} would be copied to itself", remedy="name another registry or repository")
     key = load_signing_key(sign) if sign else None
-    with Registry(image) as source, Registry(other) as mirror:
-        done = copy_version(
+    with Registry(image) as source, Registry(copy) as mirror:
+        published = copy_version(
             source,
             mirror,
             version,
@@ -65,8 +65,8 @@ def command(
             sign=make_signer(mirror, key) if key else None,
             note=lambda tag: print_info(f"copied {tag}"),
         )
-    print_published(f"{other}:{version}", done)
+    print_published(f"{copy}:{version}", published)
     if json:
-        print_json(make_published_document(other, version, alias or [], done) | {"unneeded": []})
+        print_json(make_published_document(copy, version, alias or [], published) | {"unneeded": []})
     else:
-        print_text(f"{other}:{version}@{done.digest}")
+        print_text(f"{copy}:{version}@{published.digest}")

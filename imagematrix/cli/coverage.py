@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from imagematrix.selection.fleet.coverage import Coverage, LimitedVariants
     from imagematrix.selection.fleet.upgrade import Upgrade
-    from imagematrix.selection.miss import Miss
 
 HOSTS = (".json", ".ndjson")  # ends of the names of files of hosts
 LISTED = 20  # reasons or changes listed before "and N more"
@@ -85,14 +84,18 @@ def command(
     """Show which hosts have an image, which images are unused, and what a driver upgrade would break."""
     from imagematrix.selection.fleet.coverage import compute_coverage, with_limit
     from imagematrix.selection.fleet.hosts import load_hosts
-    from imagematrix.selection.fleet.upgrade import parse_upgrades as replaced
+    from imagematrix.selection.fleet.upgrade import parse_upgrades
     from imagematrix.selection.query import parse_where
 
-    image, hosts = _split_arguments(image, hosts)
+    # As in other commands, the first argument may be the image.
+    first, *rest = hosts
+    is_hosts = first.suffix in HOSTS or str(first) == "-" or first.exists()
+    if image is None and rest and not is_hosts:
+        image, hosts = str(first), rest
     require_image(image, catalog)
     if html is None and (sizes or outdated):
         raise UsageError("--sizes and --outdated add to the page of --html", remedy="add --html FILE")
-    drivers = replaced(driver or ())
+    drivers = parse_upgrades(driver or ())
     fleet = load_hosts(*hosts, stream=sys.stdin.buffer)
     report = compute_coverage(
         fleet,
@@ -105,37 +108,25 @@ def command(
     if at_most is not None:
         report = with_limit(report, at_most, always=choose_plain_pulls(fleet.values(), report.catalog, {}))
     if html is not None:
-        _write(html, report, sizes, outdated)
+        from imagematrix.selection.fleet.page import render_page
+        from imagematrix.selection.fleet.staleness import load_findings
+        from imagematrix.selection.fleet.storage import load_storage
+
+        storage = load_storage(sizes, report.catalog) if sizes else None
+        findings = load_findings(outdated) if outdated else None
+        with report_write_errors(html):
+            page = render_page(report, storage=storage, aged=findings)
+            files.write_output(html, page.encode(errors="backslashreplace"))
     if json:
         print_json(report.to_json())
     else:
-        _print(report)
+        _print_coverage(report)
     if not report.complete:
         raise typer.Exit(NothingFits.exit_code)
 
 
-def _split_arguments(image: str | None, words: list[Path]) -> tuple[str | None, list[Path]]:
-    """Return the image and the hosts: as in other commands, the first argument may be the image."""
-    first, *hosts = words
-    is_hosts = first.suffix in HOSTS or str(first) == "-" or first.exists()
-    return (image, words) if image is not None or is_hosts or not hosts else (str(first), hosts)
-
-
-def _write(html: Path, report: Coverage, sizes: Path | None, outdated: Path | None) -> None:
-    from imagematrix.selection.fleet.page import render_page
-    from imagematrix.selection.fleet.staleness import load_findings
-    from imagematrix.selection.fleet.storage import load_storage
-
-    storage = load_storage(sizes, report.catalog) if sizes else None
-    aged = load_findings(outdated) if outdated else None
-    with report_write_errors(html):
-        files.write_output(
-            html, render_page(report, storage=storage, aged=aged).encode(errors="backslashreplace")
-        )
-
-
-def _print(report: Coverage) -> None:
-    def short(reference: str) -> str:
+def _print_coverage(report: Coverage) -> None:
+    def shorten(reference: str) -> str:
         return escape_text(report.short(reference))
 
     name = escape_text(f"{report.image}:{report.version}")
@@ -143,73 +134,69 @@ def _print(report: Coverage) -> None:
     if report.unserved:
         lacking = report.hosts - report.served
         print_lines(
-            "", f"[red]nothing fits {format_count(lacking, 'host')}[/]", *_format_unserved(report, short)
+            "", f"[red]nothing fits {format_count(lacking, 'host')}[/]", *_format_unserved(report, shorten)
         )
+
     print_lines("")
     print_table(
         ("variant", "hosts", "share", "fits"),
         [
-            (short(service.reference), str(len(service.hosts)), f"{service.share:.1%}", str(service.fits))
+            (shorten(service.reference), str(len(service.hosts)), f"{service.share:.1%}", str(service.fits))
             for service in report.variants
             if service.hosts
         ],
     )
     if report.unused:
         print_lines("", f"[yellow]no host would choose {format_count(len(report.unused), 'variant')}[/]")
-        rows = [(short(service.reference), str(service.fits)) for service in report.unused]
+        rows = [(shorten(service.reference), str(service.fits)) for service in report.unused]
         print_table(("variant", "fits"), rows)
-    print_lines("", *_format_smallest(report, short))
+
+    # The smallest set of variants that is enough, and the best of a limited number.
+    smallest = report.smallest
+    enough = f"{format_count(len(smallest.variants), 'variant')} would be enough for the same hosts"
+    if not smallest.exact:
+        enough += f"; perhaps fewer, but at least {smallest.least}"
+    elif report.worse:
+        enough += f", though {format_count(report.worse, 'host')} would get a worse one"
+    print_lines("", f"{enough}:", *(f"  {shorten(reference)}" for reference in smallest.variants))
     if report.few:
-        _few(report.few, report, short)
+        _print_limited(report.few, report, shorten)
+
     for upgrade in report.upgrades:
-        _upgrade(upgrade, short)
+        _print_upgrade(upgrade, shorten)
 
 
-def _format_unserved(report: Coverage, short: Callable[[str], str]) -> Iterator[str]:
+def _format_unserved(report: Coverage, shorten: Callable[[str], str]) -> Iterator[str]:
+    """Yield the hosts that nothing fits, each group with its reasons, the nearest variant and remedies."""
     for unserved in report.unserved[:LISTED]:
+        miss = unserved.miss
         yield from fold_paragraph("  ", format_names(unserved.hosts))
-        yield from _format_miss(unserved.miss, short)
+        if not miss.told:
+            yield from fold_paragraph("       ", escape_text(miss.why))
+            yield from _fold_remedy("         ", miss.shown)
+        if miss.nearest:
+            yield f"       nearest is {shorten(miss.nearest)}"
+        for rule in miss.relevant:
+            yield from fold_paragraph("         ", escape_text(f"{rule.rule}: {rule.why}"))
+            yield from _fold_remedy("           ", rule.shown)
     if len(report.unserved) > LISTED:
         yield f"  {format_count(len(report.unserved) - LISTED, 'more reason')}; --json has all"
 
 
-def _format_miss(miss: Miss, short: Callable[[str], str]) -> Iterator[str]:
-    """Yield the lines about the nearest variant, and its remedy."""
-    if not miss.told:
-        yield from fold_paragraph("       ", escape_text(miss.why))
-        yield from _remedy("         ", miss.shown)
-    if miss.nearest:
-        yield f"       nearest is {short(miss.nearest)}"
-    for rule in miss.relevant:
-        yield from fold_paragraph("         ", escape_text(f"{rule.rule}: {rule.why}"))
-        yield from _remedy("           ", rule.shown)
-
-
-def _remedy(indent: str, fix: str | None) -> list[str]:
+def _fold_remedy(indent: str, fix: str | None) -> list[str]:
     return fold_paragraph(indent, f"-> {escape_text(fix)}") if fix else []
 
 
-def _format_smallest(report: Coverage, short: Callable[[str], str]) -> Iterator[str]:
-    least = report.smallest
-    many = format_count(len(least.variants), "variant")
-    if least.exact:
-        worse = f", though {format_count(report.worse, 'host')} would get a worse one" if report.worse else ""
-        yield f"{many} would be enough for the same hosts{worse}:"
-    else:
-        yield f"{many} would be enough for the same hosts; perhaps fewer, but at least {least.least}:"
-    yield from (f"  {short(reference)}" for reference in least.variants)
-
-
-def _few(few: LimitedVariants, report: Coverage, short: Callable[[str], str]) -> None:
+def _print_limited(few: LimitedVariants, report: Coverage, shorten: Callable[[str], str]) -> None:
     from imagematrix.selection.fleet.loss import LOSSES
 
     chosen = few.chosen
-    left = f"; [red]{format_count(len(chosen.left_out), 'host')} left out[/]" if chosen.left_out else ""
+    excluded = f"; [red]{format_count(len(chosen.left_out), 'host')} left out[/]" if chosen.left_out else ""
     proof = "" if chosen.exact else ", perhaps not the best"
     print_lines(
         "",
-        f"of at most {format_count(chosen.limit, 'variant')}, these are the best{proof}{left}:",
-        *(f"  {short(reference)}" for reference in chosen.variants),
+        f"of at most {format_count(chosen.limit, 'variant')}, these are the best{proof}{excluded}:",
+        *(f"  {shorten(reference)}" for reference in chosen.variants),
     )
     if chosen.left_out:
         print_lines(*fold_paragraph("  left out: ", format_names(chosen.left_out)))
@@ -218,20 +205,21 @@ def _few(few: LimitedVariants, report: Coverage, short: Callable[[str], str]) ->
         ("variants", "served", "worse", *LOSSES.values(), "proven"),
         [
             (
-                f"[bold]{one.limit}[/]" if one.limit == chosen.limit else str(one.limit),
-                str(report.served - one.loss.left_out),
-                str(one.worse),
-                *(str(getattr(one.loss, name) or "") for name in LOSSES),
-                "yes" if one.exact else "no",
+                f"[bold]{choice.limit}[/]" if choice.limit == chosen.limit else str(choice.limit),
+                str(report.served - choice.loss.left_out),
+                str(choice.worse),
+                *(str(getattr(choice.loss, name) or "") for name in LOSSES),
+                "yes" if choice.exact else "no",
             )
-            for one in few.by_number
+            for choice in few.by_number
         ],
     )
 
 
-def _upgrade(upgrade: Upgrade, short: Callable[[str], str]) -> None:
+def _print_upgrade(upgrade: Upgrade, shorten: Callable[[str], str]) -> None:
     lost, changed, gained = (
-        sum(len(change.hosts) for change in some) for some in (upgrade.lost, upgrade.changed, upgrade.gained)
+        sum(len(change.hosts) for change in changes)
+        for changes in (upgrade.lost, upgrade.changed, upgrade.gained)
     )
     parts = [
         f"[red]{lost} would lose their image[/]" if lost else "",
@@ -242,20 +230,16 @@ def _upgrade(upgrade: Upgrade, short: Callable[[str], str]) -> None:
     effects = ", ".join(part for part in parts if part)
     hosts = format_count(upgrade.hosts, "host")
     print_lines("", f"driver {upgrade.old} -> {upgrade.new}: {hosts}{': ' * bool(effects)}{effects}")
-    rows = [
-        (format_names(loss.hosts), short(loss.old), f"[red]nothing[/]: {escape_text(_fixes(loss.miss))}")
-        for loss in upgrade.lost
-    ]
+    rows = []
+    for loss in upgrade.lost:
+        fixes = dict.fromkeys([rule.shown for rule in loss.miss.relevant] or [loss.miss.shown])
+        remedy = escape_text("; ".join(fix for fix in fixes if fix))
+        rows.append((format_names(loss.hosts), shorten(loss.old), f"[red]nothing[/]: {remedy}"))
     rows += [
-        (format_names(change.hosts), short(change.old) if change.old else "nothing", short(change.new))
+        (format_names(change.hosts), shorten(change.old) if change.old else "nothing", shorten(change.new))
         for change in (*upgrade.changed, *upgrade.gained)
     ]
     if rows:
         print_table(("hosts", "now", "then"), rows[:LISTED])
     if len(rows) > LISTED:
         print_lines(f"{format_count(len(rows) - LISTED, 'more change')}; --json has all")
-
-
-def _fixes(miss: Miss) -> str:
-    fixes = dict.fromkeys([rule.shown for rule in miss.relevant] or [miss.shown])
-    return "; ".join(fix for fix in fixes if fix)

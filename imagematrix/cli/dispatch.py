@@ -75,7 +75,7 @@ def _run_guarded(words: Sequence[str]) -> tuple[int, OSError | None]:
     try:
         if ends:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        _call(words)
+        _call_command(words)
     except ImagematrixError as error:
         print_error(error)
         return error.exit_code, None
@@ -136,7 +136,7 @@ def parse_plain_words(command: Callable[..., None], words: Sequence[str]) -> dic
     return parameters if argument in parameters else None
 
 
-def _call(words: Sequence[str]) -> None:
+def _call_command(words: Sequence[str]) -> None:
     remember_parameters({})
     if words and words[0] in PLAIN:
         command = __import__(f"imagematrix.cli.{words[0]}", fromlist=["command"]).command
@@ -149,7 +149,7 @@ def _call(words: Sequence[str]) -> None:
         from imagematrix.launcher.docker.options import parse_run_args
 
         args = parse_run_args(words[1:])
-        if args.image is not None and not args.help:
+        if args.image is not None and not args.is_help_requested:
             from imagematrix.cli.shared.run_docker import run_with_docker
 
             remember_parameters({name: getattr(args, name, None) for name in OPTIONS})

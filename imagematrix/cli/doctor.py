@@ -14,11 +14,10 @@ from imagematrix.errors import EngineError, ImagematrixError, ProbeError, Unknow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from imagematrix.hardware.host.host import Host
-    from imagematrix.launcher.doctor.checks import Finding
     from imagematrix.launcher.doctor.node_facts import ImageFacts
 
 COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
@@ -39,6 +38,7 @@ def command(
 
     With --host, only the saved host is checked, not this machine.
     """
+    from imagematrix.hardware.gpu_request.visible import within
     from imagematrix.hardware.host.host import Host
     from imagematrix.hardware.host.probe import assemble
     from imagematrix.hardware.host.tree import Tree
@@ -51,37 +51,37 @@ def command(
     conditions = parse_where(where or ())
     if host:
         node = Host.load(host)
-        image_facts = _image(node, image, conditions, policy, live=False) if image else None
+        image_facts = _gather_image_facts(node, image, conditions, policy, live=False) if image else None
         findings = run_checks(make_saved_facts(node, image_facts))
     else:
         nvml = query_nvml()
         node = assemble(Tree("/"), query=(lambda: nvml) if nvml else None)
-        image_facts = _image(node, image, conditions, policy, live=True) if image else None
-        restricted, error = _restrict_host(node)
+        image_facts = _gather_image_facts(node, image, conditions, policy, live=True) if image else None
+        restricted, error = node, None
+        try:
+            restricted = within(node)[0]
+        except UsageError as invalid:  # the environment names GPUs that are not there
+            error = invalid
         findings = run_checks(
             gather_facts(restricted, nvml, image_facts, environment=error, tasks=get_installed_locks)
         )
     if json:
         print_json(make_doctor_document(findings))
     else:
-        _print(findings)
+        lines = []
+        for finding in findings:
+            colour = COLOURS[finding.severity]
+            lines.append(f"[{colour}]{finding.severity:<9}[/]{finding.check:<16}{escape_text(finding.saw)}")
+            if finding.remedy:
+                lines.append(f"{'':<25}-> {escape_text(finding.remedy)}")
+        print_lines(*lines)
     for finding in findings:
         if finding.severity == ERROR:
             codes = CODES | ({"image": image_facts.code} if image_facts else {})
             raise typer.Exit(codes.get(finding.check, ProbeError.exit_code))
 
 
-def _restrict_host(host: Host) -> tuple[Host, UsageError | None]:
-    """Return the host as the environment limits it, and the error if the environment is invalid."""
-    from imagematrix.hardware.gpu_request.visible import within
-
-    try:
-        return within(host)[0], None
-    except UsageError as error:
-        return host, error
-
-
-def _image(
+def _gather_image_facts(
     host: Host, name: str, where: Mapping[str, Sequence[str]], policy: Path | None, *, live: bool
 ) -> ImageFacts:
     from imagematrix.hardware.gpu_request.visible import within
@@ -90,24 +90,14 @@ def _image(
     from imagematrix.selection.selector import select
 
     try:
-        node, wanted = within(host) if live else (host, None)
-        chosen = select(node, find_catalog(name, None, policy), gpus=wanted, where=where)
-        driver = chosen.variant.driver if chosen.variant else None
+        node, gpus = within(host) if live else (host, None)
+        selection = select(node, find_catalog(name, None, policy), gpus=gpus, where=where)
+        driver = selection.variant.driver if selection.variant else None
         try:
-            paths = find_libcudas(str(chosen.selected)) if driver else ()
+            paths = find_libcudas(str(selection.selected)) if driver else ()
         except UnknownImageError:  # in a registry, and not pulled yet
             paths = None
         mode = driver.mode if driver else None
-        return ImageFacts(name=name, selected=chosen.selected, mode=mode, libcudas=paths)
+        return ImageFacts(name=name, selected=selection.selected, mode=mode, libcudas=paths)
     except ImagematrixError as error:
         return ImageFacts(name=name, error=str(error), remedy=error.remedy, code=error.exit_code)
-
-
-def _print(findings: Iterable[Finding]) -> None:
-    lines = []
-    for finding in findings:
-        colour = COLOURS[finding.severity]
-        lines.append(f"[{colour}]{finding.severity:<9}[/]{finding.check:<16}{escape_text(finding.saw)}")
-        if finding.remedy:
-            lines.append(f"{'':<25}-> {escape_text(finding.remedy)}")
-    print_lines(*lines)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         Root,
         Where,
     )
-    from imagematrix.hardware.host.host import Gpu, Host
+    from imagematrix.hardware.host.host import Host
     from imagematrix.selection.candidate import Candidate
     from imagematrix.selection.rule import RuleResult
     from imagematrix.selection.selection import Selection
@@ -53,18 +53,18 @@ def command(
     from imagematrix.selection.query import parse_where
     from imagematrix.selection.selector import explain
 
-    node, wanted = load_node(host, root, nvidia_smi, gpus)
+    node, requested = load_node(host, root, nvidia_smi, gpus)
     selection = explain(
         node,
         find_catalog(image, catalog, policy),
-        gpus=wanted,
+        gpus=requested,
         allow_cpu=allow_cpu,
         where=parse_where(where or ()),
     )
     if json:
         print_json(selection.to_json())
     else:
-        print_lines(*_lines(node, selection))
+        print_lines(*_format_selection(node, selection))
     if selection.selected:
         require_not_built_on(image, catalog, [selection.selected])
     ambiguity = selection.decision.ambiguity
@@ -74,74 +74,67 @@ def command(
         raise SystemExit(NothingFits.exit_code)
 
 
-def _lines(host: Host, selection: Selection) -> Iterator[str]:
+def _format_selection(host: Host, selection: Selection) -> Iterator[str]:
     name = f"{selection.image}:{selection.version}{selection.decision.question.words}"
-    yield from map(escape_text, fold_paragraph("", f"{name} on {_host(host, selection)}"))
+    yield from map(escape_text, fold_paragraph("", f"{name} on {_describe_host(host, selection)}"))
     candidates = selection.candidates  # computed on each access
     fitting = [candidate for candidate in candidates if candidate.fits]
     yield ""
     yield f"[green]{len(fitting)} fit[/], best first" if fitting else "[red]nothing fits[/]"
     for candidate in fitting:
         chosen = " <- selected" if candidate.reference == selection.selected else ""
-        yield escape_text(f"  {candidate.rank:>3}  {_short(candidate, selection)}{chosen}")
+        yield escape_text(f"  {candidate.rank:>3}  {_shorten_reference(candidate, selection)}{chosen}")
         unknown = ", ".join(rule.rule for rule in candidate.rules if rule.source == UNKNOWN)
-        if unknown:
-            yield from map(
-                escape_text, fold_paragraph("       ", f"some of its needs are unknown: {unknown}")
-            )
-        for note in _notes(candidate):
-            yield from map(escape_text, fold_paragraph("       ", note))
-    groups: dict[tuple[str, ...], list[Candidate]] = {}
+        remarks = [f"some of its needs are unknown: {unknown}"] if unknown else []
+        # What the image depends on, such as an assumed CUDA release.
+        remarks += [
+            text for rule in candidate.rules if rule.rule in NOTING for text in rule.why.split("; ")[1:]
+        ]
+        remarks += [warning.text for warning in candidate.warnings]
+        for remark in remarks:
+            yield from map(escape_text, fold_paragraph("       ", remark))
+
+    refused: dict[tuple[str, ...], list[Candidate]] = {}  # by their reasons
     for candidate in candidates:
         if not candidate.fits:
-            groups.setdefault(tuple(map(_refusal, candidate.failing)), []).append(candidate)
-    if groups:
+            refused.setdefault(tuple(map(_format_refusal, candidate.failing)), []).append(candidate)
+    if refused:
         yield ""
-        yield f"[yellow]{sum(map(len, groups.values()))} refused[/], the nearest first"
-    for members in groups.values():
-        yield from map(escape_text, _group(members, selection))
+        yield f"[yellow]{sum(map(len, refused.values()))} refused[/], the nearest first"
+    for group in refused.values():
+        yield from map(escape_text, _format_refused(group, selection))
 
 
-def _notes(candidate: Candidate) -> Iterator[str]:
-    """Yield what an image that fits depends on, such as an assumed CUDA release, and its warnings."""
-    for rule in candidate.rules:
-        if rule.rule in NOTING:
-            yield from rule.why.split("; ")[1:]
-    yield from (warning.text for warning in candidate.warnings)
-
-
-def _group(members: list[Candidate], selection: Selection) -> Iterator[str]:
-    """Yield the rules that refuse all of `members`; the remedies may differ among them."""
-    references = [_short(candidate, selection) for candidate in members]
+def _format_refused(candidates: list[Candidate], selection: Selection) -> Iterator[str]:
+    """Yield the rules that refuse all of these candidates; the remedies may differ among them."""
+    references = [_shorten_reference(candidate, selection) for candidate in candidates]
     yield from fold_paragraph("  ", shorten_words(references, SHOWN, more=", {} more"))
-    for position, rule in enumerate(members[0].failing):
-        yield from fold_paragraph("       ", _refusal(rule))
-        fixes = dict.fromkeys(fix for candidate in members if (fix := candidate.failing[position].shown))
+    for position, rule in enumerate(candidates[0].failing):
+        yield from fold_paragraph("       ", _format_refusal(rule))
+        fixes = dict.fromkeys(fix for candidate in candidates if (fix := candidate.failing[position].shown))
         if fixes:
             yield from fold_paragraph(
                 "         ", f"-> {shorten_words([*fixes], SHOWN, ' or ', ' or {} more')}"
             )
 
 
-def _refusal(rule: RuleResult) -> str:
-    """Return a rule with its reason, marked with where the need comes from unless it is a claim."""
+def _format_refusal(rule: RuleResult) -> str:
+    """Return a rule with its reason, and with the source of the need unless that is a claim."""
     source = "" if rule.source == CLAIM else f" ({rule.source})"
     return f"{rule.rule}{source}: {rule.why}"
 
 
-def _short(candidate: Candidate, selection: Selection) -> str:
+def _shorten_reference(candidate: Candidate, selection: Selection) -> str:
     return candidate.reference.removeprefix(f"{selection.image}:{selection.version}-")
 
 
-def _host(host: Host, selection: Selection) -> str:
+def _describe_host(host: Host, selection: Selection) -> str:
     driver = f"driver {host.driver.version}" if host.driver else "no NVIDIA driver"
-    kinds = Counter(_kind(gpu) for gpu in selection.chosen_gpus)
+    kinds = Counter[str]()
+    for gpu in selection.chosen_gpus:
+        state = "" if gpu.state == "ok" else f", {gpu.state}"
+        kinds[f"{gpu.name or 'unknown GPU'} (compute {gpu.compute or 'unknown'}{state})"] += 1
     gpus = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     return (
         f"{host.cpu.model or host.arch} ({host.cpu.level or host.arch}), {driver}, {gpus or 'no GPU passed'}"
     )
-
-
-def _kind(gpu: Gpu) -> str:
-    state = "" if gpu.state == "ok" else f", {gpu.state}"
-    return f"{gpu.name or 'unknown GPU'} (compute {gpu.compute or 'unknown'}{state})"

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.build.plan.plan import REFUSED_REMEDY, PlanStatus
-from imagematrix.cli.shared.build_session import open_build_session, plan_with_lock
+from imagematrix.cli.shared.build_session import BuildOptions, open_build_session, plan_with_lock
 from imagematrix.cli.shared.host_filter import load_host_needs
 from imagematrix.cli.shared.inputs import load_host
 from imagematrix.cli.shared.options import (
@@ -31,7 +31,7 @@ from imagematrix.integrations.export.targets import TARGETS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from imagematrix.build.matrix.matrix import Cell
     from imagematrix.build.plan.plan import Plan
@@ -91,32 +91,38 @@ def command(
     matrix.
     """
     require_known(target, HELP, "export target")
-    _require_known_options(target, context)
+    for option in context.command.params:
+        option_source = context.get_parameter_source(option.name or "")
+        is_typed = option_source is not None and option_source.name == "COMMANDLINE"
+        if is_typed and option.name not in OF_ALL and (option.name in OF_NODES) is not (target == CDI):
+            raise UsageError(
+                f"`imagematrix export {quote_word(target)}` does not have the option {option.opts[0]}",
+                remedy=f"it describes {'a node, not a matrix' if target == CDI else 'a matrix, not a node'}",
+            )
     if target == CDI:
         _write_cdi(load_host(host, root, nvidia_smi), output)
         return
     needs = load_host_needs(hosts, at_most)
     source = _MatrixFile(file, only, platform or (), allow_context or (), needs)
-    written = TARGETS[target].files(source, jobs)
-    _write(written, output)
-    if needs and (unserved := needs.error()):
+    texts = TARGETS[target].files(source, jobs)
+    if output is None:
+        if len(texts) > 1:
+            remedy = "write them to a folder with -o DIR, or select fewer cells with --only"
+            raise UsageError(f"cannot write {len(texts)} files to stdout", remedy=remedy)
+        print_document("".join(texts.values()), ELSEWHERE)
+    else:
+        with report_write_errors():
+            output.mkdir(parents=True, exist_ok=True)
+            for name, text in texts.items():
+                with files.name_file_in_errors(output / name):
+                    (output / name).write_text(text, encoding="utf-8")
+        print_info(f"wrote {format_count(len(texts), 'file')} to {output}")
+    if needs and (unserved := needs.find_unserved_error()):
         raise unserved
 
 
-def _require_known_options(target: str, context: typer.Context) -> None:
-    """Raise UsageError if an option is given that the target does not read."""
-    for option in context.command.params:
-        source = context.get_parameter_source(option.name or "")
-        given = source is not None and source.name == "COMMANDLINE"
-        if given and option.name not in OF_ALL and (option.name in OF_NODES) is not (target == CDI):
-            raise UsageError(
-                f"`imagematrix export {quote_word(target)}` does not have the option {option.opts[0]}",
-                remedy=f"it describes {'a node, not a matrix' if target == CDI else 'a matrix, not a node'}",
-            )
-
-
 def _write_cdi(host: Host, output: Path | None) -> None:
-    """Write the GPUs of a host as a CDI spec, and say which are not in it, and what engines will not find."""
+    """Write the GPUs of a host as a CDI spec; warn of those that it lacks, and of absent device nodes."""
     from imagematrix.integrations import cdi
     from imagematrix.integrations.export.cdi import FILE, make_gpu_spec
     from imagematrix.launcher.docker.devices import find_absent_nodes
@@ -133,21 +139,6 @@ def _write_cdi(host: Host, output: Path | None) -> None:
         warn(reason)
     for problem in find_absent_nodes(path for path in gpus.paths if path not in host.devices):
         warn(str(problem), problem.remedy)
-
-
-def _write(written: Mapping[str, str], output: Path | None) -> None:
-    if output is None:
-        if len(written) > 1:
-            remedy = "write them to a folder with -o DIR, or select fewer cells with --only"
-            raise UsageError(f"cannot write {len(written)} files to stdout", remedy=remedy)
-        print_document("".join(written.values()), ELSEWHERE)
-        return
-    with report_write_errors():
-        output.mkdir(parents=True, exist_ok=True)
-        for name, text in written.items():
-            with files.name_file_in_errors(output / name):
-                (output / name).write_text(text, encoding="utf-8")
-    print_info(f"wrote {format_count(len(written), 'file')} to {output}")
 
 
 class _MatrixFile:
@@ -168,10 +159,10 @@ class _MatrixFile:
         self._contexts = contexts
         self._needs = needs
 
-    def _planned(self, against: PlanContext) -> Plan:
+    def _plan_cells(self, context: PlanContext) -> Plan:
         return plan_with_lock(
             self._file,
-            against,
+            context,
             self._only,
             platforms=self._platforms,
             contexts=self._contexts,
@@ -181,7 +172,7 @@ class _MatrixFile:
     def cells(self) -> list[Cell]:
         from imagematrix.build.plan.planner import PlanContext
 
-        plan = self._planned(PlanContext())
+        plan = self._plan_cells(PlanContext())
         # A cell that fails here may be built elsewhere; if it fails there, its job reports that.
         return [item.cell for item in plan.with_status(PlanStatus.BUILD, PlanStatus.FAILED)]
 
@@ -192,8 +183,8 @@ class _MatrixFile:
         from imagematrix.build.plan.build_inputs import BuildInputs
         from imagematrix.build.plan.protocols import BuildRequest
 
-        with open_build_session(push=False, given=BuildInputs()) as shop:
-            plan = self._planned(shop.against)
+        with open_build_session(BuildOptions(push=False, inputs=BuildInputs())) as session:
+            plan = self._plan_cells(session.plan_context)
             refused = plan.with_status(PlanStatus.REFUSED)
             if refused:
                 message = f"a version would change in {format_count(len(refused), 'cell')}"
@@ -216,8 +207,8 @@ class _MatrixFile:
                     f"builds of other tools do not run the tests of {', '.join(tested)}",
                     "run `imagematrix build --retest` where the images are",
                 )
-            compilers = Compilers(items, shop.builder.export)
-            pins = {base: shop.pin_permanently(base, digest) for base, digest in plan.bases.items()}
+            compilers = Compilers(items, session.builder.export)
+            pins = {base: session.pin_permanently(base, digest) for base, digest in plan.bases.items()}
             orders = []
             for item in items:
                 images = {base: pins[base] for base in item.bases}

@@ -44,11 +44,11 @@ def command(
     query = (lambda: nvml) if nvml else None
     node = Host.load(host) if host else assemble(Tree("/"), query=query)
     leased = survey_node_leases()
-    containers, engine_warnings = _containers(node, leased, saved=host is not None)
-    pods, pod_warnings = _pods(node)
+    containers, engine_warnings = _list_containers(node, leased, saved=host is not None)
+    pods, pod_warnings = _survey_pods(node)
     # On a node of Kubernetes all containers belong to pods, and there is often no engine.
     warnings = pod_warnings if pod_warnings or pods is not None else engine_warnings
-    warnings = [*warnings, *_lock_warnings()]
+    warnings = [*warnings, *_check_locks()]
     usage = merge_usages(leased, pods or {}, survey_usage(node.gpus, lambda: containers, lambda: nvml))
     gpus = list_statuses(node.gpus, usage, nvml, complete=not warnings)
     if json:
@@ -58,15 +58,15 @@ def command(
 
         print_text(*format_metrics(gpus).rstrip("\n").split("\n"))
     elif gpus:
-        print_table(COLUMNS, [row for status in gpus for row in _rows(status)])
+        print_table(COLUMNS, [row for status in gpus for row in _format_rows(status)])
     else:
         print("this node has no GPU")
-    others = (f"unsupported accelerator: {accelerator.label}" for accelerator in node.accelerators)
-    for warning in (*node.warnings, *others, *warnings):
+    unsupported = (f"unsupported accelerator: {accelerator.label}" for accelerator in node.accelerators)
+    for warning in (*node.warnings, *unsupported, *warnings):
         print_info(f"warning: {warning}")
 
 
-def _containers(node: Host, leased: Usage, *, saved: bool) -> tuple[list[dict[str, Any]], list[str]]:
+def _list_containers(node: Host, leased: Usage, *, saved: bool) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the containers that may use GPUs of `node`, and warnings; `saved` if it is a saved host."""
     from imagematrix.errors import EngineError
     from imagematrix.images.engine import system
@@ -88,7 +88,8 @@ def _containers(node: Host, leased: Usage, *, saved: bool) -> tuple[list[dict[st
     return other_engines.find_other_containers(gpus, tuple, pods=in_pods), [warning]
 
 
-def _lock_warnings() -> list[str]:
+def _check_locks() -> list[str]:
+    """Return the warning that leases cannot be read, if they cannot."""
     from imagematrix.errors import EngineError, ProbeError
     from imagematrix.launcher.gpu_claims.lock_folder import require_shared
     from imagematrix.launcher.gpu_claims.locks import locate_locks
@@ -102,7 +103,7 @@ def _lock_warnings() -> list[str]:
     return []
 
 
-def _pods(node: Host) -> tuple[Usage | None, list[str]]:
+def _survey_pods(node: Host) -> tuple[Usage | None, list[str]]:
     """Return the GPU usage of pods, or None without a kubelet, and warnings."""
     from imagematrix.errors import EngineError
     from imagematrix.launcher.gpu_claims import pods
@@ -116,43 +117,43 @@ def _pods(node: Host) -> tuple[Usage | None, list[str]]:
         return None, [f"{error}: GPU usage by pods unknown"]
 
 
-def _rows(status: GpuStatus) -> Iterator[tuple[str | tuple[str, ...], ...]]:
-    gpu, live = status.gpu, status.live
+def _format_rows(status: GpuStatus) -> Iterator[tuple[str | tuple[str, ...], ...]]:
+    gpu, reading = status.gpu, status.reading
     identity = (str(gpu.index), escape_text(gpu.name or ""), escape_text(gpu.uuid or ""))
     readings = (
-        f"{live.utilization} %" if live and live.utilization is not None else "",
-        _memory(live.memory_used_mib if live else None, gpu.memory_mib),
-        f"{live.temperature} °C" if live and live.temperature is not None else "",
+        f"{reading.utilization} %" if reading and reading.utilization is not None else "",
+        _format_memory(reading.memory_used_mib if reading else None, gpu.memory_mib),
+        f"{reading.temperature} °C" if reading and reading.temperature is not None else "",
     )
     if not status.parts:
-        yield (*identity, *_usage(status), *readings)
+        yield (*identity, *_format_usage(status), *readings)
         return
     yield (*identity, "", "", *readings)
     for part in status.parts:
         (device,) = part.gpu.mig or ()
         name = f"{gpu.index}:{device.gpu_instance}:{device.compute_instance}"
-        memory = _memory(None, device.memory_mib)
+        memory = _format_memory(None, device.memory_mib)
         yield (
             name,
             escape_text(device.profile or ""),
             escape_text(device.uuid or ""),
-            *_usage(part),
+            *_format_usage(part),
             "",
             memory,
             "",
         )
 
 
-def _usage(status: GpuStatus) -> tuple[str, str | tuple[str, ...]]:
+def _format_usage(status: GpuStatus) -> tuple[str, str | tuple[str, ...]]:
     if status.used_by:
         free_mib = status.free_mib
         state = "used" if free_mib is None else f"shared, {free_mib} MiB free"
         return state, tuple(escape_text(str(use)) for use in status.used_by)
-    if status.free is None:
+    if status.is_free is None:
         return "unknown", ""
-    return ("free" if status.free else status.gpu.state), ""
+    return ("free" if status.is_free else status.gpu.state), ""
 
 
-def _memory(used: int | None, total: int | None) -> str:
+def _format_memory(used: int | None, total: int | None) -> str:
     sizes = [str(size) for size in (used, total) if size is not None]
     return f"{' of '.join(sizes)} MiB" if sizes else ""

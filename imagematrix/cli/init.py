@@ -104,15 +104,17 @@ def _write_from(sources: Sequence[Path], folder: Path, drivers: str | None, cuda
     """Write a matrix from hosts, or from a Dockerfile."""
     text = find_dockerfile(sources)
     if text is None:
-        _write_for(sources, folder, drivers, cuda)
+        _write_fleet_matrix(sources, folder, drivers, cuda)
     elif drivers is not None or cuda:
         raise UsageError("--drivers and --cuda need hosts, not a Dockerfile", remedy="leave them out")
     else:
         write_converted(sources[0], text, folder)
 
 
-def _write_for(hosts: Sequence[Path], folder: Path, drivers: str | None, cuda: Sequence[str]) -> None:
-    """Write a matrix for a fleet, and those files of a template that are not there."""
+def _write_fleet_matrix(
+    hosts: Sequence[Path], folder: Path, drivers: str | None, cuda: Sequence[str]
+) -> None:
+    """Write a matrix for a fleet, and the files of a template that do not exist yet."""
     from imagematrix.build import proposal
     from imagematrix.build.proposal.cells import propose_cells
     from imagematrix.build.proposal.matrix_text import DRIVERS, TEMPLATE, describe_unserved, format_matrix
@@ -125,11 +127,11 @@ def _write_for(hosts: Sequence[Path], folder: Path, drivers: str | None, cuda: S
     if not cells.suited:
         raise UnservedError("no cell can serve any of these hosts:", *shorten_lines(reasons, len(reasons)))
     text = format_matrix(cells, drivers=DRIVERS if drivers is None else drivers)
-    own = {f"templates/{name}": STARTER / "templates" / name for name in MACROS}
-    own[f"templates/{TEMPLATE}"] = Path(proposal.__file__).parent / "Dockerfile.j2"
+    templates = {f"templates/{name}": STARTER / "templates" / name for name in MACROS}
+    templates[f"templates/{TEMPLATE}"] = Path(proposal.__file__).parent / "Dockerfile.j2"
     with refuse_write_errors():
         require_absent(folder / "matrix.yaml")
-        for name, source in own.items():
+        for name, source in templates.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             if not (folder / name).exists():
                 shutil.copyfile(source, folder / name)

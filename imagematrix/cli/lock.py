@@ -38,25 +38,25 @@ def command(
     with ExitStack() as stack:
 
         @cache
-        def engine() -> EngineStore:  # not needed if the lock has all of them
+        def open_engine() -> EngineStore:  # not needed if the lock has all of them
             return stack.enter_context(EngineStore())
 
-        def resolve(name: str) -> str:
-            return engine().newest(name) if upgrade else engine().resolve(name)
+        def resolve_base(name: str) -> str:
+            return open_engine().newest(name) if upgrade else open_engine().resolve(name)
 
-        against = PlanContext(
-            resolve=resolve,
+        context = PlanContext(
+            resolve=resolve_base,
             locked={} if upgrade else locked,
             drivers={} if upgrade else drivers,
             resolve_driver=partial(resolve_driver, note=print_info),
             note=print_info,
         )
-        planned = plan(matrix, against)
+        planned = plan(matrix, context)
     for error in planned.unresolved.values():
         raise error
     bases = lock.renew_lock(path, locked, planned.bases, planned.drivers)
-    before = {**locked, **{address: one.file for address, one in drivers.items()}}
-    after = {**bases, **{address: one.file for address, one in planned.drivers.items()}}
+    before = {**locked, **{address: driver.file for address, driver in drivers.items()}}
+    after = {**bases, **{address: driver.file for address, driver in planned.drivers.items()}}
     for name in sorted({*before, *after}):
         if before.get(name) != after.get(name):
             print_info(f"{name}: {before.get(name, 'new')} -> {after.get(name, 'removed')}")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from imagematrix.build.stores.sizes import Sizes
-    from imagematrix.images.catalog.catalog import Catalog, Variant
+    from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.selection import query
 
 SCHEMA = "imagematrix.versions/v1"
@@ -83,22 +83,24 @@ def command(
     name, version = split_version(image) if image else (None, None)
     single = version is not None or catalog is not None
     if store is not None:
-        given = {
+        values = {
             "--catalog": catalog,
             "--policy": policy,
             "--from": before,
             "--package": package,
             "--hosts": hosts,
         }
-        options = [option for option, value in given.items() if value] + ["--size"] * size
-        _list_store(store, image, options, parse_where(where or ()), json=json, single=single)
+        options = [option for option, value in values.items() if value] + ["--size"] * size
+        _print_store(store, image, options, parse_where(where or ()), json=json, single=single)
         return
     _require_compatible(single=single, sizes=size or before is not None, package=package, hosts=hosts)
     if before is not None and not single:
         raise UsageError("--from compares one version", remedy="name it: IMAGE:VERSION --from OLD")
-    versions = name is not None and not single and names_registry(name)
+    shows_versions = name is not None and not single and names_registry(name)
     catalogs = [find_catalog(image, catalog, policy)] if single else list_catalogs(name, policy=policy)
-    require_not_built_on(name, catalog, (variant.reference for each in catalogs for variant in each.variants))
+    require_not_built_on(
+        name, catalog, (variant.reference for listed in catalogs for variant in listed.variants)
+    )
     if package is not None:
         from imagematrix.cli.shared import package_search
 
@@ -108,25 +110,25 @@ def command(
         return
     catalogs = _narrow_catalogs(catalogs, parse_where(where or ()))
     if before is not None:
-        _upgrade(catalogs[0], before, policy, json=json)
+        _print_upgrade_sizes(catalogs[0], before, policy, json=json)
     elif size:
         from imagematrix.build.stores.sizes import measure_sizes
 
-        weighed = [measure_sizes(each) for each in catalogs]
+        sizes = [measure_sizes(listed) for listed in catalogs]
         if json:
-            print_json(_document(weighed, single=single))
+            print_json(_make_document(sizes, single=single))
         else:
-            for each in weighed:
-                _print_sizes(each)
+            for version_sizes in sizes:
+                _print_sizes(version_sizes)
     elif json:
-        print_json(_document(catalogs, single=single))
-    elif versions:
-        print_table(("version", "variants", "platforms", "axes"), map(_version, catalogs))
+        print_json(_make_document(catalogs, single=single))
+    elif shows_versions:
+        print_table(("version", "variants", "platforms", "axes"), map(_format_version, catalogs))
     else:
-        _variants(catalogs)
+        _print_variants(catalogs)
 
 
-def _list_store(
+def _print_store(
     path: str, image: str | None, options: Sequence[str], where: query.Where, *, json: bool, single: bool
 ) -> None:
     """Print the variants that a store has; raise UsageError if there is no such store, or for `options`."""
@@ -142,9 +144,9 @@ def _list_store(
         )
     catalogs = _narrow_catalogs(list_present(store, image), where)
     if json:
-        print_json(_document(catalogs, single=single))
+        print_json(_make_document(catalogs, single=single))
     else:
-        _variants(catalogs)
+        _print_variants(catalogs)
 
 
 def _require_compatible(
@@ -159,64 +161,79 @@ def _require_compatible(
         raise UsageError("--package has no sizes", remedy="leave out --size and --from")
 
 
-def _variants(catalogs: Sequence[Catalog]) -> None:
-    variants = [variant for each in catalogs for variant in each.variants]
+def _print_variants(catalogs: Sequence[Catalog]) -> None:
+    variants = [variant for catalog in catalogs for variant in catalog.variants]
     axes = sorted({axis for variant in variants for axis, _ in variant.axes})
-    rows = [_row(variant, axes) for variant in variants]
+    rows = []
+    for variant in variants:
+        driver = variant.driver
+        row = (
+            escape_text(variant.reference),
+            variant.cuda or "-",
+            "-" if driver is None else escape_text(driver.version or driver.mode),
+            ", ".join(f"sm_{cubin}" for cubin in get_served_targets(variant)) or "-",
+            escape_text(variant.march or "-"),
+            *(dict(variant.axes).get(axis, "-") for axis in axes),
+            format_megabytes(variant.size, 0),
+        )
+        rows.append(row)
     print_table(("reference", "cuda", "driver", "cubins", "march", *axes, "size"), rows)
 
 
-def _document(versions: Sequence[Catalog | Sizes], *, single: bool) -> object:
+def _make_document(versions: Sequence[Catalog | Sizes], *, single: bool) -> object:
     """Return the document of a single version, as `--catalog` reads it, or that of several."""
-    documents = [each.to_json() for each in versions]
+    documents = [version.to_json() for version in versions]
     return documents[0] if single else {"schema": SCHEMA, "versions": documents}
 
 
-def _upgrade(catalog: Catalog, before: str, policy: Path | None, *, json: bool) -> None:
+def _print_upgrade_sizes(catalog: Catalog, before: str, policy: Path | None, *, json: bool) -> None:
     """Print the sizes of a version with what a node that has the version or image `before` still pulls."""
     from imagematrix.build.publish.predecessor import find_predecessors
     from imagematrix.build.stores.sizes import measure_sizes
     from imagematrix.images.catalog.sources import open_catalog
 
-    whole = any(mark in before for mark in ":/@")
-    old = open_catalog(before if whole else f"{catalog.image}:{before}", policy=policy)
-    weights = measure_sizes(catalog)
-    found = find_predecessors(weights, measure_sizes(old))
+    is_reference = any(mark in before for mark in ":/@")
+    old = open_catalog(before if is_reference else f"{catalog.image}:{before}", policy=policy)
+    sizes = measure_sizes(catalog)
+    predecessors = find_predecessors(sizes, measure_sizes(old))
     if not json:
-        _print_sizes(
-            weights, [format_megabytes(one.pull if one else None) for one in found], f"from {before}"
-        )
+        pulls = [format_megabytes(predecessor.pull if predecessor else None) for predecessor in predecessors]
+        _print_sizes(sizes, pulls, f"from {before}")
         return
-    document = weights.to_json()
+    document = sizes.to_json()
     document["variants"] = [
-        {**row, "from": one.pull if one else None, "replaces": one.reference if one else None}
-        for row, one in zip(weights.rows(), found, strict=True)
+        {
+            **row,
+            "from": predecessor.pull if predecessor else None,
+            "replaces": predecessor.reference if predecessor else None,
+        }
+        for row, predecessor in zip(sizes.rows(), predecessors, strict=True)
     ]
     print_json(document)
 
 
-def _print_sizes(weights: Sizes, upgrade: Sequence[str] = (), heading: str = "") -> None:
+def _print_sizes(sizes: Sizes, upgrade: Sequence[str] = (), heading: str = "") -> None:
     """Print a table of the sizes of a version's variants, and their total; `upgrade` is one more column."""
-    pull = any(weight.pull is not None for weight in weights.variants)
+    has_pulls = any(variant.pull is not None for variant in sizes.variants)
     rows = [
         (
-            escape_text(weight.variant.reference),
-            format_megabytes(weight.size),
+            escape_text(variant.variant.reference),
+            format_megabytes(variant.size),
             format_megabytes(adds),
-            *([format_megabytes(weight.pull)] if pull else []),
+            *([format_megabytes(variant.pull)] if has_pulls else []),
             *upgrade[row : row + 1],
         )
-        for row, (weight, adds) in enumerate(zip(weights.variants, weights.added(), strict=True))
+        for row, (variant, adds) in enumerate(zip(sizes.variants, sizes.added(), strict=True))
     ]
-    headings = [*(["to pull"] if pull else []), *([escape_text(heading)] if upgrade else [])]
+    headings = [*(["to pull"] if has_pulls else []), *([escape_text(heading)] if upgrade else [])]
     print_table(("reference", "size", "adds", *headings), rows)
-    kinds = {weight.compressed for weight in weights.variants}
+    kinds = {variant.compressed for variant in sizes.variants}
     kind = "partly compressed"
     if len(kinds) == 1:
         kind = "compressed" if kinds == {True} else "uncompressed"
-    name = f"{weights.catalog.image}:{weights.catalog.version}"
-    layers = format_count(len(weights.layers), "layer")
-    print_text("", f"{name}: {format_megabytes(weights.total)} {kind} in {layers}, each counted once")
+    name = f"{sizes.catalog.image}:{sizes.catalog.version}"
+    layers = format_count(len(sizes.layers), "layer")
+    print_text("", f"{name}: {format_megabytes(sizes.total)} {kind} in {layers}, each counted once")
 
 
 def _narrow_catalogs(catalogs: Sequence[Catalog], where: query.Where) -> list[Catalog]:
@@ -234,7 +251,7 @@ def _narrow_catalogs(catalogs: Sequence[Catalog], where: query.Where) -> list[Ca
     return valid
 
 
-def _version(catalog: Catalog) -> tuple[str, ...]:
+def _format_version(catalog: Catalog) -> tuple[str, ...]:
     """Return the row of a version: number of variants, platforms, and the image's own axes."""
     platforms = sorted({variant.platform for variant in catalog.variants})
     values: dict[str, set[str]] = {}
@@ -251,17 +268,4 @@ def _version(catalog: Catalog) -> tuple[str, ...]:
         str(len(catalog.variants)),
         escape_text(", ".join(platforms)),
         ", ".join(axes) or "-",
-    )
-
-
-def _row(variant: Variant, axes: Sequence[str]) -> tuple[str, ...]:
-    driver = variant.driver
-    return (
-        escape_text(variant.reference),
-        variant.cuda or "-",
-        "-" if driver is None else escape_text(driver.version or driver.mode),
-        ", ".join(f"sm_{cubin}" for cubin in get_served_targets(variant)) or "-",
-        escape_text(variant.march or "-"),
-        *(dict(variant.axes).get(axis, "-") for axis in axes),
-        format_megabytes(variant.size, 0),
     )

@@ -72,12 +72,12 @@ def command(
     indexes = partial(
         find_lock_indexes, configured=read_index_settings(file.parent, os.environ), environment=os.environ
     )
-    chosen = _find_chosen(file, allow_context or (), fleet) if fleet else {}
-    findings = find_outdated(plan, locked, chosen, dt.datetime.now(dt.UTC).date(), indexes, policy)
+    hosts_by_cell = _find_hosts_by_cell(file, allow_context or (), fleet) if fleet else {}
+    findings = find_outdated(plan, locked, hosts_by_cell, dt.datetime.now(dt.UTC).date(), indexes, policy)
     if json:
         print_json(make_outdated_document(findings))
     else:
-        _print(findings)
+        _print_findings(findings)
     unlocked = sorted(plan.unresolved)
     if unlocked:
         print_info(f"not locked, so the next build resolves them: {', '.join(unlocked)}")
@@ -96,7 +96,7 @@ def command(
     print_info("nothing is outdated")
 
 
-def _find_chosen(
+def _find_hosts_by_cell(
     file: Path, contexts: Sequence[Path], fleet: Mapping[str, Host]
 ) -> dict[str, tuple[str, ...]]:
     """Return the hosts that would choose each cell of the whole matrix, as `plan --for` decides."""
@@ -113,34 +113,36 @@ def _find_chosen(
     }
 
 
-def _print(findings: Sequence[AgeFinding]) -> None:
+def _print_findings(findings: Sequence[AgeFinding]) -> None:
+    """Print a table of the findings, then each reason once, with the hosts that are concerned."""
     if not findings:
         return
-    columns = ("kind", "name", "used", "now", "images", "cells")
-    print_table(columns, [_row(finding) for finding in findings])
+    print_table(
+        ("kind", "name", "used", "now", "images", "cells"),
+        [
+            (
+                finding.kind,
+                escape_text(finding.name),
+                escape_text(_shorten_digest(finding.used)),
+                escape_text(_shorten_digest(finding.now)) if finding.now else "[yellow]unknown[/]",
+                format_names(finding.images),
+                str(len(finding.items)),
+            )
+            for finding in findings
+        ],
+    )
     groups: dict[tuple[str, str, str], list[AgeFinding]] = {}
     for finding in findings:
         date = f" ({finding.date})" if finding.date else ""
         groups.setdefault((finding.kind, finding.why, f"{finding.source}{date}"), []).append(finding)
-    for (kind, why, source), alike in groups.items():
-        which = shorten_words([finding.name for finding in alike], SHOWN)
-        print_lines("", *fold_paragraph("", escape_text(f"{kind} {which}: {why}; {source}")))
-        hosts = sorted({host for finding in alike for host in finding.hosts})
+    for (kind, why, source), group in groups.items():
+        names = shorten_words([finding.name for finding in group], SHOWN)
+        print_lines("", *fold_paragraph("", escape_text(f"{kind} {names}: {why}; {source}")))
+        hosts = sorted({host for finding in group for host in finding.hosts})
         if hosts:
             print_lines(*fold_paragraph("  ", format_names(hosts)))
 
 
-def _row(finding: AgeFinding) -> list[str]:
-    return [
-        finding.kind,
-        escape_text(finding.name),
-        escape_text(_shorten_digest(finding.used)),
-        escape_text(_shorten_digest(finding.now)) if finding.now else "[yellow]unknown[/]",
-        format_names(finding.images),
-        str(len(finding.items)),
-    ]
-
-
 def _shorten_digest(text: str) -> str:
-    """Return the beginning of a digest, which is enough to tell it from others; any other text as it is."""
+    """Return the beginning of a digest, which identifies it, and any other text unchanged."""
     return text[:SHORT] if text.startswith("sha256:") else text

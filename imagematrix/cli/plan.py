@@ -69,7 +69,7 @@ def command(
     from imagematrix.build.plan.build_inputs import parse_build_inputs
 
     narrow = make_shard_filter(shard, durations)
-    given = parse_build_inputs(args=build_arg or (), proxy=proxy)
+    inputs = parse_build_inputs(args=build_arg or (), proxy=proxy)
     needs = load_host_needs(hosts, at_most)
     plan = narrow(
         plan_and_compare(
@@ -77,7 +77,7 @@ def command(
             only,
             platforms=platform or (),
             push=push,
-            given=given,
+            inputs=inputs,
             contexts=allow_context or (),
             needs=needs,
         )
@@ -85,10 +85,10 @@ def command(
     if json:
         print_json(plan.to_json())
     else:
-        _print(plan)
+        _print_plan(plan)
     warn_of_lost(plan)
     warn_of_unseen(plan)
-    unserved = needs.error() if needs else None
+    unserved = needs.find_unserved_error() if needs else None
     if unserved:
         print_error(unserved)
     failed = plan.with_status(PlanStatus.FAILED)
@@ -98,23 +98,23 @@ def command(
     if plan.with_status(PlanStatus.REFUSED):
         raise typer.Exit(TagMovedError.exit_code)
     if failed:
-        lost = any(isinstance(error, EngineError) for error in errors)
-        raise typer.Exit(EngineError.exit_code if lost else UsageError.exit_code)
+        is_unreachable = any(isinstance(error, EngineError) for error in errors)
+        raise typer.Exit(EngineError.exit_code if is_unreachable else UsageError.exit_code)
     if unserved:
         raise typer.Exit(unserved.exit_code)
 
 
-def _print(plan: Plan) -> None:
+def _print_plan(plan: Plan) -> None:
     from imagematrix.build.plan.plan import make_item_namer
 
     name = make_item_namer(plan.items)
     rows: list[tuple[str, PlanStatus | DropStatus, str]] = [
-        (name(item), item.status, _why(item))
+        (name(item), item.status, _describe_reason(item))
         for item in plan.items
         if item.status not in (DropStatus.EXCLUDED, DropStatus.UNNEEDED, PlanStatus.OTHER_SHARD)
     ]
     # Excluded cells are many and alike: one line for each rule. --json lists each cell.
-    excluded = Counter(map(_why, plan.dropped(DropStatus.EXCLUDED)))
+    excluded = Counter(map(_describe_reason, plan.dropped(DropStatus.EXCLUDED)))
     rows += [(format_count(count, "cell"), DropStatus.EXCLUDED, why) for why, count in excluded.items()]
     unneeded = len(plan.dropped(DropStatus.UNNEEDED))
     if unneeded:
@@ -131,6 +131,6 @@ def _print(plan: Plan) -> None:
     print_info(", ".join(f"{counts[status]} {status}" for status in statuses if counts[status]) or "no cells")
 
 
-def _why(item: Planned | Dropped) -> str:
+def _describe_reason(item: Planned | Dropped) -> str:
     rule = item.rule if isinstance(item, Dropped) else None
     return ": ".join(filter(None, (rule, item.why)))

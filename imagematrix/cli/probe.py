@@ -14,9 +14,7 @@ from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from imagematrix.hardware.host.host import Gpu, Host
+    from imagematrix.hardware.host.host import Host
 
 FORMATS = {
     "text": "for people",
@@ -51,27 +49,24 @@ def command(
     if json or format == JSON:
         print_json(host.to_json())
     elif format == CONDA:
-        _print_conda(host, root)
+        from imagematrix.integrations.export import conda
+
+        # The captured tree of another node does not say which C library runs there.
+        variables = conda.make_variables(host, None if root else _find_glibc_version())
+        print_text(*(f"{name}={value}" for name, value in variables.items() if value is not None))
+        for name in (name for name, value in variables.items() if value is None):
+            warn(f"{name} is left out: unknown for this node")
     elif format != TEXT:
         from imagematrix.integrations.export import classad
 
         print_text(*classad.make_attribute_lines(host))
     else:
-        print_text(*_lines(host))
+        print_text(*_describe_host(host))
     for warning in host.warnings:
         print_info(f"warning: {warning}")
 
 
-def _print_conda(host: Host, root: Path | None) -> None:
-    from imagematrix.integrations.export import conda
-
-    found = conda.make_variables(host, None if root else _glibc())
-    print_text(*(f"{name}={value}" for name, value in found.items() if value is not None))
-    for name in (name for name, value in found.items() if value is None):
-        warn(f"{name} is left out: unknown for this node")
-
-
-def _glibc() -> str | None:
+def _find_glibc_version() -> str | None:
     """Return the version of this machine's GNU C library; None if it has another one."""
     try:
         name, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
@@ -80,29 +75,27 @@ def _glibc() -> str | None:
     return version if name == "glibc" else None
 
 
-def _lines(host: Host) -> list[str]:
+def _describe_host(host: Host) -> list[str]:
     cpu = host.cpu
     driver = f"{host.driver.version} ({host.driver.kind or 'kind unknown'})" if host.driver else "none loaded"
+    gpus = []
+    for gpu in host.gpus:
+        facts = [
+            gpu.name or "unknown",
+            f"compute {gpu.compute}" if gpu.compute else "compute capability unknown",
+            f"{gpu.memory_mib} MiB" if gpu.memory_mib else "",
+            f"/dev/nvidia{gpu.minor}" if gpu.minor is not None else "no device node known",
+            gpu.uuid or "",
+            f"{len(gpu.mig)} MIG devices" if gpu.mig is not None else "",
+            "" if gpu.state == "ok" else f"state {gpu.state}",
+        ]
+        gpus.append(f"GPU {gpu.index:<10}{', '.join(fact for fact in facts if fact)}")
     return [
         f"architecture  {host.arch}",
         f"processor     {cpu.model or 'unknown'} ({cpu.vendor or 'vendor unknown'}), {len(cpu.flags)} flags",
         *([f"level         {cpu.level}"] if cpu.level else []),
         f"driver        {driver}",
-        *[f"GPU {gpu.index:<10}{_gpu(gpu)}" for gpu in host.gpus],
-        *([] if host.gpus else ["GPUs          none"]),
+        *(gpus or ["GPUs          none"]),
         *[f"accelerator   {accelerator.label}" for accelerator in host.accelerators],
         f"device nodes  {' '.join(host.devices) or 'none'}",
     ]
-
-
-def _gpu(gpu: Gpu) -> str:
-    facts = [
-        gpu.name or "unknown",
-        f"compute {gpu.compute}" if gpu.compute else "compute capability unknown",
-        f"{gpu.memory_mib} MiB" if gpu.memory_mib else "",
-        f"/dev/nvidia{gpu.minor}" if gpu.minor is not None else "no device node known",
-        gpu.uuid or "",
-        f"{len(gpu.mig)} MIG devices" if gpu.mig is not None else "",
-        "" if gpu.state == "ok" else f"state {gpu.state}",
-    ]
-    return ", ".join(fact for fact in facts if fact)

@@ -72,37 +72,37 @@ def command(
     for name, version in names:
         if version is not None:
             raise UsageError(f"{name}:{version} has a version", remedy=f"pass {name}")
-    wanted = make_retention(keep, protect, hosts, newer, names=OPTIONS)
+    retention = make_retention(keep, protect, hosts, newer, names=OPTIONS)
     folder = None if store is None else ImageStore(store)
-    look = partial(
+    survey = partial(
         partial(prune_store.survey_store, folder) if folder else prune.survey_engine,
-        wanted,
+        retention,
         only=[shorten_name(name) for name, _ in names],
         newer_s=newer_s,
         now=dt.datetime.now(dt.UTC),
     )
-    shown = look()
+    shown = survey()
     if json:
         print_json({**shown.to_json(), "dry_run": not yes})
     else:
-        _print(shown)
+        _print_pruning(shown)
     warn_of_unserved(shown.unserved)
-    missing = sorted(wanted.protect - {image.version for image in shown.images})
+    missing = sorted(retention.protect - {image.version for image in shown.images})
     if missing:
         print_info(f"{folder or 'the engine'} has no image of version {', '.join(missing)}")
-    what = format_count(len(shown.removed), "image")
+    count = format_count(len(shown.removed), "image")
     if not yes or not shown.removed:
-        print_info(f"{what} would be removed" if shown.removed else "nothing to remove")
+        print_info(f"{count} would be removed" if shown.removed else "nothing to remove")
         return
     flush_stdout()
     removed: list[PruneCandidate] = []
-    with report_removed_count(removed, what):
+    with report_removed_count(removed, count):
         remove = partial(prune_store.remove_image, folder) if folder else None
-        prune.apply_pruning(shown, look, removed.append, remove)
-    print_info(f"removed {what}")
+        prune.apply_pruning(shown, survey, removed.append, remove)
+    print_info(f"removed {count}")
 
 
-def _print(shown: Pruning) -> None:
+def _print_pruning(shown: Pruning) -> None:
     rows = [
         (
             escape_text(name),

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.shared.build_session import development_push_error
+from imagematrix.cli.shared.build_session import make_development_push_error
 from imagematrix.cli.shared.host_filter import load_host_needs
 from imagematrix.cli.shared.options import AtMost, ForHosts, Json
 from imagematrix.cli.shared.output import print_info, print_json, print_text
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from imagematrix.build.matrix.expand import Expansion
     from imagematrix.build.matrix.matrix import Image, Matrix
-    from imagematrix.build.publish.default_platform import PlatformDefault
     from imagematrix.build.publish.publish import Published
     from imagematrix.cli.shared.host_filter import HostNeeds
     from imagematrix.images.catalog.image_index import IndexEntry
@@ -73,7 +72,7 @@ def command(
 
     With --sign, the signatures are there before the version. COSIGN_PASSWORD is the password of KEY.
     """
-    from imagematrix.build.matrix.expand import find_plain_pull_cells
+    from imagematrix.build.matrix.expand import expand_matrix, find_plain_pull_cells
     from imagematrix.build.publish.publish import publish
     from imagematrix.common.image_reference import split_version
     from imagematrix.images.oci.registry import Registry
@@ -85,32 +84,34 @@ def command(
     needs = load_host_needs(hosts, at_most)
     key = load_signing_key(sign) if sign else None
     matrix = _find_matrix(image, version, file)
-    declared = _find_declared(matrix, image, version) if matrix else None
+    listed = [entry for entry in matrix.images if entry.name == image] if matrix else []
+    entry = next((entry for entry in listed if entry.version == version), None)
+    declared = (matrix, expand_matrix(matrix), entry) if matrix and entry else None
     needed = _NeededCells(needs, declared, image, version) if needs else None
     # --choose takes a reference, or only its tag.
     chosen = {reference.removeprefix(f"{image}:") for reference in choose or ()}
-    kept_back = _push(image, version, chosen, needed)
+    not_pushed = _push_from_engine(image, version, chosen, needed)
     with Registry(image) as registry:
-        done = publish(
+        published = publish(
             registry,
             version,
             alias or (),
             named=find_plain_pull_cells(*declared) if declared else {},
-            versions=frozenset(one.version for one in matrix.images if one.name == image) if matrix else (),
+            versions=frozenset(entry.version for entry in listed) if matrix else (),
             chosen=chosen,
             repair=repair,
-            needed=needed.among if needed else None,
+            needed=needed.find_among_entries if needed else None,
             sign=make_signer(registry, key) if key else None,
         )
-    unneeded = sorted({*done.unneeded, *kept_back})
-    print_published(name, done)
+    unneeded = sorted({*published.unneeded, *not_pushed})
+    print_published(name, published)
     for tag in unneeded:
         print_info(f"{tag} left out: no host would choose it")
     if json:
-        print_json(make_published_document(image, version, alias or [], done) | {"unneeded": unneeded})
+        print_json(make_published_document(image, version, alias or [], published) | {"unneeded": unneeded})
     else:
-        print_text(f"{name}@{done.digest}")
-    if needs and (unserved := needs.error()):
+        print_text(f"{name}@{published.digest}")
+    if needs and (unserved := needs.find_unserved_error()):
         raise unserved
 
 
@@ -122,14 +123,14 @@ def load_signing_key(file: Path) -> SigningKey:
 
 
 def make_signer(registry: Registry, key: SigningKey) -> Callable[[Sequence[str]], None]:
-    """Return a function that signs manifests of a registry, and says how many it signed."""
+    """Return a function that signs manifests of a registry, and prints how many it signed."""
     from imagematrix.build.publish.sign import sign_manifests
 
-    def signing(digests: Sequence[str]) -> None:
+    def sign(digests: Sequence[str]) -> None:
         if new := sign_manifests(registry, key, digests):
             print_info(f"signed with {key.public.name}: {format_count(new, 'manifest')}")
 
-    return signing
+    return sign
 
 
 class _NeededCells:
@@ -143,22 +144,22 @@ class _NeededCells:
         self._version = version
         self._promised = list_candidates(*declared) if declared else None
 
-    def among(self, entries: Iterable[IndexEntry]) -> frozenset[str]:
-        """Return the needed cells among those of these variants; raise UnservedError if another is needed."""
-        return self.of({entry.annotations[labels.CELL]: entry.annotations for entry in entries})
+    def find_among_entries(self, entries: Iterable[IndexEntry]) -> frozenset[str]:
+        """Return the needed cells among those of an index; raise UnservedError if another is needed."""
+        return self.find_among({entry.annotations[labels.CELL]: entry.annotations for entry in entries})
 
-    def of(self, found: Mapping[str, Mapping[str, str]]) -> frozenset[str]:
+    def find_among(self, cells: Mapping[str, Mapping[str, str]]) -> frozenset[str]:
         """Return the needed cells among those with these labels; raise UnservedError if another is needed."""
         from imagematrix.build.matrix.promised_variants import Candidates, make_reference
 
-        names = {make_reference(self._image, self._version, cell): cell for cell in found}
-        for cell, own in found.items():
-            self._needs.add_labels(self._image, self._version, cell, own)
+        names = {make_reference(self._image, self._version, cell): cell for cell in cells}
+        for cell, cell_labels in cells.items():
+            self._needs.add_labels(self._image, self._version, cell, cell_labels)
         if self._promised:
             catalog = self._promised.catalog
         else:
             terms = labels.require_equal_terms(
-                self._image, (labels.read_terms(own, cell) for cell, own in found.items())
+                self._image, (labels.read_terms(cell_labels, cell) for cell, cell_labels in cells.items())
             )
             catalog = Catalog(
                 image=self._image,
@@ -168,17 +169,18 @@ class _NeededCells:
                 defaults=terms.defaults,
             )
         promised = {variant.reference for variant in catalog.variants}
-        others = tuple(self._needs.facts[one] for one in names if one not in promised)
-        self._needs.consider(
+        unpromised = tuple(self._needs.facts[reference] for reference in names if reference not in promised)
+        self._needs.set_candidates(
             [
                 Candidates(
-                    catalog=record.replace(catalog, variants=(*catalog.variants, *others)),
+                    catalog=record.replace(catalog, variants=(*catalog.variants, *unpromised)),
                     plain_pull=self._promised.plain_pull if self._promised else {},
                 )
             ]
         )
-        self._needs.require(names)
-        return frozenset(cell for one, cell in names.items() if one in self._needs.needed)
+        self._needs.require_built(names)
+        needed = self._needs.needed_references
+        return frozenset(cell for reference, cell in names.items() if reference in needed)
 
 
 def _find_matrix(image: str, version: str, file: Path | None) -> Matrix | None:
@@ -189,48 +191,38 @@ def _find_matrix(image: str, version: str, file: Path | None) -> Matrix | None:
     if file is None and not path.exists():
         return None
     matrix = load_matrix(path, contexts=None)
-    if file and not any((each.name, each.version) == (image, version) for each in matrix.images):
-        names = ", ".join(f"{each.name}:{each.version}" for each in matrix.images)
+    if file and not any((entry.name, entry.version) == (image, version) for entry in matrix.images):
+        names = ", ".join(f"{entry.name}:{entry.version}" for entry in matrix.images)
         raise UsageError(f"{path} has no {image}:{version}", remedy=f"it has {names}")
     return matrix
 
 
-def _find_declared(matrix: Matrix, image: str, version: str) -> Declared | None:
-    """Return the matrix with its cells and a version of an image in it; None if it lacks that."""
-    from imagematrix.build.matrix.expand import expand_matrix
-
-    found = next((one for one in matrix.images if (one.name, one.version) == (image, version)), None)
-    return (matrix, expand_matrix(matrix), found) if found else None
-
-
-def print_published(name: str, done: Published) -> None:
+def print_published(name: str, published: Published) -> None:
     """Print what was published, and what a plain pull of it gets."""
-    print_info(f"{name}: {format_count(done.variants, 'variant')}, {done.new} new")
-    for reference in done.dropped:
+    print_info(f"{name}: {format_count(published.variants, 'variant')}, {published.new} new")
+    for reference in published.dropped:
         print_info(f"{reference} removed: the registry lost it")
-    for reference in done.stuck:
+    for reference in published.stuck:
         print_info(
             f"the registry does not allow {reference} to be deleted; until it is, builds treat it as pushed"
         )
-    for tag in done.others:
+    for tag in published.others:
         print_info(f"{tag} skipped: its cell is published with other inputs")
-    for plain in done.plain:
-        print_info(_describe_plain_pull(plain))
+    for plain in published.plain:
+        if plain.variant is None:
+            print_info(f"{plain.platform}: `docker pull` gets nothing: {plain.why}")
+            continue
+        gpu = plain.variant.cuda and f"CUDA {plain.variant.cuda} and a GPU"
+        engine = f"{ZSTD_LAYERS} or newer, or another engine that unpacks zstd" if plain.zstd else None
+        needs = ", ".join(filter(None, [gpu, *plain.needs, engine]))
+        beyond = f"it needs {needs}" if needs else "it runs on every CPU"
+        tag = plain.variant.reference.rpartition(":")[2]
+        print_info(f"{plain.platform}: `docker pull` gets {tag} ({plain.why}); {beyond}")
 
 
-def _describe_plain_pull(plain: PlatformDefault) -> str:
-    """Return a line with what a plain pull gets on a platform, and what that needs beyond the baseline."""
-    if plain.variant is None:
-        return f"{plain.platform}: `docker pull` gets nothing: {plain.why}"
-    gpu = plain.variant.cuda and f"CUDA {plain.variant.cuda} and a GPU"
-    engine = f"{ZSTD_LAYERS} or newer, or another engine that unpacks zstd" if plain.zstd else None
-    needs = ", ".join(filter(None, [gpu, *plain.needs, engine]))
-    beyond = f"it needs {needs}" if needs else "it runs on every CPU"
-    tag = plain.variant.reference.rpartition(":")[2]
-    return f"{plain.platform}: `docker pull` gets {tag} ({plain.why}); {beyond}"
-
-
-def _push(image: str, version: str, chosen: Collection[str], needed: _NeededCells | None) -> list[str]:
+def _push_from_engine(
+    image: str, version: str, chosen: Collection[str], needed: _NeededCells | None
+) -> list[str]:
     """Push images that only the engine has; nothing without an engine, as in a pipeline.
 
     Returns the tags of those that are not `needed`, which are not pushed. Raises TagMovedError if the
@@ -251,44 +243,45 @@ def _push(image: str, version: str, chosen: Collection[str], needed: _NeededCell
         in_engine = engine.list_variants(image, version)
         in_registry = remote.list_variants(image, version)
         # Once a cell has a final image, its remaining development images do not count.
-        final = [present for present in in_engine if not present.development]
-        cells = {present.cell for present in (*final, *in_registry) if not present.lost}
-        if any(present.cell not in cells for present in in_engine):
-            raise development_push_error(image, version)
-        pushed = {present.reference for present in in_registry if not present.lost}
-        wanted = needed.of({one.cell: one.labels for one in (*final, *in_registry)}) if needed else cells
-        for present in final:
-            if present.cell not in wanted:
+        final = [variant for variant in in_engine if not variant.development]
+        cells = frozenset(variant.cell for variant in (*final, *in_registry) if not variant.lost)
+        if any(variant.cell not in cells for variant in in_engine):
+            raise make_development_push_error(image, version)
+        pushed = {variant.reference for variant in in_registry if not variant.lost}
+        if needed:
+            cells = needed.find_among({variant.cell: variant.labels for variant in (*final, *in_registry)})
+        for variant in final:
+            if variant.cell not in cells:
                 continue
-            others = {other.reference for other in in_registry if other.cell == present.cell}
-            others.discard(present.reference)
-            if present.reference in pushed or any(f"{image}:{tag}" in others for tag in chosen):
+            rivals = {rival.reference for rival in in_registry if rival.cell == variant.cell}
+            rivals.discard(variant.reference)
+            if variant.reference in pushed or any(f"{image}:{tag}" in rivals for tag in chosen):
                 continue
-            if others:
+            if rivals:
                 raise TagMovedError(
-                    f"{present.reference} is in the engine, but the registry has {', '.join(sorted(others))}",
+                    f"{variant.reference} is in the engine, but the registry has {', '.join(sorted(rivals))}",
                     remedy="raise the version, or pass the tag in the registry to --choose",
                 )
-            print_info(f"pushing {present.reference}")
-            remote.adopt(present.reference)
-        unneeded = {one.reference for one in final if one.cell not in wanted}
+            print_info(f"pushing {variant.reference}")
+            remote.adopt(variant.reference)
+        unneeded = {variant.reference for variant in final if variant.cell not in cells}
         return [reference.rpartition(":")[2] for reference in unneeded - pushed]
 
 
 def make_published_document(
-    image: str, version: str, aliases: list[str], done: Published
+    image: str, version: str, aliases: list[str], published: Published
 ) -> dict[str, object]:
     """Return the Published document."""
     return {
         "schema": "imagematrix.published/v1",
         "image": image,
         "version": version,
-        "digest": done.digest,
-        "variants": done.variants,
-        "new": done.new,
+        "digest": published.digest,
+        "variants": published.variants,
+        "new": published.new,
         "aliases": aliases,
-        "plain_pull": [plain.to_json() for plain in done.plain],
-        "dropped": list(done.dropped),
-        "stuck": list(done.stuck),
-        "others": list(done.others),
+        "plain_pull": [plain.to_json() for plain in published.plain],
+        "dropped": list(published.dropped),
+        "stuck": list(published.stuck),
+        "others": list(published.others),
     }

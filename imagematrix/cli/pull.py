@@ -52,8 +52,8 @@ def command(
     """
     from imagematrix.cli.shared.pull_image import PullDisplay
 
-    store = _store(to, stored=unpacked or max_size is not None)
-    largest = _amount(read_site().chosen("max_size", max_size))
+    store = _find_store(to, is_required=unpacked or max_size is not None)
+    max_bytes = _parse_max_size(read_site().chosen("max_size", max_size))
     if store is None:
         _require_engine(described=host is not None or root is not None)
     else:
@@ -61,12 +61,12 @@ def command(
 
         image = read_site().full(image)
         require_source(image, catalog)
-    node, wanted = load_node(host, root, nvidia_smi, gpus)
+    node, requested = load_node(host, root, nvidia_smi, gpus)
     # Without an engine, an image is only where its name says.
     selection = choose_variant(
         image,
         catalog or (image if store else None),
-        (node, wanted),
+        (node, requested),
         where=where,
         allow_cpu=allow_cpu,
         json=json,
@@ -86,7 +86,7 @@ def command(
                 store,
                 catalog,
                 policy,
-                FetchOptions(unpacked=unpacked, max_size=largest),
+                FetchOptions(unpacked=unpacked, max_size=max_bytes),
                 display,
                 part=split_version(image)[1] not in (None, selection.version),
             )
@@ -95,15 +95,16 @@ def command(
         print_json({**selection.to_json(), "digest": name.partition("@")[2] or selection.digest})
     else:
         print_text(name)
-        print_gpu_remark(selection, wanted)
+        print_gpu_remark(selection, requested)
 
 
-def _store(to: str | None, *, stored: bool) -> ImageStore | None:
-    """Return the store to pull into, None for the engine; `stored` says that another option asks for one."""
+def _find_store(to: str | None, *, is_required: bool) -> ImageStore | None:
+    """Return the store to pull into, None for the engine; `is_required` if another option is for stores."""
     from imagematrix.images.local_store.folder import ImageStore, store_folder
 
     site = read_site()
-    if to is None and not stored and (site.chosen("engine", None, "IMAGEMATRIX_ENGINE") or DOCKER) == DOCKER:
+    engine = site.chosen("engine", None, "IMAGEMATRIX_ENGINE") or DOCKER
+    if to is None and not is_required and engine == DOCKER:
         return None
     return ImageStore(store_folder(site, to, named="--to"))
 
@@ -121,7 +122,8 @@ def _require_engine(*, described: bool) -> None:
         raise
 
 
-def _amount(text: str | None) -> int | None:
+def _parse_max_size(text: str | None) -> int | None:
+    """Return an amount in bytes, None without a limit; raise UsageError."""
     if text is None:
         return None
     from imagematrix.common.units import parse_size

@@ -45,42 +45,46 @@ def command(
     from imagematrix.cli.shared.ci import write_summary
 
     needs = load_host_needs(hosts, at_most)
-    known = KnownCandidates()
+    candidates = KnownCandidates()
     reports = map(outcome.load_report, files)
-    merged = merge_reports(map(known.add, reports) if needs else reports)
+    merged = merge_reports(map(candidates.add, reports) if needs else reports)
     document = merged.to_json()
     if needs:
-        needs.consider(known.candidates)
+        needs.set_candidates(candidates.candidates)
         document["for"] = needs.to_json()
     outcomes = outcome.parse_report(document, "report").outcomes
     if json:
         print_json(document)
     else:
-        _print(outcomes)
+        _print_outcomes(outcomes)
     write_summary(outcomes)
     error = merged.failure()
     if error:
         raise error
     if needs:
-        needs.require(
-            [make_reference(one.image, one.version, one.cell) for one in outcomes if one.status in BUILT]
+        needs.require_built(
+            [
+                make_reference(built.image, built.version, built.cell)
+                for built in outcomes
+                if built.status in BUILT
+            ]
         )
-        if unserved := needs.error():
+        if unserved := needs.find_unserved_error():
             raise unserved
 
 
-def _print(outcomes: tuple[Outcome, ...]) -> None:
+def _print_outcomes(outcomes: tuple[Outcome, ...]) -> None:
     from imagematrix.cli.shared.ci import describe_test
 
-    tested = any(outcome.test for outcome in outcomes)
+    has_tests = any(outcome.test for outcome in outcomes)
     print_table(
-        ("image", "cell", "status", *(["test"] if tested else []), "seconds"),
+        ("image", "cell", "status", *(["test"] if has_tests else []), "seconds"),
         [
             (
                 escape_text(f"{outcome.image}:{outcome.version}"),
                 escape_text(outcome.cell),
                 f"[{COLOURS[outcome.status]}]{outcome.status}[/]",
-                *([escape_text(describe_test(outcome))] if tested else []),
+                *([escape_text(describe_test(outcome))] if has_tests else []),
                 "" if outcome.seconds is None else f"{outcome.seconds:.1f}",
             )
             for outcome in outcomes

@@ -83,8 +83,7 @@ def command(
 
     if sweep:
         from imagematrix.integrations.resolver.containerd_hosts import require_mirrorable
-        from imagematrix.integrations.resolver.untag import ContainerdNames, DockerNames
-        from imagematrix.integrations.resolver.untag import untag as remove
+        from imagematrix.integrations.resolver.untag import ContainerdNames, DockerNames, untag
 
         Address.parse(listen)  # raises an error; names begin with the address as it is written
         names = (
@@ -92,7 +91,7 @@ def command(
             if namespace
             else DockerNames(listen)
         )
-        for name in remove(names, listen, print_info, token=_read_token(token_file)):
+        for name in untag(names, listen, print_info, token=_read_token(token_file)):
             print_text(name)
         return
     if namespace:

@@ -53,20 +53,20 @@ def command(
     if version is not None or not names_registry(name):
         remedy = "such as registry.example.com/ml/training, without a version"
         raise UsageError(f"{image} is not the name of an image in a registry", remedy=remedy)
-    wanted = make_retention(keep, protect, hosts)
-    shown = survey_repository(name, wanted)
-    _require(shown, wanted)
+    retention = make_retention(keep, protect, hosts)
+    shown = survey_repository(name, retention)
+    _require_valid_retention(shown, retention)
     if json:
         print_json({**shown.to_json(), "dry_run": not yes})
     else:
-        _print(shown)
+        _print_retirement(shown)
     warn_of_unserved(shown.unserved)
     size = f"{format_megabytes(shown.size)} of layers and documents"
     versions = format_count(len(shown.retired), "version")
-    what = f"{format_count(len(shown.removals), 'manifest')} of {versions}"
+    count = f"{format_count(len(shown.removals), 'manifest')} of {versions}"
     if not yes or not shown.removals:
         print_info(
-            f"{name}: {what} would be removed, with {size}"
+            f"{name}: {count} would be removed, with {size}"
             if shown.removals
             else f"{name}: nothing to remove"
         )
@@ -74,25 +74,25 @@ def command(
     flush_stdout()
     removed: list[Removal] = []
     with report_removed_count(removed, format_count(len(shown.removals), "manifest")):
-        stuck = apply_retirement(shown, wanted, removed.append)
+        stuck = apply_retirement(shown, retention, removed.append)
     for removal in stuck:
         print_info(f"{name}@{removal.digest} has no tag any more, but something without a tag names it")
-    done = f"removed {format_count(len(removed), 'manifest')} of {versions}"
-    print_info(f"{name}: {done}; the registry's garbage collection frees {size}")
+    summary = f"removed {format_count(len(removed), 'manifest')} of {versions}"
+    print_info(f"{name}: {summary}; the registry's garbage collection frees {size}")
 
 
-def _require(shown: Retirement, wanted: Retention) -> None:
+def _require_valid_retention(shown: Retirement, retention: Retention) -> None:
     """Raise an error if there is no such image or protected version, or if no version serves any host."""
     if not shown.fates:
         raise UnknownImageError(f"the registry has no version of {shown.image}", remedy="check the name")
-    for version in sorted(wanted.protect - shown.fates.keys()):
+    for version in sorted(retention.protect - shown.fates.keys()):
         remedy = suggest_nearest(version, shown.fates) or f"it has {', '.join(shown.fates)}"
         raise UnknownImageError(f"the registry has no {shown.image}:{version} to protect", remedy=remedy)
-    if wanted.hosts and len(shown.unserved) == len(wanted.hosts):
+    if retention.hosts and len(shown.unserved) == len(retention.hosts):
         raise UsageError(f"no version of {shown.image} serves any of these hosts", remedy="check --hosts")
 
 
-def _print(shown: Retirement) -> None:
+def _print_retirement(shown: Retirement) -> None:
     rows = [
         (escape_text(version), "[green]keep[/]" if fate.kept else "[red]remove[/]", escape_text(fate.why))
         for version, fate in shown.fates.items()

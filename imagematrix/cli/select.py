@@ -54,45 +54,30 @@ def command(
     if gang:
         if any(option is not None for option in (host, root, nvidia_smi)):
             raise UsageError("--gang has the hosts: --host, --root and --nvidia-smi name another one")
-        from imagematrix.cli.shared.gang_options import print_gang_selection
+        from imagematrix.cli.shared.gang_options import GangRequest, print_gang_selection
 
-        print_gang_selection(
-            image,
-            catalog,
-            gang,
-            alike=alike,
-            gpus=gpus,
-            where=where,
-            allow_cpu=allow_cpu,
-            json=json,
-            policy=policy,
-        )
+        request = GangRequest(paths=gang, alike=alike, gpus=gpus, where=where, allow_cpu=allow_cpu)
+        print_gang_selection(image, catalog, policy, request, json=json)
         return
     if alike is not None:
         raise UsageError("--alike is about several hosts", remedy="give them with --gang PATH")
     try:
-        node, wanted = load_node(host, root, nvidia_smi, gpus)
+        node, requested = load_node(host, root, nvidia_smi, gpus)
         selection = choose_variant(
-            image, catalog, (node, wanted), where=where, allow_cpu=allow_cpu, json=json, policy=policy
+            image, catalog, (node, requested), where=where, allow_cpu=allow_cpu, json=json, policy=policy
         )
     except ImagematrixError as error:
         if format == CLASSAD and error.exit_code in NO_VARIANT:
-            _advertise(image, None)  # without a line, HTCondor would keep the attribute of the last call
+            _print_classad(image, None)  # without a line, HTCondor would keep the attribute of the last call
         raise
     require_not_built_on(image, catalog, [str(selection.selected)])
     if json:
         print_json(selection.to_json())
     elif format == CLASSAD:
-        _advertise(image, selection)
+        _print_classad(image, selection)
     else:
         print_text(str(selection.selected))
-        print_gpu_remark(selection, wanted)
-
-
-def _advertise(image: str, selection: Selection | None) -> None:
-    from imagematrix.integrations.export import classad
-
-    print_text(classad.make_variant_line(image, selection))
+        print_gpu_remark(selection, requested)
 
 
 def _require_format(format: str, gang: Sequence[Path] | None, *, json: bool) -> None:
@@ -100,6 +85,12 @@ def _require_format(format: str, gang: Sequence[Path] | None, *, json: bool) -> 
     from imagematrix.common.suggestions import require_known
 
     require_known(format, FORMATS, "format")
-    for option, given in (("--json", json), ("--gang", gang)):
-        if given:
+    for option, is_set in (("--json", json), ("--gang", gang)):
+        if is_set:
             raise UsageError(f"{option} and --format {format} are mutually exclusive")
+
+
+def _print_classad(image: str, selection: Selection | None) -> None:
+    from imagematrix.integrations.export import classad
+
+    print_text(classad.make_variant_line(image, selection))

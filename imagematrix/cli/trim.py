@@ -71,8 +71,8 @@ def command(
     if json:
         print_json(report.to_json())
     else:
-        _show(report)
-    _warn(report)
+        _print_results(report)
+    _print_warnings(report)
 
 
 def _measure_compressed(pieces: Iterable[bytes]) -> int:
@@ -82,12 +82,17 @@ def _measure_compressed(pieces: Iterable[bytes]) -> int:
     return sum(len(writer.compress(piece)) for piece in pieces) + len(writer.flush())
 
 
-def _show(report: TrimReport) -> None:
+def _print_results(report: TrimReport) -> None:
     columns = ("file", "status", "keeps", "removes", "removed", *(["compressed"] if report.dry_run else []))
     rows = []
     for result in report.results:
-        row = [escape_text(result.path), result.status.value, _targets(result.kept), _targets(result.dropped)]
-        row.append(f"{result.removed / MEGABYTE:.1f} of {format_megabytes(result.size)}")
+        row = [
+            escape_text(result.path),
+            result.status.value,
+            _format_targets(result.kept),
+            _format_targets(result.dropped),
+            f"{result.removed / MEGABYTE:.1f} of {format_megabytes(result.size)}",
+        ]
         if report.dry_run:
             row.append("-" if result.compressed is None else format_megabytes(result.compressed))
         rows.append(row)
@@ -99,12 +104,12 @@ def _show(report: TrimReport) -> None:
     print_info(f"{format_megabytes(removed)} {verb} from {files}, of {len(report.results)} with device code")
 
 
-def _targets(amounts: Sequence[Amount]) -> str:
+def _format_targets(amounts: Sequence[Amount]) -> str:
     prefixes = {"cubin": "sm_", "ptx": "PTX ", "other": "other "}
     return ", ".join(f"{prefixes[amount.kind]}{amount.target}" for amount in amounts) or "-"
 
 
-def _warn(report: TrimReport) -> None:
+def _print_warnings(report: TrimReport) -> None:
     computes = ", ".join(report.rules.computes)
     for result in report.results:
         if result.status == "unsupported":

@@ -47,7 +47,7 @@ def command(
 
     Nothing is started. Images built by other tools are supported too.
     """
-    from imagematrix.audit import warnings as doubts
+    from imagematrix.audit import warnings as audit_warnings
     from imagematrix.audit.catalog import make_unlabelled_entry
     from imagematrix.audit.contradictions import find_contradictions, read_claims
     from imagematrix.audit.document import estimate_fat_size, make_document
@@ -59,36 +59,48 @@ def command(
     judged: list[_JudgedAudit] = []
     for audit in audits:
         variant = read_claims(audit)
-        broken = find_contradictions(audit, variant) if variant else []
-        found, problems = list_components(audit)
-        warnings = list(doubts.warn_of_unlabelled(audit))
+        contradictions = find_contradictions(audit, variant) if variant else []
+        components, problems = list_components(audit)
+        warnings = list(audit_warnings.warn_of_unlabelled(audit))
         if variant:
-            warnings = [*doubts.warn_of_march(audit, variant), *doubts.warn_of_runtime(audit, variant)]
+            warnings = [
+                *audit_warnings.warn_of_march(audit, variant),
+                *audit_warnings.warn_of_runtime(audit, variant),
+            ]
         warnings += [*warn_of_unread(audit.contents), *problems]
-        needs = variant or (None if _is_foreign(audit) else make_unlabelled_entry(audit)[0])
+        is_foreign = audit.objects and not any(True for _ in audit.gpu_code)  # for other vendors' GPUs only
         judged.append(
-            _JudgedAudit(audit=audit, needs=needs, broken=broken, warnings=warnings, components=found)
+            _JudgedAudit(
+                audit=audit,
+                needs=variant or (None if is_foreign else make_unlabelled_entry(audit)[0]),
+                contradictions=contradictions,
+                warnings=warnings,
+                components=components,
+            )
         )
     if sbom is not None:
-        sboms.write_sboms(sbom, [(one.audit, one.components) for one in judged])
-    whole = estimate_fat_size(audits)
+        sboms.write_sboms(sbom, [(image.audit, image.components) for image in judged])
+    fat_size = estimate_fat_size(audits)
     if json:
-        written = [
+        documents = [
             make_document(
-                one.audit,
-                one.broken,
+                image.audit,
+                image.contradictions,
                 audits,
-                one.warnings,
-                whole,
-                [component.to_json() for component in one.components],
+                image.warnings,
+                fat_size,
+                [component.to_json() for component in image.components],
             )
-            for one in judged
+            for image in judged
         ]
-        print_json(written[0] if len(written) == 1 else written)
+        print_json(documents[0] if len(documents) == 1 else documents)
     elif sbom != sboms.STDOUT:
-        parts = [*map(_lines, judged), *([text] for text in _describe_combined_size(audits, whole))]
+        parts = [
+            *([f"{name:<13}  {text}" for name, text in _describe_image(image)] for image in judged),
+            *([text] for text in _describe_combined_size(audits, fat_size)),
+        ]
         print_text(*(line for number, part in enumerate(parts) for line in ([""] * bool(number) + part)))
-    wrong = sum(1 for one in judged if one.broken)
+    wrong = sum(1 for image in judged if image.contradictions)
     if wrong:
         raise AuditError(f"the bytes of {format_count(wrong, 'image')} contradict the labels")
 
@@ -102,50 +114,80 @@ class _JudgedAudit:
 
     audit: Audit
     needs: Variant | None
-    broken: Sequence[Contradiction]
+    contradictions: Sequence[Contradiction]
     warnings: Sequence[str]
     components: Sequence[Component]
 
 
-def _describe_combined_size(audits: Sequence[Audit], whole: int | None) -> Iterator[str]:
+def _describe_combined_size(audits: Sequence[Audit], fat_size: int | None) -> Iterator[str]:
     """Yield the estimated size of a single image for all GPUs, and the sizes of the images."""
     from rich.filesize import decimal
 
-    if whole is not None:
+    if fat_size is not None:
         sizes = sorted(sum(audit.image.sizes.values()) for audit in audits)
         yield (
-            f"one image with the device code of all {len(audits)} would have about {decimal(whole)} "
+            f"one image with the device code of all {len(audits)} would have about {decimal(fat_size)} "
             f"compressed; these have {decimal(sizes[0])} to {decimal(sizes[-1])}"
         )
 
 
-def _lines(judged: _JudgedAudit) -> list[str]:
+def _describe_image(judged: _JudgedAudit) -> Iterator[tuple[str, str]]:
+    """Yield the rows of an image: names of facts, and their values."""
     audit = judged.audit
-    image = audit.image
-    rows = [
-        ("image", f"{image.reference}"),
-        ("digest", image.digest),
-        ("platform", image.platform),
-        ("device code", _code(audit)),
-        *(("optional", line) for line in _optional(audit)),
-        *(("not counted", line) for line in _list_uncounted(audit)),
-        *(("guarded", line) for line in _list_guarded(audit)),
-        *(("driver", line) for line in _drivers(audit)),
-        *(_describe_needs(judged.needs) if judged.needs else ()),
-        *(("library", line) for line in _libraries(audit)),
-        *(("python", line) for line in _stacks(audit)),
-        *(("packages", line) for line in _packages(judged.components)),
-        *_cpu(audit),
-        *(("damaged", found.path) for found in audit.files if found.file.damaged or found.file.code.damaged),
-        *(("contradiction", str(contradiction)) for contradiction in judged.broken),
-        *(("warning", warning) for warning in judged.warnings),
-    ]
-    return [f"{name:<13}  {line}" for name, line in rows]
+    yield "image", f"{audit.image.reference}"
+    yield "digest", audit.image.digest
+    yield "platform", audit.image.platform
+    yield from _describe_device_code(audit)
+    for driver in audit.drivers:
+        loaded = ", which the dynamic loader uses" if driver.loaded else ""
+        facts = driver.driver
+        yield "driver", f"{facts.name} {facts.version or ''} {facts.kind} {driver.path}{loaded}"
+    if judged.needs:
+        yield from _describe_needs(judged.needs)
+    yield from _describe_packages(audit, judged.components)
+    needed = " ".join(sorted(audit.flags)) or "nothing beyond the baseline"
+    yield "CPU needs", needed if audit.decided else f"{needed}, as far as known"
+    if audit.probable_flags:
+        yield "CPU probably", " ".join(sorted(audit.probable_flags))
+    if more := sorted(audit.contained - audit.flags.keys() - audit.probable_flags.keys()):
+        yield "CPU may use", " ".join(more)
+    for listed in audit.files:
+        if listed.file.damaged or listed.file.code.damaged:
+            yield "damaged", listed.path
+    for contradiction in judged.contradictions:
+        yield "contradiction", str(contradiction)
+    for warning in judged.warnings:
+        yield "warning", warning
 
 
-def _is_foreign(audit: Audit) -> bool:
-    """Whether an image is for GPUs of another vendor only."""
-    return bool(audit.objects) and not any(True for _ in audit.gpu_code)
+def _describe_device_code(audit: Audit) -> Iterator[tuple[str, str]]:
+    """Yield the targets of the device code, and the files that do not count for them, or not on all GPUs."""
+    words = [f"sm_{target}" for target in audit.cubins]
+    words += [f"PTX {target} (ISA {isa})" for target, isa in audit.ptx]
+    words += list(audit.objects)
+    files = sum(1 for _ in audit.coded)
+    targets = f"{', '.join(words) or 'no target common to all'}; {format_count(files, 'file')}"
+    yield "device code", targets if files else "none"
+
+    names = {
+        id(code): f"{code.name}{f' and {code.files - 1} more' if code.files > 1 else ''}"
+        for code in audit.device_code
+    }
+    for code in audit.device_code:
+        if code.optional:
+            yield "optional", f"{names[id(code)]}: {', '.join(code.targets)}"
+    paths: dict[str, list[str]] = {}  # by the reason why they do not count
+    for listed in audit.files:
+        if listed.uncounted:
+            paths.setdefault(listed.uncounted, []).append(listed.path)
+    for why, uncounted in paths.items():
+        yield "not counted", f"{shorten_words(uncounted, SHOWN)}: {why}"
+    for code in audit.device_code:
+        if code.guard:
+            line = f"{code.guard.path}:{code.guard.line}"
+            unused = f"not used on {code.guard.words} by {line}"
+            condition = unused if code.guard.unless else f"{line} cannot be evaluated"
+            yield "guarded", f"{names[id(code)]}: {', '.join(code.targets)}; {condition}"
 
 
 def _describe_needs(variant: Variant) -> Iterator[tuple[str, str]]:
@@ -159,73 +201,16 @@ def _describe_needs(variant: Variant) -> Iterator[tuple[str, str]]:
         yield "requires", f"{requirement} (a claim)"
 
 
-def _code(audit: Audit) -> str:
-    words = [f"sm_{target}" for target in audit.cubins]
-    words += [f"PTX {target} (ISA {isa})" for target, isa in audit.ptx]
-    words += list(audit.objects)
-    files = sum(1 for _ in audit.coded)
-    if not files:
-        return "none"
-    return f"{', '.join(words) or 'no target common to all'}; {format_count(files, 'file')}"
-
-
-def _optional(audit: Audit) -> Iterator[str]:
-    for code in audit.device_code:
-        if code.optional:
-            more = f" and {code.files - 1} more" if code.files > 1 else ""
-            yield f"{code.name}{more}: {', '.join(code.targets)}"
-
-
-def _list_uncounted(audit: Audit) -> Iterator[str]:
-    """Yield the files whose device code counts for nothing, by the reason."""
-    paths: dict[str, list[str]] = {}
-    for found in audit.files:
-        if found.uncounted:
-            paths.setdefault(found.uncounted, []).append(found.path)
-    for why, listed in paths.items():
-        yield f"{shorten_words(listed, SHOWN)}: {why}"
-
-
-def _list_guarded(audit: Audit) -> Iterator[str]:
-    for code in audit.device_code:
-        if code.guard:
-            more = f" and {code.files - 1} more" if code.files > 1 else ""
-            asked = f"{code.guard.path}:{code.guard.line}"
-            unused = f"not used on {code.guard.words} by {asked}"
-            told = unused if code.guard.unless else f"{asked} cannot be evaluated"
-            yield f"{code.name}{more}: {', '.join(code.targets)}; {told}"
-
-
-def _drivers(audit: Audit) -> Iterator[str]:
-    for found in audit.drivers:
-        loaded = ", which the dynamic loader uses" if found.loaded else ""
-        yield f"{found.driver.name} {found.driver.version or ''} {found.driver.kind} {found.path}{loaded}"
-
-
-def _libraries(audit: Audit) -> Iterator[str]:
+def _describe_packages(audit: Audit, components: Sequence[Component]) -> Iterator[tuple[str, str]]:
+    """Yield libraries, Python packages with device code, and the number of packages of each type."""
     for library in audit.libraries:
         oldest = f", driver {library.oldest_driver} or newer" if library.oldest_driver else ""
         version = library.version or ("static" if library.static else "?")
-        yield f"{library.name} {version} {library.path}{oldest}"
-
-
-def _packages(components: Sequence[Component]) -> Iterator[str]:
-    """Yield the number of packages of each type; the libraries that have rows of their own have none."""
-    kinds = Counter(one.package.kind for one in components if one.package.kind != GENERIC)
-    if kinds:
-        yield ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
-
-
-def _cpu(audit: Audit) -> Iterator[tuple[str, str]]:
-    needed = " ".join(sorted(audit.flags)) or "nothing beyond the baseline"
-    yield "CPU needs", needed if audit.decided else f"{needed}, as far as known"
-    if audit.probable_flags:
-        yield "CPU probably", " ".join(sorted(audit.probable_flags))
-    if more := sorted(audit.contained - audit.flags.keys() - audit.probable_flags.keys()):
-        yield "CPU may use", " ".join(more)
-
-
-def _stacks(audit: Audit) -> Iterator[str]:
+        yield "library", f"{library.name} {version} {library.path}{oldest}"
     for stack in audit.stacks:
         cubins = " ".join(stack.arch_list) or "no cubins"
-        yield f"{stack.name} {stack.version}, CUDA {stack.cuda or '?'}: {cubins}"
+        yield "python", f"{stack.name} {stack.version}, CUDA {stack.cuda or '?'}: {cubins}"
+    # Libraries that have rows of their own have no type of packages.
+    kinds = Counter(component.package.kind for component in components if component.package.kind != GENERIC)
+    if kinds:
+        yield "packages", ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))

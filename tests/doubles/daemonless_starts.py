@@ -93,7 +93,7 @@ def started(monkeypatch, tmp_path, filled_store):
             name=name,
             as_root=name == "runc",
             require_possible=lambda _: None,
-            shown=lambda container: [name, *container.args],
+            format_command=lambda container: [name, *container.args],
         )
 
     def begin(container, image, runtime, store, claim, _):

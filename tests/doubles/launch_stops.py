@@ -16,7 +16,7 @@ from imagematrix.launcher.daemonless.lease_holder import LeaseHolder
 # The method or function of the order before which, or after which, a launch stops.
 BEFORE = {
     "leased": (start, "hide_arguments"),
-    "forked": (LeaseHolder, "_first_process"),
+    "forked": (LeaseHolder, "_await_first_process"),
     "standing": (LeaseHolder, "_name_first_process"),
 }
 AFTER = {"named": (LeaseHolder, "_name_first_process")}

@@ -9,7 +9,7 @@ from imagematrix.hardware.gpu_request.choice import Choice
 from imagematrix.hardware.host.host import Host
 from imagematrix.hardware.host.nvml import Nvml, NvmlGpu, Process
 from imagematrix.images.engine import containers
-from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
+from imagematrix.launcher.gpu_claims.gpu_claim import ClaimRequest, LockFolder, claim_gpus
 from imagematrix.launcher.gpu_claims.survey import survey_usage
 
 H200 = Host.load(Path(__file__).parents[2] / "tests/hosts/genoa-h200.json")
@@ -52,7 +52,11 @@ def test_lease_container_and_process_of_a_launch_count_once(start, look, tmp_pat
     locks = str(tmp_path / "locks")
 
     def share(mib, *pids):
-        return claim_gpus([Choice(gpus=(GPU,), count=1)], look(*pids), vram_mib=mib, path=locks)
+        return claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=(GPU,), count=1)], vram_mib=mib),
+            look(*pids),
+            folder=LockFolder(path=locks),
+        )
 
     with share(HALF) as first:
         pid = start(*labels(first))
@@ -61,22 +65,36 @@ def test_lease_container_and_process_of_a_launch_count_once(start, look, tmp_pat
     with pytest.raises(GpusBusyError):  # the container still has it without the lease
         share(GPU.memory_mib, pid)
     with share(HALF, pid), pytest.raises(GpusBusyError, match="share of"):
-        claim_gpus([Choice(gpus=(GPU,), count=1)], look(pid), path=locks)
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=(GPU,), count=1)]), look(pid), folder=LockFolder(path=locks)
+        )
 
 
 def test_a_container_without_a_declared_share_has_the_whole_gpu(start, look, tmp_path):
     start("--label", "io.imagematrix.vram=1024")
     stranger = start()
     with pytest.raises(GpusBusyError, match="is in use by process sleep"):
-        claim_gpus([Choice(gpus=(GPU,), count=1)], look(stranger), vram_mib=1, path=str(tmp_path / "locks"))
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=(GPU,), count=1)], vram_mib=1),
+            look(stranger),
+            folder=LockFolder(path=str(tmp_path / "locks")),
+        )
 
 
 def test_a_process_outside_of_containers_has_the_whole_gpu(start, look, tmp_path):
     inside = start("--label", "io.imagematrix.vram=1024")
-    with claim_gpus([Choice(gpus=(GPU,), count=1)], look(inside), vram_mib=1, path=str(tmp_path / "locks")):
+    with claim_gpus(
+        ClaimRequest(choices=[Choice(gpus=(GPU,), count=1)], vram_mib=1),
+        look(inside),
+        folder=LockFolder(path=str(tmp_path / "locks")),
+    ):
         pass
     with pytest.raises(GpusBusyError, match="is in use by process"):
-        claim_gpus([Choice(gpus=(GPU,), count=1)], look(inside, 1), vram_mib=1, path=str(tmp_path / "locks"))
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=(GPU,), count=1)], vram_mib=1),
+            look(inside, 1),
+            folder=LockFolder(path=str(tmp_path / "locks")),
+        )
 
 
 def test_labels_of_an_image_do_not_declare_a_share(engine, start, look, tmp_path):
@@ -84,8 +102,16 @@ def test_labels_of_an_image_do_not_declare_a_share(engine, start, look, tmp_path
     engine.docker("commit", "--change", "LABEL io.imagematrix.vram=1", "lying", "lying:v1")
     engine.docker("rm", "lying")
     start("--label", "io.imagematrix.vram=1024", image="lying:v1")
-    with claim_gpus([Choice(gpus=(GPU,), count=1)], look(), vram_mib=1, path=str(tmp_path / "locks")):
+    with claim_gpus(
+        ClaimRequest(choices=[Choice(gpus=(GPU,), count=1)], vram_mib=1),
+        look(),
+        folder=LockFolder(path=str(tmp_path / "locks")),
+    ):
         pass
     start(image="lying:v1")
     with pytest.raises(GpusBusyError, match="is in use by container"):
-        claim_gpus([Choice(gpus=(GPU,), count=1)], look(), vram_mib=1, path=str(tmp_path / "locks"))
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=(GPU,), count=1)], vram_mib=1),
+            look(),
+            folder=LockFolder(path=str(tmp_path / "locks")),
+        )

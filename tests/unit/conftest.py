@@ -549,7 +549,7 @@ def cli(monkeypatch, capsys):
     for name in ("COLORTERM", "FORCE_COLOR", "GITHUB_ACTIONS", "GITLAB_CI", "NO_COLOR", "PY_COLORS"):
         monkeypatch.delenv(name, raising=False)
 
-    monkeypatch.setattr("imagematrix.cli._leave", sys.exit)
+    monkeypatch.setattr("imagematrix.cli._exit_at_once", sys.exit)
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["imagematrix", *map(str, words)])

@@ -8,7 +8,7 @@ import sys
 from imagematrix import ImagematrixError, probe
 from imagematrix.hardware.gpu_request.choice import Choice
 from imagematrix.hardware.gpu_request.spec import select_gpus
-from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
+from imagematrix.launcher.gpu_claims.gpu_claim import ClaimRequest, claim_gpus
 from imagematrix.launcher.gpu_claims.survey import query_nvml, survey_usage
 
 
@@ -18,7 +18,9 @@ def main() -> int:
     try:
         gpus = select_gpus(host.gpus, f"device={sys.argv[1]}")
         choice = Choice(gpus=gpus, count=1)
-        taken = claim_gpus([choice], lambda _: survey_usage(host.gpus, lambda: (), query_nvml))
+        taken = claim_gpus(
+            ClaimRequest(choices=[choice]), lambda _: survey_usage(host.gpus, lambda: (), query_nvml)
+        )
     except ImagematrixError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -21,10 +21,7 @@ from imagematrix.selection.selection import NothingFits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from imagematrix.integrations.kubernetes.nodes.classes import Classes, NodeClass
-    from imagematrix.selection.fleet.upgrade import Upgrade
+    from imagematrix.integrations.kubernetes.nodes.classes import Classes
 
 
 def command(
@@ -54,48 +51,43 @@ def command(
     if json:
         print_json(classes.to_json())
     else:
-        _print(classes)
+        _print_classes(classes)
     if not classes.complete:
         raise typer.Exit(NothingFits.exit_code)
 
 
-def _print(classes: Classes) -> None:
+def _print_classes(classes: Classes) -> None:
     prefix = f"{classes.catalog.image}:{classes.catalog.version}-"
     print_table(
         ("class", "nodes", "image", "why"),
         [
             (
-                escape_text(each.name),
-                str(len(each.nodes)),
-                escape_text(each.variant.reference.removeprefix(prefix))
-                if each.variant
+                escape_text(node_class.name),
+                str(len(node_class.nodes)),
+                escape_text(node_class.variant.reference.removeprefix(prefix))
+                if node_class.variant
                 else "[red]nothing[/]",
-                "" if each.miss else each.why,
+                "" if node_class.miss else node_class.why,
             )
-            for each in classes.classes
+            for node_class in classes.classes
         ],
     )
-    for each in classes.classes:
-        lines = list(_remarks(each))
+    for node_class in classes.classes:
+        lines = [f"  [yellow]{escape_text(warning)}[/]" for warning in node_class.warnings]
+        if node_class.miss:
+            remedy = node_class.miss.shown
+            fix = [f"    -> {escape_text(remedy)}"] if remedy else []
+            lines = [f"  {escape_text(node_class.miss.why)}", *fix, *lines]
         if lines:
-            print_lines("", f"{each.name}: {format_names([node.name for node in each.nodes])}", *lines)
+            names = format_names([node.name for node in node_class.nodes])
+            print_lines("", f"{node_class.name}: {names}", *lines)
     for upgrade in classes.upgrades:
-        print_lines("", *_upgrade(upgrade, prefix))
-
-
-def _remarks(each: NodeClass) -> Iterator[str]:
-    if each.miss:
-        yield f"  {escape_text(each.miss.why)}"
-        if each.miss.shown:
-            yield f"    -> {escape_text(each.miss.shown)}"
-    yield from (f"  [yellow]{escape_text(warning)}[/]" for warning in each.warnings)
-
-
-def _upgrade(upgrade: Upgrade, prefix: str) -> Iterator[str]:
-    yield f"driver {upgrade.old} -> {upgrade.new}: {format_count(upgrade.hosts, 'node')}"
-    for loss in upgrade.lost:
-        yield f"  [red]nothing[/] for {format_names(loss.hosts)}: {escape_text(loss.miss.why)}"
-    for change in (*upgrade.changed, *upgrade.gained):
-        yield f"  {escape_text(change.new.removeprefix(prefix))} for {format_names(change.hosts)}"
-    if upgrade.unchanged:
-        yield f"  nothing changes for {format_count(upgrade.unchanged, 'node')}"
+        lines = [f"driver {upgrade.old} -> {upgrade.new}: {format_count(upgrade.hosts, 'node')}"]
+        for loss in upgrade.lost:
+            lines.append(f"  [red]nothing[/] for {format_names(loss.hosts)}: {escape_text(loss.miss.why)}")
+        for change in (*upgrade.changed, *upgrade.gained):
+            image = escape_text(change.new.removeprefix(prefix))
+            lines.append(f"  {image} for {format_names(change.hosts)}")
+        if upgrade.unchanged:
+            lines.append(f"  nothing changes for {format_count(upgrade.unchanged, 'node')}")
+        print_lines("", *lines)

@@ -44,13 +44,13 @@ def command(
     from imagematrix.integrations.kubernetes.plugin.offer import DeviceOffer, make_offer
 
     require_one_host(host, root)
-    named = parse_resource_kinds(by)
+    kinds = parse_resource_kinds(by)
 
-    def offered() -> DeviceOffer:
-        return make_offer(Host.load(host) if host else probe(root or "/"), by=named, vram=vram)
+    def make_node_offer() -> DeviceOffer:
+        return make_offer(Host.load(host) if host else probe(root or "/"), by=kinds, vram=vram)
 
     if dry_run:
-        print_text(*(f"{name} {len(devices)}" for name, devices in offered().resources.items()))
+        print_text(*(f"{name} {len(devices)}" for name, devices in make_node_offer().resources.items()))
         return
     from imagematrix.errors import UsageError
     from imagematrix.integrations.kubernetes.dra.slices import DRIVER
@@ -58,18 +58,21 @@ def command(
     from imagematrix.launcher.gpu_claims.survey import survey_open_outside_pods, survey_outside_pods
     from imagematrix.launcher.kubelet import sockets
 
-    if other := sockets.find_answering_socket(
+    if dra_driver := sockets.find_answering_socket(
         [sockets.locate_dra_socket(str(kubelet or sockets.find_root_dir()), DRIVER)]
     ):
         raise UsageError(
-            f"the DRA driver offers this node's GPUs, at {other}",
+            f"the DRA driver offers this node's GPUs, at {dra_driver}",
             remedy="run `imagematrix kubernetes device-plugin` or `imagematrix kubernetes dra-driver` on a "
             "node, not both",
         )
 
-    def usage(gpus: tuple[Gpu, ...]) -> Usage:
+    def survey_usage(gpus: tuple[Gpu, ...]) -> Usage:
         if host:  # it may be that of another node
             return {}
         return survey_open_outside_pods(gpus, str(root)) if root else survey_outside_pods(gpus)
 
-    serve(PluginSettings(offer=offered, usage=usage, folder=device_plugins, kubelet=kubelet), note=print_info)
+    settings = PluginSettings(
+        offer=make_node_offer, usage=survey_usage, folder=device_plugins, kubelet=kubelet
+    )
+    serve(settings, note=print_info)

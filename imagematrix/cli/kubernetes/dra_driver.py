@@ -62,79 +62,79 @@ def command(
             "no valid name of this node given", remedy="give --node-name, as `kubectl get nodes` shows it"
         )
 
-    def probed() -> Host:
+    def probe_node() -> Host:
         return Host.load(host) if host else probe(root or "/")
 
     if dry_run:
-        groups = slices.split_devices(slices.make_devices(probed(), {}))
-        made = [
+        groups = slices.split_devices(slices.make_devices(probe_node(), {}))
+        documents = [
             slices.make_slice(node, None, index, count=len(groups), generation=1, listed=group)
             for index, group in enumerate(groups)
         ]
-        print_document(f"{dump_yaml(*made)}\n")
+        print_document(f"{dump_yaml(*documents)}\n")
         return
     from imagematrix.integrations.kubernetes.client import kubeconfig as kubeconfigs
     from imagematrix.integrations.kubernetes.client.api import find_cluster_api
     from imagematrix.integrations.kubernetes.dra.server import DriverSettings, serve
     from imagematrix.launcher.kubelet import sockets
 
-    if other := sockets.find_answering_socket(map(str, sorted(device_plugins.glob(sockets.OURS)))):
+    if plugin := sockets.find_answering_socket(map(str, sorted(device_plugins.glob(sockets.OURS)))):
         raise UsageError(
-            f"the device plugin offers this node's GPUs, at {other}",
+            f"the device plugin offers this node's GPUs, at {plugin}",
             remedy="run `imagematrix kubernetes device-plugin` or `imagematrix kubernetes dra-driver` on a "
             "node, not both",
         )
-    seen = _InFile() if host else _InContainer(root) if root else _OnNode()
+    view = _SavedHostView() if host else _ContainerView(root) if root else _NodeView()
     settings = DriverSettings(
         node=node,
         api=kubeconfigs.load_kubeconfig(kubeconfig)
         if kubeconfig
         else find_cluster_api("give --kubeconfig FILE"),
-        probe=probed,
-        usage=seen.usage,
-        plugins=seen.plugins,
-        require=seen.require,
+        probe=probe_node,
+        usage=view.survey_usage,
+        plugins=view.survey_plugin_usage,
+        require=view.require_nodes,
         kubelet=kubelet,
         cdi_root=cdi_root or cdi.FOLDER,
     )
     serve(settings, note=print_info)
 
 
-class _OnNode:
-    """What a process on the node sees of its GPUs."""
+class _NodeView:
+    """The view of a node's GPUs that a process on the node has."""
 
-    def usage(self, gpus: tuple[Gpu, ...]) -> Usage:
+    def survey_usage(self, gpus: tuple[Gpu, ...]) -> Usage:
         from imagematrix.launcher.gpu_claims.survey import survey_outside_pods
 
         return survey_outside_pods(gpus)
 
-    def plugins(self, gpus: tuple[Gpu, ...]) -> Usage:
+    def survey_plugin_usage(self, gpus: tuple[Gpu, ...]) -> Usage:
         from imagematrix.launcher.gpu_claims import pods
 
         return pods.compute_pod_usage(gpus)
 
-    def require(self, paths: tuple[str, ...]) -> None:
+    def require_nodes(self, paths: tuple[str, ...]) -> None:
         from imagematrix.launcher.docker import devices
 
         devices.require_device_nodes(paths)
 
 
-class _InContainer:
-    """What a container sees that has the node's /proc and /dev under a root, and its lock folder."""
+class _ContainerView:
+    """The view of a container that has the node's /proc and /dev under a root, and its lock folder."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def usage(self, gpus: tuple[Gpu, ...]) -> Usage:
+    def survey_usage(self, gpus: tuple[Gpu, ...]) -> Usage:
         from imagematrix.launcher.gpu_claims.survey import survey_node_leases, survey_open_outside_pods
         from imagematrix.launcher.gpu_claims.usage import merge_usages
 
         return merge_usages(survey_node_leases(), survey_open_outside_pods(gpus, str(self._root)))
 
-    def plugins(self, _: tuple[Gpu, ...]) -> Usage:
+    def survey_plugin_usage(self, _: tuple[Gpu, ...]) -> Usage:
         return {}
 
-    def require(self, paths: tuple[str, ...]) -> None:
+    def require_nodes(self, paths: tuple[str, ...]) -> None:
         from imagematrix.launcher.docker.devices import DevicesError, find_absent_nodes
 
         # It may not open the nodes.
@@ -145,14 +145,14 @@ class _InContainer:
             raise DevicesError(missing)
 
 
-class _InFile:
-    """What is seen of a saved host, which may be another node."""
+class _SavedHostView:
+    """The view of a saved host, which may be another node: nothing uses its GPUs."""
 
-    def usage(self, _: tuple[Gpu, ...]) -> Usage:
+    def survey_usage(self, _: tuple[Gpu, ...]) -> Usage:
         return {}
 
-    def plugins(self, _: tuple[Gpu, ...]) -> Usage:
+    def survey_plugin_usage(self, _: tuple[Gpu, ...]) -> Usage:
         return {}
 
-    def require(self, _: tuple[str, ...]) -> None:
+    def require_nodes(self, _: tuple[str, ...]) -> None:
         pass

@@ -17,9 +17,7 @@ from imagematrix.selection.selection import NothingFits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from imagematrix.integrations.kubernetes.explain.explain_pod import ClassVerdict, Explanation
+    from imagematrix.integrations.kubernetes.explain.explain_pod import Explanation
     from imagematrix.integrations.kubernetes.explain.pod import Pod
 
 
@@ -60,19 +58,20 @@ def command(
     if str(pod) == STREAM and STREAM in {str(nodes), str(pods)}:
         raise UsageError("only one file can be read from stdin")
     shown = parse_pod(read_json(pod, sys.stdin.buffer), name_file(pod))
-    given = split_by_kind(load_lists(nodes, pods))
-    known = describe_nodes(given.nodes, name_file(nodes))
-    by_name = {node.name: node for node in known}
+    objects = split_by_kind(load_lists(nodes, pods))
+    cluster_nodes = describe_nodes(objects.nodes, name_file(nodes))
+    nodes_by_name = {node.name: node for node in cluster_nodes}
     conditions = query.parse_where(where or ())
-    requested = count_used(given.pods)
+    requested = count_used(objects.pods)
     explanations = []
     for name in dict.fromkeys(catalog):
+        version = open_catalog(name, policy=policy)
         cluster = make_cluster_policy(
-            known, open_catalog(name, policy=policy), name=used_as, allow_cpu=allow_cpu, where=conditions
+            cluster_nodes, version, name=used_as, allow_cpu=allow_cpu, where=conditions
         )
-        explained = explain_pod(shown, cluster, by_name, requested)
-        if explained:
-            explanations.append(explained)
+        explanation = explain_pod(shown, cluster, nodes_by_name, requested)
+        if explanation:
+            explanations.append(explanation)
     if not explanations:
         raise UsageError(
             f"{shown.name} uses no image of {', '.join(catalog)}: it has {', '.join(shown.images) or 'none'}",
@@ -81,52 +80,39 @@ def command(
     if json:
         print_json(make_pending_document(shown, explanations))
     else:
-        for each in explanations:
-            _print(shown, each)
-    if any(each.cause for each in explanations):
+        for explanation in explanations:
+            _print_explanation(shown, explanation)
+    if any(explanation.cause for explanation in explanations):
         raise typer.Exit(NothingFits.exit_code)
 
 
-def _print(pod: Pod, explanation: Explanation) -> None:
+def _print_explanation(pod: Pod, explanation: Explanation) -> None:
     fix = [f"  -> {escape_text(explanation.fix)}"] if explanation.fix else []
     print_lines(f"{escape_text(pod.name)}: {escape_text(explanation.summary)}", *fix, "")
     prefix = f"{explanation.image}-"
-    print_table(
-        ("class", "nodes", "could run it", "image"),
-        [
-            (
-                escape_text(each.name),
-                str(len(each.nodes)),
-                str(each.able),
-                escape_text(_short(each.selected, prefix)) if each.selected else "[red]nothing[/]",
-            )
-            for each in explanation.classes
-        ],
-    )
-    for each in explanation.classes:
-        lines = list(_details(each))
+    rows = []
+    for verdict in explanation.classes:
+        image = verdict.selected
+        if image and image.startswith(prefix):  # the tag is enough, without the digest
+            image = image.removeprefix(prefix).partition("@")[0]
+        cell = escape_text(image) if image else "[red]nothing[/]"
+        rows.append((escape_text(verdict.name), str(len(verdict.nodes)), str(verdict.able), cell))
+    print_table(("class", "nodes", "could run it", "image"), rows)
+    for verdict in explanation.classes:
+        # What keeps the pod from the class, and from some of its nodes.
+        lines = []
+        if verdict.selected is None:
+            lines += [f"  {escape_text(verdict.why)}", *_format_remedy(verdict.fix)]
+        for obstacle in verdict.obstacles:
+            lines.append(f"  {format_count(obstacle.nodes, 'node')}: {escape_text(obstacle.why)}")
+            lines += _format_remedy(obstacle.fix)
         if lines:
-            print_lines("", f"{escape_text(each.name)}: {format_names(each.nodes)}", *lines)
+            print_lines("", f"{escape_text(verdict.name)}: {format_names(verdict.nodes)}", *lines)
     if explanation.left_out:
         count = format_count(len(explanation.left_out), "node")
         without = f"left out: {count} without a matching class label: {format_names(explanation.left_out)}"
         print_lines("", without)
 
 
-def _short(image: str, prefix: str) -> str:
-    """Return a reference without the version's name, and without the digest if there is a tag."""
-    return image.removeprefix(prefix).partition("@")[0] if image.startswith(prefix) else image
-
-
-def _details(each: ClassVerdict) -> Iterator[str]:
-    if each.selected is None:
-        yield f"  {escape_text(each.why)}"
-        yield from _remedy(each.fix)
-    for some in each.obstacles:
-        yield f"  {format_count(some.nodes, 'node')}: {escape_text(some.why)}"
-        yield from _remedy(some.fix)
-
-
-def _remedy(fix: str | None) -> Iterator[str]:
-    if fix:
-        yield f"    -> {escape_text(fix)}"
+def _format_remedy(fix: str | None) -> list[str]:
+    return [f"    -> {escape_text(fix)}"] if fix else []

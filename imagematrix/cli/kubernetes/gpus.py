@@ -26,7 +26,7 @@ def command(nodes: NodesAndPods, pods: Pods = None, json: Json = False) -> None:
     rows = [
         (escape_text(node.name), "" if node.schedulable else "takes no pods", *cells)
         for node in usage.nodes
-        for cells in _cells(node.counts)
+        for cells in _format_counts(node.counts)
     ]
     if not rows:
         print_text("no node offers GPUs")
@@ -38,18 +38,19 @@ def command(nodes: NodesAndPods, pods: Pods = None, json: Json = False) -> None:
         [
             (escape_text(name), str(nodes), *cells)
             for name, (nodes, sums) in usage.classes.items()
-            for cells in _cells(sums)
+            for cells in _format_counts(sums)
         ],
     )
     if usage.pending:
         print_text("")
-        waiting = [
-            (escape_text(some.resource), str(some.pods), str(some.requested)) for some in usage.pending
+        pending = [
+            (escape_text(request.resource), str(request.pods), str(request.requested))
+            for request in usage.pending
         ]
-        print_table(("pending", "pods", "requested"), waiting)
+        print_table(("pending", "pods", "requested"), pending)
 
 
-def _cells(counts: Iterable[Count]) -> Iterable[tuple[str, ...]]:
+def _format_counts(counts: Iterable[Count]) -> Iterable[tuple[str, ...]]:
     for count in counts:
         numbers = (count.capacity, count.allocatable, count.requested, count.free)
         yield (escape_text(count.resource), *map(str, numbers))

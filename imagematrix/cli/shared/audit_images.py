@@ -41,13 +41,13 @@ Platform = Annotated[
 def audit_references(
     references: Sequence[str], system: str | None, optional: Sequence[str] = (), *, sboms: bool = False
 ) -> list[Audit]:
-    """Return the audits of all images that `references` name; see `sources.read` and `report.audit`."""
+    """Return the audits of all images that `references` name; see `read_images` and `audit_image`."""
     from imagematrix.audit.images.sources import read_images
     from imagematrix.audit.report import audit_image
 
     with open_shared_layers() as layers:
-        wanted = system or f"linux/{ARCHITECTURES.get(platform.machine(), platform.machine())}"
-        images = (image for name in references for image in read_images(name, wanted, layers, sboms=sboms))
+        chosen = system or f"linux/{ARCHITECTURES.get(platform.machine(), platform.machine())}"
+        images = (image for name in references for image in read_images(name, chosen, layers, sboms=sboms))
         return [audit_image(image, optional) for image in images]
 
 
@@ -74,9 +74,9 @@ def show_read_bytes() -> Iterator[Callable[[int], None]]:
 
     read = 0
 
-    def count(more: int) -> None:
+    def add_bytes(count: int) -> None:
         nonlocal read
-        read += more
+        read += count
 
     screen = make_console(sys.stderr)
     with Live(
@@ -85,4 +85,4 @@ def show_read_bytes() -> Iterator[Callable[[int], None]]:
         refresh_per_second=4,
         transient=True,
     ):
-        yield count
+        yield add_bytes

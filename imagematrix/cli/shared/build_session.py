@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from imagematrix.cli.shared.output import print_info, warn
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from imagematrix.build.executor.build_cache import LayerHints
     from imagematrix.build.executor.caches import ExternalCaches
     from imagematrix.build.executor.pool import Pool
-    from imagematrix.build.matrix.matrix import Matrix
     from imagematrix.build.plan.build_inputs import BuildInputs
     from imagematrix.build.plan.plan import Plan
     from imagematrix.build.plan.planner import PlanContext
@@ -32,48 +31,74 @@ if TYPE_CHECKING:
     from imagematrix.cli.shared.image_tests import ContainerTester
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """How images are built, or with what they are compared.
+
+    Images are for the engine, or with `push` for their registries. Each of `builders` is NAME, or NAME=JOBS
+    for a number of builds other than `jobs`; without any, the engine builds. `inputs` are the secrets and
+    arguments from the command line. Each image gets the attestations `attest`. To `verify` images, and with
+    `no_cache`, nothing of earlier builds is used; with `caches`, results that they have of others are. With
+    `retest`, images that are up to date are tested again.
+    """
+
+    push: bool
+    jobs: int = 1
+    builders: Sequence[str] = ()
+    attest: Sequence[str] = ()
+    inputs: BuildInputs | None = None
+    verify: bool = False
+    no_cache: bool = False
+    caches: ExternalCaches | None = None
+    retest: bool = False
+
+    def parse_builders(self) -> list[tuple[str | None, int]]:
+        """Return the name and the jobs of each builder, None for the engine's own; raise UsageError."""
+        builders: list[tuple[str | None, int]] = []
+        for text in self.builders:
+            name, equals, number = text.partition("=")
+            jobs = parse_natural(number) if equals else self.jobs
+            if not name or not jobs:
+                raise UsageError(
+                    f"--builder {text}: expected NAME or NAME=JOBS", remedy="such as --builder big=8"
+                )
+            builders.append((name, jobs))
+        return builders or [(None, self.jobs)]
+
+
 class BuildSession:
     """The builders, which build `jobs` images at a time, the store of the images, and the layers read so far.
 
-    The builders are started when they are first needed. They use the `notes` of earlier builds, if any, and
-    with `no_cache` no result of one, and `caches` of other engines.
+    The builders are started when they are first needed. They use the `hints` of earlier builds, if any.
     """
 
     def __init__(
         self,
-        wanted: Sequence[tuple[str | None, int]],
-        attest: Sequence[str],
-        given: BuildInputs | None,
+        options: BuildOptions,
         engine: EngineStore,
         remote: RegistryStore | None,
         layers: Layers,
-        notes: LayerHints | None,
+        hints: LayerHints | None,
         stack: ExitStack,
-        *,
-        no_cache: bool,
-        caches: ExternalCaches | None,
         tester: ContainerTester,
     ) -> None:
-        self.jobs = sum(jobs for _, jobs in wanted)
+        self._builders = options.parse_builders()
+        self.jobs = sum(jobs for _, jobs in self._builders)
         self.store = remote or engine
         self.layers = layers
         self.tester = tester
-        self._notes = notes
-        self._wanted = wanted
-        self._attest = attest
-        self._given = given
+        self._options = options
+        self._hints = hints
         self._engine = engine
-        self._adopting = engine if remote else None
+        self._adopted_from = engine if remote else None
         self._stack = stack
-        self._no_cache = no_cache
-        self._caches = caches
 
     @cached_property
     def builder(self) -> Pool:
         """The pool of builders; raises EngineError, or UsageError if a builder is not found."""
         from imagematrix.build.executor.pool import Pool
 
-        return Pool([(self._find_builder(name), jobs) for name, jobs in self._wanted])
+        return Pool([(self._find_builder(name), jobs) for name, jobs in self._builders])
 
     def pin_permanently(self, base: str, digest: str) -> str:
         """Return the source of a base image that stays the same for builds of other tools."""
@@ -84,59 +109,42 @@ class BuildSession:
         from imagematrix.build.executor.build_cache import BuildCache
         from imagematrix.build.executor.buildx import Buildx
 
-        proxy = bool(self._given and self._given.proxies)
+        options = self._options
         earlier = None
         # Images that are built on an image of the engine need its bytes if another builder builds them.
-        if self._notes and not (self.store is self._engine and name):
-            earlier = BuildCache(self._notes, self.store)
+        if self._hints and not (self.store is self._engine and name):
+            earlier = BuildCache(self._hints, self.store)
         return self._stack.enter_context(
             Buildx(
                 self._engine,
                 name,
-                self._attest,
-                proxy=proxy,
+                options.attest,
+                proxy=bool(options.inputs and options.inputs.proxies),
                 earlier=earlier,
-                no_cache=self._no_cache,
-                caches=self._caches,
+                no_cache=options.no_cache,
+                caches=options.caches,
             )
         )
 
     @property
-    def against(self) -> PlanContext:
+    def plan_context(self) -> PlanContext:
         """The stores with which this session compares a matrix."""
         from imagematrix.build.plan.planner import PlanContext
 
         return PlanContext(
             resolve=self._engine.resolve,
             store=self.store,
-            engine=self._adopting,
-            given=self._given,
+            engine=self._adopted_from,
+            given=self._options.inputs,
             # Attestations name the build of the image, and without a cache its steps are to run.
-            adopts_earlier=not self._attest and not self._no_cache,
+            adopts_earlier=not self._options.attest and not self._options.no_cache,
         )
 
 
 @contextlib.contextmanager
-def open_build_session(
-    jobs: int = 1,
-    *,
-    push: bool,
-    builders: Sequence[str] = (),
-    attest: Sequence[str] = (),
-    given: BuildInputs | None = None,
-    verify: bool = False,
-    no_cache: bool = False,
-    caches: ExternalCaches | None = None,
-    retest: bool = False,
-) -> Iterator[BuildSession]:
-    """Yield the session for images in the engine, or to be pushed; raise EngineError.
-
-    Each of `builders` is NAME, or NAME=JOBS for a number of builds other than `jobs`; without any, the engine
-    builds. Each image gets the attestations `attest`. To `verify` images, and with `no_cache`, nothing of
-    earlier builds is used; with `caches`, what these have of others. With `retest`, images that are up to
-    date are tested again.
-    """
-    if attest and not push:
+def open_build_session(options: BuildOptions) -> Iterator[BuildSession]:
+    """Yield the session for images in the engine, or to be pushed; raise EngineError or UsageError."""
+    if options.attest and not options.push:
         raise UsageError("attestations need a registry", remedy="add --push")
     from imagematrix.audit.binaries.cpu.scanners import Scanners
     from imagematrix.audit.images.cache import Cache
@@ -147,41 +155,22 @@ def open_build_session(
     from imagematrix.cli.shared.image_tests import ContainerTester
     from imagematrix.common.files import get_cache_folder
 
-    wanted = [_parse_builder(text, jobs) for text in builders] or [(None, jobs)]
+    options.parse_builders()  # an invalid one is an error before the engine is opened
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(EngineStore())
         cache = Cache(get_cache_folder("layers"))
         scanners = stack.enter_context(Scanners())
         layers = Layers(cache, start_scan=scanners.start_scan)
-        remote = stack.enter_context(RegistryStore(engine, layers)) if push else None
-        tester = ContainerTester(engine, cache, given or BuildInputs(), pushed=push, again=retest)
-        notes = None if verify or no_cache else cache
-        yield BuildSession(
-            wanted,
-            attest,
-            given,
-            engine,
-            remote,
-            layers,
-            notes,
-            stack,
-            no_cache=no_cache,
-            caches=caches,
-            tester=tester,
-        )
-
-
-def _parse_builder(text: str, jobs: int) -> tuple[str | None, int]:
-    name, equals, given_jobs = text.partition("=")
-    count = parse_natural(given_jobs) if equals else jobs
-    if not name or not count:
-        raise UsageError(f"--builder {text}: expected NAME or NAME=JOBS", remedy="such as --builder big=8")
-    return name, count
+        remote = stack.enter_context(RegistryStore(engine, layers)) if options.push else None
+        inputs = options.inputs or BuildInputs()
+        tester = ContainerTester(engine, cache, inputs, pushed=options.push, again=options.retest)
+        hints = None if options.verify or options.no_cache else cache
+        yield BuildSession(options, engine, remote, layers, hints, stack, tester)
 
 
 def plan_with_lock(
     file: Path,
-    against: PlanContext,
+    context: PlanContext,
     only: str | None,
     *,
     platforms: Sequence[str] = (),
@@ -197,40 +186,46 @@ def plan_with_lock(
     `--only` is invalid, or if an image to push has no registry.
     """
     from imagematrix.build.matrix.load import load_matrix
-    from imagematrix.build.plan import context, lock
+    from imagematrix.build.plan import context as build_contexts
+    from imagematrix.build.plan import lock
     from imagematrix.build.plan.planner import plan
     from imagematrix.images.catalog.axis_conditions import ConditionError
 
     matrix = load_matrix(file, contexts=contexts)
-    if against.given:
-        against.given.require_known(matrix.images)
+    if context.given:
+        context.given.require_known(matrix.images)
     if push:
-        _require_pushable(matrix)
+        for image in matrix.images:
+            if image.development:
+                raise make_development_push_error(image.name, image.version)
+            if "/" not in image.name:
+                remedy = f"name it registry.example.com/ml/{image.name} in matrix.yaml"
+                raise UsageError(f"the image {image.name} has no registry in its name", remedy=remedy)
     locked, drivers = lock.read_lock(lock.locate_lock(file))
-    against = replace(
-        against,
+    context = replace(
+        context,
         locked=locked,
         drivers=drivers,
         frozen=frozen,
-        recorded=partial(context.load_listing, file.parent / context.STATE),
+        recorded=partial(build_contexts.load_listing, file.parent / build_contexts.STATE),
         note=print_info,
     )
     try:
-        made = plan(
+        result = plan(
             matrix,
-            against,
+            context,
             expression=only,
-            platforms=[name for listed in platforms for name in listed.split(",")],
+            platforms=[name for names in platforms for name in names.split(",")],
             find_skipped=needs.find_unneeded if needs else None,
         )
     except ConditionError as error:
         raise UsageError(f"--only: {error}") from error
-    return replace(made, hosts=needs.to_json()) if needs else made
+    return replace(result, hosts=needs.to_json()) if needs else result
 
 
 def lock_and_plan(
     file: Path,
-    against: PlanContext,
+    context: PlanContext,
     only: str | None,
     *,
     platforms: Sequence[str] = (),
@@ -245,7 +240,7 @@ def lock_and_plan(
     while True:
         plan = plan_with_lock(
             file,
-            against,
+            context,
             only,
             platforms=platforms,
             push=push,
@@ -265,7 +260,7 @@ def plan_and_compare(
     *,
     platforms: Sequence[str] = (),
     push: bool = False,
-    given: BuildInputs | None = None,
+    inputs: BuildInputs | None = None,
     contexts: Sequence[Path] = (),
     needs: HostNeeds | None = None,
 ) -> Plan:
@@ -274,13 +269,14 @@ def plan_and_compare(
 
     with contextlib.ExitStack() as stack:
         try:
-            against = stack.enter_context(open_build_session(push=push, given=given)).against
+            session = stack.enter_context(open_build_session(BuildOptions(push=push, inputs=inputs)))
+            context = session.plan_context
         except EngineError as error:
             # A plan is also useful on machines that cannot build, such as a laptop.
             print_info(f"{error}; every feasible cell is shown as to build")
-            against = PlanContext(given=given)
+            context = PlanContext(given=inputs)
         return plan_with_lock(
-            file, against, only, platforms=platforms, push=push, contexts=contexts, needs=needs
+            file, context, only, platforms=platforms, push=push, contexts=contexts, needs=needs
         )
 
 
@@ -300,29 +296,20 @@ def warn_of_unseen(plan: Plan) -> None:
     from imagematrix.build.matrix.feasibility import find_unseen_flags
     from imagematrix.build.plan.plan import Planned
 
-    kinds = {
+    cells = {
         (item.cell.axes.get("march"), item.cell.properties.get("compiler")): item.cell
         for item in plan.items
         if isinstance(item, Planned)
     }
-    unknown = {march: flags for (march, _), cell in kinds.items() if (flags := find_unseen_flags(cell))}
-    for march, flags in unknown.items():
+    unseen = {march: flags for (march, _), cell in cells.items() if (flags := find_unseen_flags(cell))}
+    for march, flags in unseen.items():
         warn(
             f"march {march} needs CPU flags that are seen on no host: {', '.join(sorted(flags))}",
             "check their names; kernels do not print them, and the probe does not read them from CPUID",
         )
 
 
-def _require_pushable(matrix: Matrix) -> None:
-    for image in matrix.images:
-        if image.development:
-            raise development_push_error(image.name, image.version)
-        if "/" not in image.name:
-            remedy = f"name it registry.example.com/ml/{image.name} in matrix.yaml"
-            raise UsageError(f"the image {image.name} has no registry in its name", remedy=remedy)
-
-
-def development_push_error(image: str, version: str) -> UsageError:
+def make_development_push_error(image: str, version: str) -> UsageError:
     """Return the error that refuses to push a version that may still change."""
     remedy = "remove `development` from matrix.yaml, and set a final version"
     return UsageError(f"{image}:{version} is a development version, which is never pushed", remedy=remedy)

@@ -37,14 +37,15 @@ def find_ci_system() -> str | None:
     return "gitlab" if os.environ.get("GITLAB_CI") == "true" else None
 
 
-def format_failure(where: str, name: str, title: str, text: str) -> str:
-    """Return the report of a failed cell for the system `where`: `text` folded, then a one-line error.
+def format_failure(system: str, name: str, title: str, text: str) -> str:
+    """Return the report of a failed cell for a CI system: `text` folded, then a one-line error.
 
-    The only commands to the system in it are those made here.
+    It contains no commands to the system but those made here.
     """
     name, text, title = sanitize_line(name), strip_escapes(text), strip_escapes(title)
-    if where == "github":
-        error = f"::error title={_escape_property(name)}::{_escape_data(title)}"
+    if system == "github":
+        property_ = _escape_data(name).replace(":", "%3A").replace(",", "%2C")
+        error = f"::error title={property_}::{_escape_data(title)}"
         return f"::group::{name}: failed\n{text}\n::endgroup::\n{error}"
     section = f"cell_{secrets.token_hex(8)}"
     now = int(time.time())
@@ -79,29 +80,30 @@ def format_table(outcomes: Sequence[Outcome], fatal: str | None = None) -> str:
     lines = [f"### imagematrix: {totals}"]
     if fatal:
         lines += ["", _escape_cell(make_headline(fatal))]
-    tested = any(outcome.test for outcome in shown)
-    rows = [_format_row(outcome, tested=tested) for outcome in shown]
+
+    has_tests = any(outcome.test for outcome in shown)
+    rows = []
+    for outcome in shown:
+        seconds = "" if outcome.seconds is None else f"{outcome.seconds:.1f}"
+        test = [describe_test(outcome)] if has_tests else []
+        cells = (f"{outcome.image}:{outcome.version}", outcome.cell, outcome.status, *test, seconds)
+        rows.append(f"| {' | '.join(map(_escape_cell, cells))} |")
+
+    # The failures come first, so what does not fit into the summary are cells that were built.
     sizes = itertools.accumulate(len(row.encode(errors="replace")) for row in rows)
-    kept = sum(1 for _ in itertools.takewhile(lambda size: size <= SUMMARY, sizes))
-    if kept:
+    count = sum(1 for _ in itertools.takewhile(lambda size: size <= SUMMARY, sizes))
+    if count:
         head = ["| image | cell | | seconds |", "|---|---|---|--:|"]
-        if tested:
+        if has_tests:
             head = ["| image | cell | | test | seconds |", "|---|---|---|---|--:|"]
-        lines += ["", *head, *rows[:kept]]
-    if kept < len(rows):
-        lines += ["", f"and {len(rows) - kept} more"]
+        lines += ["", *head, *rows[:count]]
+    if count < len(rows):
+        lines += ["", f"and {len(rows) - count} more"]
     return "\n".join([*lines, "", ""])
 
 
-def _format_row(outcome: Outcome, *, tested: bool) -> str:
-    seconds = "" if outcome.seconds is None else f"{outcome.seconds:.1f}"
-    test = [describe_test(outcome)] if tested else []
-    words = (f"{outcome.image}:{outcome.version}", outcome.cell, outcome.status, *test, seconds)
-    return f"| {' | '.join(map(_escape_cell, words))} |"
-
-
 def describe_test(outcome: Outcome) -> str:
-    """Return what came of an image's test, in words for a table."""
+    """Return the outcome of an image's test, in words for a table."""
     if outcome.test == ImageTestOutcome.NOT_TESTED:
         return f"not tested here: {make_headline(outcome.test_why or '')}"
     return outcome.test or ""
@@ -116,7 +118,3 @@ def _escape_cell(text: str) -> str:
 
 def _escape_data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _escape_property(text: str) -> str:
-    return _escape_data(text).replace(":", "%3A").replace(",", "%2C")

@@ -27,7 +27,7 @@ BREAKS = ":="  # characters in our words at which bash splits, besides blanks (C
 
 
 def split_line(environment: Mapping[str, str]) -> list[str]:
-    """Return the words of the line to complete, without the program's name; none without completion."""
+    """Return the words of the line that a shell completes, without the program's name; else none."""
     return _parse_line(environment)[1:] if SHELL in environment else []
 
 
@@ -90,7 +90,20 @@ def complete_names(incomplete: str) -> list[str]:
 
 def complete_where(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return conditions on the axes of the image in the line, or of all images in the engine."""
-    return _complete_conditions(_find_image(ctx), ctx.params.get("catalog"), incomplete)
+    # The image is the first argument, which typer does not parse while an option lacks its value.
+    valued = {
+        name
+        for parameter in ctx.command.params
+        if not getattr(parameter, "is_flag", False)
+        for name in parameter.opts
+    }
+    image, before = None, ""
+    for word in _parse_line(os.environ)[len(ctx.command_path.split()) :]:
+        if not word.startswith("-") and before not in valued:
+            image = word
+            break
+        before = word
+    return _complete_conditions(image, ctx.params.get("catalog"), incomplete)
 
 
 def complete_only(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -121,31 +134,15 @@ def complete_run_words(ctx: typer.Context, incomplete: str) -> list[str]:
     return []
 
 
-def _find_image(ctx: typer.Context) -> str | None:
-    """Return the first argument of the line, which typer does not parse while an option lacks its value."""
-    valued = {
-        name
-        for parameter in ctx.command.params
-        if not getattr(parameter, "is_flag", False)
-        for name in parameter.opts
-    }
-    before = ""
-    for word in _parse_line(os.environ)[len(ctx.command_path.split()) :]:
-        if not word.startswith("-") and before not in valued:
-            return word
-        before = word
-    return None
-
-
 def _complete_conditions(image: str | None, catalog: str | None, incomplete: str) -> list[str]:
-    def axes() -> Mapping[str, Sequence[str]]:
+    def collect_catalog_axes() -> Mapping[str, Sequence[str]]:
         from imagematrix.cli.shared.inputs import find_catalog
         from imagematrix.selection.query import collect_axes
 
         catalogs = [find_catalog(image, catalog)] if image else _read_engine_catalogs()
         return collect_axes(variant for item in catalogs for variant in item.variants)
 
-    return _list_conditions(_query_with_timeout(axes, {}), incomplete)
+    return _list_conditions(_query_with_timeout(collect_catalog_axes, {}), incomplete)
 
 
 def _read_engine_catalogs() -> list[Catalog]:
@@ -168,11 +165,11 @@ def _query_with_timeout(query: Callable[[], T], default: T) -> T:
     """Return the result of a query, or the default after a timeout or an error, which is not shown."""
     result = [default]
 
-    def work() -> None:
+    def run_query() -> None:
         with suppress(Exception):
             result[0] = query()
 
-    thread = Thread(target=work, daemon=True)
+    thread = Thread(target=run_query, daemon=True)
     thread.start()
     thread.join(LIMIT_S)
     return result[0]

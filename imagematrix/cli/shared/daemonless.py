@@ -28,7 +28,6 @@ from imagematrix.launcher.docker.request import Engine, make_request
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from imagematrix.common.settings import Site
     from imagematrix.hardware.host.host import Host
@@ -53,33 +52,43 @@ def run_daemonless(args: RunArgs, image: str, engine: str, site: Site) -> int:
     """
     from imagematrix.launcher.daemonless.start import choose_runtime
 
-    made = DaemonlessLaunch(args, image, parse_container_options(args, os.environ, engine), site)
-    host, wanted = load_node(make_path(args.host), None, make_path(args.nvidia_smi), args.gpus)
-    requested = made.make_request(host, wanted)
-    chosen, launch = requested.plan_on_any()
+    daemonless = DaemonlessLaunch(args, image, parse_container_options(args, os.environ, engine), site)
+    host, gpus = load_node(make_path(args.host), None, make_path(args.nvidia_smi), args.gpus)
+    request = daemonless.make_request(host, gpus)
+    selection, launch = request.plan_on_any()
     require_usable(launch, args)
     runtime = choose_runtime(engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME"))
-    if args.shown:
-        _print(launch, args, made.command(chosen, launch, runtime))
+    if args.print_form:
+        words = daemonless.format_command(selection, launch, runtime)
+        if args.print_form == JSON:
+            print_json({**launch.to_json(args.docker), "docker": None, "runtime": words})
+            return 0
+        print_document(f"{shlex.join(words)}\n", "see it with --dry-run=json")
+        print_info(
+            "this shows what is started, and is no command to paste: variables and folders are of a launch"
+        )
         return 0
-    for warning in chosen.warnings:
+    for warning in selection.warnings:
         warn(warning.text)
-    given = args.host or args.nvidia_smi
-    wait = GpuWait(None if given else lambda: load_node(None, None, None, args.gpus)[0])
+
+    is_saved = args.host or args.nvidia_smi
+    wait = GpuWait(None if is_saved else lambda: load_node(None, None, None, args.gpus)[0])
     with ExitStack() as stack:
-        claimed: Claim | None = None
+        claim: Claim | None = None
         if launch.gpus:
-            claimed = stack.enter_context(requested.claim(launch, wait.report, wait.now))
-            chosen, launch = requested.plan_on_claimed(claimed, chosen, launch, wait.latest or wait.now())
+            claim = stack.enter_context(request.claim_gpus(launch, wait.print_reason, wait.probe_again))
+            selection, launch = request.plan_on_claimed(
+                claim, selection, launch, wait.latest or wait.probe_again()
+            )
             require_usable(launch, args)
-        return made.start(chosen, launch, runtime, claimed)
+        return daemonless.start(selection, launch, runtime, claim)
 
 
 class DaemonlessLaunch:
-    """What the options and the site make of a launch: the store, the image in it, and the container.
+    """A launch as the options and the site describe it: the store, the image in it, and the container.
 
-    `folders` are mounted besides those of the site and the options, and `inherited` are variables over which
-    those of the image win. The container has `own_processes`, or those of the node.
+    `folders` are mounted besides those of the site and the options. `inherited` are variables that those of
+    the image override. With `own_processes`, the container has a process namespace, else it is in the node's.
     """
 
     def __init__(
@@ -103,89 +112,95 @@ class DaemonlessLaunch:
         self._policy = make_path(args.policy)
         self.store = ImageStore(store_folder(site, args.store))
 
-    def catalog(self) -> Catalog:
-        """Return the image's catalog."""
-        return _open_catalog(self._image, self._args.catalog, self.store, self._policy)
+    def open_catalog(self) -> Catalog:
+        """Return the catalog that is named, or else that of the store, or else that of the image's registry.
 
-    def make_request(self, host: Host, wanted: str | None, catalog: Catalog | None = None) -> LaunchRequest:
-        """Return the request for the GPUs `wanted` of a host, from the image's catalog or another."""
-        return make_request(self._args, host, catalog or self.catalog(), wanted, None, _raise_without_engine)
+        A version in the store is taken as it was when something of it was last pulled.
+        """
+        if self._args.catalog is not None:
+            return open_catalog(self._args.catalog, image=self._image, policy=self._policy)
+        try:
+            return open_stored(self._image, self.store)
+        except UnknownImageError:
+            if not names_registry(self._image):
+                raise
+        return open_catalog(self._image, policy=self._policy)
 
-    def start(self, chosen: Selection, launch: Launch, runtime: Runtime, claimed: Claim | None) -> int:
+    def make_request(self, host: Host, gpus: str | None, catalog: Catalog | None = None) -> LaunchRequest:
+        """Return the request for GPUs of a host, from the image's catalog or another."""
+        return make_request(
+            self._args, host, catalog or self.open_catalog(), gpus, None, _make_daemonless_engine
+        )
+
+    def start(self, selection: Selection, launch: Launch, runtime: Runtime, claim: Claim | None) -> int:
         """Run a launch to its end, and return the exit code."""
         from imagematrix.launcher.daemonless.start import run_container as start_container
 
-        found = self.image(chosen)
-        if user := find_other_user(_read_config(found)):
+        image = self.fetch_image(selection)
+        if user := find_other_user(_read_config(image)):
             warn(f"the image's user {user} is ignored: without a daemon, the process is yours")
-        return start_container(self.container(found, launch), found, runtime, self.store, claimed, warn)
+        return start_container(self.make_container(image, launch), image, runtime, self.store, claim, warn)
 
-    def image(self, chosen: Selection) -> StoredImage:
+    def fetch_image(self, selection: Selection) -> StoredImage:
         """Return the image of a selection, pulled into the store if it is not there."""
-        variant = chosen.variant
+        variant = selection.variant
         if variant is None:
             raise UsageError("cannot run: nothing was selected")
-        found = self.store.find(variant.digest) if variant.digest else None
-        if found is not None and (found.kind == FOLDER or not self._args.unpacked):
-            require_signed(variant, self._policy, version=chosen.version)  # as fetching one does
-            return found
+        image = self.store.find(variant.digest) if variant.digest else None
+        if image is not None and (image.kind == FOLDER or not self._args.unpacked):
+            require_signed(variant, self._policy, version=selection.version)  # as fetching one does
+            return image
         from imagematrix.cli.shared.pull_image import PullDisplay
         from imagematrix.cli.shared.store_image import fetch_into_store
         from imagematrix.images.local_store.image_fetch import FetchOptions
 
         how = FetchOptions(unpacked=self._args.unpacked, max_size=self._site.max_bytes)
-        part = split_version(self._image)[1] not in (None, chosen.version)
+        part = split_version(self._image)[1] not in (None, selection.version)
         with PullDisplay(variant.reference) as display:
             return fetch_into_store(
-                chosen, self.store, self._args.catalog, self._policy, how, display, part=part
+                selection, self.store, self._args.catalog, self._policy, how, display, part=part
             )
 
-    def container(self, image: StoredImage, launch: Launch) -> ContainerSpec:
+    def make_container(self, image: StoredImage, launch: Launch) -> ContainerSpec:
         """Return the container of a launch from an image in the store."""
         binds = (*make_site_binds(self._site.mounts), *self._folders)
-        home = _find_home((*binds, *self._options.binds))
+        # The user's home, if it is mounted at the same path.
+        home = os.path.expanduser("~")  # noqa: PTH111 - pathlib is slow to load
+        if not any(
+            bind.source == bind.target and f"{home}/".startswith(f"{bind.target}/")
+            for bind in (*binds, *self._options.binds)
+        ):
+            home = "/root"
         name = f"imagematrix-{os.getpid()}"
-        made = make_container(
+        container = make_container(
             _read_config(image), launch, self._options, binds, name=name, home=home, inherited=self._inherited
         )
-        return replace(made, own_processes=self._own_processes)
+        return replace(container, own_processes=self._own_processes)
 
-    def command(self, chosen: Selection, launch: Launch, runtime: Runtime) -> list[str]:
-        """Return what starts a launch, without values of variables, as far as the image is known."""
-        digest = chosen.variant.digest if chosen.variant else None
-        found = self.store.find(digest) if digest else None
-        if found is None:
+    def format_command(self, selection: Selection, launch: Launch, runtime: Runtime) -> list[str]:
+        """Return the command that starts a launch, without values of variables.
+
+        It has placeholders for what only the image says, if that is not in the store.
+        """
+        digest = selection.variant.digest if selection.variant else None
+        image = self.store.find(digest) if digest else None
+        if image is None:
             unknown = Fields({"Cmd": [UNKNOWN]}, launch.reference)
-            made = make_container(unknown, launch, self._options, (), name=UNKNOWN, home="/root")
+            container = make_container(unknown, launch, self._options, (), name=UNKNOWN, home="/root")
         else:
-            made = self.container(found, launch)
-        runtime.require_possible(made)
-        return runtime.shown(made)
+            container = self.make_container(image, launch)
+        runtime.require_possible(container)
+        return runtime.format_command(container)
 
 
 def _read_config(image: StoredImage) -> Fields:
     return Fields(image.config, image.digest).object_or_empty("config")
 
 
-def _raise_without_engine() -> Engine:
+def _make_daemonless_engine() -> Engine:
     from imagematrix.launcher.gpu_claims.survey import survey_without_daemon
 
-    return Engine(info=dict, image=lambda _: None, survey=survey_without_daemon, any_user=True)
-
-
-def _open_catalog(image: str, name: str | None, store: ImageStore, policy: Path | None) -> Catalog:
-    """Return the catalog that is named, or else that of the store, or else that of the image's registry.
-
-    A version in the store is taken as it was when something of it was last pulled.
-    """
-    if name is not None:
-        return open_catalog(name, image=image, policy=policy)
-    try:
-        return open_stored(image, store)
-    except UnknownImageError:
-        if not names_registry(image):
-            raise
-    return open_catalog(image, policy=policy)
+    return Engine(get_info=dict, inspect_image=lambda _: None, survey=survey_without_daemon, any_user=True)
 
 
 def require_usable(launch: Launch, args: RunArgs) -> None:
@@ -195,23 +210,6 @@ def require_usable(launch: Launch, args: RunArgs) -> None:
             f"{launch.reference} has no driver of its own, and no runtime of NVIDIA injects one here",
             remedy="build a variant with a driver (axis `driver` in matrix.yaml), or use --engine docker",
         )
-    problems = check_device_nodes(launch.devices) if args.shown is None else ()
+    problems = check_device_nodes(launch.devices) if args.print_form is None else ()
     if problems:
         raise DevicesError(problems)
-
-
-def _find_home(binds: tuple[Bind, ...]) -> str:
-    """Return the user's home if it is mounted at the same path, else root's."""
-    home = os.path.expanduser("~")  # noqa: PTH111 - pathlib is slow to load
-    mounted = any(bind.source == bind.target and f"{home}/".startswith(f"{bind.target}/") for bind in binds)
-    return home if mounted else "/root"
-
-
-def _print(launch: Launch, args: RunArgs, words: list[str]) -> None:
-    if args.shown == JSON:
-        print_json({**launch.to_json(args.docker), "docker": None, "runtime": words})
-    else:
-        print_document(f"{shlex.join(words)}\n", "see it with --dry-run=json")
-        print_info(
-            "this shows what is started, and is no command to paste: variables and folders are of a launch"
-        )

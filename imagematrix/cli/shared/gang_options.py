@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from imagematrix.cli.shared.inputs import find_catalog
 from imagematrix.cli.shared.output import print_json, print_text
@@ -20,28 +21,35 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangRequest:
+    """What the hosts in the files `paths` request together; with `alike`, each may get its own variant."""
+
+    paths: Sequence[Path]
+    alike: str | None
+    gpus: str | None
+    where: Sequence[str] | None
+    allow_cpu: bool
+
+
 def print_gang_selection(
-    image: str,
-    catalog: str | None,
-    paths: Sequence[Path],
-    *,
-    alike: str | None,
-    gpus: str | None,
-    where: Sequence[str] | None,
-    allow_cpu: bool,
-    json: bool,
-    policy: Path | None,
+    image: str, catalog: str | None, policy: Path | None, request: GangRequest, *, json: bool
 ) -> None:
-    """Print the one reference for the hosts in files, or with `alike` a line for each host.
+    """Print the one reference for the hosts of a request, or with `alike` a line for each host.
 
     Raises NothingFitsAll; with `json`, the document with the reasons is printed before.
     """
-    with _garbage_kept():
-        hosts = load_hosts(*paths, stream=sys.stdin.buffer)
-        known = find_catalog(image, catalog, policy)
+    with _without_garbage_collection():
+        hosts = load_hosts(*request.paths, stream=sys.stdin.buffer)
+        variants = find_catalog(image, catalog, policy)
         try:
             gang = select_gang(
-                hosts, known, gpus=gpus, allow_cpu=allow_cpu, where=parse_where(where or ()), alike=alike
+                hosts,
+                variants,
+                gpus=request.gpus,
+                allow_cpu=request.allow_cpu,
+                where=parse_where(request.where or ()),
+                alike=request.alike,
             )
         except NothingFitsAll as error:
             if json:
@@ -50,15 +58,15 @@ def print_gang_selection(
     require_not_built_on(image, catalog, [variant.reference for variant in gang.variants])
     if json:
         print_json(gang.to_json())
-    elif alike is None:
+    elif request.alike is None:
         print_text(gang.variants[0].reference)
     else:
         print_text(*(f"{member.name} {member.pinned}" for member in gang.members))
 
 
 @contextmanager
-def _garbage_kept() -> Iterator[None]:
-    """Do not look for garbage: hosts are kept to the end, and looking takes a third of the time."""
+def _without_garbage_collection() -> Iterator[None]:
+    """Collect no garbage meanwhile: hosts are kept to the end, and collecting takes a third of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""`--for HOSTS` and `--at-most N`: the cells that hosts need, decided again when more is known of them."""
+"""`--for HOSTS` and `--at-most N`: the cells that hosts need, decided again as facts about images come in."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMED = 4  # hosts listed before "N more"
 
 
 def load_host_needs(hosts: Sequence[Path] | None, at_most: int | None) -> HostNeeds | None:
-    """Return what the hosts in the files need, or None without files; raise UsageError."""
+    """Return the needs of the hosts in the files, or None without files; raise UsageError."""
     if not hosts:
         if at_most is not None:
             raise UsageError("--at-most needs the hosts to serve", remedy="add --for HOSTS")
@@ -35,9 +35,9 @@ def load_host_needs(hosts: Sequence[Path] | None, at_most: int | None) -> HostNe
 
 
 class HostNeeds:
-    """What hosts need of candidates; at most so many of each image, if `at_most` is set.
+    """Which candidates hosts need, at most `at_most` of each image.
 
-    `facts` are what is known of images that exist, by reference: they replace what the candidates promise.
+    `facts` are the variants of images that exist, by reference: they replace what the candidates promise.
     """
 
     def __init__(self, hosts: Mapping[str, Host], at_most: int | None) -> None:
@@ -45,16 +45,16 @@ class HostNeeds:
         self._hosts = hosts
         self._at_most = at_most
         self._candidates: Sequence[Candidates] = ()
-        self._decided: list[NeededVariants] = []
-        self._kept: set[str] = set()
+        self._decisions: list[NeededVariants] = []  # one for each of the candidates
+        self._ever_needed: set[str] = set()
 
-    def consider(self, candidates: Sequence[Candidates]) -> None:
+    def set_candidates(self, candidates: Sequence[Candidates]) -> None:
         """Decide about these candidates from now on."""
         self._candidates = candidates
         self.decide()
 
     def add_labels(self, image: str, version: str, cell: str, labels: Mapping[str, str]) -> None:
-        """Take what the labels of an image say; it plays a part in the next decision."""
+        """Add the facts in the labels of an image, for the next decision."""
         from imagematrix.build.matrix.promised_variants import make_reference
         from imagematrix.images.catalog.labels import read_variant
 
@@ -62,40 +62,50 @@ class HostNeeds:
         self.facts[reference] = read_variant(labels, reference=reference, digest=None, size=None)
 
     def decide(self) -> bool:
-        """Decide by all that is known; return whether something is needed that never was before."""
-        self._decided = [self._find_needed(one) for one in self._candidates]
-        before = len(self._kept)
-        self._kept |= self.needed
-        return len(self._kept) > before
+        """Decide by all facts; return whether a candidate is needed that never was before."""
+        from imagematrix.selection.fleet.needed_variants import find_needed_variants
+
+        decisions = []
+        for candidates in self._candidates:
+            catalog = candidates.with_facts(self.facts).catalog
+            # Plain pulls get an image on every architecture of the hosts.
+            always = choose_plain_pulls(self._hosts.values(), catalog, candidates.plain_pull)
+            decisions.append(find_needed_variants(self._hosts, catalog, always=always, limit=self._at_most))
+        self._decisions = decisions
+        before = len(self._ever_needed)
+        self._ever_needed |= self.needed_references
+        return len(self._ever_needed) > before
 
     @property
-    def needed(self) -> frozenset[str]:
-        """The references of the candidates that are needed."""
-        return frozenset[str]().union(*(one.variants for one in self._decided))
+    def needed_references(self) -> frozenset[str]:
+        """The references of the candidates that hosts need."""
+        return frozenset[str]().union(*(decision.variants for decision in self._decisions))
 
     def find_unneeded(self, matrix: Matrix, expansion: Expansion) -> dict[tuple[str, str], str]:
         """Return the cells that no host needs or needed, by image and id, each with the nearest host."""
         from imagematrix.build.matrix.promised_variants import list_candidates, make_reference
 
-        self.consider([list_candidates(matrix, expansion, image) for image in matrix.images])
-        nearest = {reference: host for one in self._decided for reference, host in one.nearest.items()}
-        found = {}
+        self.set_candidates([list_candidates(matrix, expansion, image) for image in matrix.images])
+        nearest = {
+            reference: host for decision in self._decisions for reference, host in decision.nearest.items()
+        }
+        unneeded = {}
         for cell in expansion.cells:
             reference = make_reference(cell.image.name, cell.image.version, cell.id)
-            if reference in nearest and reference not in self._kept:
-                found[cell.image.name, cell.id] = nearest[reference]
-        return found
+            if reference in nearest and reference not in self._ever_needed:
+                unneeded[cell.image.name, cell.id] = nearest[reference]
+        return unneeded
 
-    def error(self) -> UnservedError | None:
+    def find_unserved_error(self) -> UnservedError | None:
         """Return the error that names the hosts that get no image, with their reasons, or None."""
         lines, remedies = [], []
-        for candidates, one in zip(self._candidates, self._decided, strict=True):
+        for candidates, decision in zip(self._candidates, self._decisions, strict=True):
             image = f"{candidates.catalog.image}:{candidates.catalog.version}"
-            for some in one.unserved:
-                miss = some.miss
+            for group in decision.unserved:
+                miss = group.miss
                 whys = [f"{rule.rule}: {rule.why}" for rule in miss.relevant] or [miss.why]
                 nearest = f" (nearest: {miss.nearest})" if miss.nearest else ""
-                hosts = shorten_words(some.hosts, NAMED, more=", {} more")
+                hosts = shorten_words(group.hosts, NAMED, more=", {} more")
                 lines.append(f"{image}, {hosts}{nearest}: {'; '.join(whys)}")
                 remedies += [miss.shown] if miss.shown else []
         if not lines:
@@ -104,11 +114,11 @@ class HostNeeds:
             "hosts get no image:", *shorten_lines(lines, SHOWN), remedy=next(iter(remedies), None)
         )
 
-    def require(self, existing: Collection[str]) -> None:
-        """Raise UnservedError if something is needed that is not among the `existing` references."""
-        if not self.needed and (unserved := self.error()):
+    def require_built(self, references: Collection[str]) -> None:
+        """Raise UnservedError if hosts need a candidate that is not among these references."""
+        if not self.needed_references and (unserved := self.find_unserved_error()):
             raise unserved
-        missing = sorted(self.needed.difference(existing))
+        missing = sorted(self.needed_references.difference(references))
         if missing:
             raise UnservedError(
                 "hosts need images that are not built:",
@@ -117,39 +127,35 @@ class HostNeeds:
             )
 
     def to_json(self) -> dict[str, object]:
-        """Return what the Plan and Build documents say of the hosts."""
+        """Return the part of the Plan and Build documents about the hosts."""
         images = [
             {
                 "catalog": candidates.with_facts(self.facts).catalog.to_json(),
                 "plain_pull": dict(candidates.plain_pull),
-                "needed": sorted(one.variants),
-                "unserved": [some.to_json() for some in one.unserved],
-                "at_most": one.limited.to_json() if one.limited else None,
+                "needed": sorted(decision.variants),
+                "unserved": [group.to_json() for group in decision.unserved],
+                "at_most": decision.limited.to_json() if decision.limited else None,
             }
-            for candidates, one in zip(self._candidates, self._decided, strict=True)
+            for candidates, decision in zip(self._candidates, self._decisions, strict=True)
         ]
         return {"hosts": len(self._hosts), "images": images}
 
-    def _find_needed(self, candidates: Candidates) -> NeededVariants:
-        """Return which candidates hosts need, with the default of each of their architectures."""
-        from imagematrix.selection.fleet.needed_variants import find_needed_variants
 
-        catalog = candidates.with_facts(self.facts).catalog
-        always = choose_plain_pulls(self._hosts.values(), catalog, candidates.plain_pull)
-        return find_needed_variants(self._hosts, catalog, always=always, limit=self._at_most)
+def choose_plain_pulls(
+    hosts: Iterable[Host], catalog: Catalog, defaults: Mapping[str, str]
+) -> frozenset[str]:
+    """Return the references that plain pulls get: one for each architecture of the hosts that has variants.
 
-
-def choose_plain_pulls(hosts: Iterable[Host], catalog: Catalog, named: Mapping[str, str]) -> frozenset[str]:
-    """Return the variants for plain pulls, by reference: one for each architecture of the hosts that has one.
-
-    `named` are those, by platform, that the matrix names.
+    `defaults` are those, by platform, that the matrix names.
     """
     from imagematrix.build.publish.default_platform import choose_new_default
     from imagematrix.selection.selection_target import Target
 
-    found = set()
+    references = set()
     for platform in {Target(host=host, gpus=()).platform for host in hosts}:
-        own = [(one, one.reference) for one in catalog.variants if one.platform == platform]
-        variant, _ = choose_new_default(own, named.get(platform), dict(catalog.defaults))
-        found.update([variant.reference] if variant else [])
-    return frozenset(found)
+        candidates = [
+            (variant, variant.reference) for variant in catalog.variants if variant.platform == platform
+        ]
+        default, _ = choose_new_default(candidates, defaults.get(platform), dict(catalog.defaults))
+        references.update([default.reference] if default else [])
+    return frozenset(references)

@@ -41,18 +41,18 @@ SHOWN = 2000  # characters of the end of the output in the error
 
 
 class ContainerTester:
-    """Runs the tests of images in containers of `engine`, with the secrets in `given`; thread-safe.
+    """Runs the tests of images in containers of `engine`, with the secrets in `inputs`; thread-safe.
 
-    `notes` say which images were tested here. If images are `pushed`, those that are stored are pulled. With
-    `again`, images that are up to date are tested in any case.
+    `notes` record which images were tested here. If images are `pushed`, those that are stored are pulled.
+    With `again`, images that are up to date are tested in any case.
     """
 
     def __init__(
-        self, engine: EngineStore, notes: LayerHints, given: BuildInputs, *, pushed: bool, again: bool
+        self, engine: EngineStore, notes: LayerHints, inputs: BuildInputs, *, pushed: bool, again: bool
     ) -> None:
         self._engine = engine
         self._notes = notes
-        self._given = given
+        self._inputs = inputs
         self._pushed = pushed
         self._again = again
         self._lock = threading.Lock()
@@ -95,19 +95,19 @@ class ContainerTester:
         test = item.cell.image.test
         if test is None:
             return None
-        misfit = self._select_variant(item, variant)
-        if isinstance(misfit, str):  # before anything is loaded
-            return _untested_result(misfit)
+        selection = self._select_variant(item, variant)
+        if isinstance(selection, ImageTestResult):  # before anything is loaded
+            return selection
         with transport.convert_errors(), self._engine.loaded(order, made) as image:
-            own = record.replace(variant, reference=image, digest=None)
-            return self._run(item, test, own, log, "nothing is tagged: mend the image or its test")
+            loaded = record.replace(variant, reference=image, digest=None)
+            return self._run_test(item, test, loaded, log, "nothing is tagged: mend the image or its test")
 
     def test_stored(self, item: Planned, variant: Variant, log: TextIO) -> ImageTestResult | None:
         """Test an image that its store has; see ImageTester."""
         test = item.cell.image.test
-        own = variant if self._pushed else record.replace(variant, digest=None)
-        kept = "the image stays: mend its test, or raise the version with `imagematrix bump`"
-        return self._run(item, test, own, log, kept) if test else None
+        stored = variant if self._pushed else record.replace(variant, digest=None)
+        remedy = "the image stays: mend its test, or raise the version with `imagematrix bump`"
+        return self._run_test(item, test, stored, log, remedy) if test else None
 
     def stop(self) -> None:
         """Stop the tests that are running, and run no others; see ImageTester."""
@@ -122,20 +122,22 @@ class ContainerTester:
         return transport.open_client()
 
     @cached_property
-    def _host(self) -> Host | str:
-        """This machine, or why its engine cannot test what fits it."""
+    def _host(self) -> Host | ImageTestResult:
+        """This machine, or the result of all tests if its engine cannot test what fits it."""
         from imagematrix.cli.shared.inputs import load_node
 
         try:
-            machine = system.get_remote_name()
-            return (
-                f"the engine runs on {machine}, not here" if machine else load_node(None, None, None, None)[0]
-            )
+            if machine := system.get_remote_name():
+                return _make_untested_result(f"the engine runs on {machine}, not here")
+            return load_node(None, None, None, None)[0]
         except (ProbeError, UsageError) as error:
-            return str(error)
+            return _make_untested_result(str(error))
 
-    def _select_variant(self, item: Planned, variant: Variant) -> Selection | str:
-        """Return the selection of a variant for this machine, with a GPU if it is for some; or why not."""
+    def _select_variant(self, item: Planned, variant: Variant) -> Selection | ImageTestResult:
+        """Return the selection of a variant for this machine, with one GPU if the variant is for GPUs.
+
+        If the variant cannot run here, return the result that says why it is not tested.
+        """
         from imagematrix.hardware.gpu_request.spec import find_candidates
         from imagematrix.selection.selector import explain, find_feasible_gpu_sets
 
@@ -143,34 +145,34 @@ class ContainerTester:
         catalog = Catalog(image=image.name, version=image.version, variants=(variant,))
         with self._probing:
             host = self._host
-        if isinstance(host, str):
+        if isinstance(host, ImageTestResult):
             return host
         if variant.cuda is None:
-            found = explain(host, catalog, gpus="none")
+            selection = explain(host, catalog, gpus="none")
         elif not host.gpus:
-            found = explain(host, catalog)
+            selection = explain(host, catalog)
         else:
             try:
                 first, *_ = find_feasible_gpu_sets(host, catalog, find_candidates(host.gpus, 1))
             except UsageError as error:
-                return str(error)
-            found = explain(host, catalog, gpus=first.gpus)
-        return found.miss.why if found.miss else found
+                return _make_untested_result(str(error))
+            selection = explain(host, catalog, gpus=first.gpus)
+        return _make_untested_result(selection.miss.why) if selection.miss else selection
 
-    def _run(
+    def _run_test(
         self, item: Planned, test: ImageTest, variant: Variant, log: TextIO, remedy: str
     ) -> ImageTestResult:
         """Run a test; raise ImageTestError with this `remedy` if it fails."""
         selection = self._select_variant(item, variant)
-        if isinstance(selection, str):
-            return _untested_result(selection)
+        if isinstance(selection, ImageTestResult):
+            return selection
         end = ""  # of the output
         log.write(f"testing: {shlex.join(test.command)}\n")
         with make_scratch_folder() as folder:
             try:
                 container = self._start_container(selection, test, folder)
             except (GpusBusyError, ProbeError) as error:
-                return _untested_result(str(error))
+                return _make_untested_result(str(error))
             except (EngineError, UnknownImageError) as error:
                 self._engine.require()
                 raise ImageTestError(f"its test cannot be started: {error}", remedy=remedy) from error
@@ -203,7 +205,7 @@ class ContainerTester:
         mounts = [(target, source) for target, source in test.mounts]
         for name in test.secrets:
             file = folder / name
-            file.write_bytes(self._given.secret(name))
+            file.write_bytes(self._inputs.secret(name))
             file.chmod(0o444)  # whoever the user in the container is; nobody else gets into the folder
             mounts.append((f"{SECRETS}/{name}", file))
         options: dict[str, Any] = {} if test.network else {"network_mode": "none"}
@@ -220,8 +222,8 @@ class ContainerTester:
         )
         with self._lock:
             self._running.add(container)
-            stopped = self._stopped
-        if stopped:
+            is_stopped = self._stopped
+        if is_stopped:
             self._kill(container)
         return container
 
@@ -231,7 +233,7 @@ class ContainerTester:
             container.kill()
 
 
-def _untested_result(why: str) -> ImageTestResult:
+def _make_untested_result(why: str) -> ImageTestResult:
     return ImageTestResult(outcome=ImageTestOutcome.NOT_TESTED, why=why)
 
 

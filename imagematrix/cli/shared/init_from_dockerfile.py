@@ -45,7 +45,7 @@ def find_dockerfile(paths: Sequence[Path]) -> str | None:
 
 
 def write_converted(path: Path, text: str, folder: Path) -> None:
-    """Write the template that a Dockerfile becomes, and its matrix, and say what they do not have of it."""
+    """Write a Dockerfile as a template with a matrix, and print what could not be taken over."""
     from imagematrix.build.plan.context_files import ContextFiles
     from imagematrix.build.proposal.dockerfile import convert_dockerfile
     from imagematrix.build.proposal.dockerfile_matrix import format_matrix
@@ -54,33 +54,35 @@ def write_converted(path: Path, text: str, folder: Path) -> None:
 
     context = path.parent
     try:
-        taken = convert_dockerfile(text, ContextFiles(context).complaint)
+        conversion = convert_dockerfile(text, ContextFiles(context).complaint)
     except UsageError as error:
         raise UsageError(f"{path}: {error}", remedy=error.remedy) from error
-    place = os.path.relpath(context.resolve(), folder.resolve())
-    target = folder / "templates" / TEMPLATE
+    context_path = os.path.relpath(context.resolve(), folder.resolve())
+    template = folder / "templates" / TEMPLATE
     with refuse_write_errors():
-        for name in (folder / "matrix.yaml", target):
-            require_absent(name)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        files.write_output(target, taken.template.encode())
+        for file in (folder / "matrix.yaml", template):
+            require_absent(file)
+        template.parent.mkdir(parents=True, exist_ok=True)
+        files.write_output(template, conversion.template.encode())
         files.write_output(
-            folder / "matrix.yaml", format_matrix(taken, place if taken.copies else None).encode()
+            folder / "matrix.yaml",
+            format_matrix(conversion, context_path if conversion.copies else None).encode(),
         )
-    print_info(f"wrote {folder / 'matrix.yaml'} and {target}")
-    for remark in taken.remarks:
+    print_info(f"wrote {folder / 'matrix.yaml'} and {template}")
+    for remark in conversion.remarks:
         warn(f"{path}:{remark.line}: {remark.message}", remark.remedy)
-    if taken.copies:
+    if conversion.copies:
         _exclude_from_context(path, folder)
-    print_next_commands(folder, place if taken.copies and place.startswith("..") else None)
+    is_outside = conversion.copies and context_path.startswith("..")
+    print_next_commands(folder, context_path if is_outside else None)
 
 
 def _exclude_from_context(path: Path, folder: Path) -> None:
     """Keep a matrix out of the context of its images."""
     context = path.parent
-    own = path.with_name(f"{path.name}.dockerignore")
-    if own.exists():
-        warn(f"{own} has no effect: builds read {context / '.dockerignore'}", "rename it to .dockerignore")
+    unread = path.with_name(f"{path.name}.dockerignore")
+    if unread.exists():
+        warn(f"{unread} has no effect: builds read {context / '.dockerignore'}", "rename it to .dockerignore")
     if folder.resolve().is_relative_to(context.resolve()):
         below = folder.resolve().relative_to(context.resolve())
         lines = [str(below / name) for name in ("matrix.yaml", "templates")]
@@ -100,7 +102,7 @@ def _exclude_from_context(path: Path, folder: Path) -> None:
 
 
 def print_next_commands(folder: Path, outside: str | None = None) -> None:
-    """Tell the commands that come after `init`; `outside` is a context that is not in the folder."""
+    """Print the commands that come after `init`; `outside` is a context that is not in the folder."""
     enter = "" if folder.resolve() == Path.cwd() else f"`cd {quote_word(folder)}`, "
     if outside is None:
         print_info(f"next: {enter}`imagematrix plan`, then `imagematrix build`")

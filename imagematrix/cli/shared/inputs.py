@@ -1,4 +1,4 @@
-"""The host and the catalog that the options of `select`, `explain`, `pull` and `run` name, and the choice."""
+"""The host and the catalog that options of `select`, `explain`, `pull` and `run` name, and the selection."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load_node(
 
 
 def require_one_host(file: Path | None, root: Path | None, nvidia_smi: Path | None = None) -> None:
-    """Raise UsageError if a saved host is given, and a captured tree or dump besides."""
+    """Raise UsageError if options name both a saved host and a captured tree or dump."""
     for option, value in (("--root", root), ("--nvidia-smi", nvidia_smi)):
         if file is not None and value is not None:
             raise UsageError(
@@ -72,27 +72,27 @@ def choose_variant(
     from imagematrix.selection.selection import NothingFits
     from imagematrix.selection.selector import select
 
-    node, wanted = host
-    known = find_catalog(image, catalog, policy)
+    node, gpus = host
+    choices = find_catalog(image, catalog, policy)
     try:
-        return select(node, known, gpus=wanted, allow_cpu=allow_cpu, where=parse_where(where or ()))
+        return select(node, choices, gpus=gpus, allow_cpu=allow_cpu, where=parse_where(where or ()))
     except NothingFits as error:
         if json:
             print_json(error.selection.to_json())
         raise
 
 
-def print_gpu_remark(selection: Selection, wanted: str | None) -> None:
-    """Say which GPUs the answer is for, if it would be another for others that could serve the request.
+def print_gpu_remark(selection: Selection, gpus: str | None) -> None:
+    """Print which GPUs an answer is for, if the request `gpus` could be served by GPUs of another kind, too.
 
-    `wanted` are the requested GPUs. What was assumed about the host is said, too.
+    Assumptions about the host are printed as well.
     """
     from imagematrix.cli.shared.output import print_info
     from imagematrix.hardware.gpu_request.choice import make_label
     from imagematrix.hardware.gpu_request.spec import find_candidates
     from imagematrix.selection.hardware_key import kind
 
-    choice = find_candidates(selection.host.gpus, wanted)
+    choice = find_candidates(selection.host.gpus, gpus)
     if choice.count < len(choice.gpus) and len({*map(kind, choice.gpus)}) > 1:
         print_info(f"imagematrix: for {', '.join(map(make_label, selection.chosen_gpus))}")
     for warning in selection.warnings:
@@ -105,7 +105,9 @@ def find_catalog(image: str | None, name: str | None, policy: Path | None = None
     `policy` is the user's own policy of signatures, None for that of the environment.
     """
     if name is None:
-        return open_stored_catalog(image or "", _print_note, policy)
+        from imagematrix.cli.shared.output import print_info
+
+        return open_stored_catalog(image or "", lambda text: print_info(f"imagematrix: {text}"), policy)
     return open_catalog(name, image=image, policy=policy)
 
 
@@ -115,14 +117,8 @@ def require_image(image: str | None, catalog: str | None) -> None:
         raise UsageError("no image given", remedy="give --image IMAGE[:VERSION], or --catalog FILE|REF")
 
 
-def _print_note(text: str) -> None:
-    from imagematrix.cli.shared.output import print_info
-
-    print_info(f"imagematrix: {text}")
-
-
 def make_path(text: str | None) -> Path | None:
-    """Return the path in an option that typer did not parse; pathlib is loaded only if it is given."""
+    """Return the path in an option that typer did not parse; pathlib is loaded only if there is one."""
     if text is None:
         return None
     from pathlib import Path

@@ -20,18 +20,18 @@ OPTIONS = {
     "root": "--root",
     "nvidia_smi": "--nvidia-smi",
 }
-_given: dict[str, object] = {}
+_parameters: dict[str, object] = {}  # of the running command
 
 
 def remember_parameters(parameters: Mapping[str, object]) -> None:
-    """Keep the parameters that the running command was given, in place of all others."""
-    _given.clear()
-    _given.update((name, parameters[name]) for name in OPTIONS if parameters.get(name) is not None)
+    """Keep the parameters with which the running command was called, in place of all others."""
+    _parameters.clear()
+    _parameters.update((name, parameters[name]) for name in OPTIONS if parameters.get(name) is not None)
 
 
 def repeat_options(text: str) -> str:
-    """Return a message whose commands in backquotes have the options of this command that they take."""
-    if not _given or "`" not in text:
+    """Add this command's options to those commands in backquotes in a message that take them, too."""
+    if not _parameters or "`" not in text:
         return text
     parts = text.split("`")
     parts[1::2] = map(_complete_command, parts[1::2])
@@ -39,27 +39,23 @@ def repeat_options(text: str) -> str:
 
 
 def _complete_command(command: str) -> str:
-    """Return a command of imagematrix with further options; what is no such command as it is."""
+    """Return a command of imagematrix with further options, and any other text unchanged."""
+    from importlib import import_module
+    from importlib.util import find_spec
+
     from imagematrix.common.text import quote_word
     from imagematrix.errors import sanitize_line
 
     program, name, *rest = *command.split(" "), ""
-    accepted = _list_parameters(name) if program == "imagematrix" else ()
+    module = name.replace("-", "_")
+    accepted: tuple[str, ...] = ()  # parameters of the command, if there is one of this name
+    if program == "imagematrix" and module.isidentifier() and find_spec(f"imagematrix.cli.{module}"):
+        function = getattr(import_module(f"imagematrix.cli.{module}"), "command", None)
+        if function:
+            accepted = function.__code__.co_varnames[: function.__code__.co_argcount]
     options = [
-        f"{option} {sanitize_line(quote_word(_given[parameter]))}"
+        f"{option} {sanitize_line(quote_word(_parameters[parameter]))}"
         for parameter, option in OPTIONS.items()
-        if parameter in _given and parameter in accepted and option not in rest
+        if parameter in _parameters and parameter in accepted and option not in rest
     ]
     return " ".join((command, *options))
-
-
-def _list_parameters(name: str) -> tuple[str, ...]:
-    """Return the parameters of a command, none if there is no such command."""
-    from importlib import import_module
-    from importlib.util import find_spec
-
-    module = name.replace("-", "_")
-    if not module.isidentifier() or find_spec(f"imagematrix.cli.{module}") is None:
-        return ()
-    command = getattr(import_module(f"imagematrix.cli.{module}"), "command", None)
-    return command.__code__.co_varnames[: command.__code__.co_argcount] if command else ()

@@ -65,13 +65,13 @@ def print_block(text: str) -> None:
 
 
 def print_document(text: str, remedy: str = "remove them from the names and values that it has") -> None:
-    """Print what another program reads, the answer of a command, unchanged.
+    """Print the answer of a command for another program, unchanged.
 
-    Raises UsageError if terminals or CI systems would act on it; `remedy` is what to do then.
+    Raises UsageError, with this `remedy`, if terminals or CI systems would act on a line of it.
     """
-    for number, one in enumerate(text.split("\n"), 1):
-        if sanitize_text(one) != one:
-            message = f"line {number} of the answer has words that terminals or CI systems obey: {one:.80}"
+    for number, line in enumerate(text.split("\n"), 1):
+        if sanitize_text(line) != line:
+            message = f"line {number} of the answer has words that terminals or CI systems obey: {line:.80}"
             raise UsageError(message, remedy=remedy)
     sys.stdout.write(text)
 
@@ -92,9 +92,9 @@ def escape_text(text: str) -> str:
     return escape(sanitize_line(text))
 
 
-def format_names(every: Sequence[str]) -> str:
+def format_names(names: Sequence[str]) -> str:
     """Return the first of these untrusted names and the number of the others, as text for print_lines."""
-    return escape_text(shorten_words(every, NAMED, more=", {} more"))
+    return escape_text(shorten_words(names, NAMED, more=", {} more"))
 
 
 def fold_paragraph(indent: str, text: str) -> list[str]:
@@ -196,21 +196,18 @@ def _format_unfolded(columns: Sequence[str], rows: Sequence[Sequence[str]], scre
     width = sum(widths) + len(GAP) * (len(columns) - 1)
     if width > screen.width:
         return None
-    head, *others = [_pad_cells(row, widths) for row in cells]
+
+    lines = []
+    for row in cells:
+        line = Text()
+        for column, (cell, cell_width) in enumerate(zip(row, widths, strict=True)):
+            line.append(GAP if column else "")
+            line.append_text(cell)
+            line.append(" " * (cell_width - cell.cell_len))
+        lines.append(line)
+    head, *body = lines
     head.stylize("bold")
-    return Text("\n").join([head, Text("\u2500" * width), *others])
-
-
-def _pad_cells(cells: Sequence[Text], widths: Sequence[int]) -> Text:
-    """Return the line of a table."""
-    from rich.text import Text
-
-    padded = Text()
-    for number, (cell, width) in enumerate(zip(cells, widths, strict=True)):
-        padded.append(GAP if number else "")
-        padded.append_text(cell)
-        padded.append(" " * (width - cell.cell_len))
-    return padded
+    return Text("\n").join([head, Text("\u2500" * width), *body])
 
 
 def _print_folded(columns: Sequence[str], rows: Sequence[Sequence[str]], screen: Console) -> None:

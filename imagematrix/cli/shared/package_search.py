@@ -14,7 +14,7 @@ from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from imagematrix.images.catalog.catalog import Catalog
@@ -33,41 +33,42 @@ def print_package_variants(
 
     if not pattern:
         raise UsageError("--package: no name given", remedy="give a name, or a glob such as 'libssl*'")
-    served, unserved = _hosts(hosts, catalog, where)
-    found: list[VariantPackages] = []
+    served, unserved = _find_hosts_by_variant(hosts, catalog, where)
+    variants: list[VariantPackages] = []
     with open_shared_layers() as layers:
         for variant, image in read_variants(narrow_catalog(catalog, where), layers, sboms=True):
-            read = audit_image(image)
-            listed, problems = list_components(read)
-            found.append(
+            audit = audit_image(image)
+            components, problems = list_components(audit)
+            variants.append(
                 VariantPackages(
                     reference=variant.reference,
                     digest=variant.digest,
-                    packages=tuple(match_components(pattern, listed)),
-                    warnings=(*warn_of_unread(read.contents), *problems),
+                    packages=tuple(match_components(pattern, components)),
+                    warnings=(*warn_of_unread(audit.contents), *problems),
                     hosts=tuple(sorted(served[variant.reference])) if hosts else None,
                 )
             )
-    for holder in found:
-        for warning in holder.warnings:
-            warn(f"{holder.reference}: {warning}")
-    answer = PackageSearch(catalog=catalog, pattern=pattern, variants=tuple(found), unserved=unserved)
+    for row in variants:
+        for warning in row.warnings:
+            warn(f"{row.reference}: {warning}")
+    answer = PackageSearch(catalog=catalog, pattern=pattern, variants=tuple(variants), unserved=unserved)
     if json:
         print_json(answer.to_json())
     else:
-        _print(answer)
-    having = sum(1 for holder in found if holder.packages)
+        _print_table(answer)
+    matches = sum(1 for row in variants if row.packages)
     name = f"{catalog.image}:{catalog.version}"
-    if not having:
+    if not matches:
         print_info(f"no variant of {name} contains a package {pattern}")
     else:
-        print_info(f"{having} of {format_count(len(found), 'variant')} of {name} have a package {pattern}")
+        count = format_count(len(variants), "variant")
+        print_info(f"{matches} of {count} of {name} have a package {pattern}")
     if unserved:
         hosts_get = format_count(len(unserved), "host gets", "hosts get")
         print_info(f"{hosts_get} no variant: {shorten_words(unserved, SHOWN)}")
 
 
-def _hosts(
+def _find_hosts_by_variant(
     paths: Sequence[Path], catalog: Catalog, where: Where
 ) -> tuple[Mapping[str, list[str]], tuple[str, ...] | None]:
     """Return the names of the hosts that get each variant, and of those that get none; None without hosts.
@@ -91,22 +92,21 @@ def _hosts(
     return served, tuple(sorted(unserved))
 
 
-def _print(answer: PackageSearch) -> None:
-    rows = [row for holder in answer.variants for row in _rows(holder)]
+def _print_table(answer: PackageSearch) -> None:
+    rows = []
+    for variant in answer.variants:
+        hosts = [] if variant.hosts is None else [escape_text(shorten_words(variant.hosts, SHOWN)) or "-"]
+        for component in variant.packages:
+            package = component.package
+            row = (
+                escape_text(variant.reference),
+                escape_text(f"{package.name} ({package.source})" if package.source else package.name),
+                escape_text(package.version or "?"),
+                escape_text(package.kind),
+                "its own SBOM" if component.source == SBOM else escape_text(package.path or ""),
+                *hosts,
+            )
+            rows.append(row)
     if rows:
         columns = ("reference", "package", "version", "type", "found in")
         print_table((*columns, "hosts") if answer.unserved is not None else columns, rows)
-
-
-def _rows(holder: VariantPackages) -> Iterator[tuple[str, ...]]:
-    hosts = [] if holder.hosts is None else [escape_text(shorten_words(holder.hosts, SHOWN)) or "-"]
-    for component in holder.packages:
-        package = component.package
-        yield (
-            escape_text(holder.reference),
-            escape_text(f"{package.name} ({package.source})" if package.source else package.name),
-            escape_text(package.version or "?"),
-            escape_text(package.kind),
-            "its own SBOM" if component.source == SBOM else escape_text(package.path or ""),
-            *hosts,
-        )

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import Console, RenderableType
-    from rich.text import Text
 
     from imagematrix.build.executor.result import Result
     from imagematrix.build.plan.plan import Planned
@@ -85,9 +84,10 @@ class Progress:
         with self._lock:
             self.results.append(result)
             count = f"[{len(self.results)}/{self._total}]"
-            self._finished(result, count, f"{self._name(result.item)} {result.seconds:.1f} s")
+            self.show_result(result, count, f"{self._name(result.item)} {result.seconds:.1f} s")
 
-    def _finished(self, result: Result, count: str, text: str) -> None:
+    def show_result(self, result: Result, count: str, text: str) -> None:
+        """Show a result; `count` is its number among all, and `text` its item with the duration."""
         raise NotImplementedError
 
 
@@ -97,7 +97,7 @@ class _Lines(Progress):
     def started(self, item: Planned) -> None:
         print_info(f"{'adopting' if item.status is PlanStatus.ADOPT else 'building'} {self._name(item)}")
 
-    def _finished(self, result: Result, count: str, text: str) -> None:
+    def show_result(self, result: Result, count: str, text: str) -> None:
         print_info(f"{count} {result.status} {text}")
 
 
@@ -106,33 +106,33 @@ class _LoggedLines(_Lines):
 
     def output(self, item: Planned, text: str) -> None:
         name = self._name(item)
-        for one in strip_escapes(text).splitlines():
-            print_info(f"{name}: {one}")
+        for line in strip_escapes(text).splitlines():
+            print_info(f"{name}: {line}")
 
 
 class _EventLines(Progress):
     """Prints a JSON document for each event, in one line."""
 
     def started(self, item: Planned) -> None:
-        self._print("started", item)
+        self._print_event("started", item)
 
     def step(self, item: Planned, text: str) -> None:
-        self._print("step", item, text=strip_escapes(text))
+        self._print_event("step", item, text=strip_escapes(text))
 
     def output(self, item: Planned, text: str) -> None:
-        for one in strip_escapes(text).splitlines():
-            self._print("output", item, text=one)
+        for line in strip_escapes(text).splitlines():
+            self._print_event("output", item, text=line)
 
-    def _finished(self, result: Result, count: str, text: str) -> None:  # noqa: ARG002 - for people
+    def show_result(self, result: Result, count: str, text: str) -> None:  # noqa: ARG002 - for people
         error = strip_escapes(str(result.error)) if result.error else None
         seconds = round(result.seconds, 3)
-        self._print("finished", result.item, status=result.status, seconds=seconds, error=error)
+        self._print_event("finished", result.item, status=result.status, seconds=seconds, error=error)
 
     @staticmethod
-    def _print(event: str, item: Planned, **more: object) -> None:
+    def _print_event(event: str, item: Planned, **details: object) -> None:
         image, cell = item.cell.image, item.cell.id
-        named = {"image": image.name, "version": image.version, "cell": cell}
-        print_info_raw(json.dumps({"schema": SCHEMA, "event": event, **named, **more}))
+        names = {"image": image.name, "version": image.version, "cell": cell}
+        print_info_raw(json.dumps({"schema": SCHEMA, "event": event, **names, **details}))
 
 
 class _Board(Progress):
@@ -153,7 +153,7 @@ class _Board(Progress):
             if self._name(item) in self._running:
                 self._running[self._name(item)] = strip_escapes(text)
 
-    def _finished(self, result: Result, count: str, text: str) -> None:
+    def show_result(self, result: Result, count: str, text: str) -> None:
         self._running.pop(self._name(result.item), None)
         status = f"[{COLOURS[result.status]}]{result.status}[/]"
         self._screen.print(f"{escape_text(count)} {status} {escape_text(text)}")
@@ -162,25 +162,21 @@ class _Board(Progress):
         from rich.console import Group
         from rich.text import Text
 
-        with self._lock:
-            longest = max(map(len, self._running), default=0)
-            rows = [self._row(name, text, longest) for name, text in self._running.items()]
-            return Group(*rows, Text(f"{len(self.results)} of {self._total} done{self._left()}"))
-
-    def _row(self, name: str, text: str, longest: int) -> Text:
-        """Return a row with the full name, which identifies it; the step is truncated to fit."""
-        from rich.text import Text
-
         # A line up to the edge would wrap as soon as the terminal echoes Ctrl-C after it.
         width = self._screen.width - 3
-        row = Text(f"{name:<{longest}}  {text}" if longest < width else name, style="dim")
-        if longest < width:
-            row.truncate(width, overflow="ellipsis")
-        return row
+        with self._lock:
+            longest = max(map(len, self._running), default=0)
+            rows = []
+            for name, step in self._running.items():
+                # The full name identifies a row, so only the step is truncated to fit.
+                row = Text(f"{name:<{longest}}  {step}" if longest < width else name, style="dim")
+                if longest < width:
+                    row.truncate(width, overflow="ellipsis")
+                rows.append(row)
 
-    def _left(self) -> str:
-        done = len(self.results)
-        if not done:
-            return ""
-        seconds = (time.monotonic() - self._begin) / done * (self._total - done)
-        return f", about {seconds:.0f} s left"
+            count = len(self.results)
+            estimate = ""
+            if count:
+                seconds = (time.monotonic() - self._begin) / count * (self._total - count)
+                estimate = f", about {seconds:.0f} s left"
+            return Group(*rows, Text(f"{count} of {self._total} done{estimate}"))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from imagematrix.images.engine.pull import PullProgress
 
 LIVE_S, LINE_S = 0.2, 30.0  # between two updates
-COLUMNS = 80  # if the terminal does not tell
+COLUMNS = 80  # if the terminal's width is unknown
 
 
 class PullDisplay:
@@ -43,7 +43,8 @@ class PullDisplay:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._last is None:
             return
-        self._clear()
+        if self._live:
+            print_info_raw("\r\x1b[K", end="")
         if kind is None:
             size, seconds = format_megabytes(self._last.received), self._now() - self._began
             print_info(f"pulled {self._name}: {size} in {seconds:.1f} s")
@@ -64,13 +65,9 @@ class PullDisplay:
         if self._live:
             # A line up to the edge would wrap.
             text = f"{_format_state(progress)}: {self._name}"[: _count_columns() - 1]
-            _write(f"\r\x1b[K{sanitize_line(text)}")
+            print_info_raw(f"\r\x1b[K{sanitize_line(text)}", end="")
         else:
             print_info(f"{_format_state(progress)}: {self._name}")
-
-    def _clear(self) -> None:
-        if self._live:
-            _write("\r\x1b[K")
 
 
 def _format_state(progress: PullProgress) -> str:
@@ -87,7 +84,3 @@ def _count_columns() -> int:
         return os.get_terminal_size(sys.stderr.fileno()).columns or COLUMNS
     except (OSError, ValueError):
         return COLUMNS
-
-
-def _write(text: str) -> None:
-    print_info_raw(text, end="")

@@ -35,66 +35,80 @@ def run_with_docker(args: RunArgs, image: str) -> int:
         from imagematrix.cli.shared.daemonless import run_daemonless
 
         return run_daemonless(args, image, engine, site)
-    for option, given in (("--store", args.store is not None), ("--unpacked", args.unpacked)):
-        if given:
+    for option, is_set in (("--store", args.store is not None), ("--unpacked", args.unpacked)):
+        if is_set:
             raise UsageError(f"{option} has no effect with --engine docker", remedy="add --engine oci")
     try:
-        return _start(args, image)
+        return _launch_image(args, image)
     except EngineUnreachableError as error:
         error.remedy = f"{error.remedy}; or add --engine oci, which needs no daemon"
         raise
 
 
-def _start(args: RunArgs, image: str) -> int:
+def _launch_image(args: RunArgs, image: str) -> int:
     from imagematrix.launcher.docker.request import find_remote_machine, make_request
 
-    if args.measure and args.detached:
+    if args.measure and args.is_detached:
         raise UsageError(
             "--measure and --detach are mutually exclusive: the report follows the end of the run"
         )
     remote = find_remote_machine(args)
     policy = make_path(args.policy)
-    host, wanted = load_node(make_path(args.host), None, make_path(args.nvidia_smi), args.gpus)
-    requested = make_request(args, host, find_catalog(image, args.catalog, policy), wanted, remote)
-    chosen, launch = requested.plan_on_any()
-    launch = _label_with_job(_pin_signed(chosen, launch, policy))
-    if args.shown:
-        _print(launch, args)
+    host, gpus = load_node(make_path(args.host), None, make_path(args.nvidia_smi), args.gpus)
+    request = make_request(args, host, find_catalog(image, args.catalog, policy), gpus, remote)
+    selection, launch = request.plan_on_any()
+    launch = _label_with_job(_pin_signed(selection, launch, policy))
+    if args.print_form:
+        from imagematrix.launcher.docker.plan import format_docker_run
+
+        if args.print_form == JSON:
+            print_json(launch.to_json(args.docker))
+        else:
+            command = shlex.join(format_docker_run(launch, args.docker))
+            print_document(f"{command}\n", "see it with --dry-run=json")
         return 0
-    for doubt, remedy in requested.find_doubts(chosen, launch):
+    for doubt, remedy in request.find_doubts(selection, launch):
         warn(doubt, remedy)
     if "@" in launch.reference and args.may_pull:
         from imagematrix.launcher.docker.zstd_check import require_unpackable
 
         require_unpackable(launch.reference)
-    given = args.host or args.nvidia_smi
-    wait = GpuWait(None if given else lambda: load_node(None, None, None, args.gpus)[0])
+
+    is_saved = args.host or args.nvidia_smi
+    wait = GpuWait(None if is_saved else lambda: load_node(None, None, None, args.gpus)[0])
     with ExitStack() as stack:
-        if launch.gpus or requested.passed:
-            claimed = stack.enter_context(requested.claim(launch, wait.report, wait.now))
+        if launch.gpus or request.passed_gpus:
+            claim = stack.enter_context(request.claim_gpus(launch, wait.print_reason, wait.probe_again))
             signed = launch
-            chosen, launch = requested.plan_on_claimed(claimed, chosen, launch, wait.latest or wait.now())
-            launch = _label_with_job(_pin_signed(chosen, launch, policy, signed))
-            claimed.pass_on()
-        _pull(launch, args)
-        if args.detached:
-            _exec(launch, args)
-        return _run(launch, args, chosen)
+            selection, launch = request.plan_on_claimed(
+                claim, selection, launch, wait.latest or wait.probe_again()
+            )
+            launch = _label_with_job(_pin_signed(selection, launch, policy, signed))
+            claim.pass_on()
+        # Docker's command pulls an image without a digest, and any image if an option says so.
+        if "@" in launch.reference and args.is_pulled_first:
+            from imagematrix.launcher.docker.pull import pull_unless_present
+
+            with PullDisplay(launch.reference, quiet=args.is_quiet) as display:
+                pull_unless_present(launch.reference, launch.digest, launch.platform, on_progress=display)
+        if args.is_detached:
+            _exec_docker(launch, args)
+        return _run_docker(launch, args, selection)
 
 
 def _pin_signed(
-    chosen: Selection, launch: Launch, policy: Path | None, before: Launch | None = None
+    selection: Selection, launch: Launch, policy: Path | None, before: Launch | None = None
 ) -> Launch:
-    """Return the launch, by digest if policies require signatures, which are then checked.
+    """Return the launch; if policies require signatures, check them and name the image by its digest.
 
-    By its name, docker's command could pull another image with `--pull always`. The image of the launch
-    `before` was checked already.
+    By its tag, docker's command could pull another image with `--pull always`. The image of the launch
+    `before` was already checked.
     """
     if before is not None and before.reference == launch.reference:
         return launch
     digest = None
-    if chosen.variant:
-        digest = require_signed(chosen.variant, policy, version=chosen.version)
+    if selection.variant:
+        digest = require_signed(selection.variant, policy, version=selection.version)
     if digest is None or "@" in launch.reference:
         return launch
     return replace(launch, reference=f"{launch.reference}@{digest}")
@@ -109,28 +123,7 @@ def _label_with_job(launch: Launch) -> Launch:
     return launch.with_labels(make_labels(os.environ))
 
 
-def _pull(launch: Launch, args: RunArgs) -> None:
-    """Pull the image of a registry if the engine lacks it, unless docker's command is to decide."""
-    if "@" not in launch.reference or not args.pulls:
-        return
-    from imagematrix.launcher.docker.pull import pull_unless_present
-
-    with PullDisplay(launch.reference, quiet=args.quiet) as display:
-        pull_unless_present(launch.reference, launch.digest, launch.platform, report=display)
-
-
-def _print(launch: Launch, args: RunArgs) -> None:
-    from imagematrix.launcher.docker.plan import format_docker_run
-
-    if args.shown == JSON:
-        print_json(launch.to_json(args.docker))
-    else:
-        print_document(
-            f"{shlex.join(format_docker_run(launch, args.docker))}\n", "see it with --dry-run=json"
-        )
-
-
-def _exec(launch: Launch, args: RunArgs) -> None:
+def _exec_docker(launch: Launch, args: RunArgs) -> None:
     """Exec docker's command, which ends once the container runs."""
     from imagematrix.launcher.docker.plan import format_docker_run
 
@@ -141,7 +134,7 @@ def _exec(launch: Launch, args: RunArgs) -> None:
         raise system.make_start_error(error) from error
 
 
-def _run(launch: Launch, args: RunArgs, chosen: Selection) -> int:
+def _run_docker(launch: Launch, args: RunArgs, selection: Selection) -> int:
     """Run docker's command to its end, and print why the container failed if that is known."""
     from imagematrix.launcher.docker import foreground
     from imagematrix.launcher.docker.plan import LAUNCH, format_docker_run
@@ -154,7 +147,7 @@ def _run(launch: Launch, args: RunArgs, chosen: Selection) -> int:
         code = foreground.run_in_foreground(command, observer.start)
     except OSError as error:
         raise system.make_start_error(error) from error
-    observer.report(code, chosen)
+    observer.report(code, selection)
     return code
 
 
@@ -167,7 +160,7 @@ class _Observer:
     def __init__(self, label: str, launch: Launch, args: RunArgs) -> None:
         self._label = label
         self._since = time.time()
-        self._removed = args.removed
+        self._removed = args.is_removed
         self._gpus = launch.gpus if args.measure else ()
 
     def start(self) -> None:
@@ -182,7 +175,7 @@ class _Observer:
             self._measure = MemorySampler(lambda: self._watch.container)
             self._measure.start()
 
-    def report(self, code: int, chosen: Selection) -> None:
+    def report(self, code: int, selection: Selection) -> None:
         """Print what was measured, and why the container failed, if that is known."""
         if self._gpus:
             from imagematrix.launcher.docker.memory_sampler import format_summary
@@ -192,6 +185,7 @@ class _Observer:
         if code:
             from imagematrix.launcher.docker.diagnosis import diagnose, is_program_failure
 
-            diagnosis = diagnose(code, self._watch.last_lines(), chosen) if is_program_failure(code) else None
+            lines = self._watch.get_last_lines()
+            diagnosis = diagnose(code, lines, selection) if is_program_failure(code) else None
             if diagnosis:
                 warn(f"the container failed: {diagnosis}", diagnosis.remedy)

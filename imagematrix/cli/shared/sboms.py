@@ -36,21 +36,21 @@ def write_sboms(path: Path, images: Sequence[tuple[Audit, Sequence[Component]]])
 
     tool = f"imagematrix-{version('imagematrix')}"
     epoch = os.environ.get(EPOCH)
-    made = [
+    documents = [
         (audit.image, spdx.make_document(audit, components, tool, spdx.get_creation_time(audit.image, epoch)))
         for audit, components in images
     ]
-    if len(made) == 1 and path == STDOUT:
-        print_json(made[0][1])
+    if len(documents) == 1 and path == STDOUT:
+        print_json(documents[0][1])
         return
-    if len(made) == 1 and not path.is_dir():
+    if len(documents) == 1 and not path.is_dir():
         with report_write_errors(path):
-            files.write_output(path, json_documents.dump_json(made[0][1]).encode())
+            files.write_output(path, json_documents.dump_json(documents[0][1]).encode())
         return
     _require_folder(path)
     with report_write_errors():
         path.mkdir(parents=True, exist_ok=True)
-    for image, document in made:
+    for image, document in documents:
         file = path / f"{image.digest.replace(':', '-')}{SUFFIX}"
         with report_write_errors(file):
             files.write_output(file, json_documents.dump_json(document).encode())
@@ -59,5 +59,5 @@ def write_sboms(path: Path, images: Sequence[tuple[Audit, Sequence[Component]]])
 
 def _require_folder(path: Path) -> None:
     if path == STDOUT or (path.exists() and not path.is_dir()):
-        what = "stdout" if path == STDOUT else f"the file {path}"
-        raise UsageError(f"--sbom: several images cannot be written to {what}", remedy="name a folder")
+        place = "stdout" if path == STDOUT else f"the file {path}"
+        raise UsageError(f"--sbom: several images cannot be written to {place}", remedy="name a folder")

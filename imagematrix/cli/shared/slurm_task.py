@@ -38,7 +38,7 @@ def run_slurm_task(words: Sequence[str]) -> int:
     """Select the image of a task on this node, and become the runtime of its container.
 
     Raises NodeChangedError if the node is not what Slurm says of it, and what `run` without a daemon and
-    `slurm.agreement.selection` raise.
+    `slurm.agreement.select_for_task` raise.
     """
     from imagematrix.integrations.slurm.configuration import find_slurm_conf
     from imagematrix.integrations.slurm.task import (
@@ -61,12 +61,12 @@ def run_slurm_task(words: Sequence[str]) -> int:
     os.environ.clear()
     # But for its PATH: what runs on the node is the node's.
     os.environ.update({**environment, "PATH": SYSTEM_PATH})
-    return _start(
+    return _start_container(
         image, SlurmTask(program=tuple(program), environment=environment, spool=spool), configuration
     )
 
 
-def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
+def _start_container(image: str, task: SlurmTask, configuration: str | None) -> int:
     from imagematrix.cli.shared.daemonless import DaemonlessLaunch, require_usable
     from imagematrix.hardware.host.probe import probe
     from imagematrix.integrations.slurm.task import find_task_gpus
@@ -92,23 +92,22 @@ def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
         environment=task.own,
         binds=(),
         labels={},
-        folder=_find_folder((*make_site_binds(site.mounts), *folders)),
+        folder=_find_working_folder((*make_site_binds(site.mounts), *folders)),
         entrypoint="",  # as the image's is for a command of its own, and a job has a program
         name=None,
         interactive=True,
         terminal=terminal,
         read_only=False,
     )
-    made = DaemonlessLaunch(
+    daemonless = DaemonlessLaunch(
         args, image, options, site, folders=folders, inherited=task.inherited, own_processes=False
     )
     node = probe()
     if configuration is not None:
-        _require_unchanged(configuration, task.environment, node)
-    host, wanted = find_task_gpus(node, task.environment)
-    chosen, launch = made.make_request(
-        host, wanted, _agree_with_step(image, task, site, args, made, (host, wanted))
-    ).plan_on_any()
+        _require_configured_node(configuration, task.environment, node)
+    host, gpus = find_task_gpus(node, task.environment)
+    catalog = _agree_with_step(image, task, site, args, daemonless, (host, gpus))
+    selection, launch = daemonless.make_request(host, gpus, catalog).plan_on_any()
     require_usable(launch, args)
     runtime = choose_runtime(
         DEFAULT if engine == DOCKER else engine,
@@ -116,12 +115,12 @@ def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
         of_user=task.rank,
     )
     if task.rank and runtime.as_root:
-        _require_no_mpi(chosen, runtime.name)
-    for warning in chosen.warnings:
+        _require_no_mpi(selection, runtime.name)
+    for warning in selection.warnings:
         warn(warning.text)
     with ExitStack() as stack:
-        claimed = stack.enter_context(adopt_scheduler_gpus(launch.gpus, by="Slurm")) if launch.gpus else None
-        return made.start(chosen, launch, runtime, claimed)
+        claim = stack.enter_context(adopt_scheduler_gpus(launch.gpus, by="Slurm")) if launch.gpus else None
+        return daemonless.start(selection, launch, runtime, claim)
 
 
 def _agree_with_step(
@@ -129,29 +128,34 @@ def _agree_with_step(
     task: SlurmTask,
     site: Site,
     args: RunArgs,
-    made: DaemonlessLaunch,
+    daemonless: DaemonlessLaunch,
     node: tuple[Host, str | None],
 ) -> Catalog | None:
     """Return the variant on which the tasks of a step on several nodes agree for this node, as a catalog.
 
     None if the task is alone or chooses for itself, or if its job got none of the node's GPUs and does not
-    consent to that: it is refused whatever the others do.
+    consent to that: such a task is refused, whatever the other tasks do.
     """
     from imagematrix.integrations.slurm.agreement import make_agreement, select_for_task
     from imagematrix.integrations.slurm.step import find_step
 
-    host, wanted = node
+    host, gpus = node
     step = find_step(image, task.environment)
-    agreed = make_agreement(step, task.environment, site, site.hosts) if step else None
-    if step is None or agreed is None or (host.accelerators and not host.gpus and not args.allow_cpu):
+    agreement = make_agreement(step, task.environment, site, site.hosts) if step else None
+    if step is None or agreement is None or (host.accelerators and not host.gpus and not args.allow_cpu):
         return None
-    gpus = wanted if host.gpus else NONE
     return select_for_task(
-        step, agreed, host, made.catalog, gpus=gpus, where=args.where, allow_cpu=args.allow_cpu
+        step,
+        agreement,
+        host,
+        daemonless.open_catalog,
+        gpus=gpus if host.gpus else NONE,
+        where=args.where,
+        allow_cpu=args.allow_cpu,
     ).decision.catalog
 
 
-def _require_no_mpi(chosen: Selection, runtime: str) -> None:
+def _require_no_mpi(selection: Selection, runtime: str) -> None:
     """Raise EngineError if a rank with a server of PMIx uses MPI, and warn if that is unknown.
 
     The server compares the user that a rank says it is, root in its container, with the job's. PMIx 5.0.7
@@ -159,15 +163,15 @@ def _require_no_mpi(chosen: Selection, runtime: str) -> None:
     """
     problem = f"a task is root in a container of {runtime}, so the server of PMIx leaves MPI_Init waiting"
     remedy = "install bubblewrap or charliecloud on the node, or start the step with --mpi=none"
-    libraries = chosen.variant.libraries if chosen.variant else None
+    libraries = selection.variant.libraries if selection.variant else None
     if libraries is None:
         warn(f"{problem}, if the program uses it; {remedy}")
     elif not MPI.isdisjoint(dict(libraries)):
         raise EngineError(problem, remedy=remedy)
 
 
-def _require_unchanged(path: str, environment: Mapping[str, str], host: Host) -> None:
-    """Raise NodeChangedError if slurm.conf says otherwise of this node; then a batch job is requeued once."""
+def _require_configured_node(path: str, environment: Mapping[str, str], host: Host) -> None:
+    """Raise NodeChangedError if this node is not as slurm.conf says; a batch job is requeued once, then."""
     from imagematrix.integrations.slurm.configuration import get_features, read_lines
     from imagematrix.integrations.slurm.features import NodeChangedError, require_unchanged
     from imagematrix.integrations.slurm.requeue import is_requeueable, requeue_job
@@ -181,8 +185,8 @@ def _require_unchanged(path: str, environment: Mapping[str, str], host: Host) ->
         raise
 
 
-def _find_folder(binds: Sequence[Bind]) -> str | None:
+def _find_working_folder(binds: Sequence[Bind]) -> str | None:
     """Return the job's working folder if the container has it, else None, for the image's."""
     here = os.getcwd()  # noqa: PTH109 - pathlib is slow to load
-    mounted = any(f"{here}/".startswith(f"{bind.target.rstrip('/')}/") for bind in binds)
-    return here if mounted else None
+    is_mounted = any(f"{here}/".startswith(f"{bind.target.rstrip('/')}/") for bind in binds)
+    return here if is_mounted else None

@@ -28,7 +28,7 @@ def fetch_into_store(
     *,
     part: bool,
 ) -> StoredImage:
-    """Return the image of a selection in a store, fetched unless it is there; raise what `fetch` does."""
+    """Return the image of a selection in a store, fetched if it is missing; raise as `fetch_selected`."""
     watcher = FetchWatcher(report=display, waits=_report_waiting, evicted=_report_evicted)
     return fetch_selected(
         selection, store, catalog=catalog, part=part, policy=policy, how=how, watcher=watcher

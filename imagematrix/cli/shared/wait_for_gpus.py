@@ -1,4 +1,4 @@
-"""What a launch does while it waits for GPUs: it tells why, and then reads the node again."""
+"""What a launch does while it waits for GPUs: it says why, and then probes the node again."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class GpuWait:
-    """A wait for GPUs, which may fail meanwhile, as may the driver change.
+    """A wait for GPUs, during which a GPU may fail and the driver may change.
 
-    `probe` reads this node; None if the host was given. `latest` is the host as it was last read.
+    `probe` reads this node; None if the launch is for a saved host. `latest` is the host as it was last read.
     """
 
     def __init__(self, probe: Callable[[], Host] | None) -> None:
@@ -22,13 +22,13 @@ class GpuWait:
         self._began = False
         self.latest: Host | None = None
 
-    def report(self, reason: str) -> None:
+    def print_reason(self, reason: str) -> None:
         """Print the reason for waiting."""
         self._began = True
         print_info(reason)
 
-    def now(self) -> Host | None:
-        """Return this node's host as it is after a wait, None before one, or if the host was given."""
+    def probe_again(self) -> Host | None:
+        """Return this node's host as it is after a wait; None before one, and for a saved host."""
         if self._began and self._probe:
             self.latest = self._probe()
         return self.latest

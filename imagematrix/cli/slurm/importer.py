@@ -53,11 +53,11 @@ def command(
     slurmstepd has ended that runs the step; outside of a step, the process that calls.
     """
     if operation is Operation.release:
-        _store(store).release(_find_holder())
+        _open_store(store).release(_find_holder())
         return
     if uri is None:
         raise UsageError("get needs the URI of an image", remedy=f"such as {SCHEME}training:v1")
-    print_text(_get(parse_enroot_uri(uri), catalog, policy, where, store, allow_cpu=allow_cpu))
+    print_text(_fetch_squashfs(parse_enroot_uri(uri), catalog, policy, where, store, allow_cpu=allow_cpu))
 
 
 def parse_enroot_uri(uri: str) -> str:
@@ -78,7 +78,7 @@ def parse_enroot_uri(uri: str) -> str:
     return f"{registry}/{image}" if hash_ else image
 
 
-def _get(
+def _fetch_squashfs(
     image: str,
     catalog: str | None,
     policy: Policy,
@@ -98,7 +98,7 @@ def _get(
     from imagematrix.launcher.docker.fetch import require_source
 
     site = read_site()
-    images = _store(store)
+    images = _open_store(store)
     image = site.full(image)
     require_source(image, catalog)
     selection = choose_variant(
@@ -111,11 +111,10 @@ def _get(
         policy=policy,
     )
     part = split_version(image)[1] not in (None, selection.version)
-    how = FetchOptions(max_size=site.max_bytes, added=enroot.make_layer)
+    options = FetchOptions(max_size=site.max_bytes, added=enroot.make_layer)
     with PullDisplay(str(selection.selected)) as display:
-        return _lease_image(
-            images, partial(fetch_into_store, selection, images, catalog, policy, how, display, part=part)
-        ).root
+        fetch = partial(fetch_into_store, selection, images, catalog, policy, options, display, part=part)
+        return _lease_image(images, fetch).root
 
 
 def _lease_image(images: ImageStore, fetch: Callable[[], StoredImage]) -> StoredImage:
@@ -142,7 +141,7 @@ def _find_holder() -> int:
     return find_step_daemon() or os.getppid()
 
 
-def _store(store: str | None) -> ImageStore:
+def _open_store(store: str | None) -> ImageStore:
     from imagematrix.common.settings import read_site
     from imagematrix.images.local_store.folder import ImageStore, store_folder
 

@@ -54,11 +54,13 @@ def command(
 
     name = node or os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
     described = Host.load(host) if host else probe()
-    oci = node_config.render_oci_conf(program or _program())
+    # Not resolved: a link in /usr/local/bin stays one.
+    started_as = os.path.abspath(sys.argv[0])  # noqa: PTH100
+    oci = node_config.render_oci_conf(program or started_as)
     lines = node_config.make_node_lines(described, name, shards)
     texts = {"oci": oci, "gres": lines.gres, "slurm": lines.slurm}
     path = find_slurm_conf(os.environ)
-    found = (
+    findings = (
         checks.find_differences(
             Path(path).parent,
             name,
@@ -71,12 +73,12 @@ def command(
         else []
     )
     if save:
-        _save(described, name)
+        _save_host(described, name)
     if to is not None:
-        _write(to / "oci.conf", oci)
-        _write(to / f"gres.{name}.conf", lines.gres)
+        _write_file(to / "oci.conf", oci)
+        _write_file(to / f"gres.{name}.conf", lines.gres)
     if json:
-        problems = [{"what": one.what, "remedy": one.remedy} for one in found]
+        problems = [{"what": finding.what, "remedy": finding.remedy} for finding in findings]
         print_json({"schema": node_config.SCHEMA, "node": name, "files": texts, "findings": problems})
     elif to is not None:
         print_document(lines.slurm)
@@ -84,8 +86,8 @@ def command(
         print_document("\n".join(f"# {kind}.conf\n{text}" for kind, text in texts.items()))
     if path is None:
         print_info("imagematrix: no slurm.conf on this node, so nothing was compared")
-    for one in found if not json else ():
-        warn(one.what, one.remedy)
+    for finding in findings if not json else ():
+        warn(finding.what, finding.remedy)
     mig = sum(gpu.mig is not None for gpu in described.gpus)
     if mig:
         warn(
@@ -94,12 +96,7 @@ def command(
         )
 
 
-def _program() -> str:
-    """Return the path of this program, as it was started."""
-    return os.path.abspath(sys.argv[0])  # noqa: PTH100 - a link in /usr/local/bin stays one
-
-
-def _save(host: HostRecord, name: str) -> None:
+def _save_host(host: HostRecord, name: str) -> None:
     """Save the Host as NAME.json where all nodes find it."""
     from imagematrix.common import json_documents
     from imagematrix.common.settings import read_site
@@ -110,14 +107,14 @@ def _save(host: HostRecord, name: str) -> None:
         raise UsageError(
             "--save: the site's file names no folder", remedy="set hosts in /etc/imagematrix/site.toml"
         )
-    _write(Path(folder) / f"{name}.json", json_documents.dump_json(host.to_json()))
+    _write_file(Path(folder) / f"{name}.json", json_documents.dump_json(host.to_json()))
     try:
         prepare_folder(folder)
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
 
 
-def _write(path: Path, text: str) -> None:
+def _write_file(path: Path, text: str) -> None:
     from imagematrix.common import files
 
     try:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from imagematrix.integrations.swarm.nodes import SwarmNode
     from imagematrix.integrations.swarm.reservation import Reservation
     from imagematrix.integrations.swarm.service import SwarmService
-    from imagematrix.integrations.swarm.tasks import SwarmTask
 
 # All words after the image are the container's command, including options.
 SETTINGS: dict[str, Any] = {
@@ -96,7 +95,7 @@ def command(
     from imagematrix.integrations.swarm.manager import Manager
     from imagematrix.integrations.swarm.service import SwarmService, make_image_name, make_service_name
 
-    _check(gpus, vram, job=job, wait=wait, remove=remove, json=json)
+    _require_compatible_options(gpus, vram, job=job, wait=wait, remove=remove, json=json)
     with closing(transport.open_client()) as client:
         manager = Manager(client)
         nodes = manager.nodes()
@@ -106,13 +105,13 @@ def command(
             command=tuple(words or ()),
             job=job,
             replicas=replicas,
-            reservation=_reservation(nodes, gpus, vram),
+            reservation=_make_reservation(nodes, gpus, vram),
             environment=tuple(env or ()),
             networks=tuple(network or ()),
             volumes=tuple(volume or ()),
             constraints=tuple(constraint or ()),
         )
-        for doubt, remedy in _doubts(nodes, service, manager.overlays(service.networks)):
+        for doubt, remedy in _find_doubts(nodes, service, manager.overlays(service.networks)):
             warn(doubt, remedy)
         identifier = None if dry_run else manager.create(service)
         if identifier and wait:
@@ -126,7 +125,9 @@ def command(
         print_document(f"{identifier or shlex.join(service.docker())}\n", "see it with --json")
 
 
-def _check(gpus: int | None, vram: str | None, *, job: bool, wait: bool, remove: bool, json: bool) -> None:
+def _require_compatible_options(
+    gpus: int | None, vram: str | None, *, job: bool, wait: bool, remove: bool, json: bool
+) -> None:
     """Raise UsageError for options that cannot be combined."""
     if (gpus is None) == (vram is None):
         raise UsageError("expected either --gpus or --vram", remedy="--gpus 0 requests no GPU")
@@ -138,32 +139,32 @@ def _check(gpus: int | None, vram: str | None, *, job: bool, wait: bool, remove:
         raise UsageError("--wait and --json are mutually exclusive: stdout has the output of the job")
 
 
-def _reservation(nodes: Sequence[SwarmNode], gpus: int | None, vram: str | None) -> Reservation:
+def _make_reservation(nodes: Sequence[SwarmNode], gpus: int | None, vram: str | None) -> Reservation:
     from imagematrix.integrations.swarm import reservation
     from imagematrix.launcher.docker.options import parse_mib
     from imagematrix.launcher.docker.share import require_minimum
 
     if vram is None:
         return reservation.reserve_gpus(nodes, gpus or 0)
-    wanted = parse_mib(vram)
-    require_minimum(wanted)
-    return reservation.reserve_memory(nodes, wanted)
+    vram_mib = parse_mib(vram)
+    require_minimum(vram_mib)
+    return reservation.reserve_memory(nodes, vram_mib)
 
 
-def _doubts(
+def _find_doubts(
     nodes: Sequence[SwarmNode], service: SwarmService, overlays: Sequence[str]
 ) -> Iterator[tuple[str, str | None]]:
     """Yield warnings about a service, each with its remedy."""
     reserved = service.reservation
     if reserved.vram_mib and reserved.kind != VRAM:
         yield f"each task reserves a share of {reserved.vram_mib} MiB ({reserved.kind})", None
-    others = [
+    unsuited = [
         node.name
         for node in nodes
         if reserved.vram_mib and reserved.kind not in node.offers and node.offers.keys() - {GPU}
     ]
-    if others:
-        yield f"no task runs on {', '.join(others)}: these nodes offer shares of other sizes", None
+    if unsuited:
+        yield f"no task runs on {', '.join(unsuited)}: these nodes offer shares of other sizes", None
     broken = [f"{node.name} ({node.engine})" for node in nodes if node.rejects_overlay]
     if broken and overlays and reserved.kind and not all(node.manager for node in nodes):
         saw = (
@@ -191,50 +192,42 @@ class JobWait:
         Raises EngineError if a task could not be started. An interrupted wait leaves the job running, unless
         `remove` is set.
         """
-        logs = ServiceLogs(client, self.identifier, self._write)
-        logs.follow()
-        try:
-            tasks = self.manager.wait(self.identifier, self.service.replicas, print_info)
-            self._finish(logs)
-        except (KeyboardInterrupt, SystemExit):
-            self._handle_interrupt()
-            raise
-        if self.remove:
-            self.manager.remove(self.identifier)
-        return self._find_exit_code(tasks)
-
-    def _handle_interrupt(self) -> None:
-        name = self.service.name
-        if self.remove:
-            self.manager.remove(self.identifier)
-            print_info(f"removed service {name}")
-        else:
-            print_info(
-                f"service {name} continues without this command; "
-                f"`docker service rm {quote_word(name)}` ends it"
-            )
-
-    def _finish(self, logs: ServiceLogs) -> None:
         from docker.errors import DockerException
         from requests.exceptions import RequestException
 
+        name = self.service.name
+        logs = ServiceLogs(client, self.identifier, self._print_line)
+        logs.follow()
         try:
-            logs.finish()
-        except (DockerException, RequestException, OSError) as error:
-            warn(f"output of {self.service.name} may be incomplete: {error}")
+            tasks = self.manager.wait(self.identifier, self.service.replicas, print_info)
+            try:
+                logs.finish()
+            except (DockerException, RequestException, OSError) as error:
+                warn(f"output of {name} may be incomplete: {error}")
+        except (KeyboardInterrupt, SystemExit):
+            if self.remove:
+                self.manager.remove(self.identifier)
+                print_info(f"removed service {name}")
+            else:
+                print_info(
+                    f"service {name} continues without this command; "
+                    f"`docker service rm {quote_word(name)}` ends it"
+                )
+            raise
+        if self.remove:
+            self.manager.remove(self.identifier)
 
-    def _find_exit_code(self, tasks: list[SwarmTask]) -> int:
         failed = [task for task in tasks if task.state != COMPLETE]
         for task in failed:
-            warn(f"task {self.service.name}.{task.slot} {task.state}: {task.reason}")
+            warn(f"task {name}.{task.slot} {task.state}: {task.reason}")
         if not failed:
             return 0
         for task in failed:
             if task.exit_code:
                 return task.exit_code
-        raise EngineError(f"{format_count(len(failed), 'task')} of {self.service.name} could not be run")
+        raise EngineError(f"{format_count(len(failed), 'task')} of {name} could not be run")
 
-    def _write(self, stream: str, task: str | None, line: bytes) -> None:
+    def _print_line(self, stream: str, task: str | None, line: bytes) -> None:
         """Print a line, prefixed with the name of its task if there are several.
 
         The last line of a task, and pieces of a very long line, may have no line break.
@@ -243,16 +236,11 @@ class JobWait:
             print_info_block(line.decode(errors="replace").rstrip("\n"))
             return
         if self.service.replicas > 1:
-            line = (
-                f"{self.service.name}.{self._find_slot(task)} | ".encode() + line.removesuffix(b"\n") + b"\n"
-            )
-        target = sys.stdout if stream == "stdout" else sys.stderr
+            if task not in self._slots:  # the number of each task in the job
+                self._slots |= {listed.id: listed.slot for listed in self.manager.tasks(self.identifier)}
+            prefix = f"{self.service.name}.{self._slots.get(task, 0)} | ".encode()
+            line = prefix + line.removesuffix(b"\n") + b"\n"
+        output = sys.stdout if stream == "stdout" else sys.stderr
         with suppress(BrokenPipeError):
-            target.buffer.write(line)
-            target.buffer.flush()
-
-    def _find_slot(self, task: str) -> int:
-        """Return the number of a task in the job."""
-        if task not in self._slots:
-            self._slots |= {listed.id: listed.slot for listed in self.manager.tasks(self.identifier)}
-        return self._slots.get(task, 0)
+            output.buffer.write(line)
+            output.buffer.flush()

@@ -28,7 +28,7 @@ from imagematrix.launcher.docker.devices import list_device_nodes, require_devic
 from imagematrix.launcher.docker.share import Share
 from imagematrix.launcher.gpu_claims import grants
 from imagematrix.launcher.gpu_claims.containers import compute_container_usage
-from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
+from imagematrix.launcher.gpu_claims.gpu_claim import ClaimRequest, LockFolder, claim_gpus
 from imagematrix.launcher.gpu_claims.locks import Locks
 from imagematrix.launcher.gpu_claims.survey import (
     list_running_containers,
@@ -150,12 +150,10 @@ def give_gpus(settings: RuntimeSettings, container_id: str, bundle: str) -> None
         grants.remove_stale_grants(locks)
         grants.remove_grant(locks, container_id)  # of an earlier start
         with claim_gpus(
-            [_choose_gpus(host, wanted)],
+            ClaimRequest(choices=[_choose_gpus(host, wanted)], vram_mib=wanted.vram_mib),
             lambda attended: _survey_usage(host, locks, attended),
-            vram_mib=wanted.vram_mib,
             wait_s=WAIT_S,
-            path=locks.path,
-            group=group,
+            folder=LockFolder(path=locks.path, group=group),
         ) as claimed:
             devices = list_device_nodes(host, claimed.gpus)
             require_device_nodes(devices)

@@ -92,7 +92,7 @@ class Apptainer:
         """See `Runtime`."""
         return True
 
-    def gate(self) -> OwnGate:
+    def make_gate(self) -> OwnGate:
         """See `Runtime`."""
         self._gate = OwnGate()
         return self._gate
@@ -108,17 +108,17 @@ class Apptainer:
             f"APPTAINERENV_{name}": value for name, value in container.environment.items() if name != HOME
         }
         return RuntimeCommand(
-            words=_command(self.program, container, place.root),
+            words=_format_command(self.program, container, place.root),
             environment={**place.environment, **variables},
             wait=self._gate.wait,
         )
 
-    def shown(self, container: ContainerSpec) -> list[str]:
+    def format_command(self, container: ContainerSpec) -> list[str]:
         """See `Runtime`."""
-        return _command(self.program, container, f"{FOLDER}/root")
+        return _format_command(self.program, container, f"{FOLDER}/root")
 
 
-def _command(program: str, container: ContainerSpec, root: str) -> list[str]:
+def _format_command(program: str, container: ContainerSpec, root: str) -> list[str]:
     return [
         program,
         *("--silent", "--nocolor"),  # but for errors
@@ -141,19 +141,19 @@ def locate_settings(program: str) -> str:
 
 def require_settings(path: str) -> None:
     """Raise EngineError if a setting in the file at `path` keeps something from a container."""
-    found = _read_settings(path)
+    settings = _read_settings(path)
     for key, needed in NEEDED.items():
-        if key in found and found[key] not in needed:
+        if key in settings and settings[key] not in needed:
             raise EngineError(
-                f"{path}: {key} = {found[key]}, so that no container can have what an image needs",
+                f"{path}: {key} = {settings[key]}, so that no container can have what an image needs",
                 remedy=f"ask the administrator to set {key} = {needed[0]}, or use --engine oci",
             )
 
 
 def find_driver_setting(path: str) -> str | None:
     """Return the setting in the file at `path` by which Apptainer mounts a driver of the node, if any."""
-    found = _read_settings(path)
-    return next((f"{key} = yes" for key in DRIVERS if found.get(key) == "yes"), None)
+    settings = _read_settings(path)
+    return next((f"{key} = yes" for key in DRIVERS if settings.get(key) == "yes"), None)
 
 
 def _read_settings(path: str) -> Mapping[str, str]:

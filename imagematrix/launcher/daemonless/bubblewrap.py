@@ -11,8 +11,6 @@ from imagematrix.launcher.daemonless.runtime import RuntimeCommand
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from imagematrix.launcher.daemonless.container import ContainerSpec
     from imagematrix.launcher.daemonless.runtime import Place
 
@@ -44,7 +42,7 @@ class Bubblewrap:
         """See `Runtime`."""
         return container.own_processes
 
-    def gate(self) -> BubblewrapGate:
+    def make_gate(self) -> BubblewrapGate:
         """See `Runtime`."""
         self._gate = BubblewrapGate()
         return self._gate
@@ -63,39 +61,39 @@ class Bubblewrap:
             file.write(b"".join(os.fsencode(word) + b"\0" for word in words))
             file.flush()
             os.lseek(arguments, 0, os.SEEK_SET)
-        given = (
+        descriptors = (
             *("--args", str(arguments)),
             *("--info-fd", str(self._gate.info), "--seccomp", str(self._gate.filter)),
         )
+        options = _format_options(container, place.root, place.user, place.group)
         return RuntimeCommand(
-            words=[self.program, *given, *_options(container, place.root, place.user, place.group)],
+            words=[self.program, *descriptors, *options],
             environment=place.environment,
-            descriptors=(arguments, *self._gate.inherited),
+            descriptors=(arguments, *self._gate.descriptors),
         )
 
-    def shown(self, container: ContainerSpec) -> list[str]:
+    def format_command(self, container: ContainerSpec) -> list[str]:
         """See `Runtime`."""
         names = [word for name in container.environment for word in ("--setenv", name, "...")]
-        options = _options(container, "ROOT", os.geteuid(), os.getegid())
+        options = _format_options(container, "ROOT", os.geteuid(), os.getegid())
         return [self.program, "--clearenv", *names, *options]
 
 
-def _options(container: ContainerSpec, root: str, user: int, group: int) -> list[str]:
-    own = container.own_processes
+def _format_options(container: ContainerSpec, root: str, user: int, group: int) -> list[str]:
+    has_own_processes = container.own_processes
     return [
         *("--ro-bind" if container.read_only else "--bind", root, "/"),
-        *(("--proc", "/proc") if own else ("--bind", "/proc", "/proc")),
+        *(("--proc", "/proc") if has_own_processes else ("--bind", "/proc", "/proc")),
         *("--dev", "/dev", "--bind", "/dev/shm", "/dev/shm"),  # noqa: S108 - as of OCI
         *("--ro-bind", "/sys", "/sys"),
         *(word for path in container.devices for word in ("--dev-bind", path, path)),
-        *_binds(container),
+        *(
+            word
+            for bind in container.binds
+            for word in ("--ro-bind" if bind.read_only else "--bind", bind.source, bind.target)
+        ),
         *("--unshare-user", "--uid", str(user), "--gid", str(group)),
-        *(("--unshare-pid", "--as-pid-1") if own else ()),
+        *(("--unshare-pid", "--as-pid-1") if has_own_processes else ()),
         "--die-with-parent",
         *("--chdir", container.folder, "--", *container.args),
     ]
-
-
-def _binds(container: ContainerSpec) -> Iterator[str]:
-    for bind in container.binds:
-        yield from ("--ro-bind" if bind.read_only else "--bind", bind.source, bind.target)

@@ -65,7 +65,7 @@ class Charliecloud:
         """See `Runtime`."""
         return False
 
-    def gate(self) -> OwnGate:
+    def make_gate(self) -> OwnGate:
         """See `Runtime`."""
         self._gate = OwnGate()
         return self._gate
@@ -80,25 +80,27 @@ class Charliecloud:
         path = os.path.join(place.folder, VARIABLES)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            file.writelines(
-                os.fsencode(f"{name}={_quote(value)}\n") for name, value in container.environment.items()
-            )
+            for name, value in container.environment.items():
+                # ch-run removes a pair of quotes around a value.
+                is_quoted = len(value) > 1 and value.startswith(QUOTE) and value.endswith(QUOTE)
+                line = f"{name}={QUOTE}{value}{QUOTE}\n" if is_quoted else f"{name}={value}\n"
+                file.write(os.fsencode(line))
         mount_devices(
             container.devices, namespace.make_memory_folder(place.at, "dev"), terminal=container.terminal
         )
         os.chdir(place.folder)  # an option with a path that has a "=" would be a variable
         return RuntimeCommand(
-            words=_command(self.program, container, place.root, place.user, place.group),
-            environment={**place.environment, "USER": _user(place.user)},  # which ch-run asks for
+            words=_format_command(self.program, container, place.root, place.user, place.group),
+            environment={**place.environment, "USER": _find_user_name(place.user)},  # which ch-run needs
             wait=self._gate.wait,
         )
 
-    def shown(self, container: ContainerSpec) -> list[str]:
+    def format_command(self, container: ContainerSpec) -> list[str]:
         """See `Runtime`."""
-        return _command(self.program, container, f"{FOLDER}/root", os.geteuid(), os.getegid())
+        return _format_command(self.program, container, f"{FOLDER}/root", os.geteuid(), os.getegid())
 
 
-def _command(program: str, container: ContainerSpec, root: str, user: int, group: int) -> list[str]:
+def _format_command(program: str, container: ContainerSpec, root: str, user: int, group: int) -> list[str]:
     """Return the command; it mounts all folders so that they can be changed."""
     # The files of the network are its own concern.
     binds: list[Bind] = [bind for bind in container.binds if bind.source not in NETWORK]
@@ -113,13 +115,7 @@ def _command(program: str, container: ContainerSpec, root: str, user: int, group
     ]
 
 
-def _quote(value: str) -> str:
-    """Return a value as ch-run reads it: of quotes that enclose one, it takes a pair away."""
-    enclosed = len(value) > 1 and value.startswith(QUOTE) and value.endswith(QUOTE)
-    return f"{QUOTE}{value}{QUOTE}" if enclosed else value
-
-
-def _user(number: int) -> str:
+def _find_user_name(number: int) -> str:
     import pwd
 
     try:

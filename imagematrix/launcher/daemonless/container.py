@@ -1,4 +1,4 @@
-"""The container to start without a daemon, as data: what docker would make of an image and of its options."""
+"""The container to start without a daemon, as data: as docker would make it of an image and its options."""
 
 from __future__ import annotations
 
@@ -60,16 +60,17 @@ def make_container(
     """Return the container of a launch.
 
     `config` is the image's configuration, its `config` object; `binds` are the site's, and `home` is the
-    user's home if those mount it, else the one of root. Over variables that are `inherited`, all others win.
+    user's home if those mount it, else the one of root. All other variables override `inherited` ones.
     Raises UsageError if the image has no command and the launch neither, and if its configuration is damaged.
     """
     process = ImageProcess.of(config)
-    given = options.entrypoint
-    entrypoint, command = (process.entrypoint, process.command) if given is None else ((), ())
-    args = (*((given,) if given else entrypoint), *(launch.command or command))
+    entrypoint, command = process.entrypoint, process.command
+    if options.entrypoint is not None:  # which also replaces the image's command
+        entrypoint, command = (options.entrypoint,) if options.entrypoint else (), ()
+    args = (*entrypoint, *(launch.command or command))
     if not args:
         raise UsageError(f"{launch.reference} has no command", remedy="name one after the image")
-    own = dict(text.partition("=")[::2] for text in process.variables)
+    image_variables = dict(text.partition("=")[::2] for text in process.variables)
     terminal = {"TERM": "xterm"} if options.terminal else {}
     return ContainerSpec(
         name=options.name or name,
@@ -79,7 +80,7 @@ def make_container(
             "PATH": PATH,
             "HOME": home,
             **terminal,
-            **own,
+            **image_variables,
             **launch.environment,
             **options.environment,
         },

@@ -35,20 +35,20 @@ def require_program(container: ContainerSpec, root: str) -> None:
     name = container.args[0]
     folders = [""] if "/" in name else container.environment.get("PATH", "").split(":")
     places = [os.path.join("/", container.folder, folder, name) for folder in folders]
-    found = []
+    files = []
     with ImageFiles(root, (*SYSTEM, *(bind.target for bind in container.binds))) as image:
         for place in places:
             try:
                 path = image.find(place)
             except InMountError:
-                return  # the image cannot tell
+                return  # it is not in the image
             except LinkLoopError:
                 continue
             if path is not None:
-                found.append(f"{root}{path}")
-    if any(os.path.isfile(path) and os.access(path, os.X_OK) for path in found):
+                files.append(f"{root}{path}")
+    if any(os.path.isfile(path) and os.access(path, os.X_OK) for path in files):
         return
-    if found:
+    if files:
         raise NotExecutableError(f"{name} is not executable in the image")
     raise ProgramNotFoundError(
         f"{name} not found in the image", remedy="name another command after the image"

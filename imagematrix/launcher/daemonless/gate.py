@@ -23,19 +23,19 @@ if TYPE_CHECKING:
         """What holds a first process still; made anew for each start, before the runtime's process is."""
 
         @property
-        def inherited(self) -> Sequence[int]:
+        def descriptors(self) -> Sequence[int]:
             """The descriptors that the runtime's process needs."""
             ...
 
         @property
-        def told(self) -> int:
-            """The descriptor that can be read once `first_process` can be called."""
+        def ready_pipe(self) -> int:
+            """The end of a pipe that can be read once `find_first_process` can be called."""
             ...
 
-        def first_process(self, runtime: int) -> int | None:
+        def find_first_process(self, runtime: int) -> int | None:
             """Return the first process, given that of the runtime; None if the runtime has ended.
 
-            Raises EngineError if the runtime does not tell it.
+            Raises EngineError if the runtime does not report it.
             """
             ...
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 FREE = 100  # the first number of descriptors that are in nobody's way
-TOLD = 1 << 16  # bytes of what is told about a process
+ANSWER = 1 << 16  # bytes of one read of what a runtime reports of a process
 GO = b"\1"
 # A filter of seccomp(2) of one instruction, BPF_RET | BPF_K, that allows everything (SECCOMP_RET_ALLOW).
 ALLOW = b"\x06\0\0\0\0\0\xff\x7f"
@@ -68,9 +68,9 @@ class OwnGate:
     """The gate of a runtime whose process becomes the container's first, or ends it: it waits before."""
 
     def __init__(self) -> None:
-        self.told, self._ready = open_pipe()
+        self.ready_pipe, self._ready = open_pipe()
         self._waiting, self._go = open_pipe()
-        self.inherited = (self._ready, self._waiting)
+        self.descriptors = (self._ready, self._waiting)
 
     def wait(self) -> None:
         """Wait in the runtime's process, and end it if the keeper is gone."""
@@ -78,9 +78,9 @@ class OwnGate:
         if os.read(self._waiting, 1) != GO:
             os._exit(1)
 
-    def first_process(self, runtime: int) -> int | None:
+    def find_first_process(self, runtime: int) -> int | None:
         """See `Gate`."""
-        return runtime if os.read(self.told, 1) else None
+        return runtime if os.read(self.ready_pipe, 1) else None
 
     def open(self) -> None:
         """See `Gate`."""
@@ -88,7 +88,7 @@ class OwnGate:
 
     def close(self) -> None:
         """See `Gate`."""
-        os.close(self.told)
+        os.close(self.ready_pipe)
         os.close(self._go)
 
 
@@ -100,13 +100,13 @@ class BubblewrapGate:
     """
 
     def __init__(self) -> None:
-        self.told, self.info = open_pipe()
+        self.ready_pipe, self.info = open_pipe()
         self.filter, self._go = open_pipe()
-        self.inherited = (self.info, self.filter)
+        self.descriptors = (self.info, self.filter)
 
-    def first_process(self, runtime: int) -> int | None:  # noqa: ARG002 - of the protocol
+    def find_first_process(self, runtime: int) -> int | None:  # noqa: ARG002 - of the protocol
         """See `Gate`."""
-        return _receive_process(self.told, "child-pid")
+        return _receive_process(self.ready_pipe, "child-pid")
 
     def open(self) -> None:
         """See `Gate`."""
@@ -116,7 +116,7 @@ class BubblewrapGate:
 
     def close(self) -> None:
         """See `Gate`."""
-        os.close(self.told)
+        os.close(self.ready_pipe)
         if self._go >= 0:
             os.close(self._go)
 
@@ -124,7 +124,7 @@ class BubblewrapGate:
 class HookGate:
     """The gate of an OCI runtime: a hook that runs when the container is made (createRuntime of config.md).
 
-    The hook tells the keeper what the runtime tells it. It finds the descriptors of the runtime in /proc.
+    The hook passes the runtime's report on to the keeper. It finds the descriptors of the runtime in /proc.
     """
 
     def __init__(self) -> None:
@@ -133,19 +133,19 @@ class HookGate:
         if shell is None:
             raise EngineError("this node has no sh, with which a container is told of")
         self._shell, self._path = shell, get_search_path()
-        self.told, self._tells = open_pipe()
-        self._waits, self._go = open_pipe()
-        self.inherited = (self._tells, self._waits)
+        self.ready_pipe, self._ready = open_pipe()
+        self._waiting, self._go = open_pipe()
+        self.descriptors = (self._ready, self._waiting)
 
-    def hook(self) -> dict[str, object]:
+    def make_hook(self) -> dict[str, object]:
         """Return the hook for the runtime's configuration."""
         descriptors = "/proc/$PPID/fd"
-        script = f'cat > "{descriptors}/{self._tells}" && read -r go < "{descriptors}/{self._waits}"'
+        script = f'cat > "{descriptors}/{self._ready}" && read -r go < "{descriptors}/{self._waiting}"'
         return {"path": self._shell, "args": ["sh", "-c", script], "env": [f"PATH={self._path}"]}
 
-    def first_process(self, runtime: int) -> int | None:  # noqa: ARG002 - of the protocol
+    def find_first_process(self, runtime: int) -> int | None:  # noqa: ARG002 - of the protocol
         """See `Gate`."""
-        return _receive_process(self.told, "pid")
+        return _receive_process(self.ready_pipe, "pid")
 
     def open(self) -> None:
         """See `Gate`."""
@@ -153,19 +153,19 @@ class HookGate:
 
     def close(self) -> None:
         """See `Gate`."""
-        os.close(self.told)
+        os.close(self.ready_pipe)
         os.close(self._go)
 
 
 def _receive_process(descriptor: int, key: str) -> int | None:
-    """Return the process that a runtime tells of; None if it has ended instead. Raises EngineError."""
+    """Return the process that a runtime reports; None if it has ended instead. Raises EngineError."""
     decoder, text = json.JSONDecoder(), ""
-    # Others keep the pipe open, so what is told ends where the object does.
-    while part := os.read(descriptor, TOLD):
+    # Other processes keep the pipe open, so the report ends where the object does.
+    while part := os.read(descriptor, ANSWER):
         text += part.decode("utf-8", "replace")
         with contextlib.suppress(ValueError):
-            found, _ = decoder.raw_decode(text.lstrip())
-            if not isinstance(found, dict) or not isinstance(process := found.get(key), int):
+            report, _ = decoder.raw_decode(text.lstrip())
+            if not isinstance(report, dict) or not isinstance(process := report.get(key), int):
                 raise EngineError("the runtime does not tell which process its container has")
             return process
     return None

@@ -39,7 +39,7 @@ def mount_image(image: StoredImage, at: str, squashfuse: str | None, *, read_onl
     This process is in a namespace of its own. `squashfuse` is the program for images that are squashfs.
     Raises EngineError.
     """
-    with _mount_errors(image.root):
+    with _convert_mount_errors(image.root):
         mount("tmpfs", at, "tmpfs", options="mode=0700")
         lower = str(image.root) if image.kind == FOLDER else _mount_squashfs(str(image.root), at, squashfuse)
         if read_only:
@@ -54,7 +54,7 @@ def mount_image(image: StoredImage, at: str, squashfuse: str | None, *, read_onl
 
 def mount_trial_root(at: str) -> None:
     """Mount an empty root below the folder `at`, as a trial; raise EngineError if that fails."""
-    with _mount_errors("an empty image"):
+    with _convert_mount_errors("an empty image"):
         mount("tmpfs", at, "tmpfs", options="mode=0700")
         lower = os.path.join(at, LOWER)
         os.mkdir(lower, 0o755)
@@ -62,7 +62,7 @@ def mount_trial_root(at: str) -> None:
 
 
 @contextlib.contextmanager
-def _mount_errors(what: str) -> Iterator[None]:
+def _convert_mount_errors(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -25,11 +25,11 @@ def find_containers_folder() -> str:
     It is in XDG_RUNTIME_DIR, or else in /tmp, where others may have taken its name.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    usable = os.path.isabs(runtime) and os.access(runtime, os.W_OK)  # noqa: PTH117
-    parent = runtime if usable else "/tmp"  # noqa: S108 - the owner is checked
+    is_usable = os.path.isabs(runtime) and os.access(runtime, os.W_OK)  # noqa: PTH117
+    parent = runtime if is_usable else "/tmp"  # noqa: S108 - the owner is checked
     try:
-        own = make_user_folder(parent, "imagematrix" if usable else f"imagematrix-{os.geteuid()}")
-        return make_user_folder(own, "containers")
+        folder = make_user_folder(parent, "imagematrix" if is_usable else f"imagematrix-{os.geteuid()}")
+        return make_user_folder(folder, "containers")
     except OSError as error:
         where = error.filename or parent
         raise EngineError(f"{where}: {error.strerror}", remedy="set XDG_RUNTIME_DIR") from error
@@ -43,7 +43,13 @@ def make_launch_folder() -> Iterator[str]:
     """
     parent = find_containers_folder()
     for name in os.listdir(parent):
-        _remove_abandoned(os.path.join(parent, name))
+        if name.startswith(PREFIX):
+            abandoned = os.path.join(parent, name)
+            with contextlib.ExitStack() as stack, contextlib.suppress(OSError):  # its process may live
+                lock = os.open(abandoned, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                stack.callback(os.close, lock)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove_folder(abandoned)
 
     path = os.path.join(parent, f"{PREFIX}{os.urandom(8).hex()}")
     draft = os.path.join(parent, f".{os.path.basename(path)}")  # noqa: PTH119
@@ -59,22 +65,11 @@ def make_launch_folder() -> Iterator[str]:
         os.rename(draft, path)  # noqa: PTH104 - only a locked folder has a name that is looked for
         yield path
     finally:
-        _remove(path)
+        _remove_folder(path)
         os.close(lock)
 
 
-def _remove_abandoned(path: str) -> None:
-    """Remove the folder of a launch whose process is gone."""
-    if not os.path.basename(path).startswith(PREFIX):  # noqa: PTH119
-        return
-    with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        stack.callback(os.close, lock)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _remove(path)
-
-
-def _remove(path: str) -> None:
+def _remove_folder(path: str) -> None:
     """Remove a launch's folder with its files; what is mounted in it is so for the container alone."""
     with contextlib.suppress(OSError):
         for name in os.listdir(path):

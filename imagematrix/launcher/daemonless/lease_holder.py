@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from imagematrix.launcher.daemonless.streams import Streams
     from imagematrix.launcher.gpu_claims.gpu_claim import Claim
 
-LOOK_S = 0.05  # between two looks at what nobody tells of
+LOOK_S = 0.05  # between two looks at what nobody reports
 ENTRY_S = 10.0  # by then a first process is in its mount namespace
 PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
 FORWARDED = (
@@ -61,7 +61,7 @@ class Signals:
         os.close(self.descriptor)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.before)
 
-    def received(self) -> Iterable[int]:
+    def read_received(self) -> Iterable[int]:
         """Yield the numbers of the signals that have come."""
         with contextlib.suppress(BlockingIOError):
             while text := os.read(self.descriptor, SIGNALFD_SIGINFO):
@@ -71,35 +71,35 @@ class Signals:
 class LeaseHolder:
     """The keeper of the container that the process `runtime` starts, a child of this one.
 
-    `lease` and `claim` are what the container has. `report` is the end of a pipe at which the runtime's
-    process tells an error.
+    `lease` is on the container's image, and `claim` on its GPUs. From the pipe `errors` comes the error of
+    the runtime's process, if it has one.
     """
 
     def __init__(
         self,
         runtime: int,
-        launching: ContainerStart,
+        container_start: ContainerStart,
         *,
-        report: int,
+        errors: int,
         signals: Signals,
         streams: Streams,
         lease: Lease,
         claim: Claim | None,
     ) -> None:
-        container = launching.container
+        container = container_start.container
         self._runtime = runtime
-        self._report = report
-        self._gate = launching.gate
+        self._errors = errors
+        self._gate = container_start.gate
         self._signals = signals
         self._streams = streams
         self._lease = lease
         self._claim = claim
-        self._isolated = launching.runtime.is_isolating(container)
-        self._enters_later = launching.runtime.becomes_process and not self._isolated
+        self._isolated = container_start.runtime.is_isolating(container)
+        self._enters_later = container_start.runtime.becomes_process and not self._isolated
         # A process of the node stops with this one, as a shell expects it of a job.
-        self._stops = launching.runtime.becomes_process and not container.terminal
+        self._stops = container_start.runtime.becomes_process and not container.terminal
         self._first: int | None = None
-        self._ended: int | None = None
+        self._end: int | None = None  # a descriptor that can be read when the first process has ended
         self._mounts: int | None = None
         self._exit: int | None = None  # of the runtime, once it has ended
         self._renewed = time.monotonic()
@@ -107,53 +107,60 @@ class LeaseHolder:
     def run(self) -> int:
         """Keep the container to its end; return its exit code, or raise the error with which it failed."""
         try:
-            self._first = self._first_process()
+            self._first = self._await_first_process()
             if self._first is not None:
                 # Apptainer leaves the namespace of the launch, and then looks for its own files by the path
                 # of its program, which the kernel knows only as long as the namespace is there.
                 with contextlib.suppress(OSError):
                     self._mounts = os.open(f"/proc/{self._runtime}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-                self._ended = _open_end(self._first)  # before it can end
+                with contextlib.suppress(ProcessLookupError):  # it has ended
+                    self._end = os.pidfd_open(self._first)  # before it can end
                 self._name_first_process(self._first)
                 self._gate.open()
             self._watch()
-            self._raise_reported()
+            self._raise_error()
         finally:
-            self._end_all()
+            # What is left of the container ends, as with a PID namespace, and this waits for it.
+            self._gate.close()
+            for descriptor in (self._mounts, self._end):
+                if descriptor is not None:
+                    os.close(descriptor)
+            self._end_children(lambda _: True)
+            self._streams.finish()
         return 1 if self._exit is None else self._exit
 
-    def _first_process(self) -> int | None:
+    def _await_first_process(self) -> int | None:
         """Wait until the container's first process stands still; None if the runtime has ended before."""
-        waiting = {self._report, self._gate.told, self._signals.descriptor}
+        waiting = {self._errors, self._gate.ready_pipe, self._signals.descriptor}
         while self._exit is None:
             readable, _, _ = select.select(waiting, (), ())
-            if self._report in readable:
-                waiting.discard(self._report)
-                self._raise_reported()
-            if self._gate.told in readable:
-                return self._gate.first_process(self._runtime)
-            for number in self._signals.received():
+            if self._errors in readable:
+                waiting.discard(self._errors)
+                self._raise_error()
+            if self._gate.ready_pipe in readable:
+                return self._gate.find_first_process(self._runtime)
+            for number in self._signals.read_received():
                 if number in ENDING:
                     os.kill(self._runtime, signal.SIGKILL)
                     self._await_runtime()
                     self._exit = SIGNALLED + number
-            self._reap()
-        self._raise_reported()
+            self._reap_children()
+        self._raise_error()
         return None
 
-    def _raise_reported(self) -> None:
-        """Raise the error of the runtime's process, if it has told one."""
-        if self._report < 0:
+    def _raise_error(self) -> None:
+        """Raise the error of the runtime's process, if it has one."""
+        if self._errors < 0:
             return
-        with open(self._report, "rb") as file:
+        with open(self._errors, "rb") as file:
             text = file.read()
-        self._report = -1
+        self._errors = -1
         if text:
             self._await_runtime()
             raise pickle.loads(text)  # noqa: S301 - of our own process
 
     def _name_first_process(self, first: int) -> None:
-        """Have the leases name the container's first process, and its mount namespace if that counts."""
+        """Name the container's first process in the leases, and its mount namespace if that counts."""
         mounts = "" if self._isolated else read_mount_namespace(first)
         self._lease = self._lease.of_container(first, mounts)
         if self._claim:
@@ -161,21 +168,24 @@ class LeaseHolder:
 
     def _watch(self) -> None:
         """Relay signals, and give signs of life, until the runtime has ended."""
-        ended = self._ended
-        waiting = {self._signals.descriptor, *(() if ended is None else (ended,))}
+        end = self._end
+        waiting = {self._signals.descriptor, *(() if end is None else (end,))}
         looking_until = time.monotonic() + (ENTRY_S if self._enters_later else 0)
         while self._exit is None:
-            looking = time.monotonic() < looking_until
-            readable, _, _ = select.select(waiting, (), (), LOOK_S if looking else RENEW_S)
-            if looking and self._has_entered():
+            is_looking = time.monotonic() < looking_until
+            readable, _, _ = select.select(waiting, (), (), LOOK_S if is_looking else RENEW_S)
+            mounts = read_mount_namespace(self._first) if is_looking and self._first is not None else ""
+            if self._first is not None and mounts not in ("", self._lease.holder.mounts):
+                # The first process has entered its mount namespace, after it was named.
+                self._name_first_process(self._first)
                 looking_until = 0.0
-            if ended in readable:
-                # What it leaves behind may hold the pipes of a runtime that waits for their end.
-                self._end_left()
-                waiting.discard(ended)
-            for number in self._signals.received():
-                self._pass_on(signal.Signals(number))
-            self._reap()
+            if end in readable:
+                # They may hold the pipes of a runtime that waits for their end.
+                self._end_orphans()
+                waiting.discard(end)
+            for number in self._signals.read_received():
+                self._forward_signal(signal.Signals(number))
+            self._reap_children()
             if time.monotonic() - self._renewed >= RENEW_S:
                 self._renewed = time.monotonic()
                 self._lease.renew()
@@ -184,19 +194,12 @@ class LeaseHolder:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._first, signal.SIGKILL)
 
-    def _has_entered(self) -> bool:
-        """Have the leases name the mount namespace that the first process enters after it was named."""
-        if self._first is None or read_mount_namespace(self._first) in ("", self._lease.holder.mounts):
-            return False
-        self._name_first_process(self._first)
-        return True
-
-    def _end_left(self) -> None:
+    def _end_orphans(self) -> None:
         """End the processes that the first one leaves behind, which are this process's children now."""
         mounts = self._lease.holder.mounts
         self._end_children(lambda child: bool(mounts) and read_mount_namespace(child) == mounts)
 
-    def _pass_on(self, number: signal.Signals) -> None:
+    def _forward_signal(self, number: signal.Signals) -> None:
         """Do what a signal to this process means for the container."""
         if number == signal.SIGCHLD:
             return
@@ -205,13 +208,13 @@ class LeaseHolder:
         if number == signal.SIGHUP:
             self._streams.hang_up()
         if number == signal.SIGTSTP:
-            self._stop()
+            self._stop_as_job()
             return
         if self._first is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._first, number)
 
-    def _stop(self) -> None:
+    def _stop_as_job(self) -> None:
         """Stop as a shell expects it of a job, with a container that is among the processes of the node.
 
         One with a terminal of its own has its own job control, and a runtime's monitor is not stopped: in a
@@ -227,41 +230,32 @@ class LeaseHolder:
             os.killpg(self._first, signal.SIGCONT)
         self._streams.take_terminal()
 
-    def _reap(self) -> None:
-        """Take note of children that have ended."""
+    def _reap_children(self) -> None:
+        """Reap the children that have ended."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
-                self._note_end(pid, status)
+                self._record_end(pid, status)
 
     def _await_runtime(self) -> None:
         with contextlib.suppress(ChildProcessError):
-            self._note_end(*os.waitpid(self._runtime, 0))
+            self._record_end(*os.waitpid(self._runtime, 0))
 
-    def _note_end(self, pid: int, status: int) -> None:
+    def _record_end(self, pid: int, status: int) -> None:
         if pid == self._runtime:
             code = os.waitstatus_to_exitcode(status)
             self._exit = SIGNALLED - code if code < 0 else code
 
-    def _end_all(self) -> None:
-        """End what is left of the container, as the end of a PID namespace does, and wait for it."""
-        self._gate.close()
-        for descriptor in (self._mounts, self._ended):
-            if descriptor is not None:
-                os.close(descriptor)
-        self._end_children(lambda _: True)
-        self._streams.finish()
-
-    def _end_children(self, chosen: Callable[[int], bool]) -> None:
-        """End the children that are `chosen`, and wait for it, until none is left."""
-        while children := [child for child in _list_children() if chosen(child)]:
+    def _end_children(self, is_chosen: Callable[[int], bool]) -> None:
+        """End the children that are chosen, and wait for it, until none is left."""
+        while children := [child for child in _list_children() if is_chosen(child)]:
             for child in children:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, signal.SIGKILL)
             # Its own children become this process's then.
-            self._note_end(*os.waitpid(-1, 0))
+            self._record_end(*os.waitpid(-1, 0))
 
 
 def adopt_descendants() -> None:
@@ -269,21 +263,13 @@ def adopt_descendants() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def _open_end(process: int) -> int | None:
-    """Return a descriptor that can be read when a process has ended, None if it has."""
-    try:
-        return os.pidfd_open(process)
-    except ProcessLookupError:
-        return None
-
-
 def _list_children() -> list[int]:
     """Return the children of this process, of all its threads; those that have ended are among them."""
-    found: list[int] = []
+    children: list[int] = []
     for thread in os.listdir("/proc/self/task"):
         with (
             contextlib.suppress(OSError),
             open(f"/proc/self/task/{thread}/children", encoding="ascii") as file,
         ):
-            found += map(int, file.read().split())
-    return found
+            children += map(int, file.read().split())
+    return children

@@ -38,14 +38,14 @@ def enter_namespaces() -> None:
     user, group = os.geteuid(), os.getegid()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWUSER | CLONE_NEWNS):
-        raise _refused_error(ctypes.get_errno())
+        raise _make_refused_error(ctypes.get_errno())
     try:
-        _write("setgroups", "deny")  # otherwise an ordinary user may not map a group
-        _write("uid_map", f"0 {user} 1")
-        _write("gid_map", f"0 {group} 1")
+        _write_own("setgroups", "deny")  # otherwise an ordinary user may not map a group
+        _write_own("uid_map", f"0 {user} 1")
+        _write_own("gid_map", f"0 {group} 1")
         mount(None, "/", None, PRIVATE | RECURSIVE)
     except OSError as error:
-        raise _refused_error(error.errno or 0) from error
+        raise _make_refused_error(error.errno or 0) from error
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int = 0, options: str = "") -> None:
@@ -69,13 +69,13 @@ def enter_mount_namespace(mounts: int) -> Iterator[None]:
     The working folder is the root afterwards.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    own = os.open(OWN_MOUNTS, os.O_RDONLY | os.O_CLOEXEC)
+    before = os.open(OWN_MOUNTS, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _require_success(libc.setns(mounts, CLONE_NEWNS), OWN_MOUNTS)
         yield
-        _require_success(libc.setns(own, CLONE_NEWNS), OWN_MOUNTS)
+        _require_success(libc.setns(before, CLONE_NEWNS), OWN_MOUNTS)
     finally:
-        os.close(own)
+        os.close(before)
         os.close(mounts)
 
 
@@ -116,7 +116,8 @@ def _require_success(result: int, path: str) -> None:
         raise OSError(code, os.strerror(code), path)
 
 
-def _write(name: str, text: str) -> None:
+def _write_own(name: str, text: str) -> None:
+    """Write a file of this process in /proc."""
     descriptor = os.open(f"/proc/self/{name}", os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, text.encode())
@@ -124,18 +125,13 @@ def _write(name: str, text: str) -> None:
         os.close(descriptor)
 
 
-def _refused_error(code: int) -> EngineError:
-    return EngineError(
-        f"this user may not create a user namespace: {os.strerror(code)}", remedy=_remedy(code)
-    )
-
-
-def _remedy(code: int) -> str:
+def _make_refused_error(code: int) -> EngineError:
+    remedy = "as root, run `sysctl kernel.unprivileged_userns_clone=1`; in a container, allow unshare(2)"
     if _read_number(APPARMOR) == 1:
-        return "as root, run `sysctl kernel.apparmor_restrict_unprivileged_userns=0`, or add a profile"
-    if code == errno.ENOSPC or _read_number(LIMIT) == 0:
-        return "as root, raise the limit: `sysctl user.max_user_namespaces=65536`"
-    return "as root, run `sysctl kernel.unprivileged_userns_clone=1`; in a container, allow unshare(2)"
+        remedy = "as root, run `sysctl kernel.apparmor_restrict_unprivileged_userns=0`, or add a profile"
+    elif code == errno.ENOSPC or _read_number(LIMIT) == 0:
+        remedy = "as root, raise the limit: `sysctl user.max_user_namespaces=65536`"
+    return EngineError(f"this user may not create a user namespace: {os.strerror(code)}", remedy=remedy)
 
 
 def _read_number(path: str) -> int | None:

@@ -90,7 +90,7 @@ class OciRuntime:
         """See `Runtime`."""
         return container.own_processes
 
-    def gate(self) -> HookGate:
+    def make_gate(self) -> HookGate:
         """See `Runtime`."""
         self._gate = HookGate()
         return self._gate
@@ -98,35 +98,35 @@ class OciRuntime:
     def prepare(self, container: ContainerSpec, place: Place) -> RuntimeCommand:
         """See `Runtime`: write the bundle."""
         bundle = make_config(container, place.root)
-        bundle["hooks"] = {"createRuntime": [self._gate.hook()]}
+        bundle["hooks"] = {"createRuntime": [self._gate.make_hook()]}
         with open(f"{place.at}/config.json", "w", encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow
             file.write(json_documents.dump_json(bundle))
-        words = self._command(container, place.at)
-        return RuntimeCommand(words=words, environment=place.environment, descriptors=self._gate.inherited)
+        words = self._format_command(container, place.at)
+        return RuntimeCommand(words=words, environment=place.environment, descriptors=self._gate.descriptors)
 
     def fit(self, container: ContainerSpec, root: str) -> ContainerSpec:
         """See `Runtime`."""
         return fit_container(container, root)
 
-    def shown(self, container: ContainerSpec) -> list[str]:
+    def format_command(self, container: ContainerSpec) -> list[str]:
         """See `Runtime`."""
-        return self._command(container, FOLDER)
+        return self._format_command(container, FOLDER)
 
-    def _command(self, container: ContainerSpec, folder: str) -> list[str]:
+    def _format_command(self, container: ContainerSpec, folder: str) -> list[str]:
         # Without a PID namespace runc warns that it cannot find the processes of a container without a
         # cgroup: its warnings go to a file then, and errors still to stderr.
-        quiet = self.name == RUNC and not container.own_processes
-        log = ["--log", f"{folder}/log"] if quiet else []
+        is_quiet = self.name == RUNC and not container.own_processes
+        log = ["--log", f"{folder}/log"] if is_quiet else []
         # What its first process leaves behind becomes the keeper's, who ends it.
-        left = [] if container.own_processes else ["--no-subreaper"]
-        passed = ["--preserve-fds", str(container.descriptors)] if container.descriptors else []
-        words = [self.program, "--root", f"{folder}/state", *log, "run", *left, *passed, "--bundle", folder]
+        options = [] if container.own_processes else ["--no-subreaper"]
+        options += ["--preserve-fds", str(container.descriptors)] if container.descriptors else []
+        words = [self.program, "--root", f"{folder}/state", *log, "run", *options, "--bundle", folder]
         return [*words, container.name]
 
 
 def make_config(container: ContainerSpec, root: str) -> dict[str, Any]:
     """Return the runtime's configuration of a container with the files in the folder `root`."""
-    own = container.own_processes
+    has_own_processes = container.own_processes
     return {
         "ociVersion": VERSION,
         "process": {
@@ -142,7 +142,7 @@ def make_config(container: ContainerSpec, root: str) -> dict[str, Any]:
         "mounts": [
             *(
                 {"destination": target, "type": kind, "source": source, "options": list(options)}
-                for target, kind, source, options in (PROC if own else PROC_OF_NODE, *MOUNTS)
+                for target, kind, source, options in (PROC if has_own_processes else PROC_OF_NODE, *MOUNTS)
             ),
             *(_make_bind(path, path, read_only=False) for path in container.devices),
             *(_make_bind(bind.source, bind.target, read_only=bind.read_only) for bind in container.binds),
@@ -150,7 +150,7 @@ def make_config(container: ContainerSpec, root: str) -> dict[str, Any]:
         "annotations": dict(container.annotations),
         "linux": {
             # The node's network, host name and IPC, as jobs of several processes need them.
-            "namespaces": [*([{"type": "pid"}] if own else []), {"type": "mount"}],
+            "namespaces": [*([{"type": "pid"}] if has_own_processes else []), {"type": "mount"}],
             "maskedPaths": list(MASKED),
             "readonlyPaths": list(READ_ONLY),
         },

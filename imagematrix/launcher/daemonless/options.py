@@ -1,6 +1,6 @@
 """The `docker run` options that are supported without a daemon.
 
-Any other option is an error: a container that ignores one is not the container that was asked for.
+Any other option is an error: a container that ignores one is not the requested container.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Bind(Record):
 
 
 class ContainerOptions(Record):
-    """What the user's own options ask for; `entrypoint` is None without one, and empty to drop the image's.
+    """The user's own options; `entrypoint` is None without one, and empty to drop the image's.
 
     `environment` has a variable for each `--env` and each line of an `--env-file`.
     """
@@ -78,43 +78,43 @@ def parse_container_options(args: RunArgs, environment: Mapping[str, str], engin
 
     Raises UsageError for an option that `engine` does not take, and for an invalid value.
     """
-    known = {*OPTIONS, *(f"-{short}" for short in OPTIONS.values() if short)}
+    supported = {*OPTIONS, *(f"-{short}" for short in OPTIONS.values() if short)}
     for name in args.names:
-        if name not in known:
+        if name not in supported:
             raise UsageError(
                 f"{name} has no effect with --engine {engine}",
                 remedy=f"leave it out, or use --engine docker; {engine} takes {', '.join(OPTIONS)}",
             )
     if args.measure:
         raise UsageError(f"--measure has no effect with --engine {engine}", remedy="use --engine docker")
-    names = args.values("--name")
+    names = args.get_values("--name")
     if names and not NAME.fullmatch(names[-1]):
         raise UsageError(f"invalid --name {names[-1]}: expected letters, digits, _, . and -")
-    folders = args.values("--workdir", "w")
+    folders = args.get_values("--workdir", "w")
     if folders and not folders[-1].startswith("/"):
         raise UsageError(f"invalid --workdir {folders[-1]}: expected an absolute path")
     return ContainerOptions(
         environment=_parse_environment(args, environment),
         binds=(
-            *map(_parse_volume, args.values("--volume", "v")),
-            *map(_parse_mount, args.values("--mount")),
+            *map(_parse_volume, args.get_values("--volume", "v")),
+            *map(_parse_mount, args.get_values("--mount")),
         ),
-        labels=dict(_split_pair(text) for text in args.values("--label", "l")),
+        labels=dict(text.partition("=")[::2] for text in args.get_values("--label", "l")),
         folder=folders[-1] if folders else None,
-        entrypoint=[None, *args.values("--entrypoint")][-1],
+        entrypoint=[None, *args.get_values("--entrypoint")][-1],
         name=names[-1] if names else None,
-        interactive=args.interactive,
-        terminal=args.terminal,
-        read_only=args.read_only,
+        interactive=args.is_interactive,
+        terminal=args.has_terminal,
+        read_only=args.is_read_only,
     )
 
 
 def _parse_environment(args: RunArgs, environment: Mapping[str, str]) -> Mapping[str, str]:
     """Return the variables: those of files first, as docker does, whatever the order of the options."""
     variables: dict[str, str] = {}
-    for path in args.values("--env-file"):
+    for path in args.get_values("--env-file"):
         variables |= dict(line.split("=", 1) for line in env_file.read_env_file(path, environment))
-    for text in args.values("--env", "e"):
+    for text in args.get_values("--env", "e"):
         name, equals, value = text.partition("=")
         if not name or "\0" in text:
             raise UsageError(f"invalid variable {text!r}: expected NAME=VALUE or NAME")
@@ -177,11 +177,6 @@ def _make_bind(source: str, target: str, option: str, *, read_only: bool) -> Bin
     if not os.path.exists(path):  # noqa: PTH110 - as above
         raise UsageError(f"{option}: {path} not found", remedy="create it first, as no daemon does it")
     return Bind(source=path, target=os.path.normpath(target), read_only=read_only)
-
-
-def _split_pair(text: str) -> tuple[str, str]:
-    name, _, value = text.partition("=")
-    return name, value
 
 
 def make_site_binds(mounts: Sequence[str]) -> tuple[Bind, ...]:

@@ -52,8 +52,8 @@ class ImageFiles:
         for descriptor in self._open:
             os.close(descriptor)
 
-    def mount(self, path: str) -> None:
-        """Note that something is mounted at a path without links."""
+    def add_mount(self, path: str) -> None:
+        """Add a path without links at which something is mounted."""
         self._mounted.add(path)
 
     def find(self, path: str) -> str | None:
@@ -71,37 +71,36 @@ class ImageFiles:
         """Return where a path leads, made a folder or an empty file if it is missing; raise as `find`."""
         return self._walk(path, make=stat.S_IFDIR if folder else stat.S_IFREG) or "/"
 
-    def kind(self, path: str) -> int | None:
+    def find_kind(self, path: str) -> int | None:
         """Return what a path is itself, a link too, as S_IFMT of its mode; None if there is nothing."""
         parent, _, name = path.rpartition("/")
         try:
             if self._walk(parent, make=None) is None:
                 return None
-            return self._find_kind(name)
+            return self._stat_kind(name)
         except (InMountError, LinkLoopError):
             return None
 
     def replace(self, path: str, kind: int) -> None:
-        """Have a folder or a file (S_IFDIR, S_IFREG) at a path itself: an empty one replaces anything else.
+        """Make an empty folder or file (`kind`: S_IFDIR, S_IFREG) at a path itself, unless there is one.
 
-        Raises OSError.
+        Anything else there is replaced. Raises OSError.
         """
         parent, _, name = path.rpartition("/")
         self._walk(parent, make=stat.S_IFDIR)
-        found = self._find_kind(name)
-        if found == kind:
+        present = self._stat_kind(name)
+        if present == kind:
             return
-        if found == stat.S_IFDIR:
+        if present == stat.S_IFDIR:
             raise LinkLoopError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if found is not None:
+        if present is not None:
             os.unlink(name, dir_fd=self._open[-1])
         self._create(name, kind)
 
     def _walk(self, path: str, make: int | None) -> str | None:  # noqa: C901 - as path_resolution(7)
         """Go where a path leads, and return that; the last folder on the way is the last that is open.
 
-        What is missing is made, folders and in the end what `make` says, S_IFDIR or S_IFREG; None makes
-        nothing.
+        Missing folders are made, and in the end what `make` says, S_IFDIR or S_IFREG; None makes nothing.
         """
         self._reset()
         ahead = path.split("/")[::-1]
@@ -118,7 +117,7 @@ class ImageFiles:
             if inner in self._mounted:
                 raise InMountError(inner, "/".join(beyond))
 
-            kind = self._find_kind(name)
+            kind = self._stat_kind(name)
             if kind is None:
                 if make is None:
                     return None
@@ -129,28 +128,26 @@ class ImageFiles:
                 hops += 1
                 if hops > HOPS:
                     raise LinkLoopError(errno.ELOOP, os.strerror(errno.ELOOP), inner)
-                ahead += self._follow(name)
+                target = os.readlink(name, dir_fd=self._open[-1])
+                if target.startswith("/"):
+                    self._reset()
+                ahead += target.split("/")[::-1]
             elif kind == stat.S_IFDIR:
-                self._enter(name)
+                flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                self._open.append(os.open(name, flags, dir_fd=self._open[-1]))
+                self._names.append(name)
             elif beyond:
                 raise LinkLoopError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), inner)
             else:
                 return inner
         return "/" + "/".join(self._names)
 
-    def _find_kind(self, name: str) -> int | None:
+    def _stat_kind(self, name: str) -> int | None:
         try:
             state = os.stat(name, dir_fd=self._open[-1], follow_symlinks=False)
         except FileNotFoundError:
             return None
         return stat.S_IFMT(state.st_mode)
-
-    def _follow(self, name: str) -> list[str]:
-        """Return the names in the target of a link, the last first; an absolute one begins at the root."""
-        target = os.readlink(name, dir_fd=self._open[-1])
-        if target.startswith("/"):
-            self._reset()
-        return target.split("/")[::-1]
 
     def _create(self, name: str, kind: int) -> None:
         if kind == stat.S_IFDIR:
@@ -158,11 +155,6 @@ class ImageFiles:
         else:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             os.close(os.open(name, flags, 0o644, dir_fd=self._open[-1]))
-
-    def _enter(self, name: str) -> None:
-        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._open.append(os.open(name, flags, dir_fd=self._open[-1]))
-        self._names.append(name)
 
     def _leave(self) -> None:
         if self._names:

@@ -42,17 +42,17 @@ def fit_container(
             for path in (*SYSTEM, *folders):
                 _replace_link(image, path, stat.S_IFDIR, container)
             for path in files:
-                if image.kind(path) is not None or path in (bind.target for bind in container.binds):
+                if image.find_kind(path) is not None or path in (bind.target for bind in container.binds):
                     _replace_link(image, path, stat.S_IFREG, container)
-            mounted = [Bind(source=path, target=path) for path in folders]
+            mounts = [Bind(source=path, target=path) for path in folders]
             for path in folders:
-                image.mount(path)
+                image.add_mount(path)
             for bind in container.binds:
-                target = _place_bind(image, bind, mounted, container)
+                target = _find_bind_target(image, bind, mounts, container)
                 if target is not None:
-                    mounted.append(replace(bind, target=target))
-                    image.mount(target)
-            binds = tuple(mounted[len(folders) :])
+                    mounts.append(replace(bind, target=target))
+                    image.add_mount(target)
+            binds = tuple(mounts[len(folders) :])
             return replace(container, binds=binds, folder=_make_working_folder(image, container))
     except InMountError as error:
         raise UsageError(f"a link of the image leads to {error.where}, where it has no place") from error
@@ -80,11 +80,11 @@ def create_mount_point(path: str) -> None:
 
 
 def _replace_link(image: ImageFiles, path: str, kind: int, container: ContainerSpec) -> None:
-    """Have a file or folder at a path itself, and no link, which is replaced; raise UsageError, OSError."""
+    """Replace a link at a path by a file or folder of this kind; raise UsageError, OSError."""
     name = "folder" if kind == stat.S_IFDIR else "file"
-    found = image.kind(path)
+    present = image.find_kind(path)
     if container.read_only:
-        if found not in (kind, None) or (found is None and path not in NETWORK):
+        if present not in (kind, None) or (present is None and path not in NETWORK):
             raise UsageError(f"--read-only: the image has no {name} {path}", remedy=WRITABLE)
         return
     parent = path.rpartition("/")[0]
@@ -93,42 +93,42 @@ def _replace_link(image: ImageFiles, path: str, kind: int, container: ContainerS
     image.replace(path, kind)
 
 
-def _place_bind(
+def _find_bind_target(
     image: ImageFiles, bind: Bind, before: Sequence[Bind], container: ContainerSpec
 ) -> str | None:
     """Return the path without links where a file or folder is mounted, None if it is left out."""
-    folder = os.path.isdir(bind.source)
+    is_folder = os.path.isdir(bind.source)
     try:
         if container.read_only:
-            found = image.find(bind.target)
-            if found is None and bind.source not in NETWORK:
+            target = image.find(bind.target)
+            if target is None and bind.source not in NETWORK:
                 raise UsageError(
-                    f"--read-only: the image has no {bind.target} to mount {_format_kind(folder)} on",
+                    f"--read-only: the image has no {bind.target} to mount {_format_kind(is_folder)} on",
                     remedy=f"{WRITABLE}, or mount it where the image has a folder",
                 )
         else:
-            found = image.make_place(bind.target, folder=folder)
+            target = image.make_place(bind.target, folder=is_folder)
     except LinkLoopError as error:
         raise UsageError(f"cannot mount {bind.target}: {error.filename}: {error.strerror}") from error
     except InMountError as error:
-        return _place_in_mount(image, bind, error, before, container)
-    if found is not None and os.path.isdir(f"{image.root}{found}") != folder:
+        return _find_target_in_mount(image, bind, error, before, container)
+    if target is not None and os.path.isdir(f"{image.root}{target}") != is_folder:
         raise UsageError(
-            f"cannot mount {_format_kind(folder)} on {bind.target}, which is {_format_kind(not folder)}"
+            f"cannot mount {_format_kind(is_folder)} on {bind.target}, which is {_format_kind(not is_folder)}"
         )
-    return found
+    return target
 
 
-def _place_in_mount(
+def _find_target_in_mount(
     image: ImageFiles, bind: Bind, error: InMountError, before: Sequence[Bind], container: ContainerSpec
 ) -> str | None:
     """Return the place of a mount in what is mounted already: a folder of the node, or the system's."""
     target = f"{error.where}/{error.beyond}".rstrip("/")
     if not error.beyond:
         return target
-    outer = next((one for one in reversed(before) if one.target == error.where), None)
+    outer = next((mount for mount in reversed(before) if mount.target == error.where), None)
     if outer is not None:
-        _make_in_bind(outer, error.beyond, bind)
+        _make_target_in_bind(outer, error.beyond, bind)
         return target
     if target == bind.target:
         return target  # the runtime makes it in its own /dev, or there is none
@@ -140,13 +140,13 @@ def _place_in_mount(
     raise UsageError(f"cannot mount {bind.target}: a link of the image leads to {target}")
 
 
-def _make_in_bind(outer: Bind, path: str, bind: Bind) -> None:
+def _make_target_in_bind(outer: Bind, path: str, bind: Bind) -> None:
     """Make a place in a folder of the node that is mounted, in which no link is followed."""
     place = outer.source
     names = path.split("/")
     for number, name in enumerate(names, 1):
         place = f"{place}/{name}"
-        last = number == len(names)
+        is_last = number == len(names)
         try:
             mode = os.lstat(place).st_mode
         except FileNotFoundError:
@@ -154,12 +154,12 @@ def _make_in_bind(outer: Bind, path: str, bind: Bind) -> None:
                 raise UsageError(
                     f"cannot mount {bind.target}: {place} not found", remedy="create it first"
                 ) from None
-            if last and not os.path.isdir(bind.source):
+            if is_last and not os.path.isdir(bind.source):
                 create_mount_point(place)
             else:
                 os.mkdir(place)
             continue
-        if name == ".." or stat.S_ISLNK(mode) or not (last or stat.S_ISDIR(mode)):
+        if name == ".." or stat.S_ISLNK(mode) or not (is_last or stat.S_ISDIR(mode)):
             raise UsageError(
                 f"cannot mount {bind.target}: {place} is no folder itself", remedy="mount it elsewhere"
             )
@@ -170,15 +170,15 @@ def _make_working_folder(image: ImageFiles, container: ContainerSpec) -> str:
     try:
         if not container.read_only:
             return image.make_folder(container.folder)
-        found = image.find(container.folder)
+        folder = image.find(container.folder)
     except InMountError:
         return container.folder
     except LinkLoopError as error:
         raise UsageError(f"cannot start in {container.folder}: {error.filename}: {error.strerror}") from error
-    if found is None:
+    if folder is None:
         raise UsageError(f"--read-only: the image has no {container.folder} to start in", remedy=WRITABLE)
-    return found
+    return folder
 
 
-def _format_kind(folder: bool) -> str:  # noqa: FBT001
-    return "a folder" if folder else "a file"
+def _format_kind(is_folder: bool) -> str:  # noqa: FBT001
+    return "a folder" if is_folder else "a file"

@@ -1,4 +1,4 @@
-"""What `ps` shows of this process."""
+"""The arguments of this process that `ps` shows."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def hide_arguments() -> None:
         with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - pathlib is slow
             words = file.read().rpartition(")")[2].split()
         with open("/proc/self/cmdline", "rb") as file:  # noqa: PTH123
-            shown = file.read().split(b"\0")
+            arguments = file.read().split(b"\0")
     except OSError:
         return
     first, end = map(int, words[ARGUMENTS : ARGUMENTS + 2])
-    kept = len(b"\0".join(shown[:KEPT])) + 1
+    kept = len(b"\0".join(arguments[:KEPT])) + 1
     if 0 < first < end and kept < end - first:
         ctypes.memset(first + kept, 0, end - first - kept)

@@ -1,4 +1,4 @@
-"""What each runtime has to say of itself, so that all are started and kept in one way."""
+"""The protocol of runtimes, so that all are started and kept in one way."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
             """Whether the container has a PID namespace, whose processes end with the first."""
             ...
 
-        def gate(self) -> Gate:
+        def make_gate(self) -> Gate:
             """Return the gate of this start."""
             ...
 
         def fit(self, container: ContainerSpec, root: str) -> ContainerSpec:
-            """Return the container with its places made in the image's files; see `places.fitted`."""
+            """Return the container with its places made in the image's files; see `places.fit_container`."""
             ...
 
         def prepare(self, container: ContainerSpec, place: Place) -> RuntimeCommand:
             """Do what the runtime leaves to its caller, in the namespace of the launch; raise OSError.
 
-            `gate` was called before.
+            `make_gate` was called before.
             """
             ...
 
-        def shown(self, container: ContainerSpec) -> list[str]:
+        def format_command(self, container: ContainerSpec) -> list[str]:
             """Return the command without what each launch has for itself, and without values of variables."""
             ...
 
@@ -61,7 +61,7 @@ FOLDER = "LAUNCH"  # stands in printed commands for the folder of a launch
 
 
 class ContainerStart(Record):
-    """What is started: a `container` with the files of `image`, by `runtime`, behind `gate`.
+    """The start of a `container` with the files of `image`, by `runtime`, behind `gate`.
 
     `folder` is the launch's own. `squashfuse` is the program that serves an image that is a squashfs.
     """

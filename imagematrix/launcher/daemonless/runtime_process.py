@@ -1,6 +1,6 @@
 """The process that becomes the runtime: it enters the launch's namespace, mounts the image, and prepares.
 
-What it cannot do it tells the keeper as an error, through a pipe that closes when the runtime is executed.
+It sends an error to the keeper through a pipe, which closes when the runtime is executed.
 """
 # pathlib is slow to load.
 # ruff: noqa: PTH102, PTH118, PTH208
@@ -41,37 +41,37 @@ RESET = (signal.SIGPIPE, signal.SIGXFSZ)  # which Python ignores
 
 
 def become_runtime(
-    launching: ContainerStart,
+    container_start: ContainerStart,
     streams: Streams,
-    report: int,
+    errors: int,
     mask: AbstractSet[int | signal.Signals],
     keeper: int,
 ) -> Never:
-    """Start the runtime in this process, a child of the `keeper`; an error goes to `report`, pickled.
+    """Start the runtime in this process, a child of the `keeper`.
 
-    `mask` are the signals that the caller had blocked.
+    An error goes to the pipe `errors`, pickled. `mask` are the signals that the caller had blocked.
     """
     try:
-        _start(launching, streams, report, mask, keeper)
+        _exec_runtime(container_start, streams, errors, mask, keeper)
     except BaseException as error:  # noqa: BLE001 - nothing above would handle it
         if isinstance(error, OSError):
             error = EngineError(
-                f"cannot start {launching.runtime.name}: {error.filename or ''} {error.strerror}"
+                f"cannot start {container_start.runtime.name}: {error.filename or ''} {error.strerror}"
             )
-        with contextlib.suppress(OSError), open(report, "wb") as file:
+        with contextlib.suppress(OSError), open(errors, "wb") as file:
             file.write(pickle.dumps(error))
     finally:
         os._exit(1)
 
 
-def _start(
-    launching: ContainerStart,
+def _exec_runtime(
+    container_start: ContainerStart,
     streams: Streams,
-    report: int,
+    errors: int,
     mask: AbstractSet[int | signal.Signals],
     keeper: int,
 ) -> Never:
-    container, runtime = launching.container, launching.runtime
+    container, runtime = container_start.container, container_start.runtime
 
     # The container gets three descriptors, and what a batch system names. Locks stay with the keeper.
     connection = _duplicate_connection(container)
@@ -81,15 +81,15 @@ def _start(
         container = replace(
             container, descriptors=1, environment={**container.environment, BATCH: str(FIRST)}
         )
-    passed = {*range(FIRST), report, *launching.gate.inherited, *((FIRST,) if connection is not None else ())}
-    _close_all_but(passed)
+    passed = {*range(FIRST), *((FIRST,) if connection is not None else ())}
+    _close_all_but({*passed, errors, *container_start.gate.descriptors})
 
     # In the namespace, the user is root.
     ids, environment = (os.geteuid(), os.getegid()), {"PATH": get_search_path()}
     namespace.enter_namespaces()
-    at = os.path.join(launching.folder, FILES)
+    at = os.path.join(container_start.folder, FILES)
     os.mkdir(at, 0o700)
-    root = mount_image(launching.image, at, launching.squashfuse, read_only=container.read_only)
+    root = mount_image(container_start.image, at, container_start.squashfuse, read_only=container.read_only)
     if runtime.ends_with_keeper:
         # Only now: what serves the files of the image would otherwise stay if this ends while it starts.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -99,7 +99,7 @@ def _start(
     container = runtime.fit(container, root)
     entrypoint.require_program(container, root)
     place = Place(
-        folder=launching.folder, at=at, root=root, user=ids[0], group=ids[1], environment=environment
+        folder=container_start.folder, at=at, root=root, user=ids[0], group=ids[1], environment=environment
     )
     prepared = runtime.prepare(container, place)
     for descriptor in (*prepared.descriptors, *(range(FIRST, FIRST + container.descriptors))):
@@ -114,7 +114,7 @@ def _start(
 def _duplicate_connection(container: ContainerSpec) -> int | None:
     """Return a copy of the descriptor that a batch system passes to its task, if it does.
 
-    It is this process's variable that says so: an image could name any descriptor.
+    Only a variable of this process counts: an image could name any descriptor.
     """
     text = container.environment.get(BATCH, "")
     if text != os.environ.get(BATCH):
@@ -128,9 +128,9 @@ def _duplicate_connection(container: ContainerSpec) -> int | None:
 
 
 def _take_streams(streams: Streams, *, terminal: bool) -> None:
-    """Have the container's streams, in a session without a terminal but its own."""
+    """Take the container's streams, in a new session, whose terminal can only be the container's own."""
     os.setsid()
-    copies = [fcntl.fcntl(given, fcntl.F_DUPFD, FREE) for given in streams.given]
+    copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, FREE) for descriptor in streams.descriptors]
     for number, copy in enumerate(copies):
         os.dup2(copy, number)
         os.close(copy)

@@ -39,25 +39,25 @@ OF_USER = (BWRAP, CH_RUN)  # in whose containers the process has its user's numb
 PROGRAMS = {CHARLIECLOUD: CH_RUN, APPTAINER: APPTAINER}  # of engines that have only one
 
 
-def choose_runtime(engine: str, wanted: str | None, *, of_user: bool = False) -> Runtime:
+def choose_runtime(engine: str, required: str | None, *, of_user: bool = False) -> Runtime:
     """Return the runtime with which an engine starts containers.
 
-    Of OCI runtimes it is the `wanted` one, or else the first that this node has, with `of_user` one of
+    Of OCI runtimes it is the `required` one, or else the first that this node has, with `of_user` one of
     OF_USER before others. Raises EngineError if it is not installed, or if its settings do not let it start
     one.
     """
-    wanted = PROGRAMS.get(engine, wanted)
+    required = PROGRAMS.get(engine, required)
     usual = OF_USER + RUNTIMES if of_user else RUNTIMES
-    for name in (wanted,) if wanted else usual:
+    for name in (required,) if required else usual:
         program = find_program(name)
-        if program and (wanted or name != "crun" or not os.path.isdir(HYBRID)):
+        if program and (required or name != "crun" or not os.path.isdir(HYBRID)):
             return _make_runtime(name, program)
-    missing = wanted or ", ".join(RUNTIMES)
-    package = {BWRAP: "bubblewrap", CH_RUN: "charliecloud-runtime", None: RUNTIMES[0]}.get(wanted, wanted)
+    missing = required or ", ".join(RUNTIMES)
+    package = {BWRAP: "bubblewrap", CH_RUN: "charliecloud-runtime", None: RUNTIMES[0]}.get(required, required)
     raise EngineError(
         f"no program to start containers without a daemon: {missing} not found",
         remedy=GET_APPTAINER
-        if wanted == APPTAINER
+        if required == APPTAINER
         else f"install one, such as by `apt install {quote_word(package)}`",
     )
 
@@ -92,9 +92,10 @@ def run_container(
 ) -> int:
     """Run a container with the files of `image` in `store` to its end, and return its exit code.
 
-    The `claim` on its GPUs lasts as long as the container, also if this process is killed. `warn` is told
-    what protects the image less than usual. Raises EngineError if this user may not, or the node lacks
-    something, and UsageError for what the runtime cannot do, and for an image that has no place for a mount.
+    The `claim` on its GPUs lasts as long as the container, also if this process is killed. `warn` gets a
+    warning if the image is protected less than usual. Raises EngineError if this user may not, or the node
+    lacks something, and UsageError for what the runtime cannot do, and for an image that has no place for a
+    mount.
     """
     if container.terminal and not os.isatty(0):
         raise UsageError("--tty: the input is no terminal", remedy="leave out --tty")
@@ -112,25 +113,31 @@ def run_container(
             raise UnknownImageError(missing, remedy="run the command again")
         hide_arguments()
         with make_launch_folder() as folder, Streams(container) as streams, Signals() as signals:
-            launching = ContainerStart(
+            container_start = ContainerStart(
                 container=container,
                 image=image,
                 runtime=runtime,
                 folder=folder,
-                gate=runtime.gate(),
+                gate=runtime.make_gate(),
                 squashfuse=squashfuse,
             )
-            report, reported = open_pipe()
+            errors, errors_writer = open_pipe()
             keeper = os.getpid()
             adopt_descendants()
             child = os.fork()
             if child == 0:
-                become_runtime(launching, streams, reported, signals.before, keeper)
-            for descriptor in (reported, *launching.gate.inherited):
+                become_runtime(container_start, streams, errors_writer, signals.before, keeper)
+            for descriptor in (errors_writer, *container_start.gate.descriptors):
                 os.close(descriptor)
             streams.start()
             return LeaseHolder(
-                child, launching, report=report, signals=signals, streams=streams, lease=lease, claim=claim
+                child,
+                container_start,
+                errors=errors,
+                signals=signals,
+                streams=streams,
+                lease=lease,
+                claim=claim,
             ).run()
     finally:
         lease.release()

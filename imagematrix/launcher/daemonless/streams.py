@@ -1,8 +1,9 @@
 """Input and output of a container, which never shares its caller's terminal.
 
-Who has a terminal open can type into it (TIOCSTI of ioctl_tty(2)), and so run commands as its user. So with
-`--tty` a container gets a terminal of its own, whose other end is here. Without it, a pipe stands in for each
-of input, output and errors that is a terminal; files and pipes of the caller are passed as they are.
+A process that has a terminal open can type into it (TIOCSTI of ioctl_tty(2)), and so run commands as its
+user. So with `--tty` a container gets a terminal of its own, whose other end is here. Without it, a pipe
+stands in for each of input, output and errors that is a terminal; files and pipes of the caller are passed as
+they are.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ INPUT, OUTPUT, ERRORS = range(3)
 class Streams:
     """The streams of a container, and their relays in this process; use it as a context.
 
-    `given` are the descriptors that the container gets as input, output and errors. `terminal` is its own, if
-    it has one.
+    `descriptors` are those that the container gets as input, output and errors. `terminal` is its own, if it
+    has one.
     """
 
     def __init__(self, container: ContainerSpec) -> None:
@@ -39,13 +40,13 @@ class Streams:
         self._ours: list[int] = []
         self._settings: list[Any] | None = None
         self.terminal: int | None = None
-        self.given: tuple[int, int, int] = (INPUT, OUTPUT, ERRORS)
+        self.descriptors: tuple[int, int, int] = (INPUT, OUTPUT, ERRORS)
 
     def __enter__(self) -> Self:
         if self._terminal:
             self._open_terminal()
         else:
-            self.given = (
+            self.descriptors = (
                 self._open_input() if self._interactive else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC),
                 self._open_output(OUTPUT),
                 self._open_output(ERRORS),
@@ -59,21 +60,21 @@ class Streams:
                 os.close(descriptor)
 
     def start(self) -> None:
-        """Relay from now on: the container's process has what it was given."""
-        for descriptor in {*self.given} - {INPUT, OUTPUT, ERRORS}:
+        """Relay from now on: the container's process has its descriptors."""
+        for descriptor in {*self.descriptors} - {INPUT, OUTPUT, ERRORS}:
             os.close(descriptor)
         self.take_terminal()
         kept = (INPUT, OUTPUT, ERRORS, self.terminal)
         for source, target in self._from:
             # What a relay closes at its end: of the two, the pipe; the terminal is both, and closed at exit.
-            own = next((one for one in (source, target) if one not in kept), None)
-            relay = threading.Thread(target=_relay, args=(source, target, self._ours, own), daemon=True)
+            pipe = next((descriptor for descriptor in (source, target) if descriptor not in kept), None)
+            relay = threading.Thread(target=self._relay, args=(source, target, pipe), daemon=True)
             relay.start()
             if source != INPUT:
                 self._relays.append(relay)
 
     def finish(self) -> None:
-        """Wait until all is relayed that the container has written; it has ended."""
+        """Wait until everything that the container has written is relayed; it has ended."""
         for relay in self._relays:
             relay.join()
 
@@ -94,7 +95,7 @@ class Streams:
             self._settings = None
 
     def resize(self) -> None:
-        """Give the container's terminal the size of the caller's; the kernel tells its processes."""
+        """Give the container's terminal the size of the caller's; the kernel signals its processes."""
         if self.terminal is not None:
             with contextlib.suppress(OSError):
                 size = fcntl.ioctl(INPUT, termios.TIOCGWINSZ, b"\0" * 8)
@@ -114,7 +115,7 @@ class Streams:
         self._ours.append(self.terminal)
         with contextlib.suppress(termios.error):
             termios.tcsetattr(inner, termios.TCSANOW, termios.tcgetattr(INPUT))
-        self.given = (inner, inner, inner)
+        self.descriptors = (inner, inner, inner)
         self._from.append((self.terminal, OUTPUT))
         if self._interactive:
             self._from.append((INPUT, self.terminal))
@@ -134,16 +135,15 @@ class Streams:
         self._from.append((reader, stream))
         return writer
 
-
-def _relay(source: int, target: int, ours: list[int], own: int | None) -> None:
-    """Write what can be read until the end, and close what this process has made of the two."""
-    try:
-        while piece := os.read(source, PIECE):
-            while piece:
-                piece = piece[os.write(target, piece) :]
-    except OSError:  # of a terminal whose other end is closed, or of a reader that has gone
-        pass
-    if own is not None:
-        with contextlib.suppress(ValueError):
-            ours.remove(own)
-        os.close(own)
+    def _relay(self, source: int, target: int, pipe: int | None) -> None:
+        """Write to `target` what comes from `source` until it ends, and close the pipe of the two."""
+        try:
+            while piece := os.read(source, PIECE):
+                while piece:
+                    piece = piece[os.write(target, piece) :]
+        except OSError:  # of a terminal whose other end is closed, or of a reader that has gone
+            pass
+        if pipe is not None:
+            with contextlib.suppress(ValueError):
+                self._ours.remove(pipe)
+            os.close(pipe)

@@ -17,7 +17,7 @@ from imagematrix.hardware.host import device
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from imagematrix.hardware.host.host import Gpu, Host
 
@@ -67,7 +67,23 @@ def list_device_nodes(host: Host, gpus: Iterable[Gpu]) -> tuple[str, ...]:
 
     A GPU's node is named by its minor number, not by its index. Raises ProbeError if a number is unknown.
     """
-    paths = [path for gpu in gpus for path in _list_gpu_nodes(gpu)]
+    paths = []
+    for gpu in gpus:
+        if gpu.minor is None:
+            raise ProbeError(
+                f"device minor of {gpu.label} unknown: cannot determine its node",
+                remedy="load the driver, which writes the minor to /proc/driver/nvidia/gpus/*/information",
+            )
+        paths.append(f"/dev/nvidia{gpu.minor}")
+        for part in gpu.mig or ():
+            if part.capabilities is None:
+                folder = f"/proc/driver/nvidia/capabilities/gpu{gpu.minor}/mig/gi{part.gpu_instance}"
+                raise ProbeError(
+                    f"device nodes of a MIG device of {gpu.label} unknown: the probe did not find {folder}",
+                    remedy="probe the node again with driver loaded and MIG enabled, "
+                    "or pass a GPU without MIG",
+                )
+            paths += [f"{CAPABILITY}{minor}" for minor in part.capabilities]
     if not paths:
         return ()
     present = [path for path in WHERE_PRESENT if path in host.devices]
@@ -80,12 +96,27 @@ def check_device_nodes(paths: Iterable[str], root: str = "/") -> tuple[DevicePro
     Existence proves nothing: each must be a character device with a driver attached, and this user must have
     access. The node of a GPU is checked without opening it (see imagematrix.hardware.host.device).
     """
-    return tuple(problem for path in paths for problem in _find_problems(path, _join_root(root, path)))
+    problems = []
+    for path in paths:
+        node = f"{root.rstrip('/')}{path}"
+        try:
+            if not stat.S_ISCHR(os.stat(node).st_mode):  # noqa: PTH116 - pathlib is slow to import
+                remedy = f"remove it; {_advise_creation(path)}"
+                problems.append(DeviceProblem(path=path, what="not a character device", remedy=remedy))
+            elif path.removeprefix("/dev/nvidia").isdigit():
+                device.require_device(node)
+            else:
+                # Opening these wakes no GPU. Capabilities are only ever read.
+                access = os.O_RDONLY if path.startswith(CAPABILITY) else os.O_RDWR
+                os.close(os.open(node, access | os.O_NONBLOCK | os.O_CLOEXEC))
+        except OSError as error:
+            problems.append(_describe_problem(path, error))
+    return tuple(problems)
 
 
 def find_absent_nodes(paths: Iterable[str]) -> tuple[DeviceProblem, ...]:
     """Return the problems of missing device nodes."""
-    return tuple(DeviceProblem(path=path, what="not found", remedy=_creation(path)) for path in paths)
+    return tuple(DeviceProblem(path=path, what="not found", remedy=_advise_creation(path)) for path in paths)
 
 
 def require_device_nodes(paths: Iterable[str], root: str = "/") -> tuple[DeviceProblem, ...]:
@@ -94,44 +125,6 @@ def require_device_nodes(paths: Iterable[str], root: str = "/") -> tuple[DeviceP
     if not all(problem.doubt for problem in problems):
         raise DevicesError(problems)
     return problems
-
-
-def _list_gpu_nodes(gpu: Gpu) -> Iterator[str]:
-    if gpu.minor is None:
-        raise ProbeError(
-            f"device minor of {gpu.label} unknown: cannot determine its node",
-            remedy="load the driver, which writes the minor to /proc/driver/nvidia/gpus/*/information",
-        )
-    yield f"/dev/nvidia{gpu.minor}"
-    for part in gpu.mig or ():
-        if part.capabilities is None:
-            folder = f"/proc/driver/nvidia/capabilities/gpu{gpu.minor}/mig/gi{part.gpu_instance}"
-            raise ProbeError(
-                f"device nodes of a MIG device of {gpu.label} unknown: the probe did not find {folder}",
-                remedy="probe the node again with driver loaded and MIG enabled, or pass a GPU without MIG",
-            )
-        for minor in part.capabilities:
-            yield f"{CAPABILITY}{minor}"
-
-
-def _find_problems(path: str, real: str) -> Iterator[DeviceProblem]:
-    try:
-        kind = os.stat(real).st_mode  # noqa: PTH116 - pathlib is slow to import
-    except OSError as error:
-        yield _describe_problem(path, error)
-        return
-    if not stat.S_ISCHR(kind):
-        yield DeviceProblem(path=path, what="not a character device", remedy=f"remove it; {_creation(path)}")
-        return
-    try:
-        if path.removeprefix("/dev/nvidia").isdigit():
-            device.require_device(real)
-        else:
-            # Opening these wakes no GPU. Capabilities are only ever read.
-            access = os.O_RDONLY if path.startswith(CAPABILITY) else os.O_RDWR
-            os.close(os.open(real, access | os.O_NONBLOCK | os.O_CLOEXEC))
-    except OSError as error:
-        yield _describe_problem(path, error)
 
 
 def _describe_problem(path: str, error: OSError) -> DeviceProblem:
@@ -146,14 +139,10 @@ def _describe_problem(path: str, error: OSError) -> DeviceProblem:
     return DeviceProblem(path=path, what=f"cannot open: {error.strerror}", remedy=NO_DRIVER)
 
 
-def _creation(path: str) -> str:
+def _advise_creation(path: str) -> str:
     if path in CREATE:
         return CREATE[path]
     if path.startswith(CAPABILITY):
         return "create the node: `nvidia-modprobe -f` with its file under /proc/driver/nvidia/capabilities"
     minor = path.removeprefix("/dev/nvidia")
     return f"load the driver and create the node: `modprobe nvidia`, `nvidia-modprobe -c {quote_word(minor)}`"
-
-
-def _join_root(root: str, path: str) -> str:
-    return f"{root.rstrip('/')}{path}"

@@ -59,15 +59,14 @@ class Failure(Record):
     def is_reported_in(self, line: str) -> bool:
         """Whether a line of output reports it: by name, by message, or by number as a CUDA error."""
         lower = line.lower()
-        if self.message.lower() in lower or any(_is_word(name.lower(), lower) for name in self.names):
+        names = (name.lower() for name in self.names)
+        if self.message.lower() in lower or any(
+            name in lower and re.search(rf"\b{name}\b", lower) for name in names
+        ):
             return True
         if str(self.code) not in line or "cu" not in lower:  # the pattern is too slow for every line
             return False
         return re.search(rf"(?:{BY_NAME}|{BY_CALL}){NUMBER}{self.code}{END}", line) is not None
-
-
-def _is_word(name: str, line: str) -> bool:
-    return name in line and re.search(rf"\b{name}\b", line) is not None
 
 
 FAILURES = (
@@ -170,16 +169,16 @@ def diagnose(code: int, lines: Iterable[str], selection: Selection) -> Diagnosis
     `code` is its exit code, `lines` are the last lines of its output.
     """
     if code == SIGILL:
-        return _diagnosis(ILLEGAL, ("cpu",), selection)
+        return _make_diagnosis(ILLEGAL, ("cpu",), selection)
     # The last report counts: a program may go on after the first ones.
     for line in reversed(list(lines)):
         for failure in FAILURES:
             if failure.is_reported_in(line[-LONGEST:]):
-                return _diagnosis(failure.text, failure.rules, selection, failure.remedy)
+                return _make_diagnosis(failure.text, failure.rules, selection, failure.remedy)
     return None
 
 
-def _diagnosis(
+def _make_diagnosis(
     cause: str, rules: tuple[str, ...], selection: Selection, remedy: str | None = None
 ) -> Diagnosis:
     results = next(

@@ -22,7 +22,7 @@ def read_env_file(path: str, environment: Mapping[str, str]) -> list[str]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UsageError(f"--env-file {path} cannot be read: {reason}") from error
-    found = []
+    variables = []
     for line in lines:
         if not line or line.startswith("#"):
             continue
@@ -31,5 +31,5 @@ def read_env_file(path: str, environment: Mapping[str, str]) -> list[str]:
             remedy = "write NAME=VALUE, or NAME for a variable of the caller, without blanks before the ="
             raise UsageError(f"--env-file {path}: invalid variable {line!r:.80}", remedy=remedy)
         if equals or name in environment:
-            found.append(line if equals else f"{name}={environment[name]}")
-    return found
+            variables.append(line if equals else f"{name}={environment[name]}")
+    return variables

@@ -45,8 +45,8 @@ def fetch_selected(
     first, as the site's policy and the user's require: the file `policy`, or else the one that the
     environment names.
 
-    Raises what `images.local_store.fetching.fetch` does, and SignatureError if a signature is missing or
-    wrong.
+    Raises what `images.local_store.image_fetch.fetch_image` does, and SignatureError if a signature is
+    missing or wrong.
     """
     variant = selection.variant
     if variant is None:
@@ -62,11 +62,11 @@ def fetch_selected(
         require_source(name, None)
 
     @contextlib.contextmanager
-    def source() -> Iterator[ImageOrigin]:
+    def open_origin() -> Iterator[ImageOrigin]:
         if saved is not None:
-            from imagematrix.images.catalog.saved_images import open_source as saved_source
+            from imagematrix.images.catalog.saved_images import open_source
 
-            yield saved_source(saved)
+            yield open_source(saved)
             return
         from imagematrix.images.local_store.origins import RegistryOrigin
         from imagematrix.images.oci.registry import Registry
@@ -74,10 +74,10 @@ def fetch_selected(
         with Registry(split_version(name)[0]) as registry:
             yield RegistryOrigin(registry)
 
-    published = CatalogEntry(
+    entry = CatalogEntry(
         references=(name,),
         variant=variant.to_json(),
         catalog=selection.decision.catalog.to_json(),
         part=part,
     )
-    return fetch_image(store, source, digest, published, how, watcher)
+    return fetch_image(store, open_origin, digest, entry, how, watcher)

@@ -59,7 +59,7 @@ def run_in_foreground(command: Sequence[str], on_start: Callable[[], None] = lam
     # Signals are blocked and fetched, instead of handled, so that none arrives between a check and the wait.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *FORWARDED})
 
-    def prepare() -> None:
+    def prepare_child() -> None:
         # Without this process, nobody would forward a signal, or diagnose the container.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         # Docker's command would inherit the blocked signals (execve(2)).
@@ -71,7 +71,7 @@ def run_in_foreground(command: Sequence[str], on_start: Callable[[], None] = lam
             subprocess.Popen(
                 command,
                 close_fds=False,  # leases are inherited
-                preexec_fn=prepare,  # noqa: PLW1509 - no other thread exists yet
+                preexec_fn=prepare_child,  # noqa: PLW1509 - no other thread exists yet
             ) as process,
         ):
             on_start()
@@ -79,15 +79,15 @@ def run_in_foreground(command: Sequence[str], on_start: Callable[[], None] = lam
                 # A caller's other thread may take and ignore a SIGCHLD that arrives before this wait.
                 received = signal.sigtimedwait({signal.SIGCHLD, *FORWARDED}, AGAIN_S)
                 if received is None or received.si_signo == signal.SIGCHLD:
-                    _stop_with(process)
-                elif not witness.saw(received.si_signo):
+                    _stop_with_command(process)
+                elif not witness.has_received(received.si_signo):
                     process.send_signal(received.si_signo)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return SIGNALLED - code if code < 0 else code
 
 
-def _stop_with(process: subprocess.Popen[bytes]) -> None:
+def _stop_with_command(process: subprocess.Popen[bytes]) -> None:
     """If the command has stopped, stop this process too until it is continued."""
     try:
         stopped = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG)
@@ -110,9 +110,9 @@ class _Witness:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end(self._process)
+        self._end_process(self._process)
 
-    def saw(self, signum: int) -> bool:
+    def has_received(self, signum: int) -> bool:
         """Whether the group has received this signal since the last call.
 
         The kernel delivers a group's signal to its newest member first, so the witness has it by now.
@@ -124,7 +124,7 @@ class _Witness:
             # same signal from the group, and docker's command ends by force if it counts one too many.
             if signum in signal.sigpending() and not self._has_pending(signum):
                 signal.sigtimedwait({signum}, 0)
-            self._end(before)
+            self._end_process(before)
         return received
 
     def _has_pending(self, signum: int) -> bool:
@@ -144,6 +144,6 @@ class _Witness:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     @staticmethod
-    def _end(process: subprocess.Popen[bytes]) -> None:
+    def _end_process(process: subprocess.Popen[bytes]) -> None:
         with process:
             process.kill()

@@ -36,14 +36,15 @@ def inject_through_cdi(launch: Launch, folders: Iterable[str]) -> Launch:
     by number instead of UUID, a device is identified by its device nodes, because these numbers count only
     the GPUs that worked when the specifications were written.
     """
-    specified = {name: nodes for folder in folders for name, nodes in _read_devices(folder)}
+    specified = {name: nodes for folder in folders for name, nodes in _read_cdi_devices(folder)}
     by_node = {nodes: name for name, nodes in specified.items()}
     # A MIG device has the node of its GPU, too, so nodes identify only whole GPUs.
-    others = [by_node.get(frozenset([f"/dev/nvidia{gpu.minor}"]), "") for gpu in launch.gpus if not gpu.mig]
-    for names in (launch.injected, others if len(others) == len(launch.gpus) else ()):
+    numbers = [by_node.get(frozenset([f"/dev/nvidia{gpu.minor}"]), "") for gpu in launch.gpus if not gpu.mig]
+    for names in (launch.injected, numbers if len(numbers) == len(launch.gpus) else ()):
         if names and specified.keys() >= set(names):
-            named = replace(launch, injected=tuple(f"{KIND}={name}" for name in names), cdi=True)
-            return named.with_environment(NO_INJECTION)  # the engine adds them, without NVIDIA's runtime
+            through_cdi = replace(launch, injected=tuple(f"{KIND}={name}" for name in names), cdi=True)
+            # The engine adds them, without NVIDIA's runtime.
+            return through_cdi.with_environment(NO_INJECTION)
     return launch
 
 
@@ -52,21 +53,21 @@ def find_second_driver(args: RunArgs, info: Callable[[], Mapping[str, Any]]) -> 
 
     `info` returns the engine's information, and is called only if needed.
     """
-    for name in args.values("--device"):
+    for name in args.get_values("--device"):
         if CDI.match(name):
             return f"--device {name}"
     values = [
-        expand_variable(text) for text in args.values("--env", "e") if text.partition("=")[0] == VISIBLE
+        expand_variable(text) for text in args.get_values("--env", "e") if text.partition("=")[0] == VISIBLE
     ]
     visible = values[-1] if values else ""
     if visible in NOTHING:
         return None
-    runtime = ["", *args.values("--runtime")][-1]
+    runtime = ["", *args.get_values("--runtime")][-1]
     runtime = runtime or str(info().get("DefaultRuntime"))
     return f"{VISIBLE}={visible} with the runtime {runtime}" if is_nvidia(runtime, info) else None
 
 
-def _read_devices(folder: str) -> Iterator[tuple[str, frozenset[str]]]:
+def _read_cdi_devices(folder: str) -> Iterator[tuple[str, frozenset[str]]]:
     """Yield NVIDIA's devices in the CDI specifications in a folder: their names and device nodes of GPUs."""
     import yaml
 
@@ -84,13 +85,15 @@ def _read_devices(folder: str) -> Iterator[tuple[str, frozenset[str]]]:
         except (OSError, ValueError, RecursionError, yaml.YAMLError):
             continue
         if isinstance(spec, dict) and spec.get("kind") == KIND:
-            for device in _objects(spec.get("devices")):
-                edits = _objects([device.get("containerEdits")])
+            for device in _iterate_objects(spec.get("devices")):
+                edits = _iterate_objects([device.get("containerEdits")])
                 nodes = (
-                    str(node.get("path")) for edit in edits for node in _objects(edit.get("deviceNodes"))
+                    str(node.get("path"))
+                    for edit in edits
+                    for node in _iterate_objects(edit.get("deviceNodes"))
                 )
                 yield str(device.get("name")), frozenset(filter(NODE.fullmatch, nodes))
 
 
-def _objects(items: object) -> Iterator[Mapping[str, object]]:
+def _iterate_objects(items: object) -> Iterator[Mapping[str, object]]:
     yield from (item for item in items if isinstance(item, dict)) if isinstance(items, list) else ()

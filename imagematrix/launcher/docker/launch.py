@@ -15,7 +15,7 @@ from imagematrix.launcher.docker.plan import find_engine_digests, plan_launch
 from imagematrix.launcher.docker.pull import pull_unless_present
 from imagematrix.launcher.docker.share import Share
 from imagematrix.launcher.docker.user_gpu_options import find_gpus_in_api_options
-from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
+from imagematrix.launcher.gpu_claims.gpu_claim import ClaimRequest, claim_gpus
 from imagematrix.launcher.gpu_claims.survey import survey_node
 from imagematrix.selection.selection import Selection
 
@@ -56,7 +56,12 @@ def launch(
     registry has the image, AuditError if its name now stands for an image built on it, and EngineError if the
     engine refuses or does not respond.
     """
-    _check_types(selection, share, wait)
+    if not isinstance(selection, Selection):
+        raise UsageError(f"{selection!r:.80} is not a Selection", remedy="launch what im.select returns")
+    if not (share is None or isinstance(share, Share)):
+        raise UsageError(f"{share!r:.80} is not a Share", remedy="write im.Share(vram_mib=4096)")
+    if isinstance(wait, bool) or not isinstance(wait, int | float):
+        raise UsageError(f"invalid time to wait: {wait!r:.80}", remedy="give seconds, such as 600.0")
     if selection.variant:
         require_signed(selection.variant, policy, version=selection.version)
     return start_container(selection, command, gpus=gpus, share=share, wait=wait, client=client, **options)
@@ -72,7 +77,10 @@ def start_container(
     client: DockerClient | None = None,
     **options: Any,
 ) -> Container:
-    """Start a container as `launch` does, whose image nobody can have signed yet, or is checked."""
+    """Start a container as `launch` does, but without checking signatures of its image.
+
+    Nobody can have signed it yet, or they were checked.
+    """
     from docker.errors import DockerException, NotFound
     from requests.exceptions import RequestException
 
@@ -80,39 +88,38 @@ def start_container(
         command = shlex.split(command)
     try:
         docker = client or transport.open_client()
-        over, info = transport.DockerPy(docker), cache(docker.info)
-        held = find_engine_digests(selection, partial(images.inspect_image, transport=over))
+        engine, info = transport.DockerPy(docker), cache(docker.info)
+        digests = find_engine_digests(selection, partial(images.inspect_image, transport=engine))
 
-        def planned(spec: Wanted, part: Share | None = None) -> Launch:
-            launch = plan_launch(selection, command, gpus=spec, share=part, held=held)
+        def plan_on(gpus: Wanted, share: Share | None = None) -> Launch:
+            launch = plan_launch(selection, command, gpus=gpus, share=share, digests=digests)
             require_device_nodes(launch.devices)
             return launch
 
         # Before the claim: what cannot be started at all must not wait for GPUs.
-        first = planned(gpus)
+        first = plan_on(gpus)
         if "@" in first.reference:
             # Before the claim, too: it may take minutes.
             pull_unless_present(first.reference, first.digest, first.platform, client=docker)
         passed = find_gpus_in_api_options(options, selection.host.gpus, info)
         if not (first.gpus or passed):
-            return _start(docker, first, options)
-        # Once the container runs, its own devices show that it uses these GPUs.
-        with claim_gpus(
-            [find_candidates(selection.chosen_gpus, gpus if first.gpus else "none")],
-            partial(survey_node, selection.host.gpus, over=over),
+            return _create_and_start(docker, first, options)
+        request = ClaimRequest(
+            choices=[find_candidates(selection.chosen_gpus, gpus if first.gpus else "none")],
             extra_gpus=passed,
             vram_mib=share.vram_mib if share else None,
             mps=bool(share and share.mps),
-            wait_s=wait,
-            faults=partial(_find_faults, selection),
-        ) as claimed:
-            same = share is None and claimed.gpus == first.gpus
-            second = first if same else planned(claimed.gpus or gpus, share)
+        )
+        survey = partial(survey_node, selection.host.gpus, over=engine)
+        # Once the container runs, its own devices show that it uses these GPUs.
+        with claim_gpus(request, survey, wait_s=wait, find_faults=partial(_find_faults, selection)) as claim:
+            is_planned = share is None and claim.gpus == first.gpus
+            second = first if is_planned else plan_on(claim.gpus or gpus, share)
             if options.get("privileged"):  # its list of devices shows other launches which GPUs it uses
                 second = second.with_devices(list_device_nodes(selection.host, passed))
             if second.injected:
                 second = inject_through_cdi(second, info().get("CDISpecDirs") or ())
-            return _start(docker, second.with_labels(claimed.labels), options)
+            return _create_and_start(docker, second.with_labels(claim.labels), options)
     except NotFound as error:
         name = str(selection.selected)
         raise UnknownImageError(
@@ -120,15 +127,6 @@ def start_container(
         ) from error
     except (DockerException, RequestException) as error:
         raise EngineError(f"cannot start {selection.selected}: {error}") from error
-
-
-def _check_types(selection: object, share: object, wait: object) -> None:
-    if not isinstance(selection, Selection):
-        raise UsageError(f"{selection!r:.80} is not a Selection", remedy="launch what im.select returns")
-    if not (share is None or isinstance(share, Share)):
-        raise UsageError(f"{share!r:.80} is not a Share", remedy="write im.Share(vram_mib=4096)")
-    if isinstance(wait, bool) or not isinstance(wait, int | float):
-        raise UsageError(f"invalid time to wait: {wait!r:.80}", remedy="give seconds, such as 600.0")
 
 
 def _find_faults(selection: Selection, gpus: tuple[Gpu, ...]) -> Mapping[Gpu, str]:
@@ -166,7 +164,7 @@ def make_create_arguments(launch: Launch, options: Mapping[str, Any]) -> dict[st
     return defaults | dict(options) | merged
 
 
-def _start(client: DockerClient, launch: Launch, options: Mapping[str, Any]) -> Container:
+def _create_and_start(client: DockerClient, launch: Launch, options: Mapping[str, Any]) -> Container:
     container = client.containers.create(**make_create_arguments(launch, options))
     try:
         container.start()

@@ -39,21 +39,21 @@ class MemorySampler:
             self._sampler = subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet)
         except OSError:  # a launch needs no measurement
             return
-        threading.Thread(target=self._read, args=(self._sampler,), daemon=True).start()
+        threading.Thread(target=self._read_samples, args=(self._sampler,), daemon=True).start()
 
     def stop(self) -> None:
         """Stop sampling."""
         if self._sampler:
             self._sampler.kill()
 
-    def _read(self, sampler: subprocess.Popen[bytes]) -> None:
+    def _read_samples(self, sampler: subprocess.Popen[bytes]) -> None:
         with sampler:  # this thread waits for the process, which may never end if it hangs in the driver
             for line in sampler.stdout or ():
                 container = self._container()
                 if container:
-                    self._record(line, container)
+                    self._record_sample(line, container)
 
-    def _record(self, line: bytes, container: str) -> None:
+    def _record_sample(self, line: bytes, container: str) -> None:
         try:
             sample: Any = json_documents.parse_json(line, "NVML")
         except UsageError:  # the last line, if it was cut off
@@ -69,7 +69,7 @@ def format_summary(peaks: dict[int, int], gpus: tuple[Gpu, ...]) -> str:
     by_gpu = {gpu.label: peaks[gpu.minor] for gpu in gpus if gpu.minor in peaks}
     if not by_gpu:
         return "peak GPU memory unknown: NVML did not report the processes of the container"
-    listed = ", ".join(f"{mib} MiB on {label}" for label, mib in by_gpu.items())
+    sizes = ", ".join(f"{mib} MiB on {label}" for label, mib in by_gpu.items())
     return (
-        f"peak GPU memory, sampled every {EVERY_S} s: {listed}; pass --vram {max(by_gpu.values())}Mi or more"
+        f"peak GPU memory, sampled every {EVERY_S} s: {sizes}; pass --vram {max(by_gpu.values())}Mi or more"
     )

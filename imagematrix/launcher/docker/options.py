@@ -8,7 +8,7 @@ from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 USAGE = "imagematrix run [OPTIONS] IMAGE[:VERSION] [COMMAND...]"
 
@@ -73,11 +73,11 @@ class RunArgs(Record):
     """The parsed arguments of `imagematrix run`.
 
     `docker` are the options for `docker run`, verbatim; `options` are the same, each with its value. `image`
-    is None only with `help`. `wait_s` is the time to wait for GPUs that are in use. `capabilities` are the
+    is None only with `--help`. `wait_s` is the time to wait for GPUs that are in use. `capabilities` are the
     driver capabilities from a `--gpus` value in docker's form, for images without a driver. `where` are
     conditions on axes. `engine` starts the container, and `store` is its folder of images, where one that is
     pulled is a squashfs or `unpacked`. `vram_mib` is the share of each GPU's memory, `mps_threads` is in
-    percent. `shown` is "command" or "json" if the launch is printed instead of started.
+    percent. `print_form` is "command" or "json" if the launch is printed instead of started.
     """
 
     options: tuple[tuple[str, ...], ...]
@@ -95,7 +95,7 @@ class RunArgs(Record):
     wait_s: float = 0.0
     vram_mib: int | None = None
     mps_threads: int | None = None
-    shown: str | None = None
+    print_form: str | None = None
     mps: bool = False
     measure: bool = False
     unpacked: bool = False
@@ -107,69 +107,100 @@ class RunArgs(Record):
         return tuple(word for option in self.options for word in option)
 
     @property
-    def help(self) -> bool:
+    def is_help_requested(self) -> bool:
         """Whether help is requested."""
         return ("--help",) in self.options
 
     @property
-    def detached(self) -> bool:
+    def is_detached(self) -> bool:
         """Whether docker's command ends once the container runs."""
         return self._is_set("--detach", "d")
 
     @property
-    def privileged(self) -> bool:
+    def is_privileged(self) -> bool:
         """Whether the container may use all devices."""
         return self._is_set("--privileged")
 
     @property
-    def removed(self) -> bool:
+    def is_removed(self) -> bool:
         """Whether the engine removes the container, with its log, when it has ended."""
         return self._is_set("--rm")
 
     @property
-    def quiet(self) -> bool:
+    def is_quiet(self) -> bool:
         """Whether the progress of a pull is not shown."""
         return self._is_set("--quiet", "q")
 
     @property
-    def pulls(self) -> bool:
+    def is_pulled_first(self) -> bool:
         """Whether an image that the engine lacks is pulled first: docker's command treats other policies."""
-        return self.values("--pull")[-1:] in ((), ("missing",))
+        return self.get_values("--pull")[-1:] in ((), ("missing",))
 
     @property
     def may_pull(self) -> bool:
         """Whether an image can be pulled, by this program or by docker's command."""
-        return self.values("--pull")[-1:] != ("never",)
+        return self.get_values("--pull")[-1:] != ("never",)
 
     @property
-    def interactive(self) -> bool:
+    def is_interactive(self) -> bool:
         """Whether the container gets this command's stdin."""
         return self._is_set("--interactive", "i")
 
     @property
-    def terminal(self) -> bool:
+    def has_terminal(self) -> bool:
         """Whether the container gets a terminal."""
         return self._is_set("--tty", "t")
 
     @property
-    def read_only(self) -> bool:
+    def is_read_only(self) -> bool:
         """Whether the image's files cannot be changed in the container."""
         return self._is_set("--read-only")
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the options for docker as they are written: "--env", or "-e"."""
-        return tuple(name for option in self.options for name in _split_names(option[0]))
+        """The names of the options for docker as they are written: "--env", or "-e".
 
-    def values(self, name: str, short: str = "") -> tuple[str, ...]:
+        A word may have several, such as -itp80:80.
+        """
+        names = []
+        for word, *_ in self.options:
+            if word.startswith("--"):
+                names.append(word.partition("=")[0])
+                continue
+            rest = word[1:].lstrip(SHORT_FLAGS)
+            flags = word[1 : len(word) - len(rest)]
+            names += [f"-{letter}" for letter in flags + rest[:1].replace("=", "")]
+        return tuple(names)
+
+    def get_values(self, name: str, short: str = "") -> tuple[str, ...]:
         """Return the values of one of docker's options: "--name", and its `short` form of one letter."""
-        values = (_parse_value(option, name, short) for option in self.options)
-        return tuple(value for value in values if value is not None)
+        values = []
+        for option in self.options:
+            word = option[0]
+            if word.startswith("--"):
+                option_name, equals, value = word.partition("=")
+                attached = value if equals else None
+            else:
+                # Flags may precede it in the same word, and its value may follow: -itp80:80, -p=80:80.
+                letters = word[1:].lstrip(SHORT_FLAGS)
+                option_name, attached = letters[:1], letters[1:].removeprefix("=") if letters[1:] else None
+            if option_name in (name, short or name):
+                values.append(option[-1] if attached is None else attached)
+        return tuple(values)
 
     def _is_set(self, name: str, short: str = "-") -> bool:
         """Whether one of docker's flags is set; the last occurrence counts."""
-        values = [_parse_flag(option[0], name, short) for option in self.options]
-        return next((value for value in reversed(values) if value is not None), False)
+        is_set = False
+        for word, *_ in self.options:
+            if word.startswith("--"):
+                option, _, value = word.partition("=")
+                is_set = value not in FALSE if option == name else is_set
+                continue
+            letters, _, value = word[1:].partition("=")
+            if short in letters[: len(letters) - len(letters.lstrip(SHORT_FLAGS))]:
+                # In -it=false the value is that of the last flag.
+                is_set = not (letters.endswith(short) and value in FALSE)
+        return is_set
 
 
 def parse_run_args(words: Sequence[str]) -> RunArgs:
@@ -183,10 +214,10 @@ def parse_run_args(words: Sequence[str]) -> RunArgs:
     flags: dict[str, bool] = {}
     where: list[str] = []
     docker: list[tuple[str, ...]] = []
-    left = list(words)
+    rest = list(words)
     option: list[str] = []
-    while left and left[0].startswith("-") and left[0] not in ("-", "--"):
-        option, left = _split_option(left)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+        option, rest = _split_option(rest)
         name, equals, value = option[0].partition("=")
         if name == "--where":
             where.append(value if equals else option[1])
@@ -196,29 +227,37 @@ def parse_run_args(words: Sequence[str]) -> RunArgs:
             flags[name] = _parse_boolean(name, value) if equals else True
         else:
             docker.append(tuple(option))
-    if left[:1] == ["--"]:
-        del left[0]
-    if ("--help",) not in docker and not any(left[:1]):
-        raise UsageError("missing argument: IMAGE", remedy=_remedy(option))
+    if rest[:1] == ["--"]:
+        del rest[0]
+    if ("--help",) not in docker and not any(rest[:1]):
+        usage = f"usage: {USAGE}"
+        if len(option) > 1 and option[0] not in OWN_VALUES:
+            usage = f"usage: {USAGE}; if {option[0]} takes no value, write {option[0]}=true"
+        raise UsageError("missing argument: IMAGE", remedy=usage)
     gpus, capabilities = _parse_gpus(values["--gpus"]) if "--gpus" in values else (None, None)
+    conditions: Mapping[str, Sequence[str]] | None = None
+    if where:
+        from imagematrix.selection.query import parse_where
+
+        conditions = parse_where(where)
     dry_run = COMMAND if flags.get("--dry-run") else None
     return RunArgs(
         options=tuple(docker),
-        image=left[0] if left else None,
-        command=tuple(left[1:]),
+        image=rest[0] if rest else None,
+        command=tuple(rest[1:]),
         host=values.get("--host"),
         catalog=values.get("--catalog"),
         policy=values.get("--policy"),
         gpus=gpus,
         capabilities=capabilities,
-        where=_parse_where(where) if where else None,
+        where=conditions,
         nvidia_smi=values.get("--nvidia-smi"),
         engine=values.get("--engine"),
         store=values.get("--store"),
         wait_s=parse_seconds(values["--wait"], "--wait") if "--wait" in values else 0.0,
         vram_mib=parse_mib(values["--vram"]) if "--vram" in values else None,
         mps_threads=_parse_percent(values["--mps-threads"]) if "--mps-threads" in values else None,
-        shown=_form(values["--print"]) if "--print" in values else dry_run,
+        print_form=_parse_form(values["--print"]) if "--print" in values else dry_run,
         mps=flags.get("--mps", False) or "--mps-threads" in values,
         measure=flags.get("--measure", False),
         unpacked=flags.get("--unpacked", False),
@@ -228,17 +267,16 @@ def parse_run_args(words: Sequence[str]) -> RunArgs:
 
 def _split_option(words: list[str]) -> tuple[list[str], list[str]]:
     """Return the first option of `words`, with its value if that is the next word, and the rest."""
-    count = 2 if _has_value_word(words[0]) else 1
-    if len(words) < count:
-        raise UsageError(f"missing value of {words[0]}", remedy=f"usage: {USAGE}")
-    return words[:count], words[count:]
-
-
-def _has_value_word(word: str) -> bool:
+    word = words[0]
     if word.startswith("--"):
-        return "=" not in word and word not in FLAGS and word not in OWN_FLAGS
-    # Of combined short options ("-itp80:80") the first that takes a value takes the rest of the word.
-    return len(word[1:].lstrip(SHORT_FLAGS)) == 1
+        has_value_word = "=" not in word and word not in FLAGS and word not in OWN_FLAGS
+    else:
+        # Of combined short options ("-itp80:80") the first that takes a value takes the rest of the word.
+        has_value_word = len(word[1:].lstrip(SHORT_FLAGS)) == 1
+    count = 2 if has_value_word else 1
+    if len(words) < count:
+        raise UsageError(f"missing value of {word}", remedy=f"usage: {USAGE}")
+    return words[:count], words[count:]
 
 
 def _parse_boolean(name: str, value: str) -> bool:
@@ -275,12 +313,6 @@ def _parse_gpus(text: str) -> tuple[str, str | None]:
     return "all" if spec == "-1" else spec, by_key.get("capabilities")
 
 
-def _parse_where(texts: Sequence[str]) -> Mapping[str, Sequence[str]]:
-    from imagematrix.selection.query import parse_where
-
-    return parse_where(texts)
-
-
 def parse_seconds(text: str, option: str) -> float:
     """Return the seconds of a time such as 90s, 10m or 2h; raise UsageError if `text` is invalid."""
     digits, unit = (text[:-1], text[-1]) if text[-1:] in UNITS else (text, "s")
@@ -294,20 +326,13 @@ def parse_mib(text: str) -> int:
     """Return the MiB of a `--vram` value, 4G, 4Gi or docker's 4g; raise UsageError if it is invalid."""
     from imagematrix.common import units
 
-    amount = units.parse_size(text) or _parse_docker_size(text)
+    amount = units.parse_size(text)
+    unit = text.removesuffix("b")[-1:]
+    if not amount and unit in ("m", "g", "t"):  # as docker's --memory: powers of 1024
+        amount = units.parse_size(f"{text.removesuffix('b')[:-1]}{unit.upper()}i")
     if amount is None or amount < MIB:
         raise UsageError(f"invalid --vram {text}: expected an amount of memory such as 500M, 4g, 4G or 4Gi")
     return int(amount // MIB)
-
-
-def _parse_docker_size(text: str) -> float | None:
-    """Return the bytes of an amount in the syntax of docker's --memory, 4g or 500m: powers of 1024."""
-    from imagematrix.common import units
-
-    unit = text.removesuffix("b")[-1:]
-    return (
-        units.parse_size(f"{text.removesuffix('b')[:-1]}{unit.upper()}i") if unit in ("m", "g", "t") else None
-    )
 
 
 def _parse_percent(text: str) -> int:
@@ -317,51 +342,7 @@ def _parse_percent(text: str) -> int:
     return percent
 
 
-def _form(text: str) -> str:
+def _parse_form(text: str) -> str:
     if text not in (COMMAND, JSON):
         raise UsageError(f"invalid --print {text}: expected {COMMAND} or {JSON}")
     return text
-
-
-def _parse_flag(word: str, name: str, short: str = "-") -> bool | None:
-    """Return the value of one of docker's flags in a word, None if the word does not set it."""
-    if word.startswith("--"):
-        option, _, value = word.partition("=")
-        return value not in FALSE if option == name else None
-    letters, _, value = word[1:].partition("=")
-    flags = letters[: len(letters) - len(letters.lstrip(SHORT_FLAGS))]
-    if short not in flags:
-        return None
-    return not (letters.endswith(short) and value in FALSE)  # in -it=false the value is that of the last
-
-
-def _split_names(word: str) -> Iterator[str]:
-    """Yield the names of the options in a word: of several in one word (-itp80:80), each."""
-    if word.startswith("--"):
-        yield word.partition("=")[0]
-        return
-    rest = word[1:].lstrip(SHORT_FLAGS)
-    flags = word[1 : len(word) - len(rest)]
-    for letter in flags + rest[:1].replace("=", ""):
-        yield f"-{letter}"
-
-
-def _parse_value(option: tuple[str, ...], name: str, short: str) -> str | None:
-    """Return the value of one of docker's options, None if `option` is another."""
-    word = option[0]
-    if word.startswith("--"):
-        given, equals, value = word.partition("=")
-        attached = value if equals else None
-    else:
-        # Flags may precede it in the same word, and its value may follow: -itp80:80, -p=80:80.
-        letters = word[1:].lstrip(SHORT_FLAGS)
-        given, attached = letters[:1], letters[1:].removeprefix("=") if letters[1:] else None
-    if given not in (name, short or name):
-        return None
-    return option[-1] if attached is None else attached
-
-
-def _remedy(last: list[str]) -> str:
-    if len(last) > 1 and last[0] not in OWN_VALUES:
-        return f"usage: {USAGE}; if {last[0]} takes no value, write {last[0]}=true"
-    return f"usage: {USAGE}"

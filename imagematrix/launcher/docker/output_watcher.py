@@ -40,13 +40,13 @@ class OutputWatcher:
         self.container: str | None = None
         self._output = b""
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._watch_container, daemon=True)
 
     def start(self) -> None:
         """Start watching."""
         self._thread.start()
 
-    def last_lines(self) -> list[str]:
+    def get_last_lines(self) -> list[str]:
         """Return the last lines of the ended container's output, as far as the engine still has them."""
         with contextlib.suppress(EngineError):  # without the output, there is only no diagnosis
             if not self._removed:
@@ -59,26 +59,24 @@ class OutputWatcher:
             output = output.partition(b"\r\n\r\n")[2]
         return HEADER.sub(b"", output[-KEPT:]).decode("utf-8", "replace").splitlines()
 
-    def _run(self) -> None:
+    def _watch_container(self) -> None:
         # The engine may answer anything, or end: docker's command reports that, and this thread only watches.
         with contextlib.suppress(EngineError, OSError, ValueError, LookupError, TypeError):
-            self.container = self._find_started_id()
-            if self._removed and self.container:
-                self._read(self.container)
+            filters = transport.make_filters(type=["container"], event=["start"], label=[self._label])
+            engine = transport.open_local_socket()
+            if engine is None:
+                return
+            with engine.open(f"/events?since={self._since}&{filters}") as connection:
+                connection.settimeout(None)  # the container may start much later: its image is pulled first
+                with connection.makefile("rb") as lines:
+                    while lines.readline().strip():
+                        pass  # the head
+                    container = str(json.loads(lines.readline())["Actor"]["ID"])
+            self.container = container
+            if self._removed and container:
+                self._follow_log(container)
 
-    def _find_started_id(self) -> str | None:
-        filters = transport.make_filters(type=["container"], event=["start"], label=[self._label])
-        engine = transport.open_local_socket()
-        if engine is None:
-            return None
-        with engine.open(f"/events?since={self._since}&{filters}") as connection:
-            connection.settimeout(None)  # the container may start much later: its image is pulled first
-            with connection.makefile("rb") as lines:
-                while lines.readline().strip():
-                    pass  # the head
-                return str(json.loads(lines.readline())["Actor"]["ID"])
-
-    def _read(self, container: str) -> None:
+    def _follow_log(self, container: str) -> None:
         connection = self._open_log(container)
         try:
             while not self._ended.wait(EVERY_S):

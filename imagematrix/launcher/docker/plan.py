@@ -103,11 +103,11 @@ def plan_launch(
     *,
     gpus: Wanted = None,
     share: Share | None = None,
-    held: Container[str] | None = None,
+    digests: Container[str] | None = None,
 ) -> Launch:
     """Return the launch for `selection`.
 
-    `held` are the digests of the engine's image with the selected name, None if unknown.
+    `digests` are those of the engine's image with the selected name, None if unknown.
     If the variant's digest is not among them, the launch names the image by digest, and the engine pulls it.
     `gpus` narrows the selection's GPUs, as `--gpus` does: an image that fits all of them fits each. `share`
     is the container's share of each. Raises UsageError if nothing was selected, and ProbeError if the host
@@ -119,19 +119,19 @@ def plan_launch(
     chosen = select_gpus(selection.chosen_gpus, gpus)
     driver = get_driver_mode(variant)
     used = chosen if driver else ()
-    part = share or Share()
-    mps = part.mps if used else None
-    labels = {SELECTED: variant.reference, VRAM: str(part.vram_mib or WHOLE)}
+    share = share or Share()
+    mps = share.mps if used else None
+    labels = {SELECTED: variant.reference, VRAM: str(share.vram_mib or WHOLE)}
     if chosen:
         labels[GPUS] = ",".join(name_gpus(chosen))
-    passed = driver in ("exact", "compat")
+    has_own_driver = driver in ("exact", "compat")
     injected = _list_runtime_names(selection.host, chosen) if driver == "host" else ()
     return Launch(
-        reference=format_start_name(variant, held),
+        reference=format_start_name(variant, digests),
         digest=variant.digest,
         platform=variant.platform,
-        devices=list_device_nodes(selection.host, chosen) if passed else (),
-        environment={**(NO_REQUIREMENT if injected else NO_INJECTION), **part.environment(used)},
+        devices=list_device_nodes(selection.host, chosen) if has_own_driver else (),
+        environment={**(NO_REQUIREMENT if injected else NO_INJECTION), **share.environment(used)},
         labels=labels,
         command=tuple(command),
         injected=injected,
@@ -152,19 +152,19 @@ def find_engine_digests(
     variant = selection.variant
     if variant is None:
         return None
-    found = image(variant.reference)
-    held = read_digests(found) if "/" in variant.reference else None
-    if found and format_start_name(variant, held) == variant.reference:
-        require_own(found, variant.reference)
-    return held
+    details = image(variant.reference)
+    digests = read_digests(details) if "/" in variant.reference else None
+    if details and format_start_name(variant, digests) == variant.reference:
+        require_own(details, variant.reference)
+    return digests
 
 
-def format_start_name(variant: Variant, held: Container[str] | None) -> str:
-    """Return the name by which to start a variant: with its digest if that is not among those `held`.
+def format_start_name(variant: Variant, digests: Container[str] | None) -> str:
+    """Return the name by which to start a variant: with its digest if that is not among `digests`.
 
-    `held` are the digests of the engine's image with the variant's name, None if unknown.
+    These are the digests of the engine's image with the variant's name, None if unknown.
     """
-    if held is None or variant.digest is None or variant.digest in held or "@" in variant.reference:
+    if digests is None or variant.digest is None or variant.digest in digests or "@" in variant.reference:
         return variant.reference
     return f"{variant.reference}@{variant.digest}"
 
@@ -182,7 +182,9 @@ def format_docker_run(launch: Launch, options: Sequence[str] = ()) -> list[str]:
     for name in launch.injected if launch.cdi else ():
         words += ["--device", name]
     if launch.injected and not launch.cdi:
-        words += ["--gpus", _format_gpus_option(launch.injected)]
+        # Docker parses the value as one line of CSV: a field with commas needs quotes.
+        devices = f"device={','.join(launch.injected)}"
+        words += ["--gpus", f'"{devices}"' if len(launch.injected) > 1 else devices]
     for path in launch.mounts:
         words += ["--volume", f"{path}:{path}"]
     if launch.ipc:
@@ -217,9 +219,3 @@ def _list_runtime_names(host: Host, gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
             remedy="probe the node with NVML, or use an image with a driver of its own",
         )
     return name_gpus(gpus)
-
-
-def _format_gpus_option(gpus: tuple[str, ...]) -> str:
-    # Docker parses the value as one line of CSV: a field with commas needs quotes.
-    value = f"device={','.join(gpus)}"
-    return f'"{value}"' if len(gpus) > 1 else value

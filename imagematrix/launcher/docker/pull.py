@@ -44,17 +44,16 @@ def pull(
     if variant is None:
         raise UsageError("cannot pull: nothing was selected")
     require_signed(variant, policy, version=selection.version)
-    over = transport.DockerPy(client) if client else None
-    reference = format_start_name(
-        variant, find_engine_digests(selection, partial(images.inspect_image, transport=over))
-    )
-    pull_unless_present(reference, variant.digest, variant.platform, report=report, client=client)
+    engine = transport.DockerPy(client) if client else None
+    digests = find_engine_digests(selection, partial(images.inspect_image, transport=engine))
+    reference = format_start_name(variant, digests)
+    pull_unless_present(reference, variant.digest, variant.platform, on_progress=report, client=client)
     if "@" in reference:
         return reference
-    found = images.require_image(reference, over)
-    digest = get_repository_digest(found, split_version(reference)[0])
-    known = any(str(name).endswith(f"@{digest}") for name in found.get("RepoDigests") or ())
-    return f"{reference}@{digest}" if known else reference
+    image = images.require_image(reference, engine)
+    digest = get_repository_digest(image, split_version(reference)[0])
+    has_digest = any(str(name).endswith(f"@{digest}") for name in image.get("RepoDigests") or ())
+    return f"{reference}@{digest}" if has_digest else reference
 
 
 def pull_unless_present(
@@ -62,7 +61,7 @@ def pull_unless_present(
     digest: str | None,
     platform: str | None,
     *,
-    report: Callable[[PullProgress], object] = ignore_progress,
+    on_progress: Callable[[PullProgress], object] = ignore_progress,
     client: docker.DockerClient | None = None,
 ) -> None:
     """Pull an image by digest unless the engine has it, and give it its name unless another image has that.
@@ -72,14 +71,14 @@ def pull_unless_present(
     UnknownImageError if neither engine nor registry has the image, and EngineError if one of them cannot be
     reached or the pull fails.
     """
-    over = transport.DockerPy(client) if client else None
+    engine = transport.DockerPy(client) if client else None
     name = reference.partition("@")[0]
-    if name == reference and images.inspect_image(name, over):
+    if name == reference and images.inspect_image(name, engine):
         return
     image, tag = split_version(name)
     exact = f"{image}@{digest}" if digest else name
-    if images.inspect_image(exact, over) is None:
-        require_unpackable(exact, over)
-        pull_into_engine(exact, platform=platform, report=report, client=client)
-    if exact != name and images.inspect_image(name, over) is None:
+    if images.inspect_image(exact, engine) is None:
+        require_unpackable(exact, engine)
+        pull_into_engine(exact, platform=platform, report=on_progress, client=client)
+    if exact != name and images.inspect_image(name, engine) is None:
         images.tag_image(exact, image, str(tag), client)

@@ -39,33 +39,33 @@ if TYPE_CHECKING:
 
 
 class Engine(Record):
-    """What is asked of the engine that starts the container.
+    """The queries to the engine that starts the container.
 
-    `info` and `image` return what it tells of itself, and of an image by its name. `survey` returns the usage
-    of GPUs. `any_user`: every user may start containers, not only members of a group.
+    `get_info` describes the engine, `inspect_image` an image by its name, and `survey` returns the usage of
+    GPUs. With `any_user`, every user may start containers, not only members of a group.
     """
 
-    info: Callable[[], Mapping[str, Any]]
-    image: Callable[[str], Mapping[str, Any] | None]
+    get_info: Callable[[], Mapping[str, Any]]
+    inspect_image: Callable[[str], Mapping[str, Any] | None]
     survey: Callable[..., Usage]
     any_user: bool = False
 
 
-def docker_engine(*, remote: bool = False) -> Engine:
-    """Return the engine of docker's command, which is asked each question once."""
+def make_docker_engine(*, remote: bool = False) -> Engine:
+    """Return the engine of docker's command, which gets each query once."""
     from imagematrix.launcher.gpu_claims.survey import survey_containers, survey_node
 
     # Of a remote machine only the containers are visible.
     survey = survey_containers if remote else survey_node
-    return Engine(info=cache(system.get_info), image=cache(images.inspect_image), survey=survey)
+    return Engine(get_info=cache(system.get_info), inspect_image=cache(images.inspect_image), survey=survey)
 
 
 class LaunchRequest(Record):
     """What `args` request on `host`, from `catalog`.
 
-    Any of `choices` can serve the request; `wanted` is the requested `--gpus` value. `passed` are the GPUs
-    that the user's own options for docker pass. `remote` is the name of the engine's machine if it is not
-    this one. `asking` returns the engine, with no answers yet; `engine` is the one that is asked.
+    Any of `choices` can serve the request; `gpus_spec` is the requested `--gpus` value. `passed_gpus` are
+    those that the user's own options for docker pass. `remote` is the name of the engine's machine if it is
+    not this one. `make_engine` returns the engine without remembered answers; `engine` is the one in use.
     """
 
     args: RunArgs
@@ -74,60 +74,66 @@ class LaunchRequest(Record):
     share: Share
     remote: str | None
     choices: tuple[Choice, ...]
-    wanted: str | None
-    asking: Callable[[], Engine]
+    gpus_spec: str | None
+    make_engine: Callable[[], Engine]
     engine: Engine
-    passed: tuple[Gpu, ...] = ()
+    passed_gpus: tuple[Gpu, ...] = ()
 
     def plan_on_any(self) -> tuple[Selection, Launch]:
         """Return what would be started if all GPUs were free.
 
         Raises NothingFits; DevicesError if a device node cannot be used, unless the launch is only printed.
         """
-        return self.plan_on(self.choices[0].first or self.wanted)
+        return self.plan_on(self.choices[0].first or self.gpus_spec)
 
     def plan_on_claimed(
-        self, claimed: Claim, chosen: Selection, launch: Launch, now: Host | None = None
+        self, claim: Claim, selection: Selection, launch: Launch, current: Host | None = None
     ) -> tuple[Selection, Launch]:
         """Return what to start on the claimed GPUs; raises what `plan_on_any` does.
 
-        It is `chosen` and `launch`, from `plan_on_any`, if the claim is on their GPUs and the host is the
-        same. `now` is the host after the wait, if it was probed again: its driver may have changed.
+        It is `selection` and `launch`, from `plan_on_any`, if the claim is on their GPUs and the host is the
+        same. `current` is the host after the wait, if it was probed again: its driver may have changed.
         Raises UsageError or ProbeError if it no longer has these GPUs or MIG devices.
         """
-        if now is not None and now != self.host:
-            gpus = _refresh_gpus(claimed.gpus, now) or self.choices[0].first or self.wanted
+        if current is not None and current != self.host:
+            gpus = _refresh_gpus(claim.gpus, current) or self.choices[0].first or self.gpus_spec
             # The engine may have other images now.
-            later = replace(self, host=now, engine=self.asking())
-            chosen, launch = later.plan_on(gpus)
-        elif claimed.gpus != launch.gpus:
-            chosen, launch = self.plan_on(claimed.gpus)
-        if self.args.privileged:  # its list of devices shows other launches which GPUs it uses
-            launch = launch.with_devices(list_device_nodes(now or self.host, self.passed))
-        return chosen, launch.with_labels(claimed.labels)
+            later = replace(self, host=current, engine=self.make_engine())
+            selection, launch = later.plan_on(gpus)
+        elif claim.gpus != launch.gpus:
+            selection, launch = self.plan_on(claim.gpus)
+        if self.args.is_privileged:  # its list of devices shows other launches which GPUs it uses
+            launch = launch.with_devices(list_device_nodes(current or self.host, self.passed_gpus))
+        return selection, launch.with_labels(claim.labels)
 
     def plan_on(self, gpus: Wanted) -> tuple[Selection, Launch]:
         """Return what to start on `gpus`; raises what `plan_on_any` does."""
-        args, needed = self.args, self.args.shown is None  # a launch that is only printed needs no engine
-        chosen = select(self.host, self.catalog, gpus=gpus, allow_cpu=args.allow_cpu, where=args.where)
-        nothing: frozenset[str] | None = frozenset() if "/" in str(chosen.selected) else None
-        held = _query_engine(lambda: find_engine_digests(chosen, self.engine.image), nothing, needed=needed)
-        launch = plan_launch(chosen, args.command, share=self.share, held=held)
+        args, needed = (
+            self.args,
+            self.args.print_form is None,
+        )  # a launch that is only printed needs no engine
+        selection = select(self.host, self.catalog, gpus=gpus, allow_cpu=args.allow_cpu, where=args.where)
+        # Without an engine, an image of a registry would be pulled.
+        default: frozenset[str] | None = frozenset() if "/" in str(selection.selected) else None
+        digests = _query_engine(
+            lambda: find_engine_digests(selection, self.engine.inspect_image), default, needed=needed
+        )
+        launch = plan_launch(selection, args.command, share=self.share, digests=digests)
         if launch.injected and args.host is None:
-            info: Mapping[str, Any] = _query_engine(self.engine.info, {}, needed=needed)
+            info: Mapping[str, Any] = _query_engine(self.engine.get_info, {}, needed=needed)
             launch = inject_through_cdi(launch, info.get("CDISpecDirs") or ())
         if launch.injected and args.capabilities:
             # Docker does the same with the capabilities in its --gpus (daemon/nvidia_linux.go).
             launch = launch.with_environment({"NVIDIA_DRIVER_CAPABILITIES": args.capabilities})
-        if args.shown is None and self.remote is None:
+        if args.print_form is None and self.remote is None:
             require_device_nodes(launch.devices)
-        return chosen, launch
+        return selection, launch
 
-    def find_doubts(self, chosen: Selection, launch: Launch) -> Iterator[tuple[str, str | None]]:
+    def find_doubts(self, selection: Selection, launch: Launch) -> Iterator[tuple[str, str | None]]:
         """Yield warnings about the launch, each with its remedy."""
-        for warning in chosen.warnings:
+        for warning in selection.warnings:
             yield warning.text, None
-        if self.remote is None and (launch.gpus or self.passed) and pods.check_access() is False:
+        if self.remote is None and (launch.gpus or self.passed_gpus) and pods.check_access() is False:
             yield pods.format_denied(), "run this as root"
         if self.remote is None and os.geteuid() != 0 and not endpoint.runs_as_root():
             groups: dict[tuple[str, str], list[str]] = {}
@@ -135,68 +141,67 @@ class LaunchRequest(Record):
                 groups.setdefault((problem.what, problem.remedy), []).append(problem.path)
             for (what, remedy), paths in groups.items():
                 yield f"{', '.join(paths)}: {what}; the engine may still have access", remedy
-        if chosen.variant and get_driver_mode(chosen.variant) in ("exact", "compat"):
-            option = find_second_driver(self.args, self.engine.info)
+        if selection.variant and get_driver_mode(selection.variant) in ("exact", "compat"):
+            option = find_second_driver(self.args, self.engine.get_info)
             if option:
                 yield f"the image has its own driver, and {option} injects the node's as well", None
         daemon = self.share.mps
-        if daemon and daemon.user and not self.args.values("--user", "u"):
+        if daemon and daemon.user and not self.args.get_values("--user", "u"):
             yield "the MPS daemon serves only its own user", f"pass --user {daemon.user}"
 
-    def claim(
+    def claim_gpus(
         self,
         launch: Launch,
-        report: Callable[[str], None],
-        now: Callable[[], Host | None] = lambda: None,
+        on_wait: Callable[[str], None],
+        probe_again: Callable[[], Host | None] = lambda: None,
     ) -> Claim:
-        """Return a claim on unused GPUs, or on shares of GPUs; `report` gets the reason for waiting.
+        """Return a claim on unused GPUs, or on shares of GPUs; `on_wait` gets the reason for waiting.
 
         If `launch`, the first plan, has no GPUs, the claim is on those that the user's own options pass.
-        `now` returns the host as it is after a wait, in which GPUs may have failed; None before a wait, or if
-        the host was given.
+        `probe_again` returns the host as it is after a wait, in which GPUs may have failed; None before a
+        wait, and for a saved host.
         """
-        from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
+        from imagematrix.launcher.gpu_claims.gpu_claim import ClaimRequest, claim_gpus, find_lock_folder
 
-        def faults(gpus: tuple[Gpu, ...]) -> Mapping[Gpu, str]:
-            host = now() or self.host
-            why = {gpu: self._find_fault(gpu, host, passed=bool(launch.devices)) for gpu in gpus}
-            return {gpu: text for gpu, text in why.items() if text is not None}
+        def find_faults(gpus: tuple[Gpu, ...]) -> Mapping[Gpu, str]:
+            host = probe_again() or self.host
+            faults = {}
+            for gpu in gpus:
+                try:
+                    (current,) = (gpu,) if host == self.host else _refresh_gpus((gpu,), host)
+                    if not current.usable:
+                        faults[gpu] = f"it is in state {current.state}"
+                    elif launch.devices and self.args.print_form is None and self.remote is None:
+                        require_device_nodes(list_device_nodes(host, (current,)))
+                except (ProbeError, UsageError) as error:
+                    faults[gpu] = str(error)
+            return faults
 
-        return claim_gpus(
-            self.choices if launch.gpus else (Choice(gpus=(), count=0),),
-            partial(self.engine.survey, self.host.gpus),
-            extra_gpus=self.passed,
+        request = ClaimRequest(
+            choices=self.choices if launch.gpus else (Choice(gpus=(), count=0),),
+            extra_gpus=self.passed_gpus,
             vram_mib=self.share.vram_mib,
             mps=self.share.mps is not None,
-            wait_s=self.args.wait_s,
-            report=report,
-            faults=faults,
-            machine=self.remote,
-            any_user=self.engine.any_user,
         )
-
-    def _find_fault(self, gpu: Gpu, host: Host, *, passed: bool) -> str | None:
-        """Return why a GPU does not work on `host`, None if it does; `passed` if its nodes are passed."""
-        try:
-            (current,) = (gpu,) if host == self.host else _refresh_gpus((gpu,), host)
-            if not current.usable:
-                return f"it is in state {current.state}"
-            if passed and self.args.shown is None and self.remote is None:
-                require_device_nodes(list_device_nodes(host, (current,)))
-        except (ProbeError, UsageError) as error:
-            return str(error)
-        return None
+        return claim_gpus(
+            request,
+            partial(self.engine.survey, self.host.gpus),
+            wait_s=self.args.wait_s,
+            on_wait=on_wait,
+            find_faults=find_faults,
+            folder=find_lock_folder(self.remote, any_user=self.engine.any_user),
+        )
 
 
 def find_remote_machine(args: RunArgs) -> str | None:
     """Return the name of the machine that the engine runs on, or None if it is this machine.
 
-    Raises UsageError for another machine whose Host is not given: a probe would describe this machine.
+    Raises UsageError for another machine without its saved Host: a probe would describe this machine.
     """
-    if args.host and args.shown:
+    if args.host and args.print_form:
         return None
     return _query_engine(
-        lambda: find_engine_machine(described=args.host is not None), None, needed=args.shown is None
+        lambda: find_engine_machine(described=args.host is not None), None, needed=args.print_form is None
     )
 
 
@@ -204,29 +209,32 @@ def make_request(
     args: RunArgs,
     host: Host,
     catalog: Catalog,
-    wanted: str | None,
+    gpus_spec: str | None,
     remote: str | None,
-    asking: Callable[[], Engine] | None = None,
+    make_engine: Callable[[], Engine] | None = None,
 ) -> LaunchRequest:
-    """Return the request; `wanted` is the `--gpus` value.
+    """Return the request; `gpus_spec` is the `--gpus` value.
 
-    `asking` returns the engine, by default docker's. Raises UsageError if the host lacks these GPUs,
+    `make_engine` returns the engine, by default docker's. Raises UsageError if the host lacks these GPUs,
     ProbeError if the MPS daemon is not running.
     """
-    asking = asking or partial(docker_engine, remote=remote is not None)
-    engine = asking()
+    make_engine = make_engine or partial(make_docker_engine, remote=remote is not None)
+    engine = make_engine()
     nothing: dict[str, Any] = {}
     # Without an engine, starting the launch fails later.
-    given = find_user_gpus(args, host.gpus, lambda: _query_engine(engine.info, nothing, needed=False))
+    passed = find_user_gpus(args, host.gpus, lambda: _query_engine(engine.get_info, nothing, needed=False))
     minors = {gpu.minor for gpu in host.gpus}
-    if given.named and args.gpus is None and minors.issuperset(gpu.minor for gpu in given.gpus):
-        wanted = make_exact_spec(given.gpus)
-    choice = find_candidates(host.gpus, wanted)
+    if passed.names_all and args.gpus is None and minors.issuperset(gpu.minor for gpu in passed.gpus):
+        gpus_spec = make_exact_spec(passed.gpus)
+    choice = find_candidates(host.gpus, gpus_spec)
     if args.vram_mib is not None and args.gpus is None:  # for a share, one GPU is the default
         choice = find_candidates(choice.first, 1)
     choices = find_feasible_gpu_sets(host, catalog, choice, args.where)
     if args.vram_mib is not None:
-        choices = _filter_by_memory(choices, args.vram_mib)
+        # Without GPUs known to be too small, unless no choice has enough others. GPUs with unknown memory
+        # stay: this only prefers images, and the claim refuses such GPUs.
+        large = (choice.with_memory(args.vram_mib) for choice in choices)
+        choices = tuple(choice for choice in large if choice.enough) or choices
     share = Share(vram_mib=args.vram_mib, mps=_find_mps(args))
     return LaunchRequest(
         args=args,
@@ -235,15 +243,15 @@ def make_request(
         share=share,
         remote=remote,
         choices=choices,
-        wanted=wanted,
-        asking=asking,
+        gpus_spec=gpus_spec,
+        make_engine=make_engine,
         engine=engine,
-        passed=given.gpus,
+        passed_gpus=passed.gpus,
     )
 
 
 def _query_engine(query: Callable[[], T], default: T, *, needed: bool) -> T:
-    """Return what the engine answers, or the default if it does not and the answer is not `needed`."""
+    """Return the engine's answer, or the default if it does not respond and the answer is not `needed`."""
     try:
         return query()
     except EngineError:
@@ -263,18 +271,9 @@ def _refresh_gpus(gpus: tuple[Gpu, ...], host: Host) -> tuple[Gpu, ...]:
     return current
 
 
-def _filter_by_memory(choices: tuple[Choice, ...], vram_mib: int) -> tuple[Choice, ...]:
-    """Return the choices without GPUs known to be too small; unchanged if no choice has enough GPUs left.
-
-    GPUs with unknown memory stay: this only prefers images, and the claim refuses such GPUs.
-    """
-    large = (choice.with_memory(vram_mib) for choice in choices)
-    return tuple(choice for choice in large if choice.enough) or choices
-
-
 def _find_mps(args: RunArgs) -> Mps | None:
     if not args.mps:
         return None
-    if args.host and args.shown:  # the daemon of another node cannot be reached
+    if args.host and args.print_form:  # the daemon of another node cannot be reached
         return Mps(threads=args.mps_threads)
     return find_mps(os.environ, args.mps_threads)

@@ -52,7 +52,25 @@ class Share(Record):
         """
         variables: dict[str, str] = {}
         if self.vram_mib is not None and gpus:
-            variables |= _format_memory(self.vram_mib, gpus)
+            require_minimum(self.vram_mib)
+            variables["IMAGEMATRIX_VRAM_MIB"] = str(self.vram_mib)
+            totals = [
+                size
+                for gpu in gpus
+                for size in ([device.memory_mib for device in gpu.mig] if gpu.mig else [gpu.memory_mib])
+                if size
+            ]
+            if totals and self.vram_mib > min(totals):
+                raise UsageError(
+                    f"share of {self.vram_mib} MiB exceeds the memory of a GPU: {min(totals)} MiB"
+                )
+            if totals:
+                # The largest GPU counts, so that the program stays within its share on every GPU.
+                fraction = (self.vram_mib - CONTEXT_MIB) / max(totals)
+                # Rounded down to at least four decimals, and to enough for two significant digits.
+                digits = next(count for count in range(4, 12) if fraction * 10**count >= 10)  # noqa: PLR2004
+                rounded = int(fraction * 10**digits) / 10**digits
+                variables["IMAGEMATRIX_VRAM_FRACTION"] = f"{rounded:.{digits}f}"
         if self.mps is not None and gpus:
             variables |= {PIPES: self.mps.pipes}
             if self.vram_mib is not None:
@@ -98,25 +116,3 @@ def require_minimum(vram_mib: int) -> None:
             f"share of {vram_mib} MiB too small: CUDA itself takes up to {CONTEXT_MIB} MiB",
             remedy="pass a larger --vram; --measure reports what a run used",
         )
-
-
-def _format_memory(vram_mib: int, gpus: tuple[Gpu, ...]) -> dict[str, str]:
-    require_minimum(vram_mib)
-    totals = [size for gpu in gpus for size in _list_sizes(gpu)]
-    if totals and vram_mib > min(totals):
-        raise UsageError(f"share of {vram_mib} MiB exceeds the memory of a GPU: {min(totals)} MiB")
-    # The largest GPU counts, so that the program stays within its share on every GPU.
-    fraction = (vram_mib - CONTEXT_MIB) / max(totals) if totals else None
-    variables = {} if fraction is None else {"IMAGEMATRIX_VRAM_FRACTION": _round_down(fraction)}
-    return {"IMAGEMATRIX_VRAM_MIB": str(vram_mib), **variables}
-
-
-def _round_down(fraction: float) -> str:
-    """Return a number with at least four decimals, and enough for two significant digits."""
-    digits = next(count for count in range(4, 12) if fraction * 10**count >= 10)  # noqa: PLR2004 - two digits
-    return f"{int(fraction * 10**digits) / 10**digits:.{digits}f}"
-
-
-def _list_sizes(gpu: Gpu) -> tuple[int, ...]:
-    sizes = [device.memory_mib for device in gpu.mig] if gpu.mig else [gpu.memory_mib]
-    return tuple(size for size in sizes if size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class UserGpus(Record):
-    """GPUs that a container gets through the user's own options; `named` if the options name each of them.
+    """GPUs that a container gets through the user's own options; with `names_all`, these name each GPU.
 
     A privileged container gets all GPUs, although no list of devices shows them.
     """
 
     gpus: tuple[Gpu, ...] = ()
-    named: bool = False
+    names_all: bool = False
 
 
 def find_user_gpus(args: RunArgs, gpus: tuple[Gpu, ...], info: Callable[[], Mapping[str, Any]]) -> UserGpus:
@@ -39,19 +40,21 @@ def find_user_gpus(args: RunArgs, gpus: tuple[Gpu, ...], info: Callable[[], Mapp
     no GPUs: the devices cgroup denies the container access. Raises UsageError for an `--env-file` that may
     name GPUs but can be read only once.
     """
-    if args.privileged:
-        return UserGpus(gpus=_all(gpus))
-    devices = args.values("--device")
+    if args.is_privileged:
+        return UserGpus(gpus=_list_with_nodes(gpus))
+    devices = args.get_values("--device")
     names = [name for name in devices if CDI.match(name) or name.startswith(f"{CDI_KIND}=")]
-    files = args.values("--env-file")
-    once = [path for path in files if not _is_file(path)]
+    files = args.get_values("--env-file")
+    once = [path for path in files if not _is_regular_file(path)]
     # Files first: docker lets --env win, in whatever order the options come.
-    variables = (
-        *(line for path in files if path not in once for line in _read_variables(path)),
-        *args.values("--env", "e"),
-    )
+    variables: list[str] = []
+    for path in files:
+        if path not in once:
+            with contextlib.suppress(UsageError):  # docker will refuse it
+                variables += env_file.read_env_file(path, os.environ)
+    variables += args.get_values("--env", "e")
     visible = [expand_variable(text) for text in variables if text.partition("=")[0] == VISIBLE[:-1]]
-    runtime = [None, *args.values("--runtime")][-1]
+    runtime = [None, *args.get_values("--runtime")][-1]
     injected = bool(visible or once) and _is_injecting(runtime, info)
     if once and injected:
         raise UsageError(
@@ -60,12 +63,12 @@ def find_user_gpus(args: RunArgs, gpus: tuple[Gpu, ...], info: Callable[[], Mapp
         )
     host = {
         "Devices": [{"PathOnHost": name.partition(":")[0]} for name in devices if name not in names],
-        "DeviceCgroupRules": args.values("--device-cgroup-rule"),
+        "DeviceCgroupRules": args.get_values("--device-cgroup-rule"),
         "DeviceRequests": [{"Driver": "cdi", "DeviceIDs": names}],
         "Runtime": NVIDIA if injected else None,
     }
-    named = _gpus(host, [f"{VISIBLE}{value}" for value in visible], gpus)
-    return UserGpus(gpus=named, named=bool(named))
+    passed = _find_container_gpus(host, [f"{VISIBLE}{value}" for value in visible], gpus)
+    return UserGpus(gpus=passed, names_all=bool(passed))
 
 
 def find_gpus_in_api_options(
@@ -76,18 +79,18 @@ def find_gpus_in_api_options(
     `info` returns the engine's information, and is called only if needed.
     """
     if options.get("privileged"):
-        return _all(gpus)
+        return _list_with_nodes(gpus)
     environment = options.get("environment") or ()
     if isinstance(environment, dict):
         environment = [f"{name}={value}" for name, value in environment.items()]
-    named = any(text.startswith(VISIBLE) for text in environment)
+    is_visible_set = any(text.startswith(VISIBLE) for text in environment)
     host = {
         "Devices": [{"PathOnHost": str(name).partition(":")[0]} for name in options.get("devices") or ()],
         "DeviceCgroupRules": options.get("device_cgroup_rules"),
         "DeviceRequests": options.get("device_requests"),
-        "Runtime": NVIDIA if named and _is_injecting(options.get("runtime"), info) else None,
+        "Runtime": NVIDIA if is_visible_set and _is_injecting(options.get("runtime"), info) else None,
     }
-    return _gpus(host, list(environment), gpus)
+    return _find_container_gpus(host, list(environment), gpus)
 
 
 def _is_injecting(runtime: str | None, info: Callable[[], Mapping[str, Any]]) -> bool:
@@ -95,11 +98,14 @@ def _is_injecting(runtime: str | None, info: Callable[[], Mapping[str, Any]]) ->
     return is_nvidia(runtime or info().get("DefaultRuntime"), info)
 
 
-def _all(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+def _list_with_nodes(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     return tuple(gpu for gpu in gpus if gpu.minor is not None)
 
 
-def _gpus(host: Mapping[str, Any], environment: list[str], gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+def _find_container_gpus(
+    host: Mapping[str, Any], environment: list[str], gpus: tuple[Gpu, ...]
+) -> tuple[Gpu, ...]:
+    """Return the GPUs of a container with this `HostConfig` and these variables."""
     container = {"HostConfig": host, "Config": {"Env": environment}}
     return tuple(_look_up_gpu(key, gpus) for key in find_gpu_keys(container, gpus))
 
@@ -114,20 +120,12 @@ def _look_up_gpu(key: str, gpus: tuple[Gpu, ...]) -> Gpu:
     return Gpu(index=minor, minor=minor)
 
 
-def _is_file(path: str) -> bool:
+def _is_regular_file(path: str) -> bool:
     """Whether docker can read a file after this process; true for a missing file, which docker reports."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - pathlib is slow to import
     except (OSError, ValueError):
         return True
-
-
-def _read_variables(path: str) -> list[str]:
-    """Return the variables in a file, none if docker will refuse it."""
-    try:
-        return env_file.read_env_file(path, os.environ)
-    except UsageError:
-        return []
 
 
 def expand_variable(text: str) -> str:

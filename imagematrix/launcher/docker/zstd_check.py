@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from imagematrix.images.engine.transport import Transport
 
 
-def require_unpackable(reference: str, over: Transport | None = None) -> None:
+def require_unpackable(reference: str, transport: Transport | None = None) -> None:
     """Raise EngineError if the engine cannot unpack the image that it is to pull, by tag, digest or both.
 
-    It would say so only after the download, and without the reason. The registry is asked only for engines
+    It would fail only after the download, and without the reason. The registry is queried only for engines
     that lack something; if it does not answer, the pull says why.
     """
-    docker = system.get_docker_version(over)
+    docker = system.get_docker_version(transport)
     if releases.ZSTD_LAYERS.of(docker):
         return
     name, _, digest = reference.partition("@")

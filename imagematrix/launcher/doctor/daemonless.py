@@ -1,7 +1,8 @@
-"""What a node needs to start containers without a daemon, and what of it is missing."""
+"""What a node needs to start containers without a daemon, and which parts of it are missing."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from imagematrix.launcher.daemonless.start import choose_runtime
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
 PIPE = 1 << 16  # bytes of an answer
 
@@ -27,7 +28,7 @@ class DaemonlessFacts:
     """The engine that this user's launches take by default, and what a launch without a daemon would find.
 
     `runtime` starts containers, None with `errors` if none can. `squashfs` is the reason why images have to
-    be unpacked in folders, None if they need not. `store` is the folder of images. `driver_added` tells the
+    be unpacked in folders, None if they need not. `store` is the folder of images. `driver_setting` is the
     setting by which Apptainer, where it is installed, mounts a driver of the node in every container.
     """
 
@@ -36,69 +37,71 @@ class DaemonlessFacts:
     squashfs: EngineError | None = None
     store: str | None = None
     errors: tuple[ImagematrixError, ...] = ()
-    driver_added: str | None = None
+    driver_setting: str | None = None
 
 
 def gather_daemonless_facts() -> DaemonlessFacts:
     """Return the facts about this node for this user."""
     errors: list[ImagematrixError] = []
 
-    def tried(call: Callable[[], str | None]) -> str | None:
+    @contextlib.contextmanager
+    def collect_error() -> Iterator[None]:
         try:
-            return call()
+            yield
         except ImagematrixError as error:
             errors.append(error)
-            return None
 
-    site = Site()
-    try:
+    site, engine, runtime, store = Site(), DOCKER, None, None
+    with collect_error():
         site = read_site()
-    except UsageError as error:
-        errors.append(error)
-    engine = tried(lambda: site.chosen("engine", None, "IMAGEMATRIX_ENGINE")) or DOCKER
-    runtime = tried(lambda: choose_runtime(engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME")).name)
-    tried(_mounts)
-    store = tried(lambda: _store(store_folder(site)))
+    with collect_error():
+        engine = site.chosen("engine", None, "IMAGEMATRIX_ENGINE") or DOCKER
+    with collect_error():
+        runtime = choose_runtime(engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME")).name
+    with collect_error():
+        _try_mount()
+    with collect_error():
+        store = _require_store(store_folder(site))
+
+    squashfs = None
+    if find_program(*image_root.PROGRAMS) is None:
+        squashfs = image_root.make_no_program_error()
+    elif not image_root.has_fuse():
+        squashfs = image_root.make_no_fuse_error()
     return DaemonlessFacts(
         engine=engine,
         runtime=runtime,
-        squashfs=_squashfs(),
+        squashfs=squashfs,
         store=store,
         errors=tuple(errors),
-        driver_added=_driver_added(),
+        driver_setting=_find_driver_setting(),
     )
 
 
-def _driver_added() -> str | None:
+def _find_driver_setting() -> str | None:
     program = find_program(apptainer.PROGRAM)
     if program is None:
         return None
     path = apptainer.locate_settings(program)
     try:
         setting = apptainer.find_driver_setting(path)
-    except EngineError:  # a launch with Apptainer tells
+    except EngineError:  # a launch with Apptainer reports it
         return None
     return setting and f"{path}: {setting}"
 
 
-def _squashfs() -> EngineError | None:
-    if find_program(*image_root.PROGRAMS) is None:
-        return image_root.make_no_program_error()
-    return None if image_root.has_fuse() else image_root.make_no_fuse_error()
-
-
-def _store(path: str) -> str:
+def _require_store(path: str) -> str:
     """Return the folder of images; raise UsageError if this user cannot write to it."""
-    there = next(folder for folder in (Path(path), *Path(path).parents) if folder.exists())
-    if not os.access(there, os.W_OK | os.X_OK):
+    existing = next(folder for folder in (Path(path), *Path(path).parents) if folder.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
         raise UsageError(
-            f"the store {path}: this user may not write to {there}", remedy="set IMAGEMATRIX_STORE"
+            f"the store {path}: this user may not write to {existing}", remedy="set IMAGEMATRIX_STORE"
         )
     return path
 
 
-def _mounts() -> None:
-    """Mount something as a launch does, in another process; raise what stops it."""
+def _try_mount() -> None:
+    """Mount something as a launch does, in another process; raise the EngineError that stops it."""
     reader, writer = os.pipe()
     with make_launch_folder() as folder:
         child = os.fork()
@@ -115,7 +118,7 @@ def _mounts() -> None:
                 os._exit(0)
         os.close(writer)
         with os.fdopen(reader, "rb") as answer:
-            found = pickle.loads(answer.read(PIPE))  # noqa: S301 - of our own process
+            failure = pickle.loads(answer.read(PIPE))  # noqa: S301 - of our own process
         os.waitpid(child, 0)
-    if found:
-        raise found
+    if failure:
+        raise failure

@@ -33,24 +33,24 @@ def find_libcudas(reference: str) -> tuple[str, ...]:
         raise EngineError(f"cannot read the files of {reference}: {error}") from error
     finally:
         _run_docker("rm", "--force", container)
-    return tuple(sorted(filter(_is_libcuda, names)))
-
-
-def _is_libcuda(path: str) -> bool:
-    library, version = parse_file_name(path) or ("", None)
-    return library == "libcuda" and version is not None
+    libcudas = []
+    for name in names:
+        library, version = parse_file_name(name) or ("", None)
+        if library == "libcuda" and version is not None:
+            libcudas.append(name)
+    return tuple(sorted(libcudas))
 
 
 def _run_docker(*words: str) -> str:
     """Run docker's command and return what it prints; raise UnknownImageError, EngineError."""
     command = [system.find_docker(), *words]
     try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        process = subprocess.run(command, check=False, capture_output=True, text=True)
     except OSError as error:
         raise system.make_start_error(error) from error
-    if done.returncode:
-        problem = done.stderr.strip()
+    if process.returncode:
+        problem = process.stderr.strip()
         if any(text in problem.lower() for text in ABSENT):
             raise UnknownImageError(f"image not found in the engine: {problem}")
         raise EngineError(f"docker {words[0]} failed: {problem}")
-    return done.stdout.strip()
+    return process.stdout.strip()

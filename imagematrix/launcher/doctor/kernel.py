@@ -49,24 +49,24 @@ class KernelFacts:
     """The kernel's facts.
 
     `drivers` are those bound to GPUs, by bus address. `secure_boot` states whether the firmware verifies
-    signatures, `refused` is the message about a rejected module. `xids` counts errors by bus address and
-    number, `denied` are device nodes to which a security module denied access; these three are empty if the
-    log cannot be read. `stale` are device nodes whose major number is not their driver's, each with the
-    command that creates it again. `switches` are the NVSwitches, `fabric_manager` states whether the fabric
-    manager runs, None if the node's processes are hidden. `uncomputed` are the MIG GPU instances without a
-    compute instance, by the GPU's minor. `selinux` states that SELinux denies device nodes to the containers
-    that the engine labels.
+    signatures, `refusal` is the message about a rejected module. `xids` counts errors by bus address and
+    number, `denied_nodes` are device nodes to which a security module denied access; these three are empty if
+    the log cannot be read. `stale_nodes` are device nodes whose major number is not their driver's, each with
+    the command that creates it again. `switches` are the NVSwitches, `fabric_manager` states whether the
+    fabric manager runs, None if the node's processes are hidden. `empty_instances` are the MIG GPU instances
+    without a compute instance, by the GPU's minor. `selinux` states that SELinux denies device nodes to the
+    containers that the engine labels.
     """
 
     drivers: Mapping[str, str] = field(default_factory=dict)
     secure_boot: bool = False
-    refused: str | None = None
+    refusal: str | None = None
     xids: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    denied: tuple[str, ...] = ()
-    stale: tuple[tuple[str, str], ...] = ()
+    denied_nodes: tuple[str, ...] = ()
+    stale_nodes: tuple[tuple[str, str], ...] = ()
     switches: tuple[str, ...] = ()
     fabric_manager: bool | None = None
-    uncomputed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    empty_instances: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     selinux: bool = False
 
 
@@ -76,42 +76,40 @@ def read_kernel_facts(host: Host, root: str = "/") -> KernelFacts:
     functions = accelerator_hints.find_hints(tree).functions
     log = list(_read_log(top / KMSG))
     xids: dict[tuple[str, int], int] = {}
+    denied_nodes: dict[str, None] = {}
     for message in log:
         if match := XID.search(message):
             key = match[1].lower(), int(match[2])
             xids[key] = xids.get(key, 0) + 1
+        if match := DENIED.search(message):
+            path, name = match[1], match[2]
+            if name:
+                path = f"/dev/nvidia-caps/{name}" if name.startswith("nvidia-cap") else f"/dev/{name}"
+            denied_nodes[path] = None
+    drivers = {}
+    for gpu in host.gpus:
+        if gpu.pci_bus_id:
+            with contextlib.suppress(OSError):
+                link = top / pci.PCI_DEVICES.lstrip("/") / gpu.pci_bus_id / "driver"
+                drivers[gpu.pci_bus_id] = link.readlink().name
     return KernelFacts(
-        drivers={
-            gpu.pci_bus_id: driver
-            for gpu in host.gpus
-            if gpu.pci_bus_id and (driver := _read_driver(top / pci.PCI_DEVICES.lstrip("/") / gpu.pci_bus_id))
-        },
+        drivers=drivers,
         secure_boot=_read_bytes(top / SECURE_BOOT)[-1:] == b"\1",
-        refused=next((message for message in log if REFUSED.search(message)), None),
+        refusal=next((message for message in log if REFUSED.search(message)), None),
         xids=xids,
-        denied=tuple(dict.fromkeys(filter(None, map(_parse_denial, log)))),
-        stale=tuple(_find_stale(host, top)),
+        denied_nodes=tuple(filter(None, denied_nodes)),
+        stale_nodes=tuple(_find_stale_nodes(host, top)),
         switches=tuple(
             function.bus_id for function in pci.list_functions(tree, functions) if function.switch
         ),
         fabric_manager=fabric.is_managed(tree),
-        uncomputed={
+        empty_instances={
             gpu.minor: instances
             for gpu in host.gpus
-            if gpu.minor is not None and (instances := _find_uncomputed(gpu.minor, top))
+            if gpu.minor is not None and (instances := _find_empty_instances(gpu.minor, top))
         },
         selinux=_read_text(top / SELINUX).startswith("0"),
     )
-
-
-def _parse_denial(message: str) -> str | None:
-    """Return the device node to which a message says that access was denied."""
-    match = DENIED.search(message)
-    if match is None:
-        return None
-    name = match[2]
-    folder = "/dev/nvidia-caps" if name and name.startswith("nvidia-cap") else "/dev"
-    return f"{folder}/{name}" if name else match[1]
 
 
 def _read_log(path: Path) -> Iterator[str]:
@@ -136,7 +134,7 @@ def _read_log(path: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
-def _find_stale(host: Host, top: Path) -> Iterator[tuple[str, str]]:
+def _find_stale_nodes(host: Host, top: Path) -> Iterator[tuple[str, str]]:
     """Yield device nodes from an earlier load of the driver, whose major number belongs to another driver."""
     majors = {name: int(number) for number, name in DEVICE.findall(_read_text(top / "proc/devices"))}
     for path in host.devices:
@@ -150,7 +148,7 @@ def _find_stale(host: Host, top: Path) -> Iterator[tuple[str, str]]:
                 yield path, remedy
 
 
-def _find_uncomputed(minor: int, top: Path) -> tuple[int, ...]:
+def _find_empty_instances(minor: int, top: Path) -> tuple[int, ...]:
     instances = (top / f"proc/driver/nvidia/capabilities/gpu{minor}/mig").glob("gi[0-9]*")
     return tuple(
         sorted(
@@ -159,13 +157,6 @@ def _find_uncomputed(minor: int, top: Path) -> tuple[int, ...]:
             if instance.name[2:].isdecimal() and not list(instance.glob("ci[0-9]*"))
         )
     )
-
-
-def _read_driver(function: Path) -> str | None:
-    try:
-        return (function / "driver").readlink().name
-    except OSError:
-        return None
 
 
 def _read_text(path: Path) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Host
     from imagematrix.hardware.host.nvml import Nvml
 
-    Remedied = tuple[tuple[str, str], ...]  # problems, each with its remedy
+    Remedies = tuple[tuple[str, str], ...]  # problems, each with its remedy
 
 MODULES = "/proc/modules"
 
@@ -83,7 +83,7 @@ class NodeFacts:
     `environment` is set if a variable names a GPU that does not exist, `locks_error` if GPUs cannot be
     locked. `daemonless` is what a launch without a daemon would find. `kubelet` states whether this user may
     query the node's kubelet, None if there is no kubelet, and `kubelet_error` is set if kubelet does not
-    answer. `kernel` has further facts of the kernel. For a saved host `live` is false, and only host and
+    answer. `kernel` has further facts of the kernel. For a saved host `is_live` is false, and only host and
     image are set.
     """
 
@@ -104,7 +104,7 @@ class NodeFacts:
     image: ImageFacts | None = None
     kernel: KernelFacts = field(default_factory=KernelFacts)
     daemonless: DaemonlessFacts = field(default_factory=DaemonlessFacts)
-    live: bool = True
+    is_live: bool = True
 
 
 def make_saved_facts(host: Host, image: ImageFacts | None = None) -> NodeFacts:
@@ -113,13 +113,15 @@ def make_saved_facts(host: Host, image: ImageFacts | None = None) -> NodeFacts:
         host=host,
         nvml=None,
         modules=None,
-        problems=_find_missing(host)[0],
+        problems=_check_nodes(
+            host, lambda paths: devices.find_absent_nodes(path for path in paths if path not in host.devices)
+        )[0],
         unlinked=(),
         machine="",
         docker=None,
         engine=EngineFacts(),
         image=image,
-        live=False,
+        is_live=False,
     )
 
 
@@ -136,12 +138,20 @@ def gather_facts(
     `environment` is the error in variables that name GPUs, if there is one. `tasks` returns the lock folder
     that tasks of Swarm use, given the engine's information.
     """
-    problems, doubts = _with_remedies(host, devices.check_device_nodes)
-    without = daemonless.gather_daemonless_facts()
+    problems, doubts = _check_nodes(host, devices.check_device_nodes)
+    daemonless_facts = daemonless.gather_daemonless_facts()
+    modules = None
+    with contextlib.suppress(OSError), open(MODULES, encoding="ascii", errors="replace") as file:  # noqa: PTH123
+        modules = frozenset(line.split()[0] for line in file)
+    kubelet_error = None
+    try:
+        pods.compute_pod_usage(host.gpus)
+    except EngineError as error:
+        kubelet_error = error
     return NodeFacts(
         host=host,
         nvml=nvml,
-        modules=_read_modules(),
+        modules=modules,
         problems=problems,
         doubts=doubts,
         unlinked=_find_unlinked(host.devices),
@@ -150,24 +160,16 @@ def gather_facts(
         engine=_gather_engine_facts(tasks),
         environment=environment,
         kubelet=pods.check_access(),
-        kubelet_error=_kubelet_error(host),
+        kubelet_error=kubelet_error,
         locks=locks.locate_locks(),
-        locks_error=_locks_error(without.engine) if host.gpus else None,
+        locks_error=_find_locks_error(daemonless_facts.engine) if host.gpus else None,
         image=image,
         kernel=kernel.read_kernel_facts(host),
-        daemonless=without,
+        daemonless=daemonless_facts,
     )
 
 
-def _kubelet_error(host: Host) -> EngineError | None:
-    try:
-        pods.compute_pod_usage(host.gpus)
-    except EngineError as error:
-        return error
-    return None
-
-
-def _locks_error(engine: str) -> ProbeError | None:
+def _find_locks_error(engine: str) -> ProbeError | None:
     """Return why a launch by this user's default engine could not claim GPUs."""
     try:
         with locks.Locks(
@@ -182,25 +184,10 @@ def _locks_error(engine: str) -> ProbeError | None:
     return None
 
 
-def _read_modules() -> frozenset[str] | None:
-    try:
-        with open(MODULES, encoding="ascii", errors="replace") as file:  # noqa: PTH123 - a file of /proc
-            return frozenset(line.split()[0] for line in file)
-    except OSError:
-        return None
-
-
-def _find_missing(host: Host) -> tuple[Remedied, Remedied]:
-    """Return the problems of nodes that a saved host lacks."""
-    return _with_remedies(
-        host, lambda paths: devices.find_absent_nodes(path for path in paths if path not in host.devices)
-    )
-
-
-def _with_remedies(
+def _check_nodes(
     host: Host, check: Callable[[Iterable[str]], tuple[devices.DeviceProblem, ...]]
-) -> tuple[Remedied, Remedied]:
-    """Return the problems that stop a launch, and the doubts that do not."""
+) -> tuple[Remedies, Remedies]:
+    """Return the problems of device nodes that stop a launch, and the doubts that do not, with remedies."""
     usable = tuple(gpu for gpu in host.gpus if gpu.usable)
     try:
         problems = check(devices.list_device_nodes(host, usable))

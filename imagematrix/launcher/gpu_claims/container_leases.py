@@ -1,4 +1,4 @@
-"""The GPUs of containers without a daemon: who has them when the process that held their locks is dead.
+"""The GPUs of containers without a daemon, also when the process that held their locks is dead.
 
 The process that started a container, its keeper, holds the locks of its GPUs, and frees them. A file in the
 lock folder says besides which process the container's first is: when the locks of a GPU are free, but that
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
     from imagematrix.launcher.gpu_claims.locks import Locks
-    from imagematrix.launcher.gpu_claims.usage import Consumer, Usage
+    from imagematrix.launcher.gpu_claims.usage import Usage
 
 PREFIX = "container-"
 ContainerLeases = list[tuple["ContainerLease", "Holder"]]
 
 
 class ContainerLease(Record):
-    """What a container has: GPUs by their `keys`, whole, or with `vram_mib` a share of each.
+    """The GPUs of a container by their `keys`, whole, or with `vram_mib` a share of each.
 
     With `common`, containers of the same batch job have them together. `share` is the lock of a share.
     """
@@ -47,10 +47,12 @@ class ContainerLease(Record):
         return self.vram_mib is None and not (common and self.common) and has_overlap(self.keys, keys)
 
     def is_held(self, holders: Container[str], shares: Usage) -> bool:
-        """Whether its keeper holds the lock, of which `holders` are the held ones, or one of `shares`."""
+        """Whether its keeper lives: it is among the `holders` of locks, or its share is among `shares`."""
         if self.share is None:
             return any(key in holders for key in self.keys)
-        return any(self.share in consumer.marks for using in shares.values() for consumer in using)
+        return any(
+            self.share in consumer.owner_ids for consumers in shares.values() for consumer in consumers
+        )
 
 
 def hold_container_lease(locks: Locks, lease: ContainerLease, holder: Holder) -> tuple[str, tuple[int, ...]]:
@@ -70,36 +72,34 @@ def find_live_leases(locks: Locks) -> ContainerLeases:
 
     Files of containers that have ended are removed, as far as this user may.
     """
-    found = []
+    leases = []
     for name in locks.list_names():
         file = locks.inspect_lock(name) if name.startswith(PREFIX) else None
         if file is None:
             continue
         lease, holder = _parse_lease(file.text)
         # Of a container on another machine or in another PID namespace, only its keeper is known to live.
-        kept = file.held and holder is not None and not holder.is_here
-        if lease and holder and (kept or holder.alive(file.quiet_s, owner=file.owner)):
-            found.append((lease, holder))
-        elif not file.held:
+        is_kept = file.is_held and holder is not None and not holder.is_here
+        if lease and holder and (is_kept or holder.alive(file.quiet_s, owner=file.owner)):
+            leases.append((lease, holder))
+        elif not file.is_held:
             locks.remove(name)
-    return found
+    return leases
 
 
-def compute_lease_usage(left: Iterable[tuple[ContainerLease, Holder]]) -> Usage:
-    """Return the usage by such containers."""
-    return merge_usages(
-        *(dict.fromkeys(lease.keys, (_make_consumer(lease, holder),)) for lease, holder in left)
-    )
-
-
-def _make_consumer(lease: ContainerLease, holder: Holder) -> Consumer:
-    process = describe_process(holder.pid, kind="lease")
-    return replace(
-        process,
-        name=str(holder) if holder.process.is_hidden else process.name,
-        vram_mib=lease.vram_mib,
-        marks=frozenset({lease.share} if lease.share else ()),
-    )
+def compute_lease_usage(leases: Iterable[tuple[ContainerLease, Holder]]) -> Usage:
+    """Return the usage by the containers with these leases."""
+    usages = []
+    for lease, holder in leases:
+        process = describe_process(holder.pid, kind="lease")
+        consumer = replace(
+            process,
+            name=str(holder) if holder.process.is_hidden else process.name,
+            vram_mib=lease.vram_mib,
+            owner_ids=frozenset({lease.share} if lease.share else ()),
+        )
+        usages.append(dict.fromkeys(lease.keys, (consumer,)))
+    return merge_usages(*usages)
 
 
 def _parse_lease(text: str) -> tuple[ContainerLease | None, Holder | None]:

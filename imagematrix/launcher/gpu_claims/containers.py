@@ -44,7 +44,7 @@ PREFIXES = ("gpu-", "mig-")  # of UUIDs in lower case
 
 
 def compute_container_usage(containers: Iterable[Mapping[str, Any]], gpus: tuple[Gpu, ...]) -> Usage:
-    """Return the usage of `gpus` by `containers`, as `images.engine.containers.running` returns them.
+    """Return the usage of `gpus` by `containers`, as `images.engine.containers.list_running` returns them.
 
     A container uses the GPUs whose device nodes it has or may open by a rule of its devices cgroup, and those
     that it requests from NVIDIA's runtime: with `--gpus`, through CDI, or by the variable that this runtime
@@ -52,38 +52,34 @@ def compute_container_usage(containers: Iterable[Mapping[str, Any]], gpus: tuple
     the label VRAM a container uses a share of each GPU; if the label is not a number of MiB, it uses the
     whole GPU.
     """
-    return merge_usages(
-        *(
-            dict.fromkeys(find_gpu_keys(container, gpus), (_make_consumer(container),))
-            for container in containers
+    usages = []
+    for container in containers:
+        config = container.get("Config") or {}
+        labels = config.get("Labels") or {}
+        container_id = str(container.get("Id") or "")
+        name = str(container.get("Name") or container_id).lstrip("/")
+        consumer = Consumer(
+            kind="container",
+            name=f"{name} ({config.get('Image')})",
+            vram_mib=parse_mib(str(labels.get(VRAM))),
+            owner_ids=frozenset(filter(None, (container_id, labels.get(LEASE)))),
         )
-    )
+        usages.append(dict.fromkeys(find_gpu_keys(container, gpus), (consumer,)))
+    return merge_usages(*usages)
 
 
 def find_gpu_keys(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> list[str]:
     """Return the keys of the GPUs that one container has, including GPUs that are not in `gpus`."""
-    return sorted({*_find_nodes(container, gpus), *_find_injected(container, gpus)})
+    return sorted({*_find_keys_by_nodes(container, gpus), *_find_keys_by_injection(container, gpus)})
 
 
-def _make_consumer(container: Mapping[str, Any]) -> Consumer:
-    config = container.get("Config") or {}
-    labels = config.get("Labels") or {}
-    container_id = str(container.get("Id") or "")
-    name = str(container.get("Name") or container_id).lstrip("/")
-    return Consumer(
-        kind="container",
-        name=f"{name} ({config.get('Image')})",
-        vram_mib=parse_mib(str(labels.get(VRAM))),
-        marks=frozenset(filter(None, (container_id, labels.get(LEASE)))),
-    )
-
-
-def _find_nodes(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> set[str]:
+def _find_keys_by_nodes(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> set[str]:
+    """Return the keys of the GPUs whose device nodes a container has, or may open by a rule of its cgroup."""
     host = container.get("HostConfig") or {}
     paths = [
         path
-        for given in host.get("Devices") or ()
-        for path in _find_passed_nodes(str(given.get("PathOnHost")), gpus)
+        for device in host.get("Devices") or ()
+        for path in _list_passed_nodes(str(device.get("PathOnHost")), gpus)
     ]
     rules = list(_parse_rules(host.get("DeviceCgroupRules") or ()))
     minors = {minor for path in paths if (minor := _parse_minor(path)) is not None}
@@ -92,7 +88,7 @@ def _find_nodes(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> set[str]
     minors |= {minor for major, minor in numbered if major == MAJOR}
     passed = {int(match[1]) for path in paths if (match := CAPABILITY.fullmatch(path))}
     if rules:
-        opened = [path for path in _list_known_nodes(gpus) if any(_is_opened(rule, path) for rule in rules)]
+        opened = [path for path in _list_known_nodes(gpus) if any(_is_covered(path, rule) for rule in rules)]
         minors |= {minor for path in opened if (minor := _parse_minor(path)) is not None}
         passed |= {int(match[1]) for path in opened if (match := CAPABILITY.fullmatch(path))}
     instances = {
@@ -127,10 +123,10 @@ def _list_known_nodes(gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
     )
 
 
-def _find_passed_nodes(given: str, gpus: tuple[Gpu, ...]) -> Iterator[str]:
+def _list_passed_nodes(device: str, gpus: tuple[Gpu, ...]) -> Iterator[str]:
     """Yield the device nodes that `--device` passes: for a folder the engine passes all nodes in it."""
     # The engine resolves links, too, before it passes a node (oci/devices_linux.go of moby).
-    path = os.path.realpath(f"/{given.lstrip('/')}")
+    path = os.path.realpath(f"/{device.lstrip('/')}")
     yield path
     inside = [node for node in _list_known_nodes(gpus) if node.startswith(f"{path.rstrip('/')}/")]
     yield from inside
@@ -146,7 +142,7 @@ def _parse_rules(texts: Iterable[str]) -> Iterator[tuple[str, str, str]]:
             yield match[1], match[2], match[3]
 
 
-def _is_opened(rule: tuple[str, str, str], path: str) -> bool:
+def _is_covered(path: str, rule: tuple[str, str, str]) -> bool:
     """Whether a rule of the devices cgroup covers the node at `path`, which the container can create itself.
 
     A GPU has its device number even if there is no node here.
@@ -160,8 +156,8 @@ def _is_opened(rule: tuple[str, str, str], path: str) -> bool:
         device = os.stat(path).st_rdev  # noqa: PTH116 - see above
         numbers.add((os.major(device), os.minor(device)))
     return any(
-        (major == "*" or int(major) == known_major) and (minor == "*" or int(minor) == known_minor)
-        for known_major, known_minor in numbers
+        (major == "*" or int(major) == node_major) and (minor == "*" or int(minor) == node_minor)
+        for node_major, node_minor in numbers
     )
 
 
@@ -183,28 +179,34 @@ def read_minor(node: os.stat_result) -> int | None:
     return minor if is_gpu else None
 
 
-def _find_injected(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> Iterator[str]:
+def _find_keys_by_injection(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> Iterator[str]:
+    """Yield the keys of the GPUs that NVIDIA's runtime, or the engine through CDI, adds to a container."""
     host, config = container.get("HostConfig") or {}, container.get("Config") or {}
     names: list[str] = []
     for request in host.get("DeviceRequests") or ():
-        names += _find_requested(request)
+        names += _list_requested_names(request)
     if str(host.get("Runtime")).startswith(runtime.NVIDIA):
         values = [value for value in config.get("Env") or () if str(value).startswith(VISIBLE)]
         names += values[-1].removeprefix(VISIBLE).split(",") if values else []
-    own = {name.partition("=")[2] for name in names if name.startswith(f"{CDI_KIND}=")}
-    plain = {CDI.sub("", name.strip(), count=1).lower() for name in names}
-    for gpu, indices in _number_gpus(gpus):
-        for name in plain:
-            yield from _find_named(gpu, indices, name)
-        if not own.isdisjoint((ALL, str(gpu.index), gpu.uuid)):
+    our_names = {name.partition("=")[2] for name in names if name.startswith(f"{CDI_KIND}=")}
+    runtime_names = {CDI.sub("", name.strip(), count=1).lower() for name in names}
+    # NVIDIA's runtime does not count GPUs without the nvidia module, and counts only some of those that do
+    # not work. So a GPU may have any of these indices.
+    working = 0
+    for position, gpu in enumerate(gpu for gpu in gpus if gpu.minor is not None):
+        indices = range(working, position + 1)
+        working += gpu.usable
+        for name in runtime_names:
+            yield from _find_keys_by_name(gpu, indices, name)
+        if not our_names.isdisjoint((ALL, str(gpu.index), gpu.uuid)):
             yield from list_lock_names(gpu)
-        for part in list_mig_devices(gpu) if own else ():
+        for part in list_mig_devices(gpu) if our_names else ():
             (device,) = part.mig or ()
-            if not own.isdisjoint((name_mig_device(gpu, device), device.uuid)):
+            if not our_names.isdisjoint((name_mig_device(gpu, device), device.uuid)):
                 yield from list_lock_names(part)
 
 
-def _find_requested(request: Mapping[str, Any]) -> list[str]:
+def _list_requested_names(request: Mapping[str, Any]) -> list[str]:
     """Return the names of the GPUs in one device request of a container.
 
     The engine turns a count of N into the first N indices, and -1 into "all" (daemon/nvidia_linux.go).
@@ -219,18 +221,7 @@ def _find_requested(request: Mapping[str, Any]) -> list[str]:
     return ids + ([ALL] if count < 0 else [str(index) for index in range(count)])
 
 
-def _number_gpus(gpus: tuple[Gpu, ...]) -> Iterator[tuple[Gpu, range]]:
-    """Yield the GPUs that have a device node, each with the indices that NVIDIA's runtime may use for it.
-
-    The runtime does not count GPUs without the nvidia module, and counts only some of those that do not work.
-    """
-    working = 0
-    for position, gpu in enumerate(gpu for gpu in gpus if gpu.minor is not None):
-        yield gpu, range(working, position + 1)
-        working += gpu.usable
-
-
-def _find_named(gpu: Gpu, indices: range, name: str) -> tuple[str, ...]:
+def _find_keys_by_name(gpu: Gpu, indices: range, name: str) -> tuple[str, ...]:
     """Return the keys of the devices of `gpu` that `name`, in lower case, refers to.
 
     Names are read as by the runtime (src/cli/common.c of libnvidia-container). "0:1" is the second MIG device

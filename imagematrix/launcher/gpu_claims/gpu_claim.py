@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 from imagematrix.common.record import Record, replace
@@ -32,7 +32,7 @@ from imagematrix.launcher.gpu_claims.usage import find_consumers, has_overlap, l
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Self
 
     from imagematrix.errors import ImagematrixError
@@ -40,9 +40,10 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Gpu
     from imagematrix.images.engine.containers import Attended
     from imagematrix.images.local_store.holder import Holder
+    from imagematrix.launcher.gpu_claims.container_leases import ContainerLeases
     from imagematrix.launcher.gpu_claims.usage import Consumer, Usage
 
-    Faults = Callable[[tuple[Gpu, ...]], Mapping[Gpu, str]]
+    FindFaults = Callable[[tuple[Gpu, ...]], Mapping[Gpu, str]]
 
 POLL_S = 1.0  # seconds between the attempts of a waiting launch; each surveys the node
 
@@ -52,7 +53,7 @@ class Claim:
 
     `labels` are for the container that gets the GPUs: they state the size of a share and its lease.
     `descriptors` hold the locks; pass them to a child process (`pass_fds`) that should keep the claim too.
-    `lease` is what a container without a daemon gets by it, and `locks` is their folder.
+    `lease` is that of a container without a daemon, and `locks` is the path of the lock folder.
     """
 
     def __init__(
@@ -89,73 +90,104 @@ class Claim:
         Raises ProbeError if that cannot be written.
         """
         with Locks(self._locks) as locks:
-            name, held = hold_container_lease(locks, self._lease, holder)
-            for before in self._files:
-                locks.remove(before)
+            name, descriptors = hold_container_lease(locks, self._lease, holder)
+            for earlier in self._files:
+                locks.remove(earlier)
         self._files = [name]
-        self.descriptors += held
+        self.descriptors += descriptors
 
     def pass_on(self) -> None:
         """Keep the claim across the exec of another program in this process."""
         inherit_locks(self.descriptors)
 
 
-def claim_gpus(  # noqa: PLR0913 - each is one aspect of the demand
-    choices: Sequence[Choice],
-    survey: Callable[[Attended], Usage],
-    *,
-    extra_gpus: tuple[Gpu, ...] = (),
-    vram_mib: int | None = None,
-    mps: bool = False,
-    wait_s: float = 0.0,
-    report: Callable[[str], None] = lambda _: None,
-    faults: Faults = lambda _: {},
-    machine: str | None = None,
-    path: str | None = None,
-    group: int | None = None,
-    any_user: bool = False,
-) -> Claim:
-    """Return a claim on unused GPUs, or on a share of each, of the first choice that has enough of them.
+class ClaimRequest(Record):
+    """What a launch requests: the GPUs of one of `choices`, whole or a share of `vram_mib` on each.
 
     `choices` are those of `imagematrix.selection.selector.find_feasible_gpu_sets`. The `extra_gpus` are
     claimed too, because the container gets them anyway. They are not in `Claim.gpus`, except those that are
-    also in the choice, which are taken first. With `vram_mib`, at least 1, the claim is a share of that many
-    MiB on each GPU. A share is placed on the shared GPU with the least memory left, so that whole GPUs stay
-    free. With `mps` an MPS server may run on the GPUs.
+    also in the choice, which are taken first. `vram_mib` is at least 1. With `mps` an MPS server may run on
+    the GPUs.
+    """
+
+    choices: Sequence[Choice]
+    extra_gpus: tuple[Gpu, ...] = ()
+    vram_mib: int | None = None
+    mps: bool = False
+
+
+class LockFolder(Record):
+    """The folder of locks at `path`, and the id of the `group` whose members may start containers, if any."""
+
+    path: str
+    group: int | None = None
+
+
+def find_lock_folder(machine: str | None = None, *, any_user: bool = False) -> LockFolder:
+    """Return the folder of this node's locks; with `any_user`, every user may start containers.
+
+    For GPUs of another `machine` it is a folder of its name, because this node's locks are not for them.
+    Raises ProbeError if other launches have another lock folder.
+    """
+    path = locate_locks(machine)
+    if machine is not None:
+        return LockFolder(path=path)
+    require_shared(path)
+    return LockFolder(path=path, group=None if any_user else endpoint.get_socket_group())
+
+
+# How a claim comes about. One launch at a time has the mutex of the lock folder, and in it
+#
+# 1. looks at the queue: the launches ahead of it reserve as many GPUs as they wait for,
+# 2. takes the locks of all GPUs that could serve it; a lock that it does not get is a lease,
+# 3. surveys who uses the GPUs whose locks it has: containers, pods, processes, shares,
+# 4. ranks the unused ones, keeps the locks of those that it gets, and releases the others.
+#
+# The locks come before the survey: a launch releases its lease once its container runs, so whoever is not
+# seen as a lease is seen by the survey. A share is no lock of a GPU but a file of its own, so that others can
+# share the GPU; a launch that needs the whole GPU finds the file. If there are not enough GPUs, the launch
+# joins the queue before it releases the mutex, and tries again every POLL_S seconds.
+
+
+def claim_gpus(
+    request: ClaimRequest,
+    survey: Callable[[Attended], Usage],
+    *,
+    wait_s: float = 0.0,
+    on_wait: Callable[[str], None] = lambda _: None,
+    find_faults: FindFaults = lambda _: {},
+    folder: LockFolder | None = None,
+) -> Claim:
+    """Return a claim on unused GPUs, or on a share of each, of the first choice that has enough of them.
+
+    A share is placed on the shared GPU with the least memory left, so that whole GPUs stay free.
 
     `survey` returns the current usage (`imagematrix.launcher.gpu_claims.survey`). It gets a function that
     takes the labels of a launch's container and returns whether the lease of the launch still counts.
-    `faults` gets unused GPUs, and returns why some do not work now, so that another is taken. If no choice
-    has enough free GPUs, this waits up to `wait_s` seconds for the first whose GPUs are only busy, behind
-    earlier launches, and passes the reason to `report`.
+    `find_faults` gets unused GPUs, and returns why some do not work now, so that another is taken. If no
+    choice has enough free GPUs, this waits up to `wait_s` seconds for the first whose GPUs are only busy,
+    behind earlier launches, and passes the reason to `on_wait`. `folder` is the lock folder, by default this
+    node's.
 
-    `path` is the lock folder, and `group` the group whose members may start containers, by default those of
-    this node; with `any_user` every user may. For GPUs of another `machine` it is a folder of its name,
-    because this node's locks are not for them. Raises GpusBusyError, which names the consumers; UsageError if
-    the GPUs have less memory than the share; ProbeError if their memory is unknown, or if other launches have
-    another lock folder; and what `survey` raises.
+    Raises GpusBusyError, which names the consumers; UsageError if the GPUs have less memory than the share;
+    ProbeError if their memory is unknown; and what `find_lock_folder` and `survey` raise.
     """
-    if path is None:
-        path = locate_locks(machine)
-        if machine is None:
-            require_shared(path)
-            group = None if any_user else endpoint.get_socket_group()
-    with Locks(path, group) as locks:
+    folder = folder or find_lock_folder()
+    with Locks(folder.path, folder.group) as locks:
 
-        def take(choice: Choice, wait_s: float) -> Claim:
-            demand = _make_demand(_filter_by_memory(choice, vram_mib), extra_gpus, vram_mib, mps=mps)
-            return _wait_for_claim(
-                locks, demand, partial(_try_claim, locks, demand, survey, faults), wait_s, report
-            )
+        def claim_choice(choice: Choice, wait_s: float) -> Claim:
+            demand = _make_demand(choice, request)
+            attempt = partial(_try_claim, locks, demand, survey, find_faults)
+            return _wait_for_claim(locks, demand, attempt, wait_s, on_wait)
 
-        if len(choices) == 1:
-            return take(choices[0], wait_s)
+        if len(request.choices) == 1:
+            return claim_choice(request.choices[0], wait_s)
         busy: list[Choice] = []
         unfit: ImagematrixError | None = None
-        for choice in choices:
+        for choice in request.choices:
             try:
                 # Without waiting: the GPUs of a later choice may be free now.
-                return take(choice, 0.0)
+                return claim_choice(choice, 0.0)
             except GpusBusyError:
                 busy.append(choice)
             except (ProbeError, UsageError) as error:
@@ -163,32 +195,32 @@ def claim_gpus(  # noqa: PLR0913 - each is one aspect of the demand
                 unfit = error
         if unfit and not busy:
             raise unfit
-        return take(busy[0], wait_s)
+        return claim_choice(busy[0], wait_s)
 
 
 def adopt_scheduler_gpus(gpus: Sequence[Gpu], *, by: str) -> Claim:
-    """Return a claim on GPUs that the batch system `by` has given to this process.
+    """Return a claim on the GPUs that this process has from the batch system `by`.
 
     Its tasks can have a GPU together, and no other launch gets it meanwhile. Raises GpusBusyError if a launch
     that the batch system did not start has one, and ProbeError if the lock folder cannot be used.
     """
     path = locate_locks()
     require_shared(path)
-    every = tuple(key for gpu in gpus for key in list_lock_names(gpu))
+    keys = tuple(key for gpu in gpus for key in list_lock_names(gpu))
     with Locks(path) as locks, locks.hold_mutex():
-        descriptors = locks.take(*every, shared=True)
-        containers = find_live_leases(locks)
-        if descriptors is not None and any(one.is_excluding(every, common=True) for one, _ in containers):
+        descriptors = locks.take(*keys, shared=True)
+        leases = find_live_leases(locks)
+        if descriptors is not None and any(lease.is_excluding(keys, common=True) for lease, _ in leases):
             release_locks(descriptors)
             descriptors = None
         if descriptors is not None:
-            lease = ContainerLease(keys=every, common=True)
+            lease = ContainerLease(keys=keys, common=True)
             return Claim(tuple(gpus), descriptors, lease=lease, locks=path)
         usage = compute_locked_usage(locks)
         busy = [
-            f"{make_label(gpu)} is in use by {', '.join(map(str, using))}"
+            f"{make_label(gpu)} is in use by {', '.join(map(str, consumers))}"
             for gpu in gpus
-            if (using := find_consumers(usage, list_lock_names(gpu)))
+            if (consumers := find_consumers(usage, list_lock_names(gpu)))
         ]
         raise GpusBusyError(
             f"{by} gave this job GPUs that others use: {'; '.join(busy) or 'by a lease of another launch'}",
@@ -199,52 +231,54 @@ def adopt_scheduler_gpus(gpus: Sequence[Gpu], *, by: str) -> Claim:
 def _wait_for_claim(
     locks: Locks,
     demand: _Demand,
-    attempt: Callable[[list[Ticket]], Claim | str],
+    attempt: Callable[[list[Ticket]], Claim],
     wait_s: float,
-    report: Callable[[str], None],
+    on_wait: Callable[[str], None],
 ) -> Claim:
-    """Return the claim of the first successful attempt; each gets the tickets ahead, and holds the turn."""
+    """Return the claim of the first successful attempt; each gets the tickets ahead, and holds the mutex.
+
+    An attempt fails with GpusBusyError, which is raised when the wait is over.
+    """
     ticket = Ticket(
         count=len(demand.extra_gpus) + demand.count,
         gpus=tuple(map(list_lock_names, demand.extra_gpus + demand.gpus)),
     )
     eligible = frozenset(key for gpu in ticket.gpus for key in gpu)
     deadline = time.monotonic() + wait_s
-    reported = None
-    reason = ""
+    position = None  # in the queue, as last reported
+    busy: GpusBusyError | None = None
     queue = Queue(locks)
     try:
         while True:
-            with ExitStack() as turn:
+            with ExitStack() as mutex:
+                # The wait for the mutex is part of the wait that the user granted. Without one, only a holder
+                # that hangs ends it.
+                patience_s = max(0.0, deadline - time.monotonic()) if wait_s else None
                 try:
-                    # The wait for the turn is part of the wait that the user granted. Without one, only a
-                    # holder that hangs ends it.
-                    turn.enter_context(
-                        locks.hold_mutex(max(0.0, deadline - time.monotonic()) if wait_s else None)
-                    )
-                except GpusBusyError as error:  # at the end of the wait, another launch had its turn
-                    raise _busy_error(reason) if reason else error from None
+                    mutex.enter_context(locks.hold_mutex(patience_s))
+                except GpusBusyError as error:  # at the end of the wait, another launch had the mutex
+                    raise busy or error from None
                 ahead = [
-                    other
-                    for other in queue.list_ahead()
-                    if any(has_overlap(gpu, eligible) for gpu in other.gpus)
+                    waiting
+                    for waiting in queue.list_ahead()
+                    if any(has_overlap(gpu, eligible) for gpu in waiting.gpus)
                 ]
-                outcome = attempt(ahead)
-                if isinstance(outcome, Claim):
-                    return outcome
-                reason = outcome
-                if wait_s and not queue.joined:
-                    # In the turn of the failed attempt, so that no later launch gets ahead of this one.
+                try:
+                    return attempt(ahead)
+                except GpusBusyError as error:
+                    busy = error
+                if wait_s and not queue.is_joined:
+                    # With the mutex of the failed attempt, so that no later launch gets ahead of this one.
                     queue.join(ticket)
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise _busy_error(reason)
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
+                raise busy
             # Once for each position in the queue, not once a second.
-            if reported != len(ahead):
-                reported = len(ahead)
-                report(f"waiting: {reason}")
-            # The turn has ended, so other launches survey and claim meanwhile.
-            time.sleep(min(POLL_S, left_s))
+            if position != len(ahead):
+                position = len(ahead)
+                on_wait(f"waiting: {busy}")
+            # The mutex is free, so other launches survey and claim meanwhile.
+            time.sleep(min(POLL_S, remaining_s))
     finally:
         queue.leave()
 
@@ -268,45 +302,40 @@ class _Demand(Record):
         return gpus if self.vram_mib is None else f"{gpus} with {self.vram_mib} MiB free"
 
 
-def _make_demand(choice: Choice, extra_gpus: tuple[Gpu, ...], vram_mib: int | None, *, mps: bool) -> _Demand:
-    gpus, count = choice.gpus, choice.count
-    extra_keys = [key for gpu in extra_gpus for key in list_lock_names(gpu)]
-    chosen = tuple(gpu for gpu in gpus if extra_keys and has_overlap(list_lock_names(gpu), extra_keys))[
-        :count
-    ]
-    others = tuple(gpu for gpu in gpus if not (extra_keys and has_overlap(list_lock_names(gpu), extra_keys)))
-    # If the choice has a whole GPU, and `extra_gpus` only a part of it, the whole GPU is claimed.
-    whole = tuple(gpu for gpu in chosen if not set(list_lock_names(gpu)) <= set(extra_keys))
-    return _Demand(
-        gpus=others,
-        count=count - len(chosen),
-        extra_gpus=extra_gpus + whole,
-        chosen=chosen,
-        vram_mib=vram_mib,
-        mps=mps,
-    )
-
-
-def _filter_by_memory(choice: Choice, vram_mib: int | None) -> Choice:
-    """Return the choice among the GPUs that are known to have the memory; raise if there are too few.
+def _make_demand(choice: Choice, request: ClaimRequest) -> _Demand:
+    """Return the demand on one of the choices; raise ProbeError or UsageError if it cannot be met.
 
     The shares of a GPU add up to at most its memory, so a GPU with unknown memory cannot be shared.
     """
-    if vram_mib is None:
-        return choice
-    count, totals = choice.count, {gpu: get_memory_mib(gpu) for gpu in choice.gpus}
-    large = tuple(gpu for gpu, total in totals.items() if total is not None and total >= vram_mib)
-    unknown = [gpu for gpu, total in totals.items() if total is None]
-    if len(large) >= count:
-        return replace(choice, gpus=large)
-    if len(large) + len(unknown) >= count:
-        raise ProbeError(
-            f"cannot share {', '.join(map(make_label, unknown))}: memory size unknown",
-            remedy="check with `imagematrix probe` that NVML works; name one device of a GPU in MIG mode",
-        )
-    sizes = ", ".join(f"{make_label(gpu)} has {total} MiB" for gpu, total in totals.items())
-    raise UsageError(
-        f"requested {format_count(count, 'GPU')} with {vram_mib} MiB, {len(large)} present: {sizes}"
+    gpus, count, vram_mib = choice.gpus, choice.count, request.vram_mib
+    if vram_mib is not None:
+        totals = {gpu: get_memory_mib(gpu) for gpu in choice.gpus}
+        gpus = tuple(gpu for gpu, total in totals.items() if total is not None and total >= vram_mib)
+        unknown = [gpu for gpu, total in totals.items() if total is None]
+        if len(gpus) < count <= len(gpus) + len(unknown):
+            raise ProbeError(
+                f"cannot share {', '.join(map(make_label, unknown))}: memory size unknown",
+                remedy="check with `imagematrix probe` that NVML works; name one device of a GPU in MIG mode",
+            )
+        if len(gpus) < count:
+            sizes = ", ".join(f"{make_label(gpu)} has {total} MiB" for gpu, total in totals.items())
+            raise UsageError(
+                f"requested {format_count(count, 'GPU')} with {vram_mib} MiB, {len(gpus)} present: {sizes}"
+            )
+
+    # Of the GPUs that the container gets anyway, those that are in the choice count for it.
+    extra_keys = [key for gpu in request.extra_gpus for key in list_lock_names(gpu)]
+    overlapping = [gpu for gpu in gpus if extra_keys and has_overlap(list_lock_names(gpu), extra_keys)]
+    chosen = tuple(overlapping[:count])
+    # If the choice has a whole GPU, and `extra_gpus` only a part of it, the whole GPU is claimed.
+    whole = tuple(gpu for gpu in chosen if not set(list_lock_names(gpu)) <= set(extra_keys))
+    return _Demand(
+        gpus=tuple(gpu for gpu in gpus if gpu not in overlapping),
+        count=count - len(chosen),
+        extra_gpus=request.extra_gpus + whole,
+        chosen=chosen,
+        vram_mib=vram_mib,
+        mps=request.mps,
     )
 
 
@@ -314,68 +343,80 @@ def _try_claim(
     locks: Locks,
     demand: _Demand,
     survey: Callable[[Attended], Usage],
-    faults: Faults,
+    find_faults: FindFaults,
     ahead: list[Ticket],
-) -> Claim | str:
-    """Return the claim, or the reason why there is none yet; call this while holding the turn."""
+) -> Claim:
+    """Return the claim; call this while holding the mutex. Raises GpusBusyError if there is none yet."""
     holders = ", ".join(ticket.holder for ticket in ahead if ticket.holder)
     queued = f"{format_count(len(ahead), 'launch', 'launches')} ahead in the queue"
     queued += f" ({holders})" if holders else ""
     eligible = demand.extra_gpus + demand.gpus
-    count = len(demand.extra_gpus) + demand.count
     # First what needs neither locks nor a survey: each launch in the queue comes here once a second.
-    if (
-        len(eligible) - count_reserved((key for gpu in eligible for key in list_lock_names(gpu)), ahead)
-        < count
-    ):
-        return f"requested {demand}, {queued}"
-    held: dict[tuple[str, ...], tuple[int, ...]] = {}
-    try:
-        for gpu in eligible:
-            held[list_lock_names(gpu)] = (
-                locks.take(*list_lock_names(gpu)) or ()
-            )  # empty: another launch leases it
-        containers = find_live_leases(locks)  # perhaps after their launches were killed
-        for lease, _ in containers:
-            for gpu in eligible:
-                if lease.is_excluding(list_lock_names(gpu)):
-                    release_locks(held[list_lock_names(gpu)])
-                    held[list_lock_names(gpu)] = ()
+    reserved = count_reserved((key for gpu in eligible for key in list_lock_names(gpu)), ahead)
+    if len(eligible) - reserved < len(demand.extra_gpus) + demand.count:
+        raise _make_busy_error(f"requested {demand}, {queued}")
+
+    with _lock_unleased(locks, eligible) as (held, leases):
         # After taking the locks: a launch that has released its lease has its container by now, or has ended.
-        leased = compute_locked_usage(locks, whole=not all(held.values()), containers=containers)
+        leased = compute_locked_usage(locks, whole=not all(held.values()), containers=leases)
         unleased = frozenset(
             name for gpu in eligible if held[list_lock_names(gpu)] for name in name_gpus([gpu])
         )
         usage = merge_usages(leased, survey(lambda labels: is_lease_live(labels, leased, unleased)))
-        slots = [_make_slot(gpu, usage, demand, leased=not held[list_lock_names(gpu)]) for gpu in eligible]
+        slots = []
+        for gpu in eligible:
+            consumers, is_leased = find_consumers(usage, list_lock_names(gpu)), not held[list_lock_names(gpu)]
+            free_mib = None if is_leased else shares.compute_remaining(gpu, consumers, mps=demand.mps)
+            slots.append(Slot(gpu=gpu, consumers=consumers, is_leased=is_leased, free_mib=free_mib))
         unused = tuple(slot.gpu for slot in slots if slot.gpu in demand.gpus and slot.fits(demand.vram_mib))
-        why = faults(unused) if unused else {}
-        slots = [replace(slot, fault=why.get(slot.gpu)) for slot in slots]
+        faults = find_faults(unused) if unused else {}
+        slots = [replace(slot, fault=faults.get(slot.gpu)) for slot in slots]
+
         available = rank_slots(find_unreserved(slots, ahead), demand.vram_mib)
         required = [slot for slot in available if slot.gpu in demand.extra_gpus]
         free = [slot for slot in available if slot.gpu in demand.gpus]
         if len(required) < len(demand.extra_gpus) or len(free) < demand.count:
             fitting = [slot for slot in slots if slot.fits(demand.vram_mib)]
-            reasons = [_describe_use(slot) for slot in slots if slot not in fitting] + (
-                [queued] if ahead else []
-            )
-            return f"requested {demand}, {len(fitting)} free: {'; '.join(reasons)}"
+            reasons = [_describe_use(slot) for slot in slots if slot not in fitting]
+            reasons += [queued] if ahead else []
+            raise _make_busy_error(f"requested {demand}, {len(fitting)} free: {'; '.join(reasons)}")
         picked = tuple(slot.gpu for slot in slots if slot in free[: demand.count])
         claimed = merge_gpus(sorted(demand.chosen + picked, key=lambda gpu: gpu.index))
-        if demand.vram_mib is not None:
-            return _claim_share(locks, claimed, demand.extra_gpus + picked, demand.vram_mib)
-        # What is not popped from `held` is released below.
         gpus = demand.extra_gpus + picked
-        taken = tuple(lock for gpu in gpus for lock in held.pop(list_lock_names(gpu)))
+        if demand.vram_mib is not None:
+            return _claim_share(locks, claimed, gpus, demand.vram_mib)
+        # What stays in `held` is released.
+        kept = tuple(lock for gpu in gpus for lock in held.pop(list_lock_names(gpu)))
         lease = ContainerLease(keys=tuple(key for gpu in gpus for key in list_lock_names(gpu)))
-        return Claim(claimed, taken, lease=lease, locks=locks.path)
+        return Claim(claimed, kept, lease=lease, locks=locks.path)
+
+
+@contextmanager
+def _lock_unleased(
+    locks: Locks, gpus: tuple[Gpu, ...]
+) -> Iterator[tuple[dict[tuple[str, ...], tuple[int, ...]], ContainerLeases]]:
+    """Hold the locks of the GPUs that no other launch leases; at the end, release what is still in the dict.
+
+    Yields the locks of each GPU, none if it is leased, and the leases of live containers.
+    """
+    held: dict[tuple[str, ...], tuple[int, ...]] = {}
+    try:
+        for gpu in gpus:
+            held[list_lock_names(gpu)] = locks.take(*list_lock_names(gpu)) or ()
+        leases = find_live_leases(locks)  # perhaps after their launches were killed
+        for lease, _ in leases:
+            for gpu in gpus:
+                if lease.is_excluding(list_lock_names(gpu)):
+                    release_locks(held[list_lock_names(gpu)])
+                    held[list_lock_names(gpu)] = ()
+        yield held, leases
     finally:
         for descriptors in held.values():
             release_locks(descriptors)
 
 
 class Slot(Record):
-    """A GPU and its `consumers`; `leased` if another process holds its lock.
+    """A GPU and its `consumers`; `is_leased` if another process holds its lock.
 
     `free_mib` is the memory that another share could get, None if the GPU cannot be shared. `fault` states
     why the GPU does not work, None if it does as far as is known.
@@ -383,21 +424,21 @@ class Slot(Record):
 
     gpu: Gpu
     consumers: tuple[Consumer, ...]
-    leased: bool
+    is_leased: bool
     free_mib: int | None
     fault: str | None = None
 
     @property
-    def free(self) -> bool:
+    def is_free(self) -> bool:
         """Whether nothing uses it."""
-        return not (self.leased or self.consumers)
+        return not (self.is_leased or self.consumers)
 
     def fits(self, vram_mib: int | None) -> bool:
         """Whether a share of `vram_mib` fits, or with None a launch that needs the whole GPU."""
         if self.fault is not None:
             return False
         if vram_mib is None:
-            return self.free
+            return self.is_free
         return self.free_mib is not None and self.free_mib >= vram_mib
 
 
@@ -410,7 +451,7 @@ def rank_slots(slots: Iterable[Slot], vram_mib: int | None) -> list[Slot]:
     suitable = [slot for slot in slots if slot.fits(vram_mib)]
     if vram_mib is None:
         return suitable
-    return sorted(suitable, key=lambda slot: (slot.free, slot.free_mib or 0))
+    return sorted(suitable, key=lambda slot: (slot.is_free, slot.free_mib or 0))
 
 
 def find_unreserved(slots: Sequence[Slot], queue: Iterable[Ticket]) -> list[Slot]:
@@ -424,51 +465,45 @@ def find_unreserved(slots: Sequence[Slot], queue: Iterable[Ticket]) -> list[Slot
         eligible = [
             [slot for slot in remaining if has_overlap(list_lock_names(slot.gpu), gpu)] for gpu in ticket.gpus
         ]
-        taken = sorted(filter(None, eligible), key=lambda group: max(map(_load_key, group)))[: ticket.count]
-        remaining = [slot for slot in remaining if not any(slot in group for group in taken)]
+        groups = sorted(filter(None, eligible), key=lambda group: max(map(_make_load_key, group)))
+        remaining = [slot for slot in remaining if not any(slot in group for group in groups[: ticket.count])]
     return remaining
 
 
 def count_reserved(keys: Iterable[str], queue: Iterable[Ticket]) -> int:
     """Return how many of the GPUs with these keys the tickets in `queue` reserve."""
-    wanted = tuple(keys)
-    return sum(min(ticket.count, sum(has_overlap(gpu, wanted) for gpu in ticket.gpus)) for ticket in queue)
+    eligible = tuple(keys)
+    return sum(min(ticket.count, sum(has_overlap(gpu, eligible) for gpu in ticket.gpus)) for ticket in queue)
 
 
-def _load_key(slot: Slot) -> tuple[int, int]:
+def _make_load_key(slot: Slot) -> tuple[int, int]:
     # Free, then shared with the most memory left, then used as a whole.
-    if slot.free:
+    if slot.is_free:
         return 0, 0
     return (2, 0) if slot.free_mib is None else (1, -slot.free_mib)
-
-
-def _make_slot(gpu: Gpu, usage: Usage, demand: _Demand, *, leased: bool) -> Slot:
-    using = find_consumers(usage, list_lock_names(gpu))
-    free_mib = None if leased else shares.compute_remaining(gpu, using, mps=demand.mps)
-    return Slot(gpu=gpu, consumers=using, leased=leased, free_mib=free_mib)
 
 
 def _claim_share(locks: Locks, claimed: tuple[Gpu, ...], gpus: tuple[Gpu, ...], vram_mib: int) -> Claim:
     """Return a claim on `claimed` that holds a share of each of `gpus`.
 
-    The locks of the GPUs are released after this turn: a launch that needs a whole GPU then sees the share.
+    The locks of the GPUs are released with the mutex: a launch that needs a whole GPU then sees the share.
     """
     # Not a process id: launches in containers use the same folder, and have process ids of their own.
     name = f"{SHARE}{os.urandom(8).hex()}"
-    every = tuple(key for gpu in gpus for key in list_lock_names(gpu))
-    held = locks.hold(name, " ".join([str(vram_mib), *every]))
-    lease = ContainerLease(keys=every, vram_mib=vram_mib, share=name)
-    return Claim(claimed, held, {VRAM: str(vram_mib), LEASE: name}, lease=lease, locks=locks.path)
+    keys = tuple(key for gpu in gpus for key in list_lock_names(gpu))
+    descriptors = locks.hold(name, " ".join([str(vram_mib), *keys]))
+    lease = ContainerLease(keys=keys, vram_mib=vram_mib, share=name)
+    return Claim(claimed, descriptors, {VRAM: str(vram_mib), LEASE: name}, lease=lease, locks=locks.path)
 
 
 def _describe_use(slot: Slot) -> str:
     if slot.fault is not None:
         return f"{make_label(slot.gpu)} does not work: {slot.fault}"
-    using = ", ".join(map(str, slot.consumers)) or "a lease whose holder is not visible from here"
+    consumers = ", ".join(map(str, slot.consumers)) or "a lease whose holder is not visible from here"
     if slot.free_mib is None:
-        return f"{make_label(slot.gpu)} is in use by {using}"
-    return f"{make_label(slot.gpu)} has {slot.free_mib} MiB free, shared with {using}"
+        return f"{make_label(slot.gpu)} is in use by {consumers}"
+    return f"{make_label(slot.gpu)} has {slot.free_mib} MiB free, shared with {consumers}"
 
 
-def _busy_error(reason: str) -> GpusBusyError:
+def _make_busy_error(reason: str) -> GpusBusyError:
     return GpusBusyError(reason, remedy="run `imagematrix gpus` for details, or wait with --wait 10m")

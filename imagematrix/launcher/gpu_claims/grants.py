@@ -1,4 +1,4 @@
-"""Grants: GPUs that were given to a container without the engine's knowledge.
+"""Grants: GPUs that a container got without the engine's knowledge.
 
 The engine lists only the devices that it passes itself, and not those that the runtime of Swarm's tasks adds.
 So these are recorded here: in the lock folder, in a file for each container. The file counts while the
@@ -19,7 +19,7 @@ from imagematrix.launcher.gpu_claims.usage import Consumer, merge_usages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from imagematrix.launcher.gpu_claims.locks import Locks
     from imagematrix.launcher.gpu_claims.usage import Usage
@@ -41,7 +41,7 @@ class GpuGrant(Record):
     vram_mib: int | None = None
 
     @property
-    def live(self) -> bool:
+    def is_live(self) -> bool:
         """Whether the container may still exist."""
         try:
             os.lstat(self.bundle)
@@ -60,8 +60,8 @@ def write_grant(locks: Locks, grant: GpuGrant) -> None:
         "keys": list(grant.keys),
         "vram_mib": grant.vram_mib,
     }
-    # A file in the lock folder appears complete and is never changed (`Locks._create`), so an old one goes
-    # first.
+    # A file in the lock folder appears complete and is never changed (`Locks._create_file`), so an old one
+    # goes first.
     remove_grant(locks, grant.container)
     locks.write(f"{PREFIX}{grant.container}", json.dumps(document))
 
@@ -77,35 +77,20 @@ def remove_stale_grants(locks: Locks, folder: str = "/") -> None:
     Only those count whose bundle was in `folder`: this process may not see others.
     """
     for grant in _read_grants(locks):
-        if grant.bundle.startswith(f"{folder.rstrip('/')}/") and not grant.live:
+        if grant.bundle.startswith(f"{folder.rstrip('/')}/") and not grant.is_live:
             remove_grant(locks, grant.container)
 
 
 def find_grant(locks: Locks, container: str) -> GpuGrant | None:
     """Return the grant of a container if there is one, whether or not it is live."""
     text = locks.read_text(f"{PREFIX}{container}", (ROOT, os.geteuid()))
-    return next(iter(_parse_grant(container, text)), None) if text is not None else None
-
-
-def compute_grant_usage(locks: Locks) -> Usage:
-    """Return the usage of GPUs by grants; the consumer is the container that has the grant."""
-    return merge_usages(
-        *(dict.fromkeys(grant.keys, (_make_consumer(grant),)) for grant in _read_grants(locks) if grant.live)
-    )
-
-
-def _read_grants(locks: Locks) -> Iterator[GpuGrant]:
-    for name in locks.list_names():
-        if name.startswith(PREFIX) and (grant := find_grant(locks, name.removeprefix(PREFIX))):
-            yield grant
-
-
-def _parse_grant(container: str, text: str) -> Iterable[GpuGrant]:
+    if text is None:
+        return None
     try:
         document = json.loads(text)
         keys = tuple(map(str, document["keys"]))
         vram_mib = parse_mib(str(document["vram_mib"]))
-        yield GpuGrant(
+        return GpuGrant(
             container=container,
             bundle=str(document["bundle"]),
             name=str(document["name"]),
@@ -113,10 +98,23 @@ def _parse_grant(container: str, text: str) -> Iterable[GpuGrant]:
             vram_mib=vram_mib,
         )
     except (ValueError, KeyError, TypeError, RecursionError):  # damaged, or of another program
-        return
+        return None
 
 
-def _make_consumer(grant: GpuGrant) -> Consumer:
-    return Consumer(
-        kind="container", name=grant.name, vram_mib=grant.vram_mib, marks=frozenset({grant.container})
-    )
+def compute_grant_usage(locks: Locks) -> Usage:
+    """Return the usage of GPUs by grants; the consumer is the container that has the grant."""
+    usages = []
+    for grant in _read_grants(locks):
+        if grant.is_live:
+            owner_ids = frozenset({grant.container})
+            consumer = Consumer(
+                kind="container", name=grant.name, vram_mib=grant.vram_mib, owner_ids=owner_ids
+            )
+            usages.append(dict.fromkeys(grant.keys, (consumer,)))
+    return merge_usages(*usages)
+
+
+def _read_grants(locks: Locks) -> Iterator[GpuGrant]:
+    for name in locks.list_names():
+        if name.startswith(PREFIX) and (grant := find_grant(locks, name.removeprefix(PREFIX))):
+            yield grant

@@ -35,8 +35,8 @@ SHARED = "/run/lock/imagematrix"
 NAMED = "IMAGEMATRIX_LOCKS"  # the variable that names another folder
 WORLD_MODE = 0o1777  # any user may write, and remove only their own files
 GROUP_MODE = 0o3770  # the same for a group, which the files inherit
-TURN = "turn"
-TURN_S = 60.0  # a survey of the GPUs takes about 0.1 s, and 20 s with a faulty driver
+MUTEX = "turn"  # the lock under which one launch at a time surveys and claims GPUs
+MUTEX_S = 60.0  # a survey of the GPUs takes about 0.1 s, and 20 s with a faulty driver
 RETRY_S = 0.02
 SETTLE_S = 0.5  # from the creation of the folder to its mode
 TEXT_LIMIT = 64 * 1024  # bytes
@@ -64,7 +64,7 @@ class LockFile(Record):
     text: str
     owner: int
     quiet_s: float
-    held: bool
+    is_held: bool
 
 
 class Locks:
@@ -88,23 +88,28 @@ class Locks:
 
         Processes that take a lock as `shared` hold it together.
         """
-        taken: list[int] = []
+        descriptors: list[int] = []
         with contextlib.ExitStack() as undo:
-            undo.callback(release_locks, taken)
+            undo.callback(release_locks, descriptors)
             for name in names:
-                taken.append(self._open(name))
-                if not _try_lock(taken[-1], fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
+                with self._convert_errors(name):
+                    try:
+                        descriptors.append(self._open_existing(name))
+                    except FileNotFoundError:
+                        self.create(name)
+                        descriptors.append(self._open_existing(name))
+                if not _try_lock(descriptors[-1], fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
                     return None
             undo.pop_all()
-        return tuple(taken)
+        return tuple(descriptors)
 
     @contextlib.contextmanager
     def hold_mutex(self, wait_s: float | None = None) -> Iterator[None]:
         """Hold the lock under which GPUs are surveyed and claimed.
 
-        Raises GpusBusyError after `wait_s` seconds, by default once one process has held it for TURN_S.
+        Raises GpusBusyError after `wait_s` seconds, by default once one process has held it for MUTEX_S.
         """
-        descriptors = self._take_turn(wait_s)
+        descriptors = self._take_mutex(wait_s)
         try:
             yield
         finally:
@@ -129,43 +134,47 @@ class Locks:
     def create(self, name: str) -> None:
         """Create an unlocked lock file; an existing one stays as it is."""
         with contextlib.suppress(FileExistsError):
-            os.close(self._create(name, "", held=False))
+            os.close(self._create_file(name, "", locked=False))
 
     def hold(self, name: str, text: str) -> tuple[int, ...]:
         """Create a lock file with `text` in it and return a descriptor that holds its lock.
 
         The file appears with its lock held: if the lock is free, the holder has ended.
         """
-        with self._usable(name):
-            return (self._create(name, text, held=True),)
+        with self._convert_errors(name):
+            return (self._create_file(name, text, locked=True),)
 
     def write(self, name: str, text: str) -> None:
         """Create an unlocked file with `text` in it."""
-        with self._usable(name):
-            os.close(self._create(name, text, held=False))
+        with self._convert_errors(name):
+            os.close(self._create_file(name, text, locked=False))
 
     def read_text(self, name: str, owners: Collection[int]) -> str | None:
         """Return the text of a file if it belongs to one of these users, else None."""
-        return self._text(name, lambda descriptor: os.fstat(descriptor).st_uid in owners)
+        return self._read_text_if(name, lambda descriptor: os.fstat(descriptor).st_uid in owners)
 
     def read_held_text(self, name: str) -> str | None:
         """Return the text in a lock file whose lock is held, else None."""
         # A shared lock, so that two readers do not mistake each other for the holder.
-        return self._text(name, lambda descriptor: not _try_lock(descriptor, fcntl.LOCK_SH))
+        return self._read_text_if(name, lambda descriptor: not _try_lock(descriptor, fcntl.LOCK_SH))
 
     def inspect_lock(self, name: str) -> LockFile | None:
         """Return a lock file, None if there is none."""
-        found: list[tuple[bool, os.stat_result]] = []
-
-        def note(descriptor: int) -> bool:
-            found.append((not _try_lock(descriptor, fcntl.LOCK_SH), os.fstat(descriptor)))
-            return True
-
-        text = self._text(name, note)
-        if text is None:
+        try:
+            descriptor = self._open_existing(name)
+        except (OSError, ProbeError):  # removed, or not a regular file
             return None
-        ((held, state),) = found
-        return LockFile(text=text, owner=state.st_uid, quiet_s=abs(time.time() - state.st_mtime), held=held)
+        try:
+            is_held = not _try_lock(descriptor, fcntl.LOCK_SH)
+            status = os.fstat(descriptor)
+            return LockFile(
+                text=os.read(descriptor, TEXT_LIMIT).decode("utf-8", "replace"),
+                owner=status.st_uid,
+                quiet_s=abs(time.time() - status.st_mtime),
+                is_held=is_held,
+            )
+        finally:
+            os.close(descriptor)
 
     def measure_age(self, name: str) -> float:
         """Return the seconds since a lock file was touched; infinite if it is gone."""
@@ -186,56 +195,50 @@ class Locks:
         self.write(name, "check")
         self.remove(name)
 
-    def _take_turn(self, wait_s: float | None) -> tuple[int, ...]:
-        if descriptors := self.take(TURN):
+    def _take_mutex(self, wait_s: float | None) -> tuple[int, ...]:
+        if descriptors := self.take(MUTEX):
             return descriptors
         while True:
-            holder = self.find_holders().get(TURN)
-            deadline = time.monotonic() + (TURN_S if wait_s is None else wait_s)
+            holder = self.find_holders().get(MUTEX)
+            deadline = time.monotonic() + (MUTEX_S if wait_s is None else wait_s)
             while True:
-                if descriptors := self.take(TURN):
+                if descriptors := self.take(MUTEX):
                     return descriptors
                 if time.monotonic() >= deadline:
                     break
                 time.sleep(RETRY_S)
-            last = self.find_holders().get(TURN)
-            # Many quick turns of different holders are no reason to give up.
+            last = self.find_holders().get(MUTEX)
+            # That others have the mutex briefly, one after another, is no reason to give up.
             if last == holder or wait_s is not None:
                 by = describe_process(last) if last else "a process that is not visible from here"
-                patience_s = round(TURN_S if wait_s is None else wait_s, 2)
+                patience_s = round(MUTEX_S if wait_s is None else wait_s, 2)
                 raise GpusBusyError(
                     f"another launch has been choosing its GPUs for {patience_s:g} seconds: {by}",
                     remedy="check why that process waits; if it hangs, end it",
                 )
 
-    def _open(self, name: str) -> int:
-        with self._usable(name):
-            try:
-                return self._open_existing(name)
-            except FileNotFoundError:
-                self.create(name)
-                return self._open_existing(name)
-
     @contextlib.contextmanager
-    def _usable(self, name: str) -> Iterator[None]:
+    def _convert_errors(self, name: str) -> Iterator[None]:
         """Raise ProbeError in place of OSError."""
         try:
             yield
         except OSError as error:
-            raise _unusable_error(f"{self.path}/{name}", error) from error
+            raise _make_unusable_error(f"{self.path}/{name}", error) from error
 
-    def _text(self, name: str, counts: Callable[[int], bool]) -> str | None:
-        """Return the text of a file whose descriptor `counts`, else None."""
+    def _read_text_if(self, name: str, is_valid: Callable[[int], bool]) -> str | None:
+        """Return the text of a file whose descriptor `is_valid`, else None."""
         try:
             descriptor = self._open_existing(name)
         except (OSError, ProbeError):  # removed, or not a regular file
             return None
         try:
-            return os.read(descriptor, TEXT_LIMIT).decode("utf-8", "replace") if counts(descriptor) else None
+            if not is_valid(descriptor):
+                return None
+            return os.read(descriptor, TEXT_LIMIT).decode("utf-8", "replace")
         finally:
             os.close(descriptor)
 
-    def _create(self, name: str, text: str, *, held: bool) -> int:
+    def _create_file(self, name: str, text: str, *, locked: bool) -> int:
         # The file appears complete, and readable for all users whatever the umask.
         draft = f".{os.urandom(8).hex()}"
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
@@ -245,7 +248,7 @@ class Locks:
             try:
                 os.write(descriptor, text.encode())
                 os.fchmod(descriptor, 0o444)
-                if held:
+                if locked:
                     _try_lock(descriptor)
                 os.link(draft, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
             finally:
@@ -284,27 +287,26 @@ def _open_folder(path: str, group: int | None) -> int:
         try:
             if path == SHARED:
                 os.makedirs(os.path.dirname(SHARED), exist_ok=True)  # minimal systems lack /run/lock
-            created = False
+            is_new = False
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, 0o700)
-                created = True
-                undo.callback(_remove, path)  # nobody else could use it
+                is_new = True
+                undo.callback(_remove_folder, path)  # nobody else could use it
             descriptor = _open_with_retries(path)
             undo.callback(os.close, descriptor)
             status = os.fstat(descriptor)
+            is_ours = os.geteuid() in (0, status.st_uid)
             # A folder that was created for all users, before there was a group: restrict it to the group.
-            if created or (
-                path == SHARED and group is not None and _is_ours(status) and status.st_mode & 0o007
-            ):
+            if is_new or (path == SHARED and group is not None and is_ours and status.st_mode & 0o007):
                 _set_mode(descriptor, group)
         except OSError as error:
-            raise _unusable_error(path, error) from error
+            raise _make_unusable_error(path, error) from error
         _require_safe(path, os.fstat(descriptor), group)
         undo.pop_all()
     return descriptor
 
 
-def _remove(path: str) -> None:
+def _remove_folder(path: str) -> None:
     with contextlib.suppress(OSError):  # another process of this user may have a lock in it by now
         os.rmdir(path)
 
@@ -332,10 +334,6 @@ def _set_mode(descriptor: int, group: int | None) -> None:
     os.fchmod(descriptor, WORLD_MODE if group is None else GROUP_MODE)
 
 
-def _is_ours(folder: os.stat_result) -> bool:
-    return os.geteuid() in (0, folder.st_uid)
-
-
 def _require_safe(path: str, folder: os.stat_result, group: int | None) -> None:
     """Raise ProbeError if an unprivileged user could break or block the locks."""
     if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
@@ -350,10 +348,10 @@ def _require_safe(path: str, folder: os.stat_result, group: int | None) -> None:
 
     try:
         owner = pwd.getpwuid(folder.st_uid)
-        name, trusted = owner.pw_name, group == owner.pw_gid or owner.pw_name in grp.getgrgid(group).gr_mem
+        name, is_member = owner.pw_name, group == owner.pw_gid or owner.pw_name in grp.getgrgid(group).gr_mem
     except KeyError:
-        name, trusted = str(folder.st_uid), False
-    if not trusted:
+        name, is_member = str(folder.st_uid), False
+    if not is_member:
         raise ProbeError(
             f"the folder of the GPU locks, {path}, is owned by user {name}, who may not start containers",
             remedy=f"as root, run `chown root:{quote_word(group)} {quote_word(path)}` and "
@@ -361,25 +359,20 @@ def _require_safe(path: str, folder: os.stat_result, group: int | None) -> None:
         )
 
 
-def _unusable_error(path: str, error: OSError) -> ProbeError:
-    return ProbeError(
-        f"cannot use the GPU locks: {path}: {error.strerror}", remedy=_remedy(path, error.errno)
-    )
-
-
-def _remedy(path: str, code: int | None) -> str:
-    """Return the remedy for an error; it never removes the folder, which has the GPUs of running tasks."""
-    if code in (errno.ENOSPC, errno.EDQUOT):
-        return f"free space there, or inodes: see `df {quote_word(path)}` and `df -i {quote_word(path)}`"
-    if code == errno.EROFS:
-        return f"remount it read-write: `findmnt -T {quote_word(path)}` shows what is mounted"
+def _make_unusable_error(path: str, error: OSError) -> ProbeError:
+    # No remedy removes the folder, which has the GPUs of running tasks.
     create = (
         f"`install -d -m {GROUP_MODE:o} -g docker {SHARED}`, or `mkdir -m {WORLD_MODE:o} {SHARED}` where no "
         "group may start containers"
     )
-    if code in (errno.ENOTDIR, errno.ELOOP):
-        return f"it is not a folder: as root, move it away and run {create}"
-    return f"as root, run {create}"
+    remedy = f"as root, run {create}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = f"free space there, or inodes: see `df {quote_word(path)}` and `df -i {quote_word(path)}`"
+    elif error.errno == errno.EROFS:
+        remedy = f"remount it read-write: `findmnt -T {quote_word(path)}` shows what is mounted"
+    elif error.errno in (errno.ENOTDIR, errno.ELOOP):
+        remedy = f"it is not a folder: as root, move it away and run {create}"
+    return ProbeError(f"cannot use the GPU locks: {path}: {error.strerror}", remedy=remedy)
 
 
 def _try_lock(descriptor: int, mode: int = fcntl.LOCK_EX) -> bool:

@@ -36,37 +36,33 @@ def format_metrics(statuses: Iterable[GpuStatus]) -> str:
         name: Gauge(f"imagematrix_gpu_{name}", meaning, LABELS, registry=registry)
         for name, meaning in METRICS.items()
     }
-    for status in statuses:
-        for device in (status, *status.parts):
-            for name, value in _list_values(device):
-                if value is not None:
-                    gauges[name].labels(*_list_labels(device)).set(value)
+    for status in [device for gpu_status in statuses for device in (gpu_status, *gpu_status.parts)]:
+        gpu = status.gpu
+        labels = (str(gpu.index), gpu.uuid or "", gpu.name or "", "")
+        if gpu.mig and not status.parts:
+            (device,) = gpu.mig
+            labels = (name_mig_device(gpu, device), device.uuid or "", gpu.name or "", device.profile or "")
+        for name, value in _list_values(status):
+            if value is not None:
+                gauges[name].labels(*labels).set(value)
     return generate_latest(registry).decode()
 
 
-def _list_labels(status: GpuStatus) -> tuple[str, str, str, str]:
-    gpu = status.gpu
-    if status.parts or not gpu.mig:
-        return str(gpu.index), gpu.uuid or "", gpu.name or "", ""
-    (device,) = gpu.mig
-    return name_mig_device(gpu, device), device.uuid or "", gpu.name or "", device.profile or ""
-
-
 def _list_values(status: GpuStatus) -> Iterator[tuple[str, float | None]]:
-    gpu, live = status.gpu, status.live
+    gpu, reading = status.gpu, status.reading
     yield "usable", gpu.usable
     if not status.parts:  # else its MIG devices have these values
         users = select_counted(status.used_by, mps=True) if status.complete else None
-        yield "free", status.free
+        yield "free", status.is_free
         yield "users", len(users) if users is not None else None
         yield "shares", sum(user.vram_mib is not None for user in users) if users is not None else None
-        yield "memory_shareable_bytes", _bytes(status.free_mib)
-    yield "memory_bytes", _bytes(gpu.memory_mib if status.parts else get_memory_mib(gpu))
-    if live is not None:
-        yield "memory_used_bytes", _bytes(live.memory_used_mib)
-        yield "utilization_ratio", None if live.utilization is None else live.utilization / 100
-        yield "temperature_celsius", live.temperature
+        yield "memory_shareable_bytes", _convert_to_bytes(status.free_mib)
+    yield "memory_bytes", _convert_to_bytes(gpu.memory_mib if status.parts else get_memory_mib(gpu))
+    if reading is not None:
+        yield "memory_used_bytes", _convert_to_bytes(reading.memory_used_mib)
+        yield "utilization_ratio", None if reading.utilization is None else reading.utilization / 100
+        yield "temperature_celsius", reading.temperature
 
 
-def _bytes(mib: int | None) -> int | None:
+def _convert_to_bytes(mib: int | None) -> int | None:
     return None if mib is None else mib * MIB

@@ -1,4 +1,4 @@
-"""Containers of engines other than the one that is asked, found by their processes.
+"""Containers of engines other than the one in use, found by their processes.
 
 An engine lists only its own containers, and podman without a service has no engine to ask. The device nodes
 in a container's /dev show which GPUs it has; a container that has the machine's whole /dev shows nothing.
@@ -31,50 +31,60 @@ ENTRIES = 4096  # of one folder; what is beyond was not put there by an engine
 
 def find_other_containers(
     gpus: tuple[Gpu, ...],
-    listed: Callable[[], Collection[str]],
+    list_ids: Callable[[], Collection[str]],
     *,
     pods: bool,
     proc: str = "/proc",
 ) -> list[dict[str, Any]]:
     """Return containers with nodes of GPUs that the engine does not know, as the engine would.
 
-    `listed` returns the ids of all containers of the engine, running or not; it is called only if needed.
+    `list_ids` returns the ids of all containers of the engine, running or not; it is called only if needed.
     Without `pods`, containers of pods are left out, because the kubelet lists them. Left out are privileged
     containers, too: they have every node, but seldom use it. An ordinary user sees only containers that got
     the nodes by mounts, as those of rootless podman.
     """
     if all(gpu.minor is None for gpu in gpus):
         return []
-    found = [
+    containers = [
         (container_id, pid, paths)
         for container_id, pid, paths in _find_containers(proc, pods=pods)
         if not _is_privileged(pid, paths, proc)
     ]
-    known = listed() if found else ()
+    engine_ids = list_ids() if containers else ()
     return [
-        _describe_container(container_id, pid, paths, proc)
-        for container_id, pid, paths in found
-        if container_id not in known and os.path.exists(f"{proc}/{pid}")  # noqa: PTH110 - it may have ended
+        {
+            "Id": container_id,
+            "Name": container_id[:12],
+            "Config": {"Image": f"{describe_process(pid, proc).name}, pid {pid}, of another engine"},
+            "HostConfig": {"Devices": [{"PathOnHost": path} for path in paths]},
+        }
+        for container_id, pid, paths in containers
+        if container_id not in engine_ids and os.path.exists(f"{proc}/{pid}")  # noqa: PTH110 - it may have ended
     ]
 
 
 def _find_containers(proc: str, *, pods: bool) -> Iterator[tuple[str, int, tuple[str, ...]]]:
     """Yield the id, a process and the nodes of GPUs in it, for each container that has some."""
     seen = {_stat_identity(f"{proc}/self/root/dev")}
-    reported: set[str] = set()
+    yielded: set[str] = set()
     for pid in sorted(int(name) for name in os.listdir(proc) if name.isdecimal()):
         folder = f"{proc}/{pid}/root/dev"
         identity = _stat_identity(folder)  # one request for each process, and most have the machine's /dev
         if identity is not None and identity in seen:
             continue
-        container_id = _find_container(pid, proc, pods=pods)
-        if container_id is None or container_id in reported:
+        container_ids = CONTAINER.findall(read_cgroup(pid, proc))
+        if not container_ids or (is_in_pod(pid, proc) and not pods):
+            continue
+        container_id = str(container_ids[-1])  # the innermost
+        if container_id in yielded:
             continue
         if identity is not None:
             seen.add(identity)
-        paths = tuple(_find_mounted(f"{proc}/{pid}/mountinfo") if identity is None else _find_nodes(folder))
+        paths = tuple(
+            _list_mounted_nodes(f"{proc}/{pid}/mountinfo") if identity is None else _list_nodes(folder)
+        )
         if paths:
-            reported.add(container_id)
+            yielded.add(container_id)
             yield container_id, pid, paths
 
 
@@ -87,15 +97,7 @@ def _stat_identity(path: str) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _find_container(pid: int, proc: str, *, pods: bool) -> str | None:
-    """Return the id of the innermost container that a process runs in, None without one."""
-    container_ids = CONTAINER.findall(read_cgroup(pid, proc))
-    if not container_ids or (is_in_pod(pid, proc) and not pods):
-        return None
-    return str(container_ids[-1])
-
-
-def _find_nodes(folder: str) -> Iterator[str]:
+def _list_nodes(folder: str) -> Iterator[str]:
     """Yield the nodes of GPUs and MIG devices in a container's /dev, by the names they have on the host."""
     for path, entry in (
         *_scan_entries(folder, "/dev"),
@@ -123,7 +125,7 @@ def _scan_entries(folder: str, name: str) -> Iterator[tuple[str, os.DirEntry[str
         return
 
 
-def _find_mounted(path: str) -> Iterator[str]:
+def _list_mounted_nodes(path: str) -> Iterator[str]:
     """Yield the nodes that are mounted into a container, from /proc/PID/mountinfo: see proc(5)."""
     for line in read_proc_lines(path):
         words = line.split(" ", 5)
@@ -139,18 +141,9 @@ def _is_privileged(pid: int, paths: Collection[str], proc: str) -> bool:
     capabilities = _read_capabilities(pid, proc)
     if capabilities is None or capabilities != _read_capabilities(1, proc):
         return False
-    return set(_find_nodes(f"{proc}/self/root/dev")) <= set(paths)
+    return set(_list_nodes(f"{proc}/self/root/dev")) <= set(paths)
 
 
 def _read_capabilities(pid: int, proc: str) -> str | None:
     lines = read_proc_lines(f"{proc}/{pid}/status")
     return next((line for line in lines if line.startswith("CapBnd:")), None)
-
-
-def _describe_container(container_id: str, pid: int, paths: tuple[str, ...], proc: str) -> dict[str, Any]:
-    return {
-        "Id": container_id,
-        "Name": container_id[:12],
-        "Config": {"Image": f"{describe_process(pid, proc).name}, pid {pid}, of another engine"},
-        "HostConfig": {"Devices": [{"PathOnHost": path} for path in paths]},
-    }

@@ -25,7 +25,7 @@ VRAM = "imagematrix.io/vram-gib"  # the resource of shares
 CHECK = "check `systemctl status kubelet`; if this node has no kubelet any more, remove the socket"
 GIB = 1024  # MiB
 SHARE = "::"  # in a device id, between a UUID and the number of a share of that device
-TIMEOUT_S = 20.0  # for a process that imports gRPC and asks kubelet
+TIMEOUT_S = 20.0  # for a process that imports gRPC and queries kubelet
 
 
 def find_socket() -> str:
@@ -83,7 +83,7 @@ def compute_pod_usage(gpus: tuple[Gpu, ...]) -> Usage:
 
 
 def _query_pods() -> tuple[Fields, ...]:
-    """Return what kubelet lists, read by a separate process.
+    """Return the devices that kubelet lists, queried by a separate process.
 
     gRPC starts threads. They would receive the signals that a launch waits for, and a process with threads
     must not fork.
@@ -96,10 +96,10 @@ def _query_pods() -> tuple[Fields, ...]:
     remedy, path = None, find_socket()
     command = [*child_command("imagematrix.launcher.gpu_claims.pods_query"), path]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False
         )
-        answer = Fields(parse_json(done.stdout, "kubelet"), "kubelet")
+        answer = Fields(parse_json(process.stdout, "kubelet"), "kubelet")
         if (error := answer.text_or_none("error")) is None:
             return tuple(answer.objects("devices"))
         remedy = answer.text_or_none("remedy")

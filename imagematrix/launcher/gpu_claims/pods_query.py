@@ -12,7 +12,7 @@ ANSWER_S = 5.0  # less than TIMEOUT_S of `pods`, so that kubelet is blamed, and 
 
 
 def query_kubelet(socket: str) -> dict[str, object]:
-    """Return the devices of each container under "devices", or the reason why they are unknown under "error".
+    """Return the devices of each container as "devices", or the reason why they are unknown as "error".
 
     A "remedy" is added if the cause is not kubelet.
     """
@@ -25,9 +25,9 @@ def query_kubelet(socket: str) -> dict[str, object]:
 
         return {"error": f"cannot ask kubelet: {error.name} is not installed", "remedy": WHOLE_PACKAGE}
     with grpc.insecure_channel(f"unix:{socket}") as channel:
-        ask = make_call(channel, f"/{PODS}/List", "ListPodResourcesResponse")
+        list_pods = make_call(channel, f"/{PODS}/List", "ListPodResourcesResponse")
         try:
-            answer = ask(load_message("Empty")(), timeout=ANSWER_S)
+            answer = list_pods(load_message("Empty")(), timeout=ANSWER_S)
         except grpc.RpcError as error:
             return {"error": f"kubelet does not answer: {error.details()}"}
     devices = [

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from imagematrix.hardware.host.nvml import Nvml, Process
+    from imagematrix.hardware.host.nvml import Nvml
     from imagematrix.launcher.gpu_claims.usage import Usage
 
 MAJOR = 195  # of /dev/nvidia*: see the kernel's list of device numbers (admin-guide/devices.txt)
@@ -34,9 +34,11 @@ def compute_process_usage(nvml: Nvml) -> tuple[Usage, frozenset[int]]:
     for gpu in nvml.gpus:
         if gpu.minor is not None and gpu.processes is not None:
             covered.add(gpu.minor)
-            usages += [
-                {_format_key(gpu.minor, process): (_make_consumer(process.pid),)} for process in gpu.processes
-            ]
+            for process in gpu.processes:
+                key = f"nvidia{gpu.minor}"
+                if process.gpu_instance is not None and process.compute_instance is not None:
+                    key = format_mig_key(gpu.minor, process.gpu_instance, process.compute_instance)
+                usages.append({key: (_make_consumer(process.pid),)})
     return merge_usages(*usages), frozenset(covered)
 
 
@@ -53,7 +55,7 @@ def compute_open_device_usage(keys: Mapping[int, str], proc: str = "/proc") -> U
     """Return the usage by processes that have a device open; `keys` maps device numbers to keys."""
     usages = []
     for pid in (int(name) for name in os.listdir(proc) if name.isdecimal()):
-        opened = keys.keys() & set(_list_devices(f"{proc}/{pid}/fd"))
+        opened = keys.keys() & set(_list_open_devices(f"{proc}/{pid}/fd"))
         if opened and (process := _make_consumer(pid, proc)).name not in WATCHERS:
             usages += [{keys[device]: (process,)} for device in sorted(opened)]
     return merge_usages(*usages)
@@ -65,7 +67,12 @@ def describe_process(pid: int, proc: str = "/proc", *, kind: str = "process") ->
     name = " ".join(word for line in read_proc_lines(f"{proc}/{pid}/comm") for word in line.split())
     user = None
     with contextlib.suppress(OSError):
-        user = _look_up_user(os.stat(f"{proc}/{pid}").st_uid)
+        uid = os.stat(f"{proc}/{pid}").st_uid
+        import pwd
+
+        user = str(uid)  # if it is a user of a container, or of another node
+        with contextlib.suppress(KeyError):
+            user = pwd.getpwuid(uid).pw_name
     return Consumer(kind=kind, name=name or "unknown", pid=pid, user=user)
 
 
@@ -95,17 +102,11 @@ def read_proc_lines(path: str) -> list[str]:
 
 
 def _make_consumer(pid: int, proc: str = "/proc") -> Consumer:
-    """Return a process, marked with the containers that it runs in."""
-    return replace(describe_process(pid, proc), marks=find_container_ids(pid, proc))
+    """Return a process, with the ids of the containers that it runs in."""
+    return replace(describe_process(pid, proc), owner_ids=find_container_ids(pid, proc))
 
 
-def _format_key(minor: int, process: Process) -> str:
-    if process.gpu_instance is None or process.compute_instance is None:
-        return f"nvidia{minor}"
-    return format_mig_key(minor, process.gpu_instance, process.compute_instance)
-
-
-def _list_devices(folder: str) -> Iterable[int]:
+def _list_open_devices(folder: str) -> Iterable[int]:
     try:
         names = os.listdir(folder)
     except OSError:  # owned by another user, or ended
@@ -117,12 +118,3 @@ def _list_devices(folder: str) -> Iterable[int]:
             yield os.stat(f"{folder}/{name}").st_rdev
         except OSError:
             pass
-
-
-def _look_up_user(uid: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)  # a user of a container, or of another node

@@ -24,7 +24,7 @@ STALE_S = 60.0  # with many launches in the queue, a launch waits seconds for it
 
 
 class Ticket(Record):
-    """What one launch waits for: `count` of `gpus`, each given by its keys.
+    """The GPUs that one launch waits for: `count` of `gpus`, each as its keys.
 
     `holder` describes the process; it is empty if unknown.
     """
@@ -40,7 +40,7 @@ class Ticket(Record):
 class Queue:
     """The queue in one folder of locks, and this launch's position in it once it has joined.
 
-    Call everything except `leave` while holding `Locks.turn`.
+    Call everything except `leave` while holding the mutex of the locks.
     """
 
     def __init__(self, locks: Locks) -> None:
@@ -49,13 +49,13 @@ class Queue:
         self._descriptors: tuple[int, ...] = ()
 
     @property
-    def joined(self) -> bool:
+    def is_joined(self) -> bool:
         """Whether this launch is in the queue."""
         return self._number is not None
 
     def join(self, ticket: Ticket) -> None:
         """Append this launch to the queue."""
-        self._number = max((_parse_number(name) for name in self._tickets()), default=0) + 1
+        self._number = max((_parse_number(name) for name in self._list_ticket_names()), default=0) + 1
         self._descriptors = self._locks.hold(f"{TICKET}{self._number:09d}", str(ticket))
 
     def list_ahead(self) -> list[Ticket]:
@@ -63,7 +63,7 @@ class Queue:
         for descriptor in self._descriptors:
             os.utime(descriptor)
         tickets: list[Ticket] = []
-        names = self._tickets()
+        names = self._list_ticket_names()
         holders = self._locks.find_holders() if names else {}
         for name in names:
             if self._number is not None and _parse_number(name) >= self._number:
@@ -74,9 +74,9 @@ class Queue:
                 self._locks.remove(name)
             # A process that was stopped keeps its lock, and must not stop the queue.
             elif self._locks.measure_age(name) < STALE_S:
-                tickets += _parse_ticket(
-                    text, str(describe_process(holders[name])) if name in holders else ""
-                )
+                holder = str(describe_process(holders[name])) if name in holders else ""
+                ticket = _parse_ticket(text, holder)
+                tickets += [ticket] if ticket else []
         return tickets
 
     def leave(self) -> None:
@@ -86,21 +86,21 @@ class Queue:
             release_locks(self._descriptors)
             self._number, self._descriptors = None, ()
 
-    def _tickets(self) -> list[str]:
-        return sorted((name for name in self._locks.list_names() if _is_ticket(name)), key=_parse_number)
+    def _list_ticket_names(self) -> list[str]:
+        names = []
+        for name in self._locks.list_names():
+            number = name.removeprefix(TICKET)
+            if number != name and number.isascii() and number.isdecimal() and len(number) <= DIGITS:
+                names.append(name)
+        return sorted(names, key=_parse_number)
 
 
-def _is_ticket(name: str) -> bool:
-    number = name.removeprefix(TICKET)
-    return number != name and number.isascii() and number.isdecimal() and len(number) <= DIGITS
-
-
-def _parse_ticket(text: str, holder: str) -> list[Ticket]:
+def _parse_ticket(text: str, holder: str) -> Ticket | None:
     count, *gpus = text.split() or [""]
     # Any user can write a malformed ticket, or one that nothing could ever satisfy.
     if not (count.isascii() and count.isdecimal() and len(count) <= DIGITS and 0 < int(count) <= len(gpus)):
-        return []
-    return [Ticket(count=int(count), gpus=tuple(tuple(gpu.split(",")) for gpu in gpus), holder=holder)]
+        return None
+    return Ticket(count=int(count), gpus=tuple(tuple(gpu.split(",")) for gpu in gpus), holder=holder)
 
 
 def _parse_number(name: str) -> int:

@@ -23,18 +23,18 @@ SCHEMA = "imagematrix.gpus/v1"
 class GpuStatus:
     """One GPU, or a GPU with a single MIG device in its `mig`, and its consumers.
 
-    `live` is NVML's current reading, None if there is none. `parts` are its MIG devices. `complete` is false
-    if a source of usage did not answer, so that consumers may be missing from `used_by`.
+    `reading` is NVML's current reading, None if there is none. `parts` are its MIG devices. `complete` is
+    false if a source of usage did not answer, so that consumers may be missing from `used_by`.
     """
 
     gpu: Gpu
     used_by: tuple[Consumer, ...]
     complete: bool = True
-    live: NvmlGpu | None = None
+    reading: NvmlGpu | None = None
     parts: tuple[GpuStatus, ...] = ()
 
     @property
-    def free(self) -> bool | None:
+    def is_free(self) -> bool | None:
         """Whether it is usable and unused; None if unknown."""
         if not self.gpu.usable or self.used_by:
             return False
@@ -54,26 +54,29 @@ def list_statuses(
     gpus: Iterable[Gpu], usage: Usage, nvml: Nvml | None, *, complete: bool = True
 ) -> tuple[GpuStatus, ...]:
     """Return the status of each of `gpus`; `complete` states whether `usage` covers all sources."""
-    live = {gpu.minor: gpu for gpu in nvml.gpus} if nvml else {}
+    readings = {gpu.minor: gpu for gpu in nvml.gpus} if nvml else {}
     return tuple(
-        _make_status(gpu, usage, live.get(gpu.minor) if gpu.minor is not None else None, complete=complete)
+        GpuStatus(
+            gpu=gpu,
+            used_by=_find_consumers(gpu, usage),
+            complete=complete,
+            reading=readings.get(gpu.minor) if gpu.minor is not None else None,
+            parts=tuple(
+                GpuStatus(gpu=part, used_by=_find_consumers(part, usage), complete=complete)
+                for part in list_mig_devices(gpu)
+            ),
+        )
         for gpu in gpus
     )
 
 
 def make_gpus_document(gpus: Iterable[GpuStatus], warnings: Iterable[str]) -> dict[str, object]:
     """Return the Gpus document."""
-    return {"schema": SCHEMA, "gpus": [_gpu_json(status) for status in gpus], "warnings": list(warnings)}
-
-
-def _make_status(gpu: Gpu, usage: Usage, live: NvmlGpu | None, *, complete: bool) -> GpuStatus:
-    devices = (
-        GpuStatus(gpu=part, used_by=_find_consumers(part, usage), complete=complete)
-        for part in list_mig_devices(gpu)
-    )
-    return GpuStatus(
-        gpu=gpu, used_by=_find_consumers(gpu, usage), complete=complete, live=live, parts=tuple(devices)
-    )
+    return {
+        "schema": SCHEMA,
+        "gpus": [_make_gpu_document(status) for status in gpus],
+        "warnings": list(warnings),
+    }
 
 
 def _find_consumers(gpu: Gpu, usage: Usage) -> tuple[Consumer, ...]:
@@ -82,31 +85,30 @@ def _find_consumers(gpu: Gpu, usage: Usage) -> tuple[Consumer, ...]:
     return find_consumers(usage, list_lock_names(gpu))
 
 
-def _gpu_json(status: GpuStatus) -> dict[str, object]:
-    gpu, live = status.gpu, status.live
+def _make_gpu_document(status: GpuStatus) -> dict[str, object]:
+    gpu, reading = status.gpu, status.reading
+    mig = []
+    for part in status.parts:
+        (device,) = part.gpu.mig or ()
+        mig.append({**device.to_json(), **_make_usage_document(part)})
     return {
         "index": gpu.index,
         "minor": gpu.minor,
         "uuid": gpu.uuid,
         "name": gpu.name,
         "state": gpu.state,
-        **_usage_json(status),
-        "utilization_percent": live.utilization if live else None,
-        "memory_used_mib": live.memory_used_mib if live else None,
+        **_make_usage_document(status),
+        "utilization_percent": reading.utilization if reading else None,
+        "memory_used_mib": reading.memory_used_mib if reading else None,
         "memory_mib": gpu.memory_mib,
-        "temperature_c": live.temperature if live else None,
-        "mig": None if gpu.mig is None else [_mig_json(part) for part in status.parts],
+        "temperature_c": reading.temperature if reading else None,
+        "mig": None if gpu.mig is None else mig,
     }
 
 
-def _mig_json(status: GpuStatus) -> dict[str, object]:
-    (device,) = status.gpu.mig or ()
-    return {**device.to_json(), **_usage_json(status)}
-
-
-def _usage_json(status: GpuStatus) -> dict[str, object]:
+def _make_usage_document(status: GpuStatus) -> dict[str, object]:
     return {
-        "free": status.free,
+        "free": status.is_free,
         "used_by": [consumer.to_json() for consumer in status.used_by],
         "vram_free_mib": status.free_mib,
     }

@@ -36,14 +36,12 @@ def select_counted(consumers: tuple[Consumer, ...], *, mps: bool) -> list[Consum
     does not count, because it works on behalf of the shares.
     """
     containers = [consumer for consumer in consumers if consumer.kind == "container"]
-    marks = frozenset[str]().union(*(container.marks for container in containers))
-    others = [
+    owner_ids = frozenset[str]().union(*(container.owner_ids for container in containers))
+    outside = [
         consumer
         for consumer in consumers
-        if consumer.kind != "container" and marks.isdisjoint(consumer.marks)
+        if consumer.kind != "container"
+        and owner_ids.isdisjoint(consumer.owner_ids)
+        and not (mps and consumer.kind == "process" and consumer.name == MPS)
     ]
-    return containers + [consumer for consumer in others if not (mps and _is_mps(consumer))]
-
-
-def _is_mps(consumer: Consumer) -> bool:
-    return consumer.kind == "process" and consumer.name == MPS
+    return containers + outside

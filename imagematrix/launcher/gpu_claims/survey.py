@@ -14,7 +14,7 @@ from imagematrix.launcher.gpu_claims import containers, other_engines, processes
 from imagematrix.launcher.gpu_claims.container_leases import compute_lease_usage, find_live_leases
 from imagematrix.launcher.gpu_claims.containers import GPUS, LEASE
 from imagematrix.launcher.gpu_claims.grants import compute_grant_usage
-from imagematrix.launcher.gpu_claims.locks import TURN, Locks, locate_locks
+from imagematrix.launcher.gpu_claims.locks import MUTEX, Locks, locate_locks
 from imagematrix.launcher.gpu_claims.shares import parse_mib
 from imagematrix.launcher.gpu_claims.usage import Consumer, find_consumers, list_lock_names, merge_usages
 
@@ -44,10 +44,10 @@ def survey_node(
     """
     from imagematrix.launcher.gpu_claims import pods  # the runtime of Swarm's tasks does without it
 
-    def running() -> list[dict[str, Any]]:
+    def list_containers() -> list[dict[str, Any]]:
         return list_running_containers(gpus, is_attended, over, pods=not pods.check_access())
 
-    return merge_usages(pods.compute_pod_usage(gpus), survey_usage(gpus, running, query_nvml))
+    return merge_usages(pods.compute_pod_usage(gpus), survey_usage(gpus, list_containers, query_nvml))
 
 
 def survey_without_daemon(gpus: tuple[Gpu, ...], is_attended: Attended) -> Usage:
@@ -74,24 +74,25 @@ def list_running_containers(
 ) -> list[dict[str, Any]]:
     """Return this node's containers that may use `gpus`, of its engine and of others; raise EngineError.
 
-    Left out are containers whose lease counts: `is_attended` tells that from the labels of a launch. `over`
+    Left out are containers whose lease counts: `is_attended` decides that by the labels of a launch. `over`
     is the transport to the engine, by default to the one that docker's command uses. Without `pods`,
     containers of pods that the engine does not know are left out, too.
     """
     # The engine comes last: a launch that it does not list yet holds its lease.
-    others = other_engines.find_other_containers(gpus, partial(engine.list_ids, over), pods=pods)
-    return [*others, *engine.list_running_or_starting(is_attended, over)]
+    foreign = other_engines.find_other_containers(gpus, partial(engine.list_ids, over), pods=pods)
+    return [*foreign, *engine.list_running_or_starting(is_attended, over)]
 
 
 def survey_usage(
     gpus: tuple[Gpu, ...],
-    running: Callable[[], Iterable[Mapping[str, Any]]],
+    list_containers: Callable[[], Iterable[Mapping[str, Any]]],
     query: Callable[[], Nvml | None],
 ) -> Usage:
     """Return the usage of `gpus` by containers and processes.
 
-    `running` returns the containers as an engine describes them. `query` returns the state from NVML, or None
-    if no driver is loaded, so that no process can use a GPU. Raises what `running` raises.
+    `list_containers` returns the running containers as an engine describes them, and `query` the state from
+    NVML, or None if no driver is loaded, so that no process can use a GPU. Raises what `list_containers`
+    raises.
     """
     # Containers come last: if a launch released its lease before the survey, its container runs by then.
     nvml = query()
@@ -102,24 +103,24 @@ def survey_usage(
         computing = (
             merge_usages(computing, processes.compute_open_node_usage(uncovered)) if uncovered else computing
         )
-    return merge_usages(computing, containers.compute_container_usage(running(), gpus))
+    return merge_usages(computing, containers.compute_container_usage(list_containers(), gpus))
 
 
 def survey_quickly(
     gpus: tuple[Gpu, ...],
-    given: Callable[[], Usage],
+    survey_containers: Callable[[], Usage],
     survey: Callable[[], Usage],
 ) -> Usage:
-    """Return the usage of `gpus`, from `survey` only if a process has a GPU open that it was not given.
+    """Return the usage of `gpus`, from `survey` only if a process has a GPU open that its container lacks.
 
-    `given` returns the usage by containers. A query of NVML takes longer than starting a container, and adds
-    nothing if only containers use GPUs.
+    `survey_containers` returns the usage by containers. A query of NVML takes longer than starting a
+    container, and adds nothing if only containers use GPUs.
     """
     opened = processes.compute_open_node_usage({gpu.minor for gpu in gpus if gpu.minor is not None})
-    usage = given()
-    for key, using in opened.items():
-        marks = frozenset[str]().union(*(consumer.marks for consumer in find_consumers(usage, [key])))
-        if any(marks.isdisjoint(process.marks) for process in using):
+    usage = survey_containers()
+    for key, openers in opened.items():
+        owner_ids = frozenset[str]().union(*(consumer.owner_ids for consumer in find_consumers(usage, [key])))
+        if any(owner_ids.isdisjoint(process.owner_ids) for process in openers):
             return survey()
     return usage
 
@@ -135,18 +136,18 @@ def compute_locked_usage(
     """
     shares = [name for name in locks.list_names() if name.startswith(SHARE)]
     holders = locks.find_holders() if whole or shares else {}
-    chooser = holders.get(TURN)
+    chooser = holders.get(MUTEX)
     leased = {
         name: (processes.describe_process(pid, kind="lease"),)
         for name, pid in holders.items()
         if name.startswith("nvidia") and pid != chooser
     }
-    shared = merge_usages(*(_compute_share_usage(locks, name, holders) for name in shares))
-    # Containers whose keepers were killed: those of others are among the leases already.
+    shared = merge_usages(*(_read_share(locks, name, holders) for name in shares))
+    # Containers whose keepers were killed: those of live keepers are among the leases already.
     if containers is None:
         containers = find_live_leases(locks)
-    left = [(lease, holder) for lease, holder in containers if not lease.is_held(holders, shared)]
-    return merge_usages(leased, shared, compute_lease_usage(left), compute_grant_usage(locks))
+    orphans = [(lease, holder) for lease, holder in containers if not lease.is_held(holders, shared)]
+    return merge_usages(leased, shared, compute_lease_usage(orphans), compute_grant_usage(locks))
 
 
 def is_lease_live(labels: Mapping[str, str], leased: Usage, unleased: Collection[str]) -> bool:
@@ -156,12 +157,12 @@ def is_lease_live(labels: Mapping[str, str], leased: Usage, unleased: Collection
     """
     share = labels.get(LEASE)
     if share is not None:
-        return any(share in consumer.marks for using in leased.values() for consumer in using)
+        return any(share in consumer.owner_ids for consumers in leased.values() for consumer in consumers)
     return set(labels.get(GPUS, "").split(",")).isdisjoint(unleased)
 
 
 def make_lease_check(gpus: Iterable[Gpu], leased: Usage) -> Attended:
-    """Return a function that tells from the labels of a launch's container whether its lease counts."""
+    """Return a function that decides by the labels of a launch's container whether its lease counts."""
     free = (gpu for gpu in gpus if gpu.minor is not None and not find_consumers(leased, list_lock_names(gpu)))
     unleased = frozenset(name for gpu in free for name in name_gpus([gpu]))
     return lambda labels: is_lease_live(labels, leased, unleased)
@@ -176,13 +177,22 @@ def survey_node_leases() -> Usage:
 
 
 def survey_outside_pods(gpus: tuple[Gpu, ...]) -> Usage:
-    """Return the usage of this node's `gpus` by anything but pods: what the kubelet does not tell a plugin.
+    """Return the usage of this node's `gpus` by anything but pods, which the kubelet does not report.
 
     Raises EngineError if there is an engine that does not answer.
     """
     leased = survey_node_leases()
-    running = _list_containers_outside_pods(gpus, leased)
-    # Processes of pods have their GPUs open all the time. NVML is asked only if others do.
+    path = endpoint.find_address().removeprefix("unix://")
+    if path.startswith("/") and not os.path.lexists(path):  # most nodes of Kubernetes have no engine
+        running = other_engines.find_other_containers(gpus, tuple, pods=False)
+    else:
+        # With cri-dockerd, kubelet has the engine start the containers of pods.
+        running = [
+            container
+            for container in list_running_containers(gpus, make_lease_check(gpus, leased), pods=False)
+            if PODS not in str((container.get("HostConfig") or {}).get("CgroupParent") or "")
+        ]
+    # Processes of pods have their GPUs open all the time. NVML is queried only if others do.
     query = query_nvml if survey_open_outside_pods(gpus) else lambda: None
     return merge_usages(leased, _exclude_pods(survey_usage(gpus, lambda: running, query), "/proc"))
 
@@ -198,29 +208,19 @@ def survey_open_outside_pods(gpus: tuple[Gpu, ...], root: str = "/") -> Usage:
 
 
 def _exclude_pods(usage: Usage, proc: str) -> Usage:
-    left = {
-        key: tuple(user for user in using if user.pid is None or not processes.is_in_pod(user.pid, proc))
-        for key, using in usage.items()
+    remaining = {
+        key: tuple(
+            consumer
+            for consumer in consumers
+            if consumer.pid is None or not processes.is_in_pod(consumer.pid, proc)
+        )
+        for key, consumers in usage.items()
     }
-    return {key: using for key, using in left.items() if using}
+    return {key: consumers for key, consumers in remaining.items() if consumers}
 
 
-def _list_containers_outside_pods(gpus: tuple[Gpu, ...], leased: Usage) -> list[dict[str, Any]]:
-    path = endpoint.find_address().removeprefix("unix://")
-    if path.startswith("/") and not os.path.lexists(path):
-        return other_engines.find_other_containers(
-            gpus, tuple, pods=False
-        )  # most nodes of Kubernetes have no engine
-    running = list_running_containers(gpus, make_lease_check(gpus, leased), pods=False)
-    # With cri-dockerd, kubelet has the engine start the containers of pods.
-    return [
-        container
-        for container in running
-        if PODS not in str((container.get("HostConfig") or {}).get("CgroupParent") or "")
-    ]
-
-
-def _compute_share_usage(locks: Locks, name: str, holders: Mapping[str, int]) -> Usage:
+def _read_share(locks: Locks, name: str, holders: Mapping[str, int]) -> Usage:
+    """Return the usage by the lease of a share; remove its file if its process has ended."""
     text = locks.read_held_text(name)
     if text is None:
         locks.remove(name)
@@ -232,7 +232,7 @@ def _compute_share_usage(locks: Locks, name: str, holders: Mapping[str, int]) ->
         else Consumer(kind="lease", name="unknown")
     )
     # Any user can write a malformed file: without a valid size the lease is for the whole GPU.
-    lease = replace(holder, vram_mib=parse_mib(declared), marks=frozenset({name}))
+    lease = replace(holder, vram_mib=parse_mib(declared), owner_ids=frozenset({name}))
     return dict.fromkeys(keys, (lease,))
 
 

@@ -22,8 +22,8 @@ class Consumer(Record):
     """A "lease", "process" or "container" (its `kind`) that uses a GPU; `name` is its name in messages.
 
     `pid` and `user` are those of the process, None if unknown. `vram_mib` is the declared share of the
-    memory in MiB, None if it uses the whole GPU. `marks` are container ids and the name of a lease:
-    consumers with a common mark belong to the same launch.
+    memory in MiB, None if it uses the whole GPU. `owner_ids` are container ids and the name of a lease:
+    consumers with a common one belong to the same launch.
     """
 
     kind: str
@@ -31,7 +31,7 @@ class Consumer(Record):
     pid: int | None = None
     user: str | None = None
     vram_mib: int | None = None
-    marks: frozenset[str] = frozenset()
+    owner_ids: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         facts = [f"pid {self.pid}"] if self.pid is not None else []
@@ -71,25 +71,28 @@ def list_lock_names(gpu: Gpu) -> tuple[str, ...]:
 
 def find_consumers(usage: Mapping[str, tuple[Consumer, ...]], keys: Iterable[str]) -> tuple[Consumer, ...]:
     """Return the consumers of everything that overlaps with one of `keys`."""
-    wanted = tuple(keys)
+    requested = tuple(keys)
     return tuple(
         dict.fromkeys(
-            consumer for key, using in usage.items() if has_overlap([key], wanted) for consumer in using
+            consumer
+            for key, consumers in usage.items()
+            if has_overlap([key], requested)
+            for consumer in consumers
         )
     )
 
 
-def has_overlap(left: Iterable[str], right: Iterable[str]) -> bool:
+def has_overlap(first: Iterable[str], second: Iterable[str]) -> bool:
     """Whether two lists of keys share a device; a GPU overlaps with each of its MIG devices."""
-    keys = tuple(right)
+    keys = tuple(second)
     # With the dash, because nvidia1 is not a part of nvidia10.
-    return any(a == b or a.startswith(f"{b}-") or b.startswith(f"{a}-") for a in left for b in keys)
+    return any(a == b or a.startswith(f"{b}-") or b.startswith(f"{a}-") for a in first for b in keys)
 
 
 def merge_usages(*usages: Mapping[str, tuple[Consumer, ...]]) -> Usage:
     """Return the usage from several sources as one, without duplicates."""
     result: Usage = {}
     for usage in usages:
-        for key, using in usage.items():
-            result[key] = tuple(dict.fromkeys(result.get(key, ()) + using))
+        for key, consumers in usage.items():
+            result[key] = tuple(dict.fromkeys(result.get(key, ()) + consumers))
     return result

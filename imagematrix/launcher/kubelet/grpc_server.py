@@ -33,7 +33,7 @@ def run_until_signal(run: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) 
 
 async def run_together(*work: Coroutine[Any, Any, object]) -> None:
     """Run coroutines until the first of them ends, then cancel the others; raise the first error."""
-    tasks = [asyncio.create_task(each) for each in work]
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -63,9 +63,20 @@ async def start_server(path: Path, *handlers: Any) -> Any:
     """
     server = grpc.aio.server()
     server.add_generic_rpc_handlers(handlers)
-    _bind(server, path)
+    _bind_socket(server, path)
     await server.start()
     return server
+
+
+def _bind_socket(server: Any, path: Path) -> None:
+    path.unlink(missing_ok=True)
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        remedy = "run as root"
+        if len(bytes(path)) > SOCKET_PATH:
+            remedy = f"use a shorter path: the path of a socket has at most {SOCKET_PATH} bytes"
+        raise UsageError(f"cannot listen on {path}: {error}", remedy=remedy) from error
 
 
 def make_handler(kind: Any, behaviour: Any, request: str) -> Any:
@@ -75,14 +86,3 @@ def make_handler(kind: Any, behaviour: Any, request: str) -> Any:
         request_deserializer=load_message(request).FromString,
         response_serializer=lambda answer: answer.SerializeToString(),
     )
-
-
-def _bind(server: Any, path: Path) -> None:
-    path.unlink(missing_ok=True)
-    try:
-        server.add_insecure_port(f"unix:{path}")
-    except RuntimeError as error:
-        remedy = "run as root"
-        if len(bytes(path)) > SOCKET_PATH:
-            remedy = f"use a shorter path: the path of a socket has at most {SOCKET_PATH} bytes"
-        raise UsageError(f"cannot listen on {path}: {error}", remedy=remedy) from error

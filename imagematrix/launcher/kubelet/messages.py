@@ -1,4 +1,4 @@
-"""The messages that imagematrix uses of kubelet's APIs: device plugins (v1beta1), pod resources, DRA (v1).
+"""The messages of kubelet's APIs that imagematrix uses: device plugins (v1beta1), pod resources, DRA (v1).
 
 Field numbers are those of api.proto in k8s.io/kubelet, pkg/apis/deviceplugin/v1beta1,
 pkg/apis/podresources/v1, pkg/apis/pluginregistration/v1 and pkg/apis/dra/v1. Messages are described here
@@ -92,7 +92,7 @@ MESSAGES: dict[str, tuple[tuple[int, str, str], ...]] = {
 
 def load_message(name: str) -> Any:
     """Return the class of a message."""
-    return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"{PACKAGE}.{name}"))
+    return message_factory.GetMessageClass(_build_pool().FindMessageTypeByName(f"{PACKAGE}.{name}"))
 
 
 def make_call(channel: Any, method: str, answer: str) -> Any:
@@ -105,15 +105,15 @@ def make_call(channel: Any, method: str, answer: str) -> Any:
 
 
 @cache
-def _pool() -> Any:
+def _build_pool() -> Any:
     field = descriptor_pb2.FieldDescriptorProto
     scalars = {"bool": field.TYPE_BOOL, "int32": field.TYPE_INT32, "string": field.TYPE_STRING}
     file = descriptor_pb2.FileDescriptorProto(name="kubelet.proto", package=PACKAGE, syntax="proto3")
     for name, fields in MESSAGES.items():
-        described = file.message_type.add(name=name)
+        message = file.message_type.add(name=name)
         for number, key, kind in fields:
             word = kind.removesuffix("*")
-            entry = described.field.add(name=key, number=number)
+            entry = message.field.add(name=key, number=number)
             entry.label = field.LABEL_REPEATED if kind.endswith("*") else field.LABEL_OPTIONAL
             entry.type = scalars.get(word, field.TYPE_MESSAGE)
             if word not in scalars:

@@ -61,10 +61,10 @@ def find_root_dir(table: str = TABLE) -> str:
     The kernel's table of sockets shows where kubelet listens. Folders of other users do not count: anybody
     can give a socket any name.
     """
-    return next((root for root in _find_listening(table) if _is_trusted(root)), ROOT_DIR)
+    return next((root for root in _list_listening_roots(table) if _is_trusted(root)), ROOT_DIR)
 
 
-def _find_listening(table: str) -> Iterator[str]:
+def _list_listening_roots(table: str) -> Iterator[str]:
     """Yield the folders whose pod-resources has a listening socket.
 
     Kubelet binds a socket of a temporary name, which stays in the table, and renames it.

@@ -17,10 +17,10 @@ CDI = "/var/run/cdi"
 # Holds a lease of the first GPU, as `run` does.
 LEASE = """
 import time
-from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
+from imagematrix.launcher.gpu_claims.gpu_claim import ClaimRequest, claim_gpus
 from imagematrix.hardware.gpu_request.choice import Choice
 from imagematrix.hardware.host.probe import probe
-with claim_gpus([Choice(gpus=probe().gpus[:1], count=1)], lambda _: {}):
+with claim_gpus(ClaimRequest(choices=[Choice(gpus=probe().gpus[:1], count=1)]), lambda _: {}):
     print("leased", flush=True)
     time.sleep(600)
 """

@@ -189,8 +189,8 @@ def test_run_pulls_by_digest_before_docker_starts(monkeypatch, profiles, line):
     monkeypatch.setattr(
         "imagematrix.launcher.docker.pull.pull_unless_present", lambda *words, **_: done.append(words)
     )
-    monkeypatch.setattr(run_docker, "_run", lambda launch, *_: done.append(launch.reference) or 0)
-    monkeypatch.setattr(run_docker, "_exec", lambda launch, _: done.append(launch.reference))
+    monkeypatch.setattr(run_docker, "_run_docker", lambda launch, *_: done.append(launch.reference) or 0)
+    monkeypatch.setattr(run_docker, "_exec_docker", lambda launch, _: done.append(launch.reference))
     arguments = parse_run_args(["--host", str(profiles["laptop"]), *line.split()])
     assert run_docker.run_with_docker(arguments, "training:v1") == 0
     name = f"{reference}@{DIGEST}"

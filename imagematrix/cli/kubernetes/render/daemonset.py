@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from imagematrix.cli.kubernetes.options import Nodes
+from imagematrix.cli.kubernetes.options import Nodes, load_classes
 from imagematrix.cli.kubernetes.render.options import Arguments, Only, PullSecret, WorkloadName
-from imagematrix.cli.kubernetes.render.workload import NVIDIA, PodGpus, Resource, print_workload
+from imagematrix.cli.kubernetes.render.workload import (
+    NVIDIA,
+    PodGpus,
+    Resource,
+    WorkloadOptions,
+    print_workload,
+)
 from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Policy, Where
 
 
@@ -23,19 +29,8 @@ def command(
     allow_cpu: AllowCpu = False,
 ) -> None:
     """Write a DaemonSet for each class, or for those that --class names."""
-    print_workload(
-        "daemonset",
-        image,
-        nodes,
-        catalog,
-        only=only,
-        name=name,
-        arguments=arguments,
-        gpus=gpus,
-        resource=resource,
-        pods=1,
-        pull_secret=pull_secret,
-        where=where,
-        allow_cpu=allow_cpu,
-        policy=policy,
+    classes = load_classes(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
+    options = WorkloadOptions(
+        name=name, arguments=arguments, gpus=gpus, resource=resource, pods=1, pull_secret=pull_secret
     )
+    print_workload("daemonset", classes, only or (), options)

@@ -118,16 +118,16 @@ def command(
     from imagematrix.selection.query import parse_where
 
     parse_where(where or ())  # an invalid condition would end the webhook
-    asked = [word for condition in where or () for word in ("--where", condition)]
+    where_options = [word for condition in where or () for word in ("--where", condition)]
     installation = Installation(
-        names=tuple(map(_registry_name, dict.fromkeys([image, *(more or ())]))),
+        names=tuple(map(_parse_version, dict.fromkeys([image, *(more or ())]))),
         program=program,
         namespace=namespace,
         excluded=tuple(dict.fromkeys(exclude or ())),
         deny=is_denied(on_unknown),
         timeout_s=timeout,
         pull_secret=pull_secret,
-        options=(*asked, *(["--allow-cpu"] if allow_cpu else [])),
+        options=(*where_options, *(["--allow-cpu"] if allow_cpu else [])),
         conditions=conditions,
         plugin=parse_resource_kinds(by) if device_plugin else None,
         dra=dra_driver,
@@ -135,21 +135,23 @@ def command(
         events=events,
     )
     names = make_service_names(installation.namespace)
-    given = certificates.load_certificate(*tls, names[0]) if tls else None
+    loaded = certificates.load_certificate(*tls, names[0]) if tls else None
     if previous is None:
-        print_manifests(make_manifests(installation, given or certificates.make_certificate(names)))
+        print_manifests(make_manifests(installation, loaded or certificates.make_certificate(names)))
         return
     before = read_installation(previous, installation.namespace)
-    certificate = renew_certificate(before.tls, given, names, dt.datetime.now(dt.UTC))
-    made = list(make_manifests(installation, certificate, upgrade=True))
-    print_manifests(made)
-    kept = certificate.chain == before.tls.chain
-    print_info("the certificate is kept" if kept else "the certificate is new; both authorities are trusted")
-    for resource in before.without(made):
-        warn(f"no longer part of the installation: {resource}", _removal(resource))
+    certificate = renew_certificate(before.tls, loaded, names, dt.datetime.now(dt.UTC))
+    manifests = list(make_manifests(installation, certificate, upgrade=True))
+    print_manifests(manifests)
+    is_kept = certificate.chain == before.tls.chain
+    print_info(
+        "the certificate is kept" if is_kept else "the certificate is new; both authorities are trusted"
+    )
+    for resource in before.without(manifests):
+        warn(f"no longer part of the installation: {resource}", _format_removal(resource))
 
 
-def _removal(resource: Resource) -> str | None:
+def _format_removal(resource: Resource) -> str | None:
     """Return how to remove a resource; None if its names are not those of a cluster's object."""
     if not all(map(WORD.fullmatch, filter(None, dataclasses.astuple(resource)))):
         return None
@@ -159,7 +161,7 @@ def _removal(resource: Resource) -> str | None:
     return f"once the upgrade is complete, remove it with `kubectl {shlex.join(words)}`"
 
 
-def _registry_name(name: str) -> str:
+def _parse_version(name: str) -> str:
     """Return IMAGE:VERSION, which must be in a registry, where the webhook reads its catalog."""
     from imagematrix.common.image_reference import Reference
 

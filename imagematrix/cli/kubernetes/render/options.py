@@ -63,18 +63,20 @@ def warn_of_omitted(grouped: Classes, classes: Sequence[NodeClass]) -> None:
     """Warn of those of a cluster's classes and nodes that get no pods, and of images without a digest."""
     from imagematrix.integrations.kubernetes.workloads.placement import RELABEL
 
-    for each in classes:
-        if each.miss:
+    for node_class in classes:
+        if node_class.miss:
             continue
-        if len(each.placeable) < len(each.nodes):
-            names = ", ".join(node.name for node in each.nodes if node not in each.placeable)
-            warn(f"no pods of the class {each.name} for nodes with another class label: {names}", RELABEL)
-        elif each.variant and each.variant.digest is None:
+        if len(node_class.placeable) < len(node_class.nodes):
+            names = ", ".join(node.name for node in node_class.nodes if node not in node_class.placeable)
             warn(
-                f"{each.variant.reference}: the catalog has no digest",
+                f"no pods of the class {node_class.name} for nodes with another class label: {names}", RELABEL
+            )
+        elif node_class.variant and node_class.variant.digest is None:
+            warn(
+                f"{node_class.variant.reference}: the catalog has no digest",
                 "use the catalog of a published version",
             )
-    missing = [(each.name, each.miss) for each in classes if each.miss]
+    missing = [(node_class.name, node_class.miss) for node_class in classes if node_class.miss]
     if len(missing) == 1:
         ((name, miss),) = missing
         warn(f"nothing fits the class {name}: {miss.why}", miss.shown)

@@ -33,7 +33,7 @@ def command(
 ) -> None:
     """Write an admission policy that gives pods the image of their class, for Kubernetes 1.36 and newer."""
     from imagematrix.common.text import format_count, shorten_words
-    from imagematrix.integrations.kubernetes.admission.admission import make_policy as admitting
+    from imagematrix.integrations.kubernetes.admission.admission import make_policy
     from imagematrix.integrations.kubernetes.admission.policy import make_policy_objects
     from imagematrix.integrations.kubernetes.nodes.labels import CLASS
     from imagematrix.integrations.kubernetes.workloads.placement import require_labels
@@ -42,15 +42,15 @@ def command(
     grouped = load_classes(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
     require_labels(grouped.classes)
     version = f"{grouped.catalog.image}:{grouped.catalog.version}"
-    named = (
+    default_name = (
         f"{make_default_name(grouped)}-{grouped.catalog.version}".lower().replace("_", "-").replace(".", "-")
     )
-    made = admitting(used_as or version, grouped, deny=deny)
-    print_manifests(make_policy_objects(made, name or named))
+    admission = make_policy(used_as or version, grouped, deny=deny)
+    print_manifests(make_policy_objects(admission, name or default_name))
     warn_of_omitted(grouped, grouped.classes)
-    if made.left_out:
-        which = shorten_words(made.left_out, SHOWN)
+    if admission.left_out:
+        labels = shorten_words(admission.left_out, SHOWN)
         warn(
-            f"no room in a policy for {format_count(len(made.left_out), 'label')}: {which}",
+            f"no room in a policy for {format_count(len(admission.left_out), 'label')}: {labels}",
             f"let pods that select nodes by them also select {CLASS}",
         )

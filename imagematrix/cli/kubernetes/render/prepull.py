@@ -46,6 +46,6 @@ def command(
     grouped = load_classes(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
     require_registry(f"{grouped.catalog.image}:{grouped.catalog.version}")
     classes = choose_classes(grouped.classes, only or ())
-    named = name or f"{make_default_name(grouped)[: LONGEST - len(SUFFIX)].rstrip('-')}{SUFFIX}"
-    print_manifests(make_prepull_manifests(named, classes, pause=pause, pull_secret=pull_secret))
+    name = name or f"{make_default_name(grouped)[: LONGEST - len(SUFFIX)].rstrip('-')}{SUFFIX}"
+    print_manifests(make_prepull_manifests(name, classes, pause=pause, pull_secret=pull_secret))
     warn_of_omitted(grouped, classes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -22,7 +23,8 @@ from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Policy,
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
+
+    from imagematrix.integrations.kubernetes.nodes.classes import Classes
 
 PodGpus = Annotated[int | None, typer.Option("--gpus", min=1, metavar="N", help="GPUs for each pod.")]
 Resource = Annotated[
@@ -53,58 +55,44 @@ def make_counted_command(kind: str, what: str) -> Callable[..., None]:
         where: Where = None,
         allow_cpu: AllowCpu = False,
     ) -> None:
-        print_workload(
-            kind,
-            image,
-            nodes,
-            catalog,
-            only=only,
-            name=name,
-            arguments=arguments,
-            gpus=gpus,
-            resource=resource,
-            pods=pods,
-            pull_secret=pull_secret,
-            where=where,
-            allow_cpu=allow_cpu,
-            policy=policy,
+        classes = load_classes(
+            nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy
         )
+        options = WorkloadOptions(
+            name=name, arguments=arguments, gpus=gpus, resource=resource, pods=pods, pull_secret=pull_secret
+        )
+        print_workload(kind, classes, only or (), options)
 
     command.__doc__ = what
     return command
 
 
-def print_workload(
-    kind: str,
-    image: str,
-    nodes: Path,
-    catalog: str | None,
-    *,
-    only: Sequence[str] | None,
-    name: str | None,
-    arguments: Sequence[str] | None,
-    gpus: int | None,
-    resource: str,
-    pods: int,
-    pull_secret: str | None,
-    where: Sequence[str] | None,
-    allow_cpu: bool,
-    policy: Path | None,
-) -> None:
-    """Print the manifests of a workload, and warn of classes that get no pods."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadOptions:
+    """A workload as options describe it; without a `name`, it has the image's."""
+
+    name: str | None
+    arguments: Sequence[str] | None
+    gpus: int | None
+    resource: str
+    pods: int
+    pull_secret: str | None
+
+
+def print_workload(kind: str, grouped: Classes, only: Sequence[str], options: WorkloadOptions) -> None:
+    """Print the manifests of a workload for the classes that are named, and warn of those without pods."""
     from imagematrix.integrations.kubernetes.workloads.manifests import Workload, make_workload_manifests
     from imagematrix.integrations.kubernetes.workloads.placement import choose_classes
 
-    grouped = load_classes(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
     require_registry(f"{grouped.catalog.image}:{grouped.catalog.version}")
-    classes = choose_classes(grouped.classes, only or ())
+    classes = choose_classes(grouped.classes, only)
     workload = Workload(
-        name=name or make_default_name(grouped),
-        arguments=tuple(arguments or ()),
-        gpus=gpus,
-        resource=resource,
-        pods=pods,
-        pull_secret=pull_secret,
+        name=options.name or make_default_name(grouped),
+        arguments=tuple(options.arguments or ()),
+        gpus=options.gpus,
+        resource=options.resource,
+        pods=options.pods,
+        pull_secret=options.pull_secret,
     )
     print_manifests(make_workload_manifests(kind, workload, classes))
     warn_of_omitted(grouped, classes)

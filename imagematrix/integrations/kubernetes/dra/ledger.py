@@ -15,7 +15,7 @@ from imagematrix.integrations.kubernetes.dra.resource_claims import ClaimError
 from imagematrix.launcher.docker.devices import list_device_nodes
 from imagematrix.launcher.gpu_claims import grants
 from imagematrix.launcher.gpu_claims.containers import find_gpu_keys
-from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
+from imagematrix.launcher.gpu_claims.gpu_claim import ClaimRequest, LockFolder, claim_gpus
 from imagematrix.launcher.gpu_claims.locks import Locks, locate_locks
 from imagematrix.launcher.gpu_claims.usage import find_consumers, has_overlap, list_lock_names
 
@@ -87,7 +87,7 @@ class ClaimLedger:
         taken = tuple(key for gpu in gpus for key in list_lock_names(gpu))
         with _open_locks() as locks:
             grant = grants.find_grant(locks, uid)
-            if grant and grant.keys == taken and grant.live and cdi.read_spec(path) == document:
+            if grant and grant.keys == taken and grant.is_live and cdi.read_spec(path) == document:
                 return False
             for gpu in gpus:
                 if not gpu.usable:
@@ -95,7 +95,11 @@ class ClaimLedger:
             # Of an allocation before this one, or damaged.
             self._remove(locks, uid)
             choice = Choice(gpus=gpus, count=len(gpus))
-            with claim_gpus([choice], lambda _: survey(), path=locks.path, group=endpoint.get_socket_group()):
+            with claim_gpus(
+                ClaimRequest(choices=[choice]),
+                lambda _: survey(),
+                folder=LockFolder(path=locks.path, group=endpoint.get_socket_group()),
+            ):
                 try:
                     write_spec(path, document)
                     self._grant(locks, uid, f"{reference}{KIND}", taken)
@@ -142,7 +146,7 @@ def find_used_units(units: Mapping[str, Gpu], usage: Usage, claims: frozenset[st
     return {
         name: ", ".join(map(str, some))
         for name, some in using.items()
-        if some and not any(consumer.marks & claims for consumer in some)
+        if some and not any(consumer.owner_ids & claims for consumer in some)
     }
 
 

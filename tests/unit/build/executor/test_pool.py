@@ -8,7 +8,7 @@ import pytest
 from double import Double
 
 from imagematrix.build.executor.pool import Pool
-from imagematrix.cli.shared.build_session import _parse_builder
+from imagematrix.cli.shared.build_session import BuildOptions
 from imagematrix.errors import BuildError, UsageError
 
 
@@ -125,11 +125,11 @@ def test_stop_stops_all_builders():
 
 
 def test_builder_option_accepts_name_and_jobs():
-    assert _parse_builder("big=8", 2) == ("big", 8)
-    assert _parse_builder("small", 2) == ("small", 2)
+    options = BuildOptions(push=False, jobs=2, builders=("big=8", "small"))
+    assert options.parse_builders() == [("big", 8), ("small", 2)]
 
 
 @pytest.mark.parametrize("text", ["", "=2", "big=", "big=0", "big=-1", "big=x", "big=\u00b2"])
 def test_invalid_builder_option_is_rejected(text):
     with pytest.raises(UsageError, match="expected NAME or NAME=JOBS"):
-        _parse_builder(text, 2)
+        BuildOptions(push=False, jobs=2, builders=(text,)).parse_builders()

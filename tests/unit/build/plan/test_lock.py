@@ -29,7 +29,7 @@ class Shop:
 
     def __init__(self, backend):
         self.builder = self.store = backend
-        self.against = PlanContext(store=backend)
+        self.plan_context = PlanContext(store=backend)
         self.layers = Layers()
         self.tester = FakeTester()
 

@@ -149,11 +149,11 @@ def test_written_matrix_serves_every_servable_host(folder, fleet):
         PlanContext(resolve=lambda _: f"sha256:{'0' * 64}"),
         find_skipped=needs.find_unneeded,
     )
-    assert (needs.error() is not None) is bool(left)
+    assert (needs.find_unserved_error() is not None) is bool(left)
     for name, host in fleet.items():
         needs = HostNeeds({name: host}, None)
         needs.find_unneeded(matrix, expand_matrix(matrix))
-        assert (needs.error() is not None) is (name in left)
+        assert (needs.find_unserved_error() is not None) is (name in left)
     assert {item.status for item in made.items} <= {
         PlanStatus.BUILD,
         DropStatus.EXCLUDED,

@@ -56,7 +56,9 @@ def run(monkeypatch, tmp_path):
         monkeypatch.setattr("imagematrix.launcher.gpu_claims.gpu_claim.POLL_S", 0.01)
         monkeypatch.setattr(run_docker, "load_node", node_of)
         monkeypatch.setattr(run_docker, "find_catalog", lambda *_: catalog)
-        monkeypatch.setattr(run_docker, "_run", lambda launch, *_: started.append(launch.reference) or 0)
+        monkeypatch.setattr(
+            run_docker, "_run_docker", lambda launch, *_: started.append(launch.reference) or 0
+        )
         run_docker.run_with_docker(parse_run_args(line.split()), "training:v1")
         return started
 

@@ -87,7 +87,7 @@ class Runtime:
     def is_isolating(self, _):
         return GIVEN["isolates"]
 
-    def gate(self):
+    def make_gate(self):
         self._gate: Any = SlowGate() if GIVEN["slow"] else HookGate() if GIVEN["hook"] else OwnGate()
         return self._gate
 
@@ -107,11 +107,11 @@ class Runtime:
         if GIVEN["fails"] == "program":
             words[0] = "/nowhere/program"
         if isinstance(self._gate, HookGate):
-            environment["HOOK"] = self._gate.hook()["args"][-1]  # type: ignore[index]
-            return RuntimeCommand(words=words, environment=environment, descriptors=self._gate.inherited)
+            environment["HOOK"] = self._gate.make_hook()["args"][-1]  # type: ignore[index]
+            return RuntimeCommand(words=words, environment=environment, descriptors=self._gate.descriptors)
         return RuntimeCommand(words=words, environment=environment, wait=self._gate.wait)
 
-    def shown(self, _):
+    def format_command(self, _):
         return []
 
 

@@ -44,9 +44,9 @@ def prepare(kernel, tmp_path):
         at = tmp_path / f"at{len(list(tmp_path.iterdir()))}"
         at.mkdir()
         runtime = Apptainer("/opt/bin/apptainer")
-        gate = runtime.gate()
+        gate = runtime.make_gate()
         gate.close()
-        for descriptor in gate.inherited:
+        for descriptor in gate.descriptors:
             os.close(descriptor)
         runtime.require_possible(container)
         place = Place(
@@ -104,7 +104,7 @@ def test_no_variable_of_the_user_reaches_apptainer(prepare, monkeypatch):
 
 
 def test_what_is_shown_has_no_values():
-    words = Apptainer("/opt/bin/apptainer").shown(SPEC)
+    words = Apptainer("/opt/bin/apptainer").format_command(SPEC)
     assert "LAUNCH/root" in words
     assert "$(id)" not in shlex.join(words)
 

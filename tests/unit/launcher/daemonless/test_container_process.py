@@ -132,16 +132,16 @@ def test_a_container_among_the_node_s_processes_has_its_proc():
         assert ({"type": "pid"} in document["linux"]["namespaces"]) is own
         assert "/proc/sysrq-trigger" in document["linux"]["readonlyPaths"]
         one = replace(given, own_processes=own)
-        assert ("--log" in OciRuntime("runc", "/runc").shown(one)) is not own
-        assert "--log" not in OciRuntime("crun", "/crun").shown(one)
-        words = Bubblewrap("/bwrap").shown(one)
+        assert ("--log" in OciRuntime("runc", "/runc").format_command(one)) is not own
+        assert "--log" not in OciRuntime("crun", "/crun").format_command(one)
+        words = Bubblewrap("/bwrap").format_command(one)
         assert ("--unshare-pid" in words, "--as-pid-1" in words) == (own, own)
         assert ("--proc /proc " if own else "--bind /proc /proc ") in shlex.join(words)
 
 
 def test_bubblewrap_gets_the_same(tmp_path):
     given = made(IMAGE, f"-v {tmp_path}:/data:ro")
-    words = Bubblewrap("/usr/bin/bwrap").shown(given)
+    words = Bubblewrap("/usr/bin/bwrap").format_command(given)
     line = shlex.join(words)
     assert "--dev-bind /dev/nvidia0 /dev/nvidia0 --dev-bind /dev/nvidiactl /dev/nvidiactl" in line
     assert f"--ro-bind {tmp_path} /data" in line
@@ -151,4 +151,4 @@ def test_bubblewrap_gets_the_same(tmp_path):
     assert "image" not in line
     assert words[words.index("--") + 1 :] == ["/train", "--fast", "data"]
     assert "--bind ROOT / " in line
-    assert "--ro-bind ROOT / " in shlex.join(Bubblewrap("/b").shown(made(IMAGE, "--read-only")))
+    assert "--ro-bind ROOT / " in shlex.join(Bubblewrap("/b").format_command(made(IMAGE, "--read-only")))

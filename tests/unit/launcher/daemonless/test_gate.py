@@ -18,23 +18,23 @@ def any_gate(request):
     made = request.param()
     yield made
     made.close()
-    for descriptor in made.inherited:
+    for descriptor in made.descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)
 
 
 def test_descriptors_are_out_of_the_way_and_nobody_inherits_them(any_gate):
-    for descriptor in (any_gate.told, *any_gate.inherited, *open_pipe()):
+    for descriptor in (any_gate.ready_pipe, *any_gate.descriptors, *open_pipe()):
         assert descriptor >= FREE
         assert not os.get_inheritable(descriptor)
-        if descriptor not in (any_gate.told, *any_gate.inherited):
+        if descriptor not in (any_gate.ready_pipe, *any_gate.descriptors):
             os.close(descriptor)
 
 
 def test_a_runtime_that_fails_tells_of_no_process(any_gate):
-    for descriptor in any_gate.inherited:
+    for descriptor in any_gate.descriptors:
         os.close(descriptor)
-    assert any_gate.first_process(7) is None
+    assert any_gate.find_first_process(7) is None
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def waiting(tmp_path):
         child = os.fork()
         if child == 0:
             try:
-                for descriptor in (made.told, made._go):
+                for descriptor in (made.ready_pipe, made._go):
                     os.close(descriptor)
                 made.wait()
                 (tmp_path / "passed").touch()
@@ -55,9 +55,9 @@ def waiting(tmp_path):
             finally:
                 os._exit(99)
         children.append(child)
-        for descriptor in made.inherited:
+        for descriptor in made.descriptors:
             os.close(descriptor)
-        assert made.first_process(child) == child
+        assert made.find_first_process(child) == child
         assert not (tmp_path / "passed").exists()
         return made, child
 
@@ -87,14 +87,14 @@ def test_waiting_is_one_byte_in_each_direction(monkeypatch, opened):
     if opened:
         made.open()
         made.wait()
-        assert made.first_process(7) == 7
+        assert made.find_first_process(7) == 7
         made.close()
     else:
         os.close(made._go)
         with pytest.raises(SystemExit):
             made.wait()
-        os.close(made.told)
-    for descriptor in made.inherited:
+        os.close(made.ready_pipe)
+    for descriptor in made.descriptors:
         os.close(descriptor)
 
 
@@ -102,12 +102,12 @@ def test_bubblewrap_reads_a_filter_that_allows_everything():
     made = BubblewrapGate()
     os.write(made.info, b'{\n    "child-pid": 12,\n')
     os.write(made.info, b'    "mnt-namespace": 3\n}\n')
-    assert made.first_process(7) == 12
+    assert made.find_first_process(7) == 12
     made.open()
     assert os.read(made.filter, 100) == ALLOW
     assert os.read(made.filter, 100) == b""  # the end, up to which bwrap reads
     made.close()
-    for descriptor in made.inherited:
+    for descriptor in made.descriptors:
         os.close(descriptor)
 
 
@@ -115,7 +115,7 @@ def test_bubblewrap_reads_no_filter_when_the_keeper_is_gone():
     made = BubblewrapGate()
     made.close()
     assert os.read(made.filter, 100) == b""
-    for descriptor in made.inherited:
+    for descriptor in made.descriptors:
         os.close(descriptor)
 
 
@@ -125,13 +125,13 @@ def told():
     made = HookGate()
 
     def tell(text):
-        os.write(made.inherited[0], text)
-        os.close(made.inherited[0])
-        return made.first_process(7)
+        os.write(made.descriptors[0], text)
+        os.close(made.descriptors[0])
+        return made.find_first_process(7)
 
     yield tell
     made.close()
-    os.close(made.inherited[1])
+    os.close(made.descriptors[1])
 
 
 @pytest.mark.parametrize("text", [b"nothing", b'{"pid": 1', b"\xff"])
@@ -156,16 +156,16 @@ exit $code
 @pytest.mark.parametrize("opened", [True, False])
 def test_the_hook_of_a_runtime_waits_for_the_keeper(opened):
     made = HookGate()
-    hook = json.loads(json.dumps(made.hook()))
+    hook = json.loads(json.dumps(made.make_hook()))
     assert os.access(hook["path"], os.X_OK)
     assert [word.partition("=")[0] for word in hook["env"]] == ["PATH"]
     # The script finds the descriptors of its parent, though it inherits none itself.
     words = ["sh", "-c", RUNTIME]
     environment = {"PATH": os.environ["PATH"], "HOOK": hook["args"][-1]}
-    with subprocess.Popen(words, env=environment, pass_fds=made.inherited) as runtime:
-        for descriptor in made.inherited:
+    with subprocess.Popen(words, env=environment, pass_fds=made.descriptors) as runtime:
+        for descriptor in made.descriptors:
             os.close(descriptor)
-        assert made.first_process(runtime.pid) == 4321
+        assert made.find_first_process(runtime.pid) == 4321
         assert runtime.poll() is None
         if opened:
             made.open()

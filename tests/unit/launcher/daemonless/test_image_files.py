@@ -48,13 +48,13 @@ def test_what_is_mounted_is_not_looked_into(image, path, where):
         with pytest.raises(InMountError) as caught:
             look(path)
         assert (caught.value.where, caught.value.beyond) == where
-    assert image.kind(path if path != "/m" else "/m/x") in (None, stat.S_IFLNK)
+    assert image.find_kind(path if path != "/m" else "/m/x") in (None, stat.S_IFLNK)
 
 
 def test_a_file_is_no_folder(image):
     with pytest.raises(LinkLoopError):
         image.find("/bin/sh/x")
-    assert image.kind("/bin/sh/x") is None
+    assert image.find_kind("/bin/sh/x") is None
 
 
 def test_places_are_made_where_links_lead(image, root):
@@ -63,7 +63,7 @@ def test_places_are_made_where_links_lead(image, root):
     assert image.make_place("/usr/link/b/d", folder=True) == "/etc/b/d"
     assert (root / "etc/b/c").is_file()
     assert (root / "etc/b/d").is_dir()
-    image.mount("/etc/b")
+    image.add_mount("/etc/b")
     with pytest.raises(InMountError):
         image.find("/etc/b/c")
 
@@ -72,7 +72,7 @@ def test_an_empty_file_or_folder_replaces_anything_but_a_folder(image, root):
     image.replace("/bin", stat.S_IFDIR)
     assert not list((root / "bin").iterdir())
     image.replace("/usr/link", stat.S_IFREG)
-    assert image.kind("/usr/link") == stat.S_IFREG
+    assert image.find_kind("/usr/link") == stat.S_IFREG
     image.replace("/usr/link", stat.S_IFREG)
     with pytest.raises(LinkLoopError):
         image.replace("/usr/bin", stat.S_IFREG)

@@ -12,7 +12,7 @@ from imagematrix.launcher.daemonless import namespace
 
 def test_the_caller_is_root_in_its_namespace(kernel, monkeypatch):
     written: dict[str, str] = {}
-    monkeypatch.setattr(namespace, "_write", written.__setitem__)
+    monkeypatch.setattr(namespace, "_write_own", written.__setitem__)
     calls = kernel().calls
     namespace.enter_namespaces()
     assert written == {
@@ -50,7 +50,7 @@ def test_a_map_that_cannot_be_written_is_the_same_error(kernel, monkeypatch):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     kernel()
-    monkeypatch.setattr(namespace, "_write", refuse)
+    monkeypatch.setattr(namespace, "_write_own", refuse)
     with pytest.raises(EngineError, match="may not create a user namespace: Operation not permitted"):
         namespace.enter_namespaces()
 
@@ -102,6 +102,6 @@ def test_maps_are_written_to_the_files_of_this_process(monkeypatch, tmp_path):
         return true(tmp_path / "map", os.O_WRONLY | os.O_CREAT)
 
     monkeypatch.setattr(os, "open", record)
-    namespace._write("uid_map", "0 1 1")
+    namespace._write_own("uid_map", "0 1 1")
     assert opened == ["/proc/self/uid_map"]
     assert (tmp_path / "map").read_text() == "0 1 1"

@@ -88,13 +88,15 @@ def launch(bare, stored, root, tmp_path, monkeypatch, kernel):
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
             with pytest.raises(Left):
-                runtime_process._start(launching, Streams(container), 2, mask, keeper or os.getppid())
+                runtime_process._exec_runtime(launching, Streams(container), 2, mask, keeper or os.getppid())
         finally:
             signal.signal(signal.SIGUSR1, before)
             gate.close()
-            for descriptor in gate.inherited:
+            for descriptor in gate.descriptors:
                 os.close(descriptor)
-        assert taken.pop(0) == sorted({0, 1, 2, *gate.inherited, *((3,) if "environment" in changes else ())})
+        assert taken.pop(0) == sorted(
+            {0, 1, 2, *gate.descriptors, *((3,) if "environment" in changes else ())}
+        )
         return taken
 
     return call
@@ -165,7 +167,7 @@ def test_an_error_is_told_to_the_keeper(bare, stored, monkeypatch, raised, kind,
             raise raised
 
     left: list[int] = []
-    monkeypatch.setattr(runtime_process, "_start", start)
+    monkeypatch.setattr(runtime_process, "_exec_runtime", start)
     monkeypatch.setattr(os, "_exit", left.append)
     reader, writer = open_pipe()
     gate = OwnGate()
@@ -176,7 +178,7 @@ def test_an_error_is_told_to_the_keeper(bare, stored, monkeypatch, raised, kind,
     become_runtime(launching, Streams(bare), writer, set(), 1)
     assert left == [1]
     gate.close()
-    for descriptor in (*gate.inherited, *(() if raised else (writer,))):
+    for descriptor in (*gate.descriptors, *(() if raised else (writer,))):
         os.close(descriptor)
     with os.fdopen(reader, "rb") as file:
         text = file.read()
@@ -192,7 +194,7 @@ def test_streams_are_taken_and_all_else_is_closed(bare, monkeypatch):
     calls = []
     given = os.open("/", os.O_RDONLY)
     streams = Streams(bare)
-    streams.given = (given, given, given)
+    streams.descriptors = (given, given, given)
     monkeypatch.setattr(os, "setsid", lambda: calls.append("setsid"))
     monkeypatch.setattr(os, "dup2", lambda _, number: calls.append(number))
     monkeypatch.setattr(fcntl, "ioctl", lambda *words: calls.append(words[0]))

@@ -70,26 +70,26 @@ def prepare(place, kernel, monkeypatch):
 
     def call(runtime, container):
         runtime.require_possible(container)
-        gates.append(runtime.gate())
+        gates.append(runtime.make_gate())
         return runtime.prepare(container, place)
 
     yield call
     for gate in gates:
         gate.close()
-        for descriptor in gate.inherited:
+        for descriptor in gate.descriptors:
             os.close(descriptor)
 
 
 @pytest.mark.parametrize("runtime", [*OCI, *OTHERS], ids=lambda runtime: runtime.name)
 def test_nobody_sees_values_of_variables(prepare, container, runtime):
     prepared = prepare(runtime, container)
-    words = [*prepared.words, *runtime.shown(container)]
+    words = [*prepared.words, *runtime.format_command(container)]
     assert not [word for word in words if "ret" in word]
     user = {"USER"} if runtime.name == "ch-run" else set()
     assert prepared.environment.keys() == {"PATH"} | user
     assert prepared.environment["PATH"] == PATH
     assert prepared.words[0] == runtime.program
-    assert "LAUNCH" in shlex.join(runtime.shown(container)) or runtime.name == "bwrap"
+    assert "LAUNCH" in shlex.join(runtime.format_command(container)) or runtime.name == "bwrap"
 
 
 @pytest.mark.parametrize("runtime", [*OCI, *OTHERS], ids=lambda runtime: runtime.name)
@@ -113,7 +113,7 @@ def test_an_oci_runtime_gets_a_bundle_with_a_hook(prepare, container, place, run
     assert document == json.loads(json.dumps(make_config(container, place.root)))
     assert f"SECRET={VALUE}" in document["process"]["env"]
     assert hook["args"][:2] == ["sh", "-c"]
-    assert prepared.descriptors == runtime._gate.inherited
+    assert prepared.descriptors == runtime._gate.descriptors
     assert all(str(number) in hook["args"][2] for number in prepared.descriptors)
     expected = [runtime.program, "--root", f"{place.at}/state", "run", "--bundle", place.at, "n"]
     assert prepared.words == expected
@@ -123,12 +123,12 @@ def test_an_oci_runtime_gets_a_bundle_with_a_hook(prepare, container, place, run
 def test_an_oci_runtime_passes_descriptors_and_leaves_processes_to_the_keeper(container):
     runc, crun = OCI
     isolating: list[Any] = [*OCI, OTHERS[0]]
-    shown = runc.shown(replace(container, own_processes=False, descriptors=1))
+    shown = runc.format_command(replace(container, own_processes=False, descriptors=1))
     assert shown == [
         "/x/runc", "--root", "LAUNCH/state", "--log", "LAUNCH/log", "run", "--no-subreaper",
         "--preserve-fds", "1", "--bundle", "LAUNCH", "n",
     ]  # fmt: skip
-    assert "--log" not in crun.shown(replace(container, own_processes=False))
+    assert "--log" not in crun.format_command(replace(container, own_processes=False))
     for runtime in isolating:
         for own in (True, False):
             assert runtime.is_isolating(replace(container, own_processes=own)) is own
@@ -159,7 +159,7 @@ def test_bubblewrap_reads_variables_from_a_file_without_a_name(prepare, containe
         *(b"--setenv", b"B", b"\xff\n"),
     ]
     os.close(arguments)
-    assert tuple(gate) == runtime._gate.inherited
+    assert tuple(gate) == runtime._gate.descriptors
     assert prepared.words[1:7] == [
         "--args", str(arguments), "--info-fd", str(gate[0]), "--seccomp", str(gate[1]),
     ]  # fmt: skip
@@ -206,13 +206,13 @@ def test_charliecloud_gets_folders_and_leaves_the_network_to_itself(prepare, con
     binds = [words[number + 1] for number, word in enumerate(words) if word == "--bind"]
     assert binds == [f"{tmp_path}:/data", f"{place.at}/binds/1:/fixed"]
     assert words[-6:] == ["--cd", "/w", place.root, "--", "train", "--fast"]
-    assert "--write" not in OTHERS[1].shown(replace(container, read_only=True))
+    assert "--write" not in OTHERS[1].format_command(replace(container, read_only=True))
 
 
 def test_charliecloud_asks_for_a_user_with_or_without_a_name(prepare, container, place, monkeypatch):
-    assert charliecloud._user(0) == "root"
-    assert charliecloud._user(2**31 - 7) == str(2**31 - 7)
-    monkeypatch.setattr(charliecloud, "_user", lambda number: f"u{number}")
+    assert charliecloud._find_user_name(0) == "root"
+    assert charliecloud._find_user_name(2**31 - 7) == str(2**31 - 7)
+    monkeypatch.setattr(charliecloud, "_find_user_name", lambda number: f"u{number}")
     assert prepare(OTHERS[1], container).environment == {"PATH": PATH, "USER": f"u{place.user}"}
 
 

@@ -156,7 +156,7 @@ def test_a_reader_that_is_gone_does_not_keep_the_container(begin):
 def test_files_and_pipes_are_passed_as_they_are(bare, monkeypatch):
     monkeypatch.setattr(os, "isatty", lambda _: False)
     with Streams(replace(bare, interactive=True)) as made:
-        assert made.given == (0, 1, 2)
+        assert made.descriptors == (0, 1, 2)
         made.start()
         made.resize()
         made.hang_up()
@@ -177,20 +177,20 @@ def here(monkeypatch, terminal):
 def test_the_settings_of_a_terminal_are_restored_once(bare, terminal, here):
     before = terminal.settings
     with Streams(replace(bare, interactive=True, terminal=True)) as made:
-        assert here[0] not in made.given
-        assert termios.tcgetattr(made.given[0])[3] == before[3]
+        assert here[0] not in made.descriptors
+        assert termios.tcgetattr(made.descriptors[0])[3] == before[3]
         made.take_terminal()
         assert not terminal.settings[3] & ECHO
         made.restore()
         assert terminal.settings == before
         made.take_terminal()
-        os.close(made.given[0])
+        os.close(made.descriptors[0])
     assert terminal.settings == before
 
 
 def test_all_is_relayed_that_was_written_before_the_end(bare, here):
     with Streams(replace(bare, terminal=True)) as made:
-        inner = os.dup(made.given[0])
+        inner = os.dup(made.descriptors[0])
         made.start()
         os.write(inner, b"shown")
         os.close(inner)

@@ -25,7 +25,7 @@ def looks(monkeypatch):
     def look(*lines):
         result = MemorySampler(lambda: OURS)
         for line in lines:
-            result._record(line if isinstance(line, bytes) else json.dumps(line).encode(), OURS)
+            result._record_sample(line if isinstance(line, bytes) else json.dumps(line).encode(), OURS)
         return result.peaks
 
     return look

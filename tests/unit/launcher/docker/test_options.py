@@ -52,7 +52,7 @@ def test_docker_s_options_are_kept_verbatim(line, docker, command):
     assert list(words.docker) == shlex.split(docker)
     assert list(words.command) == shlex.split(command)
     assert (words.host, words.catalog, words.gpus, words.nvidia_smi) == (None, None, None, None)
-    assert not any((words.allow_cpu, words.shown, words.help, words.measure, words.mps))
+    assert not any((words.allow_cpu, words.print_form, words.is_help_requested, words.measure, words.mps))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_docker_s_options_are_kept_verbatim(line, docker, command):
 )
 def test_other_policies_than_to_pull_what_is_missing_are_docker_s(line, pulls, may_pull):
     args = parse_run_args(line.split())
-    assert (args.pulls, args.may_pull) == (pulls, may_pull)
+    assert (args.is_pulled_first, args.may_pull) == (pulls, may_pull)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_other_policies_than_to_pull_what_is_missing_are_docker_s(line, pulls, m
     [("IMAGE", False), ("-q IMAGE", True), ("-itq IMAGE", True), ("--quiet=false IMAGE", False)],
 )
 def test_a_pull_is_quiet_if_docker_s_is(line, quiet):
-    assert parse_run_args(line.split()).quiet is quiet
+    assert parse_run_args(line.split()).is_quiet is quiet
 
 
 @pytest.mark.parametrize("form", ["{} {}", "{}={}"])
@@ -100,7 +100,7 @@ def test_own_flags_are_parsed(name):
 
 
 @pytest.mark.parametrize(
-    ("line", "shown"),
+    ("line", "form"),
     [
         ("IMAGE", None),
         ("--dry-run IMAGE", "command"),
@@ -110,8 +110,8 @@ def test_own_flags_are_parsed(name):
         ("--dry-run --print json IMAGE", "json"),
     ],
 )
-def test_forms_of_printing(line, shown):
-    assert parse_run_args(line.split()).shown == shown
+def test_forms_of_printing(line, form):
+    assert parse_run_args(line.split()).print_form == form
 
 
 def test_an_invalid_form_is_refused():
@@ -218,29 +218,29 @@ def test_invalid_percentages(text):
     ],
 )
 def test_detached(line, detached):
-    assert parse_run_args(line.split()).detached is detached
+    assert parse_run_args(line.split()).is_detached is detached
 
 
 def test_rm_and_privileged():
-    assert (parse_run_args(["IMAGE", "--rm"]).removed, parse_run_args(["-d", "IMAGE"]).privileged) == (
+    assert (parse_run_args(["IMAGE", "--rm"]).is_removed, parse_run_args(["-d", "IMAGE"]).is_privileged) == (
         False,
         False,
     )
     result = parse_run_args(["--rm", "--privileged", "IMAGE"])
-    assert (result.removed, result.privileged) == (True, True)
+    assert (result.is_removed, result.is_privileged) == (True, True)
     result = parse_run_args(["--rm", "--rm=false", "--privileged=false", "IMAGE"])
-    assert (result.removed, result.privileged) == (False, False)
+    assert (result.is_removed, result.is_privileged) == (False, False)
     result = parse_run_args(["--rm=0", "--privileged=F", "-itd=False", "IMAGE"])
-    assert (result.removed, result.privileged, result.detached) == (False, False, False)
-    assert parse_run_args(["--privileged=1", "IMAGE"]).privileged
+    assert (result.is_removed, result.is_privileged, result.is_detached) == (False, False, False)
+    assert parse_run_args(["--privileged=1", "IMAGE"]).is_privileged
 
 
 def test_values_of_docker_s_options():
     line = "-e A=1 -eB=2 -it -te C=3 -e=D=4 --env E=5 --env=F=6 --envy G=7 -u 5 IMAGE -e H"
     result = parse_run_args(line.split())
-    assert result.values("--env", "e") == ("A=1", "B=2", "C=3", "D=4", "E=5", "F=6")
-    assert result.values("--user", "u") == ("5",)
-    assert result.values("--runtime") == ()
+    assert result.get_values("--env", "e") == ("A=1", "B=2", "C=3", "D=4", "E=5", "F=6")
+    assert result.get_values("--user", "u") == ("5",)
+    assert result.get_values("--runtime") == ()
 
 
 def test_conditions_on_axes_accumulate():
@@ -289,10 +289,10 @@ def test_an_unknown_flag_that_consumed_the_image():
 
 
 def test_help_needs_no_image():
-    assert parse_run_args(["--help"]).help
+    assert parse_run_args(["--help"]).is_help_requested
     assert parse_run_args(["--help"]).image is None
-    assert parse_run_args(["-it", "--help", "IMAGE"]).help
-    assert not parse_run_args(["IMAGE", "--help"]).help
+    assert parse_run_args(["-it", "--help", "IMAGE"]).is_help_requested
+    assert not parse_run_args(["IMAGE", "--help"]).is_help_requested
 
 
 def test_a_dash_is_an_image():

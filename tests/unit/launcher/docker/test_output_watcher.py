@@ -85,7 +85,7 @@ def test_the_log_of_a_removed_container_is_read_while_it_runs(engine):
     until(lambda: len(engine.requests) == 2)
     assert result.container == "c1"
     engine.over.set()
-    assert result.last_lines() == ["one", "two", "\ufffd"]
+    assert result.get_last_lines() == ["one", "two", "\ufffd"]
     events, logs = engine.requests
     assert events.startswith("/events?since=5&filters=")
     assert "follow=1" in logs
@@ -95,7 +95,7 @@ def test_a_finished_log_is_not_read_again(engine):
     engine.answers["/containers/c1/logs"] = [HEAD, piece(b"one\n")]
     result = watched()
     until(lambda: not result._thread.is_alive())
-    assert result.last_lines() == ["one"]
+    assert result.get_last_lines() == ["one"]
 
 
 def test_a_fast_log_is_not_followed(engine):
@@ -110,7 +110,7 @@ def test_a_fast_log_is_not_followed(engine):
     results = watched()
     until(lambda: len(opened) > 3)
     engine.over.set()
-    result = results.last_lines()
+    result = results.get_last_lines()
     assert sum(map(len, result)) <= output_watcher.KEPT
 
 
@@ -120,7 +120,7 @@ def test_the_end_of_a_long_log_is_read(engine):
     result = watched()
     until(lambda: len(engine.requests) == 2)
     engine.over.set()
-    assert result.last_lines()[-1] == "end"
+    assert result.get_last_lines()[-1] == "end"
 
 
 def test_reading_an_endless_log_times_out(engine, monkeypatch):
@@ -128,7 +128,7 @@ def test_reading_an_endless_log_times_out(engine, monkeypatch):
     engine.answers["/containers/c1/logs"] = [HEAD, piece(b"one\n"), engine.wait]
     result = watched()
     until(lambda: len(engine.requests) == 2)
-    assert result.last_lines() in (["one"], [])
+    assert result.get_last_lines() in (["one"], [])
 
 
 def test_the_log_of_a_kept_container_is_read_afterwards(engine):
@@ -136,7 +136,7 @@ def test_the_log_of_a_kept_container_is_read_afterwards(engine):
     engine.answers["/containers/c1/logs"] = [HEAD, piece(b"one\n"), piece(b"two\n")]
     result = watched(removed=False)
     until(lambda: result.container == "c1")
-    assert result.last_lines() == ["one", "two"]
+    assert result.get_last_lines() == ["one", "two"]
     assert "follow" not in engine.requests[-1]
 
 
@@ -144,7 +144,7 @@ def test_the_log_of_a_kept_container_is_read_afterwards(engine):
 def test_a_removed_container(engine, removed):
     engine.answers["/containers/json"] = [HEAD, b"[]"]
     engine.answers["/containers/c1/logs"] = []
-    assert watched(removed=removed).last_lines() == []
+    assert watched(removed=removed).get_last_lines() == []
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_removed_container(engine, removed):
 def test_invalid_events(engine, answer):
     engine.answers["/events"] = [answer]
     result = watched()
-    assert result.last_lines() == []
+    assert result.get_last_lines() == []
     assert result.container is None
 
 
@@ -161,18 +161,18 @@ def test_invalid_events(engine, answer):
 def test_no_engine(monkeypatch, tmp_path, removed):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     result = watched(removed=removed)
-    assert result.last_lines() == []
+    assert result.get_last_lines() == []
     assert result.container is None
 
 
 def test_a_remote_engine_is_queried_afterwards(remote_engine):
     remote_engine.responses["GET", "/containers/json"] = 200, b'[{"Id": "c1"}]'
     remote_engine.responses["GET", "/containers/c1/logs"] = 200, piece(b"one\n") + piece(b"two\n")
-    assert watched(removed=False).last_lines() == ["one", "two"]
+    assert watched(removed=False).get_last_lines() == ["one", "two"]
     assert "all=1" in remote_engine.requests[-2]
     assert f"tail={output_watcher.LINES}" in remote_engine.requests[-1]
     remote_engine.requests.clear()
-    assert watched(removed=True).last_lines() == []  # it is gone by then
+    assert watched(removed=True).get_last_lines() == []  # it is gone by then
     assert remote_engine.requests == []
     remote_engine.responses["GET", "/containers/json"] = 200, b"[]"
-    assert watched(removed=False).last_lines() == []
+    assert watched(removed=False).get_last_lines() == []

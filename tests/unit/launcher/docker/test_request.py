@@ -206,7 +206,7 @@ def test_a_gpu_that_a_pod_has_is_not_claimed(make, monkeypatch, remote, expected
     monkeypatch.setattr("imagematrix.images.engine.containers.list_running_or_starting", lambda *_: [])
     words = parse_run_args(["--host", "node.json", "--dry-run", "--gpus", "1", "IMAGE"])
     result = make_request(words, make.host(make.gpu(0), make.gpu(1)), catalog("80"), "1", remote)
-    with result.claim(result.plan_on_any()[1], lambda _: None) as claimed:
+    with result.claim_gpus(result.plan_on_any()[1], lambda _: None) as claimed:
         assert [gpu.minor for gpu in claimed.gpus] == [expected]
 
 
@@ -251,7 +251,7 @@ def claimed(make, monkeypatch):
         now = make.host(*after)
         now = replace(now, driver=replace(now.driver, version=version))
         chosen, launch = asked.plan_on_any()
-        with asked.claim(launch, lambda _: None) as taken:
+        with asked.claim_gpus(launch, lambda _: None) as taken:
             return asked.plan_on_claimed(taken, chosen, launch, now)[1]
 
     return start
@@ -276,7 +276,7 @@ def test_the_engine_is_asked_again_only_after_a_wait(make, monkeypatch, taken, v
     bare = catalog("80", driver=UserModeDriver(mode="host"))
     result = make_request(parse_run_args(["--gpus", "1", "IMAGE"]), host, bare, "1", None)
     chosen, launch = result.plan_on_any()
-    with result.claim(launch, lambda _: None) as claimed:
+    with result.claim_gpus(launch, lambda _: None) as claimed:
         chosen, launch = result.plan_on_claimed(claimed, chosen, launch, now)
     assert asked == expected
     assert launch.injected == (("GPU-0",) if taken is None else ("GPU-1",))

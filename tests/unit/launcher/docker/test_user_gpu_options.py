@@ -78,7 +78,7 @@ def test_gpus_that_docker_s_options_pass(gpus, monkeypatch, line, expected):
     runtimes = {"gpu": {"path": "/usr/bin/nvidia-container-runtime"}, "other": {"path": "/usr/bin/runsc"}}
     result = find_user_gpus(words, gpus, lambda: {"DefaultRuntime": "nvidia", "Runtimes": runtimes})
     assert sorted(key for gpu in result.gpus for key in list_lock_names(gpu)) == expected
-    assert result.named == (bool(expected) and not words.privileged)
+    assert result.names_all == (bool(expected) and not words.is_privileged)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_gpus_that_an_env_file_names(gpus, monkeypatch, tmp_path, text, line, ex
         parse_run_args(line.format(path).split()), gpus, lambda: {"DefaultRuntime": "nvidia"}
     )
     assert [key for gpu in result.gpus for key in list_lock_names(gpu)] == expected
-    assert result.named == bool(expected)
+    assert result.names_all == bool(expected)
 
 
 def test_an_env_file_that_can_be_read_only_once_is_left_to_docker(gpus, tmp_path):
@@ -165,7 +165,7 @@ def start(make, monkeypatch):
         words = parse_run_args(line.split())
         result = make_request(words, make.host(*gpus), catalog, words.gpus, None)
         chosen, first = result.plan_on_any()
-        with result.claim(first, lambda _: None) as taken:
+        with result.claim_gpus(first, lambda _: None) as taken:
             return result.plan_on_claimed(taken, chosen, first)[1]
 
     return run

@@ -304,7 +304,7 @@ def test_reasons_for_a_missing_module_are_reported():
     saw, remedy = reported(drivers={ADDRESS: "nouveau"})
     assert saw.endswith("is not loaded: nouveau is bound to them")
     assert remedy.startswith("echo blacklist nouveau > /etc/modprobe.d/nouveau.conf")
-    saw, remedy = reported(refused="Loading of unsigned module is rejected", secure_boot=True)
+    saw, remedy = reported(refusal="Loading of unsigned module is rejected", secure_boot=True)
     assert saw.endswith("the kernel rejected it: Loading of unsigned module is rejected")
     assert remedy.startswith("mokutil --import")
     saw, remedy = reported(secure_boot=True)
@@ -316,7 +316,7 @@ def test_reasons_for_a_missing_module_are_reported():
 def test_gpu_instance_without_a_compute_instance_is_reported():
     parted = host(gpus=(Gpu(index=0, minor=3, pci_bus_id=ADDRESS, state="mig-empty", mig=()),))
     remedies = [
-        bad(replace(kernel(uncomputed=some), host=parted))[0][3] for some in ({}, {3: (1, 2)}, {0: (1,)})
+        bad(replace(kernel(empty_instances=some), host=parted))[0][3] for some in ({}, {3: (1, 2)}, {0: (1,)})
     ]
     make = f"nvidia-smi mig -i {ADDRESS} -cgi PROFILE -C, or: nvidia-smi -i {ADDRESS} -mig 0"
     assert remedies == [make, f"nvidia-smi mig -i {ADDRESS} -gi 1,2 -cci", make]
@@ -347,7 +347,7 @@ def test_nvlink_fabric_state_is_checked(fabric, switches, manager, severity):
 
 
 def test_kernel_log_findings_are_reported():
-    result = bad(kernel(xids={("0000:41:00", 79): 2, ("0000:41:00", 31): 1}, denied=("/dev/nvidia0",)))
+    result = bad(kernel(xids={("0000:41:00", 79): 2, ("0000:41:00", 31): 1}, denied_nodes=("/dev/nvidia0",)))
     assert [saw for _, _, saw, _ in result] == [
         "kernel log: Xid 31 of the GPU at 0000:41:00",
         "kernel log: Xid 79 of the GPU at 0000:41:00, 2 times",
@@ -356,7 +356,9 @@ def test_kernel_log_findings_are_reported():
 
 
 def test_stale_nodes_and_selinux_are_reported():
-    ((check, severity, saw, remedy),) = bad(kernel(stale=(("/dev/nvidia-uvm", "nvidia-modprobe -u -c 0"),)))
+    ((check, severity, saw, remedy),) = bad(
+        kernel(stale_nodes=(("/dev/nvidia-uvm", "nvidia-modprobe -u -c 0"),))
+    )
     assert (check, severity) == ("device-nodes", "error")
     assert saw.startswith("/dev/nvidia-uvm has the major number of another driver")
     assert remedy == "rm /dev/nvidia-uvm; nvidia-modprobe -u -c 0"

@@ -30,7 +30,7 @@ def node(monkeypatch, tmp_path):
     for name in ("ENGINE", "RUNTIME", "SITE"):
         monkeypatch.delenv(f"IMAGEMATRIX_{name}", raising=False)
     monkeypatch.setenv("IMAGEMATRIX_STORE", str(tmp_path / "new" / "store"))
-    monkeypatch.setattr(daemonless, "_mounts", lambda: None)
+    monkeypatch.setattr(daemonless, "_try_mount", lambda: None)
     monkeypatch.setattr(
         daemonless, "choose_runtime", lambda engine, wanted: SimpleNamespace(name=wanted or engine)
     )
@@ -53,7 +53,7 @@ def test_what_is_missing_stops_only_nodes_without_docker(monkeypatch):
     def refuse():
         raise EngineError("no namespaces", remedy="allow them")
 
-    monkeypatch.setattr(daemonless, "_mounts", refuse)
+    monkeypatch.setattr(daemonless, "_try_mount", refuse)
     monkeypatch.setattr(image_root, "has_fuse", lambda: False)
     problem = "no containers without a daemon: no namespaces"
     assert findings(gather_daemonless_facts())[0][:2] == ("ok", problem)
@@ -78,7 +78,7 @@ def test_a_driver_that_apptainer_adds_is_a_warning(monkeypatch, tmp_path):
         assert [f"{settings}: always use nv = yes" in one[1] for one in told] == [True] * warns
     settings.unlink()
     settings.mkdir()
-    assert gather_daemonless_facts().driver_added is None
+    assert gather_daemonless_facts().driver_setting is None
 
 
 @pytest.mark.usefixtures("node")
@@ -109,7 +109,7 @@ def test_the_trial_is_in_another_process(monkeypatch, works, tmp_path):
 
     monkeypatch.setattr(image_root, "mount_trial_root", prepare)
     if works:
-        assert daemonless._mounts() is None
+        assert daemonless._try_mount() is None
     else:
         with pytest.raises(EngineError, match="refused"):
-            daemonless._mounts()
+            daemonless._try_mount()

@@ -178,7 +178,7 @@ def test_a_lock_folder_that_cannot_be_written_is_reported(profiles, engine, monk
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Locks, "_create", full)
+    monkeypatch.setattr(Locks, "_create_file", full)
     result = gather_facts(Host.load(profiles["rome-a100"]), None)
     assert str(result.locks_error).endswith("No space left on device")
     assert result.locks_error.remedy.startswith("free space there")

@@ -51,13 +51,13 @@ def test_kernel_log_is_parsed(monkeypatch, tmp_path):
     monkeypatch.setattr(kernel, "_read_log", lambda _: iter(LOG))
     result = read_kernel_facts(NODE, str(tmp_path))
     assert result.xids == {("0000:41:00", 79): 2, ("0000:41:00", 31): 1}
-    assert result.denied == (
+    assert result.denied_nodes == (
         "/dev/nvidia0",
         "/dev/nvidiactl",
         "/dev/nvidia1",
         "/dev/nvidia-caps/nvidia-cap12",
     )
-    assert result.refused == "Loading of unsigned module is rejected"
+    assert result.refusal == "Loading of unsigned module is rejected"
 
 
 def test_overwritten_messages_are_skipped(monkeypatch):
@@ -107,7 +107,7 @@ def test_other_kernel_facts_are_read(put, tmp_path):
     assert result.drivers == {ADDRESS: "nouveau"}
     assert result.switches == ("0000:c1:00.0",)
     assert (result.secure_boot, result.selinux, result.fabric_manager) == (True, True, True)
-    assert result.uncomputed == {3: (1,)}
+    assert result.empty_instances == {3: (1,)}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nodes")
@@ -122,4 +122,6 @@ def test_stale_nodes_of_an_earlier_driver_are_found(put, tmp_path):
             os.mknod(tmp_path / "dev" / name, 0o20600, os.makedev(major, minor))
         except PermissionError:
             pytest.skip("this container may not make device nodes")
-    assert read_kernel_facts(NODE, str(tmp_path)).stale == (("/dev/nvidia-uvm", "nvidia-modprobe -u -c 0"),)
+    assert read_kernel_facts(NODE, str(tmp_path)).stale_nodes == (
+        ("/dev/nvidia-uvm", "nvidia-modprobe -u -c 0"),
+    )

@@ -92,6 +92,6 @@ def test_who_else_may_have_a_gpu(lease, common, excludes):
 def test_a_share_is_used_with_its_size(first):
     share = replace(LEASE, vram_mib=100, share="share-1")
     (consumer,) = compute_lease_usage([(share, Holder.of(first.pid))])["nvidia1"]
-    assert (consumer.vram_mib, consumer.marks) == (100, frozenset({"share-1"}))
+    assert (consumer.vram_mib, consumer.owner_ids) == (100, frozenset({"share-1"}))
     assert share.is_held((), {"nvidia1": (consumer,)})
     assert not share.is_held((), {})

@@ -16,7 +16,7 @@ import pytest
 from imagematrix.errors import GpusBusyError, ProbeError, UsageError
 from imagematrix.hardware.gpu_request.choice import Choice
 from imagematrix.launcher.gpu_claims import gpu_claim as module
-from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
+from imagematrix.launcher.gpu_claims.gpu_claim import ClaimRequest, LockFolder, claim_gpus
 from imagematrix.launcher.gpu_claims.locks import release_locks
 from imagematrix.launcher.gpu_claims.queue import Queue, Ticket
 from imagematrix.launcher.gpu_claims.usage import Consumer
@@ -26,11 +26,12 @@ THREE = (("nvidia10",), ("nvidia11",), ("nvidia12",))
 LAUNCH = """
 import json, sys, time
 from imagematrix.hardware.host.host import Gpu
-from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
+from imagematrix.launcher.gpu_claims.gpu_claim import ClaimRequest, LockFolder, claim_gpus
 from imagematrix.hardware.gpu_request.choice import Choice
 folder, total, count, wait, hold = sys.argv[1], *map(float, sys.argv[2:])
 gpus = tuple(Gpu(index=index, minor=index) for index in range(int(total)))
-with claim_gpus([Choice(gpus=gpus, count=int(count))], lambda _: {}, wait_s=wait, path=folder) as taken:
+request = ClaimRequest(choices=[Choice(gpus=gpus, count=int(count))])
+with claim_gpus(request, lambda _: {}, wait_s=wait, folder=LockFolder(path=folder)) as taken:
     start = time.monotonic()
     print(json.dumps([gpu.index for gpu in taken.gpus]), flush=True)
     time.sleep(hold)
@@ -70,36 +71,52 @@ def test_free_gpus_are_claimed_without_the_kernels_list_of_locks(gpu, folder, mo
     monkeypatch.setattr(
         "imagematrix.launcher.gpu_claims.locks._read_kernel_locks", lambda: pytest.fail("it was read")
     )
-    with claim_gpus([Choice(gpus=gpus, count=1)], free, path=folder) as taken:
+    with claim_gpus(
+        ClaimRequest(choices=[Choice(gpus=gpus, count=1)]), free, folder=LockFolder(path=folder)
+    ) as taken:
         assert indices(taken) == [0]
 
 
 def test_the_first_free_gpus_are_claimed(gpu, folder):
     gpus = tuple(gpu(index) for index in range(4))
     used: dict[str, tuple[Consumer, ...]] = {"nvidia10": (WEB,), "nvidia12": (WEB,)}
-    with claim_gpus([Choice(gpus=gpus, count=2)], lambda _: used, path=folder) as taken:
+    with claim_gpus(
+        ClaimRequest(choices=[Choice(gpus=gpus, count=2)]), lambda _: used, folder=LockFolder(path=folder)
+    ) as taken:
         assert indices(taken) == [1, 3]
     with (
-        claim_gpus([Choice(gpus=gpus, count=1)], free, path=folder) as taken,
-        claim_gpus([Choice(gpus=gpus, count=1)], free, path=folder) as other,
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=gpus, count=1)]), free, folder=LockFolder(path=folder)
+        ) as taken,
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=gpus, count=1)]), free, folder=LockFolder(path=folder)
+        ) as other,
     ):
         assert (indices(taken), indices(other)) == ([0], [1])
-    with claim_gpus([Choice(gpus=gpus, count=4)], free, path=folder) as taken:
+    with claim_gpus(
+        ClaimRequest(choices=[Choice(gpus=gpus, count=4)]), free, folder=LockFolder(path=folder)
+    ) as taken:
         assert indices(taken) == [0, 1, 2, 3]
 
 
 def test_the_error_names_the_consumers(gpu, folder):
     gpus = (gpu(0), gpu(1))
     with (
-        claim_gpus([Choice(gpus=gpus[:1], count=1)], free, path=folder),
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=gpus[:1], count=1)]), free, folder=LockFolder(path=folder)
+        ),
         pytest.raises(GpusBusyError) as caught,
     ):
-        claim_gpus([Choice(gpus=gpus, count=2)], lambda _: {"nvidia11": (WEB,)}, path=folder)
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=gpus, count=2)]),
+            lambda _: {"nvidia11": (WEB,)},
+            folder=LockFolder(path=folder),
+        )
     assert str(caught.value).startswith("requested 2 GPUs, 0 free: GPU 0 (L40S) is in use by ")
     assert str(caught.value).endswith("; GPU 1 (L40S) is in use by container web")
     assert "--wait" in caught.value.remedy
     assert caught.value.exit_code == 10
-    with claim_gpus([Choice(gpus=gpus, count=2)], free, path=folder):
+    with claim_gpus(ClaimRequest(choices=[Choice(gpus=gpus, count=2)]), free, folder=LockFolder(path=folder)):
         pass  # the failed claim keeps nothing
 
 
@@ -111,7 +128,12 @@ def test_the_first_choice_with_enough_free_gpus(gpu, folder, monkeypatch):
     used: dict[str, tuple[Consumer, ...]] = {}
 
     def take(*choices, wait_s=60, vram_mib=None):
-        return claim_gpus(choices, lambda _: used, vram_mib=vram_mib, wait_s=wait_s, path=folder)
+        return claim_gpus(
+            ClaimRequest(choices=choices, vram_mib=vram_mib),
+            lambda _: used,
+            wait_s=wait_s,
+            folder=LockFolder(path=folder),
+        )
 
     for choices, expected in (((small,), [0, 1]), ((small, large), [0, 1]), ((large, small), [2, 3])):
         with take(*choices) as taken:
@@ -132,32 +154,60 @@ def test_mig_devices_are_claimed_individually(gpu, folder):
     whole = gpu(0, mig=((1, 0), (2, 0)))
     first, second = gpu(0, mig=((1, 0),)), gpu(0, mig=((2, 0),))
     with (
-        claim_gpus([Choice(gpus=(first,), count=1)], free, path=folder),
-        claim_gpus([Choice(gpus=(second,), count=1)], free, path=folder),
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=(first,), count=1)]), free, folder=LockFolder(path=folder)
+        ),
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=(second,), count=1)]), free, folder=LockFolder(path=folder)
+        ),
     ):
         for taken in (first, whole):
             with pytest.raises(GpusBusyError):
-                claim_gpus([Choice(gpus=(taken,), count=1)], free, path=folder)
+                claim_gpus(
+                    ClaimRequest(choices=[Choice(gpus=(taken,), count=1)]),
+                    free,
+                    folder=LockFolder(path=folder),
+                )
     with pytest.raises(GpusBusyError, match="container web"):
         # the GPU as a whole
-        claim_gpus([Choice(gpus=(first,), count=1)], lambda _: {"nvidia10": (WEB,)}, path=folder)
-    with claim_gpus([Choice(gpus=(first,), count=1)], lambda _: {"nvidia10-gi2-ci0": (WEB,)}, path=folder):
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=(first,), count=1)]),
+            lambda _: {"nvidia10": (WEB,)},
+            folder=LockFolder(path=folder),
+        )
+    with claim_gpus(
+        ClaimRequest(choices=[Choice(gpus=(first,), count=1)]),
+        lambda _: {"nvidia10-gi2-ci0": (WEB,)},
+        folder=LockFolder(path=folder),
+    ):
         pass
 
 
 def test_a_gpu_without_a_minor_is_refused(gpu, folder):
     with pytest.raises(ProbeError, match="GPU 0"):
-        claim_gpus([Choice(gpus=(gpu(0, minor=None),), count=1)], free, path=folder)
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=(gpu(0, minor=None),), count=1)]),
+            free,
+            folder=LockFolder(path=folder),
+        )
 
 
 def test_a_child_keeps_a_claim(gpu, folder, locks):
-    with claim_gpus([Choice(gpus=(gpu(),), count=1)], free, path=folder) as taken:
+    with claim_gpus(
+        ClaimRequest(choices=[Choice(gpus=(gpu(),), count=1)]), free, folder=LockFolder(path=folder)
+    ) as taken:
         with subprocess.Popen(["sleep", "60"], pass_fds=taken.descriptors) as child:
             taken.__exit__()
             with pytest.raises(GpusBusyError):
-                claim_gpus([Choice(gpus=(gpu(),), count=1)], free, path=folder)
+                claim_gpus(
+                    ClaimRequest(choices=[Choice(gpus=(gpu(),), count=1)]),
+                    free,
+                    folder=LockFolder(path=folder),
+                )
             child.kill()
-        with claim_gpus([Choice(gpus=(gpu(),), count=1)], free, path=folder) as again:
+        with claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=(gpu(),), count=1)]), free, folder=LockFolder(path=folder)
+        ) as again:
             again.pass_on()
             with subprocess.Popen(["sleep", "60"], close_fds=False) as child:
                 again.__exit__()
@@ -171,14 +221,19 @@ def test_after_a_wait_the_reason_names_the_users_of_the_gpu(gpu, folder, locks):
     turn = ExitStack()
     with turn, pytest.raises(GpusBusyError, match=r"requested 1 GPU, 0 free: .* container web"):
         claim_gpus(
-            [Choice(gpus=(gpu(),), count=1)],
+            ClaimRequest(choices=[Choice(gpus=(gpu(),), count=1)]),
             lambda _: {"nvidia10": (WEB,)},
             wait_s=0.2,
-            report=lambda _: turn.enter_context(locks.hold_mutex()),
-            path=folder,
+            on_wait=lambda _: turn.enter_context(locks.hold_mutex()),
+            folder=LockFolder(path=folder),
         )
     with locks.hold_mutex(), pytest.raises(GpusBusyError, match=r"choosing its GPUs for 0\.1 seconds: "):
-        claim_gpus([Choice(gpus=(gpu(),), count=1)], free, wait_s=0.1, path=folder)
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=(gpu(),), count=1)]),
+            free,
+            wait_s=0.1,
+            folder=LockFolder(path=folder),
+        )
 
 
 def test_a_lease_counts_for_a_launch_until_its_holder_ends(gpu, folder, locks):
@@ -199,9 +254,9 @@ def test_a_lease_counts_for_a_launch_until_its_holder_ends(gpu, folder, locks):
 
     gpus = (gpu(0), gpu(1), gpu(2, mig=[(1, 0)]))
     held = locks.take("nvidia10") + locks.hold("share-1", "4096 nvidia10")
-    with claim_gpus([Choice(gpus=gpus, count=1)], look, path=folder):
+    with claim_gpus(ClaimRequest(choices=[Choice(gpus=gpus, count=1)]), look, folder=LockFolder(path=folder)):
         release_locks(held)
-    claim_gpus([Choice(gpus=gpus[:1], count=1)], look, path=folder)
+    claim_gpus(ClaimRequest(choices=[Choice(gpus=gpus[:1], count=1)]), look, folder=LockFolder(path=folder))
     assert asked == [[True, False, False, True, False, True], [False, True, True, False, False, True]]
 
 
@@ -210,7 +265,12 @@ def test_an_error_of_the_survey_leaves_no_lock(gpu, folder, locks):
         raise ProbeError("no")
 
     with pytest.raises(ProbeError):
-        claim_gpus([Choice(gpus=(gpu(),), count=1)], fail, wait_s=5, path=folder)
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=(gpu(),), count=1)]),
+            fail,
+            wait_s=5,
+            folder=LockFolder(path=folder),
+        )
     assert locks.find_holders() == {}
 
 
@@ -220,11 +280,11 @@ def test_waiting_ends_when_a_gpu_becomes_free(gpu, folder, locks, monkeypatch):
     used: dict[str, tuple[Consumer, ...]] = {"nvidia10": (WEB,)}
     usages = [*[used] * 3, {}]
     with claim_gpus(
-        [Choice(gpus=(gpu(),), count=1)],
+        ClaimRequest(choices=[Choice(gpus=(gpu(),), count=1)]),
         lambda _: usages.pop(0),
         wait_s=30,
-        report=reports.append,
-        path=folder,
+        on_wait=reports.append,
+        folder=LockFolder(path=folder),
     ) as taken:
         assert indices(taken) == [0]
         assert set(locks.find_holders()) == {"nvidia10"}
@@ -246,7 +306,11 @@ def test_a_gpu_that_fails_is_left_out_and_another_is_waited_for(gpu, folder, loc
 
     def take(wait_s):
         return claim_gpus(
-            [Choice(gpus=gpus, count=1)], lambda _: usages.pop(0), wait_s=wait_s, path=folder, faults=faults
+            ClaimRequest(choices=[Choice(gpus=gpus, count=1)]),
+            lambda _: usages.pop(0),
+            wait_s=wait_s,
+            find_faults=faults,
+            folder=LockFolder(path=folder),
         )
 
     with take(30) as taken:
@@ -266,7 +330,9 @@ def test_launches_that_wait_do_not_reserve_a_gpu_that_fails(gpu, folder, locks):
         queue.join(Ticket(count=1, gpus=(("nvidia10",), ("nvidia11",), ("nvidia12",))))
     gpus = (gpu(0), gpu(1), gpu(2))
     chosen, broken = Choice(gpus=gpus, count=1), {gpus[0]: "it is gone"}
-    with claim_gpus([chosen], free, path=folder, faults=lambda _: broken) as taken:
+    with claim_gpus(
+        ClaimRequest(choices=[chosen]), free, find_faults=lambda _: broken, folder=LockFolder(path=folder)
+    ) as taken:
         assert indices(taken) == [2]  # GPU 1 is for the launch that waits
     queue.leave()
 
@@ -274,7 +340,12 @@ def test_launches_that_wait_do_not_reserve_a_gpu_that_fails(gpu, folder, locks):
 def test_waiting_times_out(gpu, folder, locks, monkeypatch):
     monkeypatch.setattr(module, "POLL_S", 0.01)
     with pytest.raises(GpusBusyError, match="container web"):
-        claim_gpus([Choice(gpus=(gpu(),), count=1)], lambda _: {"nvidia10": (WEB,)}, wait_s=0.1, path=folder)
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=(gpu(),), count=1)]),
+            lambda _: {"nvidia10": (WEB,)},
+            wait_s=0.1,
+            folder=LockFolder(path=folder),
+        )
     assert locks.find_holders() == {}
     assert locks.list_names() == ["nvidia10", "turn"]
 
@@ -282,19 +353,29 @@ def test_waiting_times_out(gpu, folder, locks, monkeypatch):
 def test_later_launches_leave_gpus_for_earlier_ones(gpu, folder, locks):
     gpus = tuple(gpu(index) for index in range(3))
     waiting = Queue(locks)
-    with claim_gpus([Choice(gpus=gpus[:1], count=1)], free, path=folder):
+    with claim_gpus(
+        ClaimRequest(choices=[Choice(gpus=gpus[:1], count=1)]), free, folder=LockFolder(path=folder)
+    ):
         waiting.join(Ticket(count=3, gpus=THREE))
         with pytest.raises(GpusBusyError, match="1 launch ahead in the queue"):
-            claim_gpus([Choice(gpus=gpus, count=1)], free, path=folder)
+            claim_gpus(
+                ClaimRequest(choices=[Choice(gpus=gpus, count=1)]), free, folder=LockFolder(path=folder)
+            )
         waiting.leave()
         waiting.join(Ticket(count=1, gpus=THREE))
-        with claim_gpus([Choice(gpus=gpus, count=1)], free, path=folder) as taken:
+        with claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=gpus, count=1)]), free, folder=LockFolder(path=folder)
+        ) as taken:
             assert indices(taken) == [2]  # 1 is reserved for the launch ahead
         with pytest.raises(GpusBusyError, match=r"2 free: .*; 1 launch ahead in the queue"):
-            claim_gpus([Choice(gpus=gpus, count=2)], free, path=folder)
+            claim_gpus(
+                ClaimRequest(choices=[Choice(gpus=gpus, count=2)]), free, folder=LockFolder(path=folder)
+            )
         waiting.leave()
         waiting.join(Ticket(count=1, gpus=(("nvidia10",),)))
-        with claim_gpus([Choice(gpus=gpus, count=2)], free, path=folder) as taken:
+        with claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=gpus, count=2)]), free, folder=LockFolder(path=folder)
+        ) as taken:
             assert indices(taken) == [1, 2]  # the launch ahead needs neither
         waiting.leave()
 
@@ -326,10 +407,12 @@ def test_a_stale_ticket_blocks_nobody(gpu, folder, locks):
     with pytest.raises(
         GpusBusyError, match=rf"1 launch ahead in the queue \(process .* \(pid {os.getpid()}, "
     ):
-        claim_gpus([Choice(gpus=gpus, count=1)], free, path=folder)
+        claim_gpus(ClaimRequest(choices=[Choice(gpus=gpus, count=1)]), free, folder=LockFolder(path=folder))
     for when in (time.time() - 100, time.time() + 100_000):
         os.utime(f"{folder}/wait-000000000", (when, when))
-        with claim_gpus([Choice(gpus=gpus, count=1)], free, path=folder) as taken:
+        with claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=gpus, count=1)]), free, folder=LockFolder(path=folder)
+        ) as taken:
             assert indices(taken) == [0]
     os.close(*held)
 
@@ -345,7 +428,12 @@ def test_a_waiting_launch_touches_its_ticket(gpu, folder, locks, monkeypatch):
             os.utime(f"{folder}/{names[0]}", (0, 0))
         return {} if len(ages) == 3 else {"nvidia10": (WEB,)}
 
-    with claim_gpus([Choice(gpus=(gpu(),), count=1)], look, wait_s=30, path=folder):
+    with claim_gpus(
+        ClaimRequest(choices=[Choice(gpus=(gpu(),), count=1)]),
+        look,
+        wait_s=30,
+        folder=LockFolder(path=folder),
+    ):
         assert max(ages) < 60
 
 
@@ -353,7 +441,12 @@ def test_waiting_for_the_turn_counts_toward_the_wait(gpu, folder, locks):
     held = locks.take("turn")
     begin = time.monotonic()
     with pytest.raises(GpusBusyError, match=rf"process .* \(pid {os.getpid()}, "):
-        claim_gpus([Choice(gpus=(gpu(),), count=1)], free, wait_s=0.05, path=folder)
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=(gpu(),), count=1)]),
+            free,
+            wait_s=0.05,
+            folder=LockFolder(path=folder),
+        )
     assert time.monotonic() - begin < 30
     os.close(*held)
 
@@ -364,12 +457,17 @@ def test_first_come_first_served(gpu, folder, locks, monkeypatch):
     gpus = (gpu(0), gpu(1))
 
     def wait(number, count):
-        with claim_gpus([Choice(gpus=gpus, count=count)], free, wait_s=60, path=folder):
+        with claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=gpus, count=count)]),
+            free,
+            wait_s=60,
+            folder=LockFolder(path=folder),
+        ):
             order.append(number)
             time.sleep(0.05)
 
     threads = []
-    with claim_gpus([Choice(gpus=gpus, count=2)], free, path=folder):
+    with claim_gpus(ClaimRequest(choices=[Choice(gpus=gpus, count=2)]), free, folder=LockFolder(path=folder)):
         for number, count in enumerate([2, 1, 2, 1, 1, 2], 1):
             threads.append(threading.Thread(target=wait, args=(number, count)))
             threads[-1].start()
@@ -410,13 +508,15 @@ def test_a_killed_launch_leaves_neither_lease_nor_ticket(start, gpu, folder, loc
     holder = start(1, 1)
     assert holder.stdout.readline() == "[0]\n"
     with pytest.raises(GpusBusyError, match=f"lease python.* .pid {holder.pid}, "):
-        claim_gpus([Choice(gpus=gpus, count=1)], free, path=folder)
+        claim_gpus(ClaimRequest(choices=[Choice(gpus=gpus, count=1)]), free, folder=LockFolder(path=folder))
     waiting = start(1, 1, wait=60)
     while not any(name.startswith("wait-") for name in locks.list_names()):
         time.sleep(0.01)
     for process in (waiting, holder):
         process.send_signal(signal.SIGKILL)
         process.wait()
-    with claim_gpus([Choice(gpus=gpus, count=1)], free, path=folder) as taken:
+    with claim_gpus(
+        ClaimRequest(choices=[Choice(gpus=gpus, count=1)]), free, folder=LockFolder(path=folder)
+    ) as taken:
         assert indices(taken) == [0]
     assert locks.list_names() == ["nvidia0", "turn"]

@@ -34,14 +34,14 @@ def test_grant_belongs_to_its_container(locks, grant, gpu):
     grants.write_grant(locks, grant(vram_mib=4000))
     (container,) = compute_locked_usage(locks)["nvidia10"]
     assert container == Consumer(
-        kind="container", name="train.1 (v1)", vram_mib=4000, marks=frozenset({"c1"})
+        kind="container", name="train.1 (v1)", vram_mib=4000, owner_ids=frozenset({"c1"})
     )
     assert compute_remaining(gpu(memory_mib=10000), [container]) == 6000
 
 
 def test_processes_of_a_container_count_as_its_grant(locks, grant, gpu):
     grants.write_grant(locks, grant(vram_mib=4000))
-    process = Consumer(kind="process", name="train", pid=7, marks=frozenset({"c1"}))
+    process = Consumer(kind="process", name="train", pid=7, owner_ids=frozenset({"c1"}))
     assert (
         compute_remaining(gpu(memory_mib=10000), [*compute_locked_usage(locks)["nvidia10"], process]) == 6000
     )
@@ -93,4 +93,4 @@ def test_inaccessible_bundle_counts_as_present(grant, monkeypatch):
         raise PermissionError
 
     monkeypatch.setattr(os, "lstat", denied)
-    assert hidden.live
+    assert hidden.is_live

@@ -231,7 +231,7 @@ def test_a_turn_has_one_holder_and_is_released(locks, folder, start, monkeypatch
     with locks.hold_mutex():
         assert locks.take("turn") is None
     process = start(HOLD, folder, "turn")
-    monkeypatch.setattr(module, "TURN_S", 0.1)
+    monkeypatch.setattr(module, "MUTEX_S", 0.1)
     with (
         pytest.raises(GpusBusyError, match=rf"GPUs for 0\.1 seconds: process python.* \(pid {process.pid}, "),
         locks.hold_mutex(),
@@ -247,7 +247,7 @@ def test_a_turn_takes_no_longer_than_the_launch_would_wait(locks, folder, start)
         locks.hold_mutex(0.05),
     ):
         pass
-    assert time.monotonic() - begin < module.TURN_S / 2
+    assert time.monotonic() - begin < module.MUTEX_S / 2
     process.kill()
     process.wait()
     with locks.hold_mutex(0.0):
@@ -359,7 +359,7 @@ def test_without_proc_locks_no_holder_is_known(locks, monkeypatch):
 
 
 def test_many_quick_turns_do_not_time_out(locks, monkeypatch):
-    monkeypatch.setattr(module, "TURN_S", 0.05)
+    monkeypatch.setattr(module, "MUTEX_S", 0.05)
     holders = iter([{"turn": 1}, {"turn": 2}, {"turn": 2}, {"turn": 3}])
     monkeypatch.setattr(locks, "find_holders", lambda: next(holders))
     held = locks.take("turn")

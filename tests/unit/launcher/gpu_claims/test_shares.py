@@ -17,7 +17,7 @@ from imagematrix.hardware.host.host import MigDevice
 from imagematrix.launcher.gpu_claims import containers, survey
 from imagematrix.launcher.gpu_claims import gpu_claim as module
 from imagematrix.launcher.gpu_claims import processes as running
-from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
+from imagematrix.launcher.gpu_claims.gpu_claim import ClaimRequest, LockFolder, claim_gpus
 from imagematrix.launcher.gpu_claims.queue import Queue, Ticket
 from imagematrix.launcher.gpu_claims.shares import compute_remaining, parse_mib
 from imagematrix.launcher.gpu_claims.usage import Consumer
@@ -29,7 +29,7 @@ import contextlib, json, sys, time
 from pathlib import Path
 from imagematrix.hardware.host.host import Gpu
 from imagematrix.launcher.gpu_claims import containers
-from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
+from imagematrix.launcher.gpu_claims.gpu_claim import ClaimRequest, LockFolder, claim_gpus
 from imagematrix.hardware.gpu_request.choice import Choice
 from imagematrix.launcher.gpu_claims.usage import merge_usages
 
@@ -46,7 +46,8 @@ def look(_attended):
 
 
 place = Path(table, f"{{number}}.json")
-with claim_gpus([Choice(gpus=gpus, count=1)], look, vram_mib=vram, wait_s=120, path=locks) as taken:
+request = ClaimRequest(choices=[Choice(gpus=gpus, count=1)], vram_mib=vram)
+with claim_gpus(request, look, wait_s=120, folder=LockFolder(path=locks)) as taken:
     nodes = [{{"PathOnHost": f"/dev/nvidia{{gpu.minor}}"}} for gpu in taken.gpus]
     config = {{"Image": "x", "Labels": dict(taken.labels)}}
     container = {{"Id": number, "Config": config, "HostConfig": {{"Devices": nodes}}}}
@@ -71,15 +72,15 @@ def free(_attended):
 
 
 def lease(vram_mib, *marks):
-    return Consumer(kind="lease", name="docker", pid=7, vram_mib=vram_mib, marks=frozenset(marks))
+    return Consumer(kind="lease", name="docker", pid=7, vram_mib=vram_mib, owner_ids=frozenset(marks))
 
 
 def container(vram_mib, *marks):
-    return Consumer(kind="container", name="job", vram_mib=vram_mib, marks=frozenset(marks))
+    return Consumer(kind="container", name="job", vram_mib=vram_mib, owner_ids=frozenset(marks))
 
 
 def process(*marks, name="python"):
-    return Consumer(kind="process", name=name, pid=8, marks=frozenset(marks))
+    return Consumer(kind="process", name=name, pid=8, owner_ids=frozenset(marks))
 
 
 @pytest.fixture
@@ -166,7 +167,7 @@ def test_the_share_that_a_container_declares(card):
         return job
 
     job = consumer(**{containers.VRAM: "4096", containers.LEASE: "share-a"})
-    assert (job.vram_mib, job.marks) == (4096, {ID, "share-a"})
+    assert (job.vram_mib, job.owner_ids) == (4096, {ID, "share-a"})
     assert str(job) == "container job (x:1) (share of 4096 MiB)"
     assert job.to_json()["vram_mib"] == 4096
     assert consumer().vram_mib is None
@@ -190,27 +191,48 @@ def test_the_container_of_a_process_is_read_from_its_cgroup(tmp_path, line):
     (use,) = running.compute_open_device_usage({Path("/dev/full").stat().st_rdev: "nvidia10"}, str(tmp_path))[
         "nvidia10"
     ]
-    assert ID in use.marks
+    assert ID in use.owner_ids
     (tmp_path / "7/cgroup").write_text("0::/user.slice/user-1000.slice/session-2.scope\n")
     (use,) = running.compute_open_device_usage({Path("/dev/full").stat().st_rdev: "nvidia10"}, str(tmp_path))[
         "nvidia10"
     ]
-    assert use.marks == frozenset()
+    assert use.owner_ids == frozenset()
 
 
 def test_shares_fill_one_gpu_before_the_next(card, folder):
     gpus = tuple(card(index) for index in range(3))
-    taken = [claim_gpus([Choice(gpus=gpus, count=1)], free, vram_mib=4000, path=folder) for _ in range(5)]
+    taken = [
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=gpus, count=1)], vram_mib=4000),
+            free,
+            folder=LockFolder(path=folder),
+        )
+        for _ in range(5)
+    ]
     assert [indices(share) for share in taken] == [[0], [0], [1], [1], [2]]
-    with claim_gpus([Choice(gpus=gpus, count=1)], free, vram_mib=1500, path=folder) as small:
+    with claim_gpus(
+        ClaimRequest(choices=[Choice(gpus=gpus, count=1)], vram_mib=1500),
+        free,
+        folder=LockFolder(path=folder),
+    ) as small:
         assert indices(small) == [0]  # the least memory is left there
-    with claim_gpus([Choice(gpus=gpus, count=2)], free, vram_mib=2000, path=folder) as both:
+    with claim_gpus(
+        ClaimRequest(choices=[Choice(gpus=gpus, count=2)], vram_mib=2000),
+        free,
+        folder=LockFolder(path=folder),
+    ) as both:
         assert indices(both) == [0, 1]
     taken[4].__exit__()
-    with claim_gpus([Choice(gpus=gpus, count=1)], free, path=folder) as whole:
+    with claim_gpus(
+        ClaimRequest(choices=[Choice(gpus=gpus, count=1)]), free, folder=LockFolder(path=folder)
+    ) as whole:
         assert indices(whole) == [2]
     with pytest.raises(GpusBusyError) as caught:
-        claim_gpus([Choice(gpus=gpus, count=2)], free, vram_mib=4000, path=folder)
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=gpus, count=2)], vram_mib=4000),
+            free,
+            folder=LockFolder(path=folder),
+        )
     text = str(caught.value)
     assert text.startswith(
         "requested 2 GPUs with 4000 MiB free, 1 free: GPU 0 (L40S) has 2000 MiB free, shared with"
@@ -218,56 +240,103 @@ def test_shares_fill_one_gpu_before_the_next(card, folder):
     assert text.count("share of 4000 MiB") == 4
     for share in taken[:4]:
         share.__exit__()
-    with claim_gpus([Choice(gpus=gpus, count=3)], free, path=folder) as whole:
+    with claim_gpus(
+        ClaimRequest(choices=[Choice(gpus=gpus, count=3)]), free, folder=LockFolder(path=folder)
+    ) as whole:
         assert indices(whole) == [0, 1, 2]
 
 
 def test_a_launch_that_needs_a_whole_gpu_sees_the_shares(card, folder, locks):
-    with claim_gpus([Choice(gpus=(card(),), count=1)], free, vram_mib=4096, path=folder) as taken:
+    with claim_gpus(
+        ClaimRequest(choices=[Choice(gpus=(card(),), count=1)], vram_mib=4096),
+        free,
+        folder=LockFolder(path=folder),
+    ) as taken:
         (name,) = (name for name in locks.list_names() if name.startswith("share-"))
         assert taken.labels == {"io.imagematrix.vram": "4096", "io.imagematrix.lease": name}
         (use,) = survey.compute_locked_usage(locks)["nvidia10"]
-        assert (use.kind, use.pid, use.vram_mib, use.marks) == ("lease", os.getpid(), 4096, {name})
+        assert (use.kind, use.pid, use.vram_mib, use.owner_ids) == ("lease", os.getpid(), 4096, {name})
         with pytest.raises(GpusBusyError, match=rf"lease .* \(pid {os.getpid()}, .*share of 4096 MiB\)"):
-            claim_gpus([Choice(gpus=(card(),), count=1)], free, path=folder)
+            claim_gpus(
+                ClaimRequest(choices=[Choice(gpus=(card(),), count=1)]), free, folder=LockFolder(path=folder)
+            )
     assert survey.compute_locked_usage(locks) == {}
     assert locks.list_names() == ["nvidia10", "turn"]
-    with claim_gpus([Choice(gpus=(card(),), count=1)], free, path=folder) as whole:
+    with claim_gpus(
+        ClaimRequest(choices=[Choice(gpus=(card(),), count=1)]), free, folder=LockFolder(path=folder)
+    ) as whole:
         assert whole.labels == {}
         with pytest.raises(GpusBusyError, match=r"GPU 0 \(L40S\) is in use by "):
-            claim_gpus([Choice(gpus=(card(),), count=1)], free, vram_mib=1, path=folder)
+            claim_gpus(
+                ClaimRequest(choices=[Choice(gpus=(card(),), count=1)], vram_mib=1),
+                free,
+                folder=LockFolder(path=folder),
+            )
 
 
 def test_a_share_that_can_never_fit_fails_immediately(card, folder):
     gpus = (card(0), card(1, memory_mib=20_000), card(2, memory_mib=None))
-    with claim_gpus([Choice(gpus=gpus, count=1)], free, vram_mib=15_000, path=folder) as taken:
+    with claim_gpus(
+        ClaimRequest(choices=[Choice(gpus=gpus, count=1)], vram_mib=15_000),
+        free,
+        folder=LockFolder(path=folder),
+    ) as taken:
         assert indices(taken) == [1]
     with pytest.raises(ProbeError, match=r"cannot share GPU 2 \(L40S\): memory size unknown"):
-        claim_gpus([Choice(gpus=gpus, count=2)], free, vram_mib=15_000, wait_s=60, path=folder)
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=gpus, count=2)], vram_mib=15_000),
+            free,
+            wait_s=60,
+            folder=LockFolder(path=folder),
+        )
     with pytest.raises(UsageError, match="requested 3 GPUs with 15000 MiB, 1 present: GPU 0"):
-        claim_gpus([Choice(gpus=gpus, count=3)], free, vram_mib=15_000, wait_s=60, path=folder)
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=gpus, count=3)], vram_mib=15_000),
+            free,
+            wait_s=60,
+            folder=LockFolder(path=folder),
+        )
     with pytest.raises(UsageError):
-        claim_gpus([Choice(gpus=gpus[:1], count=1)], free, vram_mib=10_001, wait_s=60, path=folder)
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=gpus[:1], count=1)], vram_mib=10_001),
+            free,
+            wait_s=60,
+            folder=LockFolder(path=folder),
+        )
 
 
 def test_mig_devices_are_shared_individually(part, gpu, folder):
     devices = (part(1), part(2))
     first, second, third = (
-        claim_gpus([Choice(gpus=devices, count=1)], free, vram_mib=2000, path=folder) for _ in range(3)
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=devices, count=1)], vram_mib=2000),
+            free,
+            folder=LockFolder(path=folder),
+        )
+        for _ in range(3)
     )
     assert [taken.gpus[0].mig[0].gpu_instance for taken in (first, second, third)] == [1, 1, 2]
     with pytest.raises(GpusBusyError, match="requested 2 MIG devices with 2000 MiB free, 1 free"):
-        claim_gpus([Choice(gpus=devices, count=2)], free, vram_mib=2000, path=folder)
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=devices, count=2)], vram_mib=2000),
+            free,
+            folder=LockFolder(path=folder),
+        )
     first.__exit__()
-    with claim_gpus([Choice(gpus=devices, count=2)], free, vram_mib=2000, path=folder) as both:
+    with claim_gpus(
+        ClaimRequest(choices=[Choice(gpus=devices, count=2)], vram_mib=2000),
+        free,
+        folder=LockFolder(path=folder),
+    ) as both:
         (whole,) = both.gpus
         assert [device.gpu_instance for device in whole.mig] == [1, 2]
     with pytest.raises(ProbeError, match="memory size unknown"):
         claim_gpus(
-            [Choice(gpus=(gpu(0, mig=((1, 0), (2, 0)), memory_mib=TOTAL),), count=1)],
+            ClaimRequest(
+                choices=[Choice(gpus=(gpu(0, mig=((1, 0), (2, 0)), memory_mib=TOTAL),), count=1)], vram_mib=1
+            ),
             free,
-            vram_mib=1,
-            path=folder,
+            folder=LockFolder(path=folder),
         )
     for taken in (second, third):
         taken.__exit__()
@@ -276,12 +345,18 @@ def test_mig_devices_are_shared_individually(part, gpu, folder):
 def test_several_devices_of_a_gpu_form_one_gpu_of_the_claim(part, folder):
     devices = (part(1), part(2), part(3))
     with claim_gpus(
-        [Choice(gpus=devices, count=1)], lambda _: {"nvidia10-gi1-ci0": (container(None),)}, path=folder
+        ClaimRequest(choices=[Choice(gpus=devices, count=1)]),
+        lambda _: {"nvidia10-gi1-ci0": (container(None),)},
+        folder=LockFolder(path=folder),
     ) as taken:
         assert [device.gpu_instance for device in taken.gpus[0].mig] == [2]
         with pytest.raises(GpusBusyError, match=r"GPU 0 \(L40S\):2:0 is in use by"):
-            claim_gpus([Choice(gpus=devices, count=3)], free, path=folder)
-        with claim_gpus([Choice(gpus=devices, count=2)], free, path=folder) as others:
+            claim_gpus(
+                ClaimRequest(choices=[Choice(gpus=devices, count=3)]), free, folder=LockFolder(path=folder)
+            )
+        with claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=devices, count=2)]), free, folder=LockFolder(path=folder)
+        ) as others:
             (whole,) = others.gpus
             assert [device.gpu_instance for device in whole.mig] == [1, 3]
 
@@ -291,7 +366,11 @@ def test_a_malformed_lease_is_ignored_or_counts_for_the_whole_gpu(locks, folder,
     (use,) = survey.compute_locked_usage(locks)["nvidia10"]
     assert use.vram_mib is None
     with pytest.raises(GpusBusyError, match="lease"):
-        claim_gpus([Choice(gpus=(card(),), count=1)], free, vram_mib=1, path=folder)
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=(card(),), count=1)], vram_mib=1),
+            free,
+            folder=LockFolder(path=folder),
+        )
     for descriptor in held:
         os.close(descriptor)
     Path(folder, "share-c").mkdir()
@@ -312,12 +391,24 @@ def test_a_launch_that_waits_for_a_whole_gpu_does_not_starve(card, folder, locks
     """New shares keep coming, and still one GPU drains for a launch that waits for a whole one."""
     monkeypatch.setattr(module, "POLL_S", 0.01)
     gpus = (card(0), card(1))
-    claims = [claim_gpus([Choice(gpus=gpus, count=1)], free, vram_mib=3000, path=folder) for _ in range(5)]
+    claims = [
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=gpus, count=1)], vram_mib=3000),
+            free,
+            folder=LockFolder(path=folder),
+        )
+        for _ in range(5)
+    ]
     assert [indices(share) for share in claims] == [[0], [0], [0], [1], [1]]
     got = []
 
     def wait():
-        with claim_gpus([Choice(gpus=gpus, count=1)], free, wait_s=60, path=folder) as whole:
+        with claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=gpus, count=1)]),
+            free,
+            wait_s=60,
+            folder=LockFolder(path=folder),
+        ) as whole:
             got.append(indices(whole))
 
     thread = threading.Thread(target=wait)
@@ -325,14 +416,28 @@ def test_a_launch_that_waits_for_a_whole_gpu_does_not_starve(card, folder, locks
     while not any(name.startswith("wait-") for name in locks.list_names()):
         time.sleep(0.001)
     with pytest.raises(GpusBusyError, match=r"1 free: GPU 0 .* shared with .*; 1 launch ahead"):
-        claim_gpus([Choice(gpus=gpus, count=1)], free, vram_mib=3000, path=folder)
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=gpus, count=1)], vram_mib=3000),
+            free,
+            folder=LockFolder(path=folder),
+        )
     claims.pop(0).__exit__()
     # GPU 0 is now as empty as GPU 1, and first in order: others may join GPU 1.
-    claims.append(claim_gpus([Choice(gpus=gpus, count=1)], free, vram_mib=3000, path=folder))
+    claims.append(
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=gpus, count=1)], vram_mib=3000),
+            free,
+            folder=LockFolder(path=folder),
+        )
+    )
     assert indices(claims[-1]) == [1]
     claims.pop(0).__exit__()
     with pytest.raises(GpusBusyError):
-        claim_gpus([Choice(gpus=gpus, count=1)], free, vram_mib=3000, path=folder)
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=gpus, count=1)], vram_mib=3000),
+            free,
+            folder=LockFolder(path=folder),
+        )
     claims.pop(0).__exit__()
     thread.join()
     assert got == [[0]]
@@ -344,8 +449,16 @@ def test_a_ticket_for_a_gpu_in_mig_mode_reserves_all_its_devices(part, folder, l
     queue = Queue(locks)
     queue.join(Ticket(count=1, gpus=(("nvidia10-gi1-ci0", "nvidia10-gi2-ci0"),)))
     with pytest.raises(GpusBusyError, match="2 free: 1 launch ahead"):
-        claim_gpus([Choice(gpus=(part(1), part(2)), count=1)], free, path=folder)
-    with claim_gpus([Choice(gpus=(part(1), part(2), part(3)), count=1)], free, path=folder) as taken:
+        claim_gpus(
+            ClaimRequest(choices=[Choice(gpus=(part(1), part(2)), count=1)]),
+            free,
+            folder=LockFolder(path=folder),
+        )
+    with claim_gpus(
+        ClaimRequest(choices=[Choice(gpus=(part(1), part(2), part(3)), count=1)]),
+        free,
+        folder=LockFolder(path=folder),
+    ) as taken:
         assert taken.gpus[0].mig[0].gpu_instance == 3
     queue.leave()
 

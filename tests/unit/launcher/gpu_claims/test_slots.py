@@ -18,7 +18,7 @@ def slots(shares):
     """Return the slots of GPUS, where `shares` are pairs of an index and MiB."""
     consumers = [tuple(_lease(mib) for index, mib in shares if index == gpu.index) for gpu in GPUS]
     return [
-        Slot(gpu=gpu, consumers=using, leased=False, free_mib=compute_remaining(gpu, using))
+        Slot(gpu=gpu, consumers=using, is_leased=False, free_mib=compute_remaining(gpu, using))
         for gpu, using in zip(GPUS, consumers, strict=True)
     ]
 
@@ -35,8 +35,10 @@ def test_shares_never_exceed_a_gpu_and_fill_it_before_the_next(wishes, random):
         if wish is not None:
             best = rank_slots(slots(shares), wish)
             if best:
-                assert best[0].free_mib == min(slot.free_mib for slot in best if slot.free is best[0].free)
-                assert not best[0].free or all(slot.free for slot in best)
+                assert best[0].free_mib == min(
+                    slot.free_mib for slot in best if slot.is_free is best[0].is_free
+                )
+                assert not best[0].is_free or all(slot.is_free for slot in best)
                 shares.append((best[0].gpu.index, wish))
         elif shares:
             shares.pop(random.randrange(len(shares)))
@@ -60,7 +62,7 @@ def test_the_emptiest_gpu_drains_while_a_launch_waits(wishes, random):
 def test_a_ticket_reserves_free_gpus_then_the_emptiest_then_those_used_whole():
     present = slots([(1, 60), (2, 30)])
     whole = Consumer(kind="container", name="web")
-    present[0] = Slot(gpu=GPUS[0], consumers=(whole,), leased=False, free_mib=None)
+    present[0] = Slot(gpu=GPUS[0], consumers=(whole,), is_leased=False, free_mib=None)
     order: list[object] = []
     for number in range(1, 5):
         rest = find_unreserved(present, [WAITING] * number)
@@ -71,8 +73,8 @@ def test_a_ticket_reserves_free_gpus_then_the_emptiest_then_those_used_whole():
 
 
 def test_a_lease_of_an_invisible_holder_counts():
-    slot = Slot(gpu=GPUS[0], consumers=(), leased=True, free_mib=None)
-    assert not slot.free
+    slot = Slot(gpu=GPUS[0], consumers=(), is_leased=True, free_mib=None)
+    assert not slot.is_free
     assert rank_slots([slot], None) == rank_slots([slot], 1) == []
 
 

@@ -177,7 +177,7 @@ class TestQuickly:
         """Return a function that simulates processes with these marks that have nvidia10 open."""
 
         def have(*marks):
-            openers = tuple(Consumer(kind="process", name="train", marks=frozenset(own)) for own in marks)
+            openers = tuple(Consumer(kind="process", name="train", owner_ids=frozenset(own)) for own in marks)
             usage = {"nvidia10": openers} if openers else {}
             monkeypatch.setattr(
                 processes, "compute_open_node_usage", lambda minors: usage if minors == {10} else {}
@@ -188,7 +188,7 @@ class TestQuickly:
     @staticmethod
     def survey(gpu, **given):
         usage: Usage = {
-            key: (Consumer(kind="container", name=name, marks=frozenset({name})),)
+            key: (Consumer(kind="container", name=name, owner_ids=frozenset({name})),)
             for key, name in given.items()
         }
         asked: Usage = {"asked": ()}

@@ -39,7 +39,7 @@ def test_the_kernel_shows_the_folder_in_which_a_kubelet_listens():
         listener.bind(str(resources / "123"))
         listener.listen()
         (resources / "123").rename(resources / "kubelet.sock")  # as kubelet does
-        assert folder in sockets._find_listening(sockets.TABLE)
+        assert folder in sockets._list_listening_roots(sockets.TABLE)
         assert sockets.find_root_dir() != folder  # it has no pods
 
 

@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestServer
 from claiming import NODE, Claims
 from coroutines import until
 
-from imagematrix.cli.kubernetes.dra_driver import _InContainer
+from imagematrix.cli.kubernetes.dra_driver import _ContainerView
 from imagematrix.common.record import replace
 from imagematrix.errors import EngineError, ProbeError, UsageError
 from imagematrix.integrations.kubernetes.client import api
@@ -688,13 +688,15 @@ def test_what_a_container_sees_of_the_node(tmp_path, hosts, claims, cdi_root):
     (tmp_path / "proc").mkdir()
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
-    seen = _InContainer(tmp_path)
-    seen.require(("/dev/nvidia0",))
+    view = _ContainerView(tmp_path)
+    view.require_nodes(("/dev/nvidia0",))
     with pytest.raises(DevicesError, match="/dev/nvidia1: not found"):
-        seen.require(("/dev/nvidia0", "/dev/nvidia1"))
-    assert seen.usage(host.gpus) == seen.plugins(host.gpus) == {}
+        view.require_nodes(("/dev/nvidia0", "/dev/nvidia1"))
+    assert view.survey_usage(host.gpus) == view.survey_plugin_usage(host.gpus) == {}
     ClaimLedger(cdi_root).give(claims.reference(1), host, {"gpu": host.gpus[:1]}, dict)
-    assert [str(one) for one in seen.usage(host.gpus)["nvidia0"]] == ["container default/claim-1 (claim)"]
+    assert [str(one) for one in view.survey_usage(host.gpus)["nvidia0"]] == [
+        "container default/claim-1 (claim)"
+    ]
 
 
 def test_the_socket_of_a_killed_plugin_does_not_count(kubelet_root):

@@ -26,7 +26,7 @@ from imagematrix.integrations.kubernetes.dra.resource_claims import ClaimError
 from imagematrix.integrations.kubernetes.dra.slices import name_devices
 from imagematrix.launcher.docker.devices import list_device_nodes
 from imagematrix.launcher.gpu_claims import grants
-from imagematrix.launcher.gpu_claims.gpu_claim import claim_gpus
+from imagematrix.launcher.gpu_claims.gpu_claim import ClaimRequest, LockFolder, claim_gpus
 from imagematrix.launcher.gpu_claims.survey import survey_node_leases
 from imagematrix.launcher.gpu_claims.usage import Consumer, find_consumers, list_lock_names
 
@@ -177,13 +177,13 @@ def test_a_launch_and_a_claim_take_no_gpu_from_each_other(ledger, claims, hosts,
     host = hosts["genoa-h200"]
     first = Choice(gpus=host.gpus[:1], count=1)
     with (
-        claim_gpus([first], lambda _: {}, path=str(locks)),
+        claim_gpus(ClaimRequest(choices=[first]), lambda _: {}, folder=LockFolder(path=str(locks))),
         pytest.raises(GpusBusyError, match="in use by a lease"),
     ):
         give(ledger, claims, host, 1, host.gpus[0])
     give(ledger, claims, host, 1, host.gpus[0])
     with pytest.raises(GpusBusyError, match="claim-1"):
-        claim_gpus([first], lambda _: {}, path=str(locks))
+        claim_gpus(ClaimRequest(choices=[first]), lambda _: {}, folder=LockFolder(path=str(locks)))
 
 
 def restarted(cdi_root, host):
@@ -312,11 +312,11 @@ def test_only_what_claims_do_not_hold_is_used(hosts):
     first, second, third, *_ = units
     usage = {
         "nvidia0": (
-            Consumer(kind="container", name="a", marks=frozenset({"u1"})),
+            Consumer(kind="container", name="a", owner_ids=frozenset({"u1"})),
             Consumer(kind="process", name="p"),
         ),
         "nvidia1": (Consumer(kind="process", name="p"), Consumer(kind="lease", name="l")),
-        "nvidia2": (Consumer(kind="container", name="a", marks=frozenset({"u2"})),),
+        "nvidia2": (Consumer(kind="container", name="a", owner_ids=frozenset({"u2"})),),
     }
     assert find_used_units(units, usage, frozenset({"u1"})) == {
         second: "process p, lease l",
@@ -410,7 +410,7 @@ class ClaimMachine(RuleBasedStateMachine):
                 Claims.uid(number) for number in sorted(self.given) if index in self.given[number]
             ]
             assert {
-                mark for one in find_consumers(usage, list_lock_names(unit)) for mark in one.marks
+                mark for one in find_consumers(usage, list_lock_names(unit)) for mark in one.owner_ids
             } == set(holders)
 
 
