@@ -293,7 +293,7 @@ def _code(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
         broken = [
             target
             for target in variant.cubins
-            if device_code_entries.lacks(code, target, unit.guard)
+            if device_code_entries.lacks_cubin(code, target, unit.guard)
             or device_code.get_capability(target) not in present
         ]
         if broken:

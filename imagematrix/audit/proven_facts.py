@@ -79,7 +79,7 @@ def with_code(audited: Audit, variant: Variant, *, trimmed: bool) -> Variant:
     cubins = tuple(
         cubin
         for cubin in variant.cubins
-        if not any(device_code_entries.lacks(unit.code, cubin, unit.guard) for unit in audited.gpu_code)
+        if not any(device_code_entries.lacks_cubin(unit.code, cubin, unit.guard) for unit in audited.gpu_code)
     )
     ptx = tuple(Ptx(target=target, isa=isa) for target, isa in audited.ptx) if trimmed else ()
     joined = device_code_entries.join_entries(exact)
