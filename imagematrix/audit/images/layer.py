@@ -238,7 +238,7 @@ class _PendingScans:
         scans = []
         for path, (file, start) in sorted(self._copies.items(), key=lambda copy: -copy[1][0].size):
             window = Window(self._file, start, file.size)
-            if file.size <= WHOLE and self.databases.has(window):
+            if file.size <= WHOLE and self.databases.has_file(window):
                 yield path, file, replace(file, packaged=True)
             elif headers := elf.read_elf(window):
                 scans.append((path, file, self._start_scan(path, headers, window)))

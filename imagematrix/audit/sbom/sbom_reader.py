@@ -58,10 +58,10 @@ def read_packages(statement: Statement, image: str) -> list[AttestedPackage]:
     # BuildKit states no subject for an image that it exports without a name: the index names the image.
     if subjects and image.removeprefix("sha256:") not in subjects:
         raise fields.fail("subject", f"is not {image}")
-    return list(_packages(fields.object_or_empty("predicate")))
+    return list(_list_packages(fields.object_or_empty("predicate")))
 
 
-def _packages(document: Fields) -> Iterator[AttestedPackage]:
+def _list_packages(document: Fields) -> Iterator[AttestedPackage]:
     version = document.text("spdxVersion")
     if not VERSIONS.fullmatch(version):
         raise document.fail("spdxVersion", f"{version[:40]!r} is not supported")
@@ -73,11 +73,11 @@ def _packages(document: Fields) -> Iterator[AttestedPackage]:
         if number >= MOST:
             raise document.fail("packages", f"has more than {MOST}")
         # What the document describes is the image itself.
-        if listed.text_or_none("SPDXID") not in described and (found := _package(listed)):
-            yield found
+        if listed.text_or_none("SPDXID") not in described and (package := _read_package(listed)):
+            yield package
 
 
-def _package(fields: Fields) -> AttestedPackage | None:
+def _read_package(fields: Fields) -> AttestedPackage | None:
     """Return a package; None if it has no name, or no version, and so may be anything."""
     name, version = fields.text_or_none("name") or "", fields.text_or_none("versionInfo") or ""
     urls = (
