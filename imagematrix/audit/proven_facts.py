@@ -83,7 +83,7 @@ def with_code(audited: Audit, variant: Variant, *, trimmed: bool) -> Variant:
     )
     ptx = tuple(Ptx(target=target, isa=isa) for target, isa in audited.ptx) if trimmed else ()
     joined = device_code_entries.join_entries(exact)
-    told = [(entry.cubins, entry.ptx, entry.parts) for entry in joined]
     # A list that says the same as cubins and PTX would only make the labels longer.
-    same = told in ([(cubins, ptx, ())], [(cubins, (), ())])
-    return replace(variant, cubins=cubins, ptx=ptx, device_code=() if same else joined)
+    targets = [(entry.cubins, entry.ptx, entry.parts) for entry in joined]
+    is_redundant = targets in ([(cubins, ptx, ())], [(cubins, (), ())])
+    return replace(variant, cubins=cubins, ptx=ptx, device_code=() if is_redundant else joined)

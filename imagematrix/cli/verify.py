@@ -163,7 +163,7 @@ def _code(audit: Audit) -> str:
     words = [f"sm_{target}" for target in audit.cubins]
     words += [f"PTX {target} (ISA {isa})" for target, isa in audit.ptx]
     words += list(audit.objects)
-    files = sum(1 for _ in audit.coded)
+    files = sum(1 for _ in audit.coded_files)
     if not files:
         return "none"
     return f"{', '.join(words) or 'no target common to all'}; {format_count(files, 'file')}"
@@ -180,8 +180,8 @@ def _list_uncounted(audit: Audit) -> Iterator[str]:
     """Yield the files whose device code counts for nothing, by the reason."""
     paths: dict[str, list[str]] = {}
     for found in audit.files:
-        if found.uncounted:
-            paths.setdefault(found.uncounted, []).append(found.path)
+        if found.uncounted_reason:
+            paths.setdefault(found.uncounted_reason, []).append(found.path)
     for why, listed in paths.items():
         yield f"{shorten_words(listed, SHOWN)}: {why}"
 
@@ -218,10 +218,10 @@ def _packages(components: Sequence[Component]) -> Iterator[str]:
 
 def _cpu(audit: Audit) -> Iterator[tuple[str, str]]:
     needed = " ".join(sorted(audit.flags)) or "nothing beyond the baseline"
-    yield "CPU needs", needed if audit.decided else f"{needed}, as far as known"
+    yield "CPU needs", needed if audit.is_decided else f"{needed}, as far as known"
     if audit.probable_flags:
         yield "CPU probably", " ".join(sorted(audit.probable_flags))
-    if more := sorted(audit.contained - audit.flags.keys() - audit.probable_flags.keys()):
+    if more := sorted(audit.contained_flags - audit.flags.keys() - audit.probable_flags.keys()):
         yield "CPU may use", " ".join(more)
 
 

@@ -24,15 +24,16 @@ DECIDES, OPTIONAL, UNUSED, TESTS = "decides", "optional", "unused", "tests"
 class CodedFile:
     """A file with device code: its path, its short name, its package, and the compilers of its cubins.
 
-    `test`: it is test data of the package. `listed`: it is in the table of files that some GPUs do not use.
+    `is_test`: it is test data of the package. `is_listed`: it is in the table of files that some GPUs do not
+    use.
     """
 
     path: str
     name: str
     package: str | None
     toolkits: frozenset[str]
-    test: bool = False
-    listed: bool = False
+    is_test: bool = False
+    is_listed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ def assign_roles(files: Sequence[CodedFile], runtimes: Iterable[str], globs: Seq
 
     `runtimes` are the releases of CUDA's runtimes in it, `globs` match the paths or names of optional files.
     """
-    used = [file for file in files if not file.test]
+    used = [file for file in files if not file.is_test]
     groups = _group_alternatives(used)
     grouped = {path for group in groups for path in group}
     alone = {release for file in used if file.path not in grouped for release in file.toolkits}
@@ -62,7 +63,7 @@ def assign_roles(files: Sequence[CodedFile], runtimes: Iterable[str], globs: Seq
     release = max(runtimes, key=versions.make_sort_key, default=None) or max(
         alone, key=versions.make_sort_key, default=None
     )
-    by_path = {file.path: TESTS for file in files if file.test}
+    by_path = {file.path: TESTS for file in files if file.is_test}
     used_releases: set[str] = set()
     for group in groups:
         paths = _choose_alternative(group, release)
@@ -73,7 +74,7 @@ def assign_roles(files: Sequence[CodedFile], runtimes: Iterable[str], globs: Seq
         glob: [file.path for file in used if fnmatchcase(file.name, glob) or fnmatchcase(file.path, glob)]
         for glob in globs
     }
-    by_path.update((file.path, OPTIONAL) for file in used if file.listed)
+    by_path.update((file.path, OPTIONAL) for file in used if file.is_listed)
     by_path.update((path, OPTIONAL) for paths in matches.values() for path in paths)
     return CodeRoles(
         by_path=by_path,
