@@ -110,7 +110,7 @@ def read_layer(stream: ByteStream, digest: str, start_scan: StartScan = scan_lat
             for path, unscanned, file in pending.finish_scans():
                 if listing.entries.get(path) == PlainFile(file=unscanned, layer=digest):
                     listing.entries[path] = PlainFile(file=file, layer=digest)
-            for path, text in sources.needed(_list_package_files(listing.entries)):
+            for path, text in sources.choose_sources(_list_package_files(listing.entries)):
                 listed = listing.entries.get(path)
                 if isinstance(listed, PlainFile):
                     listing.entries[path] = replace(listed, text=text, layer=digest)
