@@ -82,23 +82,22 @@ def merge_device_code(parts: Iterable[DeviceCode]) -> DeviceCode:
     """Merge the device code of several parts of a file. If any part is linked, only linked parts count."""
     present = [part for part in parts if part]
     linked = any(part.linked for part in present) or not present
-    return reduce(_both, (part for part in present if part.linked == linked), NONE if linked else UNLINKED)
+    return reduce(_merge, (part for part in present if part.linked == linked), NONE if linked else UNLINKED)
 
 
-def _both(first: DeviceCode, other: DeviceCode) -> DeviceCode:
+def _merge(first: DeviceCode, second: DeviceCode) -> DeviceCode:
+    only_one_has_ptx = first.cuda and second.cuda and bool(first.ptx) != bool(second.ptx)
     return DeviceCode(
-        cubins=first.cubins | other.cubins,
-        ptx=first.ptx | other.ptx,
-        objects=first.objects | other.objects,
+        cubins=first.cubins | second.cubins,
+        ptx=first.ptx | second.ptx,
+        objects=first.objects | second.objects,
         linked=first.linked,
-        compressed=first.compressed or other.compressed,
-        scattered=first.scattered
-        or other.scattered
-        or (first.cuda and other.cuda and bool(first.ptx) != bool(other.ptx)),
-        damaged=first.damaged or other.damaged,
-        toolkits=first.toolkits | other.toolkits,
-        sizes=tuple(sorted((Counter(dict(first.sizes)) + Counter(dict(other.sizes))).items())),
-        parts=first.parts + other.parts,
+        compressed=first.compressed or second.compressed,
+        scattered=first.scattered or second.scattered or only_one_has_ptx,
+        damaged=first.damaged or second.damaged,
+        toolkits=first.toolkits | second.toolkits,
+        sizes=tuple(sorted((Counter(dict(first.sizes)) + Counter(dict(second.sizes))).items())),
+        parts=first.parts + second.parts,
     )
 
 

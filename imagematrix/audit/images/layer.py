@@ -193,7 +193,7 @@ def _has_device_code(entry: object) -> bool:
 def _hash_as_recorded(window: Window) -> str:
     """Return the hash of a file as a RECORD states it."""
     checksum = hashlib.sha256()
-    for piece in window.pieces(window.size, 0):
+    for piece in window.list_pieces(window.size, 0):
         checksum.update(piece)
     return f"sha256={base64.urlsafe_b64encode(checksum.digest()).decode().rstrip('=')}"
 
@@ -258,5 +258,5 @@ class _PendingScans:
         for start, end in [*omitted, (window.size, window.size)]:
             for at in range(here, start, PIECE):
                 self._file.seek(self._end + at)
-                self._file.write(window.at(at, min(PIECE, start - at)))
+                self._file.write(window.read_at(at, min(PIECE, start - at)))
             here = max(here, end)

@@ -80,7 +80,7 @@ class Databases:
             # Builds of OpenSSL for FIPS refuse MD5 otherwise.
             checksum = hashlib.new(algorithm, usedforsecurity=False)
             for at in range(0, window.size, PIECE):
-                checksum.update(window.at(at, PIECE))
+                checksum.update(window.read_at(at, PIECE))
             if checksum.digest() in checksums:
                 return True
         return False

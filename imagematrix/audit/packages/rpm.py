@@ -175,43 +175,43 @@ def _read_sqlite_headers(file: ByteStream, _: int) -> Iterator[bytes]:
 
 def _read_ndb_headers(file: ByteStream, size: int) -> Iterator[bytes]:
     with copy_stream(file, size) as window:
-        head = window.at(0, NDB.size)
+        head = window.read_at(0, NDB.size)
         if len(head) < NDB.size or not head.startswith(b"RpmP"):
             yield b""
             return
         _, _, _, pages = NDB.unpack(head)
         end = min(pages * PAGE, SLOTS + MOST_SLOTS * SLOT.size)
         for at in range(SLOTS, end, SLOT.size):
-            slot = window.at(at, SLOT.size)
+            slot = window.read_at(at, SLOT.size)
             if len(slot) < SLOT.size:
                 yield b""
                 return
             magic, package, block, _ = SLOT.unpack(slot)
             if magic == b"Slot" and package:
                 start = block * BLOCK
-                head = window.at(start, BLOB.size)
+                head = window.read_at(start, BLOB.size)
                 if len(head) < BLOB.size or not head.startswith(b"BlbS"):
                     yield b""
                     continue
                 _, _, _, length = BLOB.unpack(head)
-                yield window.at(start + BLOB.size, min(length, LONGEST))
+                yield window.read_at(start + BLOB.size, min(length, LONGEST))
 
 
 def _read_berkeley_headers(file: ByteStream, size: int) -> Iterator[bytes]:
     with copy_stream(file, size) as window:
-        meta = window.at(0, META.size)
+        meta = window.read_at(0, META.size)
         magic, _, page = META.unpack(meta) if len(meta) == META.size else (0, 0, 0)
         if magic != HASH or page not in SIZES:
             yield b""
             return
         unread_pages = window.size // page
         for index in range(1, window.size // page):
-            for first, length in _list_overflow_values(window.at(index * page, page)):
+            for first, length in _list_overflow_values(window.read_at(index * page, page)):
                 parts: list[bytes] = []
                 here, wanted = first, min(length, LONGEST)
                 while here and wanted > 0 and unread_pages > 0:
                     unread_pages -= 1  # each page belongs to one entry
-                    here, part = _read_overflow_page(window.at(here * page, page), wanted)
+                    here, part = _read_overflow_page(window.read_at(here * page, page), wanted)
                     parts.append(part)
                     wanted -= len(part)
                 yield b"".join(parts)

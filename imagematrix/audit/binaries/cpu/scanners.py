@@ -67,25 +67,25 @@ class Scanners:
         code = sum(section.size for section in list_code_sections(headers))
         if self._most == 1 or code < LARGE:
             return scan_later(path, headers, window)
-        return self._threads.submit(self._scanned, path, window).result
+        return self._threads.submit(self._scan, path, window).result
 
-    def _scanned(self, path: str, window: Window) -> HostCode:
+    def _scan(self, path: str, window: Window) -> HostCode:
         part = window.fileno(), path, window.start, window.size
-        scanner = self._scanner()
-        return scanner.scanned(*part) if scanner else _scanned(*part)
+        scanner = self._get_scanner()
+        return scanner.scan(*part) if scanner else _scan_part(*part)
 
-    def _scanner(self) -> _Scanner | None:
+    def _get_scanner(self) -> _Scanner | None:
         """Return the process of this thread."""
         if not hasattr(self._of_thread, "scanner"):
-            self._of_thread.scanner = new = _Scanner.started()
+            self._of_thread.scanner = new = _Scanner.start()
             if new:
                 with self._lock:
                     self._started.append(new)
                     closed = self._closed
                 if closed:
                     new.kill()
-        own: _Scanner | None = self._of_thread.scanner
-        return own
+        scanner: _Scanner | None = self._of_thread.scanner
+        return scanner
 
 
 class _Scanner:
@@ -96,13 +96,13 @@ class _Scanner:
         self._connection = connection
 
     @classmethod
-    def started(cls) -> _Scanner | None:
+    def start(cls) -> _Scanner | None:
         """Return a new process that is ready, or None if there can be none."""
         from multiprocessing import Pipe  # imported late: most commands need no process
 
-        connection, other = Pipe()
-        with other:
-            number = other.fileno()
+        connection, far_end = Pipe()
+        with far_end:
+            number = far_end.fileno()
             command = [*child_command(__name__), str(number)]
             try:
                 # In a session of its own, it gets no signal from a terminal.
@@ -121,7 +121,7 @@ class _Scanner:
         result.close()
         return None
 
-    def scanned(self, descriptor: int, path: str, start: int, size: int) -> HostCode:
+    def scan(self, descriptor: int, path: str, start: int, size: int) -> HostCode:
         """Return what `scan_file` returns for a part of an open file, or raise what it raises.
 
         Raises EOFError if the process has ended.
@@ -163,7 +163,7 @@ def main() -> None:
             part = connection.recv()
             file = recv_handle(connection)
             try:
-                result: HostCode | Exception = _scanned(file, *part)
+                result: HostCode | Exception = _scan_part(file, *part)
             except Exception as error:  # noqa: BLE001 - raised in the process that wants the result
                 result = error
             finally:
@@ -176,7 +176,7 @@ def _end_with_input() -> None:
     os._exit(1)
 
 
-def _scanned(descriptor: int, path: str, start: int, size: int) -> HostCode:
+def _scan_part(descriptor: int, path: str, start: int, size: int) -> HostCode:
     window = Window(cast("BinaryIO", _OpenFile(descriptor)), start, size)
     headers = elf.read_elf(window)
     assert headers is not None  # noqa: S101 - who asks has read them; for the type checker

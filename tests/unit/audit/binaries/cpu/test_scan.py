@@ -50,11 +50,11 @@ def test_program_requires_only_flags_of_its_march(build, march, options):
 def test_missing_decoder_leaves_everything_unknown(build, monkeypatch):
     monkeypatch.setitem(sys.modules, "iced_x86", None)
     monkeypatch.delitem(sys.modules, "imagematrix.audit.binaries.cpu.x86", raising=False)
-    scan._decoder.cache_clear()
+    scan._get_decoder.cache_clear()
     try:
         assert scanned(build(PROGRAM, "-march=haswell")) == HostCode(whole=False)
     finally:
-        scan._decoder.cache_clear()
+        scan._get_decoder.cache_clear()
 
 
 def test_functions_that_use_a_flag_are_named(build):
@@ -243,7 +243,7 @@ def test_settings_of_go_are_proof(build, settings, required):
 
 
 def test_level_of_go_is_proof_without_a_decoder(build, monkeypatch):
-    monkeypatch.setattr(scan, "_decoder", lambda _: None)
+    monkeypatch.setattr(scan, "_get_decoder", lambda _: None)
     code = scanned(build(go_program((r"build\tGOAMD64=v3",))))
     assert code.required >= {"avx2", "bmi2", "fma", "sse4_2"}
     assert not code.whole
@@ -320,7 +320,7 @@ def test_damaged_files_never_crash(build):
     raw = build(PROGRAM, "-march=haswell", "-shared", "-fPIC").read_bytes()
     chance = random.Random(14)  # noqa: S311 - nothing is secret
     sections = int.from_bytes(raw[40:48], "little")
-    frames = next(elf.read_elf(Window(io.BytesIO(raw), 0, len(raw))).named(".eh_frame"))
+    frames = next(elf.read_elf(Window(io.BytesIO(raw), 0, len(raw))).find_sections(".eh_frame"))
     parts = (
         (16, 64),
         (64, 1024),

@@ -140,7 +140,7 @@ def test_program_that_embeds_python_scans_by_itself(libraries, monkeypatch, exec
 
 def test_parts_of_one_file_are_scanned_at_the_same_time(libraries, tmp_path):
     path = tmp_path / "all"
-    path.write_bytes(b"".join(window.at(0, window.size) for _, window in libraries.values()))
+    path.write_bytes(b"".join(window.read_at(0, window.size) for _, window in libraries.values()))
     with path.open("rb") as file, Scanners() as scanning:
         parts, start = {}, 0
         for name, (headers, window) in libraries.items():
