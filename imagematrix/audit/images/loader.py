@@ -50,7 +50,7 @@ class Loader:
         if after:
             before = []  # the loader ignores an RPATH if there is a RUNPATH
         searched = [f"{folder}/{name}" for folder in (*before, *self._library_path, *after)]
-        cached = [*self._cache.paths(name)][:1]
+        cached = [*self._cache.list_paths(name)][:1]
         for path in (*searched, *cached, *(f"{folder}/{name}" for folder in DEFAULTS)):
             if entry := self._tree.find(path):
                 return entry

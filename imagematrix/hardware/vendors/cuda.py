@@ -46,7 +46,7 @@ class CudaRelease(Record):
 def load_releases() -> Mapping[str, CudaRelease]:
     """Return the known CUDA releases by name, oldest first."""
     table = _data.load("cuda.json")["releases"]
-    return MappingProxyType({name: _release(name, row) for name, row in table.items()})
+    return MappingProxyType({name: _make_release(name, row) for name, row in table.items()})
 
 
 def get_release(name: str) -> CudaRelease | None:
@@ -65,7 +65,8 @@ def get_newest_cuda(driver: str) -> str | None:
     if versions.is_tegra(driver):
         return None
     key = versions.make_sort_key(driver)
-    supported = [name for name, first in _first_drivers().items() if versions.make_sort_key(first) <= key]
+    drivers = _list_first_drivers()
+    supported = [name for name, first in drivers.items() if versions.make_sort_key(first) <= key]
     return supported[-1] if supported else None
 
 
@@ -102,12 +103,12 @@ def list_drivers() -> tuple[str, ...]:
 
 def find_verdict_bounds(holds: Callable[[str | None], bool]) -> tuple[str, ...]:
     """Return the drivers at which a condition on what `get_newest_cuda` returns changes its verdict."""
-    verdict, found = holds(None), []
-    for name, first in _first_drivers().items():
+    verdict, bounds = holds(None), []
+    for name, first in _list_first_drivers().items():
         if holds(name) is not verdict:
             verdict = not verdict
-            found.append(first)
-    return tuple(found)
+            bounds.append(first)
+    return tuple(bounds)
 
 
 @lru_cache(maxsize=256)
@@ -127,7 +128,7 @@ def get_newest_ptx_isa(driver: str) -> str | None:
 
 
 @cache
-def _first_drivers() -> Mapping[str, str]:
+def _list_first_drivers() -> Mapping[str, str]:
     """Return the first driver that supports each release, by the release's name, oldest first."""
     listed = {
         # From 13.0 on, NVIDIA lists a driver for the major version alone.
@@ -143,7 +144,7 @@ def _get_floor(cuda: str) -> str | None:
     return floors.get(cuda.partition(".")[0])
 
 
-def _release(name: str, row: dict[str, Any]) -> CudaRelease:
+def _make_release(name: str, row: dict[str, Any]) -> CudaRelease:
     return CudaRelease(
         name=name,
         toolkit_driver=row.get("toolkit_driver"),

@@ -92,7 +92,7 @@ def read_kernel_facts(host: Host, root: str = "/") -> KernelFacts:
         denied=tuple(dict.fromkeys(filter(None, map(_parse_denial, log)))),
         stale=tuple(_find_stale(host, top)),
         switches=tuple(
-            function.bus_id for function in pci.list_functions(tree, functions) if function.switch
+            function.bus_id for function in pci.list_functions(tree, functions) if function.is_switch
         ),
         fabric_manager=fabric.is_managed(tree),
         uncomputed={

@@ -24,7 +24,7 @@ def test_missing_files_cause_no_warning(captured):
     assert tree.text("/proc/driver/nvidia/version") is None
     assert tree.text("/proc/cpuinfo/below/a/file") is None
     assert tree.names("/dev") == []
-    assert tree.link("/sys/driver") is None
+    assert tree.read_link("/sys/driver") is None
     assert not tree.has_folder("/proc/cpuinfo")
     assert not tree.has_node("/dev/nvidia0")
     assert tree.warnings == []
@@ -97,10 +97,10 @@ def test_link_names(captured):
     root = captured({"sys/bus/pci/drivers/nouveau/x": "", "sys/device/vendor": ""})
     (root / "sys/device/driver").symlink_to("../bus/pci/drivers/nouveau")
     tree = Tree(str(root))
-    assert tree.link("/sys/device/driver") == "nouveau"
-    assert tree.link("/sys/device/vendor") is None
+    assert tree.read_link("/sys/device/driver") == "nouveau"
+    assert tree.read_link("/sys/device/vendor") is None
     (root / "sys/device/odd").symlink_to("../\udcff")
-    assert tree.link("/sys/device/odd") == "\ufffd"
+    assert tree.read_link("/sys/device/odd") == "\ufffd"
 
 
 @pytest.mark.skipif(ROOT, reason="root reads everything")
@@ -132,8 +132,8 @@ def test_unreadable(captured, monkeypatch):
 
 def test_a_device_without_access(tmp_path, monkeypatch):
     live = Tree("/")
-    assert live.refusal("/dev/null") == 0
-    assert live.refusal(str(tmp_path / "none")) == errno.ENOENT
-    assert Tree(str(tmp_path)).refusal("/none") == 0
+    assert live.get_refusal("/dev/null") == 0
+    assert live.get_refusal(str(tmp_path / "none")) == errno.ENOENT
+    assert Tree(str(tmp_path)).get_refusal("/none") == 0
     monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(OSError("of no number")))
-    assert live.refusal("/dev/null") == 0
+    assert live.get_refusal("/dev/null") == 0
