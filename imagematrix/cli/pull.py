@@ -53,13 +53,13 @@ def command(
     from imagematrix.cli.shared.pull_image import PullDisplay
 
     store = _store(to, stored=unpacked or max_size is not None)
-    largest = _amount(read_site().chosen("max_size", max_size))
+    largest = _amount(read_site().choose_value("max_size", max_size))
     if store is None:
         _require_engine(described=host is not None or root is not None)
     else:
         from imagematrix.launcher.docker.fetch import require_source
 
-        image = read_site().full(image)
+        image = read_site().complete_name(image)
         require_source(image, catalog)
     node, wanted = load_node(host, root, nvidia_smi, gpus)
     # Without an engine, an image is only where its name says.
@@ -103,7 +103,11 @@ def _store(to: str | None, *, stored: bool) -> ImageStore | None:
     from imagematrix.images.local_store.folder import ImageStore, store_folder
 
     site = read_site()
-    if to is None and not stored and (site.chosen("engine", None, "IMAGEMATRIX_ENGINE") or DOCKER) == DOCKER:
+    if (
+        to is None
+        and not stored
+        and (site.choose_value("engine", None, "IMAGEMATRIX_ENGINE") or DOCKER) == DOCKER
+    ):
         return None
     return ImageStore(store_folder(site, to, named="--to"))
 

@@ -121,7 +121,7 @@ def read_image(
     """Return the image with a `digest`, a configuration and layers; raise AuditError, UsageError."""
     fields = Fields(json_documents.parse_json(config, reference), reference)
     inner = fields.object_or_empty("config")
-    pairs = (word.partition("=") for word in (inner.texts("Env") if inner.present("Env") else ()))
+    pairs = (word.partition("=") for word in (inner.texts("Env") if inner.has("Env") else ()))
     platform = [
         fields.text_or_none("os"),
         fields.text_or_none("architecture"),

@@ -341,7 +341,7 @@ def _require_own_layers(archive: ImageArchive[Layer], config: bytes, layers: tup
     """
     digest = compute_digest(config)
     root = Fields(json_documents.parse_json(config, digest), digest).object_or_empty("rootfs")
-    tars = root.texts("diff_ids") if root.present("diff_ids") else ()
+    tars = root.texts("diff_ids") if root.has("diff_ids") else ()
     manifests = (manifest for _, manifest in archive.manifests.get(digest, ()))
     blobs = (tuple(layer.digest for layer in manifest.layers or ()) for manifest in manifests)
     if layers not in (tars, *blobs):

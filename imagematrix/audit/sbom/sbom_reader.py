@@ -45,7 +45,7 @@ def read_packages(statement: Statement, image: str) -> list[AttestedPackage]:
     fields = json_documents.Fields(
         json_documents.parse_json(statement.raw, statement.digest), statement.digest
     )
-    if fields.present("payload"):  # an envelope, DSSE
+    if fields.has("payload"):  # an envelope, DSSE
         try:
             payload = base64.b64decode(fields.text("payload"), validate=True)
         except ValueError as error:  # binascii's is one
@@ -65,7 +65,7 @@ def _list_packages(document: Fields) -> Iterator[AttestedPackage]:
     version = document.text("spdxVersion")
     if not VERSIONS.fullmatch(version):
         raise document.fail("spdxVersion", f"{version[:40]!r} is not supported")
-    described = {*document.texts("documentDescribes")} if document.present("documentDescribes") else set()
+    described = {*document.texts("documentDescribes")} if document.has("documentDescribes") else set()
     for relation in document.objects("relationships"):
         if relation.text_or_none("relationshipType") == "DESCRIBES":
             described.add(relation.text_or_none("relatedSpdxElement") or "")

@@ -58,7 +58,7 @@ def run_daemonless(args: RunArgs, image: str, engine: str, site: Site) -> int:
     requested = made.make_request(host, wanted)
     chosen, launch = requested.plan_on_any()
     require_usable(launch, args)
-    runtime = choose_runtime(engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME"))
+    runtime = choose_runtime(engine, site.choose_value("runtime", None, "IMAGEMATRIX_RUNTIME"))
     if args.shown:
         _print(launch, args, made.command(chosen, launch, runtime))
         return 0
@@ -94,7 +94,7 @@ class DaemonlessLaunch:
         own_processes: bool = True,
     ) -> None:
         self._args = args
-        self._image = site.full(image)
+        self._image = site.complete_name(image)
         self._options = options
         self._site = site
         self._folders = folders

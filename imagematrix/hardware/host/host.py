@@ -217,13 +217,13 @@ class Host(Record):
         from imagematrix.common.json_documents import Fields
 
         fields = Fields(data, where)
-        fields.schema(SCHEMA)
+        fields.require_schema(SCHEMA)
         driver, gpus, devices = _read_driver(fields), _read_gpus(fields), fields.texts("devices")
         accelerators = tuple(
             Accelerator(kind=sign.text("kind"), where=sign.text("where"), why=sign.text_or_none("why"))
             for sign in fields.objects("accelerators")
         )
-        complete = fields.present("gpus") and fields.present("accelerators")
+        complete = fields.has("gpus") and fields.has("accelerators")
         return cls(
             arch=get_machine_name(fields.text("arch")),
             cpu=_read_cpu(fields),
@@ -337,7 +337,7 @@ def _read_gpu(gpu: Fields, normalise_address: Callable[[str], str | None]) -> Gp
         compute=compute,
         brand=gpu.text_or_none("brand"),
         memory_mib=_read_natural_or_none(gpu, "memory_mib"),
-        mig=tuple(_read_mig_device(device) for device in gpu.objects("mig")) if gpu.present("mig") else None,
+        mig=tuple(_read_mig_device(device) for device in gpu.objects("mig")) if gpu.has("mig") else None,
         # Any word: a newer release may have further states, none of which counts as usable here.
         state=gpu.text("state"),
     )
@@ -347,7 +347,7 @@ def _read_gpu(gpu: Fields, normalise_address: Callable[[str], str | None]) -> Gp
 
 
 def _read_mig_device(device: Fields) -> MigDevice:
-    capabilities = device.integers("capabilities") if device.present("capabilities") else None
+    capabilities = device.integers("capabilities") if device.has("capabilities") else None
     if capabilities and min(capabilities) < 0:
         raise device.fail("capabilities", f"{min(capabilities)} is negative")
     return MigDevice(
@@ -368,4 +368,4 @@ def _read_natural(fields: Fields, key: str) -> int:
 
 
 def _read_natural_or_none(fields: Fields, key: str) -> int | None:
-    return _read_natural(fields, key) if fields.present(key) else None
+    return _read_natural(fields, key) if fields.has(key) else None

@@ -97,13 +97,13 @@ def read_nvml(timeout_s: float = TIMEOUT_S) -> Nvml:
     import json
     import subprocess
 
-    from imagematrix.common.child_modules import child_command
+    from imagematrix.common.child_modules import make_child_command
 
     if not sys.executable:
         return Nvml(message="cannot start a process: sys.executable is not set")
     try:
         child = subprocess.Popen(
-            child_command("imagematrix.hardware.host.nvml_query"),
+            make_child_command("imagematrix.hardware.host.nvml_query"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -200,9 +200,9 @@ def _read_gpu(gpu: Fields) -> NvmlGpu:
         compute=gpu.text_or_none("compute"),
         brand=BRANDS.get(brand) if brand else None,  # 0 is NVML_BRAND_UNKNOWN
         memory_mib=gpu.integer_or_none("memory_mib"),
-        mig=tuple(_list_mig_devices(gpu)) if gpu.present("mig") else None,
+        mig=tuple(_list_mig_devices(gpu)) if gpu.has("mig") else None,
         virtualization=gpu.integer_or_none("virtualization"),
-        processes=processes if gpu.present("processes") else None,
+        processes=processes if gpu.has("processes") else None,
         memory_used_mib=gpu.integer_or_none("memory_used_mib"),
         utilization=gpu.integer_or_none("utilization"),
         temperature=gpu.integer_or_none("temperature"),

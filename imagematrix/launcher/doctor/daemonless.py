@@ -55,8 +55,10 @@ def gather_daemonless_facts() -> DaemonlessFacts:
         site = read_site()
     except UsageError as error:
         errors.append(error)
-    engine = tried(lambda: site.chosen("engine", None, "IMAGEMATRIX_ENGINE")) or DOCKER
-    runtime = tried(lambda: choose_runtime(engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME")).name)
+    engine = tried(lambda: site.choose_value("engine", None, "IMAGEMATRIX_ENGINE")) or DOCKER
+    runtime = tried(
+        lambda: choose_runtime(engine, site.choose_value("runtime", None, "IMAGEMATRIX_RUNTIME")).name
+    )
     tried(_mounts)
     store = tried(lambda: _store(store_folder(site)))
     return DaemonlessFacts(

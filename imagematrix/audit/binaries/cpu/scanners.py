@@ -14,7 +14,7 @@ from typing import Self, cast
 from imagematrix.audit.binaries import elf
 from imagematrix.audit.binaries.cpu.scan import list_code_sections, scan_file, scan_later
 from imagematrix.audit.binaries.window import Window
-from imagematrix.common.child_modules import child_command
+from imagematrix.common.child_modules import make_child_command
 from imagematrix.images.oci import deflate
 
 TYPE_CHECKING = False
@@ -103,7 +103,7 @@ class _Scanner:
         connection, far_end = Pipe()
         with far_end:
             number = far_end.fileno()
-            command = [*child_command(__name__), str(number)]
+            command = [*make_child_command(__name__), str(number)]
             try:
                 # In a session of its own, it gets no signal from a terminal.
                 process = subprocess.Popen(

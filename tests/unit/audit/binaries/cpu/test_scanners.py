@@ -23,7 +23,7 @@ from imagematrix.audit.binaries.cpu.scan import scan_file
 from imagematrix.audit.binaries.cpu.scanners import Scanners
 from imagematrix.audit.binaries.window import Window
 from imagematrix.audit.images import layer
-from imagematrix.common.child_modules import child_command
+from imagematrix.common.child_modules import make_child_command
 from imagematrix.errors import AuditError
 
 SOON = 30  # seconds, on a slow machine
@@ -214,7 +214,7 @@ def _runs(pid):
 def test_process_serves_until_its_connection_closes(libraries):
     own, other = Pipe()
     *_, (path, (headers, window)) = libraries.items()
-    command = [*child_command(scanners.__name__), str(other.fileno())]
+    command = [*make_child_command(scanners.__name__), str(other.fileno())]
     with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[other.fileno()]) as process:
         other.close()
         with closing(own):
