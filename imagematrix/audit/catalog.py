@@ -246,9 +246,9 @@ def _list_compiler_releases(audited: Audit) -> Iterator[str]:
 
     A toolkit writes PTX of its own ISA version. If several releases share an ISA version, the first counts.
     """
-    for found in audited.coded_files:
-        if found.file.static_cudart:
-            for _, isa in found.file.code.ptx:
+    for examined in audited.coded_files:
+        if examined.file.static_cudart:
+            for _, isa in examined.file.code.ptx:
                 yield from [name for name, row in cuda.load_releases().items() if row.ptx_isa == isa][:1]
 
 

@@ -49,7 +49,7 @@ class Contradiction:
 
     fact: str
     claimed: tuple[str, ...]
-    found: tuple[str, ...]
+    actual: tuple[str, ...]
     path: str | None
     optional: str | None = None
 
@@ -60,7 +60,7 @@ class Contradiction:
             computes = [device_code.get_capability(target) for target in self.claimed]
             runs = [
                 target
-                for target in self.found
+                for target in self.actual
                 if all(device_code.cubin_runs(target, compute) for compute in computes)
             ]
             if not runs:
@@ -73,14 +73,14 @@ class Contradiction:
 
     def __str__(self) -> str:
         if self.fact == "environment":
-            return f"the image needs nothing from NVIDIA's runtime, but asks it by {' '.join(self.found)}"
+            return f"the image needs nothing from NVIDIA's runtime, but asks it by {' '.join(self.actual)}"
         if self.fact == "content":
             return "the image is not the variant of its name, but was built on the variant"
         noun, verb = NOUNS[self.fact]
         article = "the " if self.fact in ("driver", "libraries") else ""
         promise = f"{article}{noun} {' '.join(self.claimed)}" if self.claimed else f"no {noun}"
-        where = self.path or ("the image" if self.fact == "libraries" and self.found else None)
-        proof = f"{where} {verb} {' '.join(self.found) or 'none'}" if where else "there is none"
+        where = self.path or ("the image" if self.fact == "libraries" and self.actual else None)
+        proof = f"{where} {verb} {' '.join(self.actual) or 'none'}" if where else "there is none"
         return f"the labels promise {promise}, but {proof}"
 
 
@@ -150,7 +150,7 @@ def _compare_content(image: AuditedImage) -> Iterator[Contradiction]:
     """
     has_its_name = any(labels.is_named(image.labels, name) for name in (image.reference, *image.names))
     if image.inherited and has_its_name:
-        yield Contradiction(fact="content", claimed=(image.labels[labels.CONTENT],), found=(), path=None)
+        yield Contradiction(fact="content", claimed=(image.labels[labels.CONTENT],), actual=(), path=None)
 
 
 def _compare_platform(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
@@ -159,13 +159,17 @@ def _compare_platform(audited: Audit, variant: Variant) -> Iterator[Contradictio
     arch = variant.platform.split("/")[1]
     machine, _ = MACHINES.get(arch, (None, arch))
     architectures = dict(MACHINES.values())
-    programs = [found for found in audited.files if found.file.machine in architectures and found.file.linked]
-    counts = Counter(found.file.machine for found in programs)
+    programs = [
+        examined
+        for examined in audited.files
+        if examined.file.machine in architectures and examined.file.linked
+    ]
+    counts = Counter(examined.file.machine for examined in programs)
     if machine is None or not counts or counts.most_common(1)[0][0] == machine:
         return
-    example = next(found for found in programs if found.file.machine != machine)
+    example = next(examined for examined in programs if examined.file.machine != machine)
     actual = architectures[example.file.machine or 0]
-    yield Contradiction(fact="platform", claimed=(variant.platform,), found=(actual,), path=example.path)
+    yield Contradiction(fact="platform", claimed=(variant.platform,), actual=(actual,), path=example.path)
 
 
 def _compare_environment(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
@@ -176,7 +180,7 @@ def _compare_environment(audited: Audit, variant: Variant) -> Iterator[Contradic
     environment = audited.image.environment
     if runtime.requests_gpus(environment) and not (variant.driver and variant.driver.mode == "host"):
         variable = f"{runtime.VISIBLE}={environment[runtime.VISIBLE]}"
-        yield Contradiction(fact="environment", claimed=(), found=(variable,), path=None)
+        yield Contradiction(fact="environment", claimed=(), actual=(variable,), path=None)
 
 
 def _compare_driver(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
@@ -187,14 +191,14 @@ def _compare_driver(audited: Audit, variant: Variant) -> Iterator[Contradiction]
     for library in real:
         version = library.driver.version or "of an unknown version"
         if (version,) != claimed:
-            yield Contradiction(fact="driver", claimed=claimed, found=(version,), path=library.path)
+            yield Contradiction(fact="driver", claimed=claimed, actual=(version,), path=library.path)
     if claimed and not main:
-        yield Contradiction(fact="driver", claimed=claimed, found=(), path=None)
+        yield Contradiction(fact="driver", claimed=claimed, actual=(), path=None)
 
     copies = [library for library in main if (library.driver.version,) == claimed]
     for library in copies[1:]:  # the loader might take a second copy, even one of the same version
         actual = tuple(f"{claimed[0]} in {copy.path}" for copy in copies)
-        yield Contradiction(fact="driver", claimed=claimed, found=actual, path=library.path)
+        yield Contradiction(fact="driver", claimed=claimed, actual=actual, path=library.path)
 
     # The note of a libcuda of cuda-compat lists the kernel branches for which it is.
     branches = set(variant.driver.branches if variant.driver and variant.driver.mode == "compat" else ())
@@ -204,7 +208,7 @@ def _compare_driver(audited: Audit, variant: Variant) -> Iterator[Contradiction]
             claimed, actual = (
                 tuple(f"for branch {branch}" for branch in sorted(numbers)) for numbers in (branches, noted)
             )
-            yield Contradiction(fact="driver", claimed=claimed, found=actual, path=library.path)
+            yield Contradiction(fact="driver", claimed=claimed, actual=actual, path=library.path)
 
 
 def _find_unproven_code(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
@@ -216,10 +220,10 @@ def _find_unproven_code(audited: Audit, variant: Variant) -> Iterator[Contradict
     if has_code or not variant.gpu or dict(variant.facts).get("cubins") == CLAIM:
         return
     if variant.cubins or not variant.ptx:
-        yield Contradiction(fact="cubins", claimed=variant.cubins or ("a GPU",), found=(), path=None)
+        yield Contradiction(fact="cubins", claimed=variant.cubins or ("a GPU",), actual=(), path=None)
     if variant.ptx:
         promised = tuple(f"{ptx.target} ISA {ptx.isa}" for ptx in variant.ptx)
-        yield Contradiction(fact="ptx", claimed=promised, found=(), path=None)
+        yield Contradiction(fact="ptx", claimed=promised, actual=(), path=None)
 
 
 def _compare_device_code(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
@@ -232,7 +236,7 @@ def _compare_device_code(audited: Audit, variant: Variant) -> Iterator[Contradic
             yield Contradiction(
                 fact="device_code",
                 claimed=computes,
-                found=entry.cubins + texts,
+                actual=entry.cubins + texts,
                 path=unit.path,
                 optional=_find_optional_glob(
                     audited, entry, lambda code: not device_code_entries.find_lacking(code, variant.code)
@@ -267,13 +271,15 @@ def _compare_toolkits(audited: Audit, variant: Variant) -> Iterator[Contradictio
         and versions.make_sort_key(admitted) < versions.make_sort_key(oldest)
     ):
         actual = (f"CUDA {newest}", f"for driver {oldest} or newer")
-        yield Contradiction(fact="cuda", claimed=(variant.cuda,), found=actual, path=audited.toolkits[newest])
+        yield Contradiction(
+            fact="cuda", claimed=(variant.cuda,), actual=actual, path=audited.toolkits[newest]
+        )
 
 
 def _compare_cubins_and_ptx(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     for found in audited.files:
         if found.is_own and found.file.code.damaged and found.file.linked:
-            yield Contradiction(fact="device code", claimed=("whole",), found=("damaged",), path=found.path)
+            yield Contradiction(fact="device code", claimed=("whole",), actual=("damaged",), path=found.path)
     computes = {compute for target in variant.cubins for compute in device_code.expand_target(target)}
     driver = variant.driver.version if variant.driver else None
     runs = partial(
@@ -296,7 +302,7 @@ def _compare_cubins_and_ptx(audited: Audit, variant: Variant) -> Iterator[Contra
             entry = device_code_entries.make_entry(unit.name, code, guard=unit.guard)
             glob = _find_optional_glob(audited, entry, runs)
             yield Contradiction(
-                fact="cubins", claimed=tuple(broken), found=actual, path=unit.path, optional=glob
+                fact="cubins", claimed=tuple(broken), actual=actual, path=unit.path, optional=glob
             )
 
         for promise in variant.ptx:
@@ -310,7 +316,7 @@ def _compare_cubins_and_ptx(audited: Audit, variant: Variant) -> Iterator[Contra
             if not any(versions.make_sort_key(isa) <= versions.make_sort_key(promise.isa) for isa in isas):
                 texts = tuple(f"{target} ISA {isa}" for target, isa in sorted(code.ptx))
                 claimed = (f"{promise.target} ISA {promise.isa}",)
-                yield Contradiction(fact="ptx", claimed=claimed, found=texts, path=unit.path)
+                yield Contradiction(fact="ptx", claimed=claimed, actual=texts, path=unit.path)
 
 
 def _compare_cpu_flags(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
@@ -324,7 +330,7 @@ def _compare_cpu_flags(audited: Audit, variant: Variant) -> Iterator[Contradicti
     for path, flags in sorted(beyond.items()):
         level = marches.get_level(variant.cpu_flags)
         yield Contradiction(
-            fact="cpu_flags", claimed=(level or "others",), found=tuple(sorted(flags)), path=path
+            fact="cpu_flags", claimed=(level or "others",), actual=tuple(sorted(flags)), path=path
         )
 
 
@@ -337,5 +343,5 @@ def _compare_libraries(audited: Audit, variant: Variant) -> Iterator[Contradicti
         if promised and version != promised and (version or name not in versions_by_name):
             actual = (f"{name} {version}",) if version else ()
             yield Contradiction(
-                fact="libraries", claimed=(f"{name} {promised}",), found=actual, path=paths.get(name)
+                fact="libraries", claimed=(f"{name} {promised}",), actual=actual, path=paths.get(name)
             )

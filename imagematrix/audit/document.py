@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from imagematrix.audit.binaries.device_code import DeviceCode
     from imagematrix.audit.binaries.objects import File
     from imagematrix.audit.contradictions import Contradiction
-    from imagematrix.audit.report import Audit, FoundFile
+    from imagematrix.audit.report import Audit, ExaminedFile
 
 SCHEMA = "imagematrix.audit/v1"
 
@@ -74,12 +74,12 @@ def make_document(
             for framework in audit.stacks
         ],
         "facts": _list_fact_sources(audit),
-        "files": [_describe_file(found) for found in audit.files if _has_content(found)],
+        "files": [_describe_file(examined) for examined in audit.files if _has_content(examined)],
         "contradictions": [
             {
                 "fact": contradiction.fact,
                 "claimed": list(contradiction.claimed),
-                "found": list(contradiction.found),
+                "found": list(contradiction.actual),
                 "path": contradiction.path,
             }
             for contradiction in contradictions
@@ -118,23 +118,23 @@ def _describe_code(cubins: Sequence[str], ptx: Sequence[tuple[str, str]]) -> dic
     }
 
 
-def _has_content(found: FoundFile) -> bool:
-    host = found.file.host
-    return bool(found.file.code or found.file.isa or found.file.damaged or (host and host.functions))
+def _has_content(examined: ExaminedFile) -> bool:
+    host = examined.file.host
+    return bool(examined.file.code or examined.file.isa or examined.file.damaged or (host and host.functions))
 
 
-def _describe_file(found: FoundFile) -> dict[str, object]:
-    code: DeviceCode = found.file.code
+def _describe_file(examined: ExaminedFile) -> dict[str, object]:
+    code: DeviceCode = examined.file.code
     return {
-        "path": found.path,
-        "layer": found.layer,
+        "path": examined.path,
+        "layer": examined.layer,
         **_describe_code(
             sorted(code.cubins), sorted(code.ptx, key=lambda ptx: (ptx[0], versions.make_sort_key(ptx[1])))
         ),
         "code_objects": sorted(code.objects),
-        **_describe_cpu_code(found.file),
-        "damaged": found.file.damaged or code.damaged,
-        **({"uncounted": found.uncounted_reason} if found.uncounted_reason else {}),
+        **_describe_cpu_code(examined.file),
+        "damaged": examined.file.damaged or code.damaged,
+        **({"uncounted": examined.uncounted_reason} if examined.uncounted_reason else {}),
     }
 
 
@@ -176,9 +176,9 @@ def estimate_fat_size(audits: Sequence[Audit]) -> int | None:
     # The sizes of the device code of each image, by file and target.
     codes = [
         {
-            (found.path, target): size
-            for found in audited.coded_files
-            for target, size in found.file.code.sizes
+            (examined.path, target): size
+            for examined in audited.coded_files
+            for target, size in examined.file.code.sizes
         }
         for audited in audits
     ]

@@ -50,7 +50,7 @@ STATED = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,63}", re.ASCII)  # a version,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundFile:
+class ExaminedFile:
     """An examined file with its path and its layer. `nvidia` says why it is NVIDIA's, or None.
 
     `package` is the Python package that installed it. `name` is its path in that package or in the archive
@@ -138,7 +138,7 @@ class Audit:
     """
 
     image: AuditedImage
-    files: tuple[FoundFile, ...]
+    files: tuple[ExaminedFile, ...]
     units: tuple[Unit, ...]
     contents: Contents
     drivers: tuple[DriverFile, ...]
@@ -155,7 +155,7 @@ class Audit:
     for_cuda: frozenset[str] = frozenset()
 
     @property
-    def coded_files(self) -> Iterator[FoundFile]:
+    def coded_files(self) -> Iterator[ExaminedFile]:
         """The files with device code that the image may use."""
         return filter(_counts, self.files)
 
@@ -169,14 +169,18 @@ class Audit:
         """What tells which files each GPU needs: the bytes alone, packages' sources, or the table."""
         if any(unit.guard and unit.guard.unless for unit in self.gpu_code):
             return SOURCE
-        return TABLE if any(found.is_listed and found.file.code.cuda for found in self.coded_files) else BYTES
+        return (
+            TABLE
+            if any(examined.is_listed and examined.file.code.cuda for examined in self.coded_files)
+            else BYTES
+        )
 
     @property
     def toolkits(self) -> dict[str, str]:
         """The CUDA releases whose compilers made cubins in the image, each with the path of one file."""
         paths: dict[str, str] = {}
-        for found in self.coded_files:
-            paths.update(dict.fromkeys(found.file.code.toolkits - paths.keys(), found.path))
+        for examined in self.coded_files:
+            paths.update(dict.fromkeys(examined.file.code.toolkits - paths.keys(), examined.path))
         return paths
 
     @property
@@ -198,33 +202,33 @@ class Audit:
         return tuple(sorted(joined))
 
     @property
-    def programs(self) -> Iterator[FoundFile]:
+    def programs(self) -> Iterator[ExaminedFile]:
         """The image's own files with CPU code: those that no package of the distribution installed."""
         return (
-            found
-            for found in self.files
-            if found.is_own
-            and found.file.linked
-            and not found.file.packaged
-            and found.file.machine not in (None, elf.CUDA)
-            and INNER not in found.path
+            examined
+            for examined in self.files
+            if examined.is_own
+            and examined.file.linked
+            and not examined.file.packaged
+            and examined.file.machine not in (None, elf.CUDA)
+            and INNER not in examined.path
         )
 
     @property
     def is_decided(self) -> bool:
         """Whether the CPU requirements of all programs are known."""
         return all(
-            found.file.host is not None
-            and found.file.host.whole
-            and not (found.file.host.undecided or found.file.damaged)
-            for found in self.programs
+            examined.file.host is not None
+            and examined.file.host.whole
+            and not (examined.file.host.undecided_flags or examined.file.damaged)
+            for examined in self.programs
         )
 
     @property
     def contained_flags(self) -> frozenset[str]:
         """The CPU flags of all instructions in programs, required or not."""
         return frozenset(
-            flag for found in self.programs if found.file.host for flag in found.file.host.functions
+            flag for examined in self.programs if examined.file.host for flag in examined.file.host.functions
         )
 
     @property
@@ -256,9 +260,9 @@ class Audit:
     def _find_paths(self, flags_of: Callable[[HostCode], frozenset[str]]) -> dict[str, str]:
         """Return the CPU flags that `flags_of` returns for programs, each with the path of one file."""
         paths: dict[str, str] = {}
-        for found in self.programs:
-            if found.file.host:
-                paths.update(dict.fromkeys(flags_of(found.file.host) - paths.keys(), found.path))
+        for examined in self.programs:
+            if examined.file.host:
+                paths.update(dict.fromkeys(flags_of(examined.file.host) - paths.keys(), examined.path))
         return paths
 
 
@@ -278,25 +282,29 @@ def audit_image(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
     ordered = sorted(installed, key=lambda package: not nvidia_names.is_distributed(package.name))
     owners = {path: package for package in ordered for path in package.files}
     versions = {path: package.version for path, package in owners.items() if _is_of_nvidia(path, package)}
-    files = sorted(_list_files(tree, owners), key=lambda found: found.path)
+    files = sorted(_list_files(tree, owners), key=lambda examined: examined.path)
     listed = tuple(
-        library for found in files for library in libraries.list_libraries(found.path, found.file, versions)
+        library
+        for examined in files
+        for library in libraries.list_libraries(examined.path, examined.file, versions)
     )
 
     globs = tuple(dict.fromkeys((*optional, *labels.read_optional(image.labels))))
     files, roles = _assign_roles(_relax_alternatives(files), listed, globs)
     files = _add_guards(files, owners, tree)
     used = [*filter(_counts, files)]
-    units = tuple(_list_units(found for found in used if found.file.code.cuda))
+    units = tuple(_list_units(examined for examined in used if examined.file.code.cuda))
     deciding = [unit for unit in units if unit.role == DECIDES]
     codes = [unit.code for unit in deciding]
 
     drivers = tuple(_list_drivers(tree, files, image.environment))
     # No metadata lists NVIDIA's shared libraries and the parts of its driver.
     unlisted = [
-        (found.name, found.version, found.path) for found in listed if found.nvidia and not found.static
+        (library.name, library.version, library.path)
+        for library in listed
+        if library.nvidia and not library.static
     ]
-    unlisted += [(found.driver.name, found.driver.version, found.path) for found in drivers]
+    unlisted += [(part.driver.name, part.driver.version, part.path) for part in drivers]
     return Audit(
         image=image,
         files=tuple(files),
@@ -307,65 +315,57 @@ def audit_image(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
         stacks=_list_stacks(installed, files, tree),
         cubins=tuple(device_code_entries.find_common_cubins(codes, [unit.guard for unit in deciding])),
         ptx=tuple(device_code_entries.find_common_ptx(codes)),
-        device_code=device_code_entries.join_entries(
-            device_code_entries.make_entry(
-                unit.name,
-                unit.code,
-                files=unit.files,
-                globs=unit.globs,
-                optional=unit.role == OPTIONAL,
-                guard=unit.guard,
-            )
-            for unit in units
-        ),
+        device_code=device_code_entries.join_entries(map(_make_entry, units)),
         release=roles.release,
         unmatched=roles.unmatched,
         for_cuda=frozenset(
             [package.name for package in installed if package.for_cuda]
-            + [found.package for found in files if found.package and not found.is_own]
+            + [examined.package for examined in files if examined.package and not examined.is_own]
         ),
-        compressed=any(found.file.code.compressed for found in used),
-        objects=tuple(sorted({target for found in used for target in found.file.code.objects})),
+        compressed=any(examined.file.code.compressed for examined in used),
+        objects=tuple(sorted({target for examined in used for target in examined.file.code.objects})),
         # The loader takes files in glibc-hwcaps folders only on CPUs that can run them.
         isa=tuple(
-            (found.file.isa, found.path)
-            for found in files
-            if found.file.isa and requires_level(found.file) and HWCAPS not in found.path.split("/")
+            (examined.file.isa, examined.path)
+            for examined in files
+            if examined.file.isa and requires_level(examined.file) and HWCAPS not in examined.path.split("/")
         ),
     )
 
 
-def _list_files(tree: ImageTree[PlainFile], owners: Mapping[str, Package]) -> Iterator[FoundFile]:
+def _list_files(tree: ImageTree[PlainFile], owners: Mapping[str, Package]) -> Iterator[ExaminedFile]:
     """Yield the examined files, also those inside archives, each with the package that installed it."""
     for path, node in tree.files():
         if node.file is not None:
-            for found in _list_inner(path, node.layer, node.file):
-                yield _add_package(found, owners)
+            for examined in _list_inner(path, node.layer, node.file):
+                yield _add_package(examined, owners)
 
 
-def _list_inner(path: str, layer: str, file: File) -> Iterator[FoundFile]:
+def _list_inner(path: str, layer: str, file: File) -> Iterator[ExaminedFile]:
     nvidia = (
         "its name is that of a library of NVIDIA's"
         if nvidia_names.is_nvidia_library(path, file.soname)
         else None
     )
-    yield FoundFile(path=path, layer=layer, file=file, nvidia=nvidia, name=path.rpartition(INNER)[2])
+    yield ExaminedFile(path=path, layer=layer, file=file, nvidia=nvidia, name=path.rpartition(INNER)[2])
     # Files in an archive are not loaded from there, but an installation would put them into the image.
     for name, inner in file.inner:
         yield from _list_inner(f"{path}{INNER}{name}", layer, inner)
 
 
-def _add_package(found: FoundFile, owners: Mapping[str, Package]) -> FoundFile:
-    package = owners.get(found.path)
+def _add_package(examined: ExaminedFile, owners: Mapping[str, Package]) -> ExaminedFile:
+    package = owners.get(examined.path)
     if package is None:
-        return found
-    name = found.path.removeprefix(f"{package.folder}/")
-    rows = guarded_files.find_rows(package.name, package.version) if found.file.recorded else ()
-    is_listed = package.files[found.path] == found.file.recorded and any(row.path == name for row in rows)
-    nvidia = found.nvidia
-    if _is_of_nvidia(found.path, package):
+        return examined
+    name = examined.path.removeprefix(f"{package.folder}/")
+    rows = guarded_files.find_rows(package.name, package.version) if examined.file.recorded else ()
+    is_listed = package.files[examined.path] == examined.file.recorded and any(
+        row.path == name for row in rows
+    )
+    nvidia = examined.nvidia
+    if _is_of_nvidia(examined.path, package):
         nvidia = f"the package {package.name} installed it"
-    return replace(found, name=name, package=package.name, nvidia=nvidia, is_listed=is_listed)
+    return replace(examined, name=name, package=package.name, nvidia=nvidia, is_listed=is_listed)
 
 
 def _is_of_nvidia(path: str, package: Package) -> bool:
@@ -373,29 +373,29 @@ def _is_of_nvidia(path: str, package: Package) -> bool:
     return nvidia_names.is_distributed(package.name) and path.startswith(f"{package.folder}/")
 
 
-def _counts(found: FoundFile) -> bool:
+def _counts(examined: ExaminedFile) -> bool:
     """Whether an image may use a file's device code."""
-    return found.is_own and _is_loadable(found.file) and found.role not in UNCOUNTED
+    return examined.is_own and _is_loadable(examined.file) and examined.role not in UNCOUNTED
 
 
-def _list_units(coded_files: Iterable[FoundFile]) -> Iterator[Unit]:
-    loose: dict[tuple[str, str], list[FoundFile]] = {}
+def _list_units(coded_files: Iterable[ExaminedFile]) -> Iterator[Unit]:
+    loose: dict[tuple[str, str], list[ExaminedFile]] = {}
     names = set()
-    for found in coded_files:
-        names.add(found.name)
-        if _is_loose(found):
-            loose.setdefault((found.package or "", found.role), []).append(found)
+    for examined in coded_files:
+        names.add(examined.name)
+        if _is_loose(examined):
+            loose.setdefault((examined.package or "", examined.role), []).append(examined)
         else:
             yield Unit(
-                path=found.path,
-                name=found.name,
-                code=found.file.code.deciding,
-                role=found.role,
-                guard=found.guard,
+                path=examined.path,
+                name=examined.name,
+                code=examined.file.code.deciding_code,
+                role=examined.role,
+                guard=examined.guard,
             )
     for (_, role), cubins in loose.items():
-        first, code = cubins[0], merge_device_code(found.file.code for found in cubins)
-        members = {found.name for found in cubins}
+        first, code = cubins[0], merge_device_code(examined.file.code for examined in cubins)
+        members = {examined.name for examined in cubins}
         globs: list[str] = []
         if len(cubins) > 1:
             globs = device_code_entries.find_covering_globs([*members], names - members)
@@ -404,70 +404,86 @@ def _list_units(coded_files: Iterable[FoundFile]) -> Iterator[Unit]:
         )
 
 
-def _relax_alternatives(files: Sequence[FoundFile]) -> Iterator[FoundFile]:
+def _make_entry(unit: Unit) -> Code:
+    return device_code_entries.make_entry(
+        unit.name,
+        unit.code,
+        files=unit.files,
+        globs=unit.globs,
+        optional=unit.role == OPTIONAL,
+        guard=unit.guard,
+    )
+
+
+def _relax_alternatives(files: Sequence[ExaminedFile]) -> Iterator[ExaminedFile]:
     """Yield files; of those that are loaded only on some CPUs, no CPU flags are required."""
     flags = {
-        found.path: found.file.host.required.union(found.file.host.functions)
-        for found in files
-        if found.file.host
+        examined.path: examined.file.host.required.union(examined.file.host.functions)
+        for examined in files
+        if examined.file.host
     }
-    packages = {found.path: found.package for found in files if found.package}
+    packages = {examined.path: examined.package for examined in files if examined.package}
     for_some_cpus = alternatives.find_cpu_alternatives(flags, packages)
-    for found in files:
-        host = found.file.host
-        if host and found.path in for_some_cpus:
-            yield replace(found, file=replace(found.file, host=host.of_alternative, isa=None))
+    for examined in files:
+        host = examined.file.host
+        if host and examined.path in for_some_cpus:
+            yield replace(examined, file=replace(examined.file, host=host.of_alternative, isa=None))
         else:
-            yield found
+            yield examined
 
 
 def _assign_roles(
-    files: Iterable[FoundFile], listed: Iterable[Library], globs: Sequence[str]
-) -> tuple[list[FoundFile], CodeRoles]:
+    files: Iterable[ExaminedFile], listed: Iterable[Library], globs: Sequence[str]
+) -> tuple[list[ExaminedFile], CodeRoles]:
     """Return the files with the roles of their device code, and what else was decided with the roles."""
     files = list(files)
     coded = [
         CodedFile(
-            path=found.path,
-            name=found.name,
-            package=found.package,
-            toolkits=found.file.code.toolkits,
-            is_test=found.is_test,
-            is_listed=found.is_listed,
+            path=examined.path,
+            name=examined.name,
+            package=examined.package,
+            toolkits=examined.file.code.toolkits,
+            is_test=examined.is_test,
+            is_listed=examined.is_listed,
         )
-        for found in files
-        if found.is_own and _is_loadable(found.file) and found.file.code.cuda
+        for examined in files
+        if examined.is_own and _is_loadable(examined.file) and examined.file.code.cuda
     ]
     roles = assign_roles(coded, libraries.list_runtimes(listed), globs)
-    return [replace(found, role=roles.by_path.get(found.path, found.role)) for found in files], roles
+    return [
+        replace(examined, role=roles.by_path.get(examined.path, examined.role)) for examined in files
+    ], roles
 
 
 def _add_guards(
-    files: Sequence[FoundFile], owners: Mapping[str, Package], tree: ImageTree[PlainFile]
-) -> list[FoundFile]:
+    files: Sequence[ExaminedFile], owners: Mapping[str, Package], tree: ImageTree[PlainFile]
+) -> list[ExaminedFile]:
     """Return the files with their guards.
 
     A file may have one if its device code decides on which GPUs the image runs, unless its package asks
     first.
     """
-    needed = {posixpath.basename(name) for found in files for name in found.file.needed}
+    needed = {posixpath.basename(name) for examined in files for name in examined.file.needed}
     deciding = [
         PackagedCode(
-            path=found.path,
-            package=owners.get(found.path),
-            code=found.file.code.deciding,
-            soname=found.file.soname,
+            path=examined.path,
+            package=owners.get(examined.path),
+            code=examined.file.code.deciding_code,
+            soname=examined.file.soname,
         )
-        for found in files
-        if _counts(found) and found.file.code.cuda and found.role == DECIDES and not _is_loose(found)
+        for examined in files
+        if _counts(examined)
+        and examined.file.code.cuda
+        and examined.role == DECIDES
+        and not _is_loose(examined)
     ]
     guards = find_source_guards(deciding, needed, tree)
-    return [replace(found, guard=guards.get(found.path)) for found in files]
+    return [replace(examined, guard=guards.get(examined.path)) for examined in files]
 
 
-def _is_loose(found: FoundFile) -> bool:
+def _is_loose(examined: ExaminedFile) -> bool:
     """Whether a file is one of a package's cubins, which are alternatives."""
-    return found.package is not None and found.name.endswith(LOOSE)
+    return examined.package is not None and examined.name.endswith(LOOSE)
 
 
 def _is_loadable(file: File) -> bool:
@@ -476,10 +492,10 @@ def _is_loadable(file: File) -> bool:
 
 
 def _list_drivers(
-    tree: ImageTree[PlainFile], files: Sequence[FoundFile], environment: Mapping[str, str]
+    tree: ImageTree[PlainFile], files: Sequence[ExaminedFile], environment: Mapping[str, str]
 ) -> Iterator[DriverFile]:
     """Yield the libraries of the user-mode driver, and which of them programs load."""
-    drivers = {found.path: found.file.driver for found in files if found.file.driver}
+    drivers = {examined.path: examined.file.driver for examined in files if examined.file.driver}
     for link, _ in tree.links():
         # Only the link's name, not its target's, shows that the file is a driver library.
         target = user_mode.parse_file_name(link)
@@ -490,21 +506,21 @@ def _list_drivers(
     loader = Loader(tree, environment.get("LD_LIBRARY_PATH", ""))
     # Programs load these by dlopen, so that no file may need them.
     loaded = {file[0] for name in user_mode.LIBRARIES if (file := loader.find(f"{name}.so.1"))}
-    for found in files:
-        folders = {"runpath": found.file.runpath, "rpath": found.file.rpath}
-        for name in filter(user_mode.parse_file_name, found.file.needed):
-            if file := loader.find(name, **folders, origin=posixpath.dirname(found.path)):
+    for examined in files:
+        folders = {"runpath": examined.file.runpath, "rpath": examined.file.rpath}
+        for name in filter(user_mode.parse_file_name, examined.file.needed):
+            if file := loader.find(name, **folders, origin=posixpath.dirname(examined.path)):
                 loaded.add(file[0])
     for path, driver in sorted(drivers.items()):
         yield DriverFile(path=path, driver=driver, loaded=path in loaded)
 
 
 def _list_stacks(
-    installed: Sequence[Package], files: Sequence[FoundFile], tree: ImageTree[PlainFile]
+    installed: Sequence[Package], files: Sequence[ExaminedFile], tree: ImageTree[PlainFile]
 ) -> tuple[Stack, ...]:
     """Return the frameworks among the installed packages, sorted."""
     codes: dict[str, DeviceCode] = {
-        found.path: found.file.code for found in files if _is_loadable(found.file)
+        examined.path: examined.file.code for examined in files if _is_loadable(examined.file)
     }
     stacks = []
     for package in installed:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from collections.abc import Set as AbstractSet
 
-    from imagematrix.audit.report import Audit, FoundFile
+    from imagematrix.audit.report import Audit, ExaminedFile
     from imagematrix.images.catalog.catalog import Variant
 
 NO_GPUS = "none"  # value of the runtime's variable for the driver alone
@@ -43,31 +43,31 @@ def warn_of_march(audited: Audit, variant: Variant) -> list[str]:
     ]
 
 
-def _warn_of_no_effect(programs: list[FoundFile], march: str) -> Iterator[str]:
+def _warn_of_no_effect(programs: list[ExaminedFile], march: str) -> Iterator[str]:
     # Functions named for CPUs do not count: they are compiled for these CPUs whatever the march.
-    hosts = [found.file.host for found in programs]
-    plain = all(host and host.whole and not (host.required or host.undecided) for host in hosts)
-    if programs and plain and not any(requires_level(found.file) for found in programs):
-        paths = shorten_words([found.path for found in programs], SHOWN)
+    hosts = [examined.file.host for examined in programs]
+    plain = all(host and host.whole and not (host.required or host.undecided_flags) for host in hosts)
+    if programs and plain and not any(requires_level(examined.file) for examined in programs):
+        paths = shorten_words([examined.path for examined in programs], SHOWN)
         remedy = "pass {{ cflags }} of the template to the compiler"
         yield f"-march={march} shows no effect: nothing in {paths} is beyond the baseline; {remedy}"
 
 
 def _warn_of_code_above(
-    programs: list[FoundFile], variant: Variant, ignored: AbstractSet[str]
+    programs: list[ExaminedFile], variant: Variant, ignored: AbstractSet[str]
 ) -> Iterator[str]:
-    for found in programs:
-        host = found.file.host
+    for examined in programs:
+        host = examined.file.host
         if host is None or set(host.signs) - {NAMES}:  # the file detects the CPU, so it may choose
             continue
-        above = sorted(host.undecided - host.probable - variant.cpu_flags - ignored)
+        above = sorted(host.undecided_flags - host.probable - variant.cpu_flags - ignored)
         if above:
             names = shorten_words(
                 sorted({name for flag in above for name in host.functions[flag].names}), SHOWN
             )
             where = f" in {names}" if names else ""
             yield (
-                f"{found.path} has code beyond -march={variant.march}{where}: {' '.join(above)}; "
+                f"{examined.path} has code beyond -march={variant.march}{where}: {' '.join(above)}; "
                 "nothing shows that it checks the CPU before using it"
             )
 
@@ -162,9 +162,9 @@ def warn_of_unlabelled(audited: Audit, cpu_flags: frozenset[str] | None = None) 
     if any(True for _ in audited.coded_files) or audited.drivers or cudart or is_for_gpus(audited):
         return
     paths = [
-        found.path
-        for found in audited.files
-        if found.is_own and found.file.names_cuda and not found.file.packaged
+        examined.path
+        for examined in audited.files
+        if examined.is_own and examined.file.names_cuda and not examined.file.packaged
     ]
     if paths:
         yield (
@@ -180,10 +180,14 @@ def is_for_gpus(audited: Audit) -> bool:
     package that is only for CUDA loads one of them by its name, or the environment asks for GPUs. Files of
     NVIDIA's, and those of the distribution's packages, tell nothing about the image's own programs.
     """
-    for found in audited.files:
-        if found.is_own and not found.file.packaged and driver_loading.loads_driver(found.file.needed):
+    for examined in audited.files:
+        if (
+            examined.is_own
+            and not examined.file.packaged
+            and driver_loading.loads_driver(examined.file.needed)
+        ):
             return True
-        if found.file.names_cuda and found.package in audited.for_cuda and not found.is_test:
+        if examined.file.names_cuda and examined.package in audited.for_cuda and not examined.is_test:
             return True
     environment = audited.image.environment
     asks_for_gpus = runtime.requests_gpus(environment) and environment[runtime.VISIBLE] != NO_GPUS

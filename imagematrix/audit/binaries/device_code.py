@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 class Fatbins:
     """`count` fatbins of a file that have kernels for the same targets, as in DeviceCode.
 
-    `own`: the names of kernels show that they are of the file's own project, and not of a library linked in.
+    `of_project`: the names of kernels show that they are of the file's own project, and not of a library that
+    is linked in.
     """
 
     count: int
     cubins: frozenset[str]
     ptx: frozenset[tuple[str, str]]
-    own: bool = False
+    of_project: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +55,13 @@ class DeviceCode:
         return bool(self.cubins or self.ptx)
 
     @property
-    def deciding(self) -> DeviceCode:
+    def deciding_code(self) -> DeviceCode:
         """The targets that decide on which GPUs the code runs: those of the project's own kernels, if known.
 
         Code for other GPUs, in libraries that are linked in, would not make the file run there. Kernels of no
         known project all count.
         """
-        counting = [part for part in self.parts if part.own] or self.parts
+        counting = [part for part in self.parts if part.of_project] or self.parts
         if not counting:
             return self
         return replace(

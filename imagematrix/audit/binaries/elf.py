@@ -190,7 +190,15 @@ def _read_dynamic(window: Window, layout: _Structures, start: int, count: int) -
     raw = window.read_at(segment[0], min(segment[1], MOST_TAGS * layout.tag.size))
     tags = list(layout.tag.iter_unpack(raw[: len(raw) // layout.tag.size * layout.tag.size]))
     strings = next((value for tag, value in tags if tag == STRTAB), None)
-    offset = None if strings is None else _find_offset(rows, strings)
+    # The segment that the loader puts at the address of the names tells their offset in the file.
+    offset = next(
+        (
+            strings - address + at
+            for kind, at, address, size in rows
+            if kind == LOAD and strings is not None and address <= strings < address + size
+        ),
+        None,
+    )
     if offset is None:
         raise ValueError("a dynamic section without names")
     texts: dict[int, list[str]] = {}
@@ -200,14 +208,6 @@ def _read_dynamic(window: Window, layout: _Structures, start: int, count: int) -
         if tag in (NEEDED, SONAME, RPATH, RUNPATH):
             texts.setdefault(tag, []).append(_text(window.read_at(offset + value, TEXT), 0))
     return texts
-
-
-def _find_offset(segments: Sequence[Sequence[int]], address: int) -> int | None:
-    """Return the offset in the file of what the loader puts at an address."""
-    for kind, offset, start, size in segments:
-        if kind == LOAD and start <= address < start + size:
-            return address - start + offset
-    return None
 
 
 def _text(raw: bytes, start: int) -> str:

@@ -88,8 +88,11 @@ class Container:
     whole: bool
 
 
-def read_fatbins(window: Window, own: re.Pattern[bytes] | None = None) -> DeviceCode:
-    """Return the device code of all fatbins in a section or a file. `own` matches the project's kernels."""
+def read_fatbins(window: Window, project_kernels: re.Pattern[bytes] | None = None) -> DeviceCode:
+    """Return the device code of all fatbins in a section or a file.
+
+    `project_kernels` matches the names of the kernels of the file's own project, if that is known.
+    """
     cubins: set[str] = set()
     texts: set[tuple[str, str]] = set()
     toolkits: set[str] = set()
@@ -120,7 +123,9 @@ def read_fatbins(window: Window, own: re.Pattern[bytes] | None = None) -> Device
                 cubins_read += 1
         names = _list_kernel_names(window, entries) if code else None
         if names is not None:
-            parts[native, text, own is not None and own.search(names) is not None] += 1
+            parts[
+                native, text, project_kernels is not None and project_kernels.search(names) is not None
+            ] += 1
     return DeviceCode(
         cubins=frozenset(cubins),
         ptx=frozenset(texts),
@@ -130,7 +135,7 @@ def read_fatbins(window: Window, own: re.Pattern[bytes] | None = None) -> Device
         damaged=damaged,
         sizes=tuple(sorted(sizes.items())),
         parts=tuple(
-            Fatbins(count=count, cubins=native, ptx=text, own=ours)
+            Fatbins(count=count, cubins=native, ptx=text, of_project=ours)
             for (native, text, ours), count in parts.items()
         ),
     )

@@ -94,7 +94,7 @@ def get_attribute(value: PossibleValue, name: str) -> PossibleValue | None:
     capability = _get_capability(value)
     if capability is None or name not in ("major", "minor"):
         return None
-    return make_constant(getattr(capability, name), value.asked)
+    return make_constant(getattr(capability, name), value.question)
 
 
 def convert(value: PossibleValue, name: str) -> PossibleValue | None:
@@ -105,12 +105,12 @@ def convert(value: PossibleValue, name: str) -> PossibleValue | None:
     results: dict[str, object] = {
         "to_int": capability.number,
         "int": capability.number,
-        "float": float(capability.dotted),
-        "as_version_str": capability.dotted,
+        "float": float(capability.text),
+        "as_version_str": capability.text,
         "replace": str(capability.number),
         "tuple": tuple(capability),
     }
-    return make_constant(results[name], value.asked) if name in results else None
+    return make_constant(results[name], value.question) if name in results else None
 
 
 def _get_capability(value: PossibleValue) -> ComputeCapability | None:

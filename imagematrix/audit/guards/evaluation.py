@@ -127,7 +127,7 @@ class FunctionOutcome:
     """What a function may return, nothing if it always raises, and the first question that decided."""
 
     returns: tuple[PossibleValue, ...]
-    asked: Line | None
+    question: Line | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -140,7 +140,7 @@ class _Frame:
     inside: str | None = None
     top: bool = False
     returns: list[PossibleValue] = field(default_factory=list)
-    asked: Line | None = None
+    question: Line | None = None
     doubt: Line | None = None
 
 
@@ -256,7 +256,7 @@ class Evaluation:
 
     def _run_return(self, node: ast.Return, frame: _Frame) -> bool:
         value = self.evaluate(node.value, frame) if node.value else make_constant(None)
-        frame.returns.append(replace(value, asked=value.asked or frame.asked))
+        frame.returns.append(replace(value, question=value.question or frame.question))
         return False
 
     def _run_raise(self, node: ast.Raise, frame: _Frame) -> bool:
@@ -303,24 +303,21 @@ class Evaluation:
         elif isinstance(target, ast.Subscript):
             self._call_escaped(value)
 
-    def _run_if(self, node: ast.If, frame: _Frame) -> bool:
-        return self._run_branches(node.test, node.body, node.orelse, frame)
-
     def _run_branches(
         self, test: ast.expr, body: Sequence[ast.stmt], orelse: Sequence[ast.stmt], frame: _Frame
     ) -> bool:
         condition = self.evaluate(test, frame)
         truth = get_truth(condition)
         if truth is not None:
-            if condition.asked:
-                self.cuts.append((frame.module.name, test.lineno, condition.asked))
-                frame.asked = frame.asked or condition.asked
+            if condition.question:
+                self.cuts.append((frame.module.name, test.lineno, condition.question))
+                frame.question = frame.question or condition.question
             return self._run_block(body if truth else orelse, frame)
 
         # Both branches begin with the same names. What only an unknown question separates is in doubt, until
         # both branches meet again.
         before = frame.doubt
-        frame.doubt = before or condition.asked
+        frame.doubt = before or condition.question
         doubt = frame.doubt
         names = self._copy_names(frame)
         body_continues = self._run_block(body, frame)
@@ -395,9 +392,6 @@ class Evaluation:
         for branch in branches[1:]:
             self._merge_names(frame, branch)
         return self._run_block(node.finalbody, frame)
-
-    def _run_assert(self, node: ast.Assert, frame: _Frame) -> bool:
-        return self._run_branches(node.test, [], [ast.Raise()], frame)
 
     def _run_match(self, node: ast.Match, frame: _Frame) -> bool:
         self.evaluate(node.subject, frame)
@@ -509,8 +503,11 @@ class Evaluation:
         ]
         if any(result.options is not None for result in results):
             return join_values(results)
-        if name in ON_GPUS and self._is_gpu_check(name, function):
-            return make_constant(True)
+        if name in ON_GPUS:
+            # `is_available` tells that there is a GPU of NVIDIA if it is that of `torch.cuda`.
+            inner = function.value if isinstance(function, ast.Attribute) else function
+            if name == "is_cuda" or "cuda" in (getattr(inner, "attr", ""), getattr(inner, "id", "")):
+                return make_constant(True)
         line = Line(frame.module.path, node.lineno)
         answer = capability_queries.answer_query(name, all_arguments, self._capability, line)
         if answer:
@@ -521,12 +518,6 @@ class Evaluation:
             self._add_loads(name, node, all_arguments, frame)
         known = self._call_known(name, owner, arguments)
         return known or make_unknown(*results, *([owner] if owner else []), *all_arguments)
-
-    @staticmethod
-    def _is_gpu_check(name: str, function: ast.expr) -> bool:
-        """Whether a call tells that there is a GPU of NVIDIA: `is_available` does of `torch.cuda`."""
-        inner = function.value if isinstance(function, ast.Attribute) else function
-        return name == "is_cuda" or "cuda" in (getattr(inner, "attr", ""), getattr(inner, "id", ""))
 
     def _get_member(self, owner: PossibleValue, name: str) -> PossibleValue:
         """Return an attribute of an object whose class is in the module."""
@@ -548,7 +539,7 @@ class Evaluation:
         instance = [UNKNOWN_VALUE] if routine.inside else []
         outcome = self._call_routine(routine, [*instance, *arguments], keywords, entered=spread)
         if not outcome.returns:
-            if outcome.asked:
+            if outcome.question:
                 raise _EndedError
             return UNKNOWN_VALUE
         return join_values(outcome.returns)
@@ -571,8 +562,8 @@ class Evaluation:
             reaches_end = self._run_block(routine.node.body, frame)
         finally:
             self._depth -= 1
-        returns = (*frame.returns, *([make_constant(None, frame.asked)] if reaches_end else []))
-        return FunctionOutcome(returns=returns, asked=frame.asked)
+        returns = (*frame.returns, *([make_constant(None, frame.question)] if reaches_end else []))
+        return FunctionOutcome(returns=returns, question=frame.question)
 
     def _bind_parameters(
         self,
@@ -622,8 +613,8 @@ class Evaluation:
         if index >= len(arguments):
             return
         argument = arguments[index]
-        if argument.asked:
-            self.cuts.append((frame.module.name, node.lineno, argument.asked))
+        if argument.question:
+            self.cuts.append((frame.module.name, node.lineno, argument.question))
         for text in argument.texts or frozenset(values.make_text(argument)):
             inner = text.lstrip(".")
             relative = name in ("import_module", "__import__") and inner != text
@@ -666,7 +657,7 @@ class Evaluation:
         element = dict(tables[0].items).get(key, values.ANY)
         default = arguments[1] if len(arguments) > 1 else make_constant(None)
         result = default if element is values.ANY else make_constant(element)
-        return replace(result, asked=arguments[0].asked)
+        return replace(result, question=arguments[0].question)
 
     @staticmethod
     def _join_parts(owners: list[PossibleValue], arguments: Sequence[PossibleValue]) -> PossibleValue | None:
@@ -678,7 +669,7 @@ class Evaluation:
         parts = next(iter(arguments[0].options or [None]))
         if not isinstance(parts, tuple) or values.is_vague(parts):
             return None
-        return make_constant(separators[0].join(map(str, parts)), arguments[0].asked)
+        return make_constant(separators[0].join(map(str, parts)), arguments[0].question)
 
     def _evaluate_format(self, node: ast.JoinedStr, frame: _Frame) -> PossibleValue:
         result = make_constant("")
@@ -712,13 +703,13 @@ class Evaluation:
         if index.options is None or len(index.options) != 1:
             return make_unknown(value, index)
         item = values.get_item(value, *index.options)
-        return replace(item, asked=item.asked or index.asked or value.asked)
+        return replace(item, question=item.question or index.question or value.question)
 
     def _evaluate_unary(self, node: ast.UnaryOp, frame: _Frame) -> PossibleValue:
         value = self.evaluate(node.operand, frame)
         if isinstance(node.op, ast.Not):
             truth = get_truth(value)
-            return make_unknown(value) if truth is None else make_constant(not truth, value.asked)
+            return make_unknown(value) if truth is None else make_constant(not truth, value.question)
         if isinstance(node.op, ast.USub):
             return values.calculate("Sub", make_constant(0), value)
         return make_unknown(value)
@@ -742,9 +733,9 @@ class Evaluation:
                 break
             truth = get_truth(value)
             if truth is decisive:
-                if value.asked and not decisive:
+                if value.question and not decisive:
                     self.events[before:] = [event for event in self.events[before:] if event.kind != "flag"]
-                return make_constant(decisive, value.asked) if not certain or not decisive else value
+                return make_constant(decisive, value.question) if not certain or not decisive else value
             certain = certain and truth is not None
             operands.append(value)
         return operands[-1] if certain and operands else make_unknown(*operands)
@@ -769,11 +760,11 @@ class Evaluation:
                     branches.append(self.evaluate(branch, frame))
             if not branches:
                 return UNKNOWN_VALUE
-            return replace(join_values(branches), asked=make_unknown(condition, *branches).asked)
-        if condition.asked:
-            self.cuts.append((frame.module.name, node.lineno, condition.asked))
+            return replace(join_values(branches), question=make_unknown(condition, *branches).question)
+        if condition.question:
+            self.cuts.append((frame.module.name, node.lineno, condition.question))
         value = self.evaluate(node.body if truth else node.orelse, frame)
-        return replace(value, asked=value.asked or condition.asked)
+        return replace(value, question=value.question or condition.question)
 
     def _evaluate_walrus(self, node: ast.NamedExpr, frame: _Frame) -> PossibleValue:
         value = self.evaluate(node.value, frame)
@@ -814,7 +805,7 @@ class Evaluation:
     }
     _STATEMENTS: ClassVar[Mapping[type[ast.stmt], Callable[..., bool]]] = {
         ast.AnnAssign: _run_annotated_assignment,
-        ast.Assert: _run_assert,
+        ast.Assert: lambda self, node, frame: self._run_branches(node.test, [], [ast.Raise()], frame),
         ast.Assign: _run_assignment,
         ast.AsyncFor: _run_loop,
         ast.AsyncWith: _run_with,
@@ -825,7 +816,7 @@ class Evaluation:
         ast.Expr: _run_expression,
         ast.For: _run_loop,
         **dict.fromkeys(FUNCTIONS, _run_definition),
-        ast.If: _run_if,
+        ast.If: lambda self, node, frame: self._run_branches(node.test, node.body, node.orelse, frame),
         ast.Import: _run_import,
         ast.ImportFrom: _run_import_from,
         ast.Match: _run_match,

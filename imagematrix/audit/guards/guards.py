@@ -84,7 +84,7 @@ class _SourcedPackage:
         lines = [use.doubt if all(used) else use.line for use in deciding]
         line = next(filter(None, lines), None)
         capabilities = zip(self._capabilities, used, strict=True)
-        using = frozenset(capability.dotted for capability, is_used in capabilities if is_used)
+        using = frozenset(capability.text for capability, is_used in capabilities if is_used)
         return SourceGuard(line=line, used=using) if line else None
 
     def _only_passes_on(self, name: str, uses: Mapping[str, Use]) -> bool:

@@ -180,18 +180,20 @@ class ModuleReading:
         load has bound; or else the module loads nothing else, and raises an error where they return false.
         """
         bound = {*self._marks[path], get_stem(path)}
-        reading = self._find_mentioning(bound, self._asking)
+        reading = self._find_mentioning(bound, self._asking_functions)
         loads_nothing_else = self._loads_only(path)
         functions = []
         for node, _ in self.module.functions:
-            concerns_file = node.name in reading or (loads_nothing_else and node.name in self._demanded)
-            if concerns_file and node.name in self._asking:
+            concerns_file = node.name in reading or (
+                loads_nothing_else and node.name in self._required_functions
+            )
+            if concerns_file and node.name in self._asking_functions:
                 denied = [_denies(run.outcomes[id(node)]) for run in self._runs]
                 functions += [node] if any(denied) and not all(denied) else []
         return functions
 
     @cached_property
-    def _asking(self) -> frozenset[str]:
+    def _asking_functions(self) -> frozenset[str]:
         """The functions that ask for the capability, in person or by one that reads no load's result."""
         names = set(filter(capability_queries.is_query, modules.collect_mentioned(self.module.tree)))
         # Functions of other modules that ask for it, and that this module imports.
@@ -221,7 +223,7 @@ class ModuleReading:
         return frozenset(functions)
 
     @cached_property
-    def _demanded(self) -> frozenset[str]:
+    def _required_functions(self) -> frozenset[str]:
         """The functions that have to return true, or the module raises an error."""
         names: set[str] = set()
         for node in ast.walk(self.module.tree):
@@ -313,7 +315,7 @@ class ModuleReading:
         outcomes = {
             id(node): apart.evaluate_function(Routine(self.module.name, node, inside))
             for node, inside in self.module.functions
-            if node.name in self._asking
+            if node.name in self._asking_functions
         }
         return _Run(
             events=self._list_events(evaluation),
@@ -366,4 +368,4 @@ def _denies(outcome: FunctionOutcome) -> bool:
 
 
 def _find_question(outcome: FunctionOutcome) -> Line | None:
-    return next((value.asked for value in outcome.returns if value.asked), None)
+    return next((value.question for value in outcome.returns if value.question), None)

@@ -66,18 +66,18 @@ class PackageSources:
         for paths, coded in packages:
             if not 1 < len(coded) <= MOST_FILES:
                 continue
-            sources = {path: self._read_source(path) for path in paths if path in self._places}
+            sources: dict[str, bytes] = {}
+            for path in paths:
+                if path in self._places:
+                    start, length = self._places[path]
+                    self._file.seek(start)
+                    sources[path] = self._file.read(length)
             size = 0
             for path in _choose_sources(sources, frozenset(map(get_stem, coded))):
                 size += len(sources[path])
                 if size > MOST_TEXT:
                     return
                 yield path, sources[path]
-
-    def _read_source(self, path: str) -> bytes:
-        start, size = self._places[path]
-        self._file.seek(start)
-        return self._file.read(size)
 
 
 def _choose_sources(sources: Mapping[str, bytes], stems: frozenset[str]) -> list[str]:

@@ -43,7 +43,7 @@ class ComputeCapability(NamedTuple):
         return 10 * self.major + self.minor
 
     @property
-    def dotted(self) -> str:
+    def text(self) -> str:
         """The capability as a text, such as 9.0."""
         return f"{self.major}.{self.minor}"
 
@@ -67,12 +67,12 @@ class ConstantTable:
 class PossibleValue:
     """What an expression may be: one of its `options`, or anything if they are None.
 
-    `asked` is the line of the first question for the capability on which it depends. `hints` are the texts
+    `question` is the line of the first question for the capability on which it depends. `hints` are the texts
     from which an unknown value was made.
     """
 
     options: frozenset[Any] | None = None
-    asked: Line | None = None
+    question: Line | None = None
     hints: frozenset[str] = field(default=frozenset())
 
     @property
@@ -85,17 +85,17 @@ class PossibleValue:
 UNKNOWN_VALUE = PossibleValue()
 
 
-def make_constant(option: object, asked: Line | None = None) -> PossibleValue:
+def make_constant(option: object, question: Line | None = None) -> PossibleValue:
     """Return the value that is one constant."""
-    return PossibleValue(frozenset([option]), asked)
+    return PossibleValue(frozenset([option]), question)
 
 
 def make_unknown(*sources: PossibleValue) -> PossibleValue:
     """Return an unknown value that was made from others."""
     hints: frozenset[str] = frozenset().union(*(source.texts for source in sources))
-    asked = next((source.asked for source in sources if source.asked), None)
+    question = next((source.question for source in sources if source.question), None)
     return PossibleValue(
-        None, asked, hints if len(hints) <= MOST * 4 else frozenset(sorted(hints)[: MOST * 4])
+        None, question, hints if len(hints) <= MOST * 4 else frozenset(sorted(hints)[: MOST * 4])
     )
 
 
@@ -145,7 +145,7 @@ def get_item(value: PossibleValue, index: object) -> PossibleValue:
     items = [_get_option_item(option, index) for option in value.options or ()]
     if not items or ANY in items:
         return make_unknown(value)
-    return join_values([make_constant(item, value.asked) for item in items])
+    return join_values([make_constant(item, value.question) for item in items])
 
 
 def _get_option_item(option: Any, index: Any) -> object:
@@ -284,10 +284,10 @@ def _compare_capability(name: str, capability: ComputeCapability, value: object)
     """Compare a capability with what one program or another makes of it."""
     if isinstance(value, str):
         prefixes = ("", "sm", "sm_", "compute_")
-        words = {capability.dotted, *(f"{prefix}{capability.number}" for prefix in prefixes)}
+        words = {capability.text, *(f"{prefix}{capability.number}" for prefix in prefixes)}
         return value in words if name == "Eq" and "*" not in value else ANY
     if isinstance(value, float):
-        return ORDERS[name](float(capability.dotted), value)
+        return ORDERS[name](float(capability.text), value)
     if isinstance(value, int) and value >= COMBINED:
         return ORDERS[name](capability.number, value)
     return False if value is None and name == "Eq" else ANY

@@ -65,14 +65,18 @@ def list_contents(
         elif version:
             unread.append((path, 1))
     return Contents(
-        packages=tuple(sorted(set(installed), key=_make_sort_key)),
+        packages=tuple(
+            sorted(
+                set(installed),
+                key=lambda package: (
+                    *(package.kind, package.name, package.version or "", package.arch or ""),
+                    package.path or "",
+                ),
+            )
+        ),
         unread=tuple(sorted(unread)),
         distribution=_read_distribution(tree),
     )
-
-
-def _make_sort_key(package: InstalledPackage) -> tuple[str, ...]:
-    return package.kind, package.name, package.version or "", package.arch or "", package.path or ""
 
 
 def _read_distribution(tree: ImageTree[PlainFile]) -> tuple[str | None, str | None]:

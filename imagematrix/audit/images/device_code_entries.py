@@ -213,8 +213,8 @@ def _limit_globs(globs: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(globs)) if len(globs) <= MOST_GLOBS else ()
 
 
-def find_covering_globs(names: Sequence[str], others: Collection[str]) -> list[str]:
-    """Return few globs that match all of `names` and none of `others`.
+def find_covering_globs(names: Sequence[str], excluded: Collection[str]) -> list[str]:
+    """Return few globs that match all of `names` and none of `excluded`.
 
     Names in a folder at the top that share a beginning and an end are one glob, if that matches nothing else.
     """
@@ -224,7 +224,7 @@ def find_covering_globs(names: Sequence[str], others: Collection[str]) -> list[s
     return [
         glob
         for folder, members in by_folder.items()
-        for glob in _cover_names(members, [name for name in others if _get_top_folder(name) == folder])
+        for glob in _cover_names(members, [name for name in excluded if _get_top_folder(name) == folder])
     ]
 
 
@@ -232,7 +232,7 @@ def _get_top_folder(name: str) -> str:
     return "/".join(name.split("/")[: 2 if name.startswith("/") else 1])
 
 
-def _cover_names(names: Sequence[str], others: Sequence[str]) -> list[str]:
+def _cover_names(names: Sequence[str], excluded: Sequence[str]) -> list[str]:
     """Return globs START*END; names are divided by the letter after START until no glob matches others."""
     if len(names) == 1:
         return [escape_glob(names[0])]
@@ -240,13 +240,13 @@ def _cover_names(names: Sequence[str], others: Sequence[str]) -> list[str]:
     rests = [name[len(start) :] for name in names]
     end = posixpath.commonprefix([rest[::-1] for rest in rests])[::-1]
     glob = f"{escape_glob(start)}*{escape_glob(end)}"
-    others = [name for name in others if name.startswith(start)]
-    if not any(fnmatchcase(name, glob) for name in others):
+    excluded = [name for name in excluded if name.startswith(start)]
+    if not any(fnmatchcase(name, glob) for name in excluded):
         return [glob]
     by_letter: dict[str, list[str]] = {}
     for name, rest in zip(names, rests, strict=True):
         by_letter.setdefault(rest[:1], []).append(name)
-    return [glob for members in by_letter.values() for glob in _cover_names(members, others)]
+    return [glob for members in by_letter.values() for glob in _cover_names(members, excluded)]
 
 
 def _reduce_entries(codes: list[Code], most: int) -> list[Code]:

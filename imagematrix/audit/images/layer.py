@@ -183,11 +183,15 @@ def _list_package_files(entries: Mapping[str, object]) -> Iterator[tuple[list[st
         if isinstance(entry, PlainFile) and entry.text is not None and path.endswith(f".dist-info/{RECORD}"):
             site_packages = posixpath.dirname(posixpath.dirname(path))
             files = [name for name, _ in list_recorded_files(site_packages, entry.text)]
-            yield files, [name for name in files if _has_device_code(entries.get(name))]
-
-
-def _has_device_code(entry: object) -> bool:
-    return isinstance(entry, PlainFile) and entry.file is not None and bool(entry.file.code)
+            listed = ((name, entries.get(name)) for name in files)
+            yield (
+                files,
+                [
+                    name
+                    for name, file in listed
+                    if isinstance(file, PlainFile) and file.file and file.file.code
+                ],
+            )
 
 
 def _hash_as_recorded(window: Window) -> str:

@@ -36,7 +36,12 @@ class GpuCondition(Record):
         if self.fact == "profile":
             return [device.profile for device in gpu.mig or ()] == [self.value]
         if self.fact == "name":
-            return gpu.name is not None and _has_words(gpu.name, self.value) is (self.comparison == "=")
+            if gpu.name is None:
+                return False
+            # The words follow each other in the name: "NVIDIA L40S" does not contain L4.
+            name, words = _split_words(gpu.name), _split_words(self.value)
+            contains = any(name[start : start + len(words)] == words for start in range(len(name)))
+            return contains is (self.comparison == "=")
         compare = COMPARISONS[self.comparison]
         if self.fact == "compute":
             return gpu.compute is not None and compare(make_sort_key(gpu.compute), self.value)
@@ -66,12 +71,6 @@ def parse_condition(text: str) -> GpuCondition:
 def is_profile(text: str) -> bool:
     """Whether `text` has the form of a MIG profile's name."""
     return PROFILE.fullmatch(text) is not None
-
-
-def _has_words(name: str, wanted: str) -> bool:
-    """Whether `name` contains the words of `wanted` in a row: "NVIDIA L40S" does not contain L4."""
-    name_words, words = _split_words(name), _split_words(wanted)
-    return any(name_words[start : start + len(words)] == words for start in range(len(name_words)))
 
 
 def _split_words(text: str) -> list[str]:

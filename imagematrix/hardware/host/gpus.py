@@ -138,7 +138,7 @@ def find_gpus(
         problem = fabric.find_fabric_problem(switches, nvml.gpus if nvml else (), managed=managed)
         warnings += [f"{problem}; {fabric.REMEDY}"] if problem else []
     if driver is not None or kernel.loaded:
-        warnings += _describe_missing_nodes(merged, nodes)
+        warnings += _describe_missing(merged, nodes)
     return driver, merged, nodes or (), warnings
 
 
@@ -364,7 +364,7 @@ def _choose_driver(kernel: Kernel, nvml: Nvml | None) -> tuple[Driver | None, li
     return kernel.driver, [mismatch]
 
 
-def _describe_missing_nodes(gpus: tuple[Gpu, ...], nodes: tuple[str, ...] | None) -> list[str]:
+def _describe_missing(gpus: tuple[Gpu, ...], nodes: tuple[str, ...] | None) -> list[str]:
     if not gpus:
         return ["the nvidia module is loaded, but no GPU was found on the PCI bus or by the module"]
     if nodes is None:

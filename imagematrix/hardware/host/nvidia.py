@@ -178,24 +178,17 @@ def read_user_mode(tree: Tree) -> str | None:
 
 def with_capabilities(tree: Tree, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     """Return `gpus` with the capability numbers of their MIG devices."""
-    return tuple(
-        replace(
-            gpu,
-            mig=tuple(
-                replace(device, capabilities=_read_capabilities(tree, gpu, device)) for device in gpu.mig
-            ),
-        )
-        if gpu.mig
-        else gpu
-        for gpu in gpus
-    )
-
-
-def _read_capabilities(tree: Tree, gpu: Gpu, device: MigDevice) -> tuple[int, ...] | None:
-    instance = f"{MIG.format(gpu.minor)}/gi{device.gpu_instance}"
-    texts = (tree.text(f"{part}/access") for part in (instance, f"{instance}/ci{device.compute_instance}"))
-    matches = [CAPABILITY.search(text or "") for text in texts]
-    return None if None in matches else tuple(int(match[1]) for match in matches if match)
+    changed = []
+    for gpu in gpus:
+        devices = []
+        for device in gpu.mig or ():
+            instance = f"{MIG.format(gpu.minor)}/gi{device.gpu_instance}"
+            paths = (f"{instance}/access", f"{instance}/ci{device.compute_instance}/access")
+            matches = [CAPABILITY.search(tree.text(path) or "") for path in paths]
+            numbers = tuple(int(match[1]) for match in matches if match)
+            devices.append(replace(device, capabilities=numbers if len(numbers) == len(paths) else None))
+        changed.append(replace(gpu, mig=tuple(devices)) if gpu.mig else gpu)
+    return tuple(changed)
 
 
 def _read_driver(tree: Tree) -> Driver | None:

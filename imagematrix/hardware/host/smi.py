@@ -82,7 +82,10 @@ def parse_dump(raw: bytes, where: str) -> tuple[Driver | None, tuple[Gpu, ...], 
     driver = Driver(version=version, kind=None, source=SOURCE) if version else None
     if driver is None:
         warnings.append(f"{where}: version of the kernel-mode driver not found")
-    elements = sorted(dump.gpus, key=_make_sort_key)
+    # In the order of the bus; those without an address come last.
+    addresses = [(pci.normalise_address(facts.values["bus_id"]), facts) for facts in dump.gpus]
+    addresses.sort(key=lambda pair: (pair[0] is None, pci.make_sort_key(pair[0]) if pair[0] else ()))
+    elements = [facts for _, facts in addresses]
     if any(_get_instances(values) is None for facts in elements for values in facts.mig):
         warnings.append(f"{where}: ignored MIG devices without instance numbers")
     gpus = tuple(_make_gpu(index, facts) for index, facts in enumerate(elements))
@@ -174,11 +177,6 @@ class _Dump:
         # Besides values there are "N/A", "[Not Supported]", "Unknown Error", "Insufficient Permissions" ...
         if key and text and not re.match(r"\[|N/A|Unknown Error|GPU |Insufficient|Requested|Not ", text):
             values[key] = text
-
-
-def _make_sort_key(facts: _GpuElement) -> tuple[bool, tuple[int, ...]]:
-    bus_id = pci.normalise_address(facts.values["bus_id"])
-    return bus_id is None, pci.make_sort_key(bus_id) if bus_id else ()
 
 
 def _make_gpu(index: int, facts: _GpuElement) -> Gpu:

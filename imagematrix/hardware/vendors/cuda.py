@@ -17,7 +17,6 @@ from imagematrix.hardware.vendors import _data, versions
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Any
 
 COMPRESSED_FATBIN_DRIVER = "550.54.14"  # the oldest driver that reads the output of nvcc --compress-mode
 
@@ -46,7 +45,20 @@ class CudaRelease(Record):
 def load_releases() -> Mapping[str, CudaRelease]:
     """Return the known CUDA releases by name, oldest first."""
     table = _data.load("cuda.json")["releases"]
-    return MappingProxyType({name: _make_release(name, row) for name, row in table.items()})
+    releases = {
+        name: CudaRelease(
+            name=name,
+            toolkit_driver=row.get("toolkit_driver"),
+            floor=_get_floor(name),
+            branch=row.get("branch"),
+            targets=frozenset(row["targets"].split()),
+            ptx_isa=row.get("ptx_isa"),
+            max_gcc=row.get("max_gcc"),
+            max_clang=row.get("max_clang"),
+        )
+        for name, row in table.items()
+    }
+    return MappingProxyType(releases)
 
 
 def get_release(name: str) -> CudaRelease | None:
@@ -142,16 +154,3 @@ def _list_first_drivers() -> Mapping[str, str]:
 def _get_floor(cuda: str) -> str | None:
     floors: dict[str, str] = _data.load("cuda.json")["floors"]
     return floors.get(cuda.partition(".")[0])
-
-
-def _make_release(name: str, row: dict[str, Any]) -> CudaRelease:
-    return CudaRelease(
-        name=name,
-        toolkit_driver=row.get("toolkit_driver"),
-        floor=_get_floor(name),
-        branch=row.get("branch"),
-        targets=frozenset(row["targets"].split()),
-        ptx_isa=row.get("ptx_isa"),
-        max_gcc=row.get("max_gcc"),
-        max_clang=row.get("max_clang"),
-    )

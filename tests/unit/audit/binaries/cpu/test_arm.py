@@ -87,13 +87,13 @@ SDOT, SVE = 0x4E839441, 0x04E30041
 def test_functions_called_by_exported_ones_are_required(build, jump):
     code = build(exported=(jump.replace("0f", "exported"), RET), hidden=(SDOT, RET), hidden_too=(SVE, RET))
     assert code.required == {"asimddp"}
-    assert code.undecided == {"sve"}
+    assert code.undecided_flags == {"sve"}
 
 
 def test_function_that_queries_the_cpu_leaves_code_undecided(build):
     code = build(exported=(0xD5380600, RET), other=(SDOT, RET))  # mrs x0, id_aa64isar0_el1
     assert not code.required
-    assert code.undecided == {"asimddp"}
+    assert code.undecided_flags == {"asimddp"}
     assert code.signs == ("cpuid",)
 
 
