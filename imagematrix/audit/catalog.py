@@ -233,23 +233,17 @@ def _find_release(audited: Audit, expressions: Iterable[Expression]) -> tuple[st
 
     It is a claim if only the names of files for several releases show it.
     """
-    proven = [*list_runtimes(audited.libraries), *_list_compiler_releases(audited), *audited.toolkits]
+    proven = [*list_runtimes(audited.libraries), *audited.toolkits]
+    for examined in audited.coded_files:
+        # A toolkit links its runtime, and writes PTX of its own ISA version. If several releases share an ISA
+        # version, the first counts.
+        for _, isa in examined.file.code.ptx if examined.file.static_cudart else ():
+            proven += [name for name, row in cuda.load_releases().items() if row.ptx_isa == isa][:1]
     proven += [audited.release] if audited.release else []
     if proven:
         return max(proven, key=versions.make_sort_key), CLAIM if audited.release else BYTES
     claimed = max(_list_claimed_releases(audited, expressions), key=versions.make_sort_key, default=None)
     return claimed, CLAIM if claimed else UNKNOWN
-
-
-def _list_compiler_releases(audited: Audit) -> Iterator[str]:
-    """Yield the releases that compiled the PTX of programs with a statically linked CUDA runtime.
-
-    A toolkit writes PTX of its own ISA version. If several releases share an ISA version, the first counts.
-    """
-    for examined in audited.coded_files:
-        if examined.file.static_cudart:
-            for _, isa in examined.file.code.ptx:
-                yield from [name for name, row in cuda.load_releases().items() if row.ptx_isa == isa][:1]
 
 
 def _list_claimed_releases(audited: Audit, expressions: Iterable[Expression]) -> Iterator[str]:

@@ -10,10 +10,8 @@ from imagematrix.images.catalog.catalog import BYTES, CLAIM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from imagematrix.audit.binaries.device_code import DeviceCode
-    from imagematrix.audit.binaries.objects import File
     from imagematrix.audit.contradictions import Contradiction
     from imagematrix.audit.report import Audit, ExaminedFile
 
@@ -74,7 +72,7 @@ def make_document(
             for framework in audit.stacks
         ],
         "facts": _list_fact_sources(audit),
-        "files": [_describe_file(examined) for examined in audit.files if _has_content(examined)],
+        "files": [*_describe_files(audit.files)],
         "contradictions": [
             {
                 "fact": contradiction.fact,
@@ -118,38 +116,29 @@ def _describe_code(cubins: Sequence[str], ptx: Sequence[tuple[str, str]]) -> dic
     }
 
 
-def _has_content(examined: ExaminedFile) -> bool:
-    host = examined.file.host
-    return bool(examined.file.code or examined.file.isa or examined.file.damaged or (host and host.functions))
-
-
-def _describe_file(examined: ExaminedFile) -> dict[str, object]:
-    code: DeviceCode = examined.file.code
-    return {
-        "path": examined.path,
-        "layer": examined.layer,
-        **_describe_code(
-            sorted(code.cubins), sorted(code.ptx, key=lambda ptx: (ptx[0], versions.make_sort_key(ptx[1])))
-        ),
-        "code_objects": sorted(code.objects),
-        **_describe_cpu_code(examined.file),
-        "damaged": examined.file.damaged or code.damaged,
-        **({"uncounted": examined.uncounted_reason} if examined.uncounted_reason else {}),
-    }
-
-
-def _describe_cpu_code(file: File) -> dict[str, object]:
-    host = file.host or HostCode()
-    return {
-        "requires": [*([file.isa] if file.isa else []), *sorted(host.required)],
-        "probable": sorted(host.probable),
-        "contains": sorted(host.functions.keys() - host.required - host.probable),
-        "dispatch": {"by": list(host.signs), "flags": sorted(host.chosen)} if host.signs else None,
-        "functions": {
-            flag: {"count": carriers.count, "names": list(carriers.names)}
-            for flag, carriers in host.functions.items()
-        },
-    }
+def _describe_files(files: Iterable[ExaminedFile]) -> Iterator[dict[str, object]]:
+    """Yield the files in which there is something to tell: device code, needs of a CPU, or damage."""
+    for examined in files:
+        file, code, host = examined.file, examined.file.code, examined.file.host or HostCode()
+        if not (code or file.isa or file.damaged or host.functions):
+            continue
+        ptx = sorted(code.ptx, key=lambda text: (text[0], versions.make_sort_key(text[1])))
+        yield {
+            "path": examined.path,
+            "layer": examined.layer,
+            **_describe_code(sorted(code.cubins), ptx),
+            "code_objects": sorted(code.objects),
+            "requires": [*([file.isa] if file.isa else []), *sorted(host.required)],
+            "probable": sorted(host.probable),
+            "contains": sorted(host.functions.keys() - host.required - host.probable),
+            "dispatch": {"by": list(host.signs), "flags": sorted(host.chosen)} if host.signs else None,
+            "functions": {
+                flag: {"count": carriers.count, "names": list(carriers.names)}
+                for flag, carriers in host.functions.items()
+            },
+            "damaged": file.damaged or code.damaged,
+            **({"uncounted": examined.uncounted_reason} if examined.uncounted_reason else {}),
+        }
 
 
 def _measure_size(audit: Audit, audits: Sequence[Audit], fat: int | None) -> dict[str, int | None] | None:

@@ -70,7 +70,13 @@ def list_components(audit: Audit) -> tuple[tuple[Component, ...], tuple[str, ...
                 known.add(identity)
                 known_of_any_kind.add(identity[1:])
                 components.append(Component(package=attested.package, url=attested.url, source=SBOM))
-    return tuple(sorted(components, key=_make_sort_key)), tuple(problems)
+    components.sort(
+        key=lambda component: (
+            *(component.package.kind, component.package.name, component.package.version or ""),
+            *(component.package.arch or "", component.package.path or "", component.url or ""),
+        )
+    )
+    return tuple(components), tuple(problems)
 
 
 def warn_of_unread(contents: Contents) -> Iterator[str]:
@@ -83,11 +89,3 @@ def warn_of_unread(contents: Contents) -> Iterator[str]:
 
 def _make_identity(package: InstalledPackage) -> tuple[str, str, str]:
     return package.kind, package.name.lower(), package.version or ""
-
-
-def _make_sort_key(component: Component) -> tuple[str, ...]:
-    package = component.package
-    return (
-        *(package.kind, package.name, package.version or "", package.arch or ""),
-        *(package.path or "", component.url or ""),
-    )

@@ -99,7 +99,10 @@ def _find_item(gpus: tuple[Gpu, ...], item: Gpu | int | str) -> Gpu:
         return _find(gpus, str(item))
     if not isinstance(item, Gpu):
         raise UsageError(f"{item!r:.80} is not a GPU", remedy="list GPUs of the host, their indices or UUIDs")
-    if not any(_is_part(item, gpu) for gpu in gpus):
+    # It may have only some of the MIG devices of a GPU.
+    devices = item.mig or ()
+    wholes = [gpu for gpu in gpus if devices and {*devices} <= {*(gpu.mig or ())}]
+    if item not in (*gpus, *(replace(gpu, mig=devices) for gpu in wholes)):
         raise UsageError(
             f"{item.label} is not one of these GPUs, but another host's, or from another probe",
             remedy=_describe_present(gpus),
@@ -109,13 +112,6 @@ def _find_item(gpus: tuple[Gpu, ...], item: Gpu | int | str) -> Gpu:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_part(part: Gpu, gpu: Gpu) -> bool:
-    """Whether `part` is `gpu`, or `gpu` with only some of its MIG devices."""
-    devices = part.mig or ()
-    is_subset = bool(devices) and {*devices} <= {*(gpu.mig or ())}
-    return part == gpu or (is_subset and part == replace(gpu, mig=devices))
 
 
 def _require_all(gpus: tuple[Gpu, ...], requested: Iterable[Gpu]) -> Choice:

@@ -223,15 +223,19 @@ class Host(Record):
             Accelerator(kind=sign.text("kind"), where=sign.text("where"), why=sign.text_or_none("why"))
             for sign in fields.objects("accelerators")
         )
-        complete = fields.has("gpus") and fields.has("accelerators")
+        if not accelerators and not gpus and not (fields.has("gpus") and fields.has("accelerators")):
+            # Documents that were not written by the probe may lack `accelerators`: then a driver and device
+            # nodes are signs. NVML creates /dev/nvidiactl even without a driver.
+            signs = [("module", "nvidia")] if driver else []
+            signs += [("device", path) for path in devices if path != "/dev/nvidiactl"]
+            accelerators = tuple(Accelerator(kind=kind, where=where, why=UNSTATED) for kind, where in signs)
         return cls(
             arch=get_machine_name(fields.text("arch")),
             cpu=_read_cpu(fields),
             driver=driver,
             gpus=gpus,
             devices=devices,
-            # A probe writes both keys, and is believed.
-            accelerators=accelerators or (() if gpus or complete else _infer_accelerators(driver, devices)),
+            accelerators=accelerators,
             warnings=fields.texts("warnings"),
         )
 
@@ -269,17 +273,6 @@ def _read_driver(fields: Fields) -> Driver | None:
         source=driver.text_or_none("source") or "",
         user_mode=user_mode,
     )
-
-
-def _infer_accelerators(driver: Driver | None, devices: tuple[str, ...]) -> tuple[Accelerator, ...]:
-    """Return the signs of accelerators in a document that lists no GPUs and lacks one of the two keys.
-
-    Documents that were not written by the probe may lack `accelerators`. NVML creates /dev/nvidiactl even
-    without a driver.
-    """
-    signs = [("module", "nvidia")] if driver else []
-    signs += [("device", path) for path in devices if path != "/dev/nvidiactl"]
-    return tuple(Accelerator(kind=kind, where=where, why=UNSTATED) for kind, where in signs)
 
 
 def list_identities(gpu: Gpu) -> list[tuple[str, object]]:

@@ -54,7 +54,7 @@ def find_accelerators(
     accelerators = (
         *_find_functions(tree, functions),
         *_find_nodes(hints, functions),
-        *(() if gpus else _find_driver_traces(hints)),
+        *(() if gpus else _find_traces_of_driver(hints)),
     )
     counted = {accelerator.where for accelerator in accelerators}
     labels = [function.label for function in functions if not function.is_gpu]
@@ -104,7 +104,7 @@ def _find_nodes(hints: AcceleratorHints, functions: tuple[Function, ...]) -> Ite
         yield Accelerator(kind="tegra", where="/proc/device-tree/compatible", why=TEGRA)
 
 
-def _find_driver_traces(hints: AcceleratorHints) -> Iterator[Accelerator]:
+def _find_traces_of_driver(hints: AcceleratorHints) -> Iterator[Accelerator]:
     for name in hints.modules:
         yield Accelerator(kind="module", where=name, why=TEGRA if name == "nvgpu" else NO_GPU)
     # NVML creates /dev/nvidiactl even without a driver: alone it proves nothing.
