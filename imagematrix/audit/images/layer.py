@@ -147,7 +147,7 @@ def _read_entry(
     if file and path.endswith(driver_loading.SOURCE) and not TEXTS.fullmatch(path):
         text = file.read(driver_loading.LONGEST)
         sources.keep(path, text)
-        if not driver_loading.sources_load(text):
+        if not driver_loading.loads_driver_in_source(text):
             return OTHER
         return PlainFile(file=File(size=member.size, names_cuda=True), layer=digest)
     return _read_plain_file(file, path, member, digest, pending) if file else OTHER

@@ -54,11 +54,11 @@ class AcceleratorHints(Record):
 
 def find_hints(tree: Tree) -> AcceleratorHints:
     """Return the signs in `tree`."""
-    listing = tree.text(PCI_LIST, limit=PCI_LIMIT)
+    listing = tree.read_text(PCI_LIST, limit=PCI_LIMIT)
     return AcceleratorHints(
         modules=_find_modules(tree),
-        nodes=tuple(name for name in tree.names("/dev") if NODES.fullmatch(name)),
-        tegra="nvidia,tegra" in (tree.text("/proc/device-tree/compatible") or ""),
+        nodes=tuple(name for name in tree.list_names("/dev") if NODES.fullmatch(name)),
+        tegra="nvidia,tegra" in (tree.read_text("/proc/device-tree/compatible") or ""),
         functions=None if listing is None else parse_slots(listing),
     )
 
@@ -96,5 +96,5 @@ def _find_modules(tree: Tree) -> tuple[str, ...]:
         return ("nvidia",)
     if tree.has_folder("/sys/module"):
         return tuple(name for name in MODULES if tree.has_folder(f"/sys/module/{name}"))
-    loaded = {line.partition(" ")[0] for line in (tree.text("/proc/modules") or "").splitlines()}
+    loaded = {line.partition(" ")[0] for line in (tree.read_text("/proc/modules") or "").splitlines()}
     return tuple(name for name in MODULES if name in loaded)

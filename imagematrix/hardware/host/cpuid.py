@@ -78,9 +78,9 @@ def _read_diagnostics(tree: Tree) -> tuple[Iterable[str], str]:
     from imagematrix.hardware.host.tree import Tree
 
     # The node's files in a container are of this machine, too.
-    if tree.live or tree.text(BOOT) == Tree("/").text(BOOT) is not None:
+    if tree.live or tree.read_text(BOOT) == Tree("/").read_text(BOOT) is not None:
         return (_run_loader(), OLD) if os.access(LOADER, os.X_OK) else ((), NO_GLIBC)
-    text = tree.text(CAPTURED)
+    text = tree.read_text(CAPTURED)
     return ((), NOT_CAPTURED) if text is None else ((text,), OLD)
 
 

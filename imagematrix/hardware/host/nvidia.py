@@ -121,7 +121,7 @@ def parse_information(text: str) -> Information:
 def read_nvidia(tree: Tree, functions: Iterable[Function] = ()) -> Kernel:
     """Return the kernel's facts about NVIDIA in `tree`; `functions` are those on the PCI bus."""
     gpus = tuple(function for function in functions if function.is_gpu)
-    entries = tree.names(PROC)
+    entries = tree.list_names(PROC)
     loaded = bool(entries) or tree.has_folder(MODULE)
     if not loaded:
         return Kernel(pci=gpus)
@@ -137,9 +137,9 @@ def list_nodes(tree: Tree) -> tuple[str, ...] | None:
     """Return the device nodes of NVIDIA's driver, sorted; None if a captured tree has no dev folder."""
     if not tree.has_folder("/dev"):
         return None
-    paths = [f"/dev/{name}" for name in tree.names("/dev") if name.startswith("nvidia")]
+    paths = [f"/dev/{name}" for name in tree.list_names("/dev") if name.startswith("nvidia")]
     if "/dev/nvidia-caps" in paths:
-        paths += [f"/dev/nvidia-caps/{name}" for name in tree.names("/dev/nvidia-caps")]
+        paths += [f"/dev/nvidia-caps/{name}" for name in tree.list_names("/dev/nvidia-caps")]
     plain = (path for path in paths if re.fullmatch(r"[\w/-]+", path, re.ASCII))
     return tuple(sorted(path for path in plain if tree.has_node(path)))
 
@@ -152,7 +152,7 @@ def has_own_nodes(tree: Tree) -> bool:
     """
     kinds = [
         line.partition(" - ")[2].split(" ")[0]
-        for line in (tree.text("/proc/self/mountinfo") or "").splitlines()
+        for line in (tree.read_text("/proc/self/mountinfo") or "").splitlines()
         if line.split(" ")[4:5] == ["/dev"]
     ]
     return kinds[-1:] == ["tmpfs"]
@@ -168,7 +168,7 @@ def read_user_mode(tree: Tree) -> str | None:
     roots = (tree, *(folder for root in ROOTS if (folder := tree.open_folder(root)) is not None))
     for root in roots:
         # The loader's choice comes first.
-        cached = LoaderCache(root.raw(CACHE, limit=CACHE_LIMIT) or b"").list_paths(USER_MODE)
+        cached = LoaderCache(root.read_bytes(CACHE, limit=CACHE_LIMIT) or b"").list_paths(USER_MODE)
         paths = [path for path in cached if path.startswith("/") and not OTHERS.search(path)]
         for path in (*paths, *(f"{folder}/{USER_MODE}" for folder in FOLDERS)):
             if file := root.resolve_file(path):
@@ -184,7 +184,7 @@ def with_capabilities(tree: Tree, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
         for device in gpu.mig or ():
             instance = f"{MIG.format(gpu.minor)}/gi{device.gpu_instance}"
             paths = (f"{instance}/access", f"{instance}/ci{device.compute_instance}/access")
-            matches = [CAPABILITY.search(tree.text(path) or "") for path in paths]
+            matches = [CAPABILITY.search(tree.read_text(path) or "") for path in paths]
             numbers = tuple(int(match[1]) for match in matches if match)
             devices.append(replace(device, capabilities=numbers if len(numbers) == len(paths) else None))
         changed.append(replace(gpu, mig=tuple(devices)) if gpu.mig else gpu)
@@ -192,10 +192,10 @@ def with_capabilities(tree: Tree, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
 
 
 def _read_driver(tree: Tree) -> Driver | None:
-    text = tree.text(f"{PROC}/version")
+    text = tree.read_text(f"{PROC}/version")
     if text is not None and (driver := parse_version(text)) is not None:
         return driver
-    version = (tree.text(f"{MODULE}/version") or "").strip()
+    version = (tree.read_text(f"{MODULE}/version") or "").strip()
     if is_version(version):
         return Driver(version=version, kind=None, source=f"{MODULE}/version")
     tree.warnings.append(
@@ -206,8 +206,8 @@ def _read_driver(tree: Tree) -> Driver | None:
 
 def _read_information(tree: Tree) -> tuple[Information, ...]:
     gpus = []
-    for name in tree.names(f"{PROC}/gpus"):
-        text = tree.text(f"{PROC}/gpus/{name}/information")
+    for name in tree.list_names(f"{PROC}/gpus"):
+        text = tree.read_text(f"{PROC}/gpus/{name}/information")
         gpu = parse_information(text or "")
         bus_id = pci.normalise_address(name) or gpu.bus_id
         if bus_id is not None:
@@ -222,13 +222,13 @@ def _read_information(tree: Tree) -> tuple[Information, ...]:
 def _list_mig_devices(tree: Tree, minor: int) -> tuple[MigDevice, ...] | None:
     # The folder is named by minor number, and exists, empty, for every GPU that supports MIG.
     folder = MIG.format(minor)
-    instances = _parse_numbers(tree.names(folder), "gi")
+    instances = _parse_numbers(tree.list_names(folder), "gi")
     if not instances:
         return None
     return tuple(
         MigDevice(uuid=None, profile=None, gpu_instance=gpu, compute_instance=compute)
         for gpu in instances
-        for compute in _parse_numbers(tree.names(f"{folder}/gi{gpu}"), "ci")
+        for compute in _parse_numbers(tree.list_names(f"{folder}/gi{gpu}"), "ci")
     )
 
 

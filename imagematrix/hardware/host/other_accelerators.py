@@ -116,13 +116,13 @@ def _find_traces_of_driver(hints: AcceleratorHints) -> Iterator[Accelerator]:
 def _read_topology(tree: Tree) -> dict[str, KfdNode]:
     """Return AMD's GPUs in the topology of KFD, by their addresses on the PCI bus."""
     kfd_nodes = {}
-    for name in tree.names(TOPOLOGY):
+    for name in tree.list_names(TOPOLOGY):
         facts = _read_numbers(tree, f"{TOPOLOGY}/{name}/properties")
         if not facts.get("simd_count"):  # a node of processors only, or one that this process may not see
             continue
         bus_id = f"{facts.get('domain', 0):04x}:{format_slot(facts.get('location_id', 0))}"
         banks = f"{TOPOLOGY}/{name}/mem_banks"
-        properties = [_read_numbers(tree, f"{banks}/{bank}/properties") for bank in tree.names(banks)]
+        properties = [_read_numbers(tree, f"{banks}/{bank}/properties") for bank in tree.list_names(banks)]
         sizes = [bank.get("size_in_bytes", 0) for bank in properties if bank.get("heap_type") in OWN_HEAPS]
         kfd_nodes[bus_id] = KfdNode(
             memory=max(sizes, default=0),
@@ -133,7 +133,7 @@ def _read_topology(tree: Tree) -> dict[str, KfdNode]:
 
 def _read_numbers(tree: Tree, path: str) -> dict[str, int]:
     """Return the lines `NAME NUMBER` of a file."""
-    pairs = (line.split() for line in (tree.text(path) or "").splitlines())
+    pairs = (line.split() for line in (tree.read_text(path) or "").splitlines())
     return {
         pair[0]: int(pair[1])
         for pair in pairs

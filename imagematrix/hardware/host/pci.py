@@ -80,7 +80,7 @@ def list_functions(tree: Tree, wanted: Mapping[str, int] | None) -> tuple[Functi
     if wanted is not None and not wanted:
         return ()
     selected = []
-    for name in tree.names(PCI_DEVICES):
+    for name in tree.list_names(PCI_DEVICES):
         bus_id = normalise_address(name)
         # A large node has several hundred functions, each with its own files.
         slot = (bus_id or "").partition(":")[2]
@@ -96,16 +96,16 @@ def is_in_processor(tree: Tree, function: Function) -> bool:
     """Whether a display adapter of AMD is in a processor, whose security processor shares its slot."""
     slot = f"{PCI_DEVICES}/{function.bus_id.rpartition('.')[0]}"
     # The adapter itself is function 0.
-    classes = (_parse_hex(tree.text(f"{slot}.{number}/class"), 6) or "" for number in range(1, 8))
+    classes = (_parse_hex(tree.read_text(f"{slot}.{number}/class"), 6) or "" for number in range(1, 8))
     return any(kind.startswith(ENCRYPTION) for kind in classes)
 
 
 def _read_function(tree: Tree, folder: str, bus_id: str, memory: int) -> Function | None:
     """Return the function in a folder, None if it is of another kind; `memory` is 0 if it is not known."""
-    kind = (_parse_hex(tree.text(f"{folder}/class"), 6) or "")[:4] or None
+    kind = (_parse_hex(tree.read_text(f"{folder}/class"), 6) or "")[:4] or None
     if kind is not None and not (kind.startswith(DISPLAY) or kind in {PROCESSING, OTHER_BRIDGE}):
         return None
-    vendor = _parse_hex(tree.text(f"{folder}/vendor"), 4)
+    vendor = _parse_hex(tree.read_text(f"{folder}/vendor"), 4)
     if kind in {None, OTHER_BRIDGE} and vendor != NVIDIA:
         return None
     driver = tree.read_link(f"{folder}/driver")
@@ -117,10 +117,10 @@ def _read_function(tree: Tree, folder: str, bus_id: str, memory: int) -> Functio
     return Function(
         bus_id=bus_id,
         vendor=vendor,
-        device_id=_parse_hex(tree.text(f"{folder}/device"), 4),
+        device_id=_parse_hex(tree.read_text(f"{folder}/device"), 4),
         kind=kind,
         driver=driver,
-        memory=memory or _measure_memory(tree.text(f"{folder}/resource")),
+        memory=memory or _measure_memory(tree.read_text(f"{folder}/resource")),
     )
 
 

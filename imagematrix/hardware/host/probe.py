@@ -101,10 +101,10 @@ def _query_nvml() -> Nvml:
 
 
 def _read_processors(tree: Tree) -> tuple[str, Cpu, list[str]]:
-    text = tree.text(CPUINFO, limit=CPUINFO_LIMIT)
+    text = tree.read_text(CPUINFO, limit=CPUINFO_LIMIT)
     # Files of these names in the root of a running host could be anybody's.
     for path in LSCPU if text is None and not tree.live else ():
-        text = text or tree.text(path)
+        text = text or tree.read_text(path)
     if text is not None:
         processors, remarks = cpu.parse_cpu(text)
         warnings = list(remarks)
@@ -132,7 +132,7 @@ def _read_processors(tree: Tree) -> tuple[str, Cpu, list[str]]:
 def _read_arch(tree: Tree, text: str) -> str:
     if tree.live:
         return get_machine_name(os.uname().machine)
-    name = (tree.text("/proc/sys/kernel/arch") or "").strip()  # exists from Linux 6.1 on
+    name = (tree.read_text("/proc/sys/kernel/arch") or "").strip()  # exists from Linux 6.1 on
     if name.isidentifier() and name.isascii():
         return get_machine_name(name)
     guess = cpu.parse_arch(text)

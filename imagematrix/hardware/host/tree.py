@@ -41,12 +41,12 @@ class Tree:
         self._root = "" if self.live else real
         self.warnings: list[str] = []
 
-    def text(self, path: str, *, limit: int = LIMIT) -> str | None:
+    def read_text(self, path: str, *, limit: int = LIMIT) -> str | None:
         """Return the text of a file, at most its first `limit` bytes; invalid UTF-8 is replaced."""
-        raw = self.raw(path, limit=limit)
+        raw = self.read_bytes(path, limit=limit)
         return None if raw is None else raw.decode("utf-8", "replace")
 
-    def raw(self, path: str, *, limit: int = LIMIT) -> bytes | None:
+    def read_bytes(self, path: str, *, limit: int = LIMIT) -> bytes | None:
         """Return the bytes of a file, at most its first `limit`."""
         try:
             raw = self._read_file(path, limit)
@@ -57,7 +57,7 @@ class Tree:
             self.warnings.append(f"{path} is larger than {limit // 1024} KiB; the rest was ignored")
         return raw[:limit]
 
-    def names(self, path: str) -> list[str]:
+    def list_names(self, path: str) -> list[str]:
         """Return the names in a folder, sorted."""
         try:
             return sorted(os.listdir(self._locate(path)))

@@ -152,7 +152,7 @@ def list_first_branches() -> Mapping[str, int]:
 
 
 @lru_cache(maxsize=1024)
-def drives(kind: str | None, compute: str | None) -> bool:
+def is_supported(kind: str | None, compute: str | None) -> bool:
     """Whether kernel modules of a kind ("open", "proprietary") support GPUs of a compute capability.
 
     True if either is unknown.

@@ -555,7 +555,7 @@ def test_nvml_of_the_running_host_is_optional(monkeypatch):
 def test_a_system_without_cpuinfo(monkeypatch):
     other = Cpu(vendor="Apple", model="M3", flags=frozenset({"asimd"}), level=None)
     monkeypatch.setattr(cpu, "read_from_library", lambda: (other, ("slow",)))
-    monkeypatch.setattr(Tree, "text", lambda *_, **__: None)
+    monkeypatch.setattr(Tree, "read_text", lambda *_, **__: None)
     host = probe(nvml=False)
     assert host.cpu == other
     assert "slow" in host.warnings

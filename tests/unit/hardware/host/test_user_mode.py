@@ -148,7 +148,7 @@ def test_the_running_host(captured, tmp_path, monkeypatch, cached):
     link = tmp_path / NAME
     link.symlink_to(library)
     tree = Tree("/")
-    monkeypatch.setattr(Tree, "raw", lambda *_, **__: cached(str(link)))
+    monkeypatch.setattr(Tree, "read_bytes", lambda *_, **__: cached(str(link)))
     assert read_user_mode(tree) == "550.163.01"
 
 
