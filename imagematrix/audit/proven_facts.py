@@ -33,7 +33,7 @@ def find_proven_facts(audited: Audit, variant: Variant) -> tuple[tuple[str, str]
 def with_flags(audited: Audit, variant: Variant) -> Variant:
     """Return the entry with the CPU flags beyond its march that the image probably, or partly, needs.
 
-    It is as it was if it has no march, or if it claims its CPU flags.
+    The entry stays as it is if it has no march, or if it claims its CPU flags.
     """
     _, arch = MACHINES.get(variant.platform.split("/")[1], (None, ""))
     if variant.march is None or arch not in marches.IGNORED or ("cpu_flags", CLAIM) in variant.facts:

@@ -1,9 +1,9 @@
 """Records: frozen, slotted, keyword-only dataclasses that load fast.
 
 The rule: a class is a Record only if its module may be loaded by `imagematrix select` when it chooses from a
-file or the engine (in the packages reference, facts, catalog, node, gpus and selection), by `imagematrix run`
-(in launcher), or by the runtime that gives GPUs to tasks of Swarm (in allocation). Every other value class is
-a dataclass. The reason is time: `dataclasses` loads `inspect` and compiles several functions for every class,
+file or the engine (in common, hardware, images.catalog and selection), by `imagematrix run` (in launcher), or
+by the runtime that gives GPUs to tasks of Swarm (in launcher.gpu_claims). Every other value class is a
+dataclass. The reason is time: `dataclasses` loads `inspect` and compiles several functions for every class,
 which for the types on the select path takes twice as long as starting Python does. A choice from a registry
 loads it, and waits for the network anyway.
 

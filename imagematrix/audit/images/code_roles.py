@@ -38,7 +38,7 @@ class CodedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeRoles:
-    """The roles of files by path; those that are missing decide.
+    """The roles of files by path; a file without one decides.
 
     `release` is the CUDA release of the alternative that counts because nothing else shows a release, or
     None. `unmatched` are the globs that match no file.
@@ -53,6 +53,9 @@ def assign_roles(files: Sequence[CodedFile], runtimes: Iterable[str], globs: Seq
     """Return the roles of all files with device code in an image.
 
     `runtimes` are the releases of CUDA's runtimes in it, `globs` match the paths or names of optional files.
+
+    In an image of CUDA 12.6, of libit_cuda118.so, libit_cuda124.so and libit_cuda128.so, the second one
+    counts: it is the newest of CUDA 12 that is not above 12.6.
     """
     used = [file for file in files if not file.is_test]
     groups = _group_alternatives(used)

@@ -233,7 +233,11 @@ def _get_top_folder(name: str) -> str:
 
 
 def _cover_names(names: Sequence[str], excluded: Sequence[str]) -> list[str]:
-    """Return globs START*END; names are divided by the letter after START until no glob matches others."""
+    """Return globs of the form START*END that match all of `names` and none of `excluded`.
+
+    Names are divided by the letter after START until that holds: "a/x1.so", "a/x2.so" and "a/y.so" are
+    "a/*.so", or beside "a/z.so" the two globs "a/x*.so" and "a/y.so".
+    """
     if len(names) == 1:
         return [escape_glob(names[0])]
     start = posixpath.commonprefix(names)

@@ -58,7 +58,7 @@ class Scanners:
             scanner.close()
 
     def start_scan(self, path: str, headers: Elf, window: Window) -> Callable[[], HostCode]:
-        """Start to scan a `decodable` file, and return a function that waits for the result; see `scan_file`.
+        """Start to scan a file that `is_decodable`; return a function that waits for what `scan_file` returns.
 
         The file of `window` has to stay open, with all of its bytes written. A small file is scanned by that
         function, and a large one without a process, because there may be no more, by a thread. The function
