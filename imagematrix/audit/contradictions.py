@@ -84,6 +84,21 @@ class Contradiction:
         return f"the labels promise {promise}, but {proof}"
 
 
+def get_machine(platform: str) -> tuple[int | None, str]:
+    """Return the machine of ELF headers and the kernel's name of it for a platform such as linux/amd64.
+
+    They are None and "" for an unknown platform.
+    """
+    return MACHINES.get(platform.split("/")[1], (None, ""))
+
+
+def get_oldest_admitted_driver(variant: Variant) -> str | None:
+    """Return the oldest driver with which a selection admits an entry: the image's own, or CUDA's lowest."""
+    if variant.driver and variant.driver.version:
+        return variant.driver.version
+    return cuda.get_lowest_driver(variant.cuda, variant.oldest_driver) if variant.cuda else None
+
+
 def suggest_remedy(broken: Sequence[Contradiction]) -> str | None:
     """Return what to do about contradictions if the labels are right."""
     globs = [contradiction.optional for contradiction in broken]
@@ -156,8 +171,7 @@ def _compare_content(image: AuditedImage) -> Iterator[Contradiction]:
 def _compare_platform(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     # An engine that has a base image only for another platform builds on it without a warning. A few programs
     # for other machines are normal, such as cross compilers and emulators, so the majority decides.
-    arch = variant.platform.split("/")[1]
-    machine, _ = MACHINES.get(arch, (None, arch))
+    machine, _ = get_machine(variant.platform)
     architectures = dict(MACHINES.values())
     programs = [
         examined
@@ -261,8 +275,7 @@ def _compare_toolkits(audited: Audit, variant: Variant) -> Iterator[Contradictio
     """Yield the newest compiler of cubins if the labels admit a driver too old for its family of releases."""
     newest = max(audited.toolkits, key=versions.make_sort_key, default=None)
     oldest = newest and cuda.get_lowest_driver(newest)
-    driver = variant.driver.version if variant.driver else None
-    admitted = driver or (variant.cuda and cuda.get_lowest_driver(variant.cuda, variant.oldest_driver))
+    admitted = get_oldest_admitted_driver(variant)
     if (
         newest
         and oldest
@@ -320,7 +333,7 @@ def _compare_cubins_and_ptx(audited: Audit, variant: Variant) -> Iterator[Contra
 
 
 def _compare_cpu_flags(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
-    arch = MACHINES.get(variant.platform.split("/")[1], (None, ""))[1]
+    _, arch = get_machine(variant.platform)
     if not variant.cpu_flags or arch not in marches.IGNORED:
         return
     beyond: dict[str, list[str]] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.audit.contradictions import MACHINES
+from imagematrix.audit.contradictions import get_machine
 from imagematrix.audit.images import device_code_entries
 from imagematrix.common.record import replace
 from imagematrix.hardware.vendors import cuda, device_code, marches
@@ -35,7 +35,7 @@ def with_flags(audited: Audit, variant: Variant) -> Variant:
 
     The entry stays as it is if it has no march, or if it claims its CPU flags.
     """
-    _, arch = MACHINES.get(variant.platform.split("/")[1], (None, ""))
+    _, arch = get_machine(variant.platform)
     if variant.march is None or arch not in marches.IGNORED or ("cpu_flags", CLAIM) in variant.facts:
         return variant
     known = variant.cpu_flags | marches.IGNORED[arch]

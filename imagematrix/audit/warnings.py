@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from imagematrix.audit.binaries import driver_loading
 from imagematrix.audit.binaries.host_code import NAMES
-from imagematrix.audit.contradictions import MACHINES
+from imagematrix.audit.contradictions import get_machine, get_oldest_admitted_driver
 from imagematrix.audit.images.libraries import RUNTIME
 from imagematrix.audit.report import requires_level
 from imagematrix.common.text import shorten_words
-from imagematrix.hardware.vendors import cuda, marches, runtime, versions
+from imagematrix.hardware.vendors import marches, runtime, versions
 from imagematrix.images.catalog.catalog import CLAIM
 
 TYPE_CHECKING = False
@@ -31,7 +31,7 @@ def warn_of_march(audited: Audit, variant: Variant) -> list[str]:
     proven to need more is a contradiction, not a warning. Code that probably needs more is none if the entry
     states its CPU flags as a claim.
     """
-    _, arch = MACHINES.get(variant.platform.split("/")[1], (None, ""))
+    _, arch = get_machine(variant.platform)
     baseline = dict(marches.LEVELS)["x86-64-v1"] if arch == "x86_64" else frozenset()
     if variant.march is None or arch not in marches.IGNORED or not variant.cpu_flags - baseline:
         return []
@@ -126,7 +126,7 @@ def warn_of_runtime(audited: Audit, variant: Variant) -> Iterator[str]:
     contradiction, because the image's program may never load this runtime.
     """
     driver = variant.driver.version if variant.driver else None
-    admitted = driver or (variant.cuda and cuda.get_lowest_driver(variant.cuda, variant.oldest_driver))
+    admitted = get_oldest_admitted_driver(variant)
     for library in audited.libraries:
         oldest = library.oldest_driver
         if library.name != RUNTIME or not oldest or not admitted:
