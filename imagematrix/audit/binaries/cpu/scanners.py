@@ -60,9 +60,10 @@ class Scanners:
     def start_scan(self, path: str, headers: Elf, window: Window) -> Callable[[], HostCode]:
         """Start to scan a file that `is_decodable`; return a function that waits for the result.
 
-        The result is that of `scan_file`. The file of `window` has to stay open, with all bytes written. A small
-        file is scanned by that function, and a large one without a process, because there may be no more, by
-        a thread. The function raises EOFError if a process has ended, for example because memory was short.
+        The result is that of `scan_file`. The file of `window` has to stay open, with all bytes written. A
+        small file is scanned by that function, and a large one without a process, because there may be no
+        more, by a thread. The function raises EOFError if a process has ended, for example because memory
+        was short.
         """
         code = sum(section.size for section in list_code_sections(headers))
         if self._most == 1 or code < LARGE:
