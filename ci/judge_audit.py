@@ -91,7 +91,7 @@ def _ours(file: Path) -> Targets | None:
     """Return the targets that an audit reads; None for a file that cuobjdump does not read."""
     with file.open("rb") as opened:
         window = Window(opened, 0, file.stat().st_size)
-        if not window.at(0, HEAD).startswith(READ):
+        if not window.read_at(0, HEAD).startswith(READ):
             return None
         result = objects.examine_file(file.name, window, elf.read_elf(window))
     if result is None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from imagematrix.audit.images.layer import Layer
-    from imagematrix.audit.report import Audit, DriverFile
+    from imagematrix.audit.report import Audit
     from imagematrix.images.catalog.catalog import Code, Variant
 
 # By the architecture of a platform: the machine number in ELF headers, and the name in the kernel.
@@ -44,12 +44,12 @@ class Contradiction:
     """A claim about a `fact` of the catalog entry, the values found instead, and the file that proves it.
 
     `path` is None if the proof is that no such file exists, or the image's configuration. `optional` is the
-    glob that would state the file as optional; see `_optional`.
+    glob that would state the file as optional; see `_find_optional_glob`.
     """
 
     fact: str
     claimed: tuple[str, ...]
-    found: tuple[str, ...]
+    actual: tuple[str, ...]
     path: str | None
     optional: str | None = None
 
@@ -60,8 +60,8 @@ class Contradiction:
             computes = [device_code.get_capability(target) for target in self.claimed]
             runs = [
                 target
-                for target in self.found
-                if all(device_code.cubin_runs(target, own) for own in computes)
+                for target in self.actual
+                if all(device_code.cubin_runs(target, compute) for compute in computes)
             ]
             if not runs:
                 return None
@@ -73,25 +73,40 @@ class Contradiction:
 
     def __str__(self) -> str:
         if self.fact == "environment":
-            return f"the image needs nothing from NVIDIA's runtime, but asks it by {' '.join(self.found)}"
+            return f"the image needs nothing from NVIDIA's runtime, but asks it by {' '.join(self.actual)}"
         if self.fact == "content":
             return "the image is not the variant of its name, but was built on the variant"
         noun, verb = NOUNS[self.fact]
         article = "the " if self.fact in ("driver", "libraries") else ""
-        claim = f"{article}{noun} {' '.join(self.claimed)}" if self.claimed else f"no {noun}"
-        where = self.path or ("the image" if self.fact == "libraries" and self.found else None)
-        proof = f"{where} {verb} {' '.join(self.found) or 'none'}" if where else "there is none"
-        return f"the labels promise {claim}, but {proof}"
+        promise = f"{article}{noun} {' '.join(self.claimed)}" if self.claimed else f"no {noun}"
+        where = self.path or ("the image" if self.fact == "libraries" and self.actual else None)
+        proof = f"{where} {verb} {' '.join(self.actual) or 'none'}" if where else "there is none"
+        return f"the labels promise {promise}, but {proof}"
+
+
+def get_machine(platform: str) -> tuple[int | None, str]:
+    """Return the machine of ELF headers and the kernel's name of it for a platform such as linux/amd64.
+
+    They are None and "" for an unknown platform.
+    """
+    return MACHINES.get(platform.split("/")[1], (None, ""))
+
+
+def get_oldest_admitted_driver(variant: Variant) -> str | None:
+    """Return the oldest driver with which a selection admits an entry: the image's own, or CUDA's lowest."""
+    if variant.driver and variant.driver.version:
+        return variant.driver.version
+    return cuda.get_lowest_driver(variant.cuda, variant.oldest_driver) if variant.cuda else None
 
 
 def suggest_remedy(broken: Sequence[Contradiction]) -> str | None:
     """Return what to do about contradictions if the labels are right."""
     globs = [contradiction.optional for contradiction in broken]
     if any(globs) and None not in globs:
-        stated = ", ".join(f'"{glob}"' for glob in dict.fromkeys(globs) if glob)
+        quoted = ", ".join(f'"{glob}"' for glob in dict.fromkeys(globs) if glob)
         return (
             "if the image does not use this on such GPUs, state "
-            f"`optional_device_code: [{stated}]` at the image in matrix.yaml"
+            f"`optional_device_code: [{quoted}]` at the image in matrix.yaml"
         )
     return next(filter(None, (contradiction.remedy for contradiction in broken)), None)
 
@@ -113,13 +128,13 @@ def audit_layers(layers: Iterable[Layer], variant: Variant, optional: Sequence[s
 
     `optional` are globs of files whose device code some GPUs do not use.
     """
-    own = AuditedImage(
+    image = AuditedImage(
         reference=variant.reference,
         digest=variant.digest or "",
         platform=variant.platform,
         layers=tuple(layers),
     )
-    return audit_image(own, optional)
+    return audit_image(image, optional)
 
 
 def describe_contradictions(audited: Audit, variant: Variant) -> str:
@@ -130,120 +145,120 @@ def describe_contradictions(audited: Audit, variant: Variant) -> str:
 def find_contradictions(audited: Audit, variant: Variant) -> list[Contradiction]:
     """Return what in an image contradicts the catalog entry `variant`. Extra code is no contradiction."""
     return [
-        *_content(audited.image),
-        *_platform(audited, variant),
-        *_environment(audited, variant),
-        *_driver(audited, variant),
-        *_unseen(audited, variant),
-        *_code(audited, variant),
-        *_exact(audited, variant),
-        *_toolkit(audited, variant),
-        *_cpu(audited, variant),
-        *_libraries(audited, variant),
+        *_compare_content(audited.image),
+        *_compare_platform(audited, variant),
+        *_compare_environment(audited, variant),
+        *_compare_driver(audited, variant),
+        *_find_unproven_code(audited, variant),
+        *_compare_cubins_and_ptx(audited, variant),
+        *_compare_device_code(audited, variant),
+        *_compare_toolkits(audited, variant),
+        *_compare_cpu_flags(audited, variant),
+        *_compare_libraries(audited, variant),
     ]
 
 
-def _content(image: AuditedImage) -> Iterator[Contradiction]:
+def _compare_content(image: AuditedImage) -> Iterator[Contradiction]:
     """Yield the digest of its content if an image was built on a variant and has taken its name.
 
     Under another name it is an image of its own, which keeps what the labels promise.
     """
-    named = any(labels.is_named(image.labels, name) for name in (image.reference, *image.names))
-    if image.inherited and named:
-        yield Contradiction(fact="content", claimed=(image.labels[labels.CONTENT],), found=(), path=None)
+    has_its_name = any(labels.is_named(image.labels, name) for name in (image.reference, *image.names))
+    if image.inherited and has_its_name:
+        yield Contradiction(fact="content", claimed=(image.labels[labels.CONTENT],), actual=(), path=None)
 
 
-def _platform(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+def _compare_platform(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     # An engine that has a base image only for another platform builds on it without a warning. A few programs
     # for other machines are normal, such as cross compilers and emulators, so the majority decides.
-    arch = variant.platform.split("/")[1]
-    machine, _ = MACHINES.get(arch, (None, arch))
+    machine, _ = get_machine(variant.platform)
     architectures = dict(MACHINES.values())
-    programs = [found for found in audited.files if found.file.machine in architectures and found.file.linked]
-    counted = Counter(found.file.machine for found in programs)
-    if machine is None or not counted or counted.most_common(1)[0][0] == machine:
+    programs = [
+        examined
+        for examined in audited.files
+        if examined.file.machine in architectures and examined.file.linked
+    ]
+    counts = Counter(examined.file.machine for examined in programs)
+    if machine is None or not counts or counts.most_common(1)[0][0] == machine:
         return
-    example = next(found for found in programs if found.file.machine != machine)
+    example = next(examined for examined in programs if examined.file.machine != machine)
     actual = architectures[example.file.machine or 0]
-    yield Contradiction(fact="platform", claimed=(variant.platform,), found=(actual,), path=example.path)
+    yield Contradiction(fact="platform", claimed=(variant.platform,), actual=(actual,), path=example.path)
 
 
-def _environment(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+def _compare_environment(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     """Yield the variable that makes NVIDIA's runtime add the node's GPUs and driver, if nothing needs them.
 
     Where no launch of ours sets it, such an image would get every GPU, and a second driver.
     """
     environment = audited.image.environment
     if runtime.requests_gpus(environment) and not (variant.driver and variant.driver.mode == "host"):
-        found = (f"{runtime.VISIBLE}={environment[runtime.VISIBLE]}",)
-        yield Contradiction(fact="environment", claimed=(), found=found, path=None)
+        variable = f"{runtime.VISIBLE}={environment[runtime.VISIBLE]}"
+        yield Contradiction(fact="environment", claimed=(), actual=(variable,), path=None)
 
 
-def _driver(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
-    carried = variant.driver.version if variant.driver and variant.driver.mode != "host" else None
-    wanted: tuple[str, ...] = (carried,) if carried else ()
+def _compare_driver(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+    promised = variant.driver.version if variant.driver and variant.driver.mode != "host" else None
+    claimed: tuple[str, ...] = (promised,) if promised else ()
     real = [library for library in audited.drivers if library.driver.kind != "stub"]
     main = [library for library in real if library.driver.name == "libcuda"]
     for library in real:
-        own = library.driver.version or "of an unknown version"
-        if (own,) != wanted:
-            yield Contradiction(fact="driver", claimed=wanted, found=(own,), path=library.path)
-    if wanted and not main:
-        yield Contradiction(fact="driver", claimed=wanted, found=(), path=None)
-    same = [library for library in main if (library.driver.version,) == wanted]
-    for library in same[1:]:  # the loader might take a second copy, even one of the same version
-        actual = tuple(f"{wanted[0]} in {each.path}" for each in same)
-        yield Contradiction(fact="driver", claimed=wanted, found=actual, path=library.path)
-    yield from _compat(main, variant)
+        version = library.driver.version or "of an unknown version"
+        if (version,) != claimed:
+            yield Contradiction(fact="driver", claimed=claimed, actual=(version,), path=library.path)
+    if claimed and not main:
+        yield Contradiction(fact="driver", claimed=claimed, actual=(), path=None)
 
+    copies = [library for library in main if (library.driver.version,) == claimed]
+    for library in copies[1:]:  # the loader might take a second copy, even one of the same version
+        actual = tuple(f"{claimed[0]} in {copy.path}" for copy in copies)
+        yield Contradiction(fact="driver", claimed=claimed, actual=actual, path=library.path)
 
-def _compat(main: Iterable[DriverFile], variant: Variant) -> Iterator[Contradiction]:
-    """Yield each libcuda of cuda-compat whose note does not list all the kernel branches that are claimed."""
-    claim = frozenset(variant.driver.branches if variant.driver and variant.driver.mode == "compat" else ())
+    # The note of a libcuda of cuda-compat lists the kernel branches for which it is.
+    branches = set(variant.driver.branches if variant.driver and variant.driver.mode == "compat" else ())
     for library in main:
         noted = library.driver.compat.branches if library.driver.compat else ()
-        if not claim <= set(noted):
-            yield Contradiction(fact="driver", claimed=_for(claim), found=_for(noted), path=library.path)
+        if not branches <= set(noted):
+            claimed, actual = (
+                tuple(f"for branch {branch}" for branch in sorted(numbers)) for numbers in (branches, noted)
+            )
+            yield Contradiction(fact="driver", claimed=claimed, actual=actual, path=library.path)
 
 
-def _for(branches: Iterable[int]) -> tuple[str, ...]:
-    return tuple(f"for branch {branch}" for branch in sorted(branches))
-
-
-def _unseen(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+def _find_unproven_code(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     """Yield what is promised if no file shows any device code.
 
     Only an explicit claim allows it: that the image's programs compile their code when they run.
     """
-    seen = any(True for _ in audited.gpu_code)
-    if seen or not variant.gpu or dict(variant.facts).get("cubins") == CLAIM:
+    has_code = any(True for _ in audited.gpu_code)
+    if has_code or not variant.gpu or dict(variant.facts).get("cubins") == CLAIM:
         return
     if variant.cubins or not variant.ptx:
-        yield Contradiction(fact="cubins", claimed=variant.cubins or ("a GPU",), found=(), path=None)
+        yield Contradiction(fact="cubins", claimed=variant.cubins or ("a GPU",), actual=(), path=None)
     if variant.ptx:
         promised = tuple(f"{ptx.target} ISA {ptx.isa}" for ptx in variant.ptx)
-        yield Contradiction(fact="ptx", claimed=promised, found=(), path=None)
+        yield Contradiction(fact="ptx", claimed=promised, actual=(), path=None)
 
 
-def _exact(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+def _compare_device_code(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     """Yield the files without code for GPUs that all entries of the exact device code serve."""
-    for found in audited.gpu_code if variant.device_code else ():
-        own = device_code_entries.make_entry(found.name, found.code, guard=found.guard)
-        computes = device_code_entries.find_lacking(own, variant.code)
+    for unit in audited.gpu_code if variant.device_code else ():
+        entry = device_code_entries.make_entry(unit.name, unit.code, guard=unit.guard)
+        computes = device_code_entries.find_lacking(entry, variant.code)
         if computes:
-            texts = tuple(f"PTX {ptx.target} ISA {ptx.isa}" for ptx in own.ptx)
+            texts = tuple(f"PTX {ptx.target} ISA {ptx.isa}" for ptx in entry.ptx)
             yield Contradiction(
                 fact="device_code",
                 claimed=computes,
-                found=own.cubins + texts,
-                path=found.path,
-                optional=_optional(
-                    audited, own, lambda code: not device_code_entries.find_lacking(code, variant.code)
+                actual=entry.cubins + texts,
+                path=unit.path,
+                optional=_find_optional_glob(
+                    audited, entry, lambda code: not device_code_entries.find_lacking(code, variant.code)
                 ),
             )
 
 
-def _optional(audited: Audit, code: Code, runs: Callable[[Code], bool]) -> str | None:
+def _find_optional_glob(audited: Audit, code: Code, runs: Callable[[Code], bool]) -> str | None:
     """Return the glob that states a file as optional if other files of its Python package have such code.
 
     None if they have none, "" if the file's own code runs.
@@ -251,17 +266,16 @@ def _optional(audited: Audit, code: Code, runs: Callable[[Code], bool]) -> str |
     if runs(code):
         return ""
     package, slash, _ = code.name.partition("/")
-    others = (device_code_entries.make_entry(found.name, found.code) for found in audited.gpu_code)
-    same = (other for other in others if slash and package and other.name.startswith(f"{package}/"))
-    return code.glob if any(map(runs, same)) else None
+    entries = (device_code_entries.make_entry(unit.name, unit.code) for unit in audited.gpu_code)
+    siblings = (entry for entry in entries if slash and package and entry.name.startswith(f"{package}/"))
+    return code.glob if any(map(runs, siblings)) else None
 
 
-def _toolkit(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+def _compare_toolkits(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     """Yield the newest compiler of cubins if the labels admit a driver too old for its family of releases."""
     newest = max(audited.toolkits, key=versions.make_sort_key, default=None)
     oldest = newest and cuda.get_lowest_driver(newest)
-    own = variant.driver.version if variant.driver else None
-    admitted = own or (variant.cuda and cuda.get_lowest_driver(variant.cuda, variant.oldest_driver))
+    admitted = get_oldest_admitted_driver(variant)
     if (
         newest
         and oldest
@@ -269,14 +283,16 @@ def _toolkit(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
         and admitted
         and versions.make_sort_key(admitted) < versions.make_sort_key(oldest)
     ):
-        found = (f"CUDA {newest}", f"for driver {oldest} or newer")
-        yield Contradiction(fact="cuda", claimed=(variant.cuda,), found=found, path=audited.toolkits[newest])
+        actual = (f"CUDA {newest}", f"for driver {oldest} or newer")
+        yield Contradiction(
+            fact="cuda", claimed=(variant.cuda,), actual=actual, path=audited.toolkits[newest]
+        )
 
 
-def _code(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+def _compare_cubins_and_ptx(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     for found in audited.files:
-        if found.own and found.file.code.damaged and found.file.linked:
-            yield Contradiction(fact="device code", claimed=("whole",), found=("damaged",), path=found.path)
+        if found.is_own and found.file.code.damaged and found.file.linked:
+            yield Contradiction(fact="device code", claimed=("whole",), actual=("damaged",), path=found.path)
     computes = {compute for target in variant.cubins for compute in device_code.expand_target(target)}
     driver = variant.driver.version if variant.driver else None
     runs = partial(
@@ -284,37 +300,40 @@ def _code(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
         computes=computes,
         newest=cuda.get_newest_ptx_isa(driver) if driver else None,
     )
-    present = {
-        device_code.get_capability(target) for found in audited.gpu_code for target in found.code.cubins
-    }
+    present = {device_code.get_capability(target) for unit in audited.gpu_code for target in unit.code.cubins}
     for unit in audited.gpu_code:
         code = unit.code
         # Code for an older GPU also runs, but at least one file must have code for the target in the labels.
         broken = [
             target
             for target in variant.cubins
-            if device_code_entries.lacks(code, target, unit.guard)
+            if device_code_entries.lacks_cubin(code, target, unit.guard)
             or device_code.get_capability(target) not in present
         ]
         if broken:
             actual = tuple(sorted(code.cubins, key=device_code.make_sort_key))
-            optional = _optional(
-                audited, device_code_entries.make_entry(unit.name, code, guard=unit.guard), runs
-            )
+            entry = device_code_entries.make_entry(unit.name, code, guard=unit.guard)
+            glob = _find_optional_glob(audited, entry, runs)
             yield Contradiction(
-                fact="cubins", claimed=tuple(broken), found=actual, path=unit.path, optional=optional
+                fact="cubins", claimed=tuple(broken), actual=actual, path=unit.path, optional=glob
             )
-        for claim in variant.ptx:
-            available = dict(device_code_entries.find_common_ptx([code]))
-            fitting = [isa for target, isa in available.items() if _reaches(target, claim.target)]
-            if not any(versions.make_sort_key(isa) <= versions.make_sort_key(claim.isa) for isa in fitting):
-                actual_ptx = tuple(f"{target} ISA {isa}" for target, isa in sorted(code.ptx))
-                wanted = (f"{claim.target} ISA {claim.isa}",)
-                yield Contradiction(fact="ptx", claimed=wanted, found=actual_ptx, path=unit.path)
+
+        for promise in variant.ptx:
+            compute = device_code.get_capability(promise.target)
+            # PTX for a family or a feature set, 90a, runs only where it is promised as it is.
+            isas = [
+                isa
+                for target, isa in device_code_entries.find_common_ptx([code])
+                if target == promise.target or (target.isdigit() and device_code.ptx_runs(target, compute))
+            ]
+            if not any(versions.make_sort_key(isa) <= versions.make_sort_key(promise.isa) for isa in isas):
+                texts = tuple(f"{target} ISA {isa}" for target, isa in sorted(code.ptx))
+                claimed = (f"{promise.target} ISA {promise.isa}",)
+                yield Contradiction(fact="ptx", claimed=claimed, actual=texts, path=unit.path)
 
 
-def _cpu(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
-    arch = MACHINES.get(variant.platform.split("/")[1], (None, ""))[1]
+def _compare_cpu_flags(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+    _, arch = get_machine(variant.platform)
     if not variant.cpu_flags or arch not in marches.IGNORED:
         return
     beyond: dict[str, list[str]] = {}
@@ -324,23 +343,18 @@ def _cpu(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     for path, flags in sorted(beyond.items()):
         level = marches.get_level(variant.cpu_flags)
         yield Contradiction(
-            fact="cpu_flags", claimed=(level or "others",), found=tuple(sorted(flags)), path=path
+            fact="cpu_flags", claimed=(level or "others",), actual=tuple(sorted(flags)), path=path
         )
 
 
-def _libraries(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
+def _compare_libraries(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     """Yield each library of a known version that the image lacks, or has in another known version."""
-    found = dict(audited.versions)
+    versions_by_name = dict(audited.versions)
     paths = {library.name: library.path for library in audited.libraries if library.stated}
-    for name, version in variant.libraries or ():
-        own = found.get(name)
-        if version and own != version and (own or name not in found):
-            actual = (f"{name} {own}",) if own else ()
+    for name, promised in variant.libraries or ():
+        version = versions_by_name.get(name)
+        if promised and version != promised and (version or name not in versions_by_name):
+            actual = (f"{name} {version}",) if version else ()
             yield Contradiction(
-                fact="libraries", claimed=(f"{name} {version}",), found=actual, path=paths.get(name)
+                fact="libraries", claimed=(f"{name} {promised}",), actual=actual, path=paths.get(name)
             )
-
-
-def _reaches(own: str, target: str) -> bool:
-    """Whether PTX for `own` runs wherever PTX for `target` does."""
-    return own == target or (own.isdigit() and device_code.ptx_runs(own, device_code.get_capability(target)))

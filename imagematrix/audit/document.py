@@ -10,12 +10,10 @@ from imagematrix.images.catalog.catalog import BYTES, CLAIM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from imagematrix.audit.binaries.device_code import DeviceCode
-    from imagematrix.audit.binaries.objects import File
     from imagematrix.audit.contradictions import Contradiction
-    from imagematrix.audit.report import Audit, FoundFile
+    from imagematrix.audit.report import Audit, ExaminedFile
 
 SCHEMA = "imagematrix.audit/v1"
 
@@ -23,23 +21,23 @@ SCHEMA = "imagematrix.audit/v1"
 def make_document(
     audit: Audit,
     contradictions: Sequence[Contradiction],
-    others: Sequence[Audit] = (),
+    audits: Sequence[Audit] = (),
     warnings: Sequence[str] = (),
     fat: int | None = None,
     packages: Sequence[Mapping[str, object]] = (),
 ) -> dict[str, object]:
     """Return the document of an audit, with the elements of its `packages`.
 
-    `others` are the images with which it may share layers; `fat` is the size of one image for all their GPUs.
+    `audits` are those of the images with which it may share layers; `fat` is the size of one image for all
+    their GPUs.
     """
     image = audit.image
-    flags = audit.flags
     return {
         "schema": SCHEMA,
         "reference": image.reference,
         "digest": image.digest,
         "platform": image.platform,
-        **_code(audit.cubins, audit.ptx),
+        **_describe_code(audit.cubins, audit.ptx),
         "device_code": [entry.to_json() for entry in audit.device_code],
         "compressed_fatbin": audit.compressed,
         "code_objects": list(audit.objects),
@@ -63,12 +61,7 @@ def make_document(
             }
             for library in sorted(audit.libraries, key=lambda library: (library.name, library.path))
         ],
-        "cpu": {
-            "requires": sorted(flags),
-            "probable": sorted(audit.probable_flags),
-            "contains": sorted(audit.contained - flags.keys() - audit.probable_flags.keys()),
-            "proof": dict(sorted((audit.probable_flags | flags).items())),
-        },
+        "cpu": _describe_cpu_flags(audit),
         "python": [
             {
                 "name": framework.name,
@@ -78,26 +71,36 @@ def make_document(
             }
             for framework in audit.stacks
         ],
-        "facts": _facts(audit),
-        "files": [_file(found) for found in audit.files if _has_content(found)],
+        "facts": _list_fact_sources(audit),
+        "files": [*_describe_files(audit.files)],
         "contradictions": [
             {
                 "fact": contradiction.fact,
                 "claimed": list(contradiction.claimed),
-                "found": list(contradiction.found),
+                "found": list(contradiction.actual),
                 "path": contradiction.path,
             }
             for contradiction in contradictions
         ],
         "packages": list(packages),
         "warnings": list(warnings),
-        "size": _size(audit, others, fat),
+        "size": _measure_size(audit, audits, fat),
     }
 
 
-def _facts(audit: Audit) -> dict[str, str]:
+def _describe_cpu_flags(audit: Audit) -> dict[str, object]:
+    flags, probable = audit.flags, audit.probable_flags
+    return {
+        "requires": sorted(flags),
+        "probable": sorted(probable),
+        "contains": sorted(audit.contained_flags - flags.keys() - probable.keys()),
+        "proof": dict(sorted((probable | flags).items())),
+    }
+
+
+def _list_fact_sources(audit: Audit) -> dict[str, str]:
     facts = {
-        "cubins": audit.source if any(True for _ in audit.coded) else CLAIM,
+        "cubins": audit.source if any(True for _ in audit.coded_files) else CLAIM,
         "cpu_flags": find_cpu_source(audit, CLAIM),
         "driver": BYTES,
         "cuda": CLAIM,
@@ -106,53 +109,44 @@ def _facts(audit: Audit) -> dict[str, str]:
     return facts if labels.VARIANT in audit.image.labels else facts | find_sources(audit)
 
 
-def _code(cubins: Sequence[str], ptx: Sequence[tuple[str, str]]) -> dict[str, object]:
+def _describe_code(cubins: Sequence[str], ptx: Sequence[tuple[str, str]]) -> dict[str, object]:
     return {
         "cubins": list(cubins),
         "ptx": [{"target": target, "isa": isa} for target, isa in ptx],
     }
 
 
-def _has_content(found: FoundFile) -> bool:
-    host = found.file.host
-    return bool(found.file.code or found.file.isa or found.file.damaged or (host and host.functions))
+def _describe_files(files: Iterable[ExaminedFile]) -> Iterator[dict[str, object]]:
+    """Yield the files in which there is something to tell: device code, needs of a CPU, or damage."""
+    for examined in files:
+        file, code, host = examined.file, examined.file.code, examined.file.host or HostCode()
+        if not (code or file.isa or file.damaged or host.functions):
+            continue
+        ptx = sorted(code.ptx, key=lambda text: (text[0], versions.make_sort_key(text[1])))
+        yield {
+            "path": examined.path,
+            "layer": examined.layer,
+            **_describe_code(sorted(code.cubins), ptx),
+            "code_objects": sorted(code.objects),
+            "requires": [*([file.isa] if file.isa else []), *sorted(host.required)],
+            "probable": sorted(host.probable),
+            "contains": sorted(host.functions.keys() - host.required - host.probable),
+            "dispatch": {"by": list(host.signs), "flags": sorted(host.chosen)} if host.signs else None,
+            "functions": {
+                flag: {"count": carriers.count, "names": list(carriers.names)}
+                for flag, carriers in host.functions.items()
+            },
+            "damaged": file.damaged or code.damaged,
+            **({"uncounted": examined.uncounted_reason} if examined.uncounted_reason else {}),
+        }
 
 
-def _file(found: FoundFile) -> dict[str, object]:
-    code: DeviceCode = found.file.code
-    return {
-        "path": found.path,
-        "layer": found.layer,
-        **_code(
-            sorted(code.cubins), sorted(code.ptx, key=lambda ptx: (ptx[0], versions.make_sort_key(ptx[1])))
-        ),
-        "code_objects": sorted(code.objects),
-        **_host(found.file),
-        "damaged": found.file.damaged or code.damaged,
-        **({"uncounted": found.uncounted} if found.uncounted else {}),
-    }
-
-
-def _host(file: File) -> dict[str, object]:
-    host = file.host or HostCode()
-    return {
-        "requires": [*([file.isa] if file.isa else []), *sorted(host.required)],
-        "probable": sorted(host.probable),
-        "contains": sorted(host.functions.keys() - host.required - host.probable),
-        "dispatch": {"by": list(host.signs), "flags": sorted(host.chosen)} if host.signs else None,
-        "functions": {
-            flag: {"count": carriers.count, "names": list(carriers.names)}
-            for flag, carriers in host.functions.items()
-        },
-    }
-
-
-def _size(audit: Audit, others: Sequence[Audit], fat: int | None) -> dict[str, int | None] | None:
+def _measure_size(audit: Audit, audits: Sequence[Audit], fat: int | None) -> dict[str, int | None] | None:
     """Return the sizes of the layers in a registry, or None if they are not known."""
     sizes = audit.image.sizes
     if not sizes:
         return None
-    elsewhere = {layer for other in others if other is not audit for layer in other.image.sizes}
+    elsewhere = {layer for audited in audits if audited is not audit for layer in audited.image.sizes}
     return {
         "compressed": sum(sizes.values()),
         "shared": sum(size for layer, size in sizes.items() if layer in elsewhere),
@@ -168,7 +162,15 @@ def estimate_fat_size(audits: Sequence[Audit]) -> int | None:
     so the estimate is too high if layers compress it further. Code for several CPUs is not included. Returns
     None for a single image, or if an image has no device code or no known layer sizes.
     """
-    codes = [_sizes_of_code(audited) for audited in audits]
+    # The sizes of the device code of each image, by file and target.
+    codes = [
+        {
+            (examined.path, target): size
+            for examined in audited.coded_files
+            for target, size in examined.file.code.sizes
+        }
+        for audited in audits
+    ]
     if len(audits) < 2 or not all(codes) or not all(audited.image.sizes for audited in audits):  # noqa: PLR2004
         return None
     largest: dict[tuple[str, str], int] = {}
@@ -180,8 +182,3 @@ def estimate_fat_size(audits: Sequence[Audit]) -> int | None:
         sum(audited.image.sizes.values()) + total - sum(code.values())
         for audited, code in zip(audits, codes, strict=True)
     )
-
-
-def _sizes_of_code(audited: Audit) -> dict[tuple[str, str], int]:
-    """Return the size of the device code by file and target, in bytes."""
-    return {(found.path, target): size for found in audited.coded for target, size in found.file.code.sizes}

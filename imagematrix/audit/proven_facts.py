@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.audit.contradictions import MACHINES
+from imagematrix.audit.contradictions import get_machine
 from imagematrix.audit.images import device_code_entries
 from imagematrix.common.record import replace
 from imagematrix.hardware.vendors import cuda, device_code, marches
@@ -33,9 +33,9 @@ def find_proven_facts(audited: Audit, variant: Variant) -> tuple[tuple[str, str]
 def with_flags(audited: Audit, variant: Variant) -> Variant:
     """Return the entry with the CPU flags beyond its march that the image probably, or partly, needs.
 
-    It is as it was if it has no march, or if it claims its CPU flags.
+    The entry stays as it is if it has no march, or if it claims its CPU flags.
     """
-    _, arch = MACHINES.get(variant.platform.split("/")[1], (None, ""))
+    _, arch = get_machine(variant.platform)
     if variant.march is None or arch not in marches.IGNORED or ("cpu_flags", CLAIM) in variant.facts:
         return variant
     known = variant.cpu_flags | marches.IGNORED[arch]
@@ -79,11 +79,11 @@ def with_code(audited: Audit, variant: Variant, *, trimmed: bool) -> Variant:
     cubins = tuple(
         cubin
         for cubin in variant.cubins
-        if not any(device_code_entries.lacks(unit.code, cubin, unit.guard) for unit in audited.gpu_code)
+        if not any(device_code_entries.lacks_cubin(unit.code, cubin, unit.guard) for unit in audited.gpu_code)
     )
     ptx = tuple(Ptx(target=target, isa=isa) for target, isa in audited.ptx) if trimmed else ()
     joined = device_code_entries.join_entries(exact)
-    told = [(entry.cubins, entry.ptx, entry.parts) for entry in joined]
     # A list that says the same as cubins and PTX would only make the labels longer.
-    same = told in ([(cubins, ptx, ())], [(cubins, (), ())])
-    return replace(variant, cubins=cubins, ptx=ptx, device_code=() if same else joined)
+    targets = [(entry.cubins, entry.ptx, entry.parts) for entry in joined]
+    is_redundant = targets in ([(cubins, ptx, ())], [(cubins, (), ())])
+    return replace(variant, cubins=cubins, ptx=ptx, device_code=() if is_redundant else joined)

@@ -50,13 +50,13 @@ STATED = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,63}", re.ASCII)  # a version,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundFile:
+class ExaminedFile:
     """An examined file with its path and its layer. `nvidia` says why it is NVIDIA's, or None.
 
     `package` is the Python package that installed it. `name` is its path in that package or in the archive
     that contains it, or else `path`. `role` says whether its device code counts; see `assign_roles`.
-    `listed`: it is in the table of files that some GPUs do not use, see `hardware.vendors.guarded`. `guard`
-    is the question that its package's sources ask before they use it.
+    `is_listed`: it is in the table of files that some GPUs do not use, see `guarded_files`. `guard` is the
+    question that its package's sources ask before they use it.
     """
 
     path: str
@@ -66,25 +66,25 @@ class FoundFile:
     name: str
     package: str | None = None
     role: str = DECIDES
-    listed: bool = False
+    is_listed: bool = False
     guard: UseGuard | None = None
 
     @property
-    def own(self) -> bool:
+    def is_own(self) -> bool:
         """Whether it belongs to the image's programs, and is no file of NVIDIA's."""
         return self.nvidia is None
 
     @property
-    def test(self) -> bool:
+    def is_test(self) -> bool:
         """Whether it is test data of its package, by the folders in which it is."""
         return self.package is not None and not TEST_FOLDERS.isdisjoint(self.name.split("/")[:-1])
 
     @property
-    def uncounted(self) -> str | None:
+    def uncounted_reason(self) -> str | None:
         """Why its device code for NVIDIA's GPUs counts for nothing; None if it counts, or if it has none."""
         if not self.file.code.cuda:
             return None
-        return self.nvidia or (None if _loadable(self.file) else UNLINKED) or UNCOUNTED.get(self.role)
+        return self.nvidia or (None if _is_loadable(self.file) else UNLINKED) or UNCOUNTED.get(self.role)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +117,12 @@ class DriverFile:
 class Stack:
     """A framework: the facts that its package states, and the targets of the cubins in its files.
 
-    `own` is the version that its files state, `version` that of its metadata.
+    `stated_version` is the version that its files state, `version` that of its metadata.
     """
 
     name: str
     version: str
-    own: str
+    stated_version: str
     cuda: str | None
     arch_list: tuple[str, ...]
 
@@ -131,14 +131,14 @@ class Stack:
 class Audit:
     """The contents of an image, sorted by path.
 
-    `cubins` and `ptx` hold for all files whose device code decides, `device_code` is exact; see `entries`.
+    `cubins` and `ptx` hold for all files whose device code decides, `device_code` has the entries of files.
     `release` is the CUDA release that is taken because of files for several; see `assign_roles`. `unmatched`
     are the globs of optional files that match none. `for_cuda` are the Python packages that are only for GPUs
     with CUDA: their metadata show it, or they bring libraries of NVIDIA's.
     """
 
     image: AuditedImage
-    files: tuple[FoundFile, ...]
+    files: tuple[ExaminedFile, ...]
     units: tuple[Unit, ...]
     contents: Contents
     drivers: tuple[DriverFile, ...]
@@ -155,7 +155,7 @@ class Audit:
     for_cuda: frozenset[str] = frozenset()
 
     @property
-    def coded(self) -> Iterator[FoundFile]:
+    def coded_files(self) -> Iterator[ExaminedFile]:
         """The files with device code that the image may use."""
         return filter(_counts, self.files)
 
@@ -169,15 +169,19 @@ class Audit:
         """What tells which files each GPU needs: the bytes alone, packages' sources, or the table."""
         if any(unit.guard and unit.guard.unless for unit in self.gpu_code):
             return SOURCE
-        return TABLE if any(found.listed and found.file.code.cuda for found in self.coded) else BYTES
+        return (
+            TABLE
+            if any(examined.is_listed and examined.file.code.cuda for examined in self.coded_files)
+            else BYTES
+        )
 
     @property
     def toolkits(self) -> dict[str, str]:
         """The CUDA releases whose compilers made cubins in the image, each with the path of one file."""
-        found: dict[str, str] = {}
-        for examined in self.coded:
-            found.update(dict.fromkeys(examined.file.code.toolkits - found.keys(), examined.path))
-        return found
+        paths: dict[str, str] = {}
+        for examined in self.coded_files:
+            paths.update(dict.fromkeys(examined.file.code.toolkits - paths.keys(), examined.path))
+        return paths
 
     @property
     def versions(self) -> tuple[tuple[str, str | None], ...]:
@@ -185,65 +189,80 @@ class Audit:
 
         The versions of several copies are joined by commas. It is None if that of a copy is unknown.
         """
-        found: dict[str, set[str | None]] = {}
-        frameworks = ((framework.name, framework.own) for framework in self.stacks)
-        for name, own in (*libraries.list_communication_libraries(self.libraries), *frameworks):
-            found.setdefault(name, set()).add(own if own and STATED.fullmatch(own) else None)
-        return tuple(sorted((name, _joined(each)) for name, each in found.items()))
+        by_name: dict[str, set[str | None]] = {}
+        frameworks = ((framework.name, framework.stated_version) for framework in self.stacks)
+        for name, version in (*libraries.list_communication_libraries(self.libraries), *frameworks):
+            is_version = version and STATED.fullmatch(version)
+            by_name.setdefault(name, set()).add(version if is_version else None)
+
+        joined: list[tuple[str, str | None]] = []
+        for name, versions in by_name.items():
+            known = [version for version in versions if version]
+            joined.append((name, ",".join(sorted(known)) if len(known) == len(versions) else None))
+        return tuple(sorted(joined))
 
     @property
-    def programs(self) -> Iterator[FoundFile]:
+    def programs(self) -> Iterator[ExaminedFile]:
         """The image's own files with CPU code: those that no package of the distribution installed."""
         return (
-            found for found in self.files if found.own and _program(found.file) and INNER not in found.path
+            examined
+            for examined in self.files
+            if examined.is_own
+            and examined.file.linked
+            and not examined.file.packaged
+            and examined.file.machine not in (None, elf.CUDA)
+            and INNER not in examined.path
         )
 
     @property
-    def decided(self) -> bool:
+    def is_decided(self) -> bool:
         """Whether the CPU requirements of all programs are known."""
         return all(
-            found.file.host is not None
-            and found.file.host.whole
-            and not (found.file.host.undecided or found.file.damaged)
-            for found in self.programs
+            examined.file.host is not None
+            and examined.file.host.whole
+            and not (examined.file.host.undecided_flags or examined.file.damaged)
+            for examined in self.programs
         )
 
     @property
-    def contained(self) -> frozenset[str]:
+    def contained_flags(self) -> frozenset[str]:
         """The CPU flags of all instructions in programs, required or not."""
         return frozenset(
-            flag for found in self.programs if found.file.host for flag in found.file.host.functions
+            flag for examined in self.programs if examined.file.host for flag in examined.file.host.functions
         )
 
     @property
     def flags(self) -> dict[str, str]:
         """The CPU flags that notes or instructions prove to be required, each with the path of one file."""
         levels = dict(marches.LEVELS)
-        proof = self._paths(lambda host: host.required)
+        proof = self._find_paths(lambda host: host.required)
         for level, path in self.isa:
-            reached = marches.get_level_rank(level)
-            for name, added in levels.items():
-                if marches.get_level_rank(name) <= reached:
-                    proof.update(dict.fromkeys(added - proof.keys(), path))
+            rank = marches.get_level_rank(level)
+            for name, flags in levels.items():
+                if marches.get_level_rank(name) <= rank:
+                    proof.update(dict.fromkeys(flags - proof.keys(), path))
         return proof
 
     @property
     def probable_flags(self) -> dict[str, str]:
         """The CPU flags that are probably required, without those that are proven; see HostCode."""
-        return _without(self._paths(lambda host: host.probable), self.flags)
+        known = self.flags
+        paths = self._find_paths(lambda host: host.probable)
+        return {flag: path for flag, path in paths.items() if flag not in known}
 
     @property
     def partial_flags(self) -> dict[str, str]:
         """The CPU flags that the larger part of a file needs, without those that are required or probable."""
-        known = self.flags | self._paths(lambda host: host.probable)
-        return _without(self._paths(lambda host: host.partial), known)
+        known = self.flags | self._find_paths(lambda host: host.probable)
+        paths = self._find_paths(lambda host: host.partial)
+        return {flag: path for flag, path in paths.items() if flag not in known}
 
-    def _paths(self, flags_of: Callable[[HostCode], frozenset[str]]) -> dict[str, str]:
+    def _find_paths(self, flags_of: Callable[[HostCode], frozenset[str]]) -> dict[str, str]:
         """Return the CPU flags that `flags_of` returns for programs, each with the path of one file."""
         paths: dict[str, str] = {}
-        for found in self.programs:
-            if found.file.host:
-                paths.update(dict.fromkeys(flags_of(found.file.host) - paths.keys(), found.path))
+        for examined in self.programs:
+            if examined.file.host:
+                paths.update(dict.fromkeys(flags_of(examined.file.host) - paths.keys(), examined.path))
         return paths
 
 
@@ -262,243 +281,258 @@ def audit_image(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
     # A file that another package lists, too, is not NVIDIA's.
     ordered = sorted(installed, key=lambda package: not nvidia_names.is_distributed(package.name))
     owners = {path: package for package in ordered for path in package.files}
-    versions = {path: package.version for path, package in owners.items() if _of_nvidia(path, package)}
-    files = sorted((_named(found, owners) for found in _found(tree)), key=lambda found: found.path)
+    versions = {path: package.version for path, package in owners.items() if _is_of_nvidia(path, package)}
+    files = sorted(_list_files(tree, owners), key=lambda examined: examined.path)
     listed = tuple(
-        library for found in files for library in libraries.list_libraries(found.path, found.file, versions)
+        library
+        for examined in files
+        for library in libraries.list_libraries(examined.path, examined.file, versions)
     )
-    files = [*_without_alternatives(files)]
-    own = _roles(files, listed, tuple(dict.fromkeys((*optional, *labels.read_optional(image.labels)))))
-    files = [
-        replace(found, role=own.by_path[found.path]) if found.path in own.by_path else found
-        for found in files
-    ]
-    needed = {posixpath.basename(name) for found in files for name in found.file.needed}
-    guards = find_source_guards(
-        [_packaged(found, owners) for found in files if _may_be_guarded(found)], needed, tree
-    )
-    files = [replace(found, guard=guards.get(found.path)) for found in files]
+
+    globs = tuple(dict.fromkeys((*optional, *labels.read_optional(image.labels))))
+    files, roles = _assign_roles(_relax_alternatives(files), listed, globs)
+    files = _add_guards(files, owners, tree)
     used = [*filter(_counts, files)]
-    units = tuple(_units(found for found in used if found.file.code.cuda))
+    units = tuple(_list_units(examined for examined in used if examined.file.code.cuda))
     deciding = [unit for unit in units if unit.role == DECIDES]
     codes = [unit.code for unit in deciding]
-    drivers = tuple(_drivers(tree, files, image.environment))
+
+    drivers = tuple(_list_drivers(tree, files, image.environment))
+    # No metadata lists NVIDIA's shared libraries and the parts of its driver.
+    unlisted = [
+        (library.name, library.version, library.path)
+        for library in listed
+        if library.nvidia and not library.static
+    ]
+    unlisted += [(part.driver.name, part.driver.version, part.path) for part in drivers]
     return Audit(
         image=image,
         files=tuple(files),
         units=units,
-        contents=list_contents(tree, installed, _unpackaged(listed, drivers), damaged),
+        contents=list_contents(tree, installed, unlisted, damaged),
         drivers=drivers,
         libraries=listed,
-        stacks=tuple(
-            sorted(_stacks(installed, files, tree), key=lambda framework: (framework.name, framework.version))
-        ),
+        stacks=_list_stacks(installed, files, tree),
         cubins=tuple(device_code_entries.find_common_cubins(codes, [unit.guard for unit in deciding])),
         ptx=tuple(device_code_entries.find_common_ptx(codes)),
-        device_code=device_code_entries.join_entries(
-            device_code_entries.make_entry(
-                unit.name,
-                unit.code,
-                files=unit.files,
-                globs=unit.globs,
-                optional=unit.role == OPTIONAL,
-                guard=unit.guard,
-            )
-            for unit in units
-        ),
-        release=own.release,
-        unmatched=own.unmatched,
+        device_code=device_code_entries.join_entries(map(_make_entry, units)),
+        release=roles.release,
+        unmatched=roles.unmatched,
         for_cuda=frozenset(
             [package.name for package in installed if package.for_cuda]
-            + [found.package for found in files if found.package and not found.own]
+            + [examined.package for examined in files if examined.package and not examined.is_own]
         ),
-        compressed=any(found.file.code.compressed for found in used),
-        objects=tuple(sorted({target for found in used for target in found.file.code.objects})),
+        compressed=any(examined.file.code.compressed for examined in used),
+        objects=tuple(sorted({target for examined in used for target in examined.file.code.objects})),
         # The loader takes files in glibc-hwcaps folders only on CPUs that can run them.
         isa=tuple(
-            (found.file.isa, found.path)
-            for found in files
-            if found.file.isa and requires_level(found.file) and HWCAPS not in found.path.split("/")
+            (examined.file.isa, examined.path)
+            for examined in files
+            if examined.file.isa and requires_level(examined.file) and HWCAPS not in examined.path.split("/")
         ),
     )
 
 
-def _joined(versions: Iterable[str | None]) -> str | None:
-    known = [version for version in versions if version]
-    return ",".join(sorted(known)) if len(known) == len([*versions]) else None
-
-
-def _found(tree: ImageTree[PlainFile]) -> Iterator[FoundFile]:
+def _list_files(tree: ImageTree[PlainFile], owners: Mapping[str, Package]) -> Iterator[ExaminedFile]:
+    """Yield the examined files, also those inside archives, each with the package that installed it."""
     for path, node in tree.files():
         if node.file is not None:
-            yield from _with_inner(path, node.layer, node.file)
+            for examined in _list_inner(path, node.layer, node.file):
+                yield _add_package(examined, owners)
 
 
-def _with_inner(path: str, layer: str, file: File) -> Iterator[FoundFile]:
+def _list_inner(path: str, layer: str, file: File) -> Iterator[ExaminedFile]:
     nvidia = (
         "its name is that of a library of NVIDIA's"
         if nvidia_names.is_nvidia_library(path, file.soname)
         else None
     )
-    yield FoundFile(path=path, layer=layer, file=file, nvidia=nvidia, name=path.rpartition(INNER)[2])
+    yield ExaminedFile(path=path, layer=layer, file=file, nvidia=nvidia, name=path.rpartition(INNER)[2])
     # Files in an archive are not loaded from there, but an installation would put them into the image.
     for name, inner in file.inner:
-        yield from _with_inner(f"{path}{INNER}{name}", layer, inner)
+        yield from _list_inner(f"{path}{INNER}{name}", layer, inner)
 
 
-def _named(found: FoundFile, owners: Mapping[str, Package]) -> FoundFile:
-    package = owners.get(found.path)
+def _add_package(examined: ExaminedFile, owners: Mapping[str, Package]) -> ExaminedFile:
+    package = owners.get(examined.path)
     if package is None:
-        return found
-    name = found.path.removeprefix(f"{package.folder}/")
-    rows = guarded_files.find_rows(package.name, package.version) if found.file.recorded else ()
-    known = package.files[found.path] == found.file.recorded and any(row.path == name for row in rows)
-    nvidia = f"the package {package.name} installed it" if _of_nvidia(found.path, package) else found.nvidia
-    return replace(found, name=name, package=package.name, nvidia=nvidia, listed=known)
+        return examined
+    name = examined.path.removeprefix(f"{package.folder}/")
+    rows = guarded_files.find_rows(package.name, package.version) if examined.file.recorded else ()
+    is_listed = package.files[examined.path] == examined.file.recorded and any(
+        row.path == name for row in rows
+    )
+    nvidia = examined.nvidia
+    if _is_of_nvidia(examined.path, package):
+        nvidia = f"the package {package.name} installed it"
+    return replace(examined, name=name, package=package.name, nvidia=nvidia, is_listed=is_listed)
 
 
-def _of_nvidia(path: str, package: Package) -> bool:
+def _is_of_nvidia(path: str, package: Package) -> bool:
     """Whether a file that a package lists is NVIDIA's. Outside its folder, it may list files of others."""
     return nvidia_names.is_distributed(package.name) and path.startswith(f"{package.folder}/")
 
 
-def _counts(found: FoundFile) -> bool:
+def _counts(examined: ExaminedFile) -> bool:
     """Whether an image may use a file's device code."""
-    return found.own and _loadable(found.file) and found.role not in UNCOUNTED
+    return examined.is_own and _is_loadable(examined.file) and examined.role not in UNCOUNTED
 
 
-def _units(coded: Iterable[FoundFile]) -> Iterator[Unit]:
-    loose: dict[tuple[str, str], list[FoundFile]] = {}
+def _list_units(coded_files: Iterable[ExaminedFile]) -> Iterator[Unit]:
+    loose: dict[tuple[str, str], list[ExaminedFile]] = {}
     names = set()
-    for found in coded:
-        names.add(found.name)
-        if _is_loose(found):
-            loose.setdefault((found.package or "", found.role), []).append(found)
+    for examined in coded_files:
+        names.add(examined.name)
+        if _is_loose(examined):
+            loose.setdefault((examined.package or "", examined.role), []).append(examined)
         else:
             yield Unit(
-                path=found.path,
-                name=found.name,
-                code=found.file.code.deciding,
-                role=found.role,
-                guard=found.guard,
+                path=examined.path,
+                name=examined.name,
+                code=examined.file.code.deciding_code,
+                role=examined.role,
+                guard=examined.guard,
             )
     for (_, role), cubins in loose.items():
-        first, code = cubins[0], merge_device_code(found.file.code for found in cubins)
-        own = {found.name for found in cubins}
-        globs = tuple(device_code_entries.find_covering_globs([*own], names - own)) if len(cubins) > 1 else ()
-        yield Unit(path=first.path, name=first.name, code=code, role=role, files=len(cubins), globs=globs)
-
-
-def _without(flags: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
-    return {flag: path for flag, path in flags.items() if flag not in others}
-
-
-def _without_alternatives(files: Iterable[FoundFile]) -> Iterator[FoundFile]:
-    """Yield files; of those that are loaded only on some CPUs, no CPU flags are required."""
-    listed = list(files)
-    flags = {
-        found.path: found.file.host.required.union(found.file.host.functions)
-        for found in listed
-        if found.file.host
-    }
-    packages = {found.path: found.package for found in listed if found.package}
-    some = alternatives.find_cpu_alternatives(flags, packages)
-    for found in listed:
-        host = found.file.host
-        if host and found.path in some:
-            yield replace(found, file=replace(found.file, host=host.of_alternative, isa=None))
-        else:
-            yield found
-
-
-def _roles(files: Iterable[FoundFile], listed: Iterable[Library], optional: Sequence[str]) -> CodeRoles:
-    coded = [
-        CodedFile(
-            path=found.path,
-            name=found.name,
-            package=found.package,
-            toolkits=found.file.code.toolkits,
-            test=found.test,
-            listed=found.listed,
+        first, code = cubins[0], merge_device_code(examined.file.code for examined in cubins)
+        members = {examined.name for examined in cubins}
+        globs: list[str] = []
+        if len(cubins) > 1:
+            globs = device_code_entries.find_covering_globs([*members], names - members)
+        yield Unit(
+            path=first.path, name=first.name, code=code, role=role, files=len(cubins), globs=tuple(globs)
         )
-        for found in files
-        if found.own and _loadable(found.file) and found.file.code.cuda
-    ]
-    return assign_roles(coded, libraries.list_runtimes(listed), optional)
 
 
-def _may_be_guarded(found: FoundFile) -> bool:
-    """Whether a file's device code decides on which GPUs the image runs, unless its package asks first."""
-    return _counts(found) and found.file.code.cuda and found.role == DECIDES and not _is_loose(found)
-
-
-def _is_loose(found: FoundFile) -> bool:
-    """Whether a file is one of a package's cubins, which are alternatives."""
-    return found.package is not None and found.name.endswith(LOOSE)
-
-
-def _packaged(found: FoundFile, owners: Mapping[str, Package]) -> PackagedCode:
-    return PackagedCode(
-        path=found.path,
-        package=owners.get(found.path),
-        code=found.file.code.deciding,
-        soname=found.file.soname,
+def _make_entry(unit: Unit) -> Code:
+    return device_code_entries.make_entry(
+        unit.name,
+        unit.code,
+        files=unit.files,
+        globs=unit.globs,
+        optional=unit.role == OPTIONAL,
+        guard=unit.guard,
     )
 
 
-def _loadable(file: File) -> bool:
+def _relax_alternatives(files: Sequence[ExaminedFile]) -> Iterator[ExaminedFile]:
+    """Yield files; of those that are loaded only on some CPUs, no CPU flags are required."""
+    flags = {
+        examined.path: examined.file.host.required.union(examined.file.host.functions)
+        for examined in files
+        if examined.file.host
+    }
+    packages = {examined.path: examined.package for examined in files if examined.package}
+    for_some_cpus = alternatives.find_cpu_alternatives(flags, packages)
+    for examined in files:
+        host = examined.file.host
+        if host and examined.path in for_some_cpus:
+            yield replace(examined, file=replace(examined.file, host=host.of_alternative, isa=None))
+        else:
+            yield examined
+
+
+def _assign_roles(
+    files: Iterable[ExaminedFile], listed: Iterable[Library], globs: Sequence[str]
+) -> tuple[list[ExaminedFile], CodeRoles]:
+    """Return the files with the roles of their device code, and what else was decided with the roles."""
+    files = list(files)
+    coded = [
+        CodedFile(
+            path=examined.path,
+            name=examined.name,
+            package=examined.package,
+            toolkits=examined.file.code.toolkits,
+            is_test=examined.is_test,
+            is_listed=examined.is_listed,
+        )
+        for examined in files
+        if examined.is_own and _is_loadable(examined.file) and examined.file.code.cuda
+    ]
+    roles = assign_roles(coded, libraries.list_runtimes(listed), globs)
+    return [
+        replace(examined, role=roles.by_path.get(examined.path, examined.role)) for examined in files
+    ], roles
+
+
+def _add_guards(
+    files: Sequence[ExaminedFile], owners: Mapping[str, Package], tree: ImageTree[PlainFile]
+) -> list[ExaminedFile]:
+    """Return the files with their guards.
+
+    A file may have one if its device code decides on which GPUs the image runs, unless its package asks
+    first.
+    """
+    needed = {posixpath.basename(name) for examined in files for name in examined.file.needed}
+    deciding = [
+        PackagedCode(
+            path=examined.path,
+            package=owners.get(examined.path),
+            code=examined.file.code.deciding_code,
+            soname=examined.file.soname,
+        )
+        for examined in files
+        if _counts(examined)
+        and examined.file.code.cuda
+        and examined.role == DECIDES
+        and not _is_loose(examined)
+    ]
+    guards = find_source_guards(deciding, needed, tree)
+    return [replace(examined, guard=guards.get(examined.path)) for examined in files]
+
+
+def _is_loose(examined: ExaminedFile) -> bool:
+    """Whether a file is one of a package's cubins, which are alternatives."""
+    return examined.package is not None and examined.name.endswith(LOOSE)
+
+
+def _is_loadable(file: File) -> bool:
     """Whether a driver can load the device code of a file; objects have to be linked first."""
     return file.linked and file.code.linked and bool(file.code.cubins or file.code.ptx or file.code.objects)
 
 
-def _program(file: File) -> bool:
-    return file.linked and not file.packaged and file.machine not in (None, elf.CUDA)
-
-
-def _drivers(
-    tree: ImageTree[PlainFile], listed: Sequence[FoundFile], environment: Mapping[str, str]
+def _list_drivers(
+    tree: ImageTree[PlainFile], files: Sequence[ExaminedFile], environment: Mapping[str, str]
 ) -> Iterator[DriverFile]:
-    files = {found.path: found.file.driver for found in listed if found.file.driver}
+    """Yield the libraries of the user-mode driver, and which of them programs load."""
+    drivers = {examined.path: examined.file.driver for examined in files if examined.file.driver}
     for link, _ in tree.links():
         # Only the link's name, not its target's, shows that the file is a driver library.
         target = user_mode.parse_file_name(link)
         resolved = tree.find(link) if target and target[1] else None
-        if target and resolved and resolved[0] not in files:
-            files[link] = DriverLibrary(name=target[0], kind="exact", version=target[1])
+        if target and resolved and resolved[0] not in drivers:
+            drivers[link] = DriverLibrary(name=target[0], kind="exact", version=target[1])
+
     loader = Loader(tree, environment.get("LD_LIBRARY_PATH", ""))
     # Programs load these by dlopen, so that no file may need them.
     loaded = {file[0] for name in user_mode.LIBRARIES if (file := loader.find(f"{name}.so.1"))}
-    for found in listed:
-        own = {"runpath": found.file.runpath, "rpath": found.file.rpath}
-        for name in filter(user_mode.parse_file_name, found.file.needed):
-            if file := loader.find(name, **own, origin=posixpath.dirname(found.path)):
+    for examined in files:
+        folders = {"runpath": examined.file.runpath, "rpath": examined.file.rpath}
+        for name in filter(user_mode.parse_file_name, examined.file.needed):
+            if file := loader.find(name, **folders, origin=posixpath.dirname(examined.path)):
                 loaded.add(file[0])
-    for path, driver in sorted(files.items()):
+    for path, driver in sorted(drivers.items()):
         yield DriverFile(path=path, driver=driver, loaded=path in loaded)
 
 
-def _unpackaged(
-    listed: Iterable[Library], drivers: Iterable[DriverFile]
-) -> Iterator[tuple[str, str | None, str]]:
-    """Yield name, version and path of NVIDIA's shared libraries and of the parts of its driver."""
-    for library in listed:
-        if library.nvidia and not library.static:
-            yield library.name, library.version, library.path
-    for found in drivers:
-        yield found.driver.name, found.driver.version, found.path
-
-
-def _stacks(
-    installed: Sequence[Package], files: Sequence[FoundFile], tree: ImageTree[PlainFile]
-) -> Iterator[Stack]:
-    codes: dict[str, DeviceCode] = {found.path: found.file.code for found in files if _loadable(found.file)}
+def _list_stacks(
+    installed: Sequence[Package], files: Sequence[ExaminedFile], tree: ImageTree[PlainFile]
+) -> tuple[Stack, ...]:
+    """Return the frameworks among the installed packages, sorted."""
+    codes: dict[str, DeviceCode] = {
+        examined.path: examined.file.code for examined in files if _is_loadable(examined.file)
+    }
+    stacks = []
     for package in installed:
         if STACKS.fullmatch(package.name):
-            own = {target for path in package.files for target in codes.get(path, NONE).cubins}
-            yield Stack(
-                name=package.name,
-                version=package.version,
-                own=get_version(package, tree),
-                cuda=get_stack_release(package, tree),
-                arch_list=tuple(sorted(f"sm_{target}" for target in own)),
+            targets = {target for path in package.files for target in codes.get(path, NONE).cubins}
+            stacks.append(
+                Stack(
+                    name=package.name,
+                    version=package.version,
+                    stated_version=get_version(package, tree),
+                    cuda=get_stack_release(package, tree),
+                    arch_list=tuple(sorted(f"sm_{target}" for target in targets)),
+                )
             )
+    return tuple(sorted(stacks, key=lambda framework: (framework.name, framework.version)))

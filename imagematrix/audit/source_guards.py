@@ -32,9 +32,9 @@ class PackagedCode:
     code: DeviceCode
     soname: str | None = None
 
-    def has(self, compute: str, *, compiled: bool = False) -> bool:
+    def has_code(self, compute: str, *, compiled: bool = False) -> bool:
         """Whether it has code for GPUs of a capability, if `compiled` a cubin."""
-        cubins = any(device_code.cubin_runs(own, compute) for own in self.code.cubins)
+        cubins = any(device_code.cubin_runs(cubin, compute) for cubin in self.code.cubins)
         return cubins or (
             not compiled and any(device_code.ptx_runs(target, compute) for target, _ in self.code.ptx)
         )
@@ -48,71 +48,73 @@ def find_source_guards(
     `needed` are the names of the libraries that some file needs by its dynamic section: the loader takes them
     on every GPU. A file is exempt only where another file of its package has code.
     """
-    found: dict[str, UseGuard] = {}
+    use_guards: dict[str, UseGuard] = {}
     budget = StepBudget(guards.STEPS)
     by_package: dict[str, list[PackagedCode]] = {}
     for file in files:
         if file.package:
             by_package.setdefault(file.package.metadata, []).append(file)
-    for own in by_package.values():
-        having = Counter(
-            compute for file in own for compute in device_code.list_capabilities() if file.has(compute)
+    for members in by_package.values():
+        counts = Counter(
+            compute
+            for file in members
+            for compute in device_code.list_capabilities()
+            if file.has_code(compute)
         )
-        lacking = [file for file in own if _may_be_exempt(file, having, needed)]
-        package = own[0].package
+        # Those that no file needs, and that lack cubins where another file of the package has code.
+        lacking = [
+            file
+            for file in members
+            if not needed & {file.path.rpartition("/")[2], file.soname}
+            and any(
+                not file.has_code(compute, compiled=True) and count > file.has_code(compute)
+                for compute, count in counts.items()
+            )
+        ]
+        package = members[0].package
         if lacking and package:
-            names = {file.path.removeprefix(f"{package.folder}/"): file for file in own}
-            told = guards.find_guards(_sources(package, tree), names, device_code.list_capabilities(), budget)
-            found |= dict(_exempting(own, lacking, {names[name].path: guard for name, guard in told.items()}))
-    return found
+            by_source_path = {file.path.removeprefix(f"{package.folder}/"): file for file in members}
+            sources = _read_sources(package, tree)
+            by_name = guards.find_guards(sources, by_source_path, device_code.list_capabilities(), budget)
+            by_path = {by_source_path[name].path: guard for name, guard in by_name.items()}
+            use_guards |= dict(_list_exemptions(members, lacking, by_path))
+    return use_guards
 
 
-def _may_be_exempt(file: PackagedCode, having: Mapping[str, int], needed: AbstractSet[str | None]) -> bool:
-    """Whether no file needs a file, and it lacks cubins where another of its package has code.
-
-    `having` are the numbers of files of the package with code for a capability.
-    """
-    if needed & {file.path.rpartition("/")[2], file.soname}:
-        return False
-    return any(
-        not file.has(compute, compiled=True) and number > file.has(compute)
-        for compute, number in having.items()
-    )
-
-
-def _sources(package: Package, tree: ImageTree[PlainFile]) -> Mapping[str, bytes]:
+def _read_sources(package: Package, tree: ImageTree[PlainFile]) -> Mapping[str, bytes]:
     """Return the sources of a package that the audit keeps, by their paths from its folder."""
-    found = ((path, tree.find(path)) for path in sorted(package.files) if path.endswith(".py"))
+    files = ((path, tree.find(path)) for path in sorted(package.files) if path.endswith(".py"))
     return {
         path.removeprefix(f"{package.folder}/"): file[1].text
-        for path, file in found
+        for path, file in files
         if file and file[1].text is not None
     }
 
 
-def _exempting(
-    own: Sequence[PackagedCode], lacking: Sequence[PackagedCode], told: Mapping[str, SourceGuard]
+def _list_exemptions(
+    files: Sequence[PackagedCode], lacking: Sequence[PackagedCode], by_path: Mapping[str, SourceGuard]
 ) -> Iterator[tuple[str, UseGuard]]:
     """Yield the path and the guard of each file that has one."""
     unused = {
-        file.path: frozenset(device_code.list_capabilities()) - told[file.path].used
+        file.path: frozenset(device_code.list_capabilities()) - by_path[file.path].used
         for file in lacking
-        if file.path in told
+        if file.path in by_path
     }
     running = {
         compute
         for compute in device_code.list_capabilities()
-        if any(file.has(compute) and compute not in unused.get(file.path, ()) for file in own)
+        if any(file.has_code(compute) and compute not in unused.get(file.path, ()) for file in files)
     }
-    for path, without in unused.items():
-        line = told[path].line
-        yield path, UseGuard(path=line.path, line=line.line, unless=tuple(_ranges(without & running)))
+    for path, computes in unused.items():
+        line = by_path[path].line
+        ranges = tuple(_join_ranges(computes & running))
+        yield path, UseGuard(path=line.path, line=line.line, unless=ranges)
 
 
-def _ranges(computes: Collection[str]) -> Iterator[tuple[str, str | None]]:
+def _join_ranges(computes: Collection[str]) -> Iterator[tuple[str, str | None]]:
     """Yield capabilities as pairs of the lowest and the highest of those that follow each other."""
-    every = device_code.list_capabilities()
-    for within, group in groupby(every, lambda compute: compute in computes):
-        listed = list(group)
-        if within:
-            yield listed[0], None if listed[-1] == every[-1] else listed[-1]
+    capabilities = device_code.list_capabilities()
+    for is_member, group in groupby(capabilities, lambda compute: compute in computes):
+        members = list(group)
+        if is_member:
+            yield members[0], None if members[-1] == capabilities[-1] else members[-1]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from imagematrix.audit.binaries import driver_loading
 from imagematrix.audit.binaries.host_code import NAMES
-from imagematrix.audit.contradictions import MACHINES
+from imagematrix.audit.contradictions import get_machine, get_oldest_admitted_driver
 from imagematrix.audit.images.libraries import RUNTIME
 from imagematrix.audit.report import requires_level
 from imagematrix.common.text import shorten_words
-from imagematrix.hardware.vendors import cuda, marches, runtime, versions
+from imagematrix.hardware.vendors import marches, runtime, versions
 from imagematrix.images.catalog.catalog import CLAIM
 
 TYPE_CHECKING = False
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from collections.abc import Set as AbstractSet
 
-    from imagematrix.audit.report import Audit, FoundFile
+    from imagematrix.audit.report import Audit, ExaminedFile
     from imagematrix.images.catalog.catalog import Variant
 
 NO_GPUS = "none"  # value of the runtime's variable for the driver alone
@@ -31,49 +31,53 @@ def warn_of_march(audited: Audit, variant: Variant) -> list[str]:
     proven to need more is a contradiction, not a warning. Code that probably needs more is none if the entry
     states its CPU flags as a claim.
     """
-    _, arch = MACHINES.get(variant.platform.split("/")[1], (None, ""))
+    _, arch = get_machine(variant.platform)
     baseline = dict(marches.LEVELS)["x86-64-v1"] if arch == "x86_64" else frozenset()
     if variant.march is None or arch not in marches.IGNORED or not variant.cpu_flags - baseline:
         return []
     programs = list(audited.programs)
     return [
-        *_without_effect(programs, variant.march),
-        *_above(programs, variant, marches.IGNORED[arch]),
-        *_probably_above(audited, variant, marches.IGNORED[arch]),
+        *_warn_of_no_effect(programs, variant.march),
+        *_warn_of_code_above(programs, variant, marches.IGNORED[arch]),
+        *_warn_of_code_probably_above(audited, variant, marches.IGNORED[arch]),
     ]
 
 
-def _without_effect(programs: list[FoundFile], march: str) -> Iterator[str]:
+def _warn_of_no_effect(programs: list[ExaminedFile], march: str) -> Iterator[str]:
     # Functions named for CPUs do not count: they are compiled for these CPUs whatever the march.
-    hosts = [found.file.host for found in programs]
-    plain = all(host and host.whole and not (host.required or host.undecided) for host in hosts)
-    if programs and plain and not any(requires_level(found.file) for found in programs):
-        paths = shorten_words([found.path for found in programs], SHOWN)
+    hosts = [examined.file.host for examined in programs]
+    plain = all(host and host.whole and not (host.required or host.undecided_flags) for host in hosts)
+    if programs and plain and not any(requires_level(examined.file) for examined in programs):
+        paths = shorten_words([examined.path for examined in programs], SHOWN)
         remedy = "pass {{ cflags }} of the template to the compiler"
         yield f"-march={march} shows no effect: nothing in {paths} is beyond the baseline; {remedy}"
 
 
-def _above(programs: list[FoundFile], variant: Variant, ignored: AbstractSet[str]) -> Iterator[str]:
-    for found in programs:
-        host = found.file.host
+def _warn_of_code_above(
+    programs: list[ExaminedFile], variant: Variant, ignored: AbstractSet[str]
+) -> Iterator[str]:
+    for examined in programs:
+        host = examined.file.host
         if host is None or set(host.signs) - {NAMES}:  # the file detects the CPU, so it may choose
             continue
-        above = sorted(host.undecided - host.probable - variant.cpu_flags - ignored)
+        above = sorted(host.undecided_flags - host.probable - variant.cpu_flags - ignored)
         if above:
             names = shorten_words(
                 sorted({name for flag in above for name in host.functions[flag].names}), SHOWN
             )
             where = f" in {names}" if names else ""
             yield (
-                f"{found.path} has code beyond -march={variant.march}{where}: {' '.join(above)}; "
+                f"{examined.path} has code beyond -march={variant.march}{where}: {' '.join(above)}; "
                 "nothing shows that it checks the CPU before using it"
             )
 
 
-def _probably_above(audited: Audit, variant: Variant, ignored: AbstractSet[str]) -> Iterator[str]:
+def _warn_of_code_probably_above(
+    audited: Audit, variant: Variant, ignored: AbstractSet[str]
+) -> Iterator[str]:
     if ("cpu_flags", CLAIM) in variant.facts:
         return
-    for path, flags in _by_path(audited.probable_flags, variant.cpu_flags | ignored):
+    for path, flags in _group_by_path(audited.probable_flags, variant.cpu_flags | ignored):
         yield (
             f"most of {path} is compiled for CPUs with {' '.join(flags)}, beyond -march={variant.march}, "
             "so the image counts as one that needs them; if it asks for the CPU before it runs that code, "
@@ -81,33 +85,33 @@ def _probably_above(audited: Audit, variant: Variant, ignored: AbstractSet[str])
         )
 
 
-def _by_path(flags: Mapping[str, str], known: AbstractSet[str]) -> list[tuple[str, list[str]]]:
+def _group_by_path(flags: Mapping[str, str], known: AbstractSet[str]) -> list[tuple[str, list[str]]]:
     """Return the flags that are not `known` by the path of the file that has them, both sorted."""
-    found: dict[str, list[str]] = {}
+    by_path: dict[str, list[str]] = {}
     for flag, path in sorted(flags.items()):
         if flag not in known:
-            found.setdefault(path, []).append(flag)
-    return sorted(found.items())
+            by_path.setdefault(path, []).append(flag)
+    return sorted(by_path.items())
 
 
-def _of_cpu(audited: Audit) -> Iterator[str]:
+def _warn_of_unproven_flags(audited: Audit) -> Iterator[str]:
     """Yield a warning for each file of an image without labels that probably, or partly, needs CPU flags."""
     proven = audited.flags.keys()
-    for path, flags in _by_path(audited.probable_flags, frozenset()):
+    for path, flags in _group_by_path(audited.probable_flags, frozenset()):
         yield (
             f"most of {path} is compiled for CPUs with {' '.join(flags)}, so the image counts as one that "
             "needs them; if it asks for the CPU before it runs that code, adopt the image "
             f"with --cpu-flags {','.join(sorted(proven)) or 'none'}"
         )
-    for path, flags in _by_path(audited.partial_flags, frozenset()):
+    for path, flags in _group_by_path(audited.partial_flags, frozenset()):
         yield (
             f"the larger part of {path} is compiled for CPUs with {' '.join(flags)}, but the image counts as "
             "one that runs without them: nothing proves that it asks for the CPU before it runs that code"
         )
 
 
-def _of_claimed(audited: Audit, claimed: AbstractSet[str]) -> Iterator[str]:
-    for path, flags in _by_path(audited.flags, claimed):
+def _warn_of_lacking_claim(audited: Audit, claimed: AbstractSet[str]) -> Iterator[str]:
+    for path, flags in _group_by_path(audited.flags, claimed):
         yield (
             f"{path} is proven to need {' '.join(flags)}, which the stated flags lack: a program that loads "
             "it ends with SIGILL on CPUs without them"
@@ -121,20 +125,22 @@ def warn_of_runtime(audited: Audit, variant: Variant) -> Iterator[str]:
     release: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html. It is not a
     contradiction, because the image's program may never load this runtime.
     """
-    own = variant.driver.version if variant.driver else None
-    admitted = own or (variant.cuda and cuda.get_lowest_driver(variant.cuda, variant.oldest_driver))
+    driver = variant.driver.version if variant.driver else None
+    admitted = get_oldest_admitted_driver(variant)
     for library in audited.libraries:
         oldest = library.oldest_driver
-        if library.name == RUNTIME and oldest and admitted and _older(admitted, oldest):
-            has = f"the image has driver {own}" if own else f"CUDA {variant.cuda} admits driver {admitted}"
+        if library.name != RUNTIME or not oldest or not admitted:
+            continue
+        if versions.make_sort_key(admitted) < versions.make_sort_key(oldest):
+            has = (
+                f"the image has driver {driver}"
+                if driver
+                else f"CUDA {variant.cuda} admits driver {admitted}"
+            )
             yield (
                 f"{library.path} is the runtime of CUDA {library.version}, which needs driver {oldest} "
                 f"or newer, and {has}"
             )
-
-
-def _older(driver: str, other: str) -> bool:
-    return versions.make_sort_key(driver) < versions.make_sort_key(other)
 
 
 def warn_of_unlabelled(audited: Audit, cpu_flags: frozenset[str] | None = None) -> Iterator[str]:
@@ -144,19 +150,21 @@ def warn_of_unlabelled(audited: Audit, cpu_flags: frozenset[str] | None = None) 
     that counts as CPU-only and has a program with the name of libcuda. Many such programs work without a GPU,
     too: ffmpeg, UCX and hwloc load libcuda if there is one.
     """
-    yield from _of_cpu(audited) if cpu_flags is None else _of_claimed(audited, cpu_flags)
+    yield from (
+        _warn_of_unproven_flags(audited) if cpu_flags is None else _warn_of_lacking_claim(audited, cpu_flags)
+    )
     cudart = any(library.name == RUNTIME for library in audited.libraries)
     if audited.release:
         yield (
             f"nothing else shows the CUDA release that the image is for: of its files for several releases, "
             f"only those for the newest count, {audited.release}"
         )
-    if any(True for _ in audited.coded) or audited.drivers or cudart or is_for_gpus(audited):
+    if any(True for _ in audited.coded_files) or audited.drivers or cudart or is_for_gpus(audited):
         return
     paths = [
-        found.path
-        for found in audited.files
-        if found.own and found.file.names_cuda and not found.file.packaged
+        examined.path
+        for examined in audited.files
+        if examined.is_own and examined.file.names_cuda and not examined.file.packaged
     ]
     if paths:
         yield (
@@ -172,20 +180,15 @@ def is_for_gpus(audited: Audit) -> bool:
     package that is only for CUDA loads one of them by its name, or the environment asks for GPUs. Files of
     NVIDIA's, and those of the distribution's packages, tell nothing about the image's own programs.
     """
-    own = (found.file for found in audited.files if found.own and not found.file.packaged)
-    return (
-        any(driver_loading.loads_driver(file.needed) for file in own) or _compiles(audited) or _asks(audited)
-    )
-
-
-def _compiles(audited: Audit) -> bool:
-    return any(
-        found.file.names_cuda and found.package in audited.for_cuda and not found.test
-        for found in audited.files
-    )
-
-
-def _asks(audited: Audit) -> bool:
+    for examined in audited.files:
+        if (
+            examined.is_own
+            and not examined.file.packaged
+            and driver_loading.loads_driver(examined.file.needed)
+        ):
+            return True
+        if examined.file.names_cuda and examined.package in audited.for_cuda and not examined.is_test:
+            return True
     environment = audited.image.environment
-    visible = runtime.requests_gpus(environment) and environment[runtime.VISIBLE] != NO_GPUS
-    return visible or any(name.startswith(REQUIRE) for name in environment)
+    asks_for_gpus = runtime.requests_gpus(environment) and environment[runtime.VISIBLE] != NO_GPUS
+    return asks_for_gpus or any(name.startswith(REQUIRE) for name in environment)

@@ -40,7 +40,7 @@ def command(
     """
     from imagematrix.hardware.gpu_request.visible import within
     from imagematrix.hardware.host.host import Host
-    from imagematrix.hardware.host.probe import assemble
+    from imagematrix.hardware.host.probe import assemble_host
     from imagematrix.hardware.host.tree import Tree
     from imagematrix.integrations.swarm.program import get_installed_locks
     from imagematrix.launcher.doctor.checks import ERROR, make_doctor_document, run_checks
@@ -55,7 +55,7 @@ def command(
         findings = run_checks(make_saved_facts(node, image_facts))
     else:
         nvml = query_nvml()
-        node = assemble(Tree("/"), query=(lambda: nvml) if nvml else None)
+        node = assemble_host(Tree("/"), query=(lambda: nvml) if nvml else None)
         image_facts = _gather_image_facts(node, image, conditions, policy, live=True) if image else None
         restricted, error = node, None
         try:

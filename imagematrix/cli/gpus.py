@@ -33,7 +33,7 @@ def command(
     if json and metrics:
         raise UsageError("--json and --metrics are mutually exclusive")
     from imagematrix.hardware.host.host import Host
-    from imagematrix.hardware.host.probe import assemble
+    from imagematrix.hardware.host.probe import assemble_host
     from imagematrix.hardware.host.tree import Tree
     from imagematrix.launcher.gpu_claims.report import list_statuses, make_gpus_document
     from imagematrix.launcher.gpu_claims.survey import query_nvml, survey_node_leases, survey_usage
@@ -42,7 +42,7 @@ def command(
     nvml = query_nvml()
     # One query of NVML serves both: it has facts about the host and current readings.
     query = (lambda: nvml) if nvml else None
-    node = Host.load(host) if host else assemble(Tree("/"), query=query)
+    node = Host.load(host) if host else assemble_host(Tree("/"), query=query)
     leased = survey_node_leases()
     containers, engine_warnings = _list_containers(node, leased, saved=host is not None)
     pods, pod_warnings = _survey_pods(node)

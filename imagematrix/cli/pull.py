@@ -53,13 +53,13 @@ def command(
     from imagematrix.cli.shared.pull_image import PullDisplay
 
     store = _find_store(to, is_required=unpacked or max_size is not None)
-    max_bytes = _parse_max_size(read_site().chosen("max_size", max_size))
+    max_bytes = _parse_max_size(read_site().choose_value("max_size", max_size))
     if store is None:
         _require_engine(described=host is not None or root is not None)
     else:
         from imagematrix.launcher.docker.fetch import require_source
 
-        image = read_site().full(image)
+        image = read_site().complete_name(image)
         require_source(image, catalog)
     node, requested = load_node(host, root, nvidia_smi, gpus)
     # Without an engine, an image is only where its name says.
@@ -103,7 +103,7 @@ def _find_store(to: str | None, *, is_required: bool) -> ImageStore | None:
     from imagematrix.images.local_store.folder import ImageStore, store_folder
 
     site = read_site()
-    engine = site.chosen("engine", None, "IMAGEMATRIX_ENGINE") or DOCKER
+    engine = site.choose_value("engine", None, "IMAGEMATRIX_ENGINE") or DOCKER
     if to is None and not is_required and engine == DOCKER:
         return None
     return ImageStore(store_folder(site, to, named="--to"))

@@ -146,10 +146,10 @@ def _describe_image(judged: _JudgedAudit) -> Iterator[tuple[str, str]]:
         yield from _describe_needs(judged.needs)
     yield from _describe_packages(audit, judged.components)
     needed = " ".join(sorted(audit.flags)) or "nothing beyond the baseline"
-    yield "CPU needs", needed if audit.decided else f"{needed}, as far as known"
+    yield "CPU needs", needed if audit.is_decided else f"{needed}, as far as known"
     if audit.probable_flags:
         yield "CPU probably", " ".join(sorted(audit.probable_flags))
-    if more := sorted(audit.contained - audit.flags.keys() - audit.probable_flags.keys()):
+    if more := sorted(audit.contained_flags - audit.flags.keys() - audit.probable_flags.keys()):
         yield "CPU may use", " ".join(more)
     for listed in audit.files:
         if listed.file.damaged or listed.file.code.damaged:
@@ -165,7 +165,7 @@ def _describe_device_code(audit: Audit) -> Iterator[tuple[str, str]]:
     words = [f"sm_{target}" for target in audit.cubins]
     words += [f"PTX {target} (ISA {isa})" for target, isa in audit.ptx]
     words += list(audit.objects)
-    files = sum(1 for _ in audit.coded)
+    files = sum(1 for _ in audit.coded_files)
     targets = f"{', '.join(words) or 'no target common to all'}; {format_count(files, 'file')}"
     yield "device code", targets if files else "none"
 
@@ -178,8 +178,8 @@ def _describe_device_code(audit: Audit) -> Iterator[tuple[str, str]]:
             yield "optional", f"{names[id(code)]}: {', '.join(code.targets)}"
     paths: dict[str, list[str]] = {}  # by the reason why they do not count
     for listed in audit.files:
-        if listed.uncounted:
-            paths.setdefault(listed.uncounted, []).append(listed.path)
+        if listed.uncounted_reason:
+            paths.setdefault(listed.uncounted_reason, []).append(listed.path)
     for why, uncounted in paths.items():
         yield "not counted", f"{shorten_words(uncounted, SHOWN)}: {why}"
     for code in audit.device_code:

@@ -6,7 +6,7 @@ import os
 import sys
 
 
-def child_command(module: str) -> list[str]:
+def make_child_command(module: str) -> list[str]:
     """Return the command that runs `main` of a module, by its full name, in a separate process.
 
     It imports modules from where this process does: from folders or from an archive. What multiprocessing

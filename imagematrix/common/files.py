@@ -36,7 +36,7 @@ def require_private(folder: Path) -> Path:
 
 
 def make_private(folder: Path) -> Path:
-    """Return `private(folder)`, creating it if needed; raise OSError."""
+    """Return `require_private(folder)`, creating it if needed; raise OSError."""
     if not folder.exists():
         parent = next(parent for parent in folder.parents if parent.exists())
         if parent.stat().st_uid != os.geteuid():  # under sudo, HOME may belong to another user

@@ -20,16 +20,16 @@ LONGEST = 253  # characters of a name in DNS
 PORTS = 65_535
 
 
-def host_and_port(text: str) -> tuple[str, int | None]:
+def parse_host_port(text: str) -> tuple[str, int | None]:
     """Return the host in lower case and the port of HOST or HOST:PORT, None for an omitted port.
 
     A host is a name in DNS, an IPv4 address of four decimal numbers, or an IPv6 address in brackets without a
     zone. Raises ValueError for anything else.
     """
-    matched = AUTHORITY.fullmatch(text)
-    if matched is None or len(matched[1]) > LONGEST:
+    match = AUTHORITY.fullmatch(text)
+    if match is None or len(match[1]) > LONGEST:
         raise ValueError(f"not a host with an optional port: {text[:200]!r}")
-    host, port = matched[1].lower(), int(matched[2]) if matched[2] else None
+    host, port = match[1].lower(), int(match[2]) if match[2] else None
     if port is not None and port > PORTS:
         raise ValueError(f"not a port: {port}")
     if host.startswith("["):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from imagematrix.common.host_port import host_and_port
+from imagematrix.common.host_port import parse_host_port
 from imagematrix.common.record import Record
 from imagematrix.errors import UsageError
 
@@ -40,8 +40,8 @@ class Reference(Record):
             registry = DOCKER_HUB
             repository = repository if "/" in repository else f"library/{repository}"
         form = DIGEST if at else TAG
-        valid = _is_registry(registry) and REPOSITORY.fullmatch(repository)
-        if not valid or not form.fullmatch(tag):
+        is_valid = _is_registry(registry) and REPOSITORY.fullmatch(repository)
+        if not is_valid or not form.fullmatch(tag):
             raise UsageError(
                 f"invalid image reference {text!r}: expected a name such as registry:5000/ml/training:v1"
             )
@@ -50,13 +50,13 @@ class Reference(Record):
     @property
     def url(self) -> str:
         """The registry's address; without TLS for a registry on this machine, as docker does."""
-        host, _ = host_and_port(self.registry)
+        host, _ = parse_host_port(self.registry)
         return f"{'http' if host in LOOPBACK else 'https'}://{self.registry}"
 
 
 def _is_registry(text: str) -> bool:
     try:
-        _, port = host_and_port(text)
+        _, port = parse_host_port(text)
     except ValueError:
         return False
     return port != 0
@@ -67,11 +67,11 @@ def split_version(name: str) -> tuple[str, str | None]:
 
     Instead of a version, the name may have a variant's tag or a digest.
     """
-    whole, at, digest = name.partition("@")
-    image, colon, version = whole.rpartition(":")
+    tagged, at, digest = name.partition("@")
+    image, colon, version = tagged.rpartition(":")
     if not colon or "/" in version:
-        image, version = whole, ""
-    if not image or (at and not digest) or (image != whole and not version):
+        image, version = tagged, ""
+    if not image or (at and not digest) or (image != tagged and not version):
         raise UsageError(f"invalid image name {name!r}: expected a name such as training:v1")
     return image, digest or version or None
 

@@ -21,31 +21,30 @@ class TooOldError(ImportError):
 
 def refuse_interpreter(needed: str) -> None:
     """Raise TooOldError, which says that a Python of the release `needed`, such as "3.11", has to run us."""
-    found = ".".join(map(str, sys.version_info[:3]))
-    sys.excepthook = _told
+    version = ".".join(map(str, sys.version_info[:3]))
+    sys.excepthook = _print_error
     raise TooOldError(
-        f"Python {needed} or newer is needed, and {sys.executable} is {found}\n  {_remedy(needed)}"
+        f"Python {needed} or newer is needed, and {sys.executable} is {version}\n  {_suggest_remedy(needed)}"
     )
 
 
-def _remedy(needed: str) -> str:
+def _suggest_remedy(needed: str) -> str:
+    # The words after the interpreter, without those of whose text Python keeps nothing.
+    first, *rest = sys.argv or [""]
+    if first == "-m":  # Python is looking for the module
+        words = ["-m", "imagematrix", *rest]
+    else:
+        words = [first, *rest] if first not in ("", "-", "-c") else []
+
     major, minor = needed.split(".")
     for newer in range(int(minor) + NEWER, int(minor) - 1, -1):
         name = f"python{major}.{newer}"
         if shutil.which(name):
-            return f"start it with {' '.join(map(shlex.quote, [name, *_words()]))}"
+            return f"start it with {' '.join(map(shlex.quote, [name, *words]))}"
     return f"install Python {needed} or newer; conda, uv and pyenv do so without root"
 
 
-def _words() -> "list[str]":
-    """Return the words after the interpreter, without those of whose text Python keeps nothing."""
-    first, *rest = sys.argv or [""]
-    if first == "-m":  # Python is looking for the module
-        return ["-m", "imagematrix", *rest]
-    return [first, *rest] if first not in ("", "-", "-c") else []
-
-
-def _told(kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None") -> None:
+def _print_error(kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None") -> None:
     if not isinstance(error, TooOldError):
         sys.__excepthook__(kind, error, trace)
         return

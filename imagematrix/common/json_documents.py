@@ -43,7 +43,7 @@ def parse_json(raw: bytes | str, where: str) -> object:
     An object with a key twice is refused: programs differ in which of the two values they take.
     """
     try:
-        return json.loads(raw, object_pairs_hook=_object)
+        return json.loads(raw, object_pairs_hook=_make_object)
     except RecursionError as error:
         raise UsageError(f"{where}: nested too deeply") from error
     except UnicodeDecodeError as error:
@@ -54,12 +54,12 @@ def parse_json(raw: bytes | str, where: str) -> object:
         raise UsageError(f"{where}: {error}") from error
 
 
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def _make_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
         counts = Counter(key for key, _ in pairs)
         raise ValueError(f"duplicate key {next(key for key in counts if counts[key] > 1)!r:.80}")
-    return found
+    return result
 
 
 def parse_natural(text: str) -> int | None:
@@ -71,12 +71,10 @@ def dump_json(value: object) -> str:
     """Return `value` as the JSON text that commands print: indented, stable, one final newline."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
     # JSON escapes the first 32 characters; terminals act on others too, and CI systems on words.
-    harmless = text.isascii() and "\x7f" not in text and "##" not in text
-    return (text if harmless else re.sub(f"{CONTROL}|{COMMAND}", _escaped, text)) + "\n"
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return f"\\u{ord(match[0]):04x}"
+    is_harmless = text.isascii() and "\x7f" not in text and "##" not in text
+    if not is_harmless:
+        text = re.sub(f"{CONTROL}|{COMMAND}", lambda match: f"\\u{ord(match[0]):04x}", text)
+    return text + "\n"
 
 
 class Fields:
@@ -86,7 +84,7 @@ class Fields:
 
     def __init__(self, data: object, where: str) -> None:
         if not isinstance(data, dict):
-            raise UsageError(f"{where}: expected an object, found {_kind(data)}")
+            raise UsageError(f"{where}: expected an object, found {_describe_kind(data)}")
         self._data = data
         self._where = where
 
@@ -95,7 +93,7 @@ class Fields:
         """The object itself."""
         return self._data
 
-    def schema(self, expected: str) -> None:
+    def require_schema(self, expected: str) -> None:
         """Check the document's `schema`; the error distinguishes another version from another kind."""
         schema = self.text("schema")
         if schema == expected:
@@ -108,7 +106,7 @@ class Fields:
             )
         raise UsageError(f"{self._where}: schema is {schema!r}, expected {expected!r}")
 
-    def present(self, key: str) -> bool:
+    def has(self, key: str) -> bool:
         """Whether the field exists and is not null."""
         return self._data.get(key) is not None
 
@@ -135,11 +133,11 @@ class Fields:
 
     def integer_or_none(self, key: str) -> int | None:
         """Return an integer, or None if it is null or absent."""
-        return self.integer(key) if self.present(key) else None
+        return self.integer(key) if self.has(key) else None
 
     def number_or_none(self, key: str) -> float | None:
         """Return a finite, non-negative number, or None if it is null or absent."""
-        if not self.present(key):
+        if not self.has(key):
             return None
         value = self._data[key]
         if type(value) not in (int, float) or not 0 <= value <= LARGEST:  # false for NaN too
@@ -153,33 +151,33 @@ class Fields:
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of strings; empty if it is absent."""
-        return tuple(self._elements(key, str, "a string"))
+        return tuple(self._list_elements(key, str, "a string"))
 
     def words(self, key: str) -> frozenset[str]:
         """Return the words in a list of strings; empty if it is absent. Equal lists share one set."""
         try:
-            return _words(" ".join(self._list(key)))
+            return _split_words(" ".join(self._get_list(key)))
         except TypeError:
             return frozenset(self.texts(key))  # which raises the precise error
 
     def integers(self, key: str) -> tuple[int, ...]:
         """Return a list of integers; empty if it is absent."""
-        return tuple(self._elements(key, int, "an integer"))
+        return tuple(self._list_elements(key, int, "an integer"))
 
     def objects(self, key: str) -> Iterator[Fields]:
         """Yield each object of a list; none if it is absent."""
-        for position, item in enumerate(self._elements(key, dict, "an object")):
+        for position, item in enumerate(self._list_elements(key, dict, "an object")):
             yield Fields(item, f"{self._where}: {key}[{position}]")
 
     def object_or_none(self, key: str) -> Fields | None:
         """Return the object under `key`, or None if it is null or absent."""
-        return Fields(self._data[key], f"{self._where}: {key}") if self.present(key) else None
+        return Fields(self._data[key], f"{self._where}: {key}") if self.has(key) else None
 
     def object_or_empty(self, key: str) -> Fields:
         """Return the object under `key`, one without fields if it is null or absent."""
         return self.object_or_none(key) or Fields({}, f"{self._where}: {key}")
 
-    def cached(self, key: str, read: Callable[[Fields, str], T], cache: dict[str, Any]) -> T:
+    def read_cached(self, key: str, read: Callable[[Fields, str], T], cache: dict[str, Any]) -> T:
         """Return the result of `read` for a field; `cache` shares it among objects with an equal field."""
         try:
             token = f"{key} {self._data.get(key, ...)!r}"
@@ -194,30 +192,32 @@ class Fields:
         """Return the error for a field's value."""
         return UsageError(f"{self._where}: {key}: {message}")
 
-    def _list(self, key: str) -> list[Any]:
+    def _get_list(self, key: str) -> list[Any]:
         value = self._data.get(key, [])
         return value if isinstance(value, list) else self._refuse(key, "a list")
 
-    def _elements(self, key: str, kind: type, name: str) -> list[Any]:
-        items = self._list(key)
+    def _list_elements(self, key: str, kind: type, name: str) -> list[Any]:
+        items = self._get_list(key)
         if {*map(type, items)} <= {kind}:
             return items
         for position, item in enumerate(items):
             if type(item) is not kind:
-                raise UsageError(f"{self._where}: {key}[{position}]: expected {name}, found {_kind(item)}")
+                raise UsageError(
+                    f"{self._where}: {key}[{position}]: expected {name}, found {_describe_kind(item)}"
+                )
         return items
 
     def _refuse(self, key: str, name: str) -> Never:
         if key not in self._data:
             raise UsageError(f"{self._where}: {key} is missing (expected {name})")
-        raise UsageError(f"{self._where}: {key}: expected {name}, found {_kind(self._data[key])}")
+        raise UsageError(f"{self._where}: {key}: expected {name}, found {_describe_kind(self._data[key])}")
 
 
 @lru_cache(maxsize=1024)
-def _words(text: str) -> frozenset[str]:
+def _split_words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def _kind(value: object) -> str:
+def _describe_kind(value: object) -> str:
     names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")

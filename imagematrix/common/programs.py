@@ -15,7 +15,7 @@ from imagematrix.common.settings import read_site
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 # Where root's programs are, and those of a batch system: who may start something as root does not choose it.
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -27,28 +27,25 @@ def find_program(*names: str) -> str | None:
     It is in an absolute folder of PATH, for root in one of SYSTEM_PATH, or in one of `program_folders` of the
     site's file. Raises UsageError if that file is invalid.
     """
-    return _found(names, get_search_path().split(":")) or _found(names, read_site().program_folders)
+    path = _find_in_folders(names, get_search_path().split(":"))
+    return path or _find_in_folders(names, read_site().program_folders)
 
 
 def get_search_path() -> str:
     """Return the PATH with which programs of the node are started: without folders of the site's file."""
     # A relative folder, or an empty one, is the working folder, in which anybody's files can be.
-    return ":".join(folder for folder in _search_path().split(":") if folder.startswith("/"))
+    return ":".join(folder for folder in _get_path().split(":") if folder.startswith("/"))
 
 
-def _search_path() -> str:
+def _get_path() -> str:
     return SYSTEM_PATH if os.geteuid() == 0 else os.environ.get("PATH", SYSTEM_PATH)
 
 
-def _found(names: Sequence[str], folders: Sequence[str]) -> str | None:
-    places = (os.path.join(folder, name) for name in names for folder in folders if folder)
-    return next(_executable(places), None)
-
-
-def _executable(paths: Iterator[str]) -> Iterator[str]:
-    for path in paths:
+def _find_in_folders(names: Sequence[str], folders: Sequence[str]) -> str | None:
+    for path in (os.path.join(folder, name) for name in names for folder in folders if folder):
         try:
             if stat.S_ISREG(os.stat(path).st_mode) and os.access(path, os.X_OK):
-                yield path
+                return path
         except (OSError, ValueError):
             continue
+    return None

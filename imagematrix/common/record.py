@@ -1,9 +1,9 @@
 """Records: frozen, slotted, keyword-only dataclasses that load fast.
 
 The rule: a class is a Record only if its module may be loaded by `imagematrix select` when it chooses from a
-file or the engine (in the packages reference, facts, catalog, node, gpus and selection), by `imagematrix run`
-(in launcher), or by the runtime that gives GPUs to tasks of Swarm (in allocation). Every other value class is
-a dataclass. The reason is time: `dataclasses` loads `inspect` and compiles several functions for every class,
+file or the engine (in common, hardware, images.catalog and selection), by `imagematrix run` (in launcher), or
+by the runtime that gives GPUs to tasks of Swarm (in launcher.gpu_claims). Every other value class is a
+dataclass. The reason is time: `dataclasses` loads `inspect` and compiles several functions for every class,
 which for the types on the select path takes twice as long as starting Python does. A choice from a registry
 loads it, and waits for the network anyway.
 
@@ -49,8 +49,8 @@ class _DataclassFields:
             (name, kind, field(default=self._defaults.get(name, MISSING)))
             for name, kind in self._kinds.items()
         ]
-        made = make_dataclass(owner.__name__, declared, kw_only=True)
-        return {declaration.name: declaration for declaration in fields(made)}
+        equivalent = make_dataclass(owner.__name__, declared, kw_only=True)
+        return {declaration.name: declaration for declaration in fields(equivalent)}
 
 
 class _Signature:
@@ -72,7 +72,7 @@ class _Signature:
         )
 
 
-def _values(names: tuple[str, ...]) -> Callable[[object], tuple[object, ...]]:
+def _make_getter(names: tuple[str, ...]) -> Callable[[object], tuple[object, ...]]:
     """Return a function that returns the values of fields."""
     get = attrgetter(*names)
     return get if len(names) > 1 else lambda record: (get(record),)
@@ -91,12 +91,12 @@ class _Slots(type):
             body["__signature__"] = _Signature(kinds, defaults)
             body["__dataclass_fields__"] = _DataclassFields(kinds, defaults)
             body["_defaults"] = defaults
-            body["_values"] = property(_values(tuple(kinds)))
-        made = super().__new__(mcs, name, bases, body)
+            body["_values"] = property(_make_getter(tuple(kinds)))
+        record_class = super().__new__(mcs, name, bases, body)
         if kinds:
             # `object.__setattr__` would look up the slot of each field again, for every record.
-            made._setters = {field: getattr(made, field).__set__ for field in kinds}
-        return made
+            record_class._setters = {field: getattr(record_class, field).__set__ for field in kinds}
+        return record_class
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -110,13 +110,13 @@ class Record(metaclass=_Slots):
         _setters: ClassVar[dict[str, Callable[[object, object], None]]]
         _values: ClassVar[Any]
 
-    def __init__(self, **given: object) -> None:
-        values = given if len(given) == len(self._setters) else self._defaults | given
+    def __init__(self, **arguments: object) -> None:
+        values = arguments if len(arguments) == len(self._setters) else self._defaults | arguments
         if values.keys() != self._setters.keys():
             name, fields = type(self).__name__, ", ".join(self.__slots__)
-            raise TypeError(f"{name} has the fields {fields}, got {', '.join(given) or 'none'}")
-        for name, put in self._setters.items():
-            put(self, values[name])
+            raise TypeError(f"{name} has the fields {fields}, got {', '.join(arguments) or 'none'}")
+        for name, set_field in self._setters.items():
+            set_field(self, values[name])
 
     def __setattr__(self, name: str, value: object) -> Never:
         from dataclasses import FrozenInstanceError
@@ -139,15 +139,15 @@ class Record(metaclass=_Slots):
         return f"{type(self).__qualname__}({fields})"
 
     def __replace__(self, **changes: object) -> Self:
-        made, setters = object.__new__(type(self)), self._setters
-        for put, value in zip(setters.values(), self._values, strict=True):
-            put(made, value)
+        copy, setters = object.__new__(type(self)), self._setters
+        for set_field, value in zip(setters.values(), self._values, strict=True):
+            set_field(copy, value)
         try:
             for name, value in changes.items():
-                setters[name](made, value)
+                setters[name](copy, value)
         except KeyError:
             return type(self)(**changes)  # which raises the precise error
-        return made
+        return copy
 
     def __reduce__(self) -> tuple[Callable[[], Self], tuple[()]]:
         # Pickle passes no keywords to a class, and its fields are keywords.

@@ -76,7 +76,7 @@ class Site(Record):
         """Whether this node starts containers without Docker."""
         return self.engine not in (None, DOCKER)
 
-    def chosen(
+    def choose_value(
         self, key: str, option: str | None = None, variable: str = "", *, named: str = ""
     ) -> str | None:
         """Return the value of `key`: the option's, else the variable's, else the site's; None if none is set.
@@ -84,23 +84,23 @@ class Site(Record):
         `option` is the value on the command line, of the option that is `named`, and `variable` the name of a
         variable. Raises UsageError if the site sets another value that users may not override.
         """
-        own: str | None = getattr(self, key)
-        given, source = option, named or f"--{key.replace('_', '-')}"
-        if given is None and variable:
-            given, source = os.environ.get(variable) or None, variable
-        if given is None:
-            return own
-        if own is not None and given != own and key not in self.users_may_override:
+        site_value: str | None = getattr(self, key)
+        value, source = option, named or f"--{key.replace('_', '-')}"
+        if value is None and variable:
+            value, source = os.environ.get(variable) or None, variable
+        if value is None:
+            return site_value
+        if site_value is not None and value != site_value and key not in self.users_may_override:
             raise UsageError(
-                f"{source} {given}: {self.file} sets {key} to {own!r}, which users may not override",
+                f"{source} {value}: {self.file} sets {key} to {site_value!r}, which users may not override",
                 remedy=f"leave out {source}, or ask the administrator to list {key} under users_may_override",
             )
-        if key in WORDS and given not in WORDS[key]:
+        if key in WORDS and value not in WORDS[key]:
             raise UsageError(
-                f"invalid {source} {given}: expected one of {', '.join(WORDS[key])}",
-                remedy=PODMAN if given == "podman" else suggest_nearest(given, WORDS[key]),
+                f"invalid {source} {value}: expected one of {', '.join(WORDS[key])}",
+                remedy=PODMAN if value == "podman" else suggest_nearest(value, WORDS[key]),
             )
-        return given
+        return value
 
     @property
     def max_bytes(self) -> int | None:
@@ -108,7 +108,7 @@ class Site(Record):
         amount = units.parse_size(self.max_size or "")
         return int(amount) if amount else None
 
-    def full(self, image: str) -> str:
+    def complete_name(self, image: str) -> str:
         """Return the name of an image with the site's registry, if it names none."""
         return f"{self.registry}/{image}" if self.registry and not names_registry(image) else image
 
@@ -119,10 +119,9 @@ def read_site() -> Site:
     try:
         os.lstat(path)  # a link without a target is a mistake, not a site without a file
     except (FileNotFoundError, NotADirectoryError):
-        named = os.environ.get(VARIABLE)
-        if not named:
+        path = os.environ.get(VARIABLE, "")
+        if not path:
             return Site()
-        path = named
     except OSError:
         pass  # opening it tells why
     try:
@@ -132,10 +131,10 @@ def read_site() -> Site:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     if len(raw) > LIMIT:
         raise UsageError(f"{path} is too large: more than {LIMIT} bytes")
-    return _parsed(raw, path)
+    return _parse_site(raw, path)
 
 
-def _parsed(raw: bytes, path: str) -> Site:
+def _parse_site(raw: bytes, path: str) -> Site:
     import tomllib
 
     try:
@@ -145,7 +144,7 @@ def _parsed(raw: bytes, path: str) -> Site:
         raise UsageError(f"{path}: {error}") from error
     values = {}
     for key, value in data.items():
-        where = f"{path}:{_line(text, key)}"
+        where = f"{path}:{_find_line(text, key)}"
         if key not in READERS:
             raise UsageError(f"{where}: unknown key {key!r}", remedy=suggest_nearest(key, READERS))
         values[key] = READERS[key](Fields({key: value}, where), key)
@@ -153,25 +152,25 @@ def _parsed(raw: bytes, path: str) -> Site:
     return Site(file=path, **values)
 
 
-def _line(text: str, key: str) -> int:
+def _find_line(text: str, key: str) -> int:
     """Return the number of the line that sets a key, 1 if it is written in another form."""
     lines = enumerate(text.splitlines(), 1)
     form = re.compile(rf"""\s*(?:\[\s*)?["']?{re.escape(key)}["']?\s*[=.\]]""")
     return next((number for number, line in lines if form.match(line)), 1)
 
 
-def _schema(fields: Fields, _: str) -> None:
-    fields.schema(SCHEMA)
+def _require_schema(fields: Fields, _: str) -> None:
+    fields.require_schema(SCHEMA)
 
 
-def _word(fields: Fields, key: str) -> str:
+def _read_word(fields: Fields, key: str) -> str:
     value = fields.text(key)
     if value not in WORDS[key]:
         raise fields.fail(key, f"expected one of {', '.join(WORDS[key])}, found {value!r}")
     return value
 
 
-def _registry(fields: Fields, key: str) -> str:
+def _read_registry(fields: Fields, key: str) -> str:
     value = fields.text(key)
     if not names_registry(f"{value}/image"):
         raise fields.fail(key, f"expected a registry such as registry:5000/ml, found {value!r}")
@@ -179,28 +178,28 @@ def _registry(fields: Fields, key: str) -> str:
     return value
 
 
-def _gang(fields: Fields, key: str) -> str:
+def _read_gang(fields: Fields, key: str) -> str:
     value = fields.text(key)
     if not re.fullmatch(r"[a-z0-9.,-]{1,200}", value):
         raise fields.fail(key, f"expected off, same or names such as cuda,nccl,mpi,torch, found {value!r}")
     return value
 
 
-def _path(fields: Fields, key: str) -> str:
+def _read_path(fields: Fields, key: str) -> str:
     value = fields.text(key)
     if not value.startswith(("/", "~/")):
         raise fields.fail(key, f"expected an absolute path, found {value!r}")
     return os.path.expanduser(value)  # noqa: PTH111 - pathlib is slow to load
 
 
-def _size(fields: Fields, key: str) -> str:
+def _read_size(fields: Fields, key: str) -> str:
     value = fields.text(key)
     if not units.parse_size(value):
         raise fields.fail(key, f"expected an amount such as 500G, found {value!r}")
     return value
 
 
-def _mounts(fields: Fields, key: str) -> tuple[str, ...]:
+def _read_mounts(fields: Fields, key: str) -> tuple[str, ...]:
     values = fields.texts(key)
     for value in values:
         if value not in (HOME, HERE) and not value.startswith("/"):
@@ -208,7 +207,7 @@ def _mounts(fields: Fields, key: str) -> tuple[str, ...]:
     return values
 
 
-def _folders(fields: Fields, key: str) -> tuple[str, ...]:
+def _read_folders(fields: Fields, key: str) -> tuple[str, ...]:
     values = fields.texts(key)
     for value in values:
         if not value.startswith("/"):
@@ -216,7 +215,7 @@ def _folders(fields: Fields, key: str) -> tuple[str, ...]:
     return values
 
 
-def _keys(fields: Fields, key: str) -> frozenset[str]:
+def _read_keys(fields: Fields, key: str) -> frozenset[str]:
     values = fields.texts(key)
     for value in values:
         if value not in OVERRIDABLE:
@@ -225,16 +224,16 @@ def _keys(fields: Fields, key: str) -> frozenset[str]:
 
 
 READERS: Mapping[str, Callable[[Fields, str], Any]] = {
-    "schema": _schema,
-    "engine": _word,
-    "runtime": _word,
-    "registry": _registry,
-    "gang": _gang,
-    "store": _path,
-    "max_size": _size,
-    "mounts": _mounts,
-    "credentials": _path,
-    "hosts": _path,
-    "program_folders": _folders,
-    "users_may_override": _keys,
+    "schema": _require_schema,
+    "engine": _read_word,
+    "runtime": _read_word,
+    "registry": _read_registry,
+    "gang": _read_gang,
+    "store": _read_path,
+    "max_size": _read_size,
+    "mounts": _read_mounts,
+    "credentials": _read_path,
+    "hosts": _read_path,
+    "program_folders": _read_folders,
+    "users_may_override": _read_keys,
 }

@@ -40,15 +40,15 @@ def make_owned_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]
     """
     # Only a locked folder gets a name that `lock_abandoned` looks for.
     unlocked = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent or get_disk_folder()))
-    with _locked(unlocked):
+    with _lock_folder(unlocked):
         yield unlocked.rename(unlocked.with_name(unlocked.name[1:]))
 
 
 def lock_abandoned(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     """Yield this user's folders of processes that ended without removing them, each locked until the next."""
     for folder in (parent or get_disk_folder()).glob(f"{prefix}*"):
-        with _locked(folder) as dead:
-            if dead:
+        with _lock_folder(folder) as acquired:
+            if acquired:
                 yield folder
 
 
@@ -67,7 +67,7 @@ def get_disk_folder() -> Path:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
+def _lock_folder(folder: Path) -> Iterator[bool]:
     """Lock one of our folders; yield whether no other process holds the lock, if the file system can tell."""
     with contextlib.ExitStack() as stack:
         try:

@@ -40,8 +40,8 @@ def format_count(number: int, noun: str, plural: str = "") -> str:
 
 def format_first(names: Sequence[str], noun: str) -> str:
     """Return the first of `names`, and how many others there are: "cpu and 2 other cells"."""
-    first, *others = names
-    return f"{first} and {format_count(len(others), f'other {noun}')}" if others else first
+    first, *rest = names
+    return f"{first} and {format_count(len(rest), f'other {noun}')}" if rest else first
 
 
 def shorten_words(words: Sequence[str], most: int, glue: str = ", ", more: str = " and {} more") -> str:

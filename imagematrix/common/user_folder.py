@@ -25,12 +25,12 @@ def make_user_folder(parent: str, name: str) -> str:
     One that exists goes before a new one, so that all processes of the user come to the same. Raises OSError
     if it cannot be created, with EEXIST if others have taken all names.
     """
-    own = list_user_folders(parent, name)
-    if own:
-        return own[0]
+    existing = list_user_folders(parent, name)
+    if existing:
+        return existing[0]
 
     taken: FileExistsError | None = None
-    for path in _paths(parent, name):
+    for path in _list_paths(parent, name):
         try:
             os.mkdir(path, MODE)
         except FileExistsError as error:
@@ -53,10 +53,10 @@ def list_user_folders(parent: str, name: str) -> list[str]:
     # On NFS, a client remembers for a while which names were free. It asks the server again for what is in a
     # folder when that is opened.
     os.close(os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-    return [path for path in _paths(parent, name) if _is_own(path)]
+    return [path for path in _list_paths(parent, name) if _is_own(path)]
 
 
-def _paths(parent: str, name: str) -> list[str]:
+def _list_paths(parent: str, name: str) -> list[str]:
     return [os.path.join(parent, f"{name}.{number}" if number else name) for number in range(NUMBERS)]
 
 

@@ -1,7 +1,7 @@
 """The start of a program in an archive of `zipapp_writer`, before anything can be imported from it.
 
-`zipapp_writer.start` passes this text to `python -c`. All compiled modules are in one file of the archive,
-because locating a module there takes as long as running it.
+`zipapp_writer.make_start_code` passes this text to `python -c`. All compiled modules are in one file of the
+archive, because locating a module there takes as long as running it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class CompiledModules:
-    """Imports the modules in `data`, the content of `zipapp_writer.compiled`."""
+    """Imports the modules in `data`, which `zipapp_writer.compile_modules` returned."""
 
     def __init__(self, data: bytes) -> None:
         self._modules: dict[str, tuple[bool, bytes]] = marshal.loads(data)  # noqa: S302 - our own

@@ -32,17 +32,17 @@ def collect_sources(roots: Iterable[str], data: Iterable[str] = ()) -> dict[str,
 
     `data` are the paths of other files that they read.
     """
-    found = {path: files(PACKAGE).joinpath(path.removeprefix(f"{PACKAGE}/")).read_bytes() for path in data}
+    contents = {path: files(PACKAGE).joinpath(path.removeprefix(f"{PACKAGE}/")).read_bytes() for path in data}
     seen: set[str] = set()
     pending = set(roots)
     while pending:
         name = pending.pop()
         seen.add(name)
-        if located := _located(name):
-            path, source = located
-            found[path] = source
-            pending |= {*_imports(ast.parse(source)), name.rpartition(".")[0]} - seen
-    return found
+        if module := _find_source(name):
+            path, source = module
+            contents[path] = source
+            pending |= {*_list_imports(ast.parse(source)), name.rpartition(".")[0]} - seen
+    return contents
 
 
 def compile_modules(modules: Mapping[str, bytes]) -> bytes:
@@ -75,17 +75,17 @@ def make_start_code(module: str) -> str:
 
 def write_archive(contents: Mapping[str, bytes], head: bytes = b"", stored: Collection[str] = ()) -> bytes:
     """Return `head`, followed by a zip archive of files by path; those in `stored` are not compressed."""
-    whole = io.BytesIO(head)
-    whole.seek(0, io.SEEK_END)
-    with zipfile.ZipFile(whole, "a") as opened:
+    output = io.BytesIO(head)
+    output.seek(0, io.SEEK_END)
+    with zipfile.ZipFile(output, "a") as archive:
         for path, content in sorted(contents.items()):
             entry = zipfile.ZipInfo(path, EPOCH)
             entry.external_attr = MODE
-            opened.writestr(entry, content, zipfile.ZIP_STORED if path in stored else zipfile.ZIP_DEFLATED)
-    return whole.getvalue()
+            archive.writestr(entry, content, zipfile.ZIP_STORED if path in stored else zipfile.ZIP_DEFLATED)
+    return output.getvalue()
 
 
-def _located(name: str) -> tuple[str, bytes] | None:
+def _find_source(name: str) -> tuple[str, bytes] | None:
     """Return path and source of a module, None if it is not in this package."""
     package, *parts = name.split(".")
     if package != PACKAGE:
@@ -97,7 +97,7 @@ def _located(name: str) -> tuple[str, bytes] | None:
     return None
 
 
-def _imports(node: ast.AST) -> Iterator[str]:
+def _list_imports(node: ast.AST) -> Iterator[str]:
     """Yield the names in import statements that may be modules, except in imports for type checkers."""
     match node:
         case ast.If(test=ast.Name(id="TYPE_CHECKING")):
@@ -109,4 +109,4 @@ def _imports(node: ast.AST) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in names)
         case _:
             for child in ast.iter_child_nodes(node):
-                yield from _imports(child)
+                yield from _list_imports(child)

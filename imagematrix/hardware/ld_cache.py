@@ -37,7 +37,7 @@ class LoaderCache:
             end = raw.find(b"\0", name, name + NAME)
             self._places.setdefault(raw[name : max(end, name)], []).append(path)
 
-    def paths(self, name: str) -> Iterator[str]:
+    def list_paths(self, name: str) -> Iterator[str]:
         """Yield the paths that the cache has for a library, in the loader's order."""
         for start in self._places.get(name.encode("utf-8", "replace"), ()):
             end = self._raw.find(b"\0", start, start + PATH)

@@ -172,7 +172,7 @@ class Remedies:
         """Yield a driver of `version` with the loaded kind of kernel modules, and with the other kind."""
         loaded = self._target.host.driver
         if loaded is None:
-            opened = all(gpus.drives("open", gpu.compute) for gpu in self._target.gpus)
+            opened = all(gpus.is_supported("open", gpu.compute) for gpu in self._target.gpus)
             yield Driver(version=version, kind="open" if opened else "proprietary", source="")
             return
         # An installed driver has both parts, so that the user-mode one follows the kernel's.

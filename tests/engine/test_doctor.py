@@ -15,7 +15,7 @@ from imagematrix.cli import main
 from imagematrix.hardware.host import probe
 from imagematrix.hardware.host.host import Host
 node = Host.load(sys.argv.pop(1))
-probe.assemble = lambda *_, **__: node
+probe.assemble_host = lambda *_, **__: node
 main()
 """
 CELL = "cuda=12.4,compute=9.0,driver=550.163.01,march=x86-64-v3"

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from imagematrix.hardware.host.host import Host, MigDevice
 from imagematrix.hardware.host.nvml import Nvml, NvmlGpu
-from imagematrix.hardware.host.probe import assemble
+from imagematrix.hardware.host.probe import assemble_host
 from imagematrix.hardware.host.tree import Tree
 
 FOLDER = Path(__file__).parent
@@ -340,7 +340,7 @@ def profile(name: str) -> Host:
     """Return the host that the probe finds on the node `name`."""
     with tempfile.TemporaryDirectory() as folder:
         capture(Path(folder), name)
-        return assemble(Tree(folder), query=lambda: answer(name))
+        return assemble_host(Tree(folder), query=lambda: answer(name))
 
 
 def main() -> None:

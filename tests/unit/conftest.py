@@ -116,7 +116,7 @@ def pytest_sessionfinish():
 @pytest.fixture(autouse=True)
 def _programs_of_path(monkeypatch):
     """Let programs be found in PATH by root, too, so that tests can put their own there."""
-    monkeypatch.setattr(programs, "_search_path", lambda: os.environ["PATH"])
+    monkeypatch.setattr(programs, "_get_path", lambda: os.environ["PATH"])
 
 
 @pytest.fixture(autouse=True)

@@ -33,26 +33,28 @@ def find_cpu_alternatives(
     the paths of their files. Files of different packages are no alternatives. Of those that are, the one
     without a CPU's name is loaded on every CPU, unless another one uses fewer flags.
     """
-    named = [path for path in flags if any(map(dispatch.is_cpu_specific_name, path.split("/")))]
+    specific = [path for path in flags if any(map(dispatch.is_cpu_specific_name, path.split("/")))]
     groups: dict[tuple[str, str, str], set[str]] = defaultdict(set)
-    wanted = {place for path in named for place in _places(path, packages)}
-    for path in flags if named else ():
-        for place in _places(path, packages):
-            if place in wanted:
+    candidates = {place for path in specific for place in _list_places(path, packages)}
+    for path in flags if specific else ():
+        for place in _list_places(path, packages):
+            if place in candidates:
                 groups[place].add(path)
-    found: set[str] = set()
+    alternatives: set[str] = set()
     for (folder, _, _), group in groups.items():
-        own = {path: path.removeprefix(folder).partition("/")[0] for path in group}
-        chosen = {path for path, word in own.items() if dispatch.is_cpu_specific_name(word)}
-        if not chosen or len(group) == 1:
+        words = {path: path.removeprefix(folder).partition("/")[0] for path in group}
+        for_some_cpus = {path for path, word in words.items() if dispatch.is_cpu_specific_name(word)}
+        if not for_some_cpus or len(group) == 1:
             continue
-        distinct = {frozenset(flags[path]) for path in group}
-        found |= chosen
-        found |= {path for path in group - chosen if any(own < flags[path] for own in distinct)}
-    return frozenset(found)
+        flag_sets = {frozenset(flags[path]) for path in group}
+        alternatives |= for_some_cpus
+        alternatives |= {
+            path for path in group - for_some_cpus if any(fewer < flags[path] for fewer in flag_sets)
+        }
+    return frozenset(alternatives)
 
 
-def _places(path: str, packages: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+def _list_places(path: str, packages: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Yield the places of a path in which its alternatives differ: a folder of it, or a word of its name.
 
     A place is the path before it, the rest, and the package.

@@ -47,19 +47,19 @@ def list_members(window: Window) -> Iterator[tuple[str, Window]]:
     """Yield the name and the bytes of each ELF object in a static library, up to the first damaged header."""
     at = len(AR)
     for _ in range(MOST):
-        head = window.at(at, MEMBER)
+        head = window.read_at(at, MEMBER)
         size = head[48:58].strip()
         if head[58:60] != END or not size.isdigit():
             return
-        part = window.part(at + MEMBER, int(size))
-        if part.at(0, len(ELF)) == ELF:
+        part = window.get_part(at + MEMBER, int(size))
+        if part.read_at(0, len(ELF)) == ELF:
             yield head[:16].decode("ascii", "replace").rstrip(" /"), part
         at += MEMBER + int(size) + int(size) % 2  # members begin at even offsets (ar(5))
 
 
 def open_zip(window: Window) -> zipfile.ZipFile:
     """Open a zip for reading; closing it leaves the window open. Raises one of `UNREADABLE`."""
-    return zipfile.ZipFile(io.BufferedReader(window.part(0, window.size)))
+    return zipfile.ZipFile(io.BufferedReader(window.get_part(0, window.size)))
 
 
 def list_zip_files(
@@ -70,10 +70,10 @@ def list_zip_files(
     Raises one of `UNREADABLE`.
     """
     with open_zip(window) as archive:
-        listed = archive.infolist()
-        if len(listed) > MOST or sum(member.file_size for member in listed) > INFLATED:
+        members = archive.infolist()
+        if len(members) > MOST or sum(member.file_size for member in members) > INFLATED:
             raise ValueError("too large")
-        for member in listed:
+        for member in members:
             if not member.is_dir() and member.file_size:
                 yield member.filename, member.file_size, partial(archive.open, member)
 
@@ -89,8 +89,8 @@ def copy_stream(file: ByteStream, size: int, head: bytes = b"") -> Iterator[Wind
         if size > IN_MEMORY:
             copy = stack.enter_context(tempfile.TemporaryFile(dir=get_disk_folder()))
         copy.write(head)
-        left = size - len(head)
-        while left > 0 and (piece := file.read(min(PIECE, left))):
+        remaining = size - len(head)
+        while remaining > 0 and (piece := file.read(min(PIECE, remaining))):
             copy.write(piece)
-            left -= len(piece)
-        yield Window(copy, 0, size - max(left, 0))
+            remaining -= len(piece)
+        yield Window(copy, 0, size - max(remaining, 0))

@@ -59,30 +59,31 @@ class _Header:
 
 def read_cubin(window: Window) -> DeviceCode:
     """Return the device code of a cubin file."""
-    header = _header(window.at(0, HEAD))
+    header = _parse_header(window.read_at(0, HEAD))
     if header is None or header.target not in TARGETS:
         return DeviceCode(damaged=True)
-    specific = header.target >= FIRST_SPECIFIC and (header.specific or OF_ONE in _attributes(window))
+    specific = header.target >= FIRST_SPECIFIC and (header.specific or OF_ONE in _list_attributes(window))
     # Code for a family has the same flags as plain code; only the note tells.
-    family = FAMILY.search(window.at(0, FAR)) if header.new and not specific else None
+    family = FAMILY.search(window.read_at(0, FAR)) if header.new and not specific else None
     target = family[1].decode() if family else f"{header.target}{'a' if specific else ''}"
-    made_by = find_release(window)
+    release = find_release(window)
     return DeviceCode(
         cubins=frozenset([target]),
-        toolkits=frozenset([made_by] if made_by else []),
+        toolkits=frozenset([release] if release else []),
         sizes=((f"sm_{target}", window.size),),
     )
 
 
 def measure_cubin(window: Window) -> int | None:
     """Return the size of the cubin at the beginning of `window`, or None if something else is there."""
-    head = window.at(0, HEADER.size)
+    head = window.read_at(0, HEADER.size)
     if len(head) < HEADER.size:
         return None
-    _, _, machine, _, _, segments, sections, _, own, width, count, height, rows, _ = HEADER.unpack(head)
-    ends = [own, segments + width * count, sections + height * rows]
-    shaped = own == HEADER.size and height == SECTION and width in (0, SEGMENT)
-    if machine != elf.CUDA or not shaped or not 0 < rows < MOST_SECTIONS or max(ends) > window.size:
+    fields = HEADER.unpack(head)
+    _, _, machine, _, _, segments, sections, _, length, width, count, height, rows, _ = fields
+    ends = [length, segments + width * count, sections + height * rows]
+    has_sizes = length == HEADER.size and height == SECTION and width in (0, SEGMENT)
+    if machine != elf.CUDA or not has_sizes or not 0 < rows < MOST_SECTIONS or max(ends) > window.size:
         return None
     headers = elf.read_elf(window)
     if headers is None or headers.damaged:
@@ -92,13 +93,13 @@ def measure_cubin(window: Window) -> int | None:
 
 def find_release(window: Window) -> str | None:
     """Return the CUDA release whose compiler made the cubin in `window`, None if the bytes state none."""
-    header = _header(window.at(0, HEAD))
+    header = _parse_header(window.read_at(0, HEAD))
     if header is None or not header.new:
-        return _numbered(header)
+        return _get_release(header)
     headers = elf.read_elf(window)
-    section = next(headers.named(TOOLKIT), None) if headers else None
-    text = window.at(section.offset, min(section.size, FAR)) if section else window.at(0, FAR)
-    return _named(text, header)
+    section = next(headers.find_sections(TOOLKIT), None) if headers else None
+    text = window.read_at(section.offset, min(section.size, FAR)) if section else window.read_at(0, FAR)
+    return _find_release_in_note(text, header)
 
 
 def find_packed_release(payload: Window, *, zstandard: bool, notes: bool) -> str | None:
@@ -106,21 +107,30 @@ def find_packed_release(payload: Window, *, zstandard: bool, notes: bool) -> str
 
     A note is read only with `notes`; without it, the first release that writes such cubins counts.
     """
-    if payload.at(0, len(elf.MAGIC)) == elf.MAGIC:
+    if payload.read_at(0, len(elf.MAGIC)) == elf.MAGIC:
         return find_release(payload)
-    head = unpack(payload.at(0, FAR if zstandard else PACKED), HEAD, zstandard=zstandard)
-    header = _header(head) if head.startswith(elf.MAGIC) else None
+    head = unpack(payload.read_at(0, FAR if zstandard else PACKED), HEAD, zstandard=zstandard)
+    header = _parse_header(head) if head.startswith(elf.MAGIC) else None
     if header is None or not header.new:
-        return _numbered(header)
-    return _named(unpack(payload.at(0, FAR), FAR, zstandard=zstandard) if notes else b"", header)
+        return _get_release(header)
+    text = unpack(payload.read_at(0, FAR), FAR, zstandard=zstandard) if notes else b""
+    return _find_release_in_note(text, header)
 
 
 def unpack(packed: bytes, most: int, *, zstandard: bool) -> bytes:
     """Return the first bytes of compressed code, fewer if it is damaged."""
-    return _unzstd(packed, most) if zstandard else _unlz4(packed, most)
+    if not zstandard:
+        return _unpack_lz4(packed, most)
+    from zstandard import ZstdDecompressor, ZstdError  # the zipapp for nodes does not have it
+
+    try:
+        # A frame may ask for gigabytes of memory; zstd's own command stops at the same limit.
+        return ZstdDecompressor(max_window_size=1 << 27).stream_reader(packed).read(most)
+    except ZstdError:
+        return b""
 
 
-def _header(head: bytes) -> _Header | None:
+def _parse_header(head: bytes) -> _Header | None:
     """Return what an ELF header of HEAD bytes states, or None if it is truncated or invalid."""
     place = FLAGS.get(head[4]) if len(head) == HEAD else None
     if place is None:
@@ -131,22 +141,22 @@ def _header(head: bytes) -> _Header | None:
     return _Header(new=False, version=version, target=flags & 0xFF, specific=bool(flags & 1 << 11))
 
 
-def _numbered(header: _Header | None) -> str | None:
+def _get_release(header: _Header | None) -> str | None:
     if header is None or header.version not in NUMBERED:
         return None
     return f"{header.version // 10}.{header.version % 10}"
 
 
-def _named(text: bytes, header: _Header) -> str:
+def _find_release_in_note(text: bytes, header: _Header) -> str:
     match = NAMED.search(text)
     return match[1].decode() if match else FIRST_CUDA[header.target < FIRST_TARGET]
 
 
-def _attributes(window: Window) -> set[int]:
+def _list_attributes(window: Window) -> set[int]:
     """Return the numbers of the attributes in a cubin whose value or size is not zero."""
     headers = elf.read_elf(window)
-    section = next(headers.named(ATTRIBUTES), None) if headers else None
-    raw = window.at(section.offset, min(section.size, FAR)) if section else b""
+    section = next(headers.find_sections(ATTRIBUTES), None) if headers else None
+    raw = window.read_at(section.offset, min(section.size, FAR)) if section else b""
     attributes = set()
     at = 0
     while at + ATTRIBUTE.size <= len(raw):
@@ -157,17 +167,7 @@ def _attributes(window: Window) -> set[int]:
     return attributes
 
 
-def _unzstd(raw: bytes, most: int) -> bytes:
-    import zstandard  # the zipapp for nodes does not have it
-
-    try:
-        # A frame may ask for gigabytes of memory; zstd's own command stops at the same limit.
-        return zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(raw).read(most)
-    except zstandard.ZstdError:
-        return b""
-
-
-def _unlz4(raw: bytes, most: int) -> bytes:
+def _unpack_lz4(raw: bytes, most: int) -> bytes:
     """Return the first bytes of an LZ4 block, fewer if it is truncated or damaged.
 
     https://github.com/lz4/lz4/blob/dev/doc/lz4_Block_format.md
@@ -176,20 +176,20 @@ def _unlz4(raw: bytes, most: int) -> bytes:
     at = 0
     while at < len(raw) and len(unpacked) < most:
         token = raw[at]
-        literals, at = _length(raw, at + 1, token >> 4)
+        literals, at = _read_length(raw, at + 1, token >> 4)
         unpacked += raw[at : at + literals]
         at += literals
         back = int.from_bytes(raw[at : at + 2], "little")
         if not 0 < back <= len(unpacked) or at + 2 > len(raw):
             break
-        copied, at = _length(raw, at + 2, token & 15)
-        copied = min(copied + 4, most)
-        repeated = unpacked[-back:] * (copied // back + 1)
-        unpacked += repeated[:copied]
+        repeats, at = _read_length(raw, at + 2, token & 15)
+        repeats = min(repeats + 4, most)
+        sequence = unpacked[-back:] * (repeats // back + 1)
+        unpacked += sequence[:repeats]
     return bytes(unpacked[:most])
 
 
-def _length(raw: bytes, at: int, length: int) -> tuple[int, int]:
+def _read_length(raw: bytes, at: int, length: int) -> tuple[int, int]:
     """Return a length whose first part is `length`, and the offset after its other bytes."""
     more = 255 if length == 15 else 0  # noqa: PLR2004 - the largest first part
     while more == 255 and at < len(raw):  # noqa: PLR2004 - a byte that is continued

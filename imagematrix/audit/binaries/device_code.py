@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 class Fatbins:
     """`count` fatbins of a file that have kernels for the same targets, as in DeviceCode.
 
-    `own`: the names of kernels show that they are of the file's own project, and not of a library linked in.
+    `of_project`: the names of kernels show that they are of the file's own project, and not of a library that
+    is linked in.
     """
 
     count: int
     cubins: frozenset[str]
     ptx: frozenset[tuple[str, str]]
-    own: bool = False
+    of_project: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +55,13 @@ class DeviceCode:
         return bool(self.cubins or self.ptx)
 
     @property
-    def deciding(self) -> DeviceCode:
+    def deciding_code(self) -> DeviceCode:
         """The targets that decide on which GPUs the code runs: those of the project's own kernels, if known.
 
         Code for other GPUs, in libraries that are linked in, would not make the file run there. Kernels of no
         known project all count.
         """
-        counting = [part for part in self.parts if part.own] or self.parts
+        counting = [part for part in self.parts if part.of_project] or self.parts
         if not counting:
             return self
         return replace(
@@ -82,23 +83,22 @@ def merge_device_code(parts: Iterable[DeviceCode]) -> DeviceCode:
     """Merge the device code of several parts of a file. If any part is linked, only linked parts count."""
     present = [part for part in parts if part]
     linked = any(part.linked for part in present) or not present
-    return reduce(_both, (part for part in present if part.linked == linked), NONE if linked else UNLINKED)
+    return reduce(_merge, (part for part in present if part.linked == linked), NONE if linked else UNLINKED)
 
 
-def _both(first: DeviceCode, other: DeviceCode) -> DeviceCode:
+def _merge(first: DeviceCode, second: DeviceCode) -> DeviceCode:
+    only_one_has_ptx = first.cuda and second.cuda and bool(first.ptx) != bool(second.ptx)
     return DeviceCode(
-        cubins=first.cubins | other.cubins,
-        ptx=first.ptx | other.ptx,
-        objects=first.objects | other.objects,
+        cubins=first.cubins | second.cubins,
+        ptx=first.ptx | second.ptx,
+        objects=first.objects | second.objects,
         linked=first.linked,
-        compressed=first.compressed or other.compressed,
-        scattered=first.scattered
-        or other.scattered
-        or (first.cuda and other.cuda and bool(first.ptx) != bool(other.ptx)),
-        damaged=first.damaged or other.damaged,
-        toolkits=first.toolkits | other.toolkits,
-        sizes=tuple(sorted((Counter(dict(first.sizes)) + Counter(dict(other.sizes))).items())),
-        parts=first.parts + other.parts,
+        compressed=first.compressed or second.compressed,
+        scattered=first.scattered or second.scattered or only_one_has_ptx,
+        damaged=first.damaged or second.damaged,
+        toolkits=first.toolkits | second.toolkits,
+        sizes=tuple(sorted((Counter(dict(first.sizes)) + Counter(dict(second.sizes))).items())),
+        parts=first.parts + second.parts,
     )
 
 

@@ -36,10 +36,10 @@ def identify_driver(path: str, elf: Elf | None, window: Window) -> DriverLibrary
     `path` is its path in the image, `elf` its ELF headers, or None if it has none.
     """
     by_path = user_mode.parse_file_name(path)
-    named = (elf and elf.soname and user_mode.parse_file_name(elf.soname)) or by_path
-    if not named:
+    by_name = (elf and elf.soname and user_mode.parse_file_name(elf.soname)) or by_path
+    if not by_name:
         return None
-    version = user_mode.read_version(window.size, window.at) or (by_path[1] if by_path else None)
+    version = user_mode.read_version(window.size, window.read_at) or (by_path[1] if by_path else None)
     note = read_compat(elf, window) if elf else None
     if window.size < SMALLEST and (version is None or STUBS in path.split("/")):
         kind = "stub"
@@ -47,4 +47,5 @@ def identify_driver(path: str, elf: Elf | None, window: Window) -> DriverLibrary
         kind = "compat"
     else:
         kind = "exact"
-    return DriverLibrary(name=named[0], kind=kind, version=None if kind == "stub" else version, compat=note)
+    version = None if kind == "stub" else version
+    return DriverLibrary(name=by_name[0], kind=kind, version=version, compat=note)

@@ -28,6 +28,6 @@ def loads_driver(needed: Iterable[str]) -> bool:
     return any(map(NEEDED.fullmatch, needed))
 
 
-def sources_load(text: bytes) -> bool:
+def loads_driver_in_source(text: bytes) -> bool:
     """Whether a Python source names libcuda or a compiler, or imports NVIDIA's bindings for them."""
     return NAMED.search(text) is not None

@@ -70,7 +70,7 @@ class Elf:
     runpath: tuple[str, ...] = ()
     damaged: bool = False
 
-    def named(self, *names: str) -> Iterator[Section]:
+    def find_sections(self, *names: str) -> Iterator[Section]:
         """Yield the sections with one of these names."""
         return (section for section in self.sections if section.name in names)
 
@@ -87,7 +87,7 @@ class _Structures:
     fields: tuple[int, int, int, int]
 
 
-def _layout(bits: int, end: str) -> _Structures:
+def _make_structures(bits: int, end: str) -> _Structures:
     if bits == 1:
         header, segment, section, tag = "HHIIIIIHHHHHH", "IIIIIIII", "IIIIIIIIII", "iI"
         fields = (0, 1, 2, 4)
@@ -103,12 +103,14 @@ def _layout(bits: int, end: str) -> _Structures:
     )
 
 
-LAYOUTS = {(bits, order): _layout(bits, end) for bits in (1, 2) for order, end in ((1, "<"), (2, ">"))}
+LAYOUTS = {
+    (bits, order): _make_structures(bits, end) for bits in (1, 2) for order, end in ((1, "<"), (2, ">"))
+}
 
 
 def read_elf(window: Window) -> Elf | None:
     """Return the headers of an ELF file, or None if it is something else."""
-    head = window.at(0, HEADER)
+    head = window.read_at(0, HEADER)
     if head[:4] != MAGIC or len(head) < HEADER or (head[4], head[5]) not in LAYOUTS:
         return None
     layout = LAYOUTS[head[4], head[5]]
@@ -120,8 +122,8 @@ def read_elf(window: Window) -> Elf | None:
     dynamic: dict[int, list[str]] = {}
     try:
         if sections:
-            with_bytes, elsewhere = _sections(window, layout, sections, width, count, names)
-        dynamic = _dynamic(window, layout, segments, number_of_segments)
+            with_bytes, elsewhere = _read_sections(window, layout, sections, width, count, names)
+        dynamic = _read_dynamic(window, layout, segments, number_of_segments)
     except (ValueError, struct.error):
         damaged = not elsewhere
     return Elf(
@@ -131,13 +133,13 @@ def read_elf(window: Window) -> Elf | None:
         sections=with_bytes,
         soname=next(iter(dynamic.get(SONAME, ())), None),
         needed=tuple(dynamic.get(NEEDED, ())),
-        rpath=_folders(dynamic.get(RPATH, ())),
-        runpath=_folders(dynamic.get(RUNPATH, ())),
+        rpath=_split_paths(dynamic.get(RPATH, ())),
+        runpath=_split_paths(dynamic.get(RUNPATH, ())),
         damaged=damaged,
     )
 
 
-def _sections(
+def _read_sections(
     window: Window, layout: _Structures, start: int, width: int, count: int, names: int
 ) -> tuple[tuple[Section, ...], bool]:
     """Return the sections with bytes, and whether the dynamic section has its bytes in another file.
@@ -146,17 +148,17 @@ def _sections(
     """
     if width != layout.section.size:
         raise ValueError(f"headers of sections with {width} bytes")
-    first = layout.section.unpack(window.at(start, width))
+    first = layout.section.unpack(window.read_at(start, width))
     # Of more sections than a header can count, the first section states the number (System V ABI).
     count = count or first[5]
     names = first[6] if names == EXTENDED else names
     if count > MOST or names >= count:
         raise ValueError(f"{count} sections")
-    table = window.at(start, count * width)
+    table = window.read_at(start, count * width)
     rows = list(layout.section.iter_unpack(table[: len(table) // width * width]))
     if len(rows) < count:
         raise ValueError("headers of sections beyond the end")
-    texts = window.at(rows[names][4], min(rows[names][5], NAMES))
+    texts = window.read_at(rows[names][4], min(rows[names][5], NAMES))
     with_bytes = tuple(
         # A truncated section is examined as far as it goes.
         Section(
@@ -173,22 +175,30 @@ def _sections(
     return with_bytes, any(kind == NOBITS and _text(texts, name) == ".dynamic" for name, kind, *_ in rows)
 
 
-def _dynamic(window: Window, layout: _Structures, start: int, count: int) -> dict[int, list[str]]:
+def _read_dynamic(window: Window, layout: _Structures, start: int, count: int) -> dict[int, list[str]]:
     """Return the names in the dynamic section by tag, none if there is no such section."""
     if count > MOST_SEGMENTS:
         raise ValueError(f"{count} segments")
     # By segments, as the loader does: the section headers may have been stripped.
-    table = window.at(start, count * layout.segment.size)
+    table = window.read_at(start, count * layout.segment.size)
     if len(table) < count * layout.segment.size:
         raise ValueError("headers of segments beyond the end")
     rows = [[row[field] for field in layout.fields] for row in layout.segment.iter_unpack(table)]
-    found = next(((offset, size) for kind, offset, _, size in rows if kind == DYNAMIC), None)
-    if found is None:
+    segment = next(((offset, size) for kind, offset, _, size in rows if kind == DYNAMIC), None)
+    if segment is None:
         return {}
-    raw = window.at(found[0], min(found[1], MOST_TAGS * layout.tag.size))
+    raw = window.read_at(segment[0], min(segment[1], MOST_TAGS * layout.tag.size))
     tags = list(layout.tag.iter_unpack(raw[: len(raw) // layout.tag.size * layout.tag.size]))
     strings = next((value for tag, value in tags if tag == STRTAB), None)
-    offset = None if strings is None else _offset(rows, strings)
+    # The segment that the loader puts at the address of the names tells their offset in the file.
+    offset = next(
+        (
+            strings - address + at
+            for kind, at, address, size in rows
+            if kind == LOAD and strings is not None and address <= strings < address + size
+        ),
+        None,
+    )
     if offset is None:
         raise ValueError("a dynamic section without names")
     texts: dict[int, list[str]] = {}
@@ -196,16 +206,8 @@ def _dynamic(window: Window, layout: _Structures, start: int, count: int) -> dic
         if tag == NULL:
             break
         if tag in (NEEDED, SONAME, RPATH, RUNPATH):
-            texts.setdefault(tag, []).append(_text(window.at(offset + value, TEXT), 0))
+            texts.setdefault(tag, []).append(_text(window.read_at(offset + value, TEXT), 0))
     return texts
-
-
-def _offset(segments: Sequence[Sequence[int]], address: int) -> int | None:
-    """Return the offset in the file of what the loader puts at an address."""
-    for kind, offset, start, size in segments:
-        if kind == LOAD and start <= address < start + size:
-            return address - start + offset
-    return None
 
 
 def _text(raw: bytes, start: int) -> str:
@@ -213,5 +215,5 @@ def _text(raw: bytes, start: int) -> str:
     return raw[start : end if end != -1 else start + TEXT].decode("utf-8", "replace")
 
 
-def _folders(listed: Sequence[str]) -> tuple[str, ...]:
-    return tuple(folder for path in listed for folder in path.split(":") if folder)
+def _split_paths(paths: Sequence[str]) -> tuple[str, ...]:
+    return tuple(folder for path in paths for folder in path.split(":") if folder)

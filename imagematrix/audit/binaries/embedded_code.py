@@ -40,74 +40,77 @@ EVERYTHING = 1 << 40  # more bytes than any section has
 def find_device_code(headers: Elf, window: Window) -> DeviceCode:
     """Return the device code in the data sections of a program or a library."""
     return device_code.merge_device_code(
-        part for section in _data(headers, window) for part in islice(_code(section), MOST)
+        part
+        for section in _list_data_sections(headers, window)
+        for part in islice(_list_device_code(section), MOST)
     )
 
 
 def names_driver(headers: Elf, window: Window) -> bool:
     """Whether the data sections have the name of libcuda, which a program may load by it."""
-    return any(True for section in _data(headers, window) for _ in _found(section, DRIVER))
+    sections = _list_data_sections(headers, window)
+    return any(True for section in sections for _ in _find_words(section, DRIVER))
 
 
-def _data(headers: Elf, window: Window) -> Iterator[Window]:
-    left = window.size
+def _list_data_sections(headers: Elf, window: Window) -> Iterator[Window]:
+    remaining = window.size
     for section in headers.sections:
         if section.flags & ALLOCATED and not section.flags & elf.CODE and not section.table:
-            left -= section.size
-            if left < 0:  # sections overlap
+            remaining -= section.size
+            if remaining < 0:  # sections overlap
                 return
-            yield window.part(section.offset, section.size)
+            yield window.get_part(section.offset, section.size)
     if not headers.sections:  # the section headers were stripped
         yield window
 
 
-def _code(section: Window) -> Iterator[DeviceCode]:
-    readers = {cubin.BEGINNING: _cubin, FATBIN: _fatbin, TEXT: _ptx}
-    reached = wrong = 0
-    for offset, word in _found(section, *readers):
-        read = readers[word]
-        if offset < reached or wrong == WRONG:  # a fatbin may contain cubins
+def _list_device_code(section: Window) -> Iterator[DeviceCode]:
+    readers = {cubin.BEGINNING: _read_cubin, FATBIN: _read_fatbin, TEXT: _read_ptx}
+    end = wrong = 0
+    for offset, word in _find_words(section, *readers):
+        read_code = readers[word]
+        if offset < end or wrong == WRONG:  # a fatbin may contain cubins
             continue
-        own, size = read(section.part(offset, section.size))
-        if own.cuda and not own.damaged:
-            yield own
-            reached = offset + size
+        code, size = read_code(section.get_part(offset, section.size))
+        if code.cuda and not code.damaged:
+            yield code
+            end = offset + size
         else:
-            wrong += read is not _ptx
+            wrong += read_code is not _read_ptx
 
 
-def _found(section: Window, *words: bytes) -> Iterator[tuple[int, bytes]]:
+def _find_words(section: Window, *words: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the offsets of words in a section in ascending order, up to MOST of each word."""
     overlap = max(map(len, words)) - 1
-    left = dict.fromkeys(words, MOST)
-    for index, piece in enumerate(section.pieces(EVERYTHING, overlap)):
+    remaining = dict.fromkeys(words, MOST)
+    for index, piece in enumerate(section.list_pieces(EVERYTHING, overlap)):
         offsets = []
         for word in words:
             at = piece.find(word)
             # What begins in the overlap is found in the next piece.
-            while 0 <= at < PIECE and left[word]:
-                left[word] -= 1
+            while 0 <= at < PIECE and remaining[word]:
+                remaining[word] -= 1
                 offsets.append((index * PIECE + at, word))
                 at = piece.find(word, at + 1)
         yield from sorted(offsets)
 
 
-def _cubin(window: Window) -> tuple[DeviceCode, int]:
+def _read_cubin(window: Window) -> tuple[DeviceCode, int]:
     """Return the cubin at the beginning of `window`, and its size; `NONE` if it is something else."""
     size = cubin.measure_cubin(window)
-    return (cubin.read_cubin(window.part(0, size)), size) if size else (NONE, 0)
+    return (cubin.read_cubin(window.get_part(0, size)), size) if size else (NONE, 0)
 
 
-def _fatbin(window: Window) -> tuple[DeviceCode, int]:
+def _read_fatbin(window: Window) -> tuple[DeviceCode, int]:
     container = next(fatbin.list_containers(window))
-    return fatbin.read_fatbins(window.part(0, container.end)), container.end
+    return fatbin.read_fatbins(window.get_part(0, container.end)), container.end
 
 
-def _ptx(window: Window) -> tuple[DeviceCode, int]:
-    match = PTX.match(window.at(0, DIRECTIVES))
+def _read_ptx(window: Window) -> tuple[DeviceCode, int]:
+    match = PTX.match(window.read_at(0, DIRECTIVES))
     if match is None:
         return NONE, 0
-    text = window.at(0, LONGEST)
+    text = window.read_at(0, LONGEST)
     end = text.find(b"\0")
     size = end if end != -1 else len(text)
     target, isa = match[2].decode(), match[1].decode()

@@ -88,8 +88,11 @@ class Container:
     whole: bool
 
 
-def read_fatbins(window: Window, own: re.Pattern[bytes] | None = None) -> DeviceCode:
-    """Return the device code of all fatbins in a section or a file. `own` matches the project's kernels."""
+def read_fatbins(window: Window, project_kernels: re.Pattern[bytes] | None = None) -> DeviceCode:
+    """Return the device code of all fatbins in a section or a file.
+
+    `project_kernels` matches the names of the kernels of the file's own project, if that is known.
+    """
     cubins: set[str] = set()
     texts: set[tuple[str, str]] = set()
     toolkits: set[str] = set()
@@ -110,12 +113,19 @@ def read_fatbins(window: Window, own: re.Pattern[bytes] | None = None) -> Device
             sizes[f"{'sm' if entry.kind == CUBIN else 'compute'}_{entry.target}"] += entry.size
         for entry in entries:
             if any(part.kind == CUBIN for part in entry.code):
-                made_by = _toolkit(window, entry, notes=cubins_read < NOTES)
-                toolkits.update([made_by] if made_by else [])
+                # Of several cubins, the release that made the first one counts.
+                release = cubin.find_packed_release(
+                    _get_payload(window, entry),
+                    zstandard=bool(entry.flags & ZSTD),
+                    notes=cubins_read < NOTES,
+                )
+                toolkits.update([release] if release else [])
                 cubins_read += 1
-        names = _names(window, entries) if code else None
+        names = _list_kernel_names(window, entries) if code else None
         if names is not None:
-            parts[native, text, own is not None and own.search(names) is not None] += 1
+            parts[
+                native, text, project_kernels is not None and project_kernels.search(names) is not None
+            ] += 1
     return DeviceCode(
         cubins=frozenset(cubins),
         ptx=frozenset(texts),
@@ -125,21 +135,21 @@ def read_fatbins(window: Window, own: re.Pattern[bytes] | None = None) -> Device
         damaged=damaged,
         sizes=tuple(sorted(sizes.items())),
         parts=tuple(
-            Fatbins(count=count, cubins=native, ptx=text, own=ours)
+            Fatbins(count=count, cubins=native, ptx=text, of_project=ours)
             for (native, text, ours), count in parts.items()
         ),
     )
 
 
-def _names(window: Window, entries: Iterable[FatbinEntry]) -> bytes | None:
+def _list_kernel_names(window: Window, entries: Iterable[FatbinEntry]) -> bytes | None:
     """Return names of the kernels in a fatbin; None if it has no kernels, "" if that cannot be read.
 
     All its code has the same kernels, and cubins are the quickest to read.
     """
     for entry in sorted(entries, key=lambda entry: entry.code[0].kind != CUBIN)[:TRIED]:
-        payload = _payload(window, entry)
+        payload = _get_payload(window, entry)
         zstandard = bool(entry.flags & ZSTD)
-        head = payload.at(0, PIECE if zstandard else 2 * kernels.MOST)
+        head = payload.read_at(0, PIECE if zstandard else 2 * kernels.MOST)
         if zstandard or entry.flags & LZ4:
             head = cubin.unpack(head, kernels.MOST, zstandard=zstandard)
         if kernels.is_readable(head):
@@ -151,48 +161,49 @@ def list_containers(window: Window) -> Iterator[Container]:
     """Yield the fatbins in a section or a file. Older toolkits leave gaps between them."""
     at = 0
     while at < window.size:
-        head = window.at(at, HEADER.size)
+        head = window.read_at(at, HEADER.size)
         if head[:4] != MAGIC:
-            at = _next(window, at)
+            at = _find_magic(window, at)
             continue
         if len(head) < HEADER.size:
             yield Container(at, window.size, (), whole=False)
             return
-        _, _, skipped, size = HEADER.unpack(head)
-        end = at + skipped + size
-        entries = tuple(
-            islice(_entries(window, at + max(skipped, HEADER.size), min(end, window.size)), MOST + 1)
-        )
+        _, _, header_size, size = HEADER.unpack(head)
+        end = at + header_size + size
+        first = at + max(header_size, HEADER.size)
+        entries = tuple(islice(_list_entries(window, first, min(end, window.size)), MOST + 1))
         whole = end <= window.size and len(entries) <= MOST
         end = min(end, window.size)
         yield Container(at, end, entries[:MOST], whole)
         at = -(-max(end, at + HEADER.size) // ALIGNED) * ALIGNED
 
 
-def _entries(window: Window, at: int, end: int) -> Iterator[FatbinEntry]:
-    left = MOST  # parts
+def _list_entries(window: Window, at: int, end: int) -> Iterator[FatbinEntry]:
+    remaining_parts = MOST
     while at + SMALLEST <= end:
-        kind, _, own, payload, _, minor, major, number, _, flags = ENTRY.unpack(window.at(at, SMALLEST))
-        size = max(own, SMALLEST) + payload
-        whole = own >= SMALLEST and at + size <= end
-        sound = whole and (number in cubin.TARGETS or kind == CONCATENATED)
-        entry = FatbinEntry(at, size, kind, _target(number, flags), f"{major}.{minor}", flags, sound)
+        header = ENTRY.unpack(window.read_at(at, SMALLEST))
+        kind, _, header_size, payload, _, minor, major, number, _, flags = header
+        size = max(header_size, SMALLEST) + payload
+        whole = header_size >= SMALLEST and at + size <= end
+        valid = whole and (number in cubin.TARGETS or kind == CONCATENATED)
+        target = _format_target(number, flags)
+        entry = FatbinEntry(at, size, kind, target, f"{major}.{minor}", flags, valid)
         if kind == CONCATENATED and whole:
-            parts = _parts(window.part(at + FIXED, own - FIXED), entry, left)
-            left -= len(parts)
+            parts = _read_parts(window.get_part(at + FIXED, header_size - FIXED), entry, remaining_parts)
+            remaining_parts -= len(parts)
             entry = replace(entry, parts=parts, whole=bool(parts))
         yield entry
         at += size
 
 
-def _parts(table: Window, entry: FatbinEntry, most: int) -> tuple[FatbinEntry, ...]:
+def _read_parts(table: Window, entry: FatbinEntry, most: int) -> tuple[FatbinEntry, ...]:
     """Return the parts in an entry's table, none if the table is invalid or has more than `most` parts."""
     try:
-        listed = list(_listed(table, most))
+        parts = list(_list_parts(table, most))
     except struct.error:  # it is truncated
         return ()
-    total = sum(part.size for part in listed)
-    if not total or not all(part.whole for part in listed):
+    total = sum(part.size for part in parts)
+    if not total or not all(part.whole for part in parts):
         return ()
     compressed = entry.flags & ZSTD
     return tuple(
@@ -202,52 +213,47 @@ def _parts(table: Window, entry: FatbinEntry, most: int) -> tuple[FatbinEntry, .
             size=entry.size * (part.offset + part.size) // total - entry.size * part.offset // total,
             flags=part.flags | compressed,
         )
-        for part in listed
+        for part in parts
     )
 
 
-def _listed(table: Window, most: int) -> Iterator[FatbinEntry]:
+def _list_parts(table: Window, most: int) -> Iterator[FatbinEntry]:
     """Yield the parts in a table, with offsets before compression; a part is not `whole` in an invalid table.
 
     A part's header has its offset and its size where an entry's header has the sizes of header and payload.
     """
-    number_of_parts, end = TABLE.unpack(table.at(0, TABLE.size))
-    right = number_of_parts <= most and end == table.size
+    number_of_parts, end = TABLE.unpack(table.read_at(0, TABLE.size))
+    valid = number_of_parts <= most and end == table.size
     at = TABLE.size
-    while right and at < end:
-        head = table.at(at, FIXED + OPTIONS.size)
+    while valid and at < end:
+        head = table.read_at(at, FIXED + OPTIONS.size)
         kind, _, offset, size, more, minor, major, number, _, flags = ENTRY.unpack_from(head)
         at += FIXED
         if any(more[4:]):  # it has options
             _, options_size, _ = OPTIONS.unpack_from(head, FIXED)
             at += -(-(OPTIONS.size + options_size) // ALIGNED) * ALIGNED
         number_of_parts -= 1
-        right = number_of_parts >= 0 and (at < end or (at == end and not number_of_parts))
-        sound = right and number in cubin.TARGETS
-        yield FatbinEntry(offset, size, kind, _target(number, flags), f"{major}.{minor}", flags, sound)
+        valid = number_of_parts >= 0 and (at < end or (at == end and not number_of_parts))
+        target = _format_target(number, flags)
+        whole = valid and number in cubin.TARGETS
+        yield FatbinEntry(offset, size, kind, target, f"{major}.{minor}", flags, whole)
 
 
-def _toolkit(window: Window, entry: FatbinEntry, *, notes: bool) -> str | None:
-    """Return the release that made an entry's cubin; for several cubins, the one that made the first part."""
-    payload = _payload(window, entry)
-    return cubin.find_packed_release(payload, zstandard=bool(entry.flags & ZSTD), notes=notes)
+def _get_payload(window: Window, entry: FatbinEntry) -> Window:
+    header_size = int.from_bytes(window.read_at(entry.offset + 4, 4), "little")
+    return window.get_part(entry.offset + header_size, entry.size - header_size)
 
 
-def _payload(window: Window, entry: FatbinEntry) -> Window:
-    own = int.from_bytes(window.at(entry.offset + 4, 4), "little")
-    return window.part(entry.offset + own, entry.size - own)
-
-
-def _target(number: int, flags: int) -> str:
+def _format_target(number: int, flags: int) -> str:
     if flags & SPECIFIC:
         return f"{number}a"
     return f"{number}f" if flags & FAMILY else str(number)
 
 
-def _next(window: Window, at: int) -> int:
+def _find_magic(window: Window, at: int) -> int:
     """Return the offset of the next fatbin at or after `at`, or the end of the window."""
     while at < window.size:
-        piece = window.at(at, PIECE + len(MAGIC) - 1)
+        piece = window.read_at(at, PIECE + len(MAGIC) - 1)
         offset = piece.find(MAGIC)
         while offset != -1 and (at + offset) % ALIGNED:
             offset = piece.find(MAGIC, offset + 1)
@@ -259,7 +265,7 @@ def _next(window: Window, at: int) -> int:
 
 def read_ptx(window: Window) -> DeviceCode:
     """Return the device code of a PTX file, `NONE` if it is something else."""
-    match = DIRECTIVES.search(window.at(0, PIECE))
+    match = DIRECTIVES.search(window.read_at(0, PIECE))
     if match is None:
         return NONE
     target = match[2].decode()

@@ -12,6 +12,7 @@ import re
 import struct
 import zlib
 
+from imagematrix.audit.binaries import cubin
 from imagematrix.audit.binaries.device_code import DeviceCode
 from imagematrix.audit.binaries.window import Window
 
@@ -38,62 +39,52 @@ def list_bundle_targets(window: Window) -> DeviceCode:
     objects: set[str] = set()
     damaged = False
     for at in range(0, window.size, ALIGNED):
-        head = window.at(at, len(MAGIC))
+        head = window.read_at(at, len(MAGIC))
         targets: Iterator[str | None] = iter(())
         if head == MAGIC:
-            targets = _targets(window, at, cut=False)
+            targets = _list_targets(window, at, cut=False)
         elif head.startswith(COMPRESSED):
-            targets = _compressed(window.part(at, window.size - at))
+            targets = _list_compressed_targets(window.get_part(at, window.size - at))
         for target in targets:
             damaged = damaged or target is None
             objects.update([target] if target else [])
     return DeviceCode(objects=frozenset(objects), damaged=damaged)
 
 
-def _compressed(window: Window) -> Iterator[str | None]:
-    version, method = struct.unpack("<HH", window.at(len(COMPRESSED), 4).ljust(4, b"\xff"))
-    head = COMPRESSED_HEADER.get(version)
-    if head is None or method not in (ZLIB, ZSTD):
-        yield None
-        return
-    try:
-        raw = _inflated(window.at(head, READ), method)
-    except ValueError:
-        raw = b""
+def _list_compressed_targets(window: Window) -> Iterator[str | None]:
+    version, method = struct.unpack("<HH", window.read_at(len(COMPRESSED), 4).ljust(4, b"\xff"))
+    header_size = COMPRESSED_HEADER.get(version)
+    raw = b""
+    if header_size is not None and method in (ZLIB, ZSTD):
+        raw = _unpack_beginning(window.read_at(header_size, READ), method)
     if not raw.startswith(MAGIC):
         yield None
         return
-    yield from _targets(Window(io.BytesIO(raw), 0, len(raw)), 0, cut=True)
+    yield from _list_targets(Window(io.BytesIO(raw), 0, len(raw)), 0, cut=True)
 
 
-def _inflated(raw: bytes, method: int) -> bytes:
-    """Return the first decompressed bytes; raise ValueError if they are damaged."""
+def _unpack_beginning(raw: bytes, method: int) -> bytes:
+    """Return the first decompressed bytes, none if they are damaged."""
     if method == ZLIB:
         try:
             return zlib.decompressobj().decompress(raw, HEADER)
-        except zlib.error as error:
-            raise ValueError(str(error)) from error
-    import zstandard  # the zipapp for nodes does not have it
-
-    try:
-        # A frame may ask for gigabytes of memory; zstd's own command stops at the same limit.
-        return zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(raw).read(HEADER)
-    except zstandard.ZstdError as error:
-        raise ValueError(str(error)) from error
+        except zlib.error:
+            return b""
+    return cubin.unpack(raw, HEADER, zstandard=True)
 
 
-def _targets(window: Window, start: int, *, cut: bool) -> Iterator[str | None]:
+def _list_targets(window: Window, start: int, *, cut: bool) -> Iterator[str | None]:
     """Yield the target of each code object in a bundle, None for an invalid entry or a truncated code object.
 
     `cut` says that the window has only the beginning of the bundle, so code objects may lie beyond its end.
     """
     at = start + len(MAGIC) + 8
-    count = int.from_bytes(window.at(at - 8, 8), "little")
+    count = int.from_bytes(window.read_at(at - 8, 8), "little")
     if count > MOST:
         yield None
         return
     for _ in range(count):
-        entry = window.at(at, ENTRY.size)
+        entry = window.read_at(at, ENTRY.size)
         if len(entry) < ENTRY.size:
             yield None
             return
@@ -101,7 +92,7 @@ def _targets(window: Window, start: int, *, cut: bool) -> Iterator[str | None]:
         if length > LONGEST or (start + offset + size > window.size and not cut):
             yield None
             return
-        target = TARGET.search(window.at(at + ENTRY.size, length).decode("ascii", "replace"))
+        target = TARGET.search(window.read_at(at + ENTRY.size, length).decode("ascii", "replace"))
         if target:  # the entry with the host's code does not match
             yield target[1]
         at += ENTRY.size + length

@@ -47,6 +47,6 @@ class HostCode:
         return replace(self, required=none, probable=none, partial=none, chosen=chosen, signs=signs)
 
     @property
-    def undecided(self) -> frozenset[str]:
+    def undecided_flags(self) -> frozenset[str]:
         """The flags for which the audit cannot decide whether the code runs without them."""
         return frozenset(self.functions) - self.required - self.chosen

@@ -34,10 +34,10 @@ def make_kernel_pattern(path: str) -> re.Pattern[bytes] | None:
     folder = path.rpartition(PACKAGES)[2].partition("/")[0]
     words = posixpath.basename(path).partition(".")[0].removeprefix("lib").strip("_").split("_")
     names = {folder, *("_".join(words[:number]) for number in range(1, len(words) + 1))}
-    listed = sorted(name for name in names if NAMESPACE.fullmatch(name) and name.lower() not in TEMPLATES)
-    if not listed:
+    namespaces = sorted(name for name in names if NAMESPACE.fullmatch(name) and name.lower() not in TEMPLATES)
+    if not namespaces:
         return None
-    mangled = "|".join(f"{len(name)}{name}" for name in listed)
+    mangled = "|".join(f"{len(name)}{name}" for name in namespaces)
     return re.compile(rf"(?<!\d)(?:{mangled})".encode(), re.IGNORECASE)
 
 
@@ -49,7 +49,7 @@ def is_readable(head: bytes) -> bool:
 def list_kernel_names(head: bytes) -> bytes | None:
     """Return names of kernels in the first MOST bytes of a cubin or of PTX; None if it has no kernels."""
     if head.startswith(elf.MAGIC):
-        _, found, named = head[:MOST].partition(CODE)
-        return named if found or head[FIRST] != TABLE else None
+        _, separator, names = head[:MOST].partition(CODE)
+        return names if separator or head[FIRST] != TABLE else None
     entries = ENTRY.findall(head[:MOST])
     return b" ".join(entries) if entries or len(head) >= MOST else None

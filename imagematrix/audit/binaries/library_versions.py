@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from imagematrix.audit.binaries.elf import Elf
     from imagematrix.audit.binaries.window import Window
 
@@ -37,24 +35,30 @@ class StatedLibrary:
     texts: tuple[tuple[str, re.Pattern[bytes]], ...]
 
 
-def _files(stem: str) -> re.Pattern[str]:
+def _make_file_pattern(stem: str) -> re.Pattern[str]:
     # auditwheel adds a hash to the names of the libraries that it copies into a wheel.
     return re.compile(rf"lib{stem}(?:-[0-9a-f]{{8}})?\.so(?:\.\d+)*", re.ASCII)
 
 
 LIBRARIES = (
-    StatedLibrary(LINKED, _files("nccl"), (("", NCCL),)),
-    StatedLibrary("rccl", _files("rccl"), (("", re.compile(rb"RCCL version (?:: )?" + VERSION)),)),
+    StatedLibrary(LINKED, _make_file_pattern("nccl"), (("", NCCL),)),
+    StatedLibrary(
+        "rccl", _make_file_pattern("rccl"), (("", re.compile(rb"RCCL version (?:: )?" + VERSION)),)
+    ),
     StatedLibrary(
         "mpi",
-        _files(r"mpi(?:ch|_abi|_ibm|_cray|_(?:gnu|intel|nvidia)\w*)?"),
+        _make_file_pattern(r"mpi(?:ch|_abi|_ibm|_cray|_(?:gnu|intel|nvidia)\w*)?"),
         (
             ("openmpi-", re.compile(rb"%s:version:full\0v" + VERSION + rb"\0")),
             ("mpich-", re.compile(rb":\d\d:\d\d [A-Z]{2,5} \d{4}\0" + VERSION + rb"\0")),
             ("intelmpi-", re.compile(rb"Intel\(R\) MPI Library %s for Linux\* OS\n\0" + VERSION + rb"\0")),
         ),
     ),
-    StatedLibrary("pmix", _files("pmix"), (("", re.compile(rb"PMIx v?" + VERSION + rb" \(PMIx Standard")),)),
+    StatedLibrary(
+        "pmix",
+        _make_file_pattern("pmix"),
+        (("", re.compile(rb"PMIx v?" + VERSION + rb" \(PMIx Standard")),),
+    ),
 )
 NAMES = frozenset(library.name for library in LIBRARIES)
 
@@ -69,24 +73,19 @@ def identify_library(path: str, headers: Elf, window: Window) -> tuple[str, str 
     for file in (headers.soname or "", posixpath.basename(path)):
         for library in LIBRARIES:
             if library.files.fullmatch(file):
-                return library.name, _version(library, headers, window)
-    if any(headers.named(REGISTERED)) and not any(name.startswith("libnccl.so") for name in headers.needed):
-        version = _found(NCCL, headers, window)
+                versions = ((maker, _find_version(text, headers, window)) for maker, text in library.texts)
+                stated = (f"{maker}{version}" for maker, version in versions if version)
+                return library.name, next(stated, None)
+    if any(headers.find_sections(REGISTERED)) and not any(
+        name.startswith("libnccl.so") for name in headers.needed
+    ):
+        version = _find_version(NCCL, headers, window)
         return (LINKED, version) if version else None
     return None
 
 
-def _version(library: StatedLibrary, headers: Elf, window: Window) -> str | None:
-    found = ((maker, _found(text, headers, window)) for maker, text in library.texts)
-    return next((f"{maker}{version}" for maker, version in found if version), None)
-
-
-def _found(text: re.Pattern[bytes], headers: Elf, window: Window) -> str | None:
-    matches = (text.search(piece) for piece in _pieces(headers, window))
+def _find_version(text: re.Pattern[bytes], headers: Elf, window: Window) -> str | None:
+    section = next(headers.find_sections(".rodata"), None)
+    constants = window.get_part(section.offset, section.size) if section else window
+    matches = map(text.search, constants.list_pieces(SEARCHED, OVERLAP))
     return next((match[1].decode() for match in matches if match), None)
-
-
-def _pieces(headers: Elf, window: Window) -> Iterator[bytes]:
-    section = next(headers.named(".rodata"), None)
-    texts = window.part(section.offset, section.size) if section else window
-    return texts.pieces(SEARCHED, OVERLAP)

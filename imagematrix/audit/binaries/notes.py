@@ -40,8 +40,8 @@ class Compat:
 
 def read_compat(elf: Elf, window: Window) -> Compat | None:
     """Return the note of cuda-compat, None if there is none, or an empty Compat if it is invalid."""
-    for section in elf.named(COMPAT):
-        raw = window.at(section.offset, min(section.size, LARGEST))
+    for section in elf.find_sections(COMPAT):
+        raw = window.read_at(section.offset, min(section.size, LARGEST))
         # In some releases, the length in its header is too large.
         start, end = raw.find(b"{"), raw.rfind(b"}")
         try:
@@ -52,26 +52,26 @@ def read_compat(elf: Elf, window: Window) -> Compat | None:
         cuda = data.get("cuda version")
         return Compat(
             cuda=cuda if isinstance(cuda, str) and CUDA.fullmatch(cuda) else None,
-            branches=_numbers(data.get("driver")),
-            brands=_numbers(data.get("device")),
+            branches=_list_numbers(data.get("driver")),
+            brands=_list_numbers(data.get("device")),
         )
     return None
 
 
 def read_isa_level(elf: Elf, window: Window) -> str | None:
     """Return the psABI level that the linker noted as needed, or None if it noted none."""
-    for section in islice(elf.named(PROPERTIES), MOST):
-        for kind, text in _notes(window.at(section.offset, min(section.size, LARGEST))):
+    for section in islice(elf.find_sections(PROPERTIES), MOST):
+        for kind, text in _list_notes(window.read_at(section.offset, min(section.size, LARGEST))):
             if kind != NT_GNU_PROPERTY_TYPE_0:
                 continue
-            bits = next((bits for name, bits in _properties(text) if name == X86_ISA_1_NEEDED), 0)
+            bits = next((bits for name, bits in _list_properties(text) if name == X86_ISA_1_NEEDED), 0)
             levels = [level for bit, level in enumerate(LEVELS) if bits >> bit & 1]
             if levels:
                 return levels[-1]
     return None
 
 
-def _notes(raw: bytes) -> Iterator[tuple[int, bytes]]:
+def _list_notes(raw: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the type and the description of each note, which 64-bit files align to 8 bytes."""
     at = 0
     while at + HEADER.size <= len(raw):
@@ -81,7 +81,7 @@ def _notes(raw: bytes) -> Iterator[tuple[int, bytes]]:
         at = start + -(-size // 8) * 8
 
 
-def _properties(raw: bytes) -> Iterator[tuple[int, int]]:
+def _list_properties(raw: bytes) -> Iterator[tuple[int, int]]:
     at = 0
     while at + 8 <= len(raw):
         kind, size = struct.unpack_from("<II", raw, at)
@@ -89,5 +89,5 @@ def _properties(raw: bytes) -> Iterator[tuple[int, int]]:
         at += 8 + -(-size // 8) * 8
 
 
-def _numbers(value: object) -> tuple[int, ...]:
+def _list_numbers(value: object) -> tuple[int, ...]:
     return tuple(sorted({item for item in value if type(item) is int})) if isinstance(value, list) else ()

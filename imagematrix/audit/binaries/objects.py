@@ -24,8 +24,6 @@ from imagematrix.hardware.vendors import user_mode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from imagematrix.audit.binaries.driver_file import DriverLibrary
     from imagematrix.audit.binaries.elf import Elf
     from imagematrix.audit.binaries.host_code import HostCode
@@ -44,12 +42,11 @@ class File:
     `machine` is the number in its ELF header, None for other files. `linked` is False for objects and
     archives of objects. `inner` are the examined files inside a wheel or another zip, by path. `stated` is
     the library that it is, or that is linked into it, with the version that its bytes state; see
-    `stated.stated`. `static_cudart`: CUDA's runtime is linked into it. `names_cuda`: its
-    data has the name of libcuda, and no device code, or it is a Python source that loads libcuda or a
-    compiler. `isa` is the psABI level that its notes require. `host`
-    is the result of decoding its instructions, None if they were not decoded, for example because the file
-    is `packaged`: it belongs to a package of the distribution. `recorded` is its hash in the form of a
-    RECORD, if the table of guarded files may have it.
+    `library_versions`. `static_cudart`: CUDA's runtime is linked into it. `names_cuda`: its data has the name
+    of libcuda, and no device code, or it is a Python source that loads libcuda or a compiler. `isa` is the
+    psABI level that its notes require. `host` is the result of decoding its instructions, None if they were
+    not decoded, for example because the file is `packaged`: it belongs to a package of the distribution.
+    `recorded` is its hash in the form of a RECORD, if the table of guarded files may have it.
     """
 
     size: int
@@ -79,36 +76,36 @@ def is_interesting(path: str, head: bytes) -> bool:
     return path.endswith(".ptx") or (path.endswith(archives.ZIPPED) and head.startswith(archives.ZIP))
 
 
-def examine_file(path: str, window: Window, headers: Elf | None, deep: int = DEEPEST) -> File | None:
+def examine_file(path: str, window: Window, headers: Elf | None, levels: int = DEEPEST) -> File | None:
     """Return the File for a window's bytes, or None if it has neither machine code nor device code.
 
-    `headers` are those of an ELF file, as `elf.read` returns them. `deep` is the number of levels of nested
-    zips to open.
+    `headers` are those of an ELF file, as `elf.read_elf` returns them. `levels` is the number of levels of
+    nested zips to open.
     """
-    head = window.at(0, HEAD)
+    head = window.read_at(0, HEAD)
     if head.startswith(elf.MAGIC):
-        return _elf(path, window, headers)
+        return _examine_elf(path, window, headers)
     if head.startswith(archives.AR):
-        return _archive(window)
+        return _examine_static_library(window)
     if head.startswith(fatbin.MAGIC):
         return File(size=window.size, code=fatbin.read_fatbins(window))
     if head.startswith(archives.ZIP) and path.endswith(archives.ZIPPED):
-        return _zipped(window, deep) if deep else None
+        return _examine_zip(window, levels) if levels else None
     code = fatbin.read_ptx(window) if path.endswith(".ptx") else NONE
     driver = driver_file.identify_driver(path, None, window)
     return File(size=window.size, code=code, driver=driver) if code or driver else None
 
 
-def _elf(path: str, window: Window, headers: Elf | None) -> File | None:
+def _examine_elf(path: str, window: Window, headers: Elf | None) -> File | None:
     if headers is None:
         return File(size=window.size, damaged=True)
-    code = _code(path, headers, window)
+    code = _read_device_code(path, headers, window)
     # What a program registers with CUDA's runtime is the code that it runs; more in its data may be optional.
-    program = headers.linked and headers.machine != elf.CUDA
-    unseen = (
-        program and not (code and code.linked) and not nvidia_names.is_nvidia_library(path, headers.soname)
+    is_program = headers.linked and headers.machine != elf.CUDA
+    registers_none = (
+        is_program and not (code and code.linked) and not nvidia_names.is_nvidia_library(path, headers.soname)
     )
-    if unseen:
+    if registers_none:
         code = embedded_code.find_device_code(headers, window) or code
     return File(
         size=window.size,
@@ -122,32 +119,32 @@ def _elf(path: str, window: Window, headers: Elf | None) -> File | None:
         runpath=headers.runpath,
         stated=library_versions.identify_library(path, headers, window),
         static_cudart=_has_cudart(headers, window),
-        names_cuda=unseen and not code and embedded_code.names_driver(headers, window),
+        names_cuda=registers_none and not code and embedded_code.names_driver(headers, window),
         isa=notes.read_isa_level(headers, window),
         damaged=headers.damaged or code.damaged,
     )
 
 
-def _code(path: str, headers: Elf, window: Window) -> DeviceCode:
+def _read_device_code(path: str, headers: Elf, window: Window) -> DeviceCode:
     if headers.machine == elf.CUDA:
         return cubin.read_cubin(window)
     codes: list[DeviceCode] = []
-    own = kernels.make_kernel_pattern(path)
-    left = window.size
-    for section in headers.named(*CODE):
-        part = window.part(section.offset, section.size)
-        left -= part.size
-        if left < 0:  # sections overlap: thousands of them could each span the whole file
+    own_kernels = kernels.make_kernel_pattern(path)
+    remaining = window.size
+    for section in headers.find_sections(*CODE):
+        part = window.get_part(section.offset, section.size)
+        remaining -= part.size
+        if remaining < 0:  # sections overlap: thousands of them could each span the whole file
             codes.append(DeviceCode(damaged=True))
             break
         if section.name == ".nv_fatbin":
-            codes.append(fatbin.read_fatbins(part, own))
+            codes.append(fatbin.read_fatbins(part, own_kernels))
         elif section.name == "__nv_relfatbin":
             codes.append(replace(fatbin.read_fatbins(part), linked=False))
         else:
             codes.append(hip.list_bundle_targets(part))
     if not headers.sections:  # the section headers were stripped, which leaves the device code in place
-        codes.append(fatbin.read_fatbins(window, own))
+        codes.append(fatbin.read_fatbins(window, own_kernels))
     return device_code.merge_device_code(codes)
 
 
@@ -156,16 +153,16 @@ def _has_cudart(headers: Elf, window: Window) -> bool:
     shared = any("libcudart" in name for name in headers.needed)
     if shared or (headers.soname or "").startswith("libcudart"):
         return False
-    if not headers.linked or not any(headers.named(library_versions.REGISTERED)):
+    if not headers.linked or not any(headers.find_sections(library_versions.REGISTERED)):
         return False
-    section = next(headers.named(".rodata"), None)
-    texts = window.part(section.offset, section.size) if section else window.part(0, 0)
-    return any(CUDART in piece for piece in texts.pieces(SEARCHED, len(CUDART) - 1))
+    section = next(headers.find_sections(".rodata"), None)
+    texts = window.get_part(section.offset, section.size) if section else window.get_part(0, 0)
+    return any(CUDART in piece for piece in texts.list_pieces(SEARCHED, len(CUDART) - 1))
 
 
-def _archive(window: Window) -> File | None:
+def _examine_static_library(window: Window) -> File | None:
     """Return the device code of all objects in a static library, or None if there is none."""
-    members = [_elf(name, part, elf.read_elf(part)) for name, part in archives.list_members(window)]
+    members = [_examine_elf(name, part, elf.read_elf(part)) for name, part in archives.list_members(window)]
     readable = [member for member in members if member is not None]
     code = device_code.merge_device_code(member.code for member in readable)
     if not code:
@@ -173,21 +170,18 @@ def _archive(window: Window) -> File | None:
     return File(size=window.size, linked=False, code=code, damaged=any(member.damaged for member in readable))
 
 
-def _zipped(window: Window, deep: int) -> File | None:
+def _examine_zip(window: Window, levels: int) -> File | None:
+    inner: list[tuple[str, File]] = []
     try:
-        inner = tuple(_inner(window, deep))
+        for name, size, open_file in archives.list_zip_files(window):
+            with open_file() as file:
+                head = file.read(HEAD)
+                if not is_interesting(name, head):
+                    continue
+                with archives.copy_stream(file, size, head) as part:  # zipfile yields at most `size` bytes
+                    examined = examine_file(name, part, elf.read_elf(part), levels - 1)
+            if examined:
+                inner.append((name, examined))
     except archives.UNREADABLE:
         return File(size=window.size, damaged=True)
-    return File(size=window.size, linked=False, inner=inner) if inner else None
-
-
-def _inner(window: Window, deep: int) -> Iterator[tuple[str, File]]:
-    for name, size, opened in archives.list_zip_files(window):
-        with opened() as file:
-            head = file.read(HEAD)
-            if not is_interesting(name, head):
-                continue
-            with archives.copy_stream(file, size, head) as part:  # zipfile yields at most `size` bytes
-                examined = examine_file(name, part, elf.read_elf(part), deep - 1)
-        if examined:
-            yield name, examined
+    return File(size=window.size, linked=False, inner=tuple(inner)) if inner else None

@@ -43,7 +43,7 @@ class Window(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:  # noqa: D102 - as of every file
         view = memoryview(buffer)
-        piece = self.at(self._at, len(view))
+        piece = self.read_at(self._at, len(view))
         view[: len(piece)] = piece
         self._at += len(piece)
         return len(piece)
@@ -52,7 +52,7 @@ class Window(io.RawIOBase):
         """Return the descriptor of the whole file."""
         return self._file.fileno()
 
-    def at(self, offset: int, size: int) -> bytes:
+    def read_at(self, offset: int, size: int) -> bytes:
         """Return up to `size` bytes from `offset` on."""
         size = min(size, self.size - offset)
         if offset < 0 or size <= 0:
@@ -60,12 +60,12 @@ class Window(io.RawIOBase):
         self._file.seek(self.start + offset)
         return self._file.read(size)
 
-    def pieces(self, most: int, overlap: int) -> Iterator[bytes]:
+    def list_pieces(self, most: int, overlap: int) -> Iterator[bytes]:
         """Yield the first `most` bytes piece by piece, each with the first `overlap` bytes of the next."""
         for offset in range(0, min(self.size, most), PIECE):
-            yield self.at(offset, PIECE + overlap)
+            yield self.read_at(offset, PIECE + overlap)
 
-    def part(self, offset: int, size: int) -> Self:
+    def get_part(self, offset: int, size: int) -> Self:
         """Return the window of up to `size` bytes from `offset` on."""
         offset = min(max(offset, 0), self.size)
         return type(self)(self._file, self.start + offset, max(0, min(size, self.size - offset)))

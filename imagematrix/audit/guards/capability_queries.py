@@ -55,35 +55,35 @@ def is_query(name: str) -> bool:
 
 
 def answer_query(
-    name: str, arguments: Sequence[PossibleValue], own: ComputeCapability, line: Line
+    name: str, arguments: Sequence[PossibleValue], capability: ComputeCapability, line: Line
 ) -> PossibleValue | None:
     """Return what the function of a name answers on a GPU, or None if it is no question."""
     if name in TELLING:
-        return make_constant(own, line)
+        return make_constant(capability, line)
     supported = SUPPORTED.fullmatch(name)
     if supported:
-        return make_constant(own.major == int(supported[1]) // 10, line)
+        return make_constant(capability.major == int(supported[1]) // 10, line)
     if name not in COMPARING:
         return None
-    wanted = _wanted(arguments)
-    if wanted is None:
-        return make_unknown(make_constant(own, line), *arguments)
+    threshold = _parse_arguments(arguments)
+    if threshold is None:
+        return make_unknown(make_constant(capability, line), *arguments)
     if COMPARING[name] == "family":
-        return make_constant(own.major == wanted.major, line)
-    return compare(COMPARING[name], make_constant(own, line), make_constant(tuple(wanted)))
+        return make_constant(capability.major == threshold.major, line)
+    return compare(COMPARING[name], make_constant(capability, line), make_constant(tuple(threshold)))
 
 
-def _wanted(arguments: Sequence[PossibleValue]) -> ComputeCapability | None:
+def _parse_arguments(arguments: Sequence[PossibleValue]) -> ComputeCapability | None:
     """Return the capability that arguments state: (90,), ((9, 0),) or (9, 0)."""
-    stated: list[object] = []
+    constants: list[object] = []
     for argument in arguments[:2]:
         if argument.options is None or len(argument.options) != 1:
             break
-        stated += argument.options
-    if stated and isinstance(stated[0], tuple):
-        stated = [*stated[0], 0][:2]
-    numbers = [one for one in stated if isinstance(one, int)]
-    if not numbers or numbers != stated:
+        constants += argument.options
+    if constants and isinstance(constants[0], tuple):
+        constants = [*constants[0], 0][:2]
+    numbers = [constant for constant in constants if isinstance(constant, int)]
+    if not numbers or numbers != constants:
         return None
     major, minor = numbers[0], numbers[1] if len(numbers) > 1 else 0
     return ComputeCapability(*divmod(major, 10)) if major >= 20 else ComputeCapability(major, minor)  # noqa: PLR2004
@@ -91,28 +91,31 @@ def _wanted(arguments: Sequence[PossibleValue]) -> ComputeCapability | None:
 
 def get_attribute(value: PossibleValue, name: str) -> PossibleValue | None:
     """Return an attribute of a capability, or the result of its method; None if it is something else."""
-    found = [getattr(option, name) for option in _capabilities(value) if name in ("major", "minor")]
-    return make_constant(found[0], value.asked) if len(found) == 1 else None
+    capability = _get_capability(value)
+    if capability is None or name not in ("major", "minor"):
+        return None
+    return make_constant(getattr(capability, name), value.question)
 
 
 def convert(value: PossibleValue, name: str) -> PossibleValue | None:
     """Return what a method or a function of this name makes of a capability, or None if it makes nothing."""
-    found = list(_capabilities(value))
-    if len(found) != 1:
+    capability = _get_capability(value)
+    if capability is None:
         return None
-    made: dict[str, object] = {
-        "to_int": found[0].number,
-        "int": found[0].number,
-        "float": float(found[0].dotted),
-        "as_version_str": found[0].dotted,
-        "replace": str(found[0].number),
-        "tuple": tuple(found[0]),
+    results: dict[str, object] = {
+        "to_int": capability.number,
+        "int": capability.number,
+        "float": float(capability.text),
+        "as_version_str": capability.text,
+        "replace": str(capability.number),
+        "tuple": tuple(capability),
     }
-    return make_constant(made[name], value.asked) if name in made else None
+    return make_constant(results[name], value.question) if name in results else None
 
 
-def _capabilities(value: PossibleValue) -> list[ComputeCapability]:
-    options = value.options or ()
-    return (
-        [option for option in options if isinstance(option, ComputeCapability)] if len(options) == 1 else []
-    )
+def _get_capability(value: PossibleValue) -> ComputeCapability | None:
+    """Return the capability that a value is for certain, or None."""
+    if value.options is None or len(value.options) != 1:
+        return None
+    (option,) = value.options
+    return option if isinstance(option, ComputeCapability) else None

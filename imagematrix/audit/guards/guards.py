@@ -47,8 +47,8 @@ def find_guards(
     questions for these. `capabilities` are such as "9.0".
     """
     package = _SourcedPackage(sources, sorted(files), capabilities, budget)
-    found = ((path, package.guard(path)) for path in package.files)
-    return {path: guard for path, guard in found if guard}
+    guards = ((path, package.find_guard(path)) for path in package.files)
+    return {path: guard for path, guard in guards if guard}
 
 
 class _SourcedPackage:
@@ -58,11 +58,11 @@ class _SourcedPackage:
         self, sources: Mapping[str, bytes], files: list[str], capabilities: Sequence[str], budget: StepBudget
     ) -> None:
         self.files = files
-        self._capabilities = [ComputeCapability(*map(int, one.split("."))) for one in capabilities]
-        read = {path: modules.parse_module(path, raw) for path, raw in sorted(sources.items())}
-        self._modules = {module.name: module for module in read.values() if module}
+        self._capabilities = [ComputeCapability(*map(int, text.split("."))) for text in capabilities]
+        parsed = {path: modules.parse_module(path, raw) for path, raw in sorted(sources.items())}
+        self._modules = {module.name: module for module in parsed.values() if module}
         # Modules that cannot be read may load what they name.
-        self._unread = [sources[path] for path, module in read.items() if module is None]
+        self._unread = [sources[path] for path, module in parsed.items() if module is None]
         self._readings: dict[str, ModuleReading] = {}
         for name, module in self._modules.items():
             try:
@@ -70,28 +70,29 @@ class _SourcedPackage:
             except ExhaustedError:
                 self._unread.append(sources[module.path])
 
-    def guard(self, path: str) -> SourceGuard | None:
+    def find_guard(self, path: str) -> SourceGuard | None:
         """Return the guard of a file, or None if there is none."""
         word = modules.make_word_pattern(frozenset([get_stem(path)]))
         if any(word.search(raw) for raw in self._unread):
             return None
-        found = {name: reading.use(path) for name, reading in self._readings.items()}
-        uses = {name: use for name, use in found.items() if use}
-        deciding = [use for name, use in uses.items() if not self._carries(name, uses)]
+        readings = {name: reading.find_use(path) for name, reading in self._readings.items()}
+        uses = {name: use for name, use in readings.items() if use}
+        deciding = [use for name, use in uses.items() if not self._only_passes_on(name, uses)]
         if not deciding:
             return None
-        used = [any(each) for each in zip(*(use.used for use in deciding), strict=True)]
+        used = [any(flags) for flags in zip(*(use.used for use in deciding), strict=True)]
         lines = [use.doubt if all(used) else use.line for use in deciding]
-        first = next(filter(None, lines), None)
-        own = frozenset(one.dotted for one, is_used in zip(self._capabilities, used, strict=True) if is_used)
-        return SourceGuard(line=first, used=own) if first else None
+        line = next(filter(None, lines), None)
+        capabilities = zip(self._capabilities, used, strict=True)
+        using = frozenset(capability.text for capability, is_used in capabilities if is_used)
+        return SourceGuard(line=line, used=using) if line else None
 
-    def _carries(self, name: str, uses: Mapping[str, Use]) -> bool:
+    def _only_passes_on(self, name: str, uses: Mapping[str, Use]) -> bool:
         """Whether a module asks nothing, and only modules that load the file on their own import it."""
         if not all(uses[name].used) or modules.has_query(modules.collect_mentioned(self._modules[name].tree)):
             return False
         importers = {
-            other.name for other in self._modules.values() if name in modules.collect_imported(other)
+            module.name for module in self._modules.values() if name in modules.collect_imported(module)
         }
         importers.discard(name)
         return bool(importers) and importers <= uses.keys()

@@ -36,21 +36,21 @@ class PythonModule:
     assigned: Mapping[int, frozenset[str]] = field(default_factory=dict)
     rebound: frozenset[str] = frozenset()
 
-    def absolute(self, name: str | None, level: int) -> str:
+    def resolve_import(self, name: str | None, level: int) -> str:
         """Return the full name of what a relative import names."""
         if not level:
             return name or ""
         parts = self.name.split(".")
-        own = parts if self.path.endswith("/__init__.py") else parts[:-1]
-        kept = own[: len(own) - level + 1]
-        return ".".join([*kept, *([name] if name else [])])
+        package = parts if self.path.endswith("/__init__.py") else parts[:-1]
+        base = package[: len(package) - level + 1]
+        return ".".join([*base, *([name] if name else [])])
 
 
 def make_dotted_name(path: str) -> str:
     """Return the full name of the module in a file, such as "vllm._C" for vllm/_C.abi3.so."""
     folder, _, name = path.rpartition("/")
-    own = name.partition(".")[0]
-    parts = [*(folder.split("/") if folder else []), *([] if own == "__init__" else [own])]
+    stem = name.partition(".")[0]
+    parts = [*(folder.split("/") if folder else []), *([] if stem == "__init__" else [stem])]
     return ".".join(parts)
 
 
@@ -62,67 +62,67 @@ def parse_module(path: str, raw: bytes) -> PythonModule | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(raw.decode("utf-8-sig"))
-        functions = tuple(_functions(tree.body, None))
+        functions = tuple(_list_functions(tree.body))
         return PythonModule(
             path=path,
             name=make_dotted_name(path),
             tree=tree,
             functions=functions,
-            mentions={id(one): collect_mentioned(one) for one, _ in functions},
-            assigned={id(one): _assigned(one) for one, _ in functions},
+            mentions={id(function): collect_mentioned(function) for function, _ in functions},
+            assigned={id(function): _collect_assigned(function) for function, _ in functions},
             rebound=frozenset(
-                name for one in ast.walk(tree) if isinstance(one, ast.Global) for name in one.names
+                name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names
             ),
         )
     except UNREADABLE:
         return None
 
 
-def _functions(body: list[ast.stmt], inside: str | None) -> Iterator[tuple[Function, str | None]]:
-    """Yield the functions in statements and in the blocks of these, and those of classes."""
-    waiting: list[tuple[ast.stmt, str | None]] = [(one, inside) for one in reversed(body)]
+def _list_functions(body: list[ast.stmt]) -> Iterator[tuple[Function, str | None]]:
+    """Yield the functions in statements and in the blocks of these, and those of classes with their class."""
+    waiting: list[tuple[ast.stmt, str | None]] = [(statement, None) for statement in reversed(body)]
     while waiting:
-        node, own = waiting.pop()
+        node, class_name = waiting.pop()
         if isinstance(node, FUNCTIONS):
-            yield node, own
+            yield node, class_name
             continue
-        within = node.name if isinstance(node, ast.ClassDef) else own
+        inside = node.name if isinstance(node, ast.ClassDef) else class_name
         blocks = [getattr(node, name, []) for name in ("body", "orelse", "finalbody")]
         blocks += [handler.body for handler in getattr(node, "handlers", [])]
-        waiting += [(one, within) for block in reversed(blocks) for one in reversed(block)]
+        waiting += [(statement, inside) for block in reversed(blocks) for statement in reversed(block)]
 
 
 def collect_mentioned(node: ast.AST) -> frozenset[str]:
     """Return the names in a part of a module: variables, attributes, and what it imports."""
-    found: set[str] = set()
-    for one in ast.walk(node):
-        if isinstance(one, ast.Name):
-            found.add(one.id)
-        elif isinstance(one, ast.Attribute):
-            found.add(one.attr)
-        elif isinstance(one, ast.alias):
-            found.update(one.name.split("."))
-    return frozenset(found)
+    names: set[str] = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name):
+            names.add(part.id)
+        elif isinstance(part, ast.Attribute):
+            names.add(part.attr)
+        elif isinstance(part, ast.alias):
+            names.update(part.name.split("."))
+    return frozenset(names)
 
 
-def _assigned(node: ast.AST) -> frozenset[str]:
+def _collect_assigned(node: ast.AST) -> frozenset[str]:
     return frozenset(
-        one.attr
-        for one in ast.walk(node)
-        if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)
+        part.attr
+        for part in ast.walk(node)
+        if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)
     )
 
 
 def collect_imported(module: PythonModule) -> frozenset[str]:
     """Return the full names of what a module imports: modules, and names in them."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = module.absolute(node.module, node.level)
-            found.update([base, *(f"{base}.{alias.name}" for alias in node.names)])
-    return frozenset(found)
+            base = module.resolve_import(node.module, node.level)
+            names.update([base, *(f"{base}.{alias.name}" for alias in node.names)])
+    return frozenset(names)
 
 
 def has_query(names: frozenset[str]) -> bool:
@@ -133,5 +133,5 @@ def has_query(names: frozenset[str]) -> bool:
 def make_word_pattern(names: frozenset[str]) -> re.Pattern[bytes]:
     """Return the pattern of a text with one of some names as a word."""
     return re.compile(
-        rb"(?<![\w])(?:" + b"|".join(re.escape(one.encode()) for one in sorted(names)) + rb")(?![\w])"
+        rb"(?<![\w])(?:" + b"|".join(re.escape(name.encode()) for name in sorted(names)) + rb")(?![\w])"
     )

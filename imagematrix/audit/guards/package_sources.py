@@ -57,36 +57,34 @@ class PackageSources:
         self._places[path] = self._end, len(text)
         self._end += len(text)
 
-    def needed(self, packages: Iterable[tuple[list[str], list[str]]]) -> Iterator[tuple[str, bytes]]:
+    def choose_sources(self, packages: Iterable[tuple[list[str], list[str]]]) -> Iterator[tuple[str, bytes]]:
         """Yield the sources that may say when files are used: of each package, all files and those with code.
 
         A package with one such file has no other that GPUs could use instead, and one with very many asks for
         none by its name.
         """
-        for listed, coded in packages:
-            own = (
-                {path: self._text(path) for path in listed if path in self._places}
-                if 1 < len(coded) <= MOST_FILES
-                else {}
-            )
+        for paths, coded in packages:
+            if not 1 < len(coded) <= MOST_FILES:
+                continue
+            sources: dict[str, bytes] = {}
+            for path in paths:
+                if path in self._places:
+                    start, length = self._places[path]
+                    self._file.seek(start)
+                    sources[path] = self._file.read(length)
             size = 0
-            for path in _choose_sources(own, frozenset(map(get_stem, coded))):
-                size += len(own[path])
+            for path in _choose_sources(sources, frozenset(map(get_stem, coded))):
+                size += len(sources[path])
                 if size > MOST_TEXT:
                     return
-                yield path, own[path]
-
-    def _text(self, path: str) -> bytes:
-        start, size = self._places[path]
-        self._file.seek(start)
-        return self._file.read(size)
+                yield path, sources[path]
 
 
 def _choose_sources(sources: Mapping[str, bytes], stems: frozenset[str]) -> list[str]:
     """Return the sources that name files, those that answer their questions, and those that import these."""
     # A name such as kernels_sm90 may be made of its beginning and a number.
-    beginnings = (re.match(r"[A-Za-z_]{3,}(?=\d)", one) for one in stems)
-    words = {*stems, *(found[0] for found in beginnings if found)}
+    beginnings = (re.match(r"[A-Za-z_]{3,}(?=\d)", stem) for stem in stems)
+    words = {*stems, *(match[0] for match in beginnings if match)}
     naming = re.compile(
         rb"(?<!\w)(?:" + b"|".join(re.escape(word.encode()) for word in sorted(words)) + rb")"
     )
@@ -103,7 +101,7 @@ def _choose_sources(sources: Mapping[str, bytes], stems: frozenset[str]) -> list
     if silent:
         importing = re.compile(rb"\b(?:" + b"|".join(map(re.escape, silent)) + rb")\b")
         chosen |= dict.fromkeys(path for path, text in sources.items() if importing.search(text))
-    asked = {
+    imported = {
         name.decode().rpartition(".")[2]
         for path in chosen
         for match in IMPORTED.finditer(sources[path])
@@ -112,6 +110,6 @@ def _choose_sources(sources: Mapping[str, bytes], stems: frozenset[str]) -> list
     answering = (
         path
         for path, name in names.items()
-        if name.rpartition(".")[2] in asked and capability_queries.QUESTION.search(sources[path])
+        if name.rpartition(".")[2] in imported and capability_queries.QUESTION.search(sources[path])
     )
     return [*chosen, *(path for path in answering if path not in chosen)]

@@ -43,7 +43,7 @@ class ComputeCapability(NamedTuple):
         return 10 * self.major + self.minor
 
     @property
-    def dotted(self) -> str:
+    def text(self) -> str:
         """The capability as a text, such as 9.0."""
         return f"{self.major}.{self.minor}"
 
@@ -67,35 +67,35 @@ class ConstantTable:
 class PossibleValue:
     """What an expression may be: one of its `options`, or anything if they are None.
 
-    `asked` is the line of the first question for the capability on which it depends. `hints` are the texts
+    `question` is the line of the first question for the capability on which it depends. `hints` are the texts
     from which an unknown value was made.
     """
 
     options: frozenset[Any] | None = None
-    asked: Line | None = None
+    question: Line | None = None
     hints: frozenset[str] = field(default=frozenset())
 
     @property
     def texts(self) -> frozenset[str]:
         """The texts that it may be or contain."""
-        found = [text for option in self.options or () for text in _texts(option)]
-        return self.hints.union(found)
+        texts = [text for option in self.options or () for text in _list_texts(option)]
+        return self.hints.union(texts)
 
 
 UNKNOWN_VALUE = PossibleValue()
 
 
-def make_constant(option: object, asked: Line | None = None) -> PossibleValue:
+def make_constant(option: object, question: Line | None = None) -> PossibleValue:
     """Return the value that is one constant."""
-    return PossibleValue(frozenset([option]), asked)
+    return PossibleValue(frozenset([option]), question)
 
 
 def make_unknown(*sources: PossibleValue) -> PossibleValue:
     """Return an unknown value that was made from others."""
     hints: frozenset[str] = frozenset().union(*(source.texts for source in sources))
-    asked = next((source.asked for source in sources if source.asked), None)
+    question = next((source.question for source in sources if source.question), None)
     return PossibleValue(
-        None, asked, hints if len(hints) <= MOST * 4 else frozenset(sorted(hints)[: MOST * 4])
+        None, question, hints if len(hints) <= MOST * 4 else frozenset(sorted(hints)[: MOST * 4])
     )
 
 
@@ -115,24 +115,26 @@ def make_tuple(values: Iterable[PossibleValue]) -> PossibleValue:
     listed = list(values)
     if len(listed) > WIDEST:
         return make_unknown(*listed)
-    elements = tuple([_only(value) for value in listed])
+    elements = tuple([_get_constant(value) for value in listed])
     return replace(make_unknown(*listed), options=frozenset([elements]))
 
 
-def _only(value: PossibleValue) -> object:
+def _get_constant(value: PossibleValue) -> object:
     """Return the single constant of a value as an element; what nests deeper is unknown."""
     if value.options is None or len(value.options) != 1:
         return ANY
     (option,) = value.options
     nested = isinstance(option, tuple) and (
-        len(option) > WITHIN or any(isinstance(one, tuple) for one in option)
+        len(option) > WITHIN or any(isinstance(element, tuple) for element in option)
     )
     return ANY if nested or isinstance(option, ConstantTable) else option
 
 
 def make_table(keys: Sequence[PossibleValue], elements: Sequence[PossibleValue]) -> PossibleValue:
     """Return a dictionary; unknown if a key or an element is."""
-    pairs = [(_only(key), _only(element)) for key, element in zip(keys, elements, strict=True)]
+    pairs = [
+        (_get_constant(key), _get_constant(element)) for key, element in zip(keys, elements, strict=True)
+    ]
     if len(pairs) > WIDEST or any(ANY in pair for pair in pairs):
         return make_unknown(*elements)
     return replace(make_unknown(*elements), options=frozenset([ConstantTable(tuple(pairs))]))
@@ -140,13 +142,13 @@ def make_table(keys: Sequence[PossibleValue], elements: Sequence[PossibleValue])
 
 def get_item(value: PossibleValue, index: object) -> PossibleValue:
     """Return the element of a tuple or table at an index."""
-    found = [_item(option, index) for option in value.options or ()]
-    if not found or ANY in found:
+    items = [_get_option_item(option, index) for option in value.options or ()]
+    if not items or ANY in items:
         return make_unknown(value)
-    return join_values([make_constant(option, value.asked) for option in found])
+    return join_values([make_constant(item, value.question) for item in items])
 
 
-def _item(option: Any, index: Any) -> object:
+def _get_option_item(option: Any, index: Any) -> object:
     try:
         if isinstance(option, ConstantTable):
             return dict(option.items).get(index, ANY)
@@ -159,8 +161,8 @@ def get_truth(value: PossibleValue) -> bool | None:
     """Return whether a value counts as true, None if it may be either."""
     if value.options is None:
         return None
-    found = {None if option is ANY else bool(option) for option in value.options}
-    return found.pop() if len(found) == 1 else None
+    truths = {None if option is ANY else bool(option) for option in value.options}
+    return truths.pop() if len(truths) == 1 else None
 
 
 def make_text(value: PossibleValue) -> list[str]:
@@ -172,27 +174,27 @@ def make_text(value: PossibleValue) -> list[str]:
     ]
 
 
-def _texts(option: object) -> list[str]:
+def _list_texts(option: object) -> list[str]:
     if isinstance(option, str):
         return [option]
     if isinstance(option, tuple):
-        return [text for element in option for text in _texts(element)]
+        return [text for element in option for text in _list_texts(element)]
     if isinstance(option, ConstantTable):
-        return [text for _, element in option.items for text in _texts(element)]
+        return [text for _, element in option.items for text in _list_texts(element)]
     return []
 
 
-def _combined(
-    first: PossibleValue, other: PossibleValue, function: Callable[[Any, Any], object]
+def _combine(
+    left: PossibleValue, right: PossibleValue, function: Callable[[Any, Any], object]
 ) -> PossibleValue:
     """Return the results of a function of two constants, for all pairs of options."""
-    made = make_unknown(first, other)
-    if first.options is None or other.options is None:
-        return made
-    results = {function(*pair) for pair in product(first.options, other.options)}
+    unknown = make_unknown(left, right)
+    if left.options is None or right.options is None:
+        return unknown
+    results = {function(*pair) for pair in product(left.options, right.options)}
     if ANY in results or len(results) > MOST:
-        return made
-    return replace(made, options=frozenset(results), hints=frozenset())
+        return unknown
+    return replace(unknown, options=frozenset(results), hints=frozenset())
 
 
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -205,30 +207,28 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def calculate(name: str, first: PossibleValue, other: PossibleValue) -> PossibleValue:
+def calculate(name: str, left: PossibleValue, right: PossibleValue) -> PossibleValue:
     """Return the result of an operation, by its name in `ast`. A slash also joins paths."""
-    if name == "Div" and any(isinstance(one, str) for side in (first, other) for one in side.options or ()):
-        made = [f"{left.rstrip('/')}/{right}" for left in make_text(first) for right in make_text(other)]
-        return _written(made, first, other)
-    if name == "Add" and any(isinstance(one, str) for side in (first, other) for one in side.options or ()):
-        made = [left + right for left in make_text(first) for right in make_text(other)]
-        return _written(made, first, other)
-    return _combined(first, other, lambda left, right: _calculated(name, left, right))
+    has_text = any(isinstance(option, str) for side in (left, right) for option in side.options or ())
+    if name not in ("Div", "Add") or not has_text:
+        return _combine(left, right, lambda first, second: _calculate_constant(name, first, second))
+    if name == "Div":
+        texts = [f"{start.rstrip('/')}/{end}" for start in make_text(left) for end in make_text(right)]
+    else:
+        texts = [start + end for start in make_text(left) for end in make_text(right)]
+    unknown = make_unknown(left, right)
+    if len(texts) > MOST or any(len(text) > LONGEST for text in texts):
+        return unknown
+    return replace(unknown, options=frozenset(texts), hints=frozenset())
 
 
-def _written(texts: list[str], *sources: PossibleValue) -> PossibleValue:
-    """Return the value that is one of some texts; unknown if they are too many or too long."""
-    made = make_unknown(*sources)
-    if len(texts) > MOST or any(len(one) > LONGEST for one in texts):
-        return made
-    return replace(made, options=frozenset(texts), hints=frozenset())
-
-
-def _calculated(name: str, left: Any, right: Any) -> object:
-    left, right = (one.number if isinstance(one, ComputeCapability) else one for one in (left, right))
+def _calculate_constant(name: str, left: Any, right: Any) -> object:
+    left, right = (
+        operand.number if isinstance(operand, ComputeCapability) else operand for operand in (left, right)
+    )
     if name == "Add" and isinstance(left, tuple) and isinstance(right, tuple):
         return left + right if len(left) + len(right) <= WITHIN else ANY
-    if name not in OPERATIONS or not all(isinstance(one, int | float) for one in (left, right)):
+    if name not in OPERATIONS or not all(isinstance(operand, int | float) for operand in (left, right)):
         return ANY
     try:
         result = OPERATIONS[name](left, right)
@@ -237,9 +237,9 @@ def _calculated(name: str, left: Any, right: Any) -> object:
     return result if abs(result) < LARGEST else ANY
 
 
-def compare(name: str, first: PossibleValue, other: PossibleValue) -> PossibleValue:
+def compare(name: str, left: PossibleValue, right: PossibleValue) -> PossibleValue:
     """Return the result of a comparison, by its name in `ast`."""
-    return _combined(first, other, lambda left, right: _compared(name, left, right))
+    return _combine(left, right, lambda first, second: _compare_constants(name, first, second))
 
 
 ORDERS: dict[str, Callable[[Any, Any], Any]] = {
@@ -257,21 +257,21 @@ MIRRORED = {"Lt": "Gt", "LtE": "GtE", "Gt": "Lt", "GtE": "LtE"}
 SINGLE = (None, True, False)  # what programs compare with `is`
 
 
-def _compared(name: str, left: Any, right: Any) -> object:
+def _compare_constants(name: str, left: Any, right: Any) -> object:
     if name in NEGATED:
-        result = _compared(NEGATED[name], left, right)
+        result = _compare_constants(NEGATED[name], left, right)
         return result if result is ANY else not result
     if name in ("Is", "In"):
-        known = left in SINGLE or right in SINGLE
-        return _contains(right, left) if name == "In" else left is right if known else ANY
+        is_known = left in SINGLE or right in SINGLE
+        return _contains(right, left) if name == "In" else left is right if is_known else ANY
     if isinstance(right, ComputeCapability) and not isinstance(left, ComputeCapability):
-        return _compared(MIRRORED.get(name, name), right, left)
+        return _compare_constants(MIRRORED.get(name, name), right, left)
     if isinstance(left, ComputeCapability) and not isinstance(right, tuple):
-        return _compared_capability(name, left, right)
-    return _ordered(name, left, right)
+        return _compare_capability(name, left, right)
+    return _compare_order(name, left, right)
 
 
-def _ordered(name: str, left: Any, right: Any) -> object:
+def _compare_order(name: str, left: Any, right: Any) -> object:
     if is_vague(left) or is_vague(right) or name not in ORDERS:
         return ANY
     try:
@@ -280,27 +280,28 @@ def _ordered(name: str, left: Any, right: Any) -> object:
         return ANY
 
 
-def _compared_capability(name: str, own: ComputeCapability, other: object) -> object:
+def _compare_capability(name: str, capability: ComputeCapability, value: object) -> object:
     """Compare a capability with what one program or another makes of it."""
-    if isinstance(other, str):
-        words = {own.dotted, *(f"{prefix}{own.number}" for prefix in ("", "sm", "sm_", "compute_"))}
-        return other in words if name == "Eq" and "*" not in other else ANY
-    if isinstance(other, float):
-        return ORDERS[name](float(own.dotted), other)
-    if isinstance(other, int) and other >= COMBINED:
-        return ORDERS[name](own.number, other)
-    return False if other is None and name == "Eq" else ANY
+    if isinstance(value, str):
+        prefixes = ("", "sm", "sm_", "compute_")
+        words = {capability.text, *(f"{prefix}{capability.number}" for prefix in prefixes)}
+        return value in words if name == "Eq" and "*" not in value else ANY
+    if isinstance(value, float):
+        return ORDERS[name](float(capability.text), value)
+    if isinstance(value, int) and value >= COMBINED:
+        return ORDERS[name](capability.number, value)
+    return False if value is None and name == "Eq" else ANY
 
 
-def _contains(container: object, own: object) -> object:
+def _contains(container: object, member: object) -> object:
     if isinstance(container, ConstantTable):
         container = tuple(key for key, _ in container.items)
-    if isinstance(container, str) and isinstance(own, str):
-        return ANY if "*" in container + own else own in container
+    if isinstance(container, str) and isinstance(member, str):
+        return ANY if "*" in container + member else member in container
     if not isinstance(container, tuple):
         return ANY
-    found = [_compared("Eq", own, element) for element in container]
-    return True if True in found else ANY if ANY in found else False
+    results = [_compare_constants("Eq", member, element) for element in container]
+    return True if True in results else ANY if ANY in results else False
 
 
 def is_vague(option: object) -> bool:

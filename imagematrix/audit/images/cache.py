@@ -37,7 +37,7 @@ from imagematrix.images.oci.tree import Folder, Hardlink, Symlink
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from importlib.resources.abc import Traversable
 
 LIMIT = 256 << 20  # bytes of all entries; one of a large layer has some 100 kB
@@ -66,7 +66,7 @@ NAMES = {kind.__name__: kind for kind in CLASSES} | {"Mapping": Mapping}
 SCALARS = (str, int, bool, float)
 
 T = TypeVar("T")
-Read = Callable[[Any], Any]
+Reader = Callable[[Any], Any]
 
 
 class Cache:
@@ -82,7 +82,7 @@ class Cache:
     def get(self, digest: str) -> Layer | None:
         """Return the layer with a digest, or None if it is not cached."""
         with contextlib.suppress(OSError, ValueError, RecursionError, zlib.error):
-            layer = load_value(Layer, json.loads(self._read(self._name(digest))))
+            layer = load_value(Layer, json.loads(self._read_entry(self._name_entry(digest))))
             return layer if layer.digest == digest else None
         return None
 
@@ -92,57 +92,56 @@ class Cache:
         if len(raw) > LARGEST:
             return
         with contextlib.suppress(OSError):
-            self._write(self._name(layer.digest), zlib.compress(raw, 1))
+            self._write_entry(self._name_entry(layer.digest), zlib.compress(raw, 1))
             self._evict()
 
     def has(self, digest: str) -> bool:
         """Whether the layer with a digest is cached."""
         with contextlib.suppress(OSError):
-            return bool(DIGEST.fullmatch(digest)) and (self._own() / self._name(digest)).is_file()
+            return (
+                bool(DIGEST.fullmatch(digest))
+                and (self._require_folder() / self._name_entry(digest)).is_file()
+            )
         return False
 
-    def note(self, kind: type[T], name: str) -> T | None:
+    def get_note(self, kind: type[T], name: str) -> T | None:
         """Return the value noted under a name; None if there is none, or one that is no `kind`.
 
         A note about a layer is valid only while the cache `has` the layer.
         """
         with contextlib.suppress(OSError, ValueError, RecursionError, zlib.error):
-            return load_value(kind, json.loads(self._read(_note(name))))
+            return load_value(kind, json.loads(self._read_entry(_name_note(name))))
         return None
 
     def put_note(self, name: str, value: object) -> None:
         """Note a value, made of tuples and scalars, under any name."""
         with contextlib.suppress(OSError):
-            self._write(_note(name), zlib.compress(json.dumps(dump_value(value)).encode(), 1))
+            self._write_entry(_name_note(name), zlib.compress(json.dumps(dump_value(value)).encode(), 1))
 
-    def _own(self) -> Path:
+    def _require_folder(self) -> Path:
         """Return the folder; raise OSError if it does not exist, or if others can access it."""
         if self._folder is None:
             raise FileNotFoundError
         return require_private(self._folder)
 
-    def _created(self) -> Path:
-        """Return the folder, creating it if needed; raise OSError."""
-        return self._own() if self._folder is None else make_private(self._folder)
-
-    def _name(self, digest: str) -> str:
-        return f"{digest.removeprefix('sha256:')}.{self._rules}"
+    def _name_entry(self, digest: str) -> str:
+        return f"{digest.removeprefix('sha256:')}.{self._code_version}"
 
     @cached_property
-    def _rules(self) -> str:
+    def _code_version(self) -> str:
         """A digest of the code that reads layers, and of the versions of the libraries that it uses."""
         package = files("imagematrix")
         checksum = hashlib.sha256()
         for room in ROOMS:
-            for path, raw in _code_in(package / room, room):
+            for path, raw in _list_code(package / room, room):
                 checksum.update(f"{path} {len(raw)} ".encode() + raw)
         for library in LIBRARIES:
             with contextlib.suppress(PackageNotFoundError):  # the zipapp for nodes does not contain it
                 checksum.update(f"{library} {version(library)} ".encode())
         return checksum.hexdigest()[:16]
 
-    def _read(self, name: str) -> bytes:
-        descriptor = os.open(self._own() / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    def _read_entry(self, name: str) -> bytes:
+        descriptor = os.open(self._require_folder() / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             state = os.fstat(descriptor)
             if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid() or state.st_size > LARGEST:
@@ -154,8 +153,8 @@ class Cache:
             os.utime(descriptor)  # mark it as recently used, for `_evict`
         return raw
 
-    def _write(self, name: str, raw: bytes) -> None:
-        folder = self._created()
+    def _write_entry(self, name: str, raw: bytes) -> None:
+        folder = self._require_folder() if self._folder is None else make_private(self._folder)
         descriptor, written = tempfile.mkstemp(dir=folder, prefix=".")
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -167,35 +166,29 @@ class Cache:
 
     def _evict(self) -> None:
         """Remove the least recently used entries until the rest is within the limit."""
-        with os.scandir(self._own()) as entries:
-            kept = sorted(_states(entries), key=_age)
-        total = sum(state.st_size for state, _ in kept)
-        for state, path in kept:
+        files: list[tuple[os.stat_result, str]] = []
+        with os.scandir(self._require_folder()) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+                    files.append((entry.stat(follow_symlinks=False), entry.path))
+        files.sort(key=lambda file: file[0].st_mtime_ns)
+
+        total = sum(state.st_size for state, _ in files)
+        for state, path in files:
             if total <= self._limit:
                 break
             Path(path).unlink(missing_ok=True)
             total -= state.st_size
 
 
-def _note(name: str) -> str:
+def _name_note(name: str) -> str:
     return f"{hashlib.sha256(name.encode()).hexdigest()}.note"
 
 
-def _states(entries: Iterable[os.DirEntry[str]]) -> Iterator[tuple[os.stat_result, str]]:
-    """Yield the state and the path of each entry, except those that another process has just removed."""
-    for entry in entries:
-        with contextlib.suppress(FileNotFoundError):
-            yield entry.stat(follow_symlinks=False), entry.path
-
-
-def _age(entry: tuple[os.stat_result, str]) -> int:
-    return entry[0].st_mtime_ns
-
-
-def _code_in(entry: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
+def _list_code(entry: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
     if entry.is_dir():
         for inner in sorted(entry.iterdir(), key=lambda inner: inner.name):
-            yield from _code_in(inner, f"{path}/{inner.name}")
+            yield from _list_code(inner, f"{path}/{inner.name}")
     elif entry.is_file() and path.endswith((".py", ".json")):  # the zipapp for nodes has fewer files
         yield path, entry.read_bytes()
 
@@ -206,11 +199,11 @@ def dump_value(value: object) -> object:
     An object with only defaults, like most files of a layer, becomes the name of its class.
     """
     if is_dataclass(value):
-        own = ((field, getattr(value, field.name)) for field in fields(value))
+        items = ((field, getattr(value, field.name)) for field in fields(value))
         # Equality is enough to recognize a default: equal values of these classes are interchangeable.
         values = {
             field.name: dump_value(item)
-            for field, item in own
+            for field, item in items
             if field.default is MISSING or item != field.default
         }
         return {type(value).__name__: values} if values else type(value).__name__
@@ -227,90 +220,91 @@ def dump_value(value: object) -> object:
 
 def load_value(kind: type[T], data: object) -> T:
     """Return the object that `dump_value` converted to `data`; raise ValueError if it is no `kind`."""
-    value: T = _reader(kind)(data)  # type: ignore[arg-type]  # classes can be hashed
+    value: T = _make_reader(kind)(data)  # type: ignore[arg-type]  # classes can be hashed
     return value
 
 
 @cache
-def _reader(kind: Any) -> Read:
+def _make_reader(kind: Any) -> Reader:
     """Return a function that reads a value of a type, or raises ValueError."""
     if kind in CLASSES:
-        return _tagged((kind,))
+        return _make_object_reader((kind,))
     if kind is bytes:
-        return _bytes
+        return lambda data: base64.b64decode(_require_type(str, data), validate=True)
     if kind in SCALARS:
-        return partial(_typed, kind)
+        return partial(_require_type, kind)
     return READERS[get_origin(kind)](*get_args(kind))
 
 
-def _union(*kinds: Any) -> Read:
+def _make_union_reader(*kinds: Any) -> Reader:
     classes = tuple(kind for kind in kinds if kind in CLASSES)
-    others = [_reader(kind) for kind in kinds if kind not in (*CLASSES, type(None))]
-    (read,) = [_tagged(classes), *others] if classes else others  # JSON cannot distinguish more than one
+    readers = [_make_reader(kind) for kind in kinds if kind not in (*CLASSES, type(None))]
+    if classes:
+        readers.insert(0, _make_object_reader(classes))
+    (read_value,) = readers  # JSON cannot distinguish more than one
     if type(None) not in kinds:
-        return read
-    return lambda data: None if data is None else read(data)
+        return read_value
+    return lambda data: None if data is None else read_value(data)
 
 
-def _tagged(classes: tuple[type, ...]) -> Read:
+def _make_object_reader(classes: tuple[type, ...]) -> Reader:
     """Return a function that reads an object of one of several classes."""
-    readers: dict[str, Read] = {}
+    readers: dict[str, Reader] = {}
 
-    def read(data: Any) -> Any:
+    def read_object(data: Any) -> Any:
         if type(data) is str:
             data = {data: {}}
         if type(data) is not dict or len(data) != 1:
             raise ValueError("not an object of a class")
         ((name, value),) = data.items()
         if name not in readers:  # created on first use, because a class may contain itself
-            readers.update({kind.__name__: _object(kind) for kind in classes})
+            readers.update({kind.__name__: _make_fields_reader(kind) for kind in classes})
         if name not in readers:
             raise ValueError(f"no class {name}")
         return readers[name](value)
 
-    return read
+    return read_object
 
 
-def _object(kind: Any) -> Read:
+def _make_fields_reader(kind: Any) -> Reader:
+    """Return a function that reads an object of a class from {field: value}."""
     hints = get_type_hints(kind, localns=NAMES)
-    readers = {field.name: _reader(hints[field.name]) for field in fields(kind)}
+    readers = {field.name: _make_reader(hints[field.name]) for field in fields(kind)}
     required = {field.name for field in fields(kind) if field.default is MISSING}
     # One object for all without any field, as most files of a layer are.
     shared = None if required else kind()
 
-    def read(data: Any) -> Any:
+    def read_fields(data: Any) -> Any:
         if not data and shared is not None:
             return shared
         if type(data) is not dict or not required <= data.keys() <= readers.keys():
             raise ValueError(f"not the fields of {kind.__name__}")
         return kind(**{name: readers[name](item) for name, item in data.items()})
 
-    return read
+    return read_fields
 
 
-def _mapping(_: Any, kind: Any) -> Read:
-    read = _reader(kind)
-    return lambda data: {name: read(item) for name, item in _typed(dict, data).items()}
+def _make_mapping_reader(_: Any, kind: Any) -> Reader:
+    read = _make_reader(kind)
+    return lambda data: {name: read(item) for name, item in _require_type(dict, data).items()}
 
 
-def _set(kind: Any) -> Read:
-    read = _tuple(kind, ...)
+def _make_set_reader(kind: Any) -> Reader:
+    read = _make_tuple_reader(kind, ...)
     return lambda data: frozenset(read(data))
 
 
-def _tuple(*kinds: Any) -> Read:
+def _make_tuple_reader(*kinds: Any) -> Reader:
     if kinds[1:] == (...,):
-        read = _reader(kinds[0])
-        return lambda data: tuple(map(read, _typed(list, data)))
-    readers = tuple(map(_reader, kinds))
-    return lambda data: tuple(read(item) for read, item in zip(readers, _typed(list, data), strict=True))
+        read = _make_reader(kinds[0])
+        return lambda data: tuple(map(read, _require_type(list, data)))
+    readers = tuple(map(_make_reader, kinds))
+    return lambda data: tuple(
+        read(item) for read, item in zip(readers, _require_type(list, data), strict=True)
+    )
 
 
-def _bytes(data: Any) -> bytes:
-    return base64.b64decode(_typed(str, data), validate=True)
-
-
-def _typed(kind: type, data: Any) -> Any:
+def _require_type(kind: type, data: Any) -> Any:
     """Return `data` if it is of the class `kind`, and of no subclass; raise ValueError otherwise."""
     if type(data) is not kind:
         raise ValueError(f"not a {kind.__name__}")
@@ -318,10 +312,10 @@ def _typed(kind: type, data: Any) -> Any:
 
 
 # By the origin of a type, the function that makes its reader from the type's arguments.
-READERS: Mapping[Any, Callable[..., Read]] = {
-    Union: _union,
-    types.UnionType: _union,
-    Mapping: _mapping,
-    frozenset: _set,
-    tuple: _tuple,
+READERS: Mapping[Any, Callable[..., Reader]] = {
+    Union: _make_union_reader,
+    types.UnionType: _make_union_reader,
+    Mapping: _make_mapping_reader,
+    frozenset: _make_set_reader,
+    tuple: _make_tuple_reader,
 }

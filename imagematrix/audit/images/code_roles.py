@@ -24,20 +24,21 @@ DECIDES, OPTIONAL, UNUSED, TESTS = "decides", "optional", "unused", "tests"
 class CodedFile:
     """A file with device code: its path, its short name, its package, and the compilers of its cubins.
 
-    `test`: it is test data of the package. `listed`: it is in the table of files that some GPUs do not use.
+    `is_test`: it is test data of the package. `is_listed`: it is in the table of files that some GPUs do not
+    use.
     """
 
     path: str
     name: str
     package: str | None
     toolkits: frozenset[str]
-    test: bool = False
-    listed: bool = False
+    is_test: bool = False
+    is_listed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeRoles:
-    """The roles of files by path; those that are missing decide.
+    """The roles of files by path; a file without one decides.
 
     `release` is the CUDA release of the alternative that counts because nothing else shows a release, or
     None. `unmatched` are the globs that match no file.
@@ -52,68 +53,69 @@ def assign_roles(files: Sequence[CodedFile], runtimes: Iterable[str], globs: Seq
     """Return the roles of all files with device code in an image.
 
     `runtimes` are the releases of CUDA's runtimes in it, `globs` match the paths or names of optional files.
+
+    In an image of CUDA 12.6, of libit_cuda118.so, libit_cuda124.so and libit_cuda128.so, the second one
+    counts: it is the newest of CUDA 12 that is not above 12.6.
     """
-    used = [file for file in files if not file.test]
-    groups = _alternatives([file.path for file in used], {file.path: file.package or "" for file in used})
+    used = [file for file in files if not file.is_test]
+    groups = _group_alternatives(used)
     grouped = {path for group in groups for path in group}
     alone = {release for file in used if file.path not in grouped for release in file.toolkits}
     # The runtimes in the image show its release best, and then the compilers of files that have no
     # alternatives.
-    own = max(runtimes, key=versions.make_sort_key, default=None) or max(
+    release = max(runtimes, key=versions.make_sort_key, default=None) or max(
         alone, key=versions.make_sort_key, default=None
     )
-    by_path = {file.path: TESTS for file in files if file.test}
-    chosen: set[str] = set()
+    by_path = {file.path: TESTS for file in files if file.is_test}
+    used_releases: set[str] = set()
     for group in groups:
-        kept = _chosen(group, own)
-        by_path.update(dict.fromkeys(group.keys() - kept, UNUSED))
-        chosen.update(group[path] for path in kept)
-    matched = {glob: [file.path for file in used if _matches(file, glob)] for glob in globs}
-    by_path.update((file.path, OPTIONAL) for file in used if file.listed)
-    by_path.update((path, OPTIONAL) for paths in matched.values() for path in paths)
+        paths = _choose_alternative(group, release)
+        by_path.update(dict.fromkeys(group.keys() - paths, UNUSED))
+        used_releases.update(group[path] for path in paths)
+
+    matches = {
+        glob: [file.path for file in used if fnmatchcase(file.name, glob) or fnmatchcase(file.path, glob)]
+        for glob in globs
+    }
+    by_path.update((file.path, OPTIONAL) for file in used if file.is_listed)
+    by_path.update((path, OPTIONAL) for paths in matches.values() for path in paths)
     return CodeRoles(
         by_path=by_path,
-        release=max(chosen, key=versions.make_sort_key, default=None) if own is None else None,
-        unmatched=tuple(glob for glob, paths in matched.items() if not paths),
+        release=max(used_releases, key=versions.make_sort_key, default=None) if release is None else None,
+        unmatched=tuple(glob for glob, paths in matches.items() if not paths),
     )
 
 
-def _matches(file: CodedFile, glob: str) -> bool:
-    return fnmatchcase(file.name, glob) or fnmatchcase(file.path, glob)
-
-
-def _alternatives(paths: Iterable[str], packages: Mapping[str, str]) -> list[dict[str, str]]:
+def _group_alternatives(files: Iterable[CodedFile]) -> list[dict[str, str]]:
     """Return groups of files whose names differ only in a CUDA release, each with the releases by path.
 
-    The files of a group are in one folder and one package. `packages` are the names of packages by the paths
-    of their files.
+    The files of a group are in one folder and one package.
     """
-    found: dict[tuple[str, str | None, str], dict[str, str]] = {}
-    for path in paths:
-        folder, name = posixpath.split(path)
+    groups: dict[tuple[str, str, str], dict[str, str]] = {}
+    for file in files:
+        folder, name = posixpath.split(file.path)
         release = versions.parse_release_in_name(name)
         if release:
-            same = re.sub(versions.NAMED, r"\1", name, count=1)
-            found.setdefault((folder, packages.get(path), same), {})[path] = release
-    return [group for group in found.values() if len(set(group.values())) > 1]
+            stem = re.sub(versions.NAMED, r"\1", name, count=1)
+            groups.setdefault((folder, file.package or "", stem), {})[file.path] = release
+    return [group for group in groups.values() if len(set(group.values())) > 1]
 
 
-def _chosen(group: Mapping[str, str], own: str | None) -> frozenset[str]:
-    """Return the files of a group that count in an image of the CUDA release `own`, or of an unknown one.
+def _choose_alternative(group: Mapping[str, str], image_release: str | None) -> frozenset[str]:
+    """Return the files of a group that count in an image of a CUDA release, or of an unknown one.
 
     This is the newest one that is not above it, of the same major release, or else the oldest of that major
     release. If there is none, all of them count. For an unknown release, it is the newest.
     """
+    key = versions.make_sort_key
     releases = set(group.values())
-    if own is not None:
-        major = versions.make_sort_key(own)[0]
-        releases = {each for each in releases if versions.make_sort_key(each)[0] == major} or releases
-        if any(versions.make_sort_key(each)[0] != major for each in releases):
-            return frozenset(group)
-        below = [each for each in releases if versions.make_sort_key(each) <= versions.make_sort_key(own)]
-        release = (
-            max(below, key=versions.make_sort_key) if below else min(releases, key=versions.make_sort_key)
-        )
+    if image_release is None:
+        chosen = max(releases, key=key)
     else:
-        release = max(releases, key=versions.make_sort_key)
-    return frozenset(path for path, named in group.items() if named == release)
+        major = key(image_release)[0]
+        releases = {release for release in releases if key(release)[0] == major}
+        if not releases:
+            return frozenset(group)
+        below = [release for release in releases if key(release) <= key(image_release)]
+        chosen = max(below, key=key) if below else min(releases, key=key)
+    return frozenset(path for path, release in group.items() if release == chosen)

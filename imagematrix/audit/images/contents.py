@@ -10,7 +10,7 @@ from imagematrix.audit.packages.installed_package import GENERIC, PYPI, Installe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from imagematrix.audit.images.layer import PlainFile
     from imagematrix.audit.images.python_packages import Package
@@ -36,51 +36,53 @@ class Contents:
 def list_contents(
     tree: ImageTree[PlainFile],
     python: Iterable[Package],
-    others: Iterable[tuple[str, str | None, str]] = (),
+    libraries: Iterable[tuple[str, str | None, str]] = (),
     damaged: Iterable[str] = (),
 ) -> Contents:
-    """Return the packages in the databases of a tree, those of `python`, and `others` without metadata.
+    """Return the packages in the databases of a tree, those of `python`, and `libraries` without metadata.
 
-    The others are libraries: name, version and path. `damaged` are the paths of metadata of Python.
+    A library is its name, version and path. `damaged` are the paths of metadata of Python.
     """
-    found: list[InstalledPackage] = []
+    installed: list[InstalledPackage] = []
     unread = [(path, 1) for path in damaged]
-    for path, file in _databases(tree):
+
+    # Each database counts once, by the path that links such as /lib lead to.
+    paths = (*packages.LISTS, *(f"{packages.FOLDER}/{name}" for name in tree.names(packages.FOLDER)))
+    for path, file in dict(filter(None, map(tree.find, paths))).items():
         if file.database:
-            found += [replace(package, path=path) for package in file.database.packages]
+            installed += [replace(package, path=path) for package in file.database.packages]
             if file.database.unread:
                 unread.append((path, file.database.unread))
-    own = [(PYPI, package.name, package.version, package.license, package.metadata) for package in python]
-    for kind, name, version, stated, path in (
-        *own,
-        *((GENERIC, *other[:2], None, other[2]) for other in others),
+
+    listed = [(PYPI, package.name, package.version, package.license, package.metadata) for package in python]
+    for kind, name, version, license_name, path in (
+        *listed,
+        *((GENERIC, name, version, None, path) for name, version, path in libraries),
     ):
-        package = make_package(kind, name, version, license=stated)
+        package = make_package(kind, name, version, license=license_name)
         if package:
-            found.append(replace(package, path=path))
+            installed.append(replace(package, path=path))
         elif version:
             unread.append((path, 1))
     return Contents(
-        packages=tuple(sorted(set(found), key=_place)),
+        packages=tuple(
+            sorted(
+                set(installed),
+                key=lambda package: (
+                    *(package.kind, package.name, package.version or "", package.arch or ""),
+                    package.path or "",
+                ),
+            )
+        ),
         unread=tuple(sorted(unread)),
-        distribution=_distribution(tree),
+        distribution=_read_distribution(tree),
     )
 
 
-def _databases(tree: ImageTree[PlainFile]) -> Iterator[tuple[str, PlainFile]]:
-    """Yield each file that may be a database, by its own path: folders such as /lib may be links."""
-    paths = (*packages.LISTS, *(f"{packages.FOLDER}/{name}" for name in tree.names(packages.FOLDER)))
-    yield from dict(filter(None, map(tree.find, paths))).items()
-
-
-def _distribution(tree: ImageTree[PlainFile]) -> tuple[str | None, str | None]:
+def _read_distribution(tree: ImageTree[PlainFile]) -> tuple[str | None, str | None]:
     file = next(filter(None, map(tree.find, OS_RELEASE)), None)
     lines = ((file[1].text if file else None) or b"").decode("utf-8", "replace").splitlines()
-    stated: Mapping[str, str] = {
+    values: Mapping[str, str] = {
         match[1]: match[3] for line in lines if (match := ASSIGNED.fullmatch(line.strip()))
     }
-    return stated.get("ID"), stated.get("VERSION_ID")
-
-
-def _place(package: InstalledPackage) -> tuple[str, ...]:
-    return package.kind, package.name, package.version or "", package.arch or "", package.path or ""
+    return values.get("ID"), values.get("VERSION_ID")

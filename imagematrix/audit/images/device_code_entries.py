@@ -45,20 +45,20 @@ def make_entry(
 
     PTX counts only if it can run all of the file's code.
     """
-    cubins, texts = _targets(code)
+    cubins, texts = _order_targets(code)
     return Code(
         files=files,
         name=name,
-        globs=_limited(globs),
+        globs=_limit_globs(globs),
         cubins=cubins,
         ptx=() if code.scattered else texts,
         optional=optional,
         guard=None if optional else guard,
-        parts=_parts(_part(part.count, _targets(part)) for part in code.parts),
+        parts=_join_parts(_make_part(part.count, _order_targets(part)) for part in code.parts),
     )
 
 
-def _targets(code: DeviceCode | Fatbins) -> Targets:
+def _order_targets(code: DeviceCode | Fatbins) -> Targets:
     """Return the targets of cubins, and of PTX each with its lowest ISA version, in order."""
     lowest = dict(sorted(code.ptx, key=lambda pair: versions.make_sort_key(pair[1]), reverse=True))
     texts = sorted(lowest.items(), key=lambda pair: device_code.make_sort_key(pair[0]))
@@ -66,13 +66,13 @@ def _targets(code: DeviceCode | Fatbins) -> Targets:
     return tuple(cubins), tuple(Ptx(target=target, isa=isa) for target, isa in texts)
 
 
-def _parts(listed: Iterable[FilePart]) -> tuple[FilePart, ...]:
+def _join_parts(listed: Iterable[FilePart]) -> tuple[FilePart, ...]:
     """Join the parts of a file that have code for the same GPUs; return none if all have.
 
     If there are still too many, more are joined as entries are: then more parts seem to lack code.
     """
     codes = [Code(files=part.count, name="", cubins=part.cubins, ptx=part.ptx) for part in listed]
-    joined = _fewer(_alike(codes, _verdicts), MOST_PARTS)
+    joined = _reduce_entries(_join_equal(codes, _judge), MOST_PARTS)
     if len(joined) < 2:  # noqa: PLR2004
         return ()
     parts = [FilePart(count=code.files, cubins=code.cubins, ptx=code.ptx) for code in joined]
@@ -85,12 +85,12 @@ def join_entries(codes: Iterable[Code]) -> tuple[Code, ...]:
     First those that another entry implies, because they never decide; then any two, which leaves the code
     that both have. No GPU is added by that.
     """
-    listed = list(codes)
-    names = frozenset(code.name for code in listed)
-    optional = _fewer(_alike((code for code in listed if code.optional), _told_apart, names), MOST_OPTIONAL)
-    deciding = _fewer(
-        _alike((code for code in listed if not code.optional), _told_apart, names), MOST - len(optional)
-    )
+    entries = list(codes)
+    names = frozenset(code.name for code in entries)
+    optional = _join_equal((code for code in entries if code.optional), _make_behaviour_key, names)
+    deciding = _join_equal((code for code in entries if not code.optional), _make_behaviour_key, names)
+    optional = _reduce_entries(optional, MOST_OPTIONAL)
+    deciding = _reduce_entries(deciding, MOST - len(optional))
     return tuple(sorted((*deciding, *optional), key=lambda code: (code.optional, code.name)))
 
 
@@ -105,29 +105,32 @@ def require_matches(codes: Sequence[Code], unmatched: Sequence[str]) -> None:
 
 def narrow_entry(code: Code, computes: Collection[str]) -> Code:
     """Return the code of an entry that runs best on GPUs of the capabilities `computes`."""
-    cubins, texts = _best((code.cubins, code.ptx), computes)
-    parts = [_part(part.count, _best((part.cubins, part.ptx), computes)) for part in code.parts]
-    return replace(code, cubins=cubins, ptx=texts, parts=_parts(parts))
+    cubins, texts = _choose_best((code.cubins, code.ptx), computes)
+    parts = [_make_part(part.count, _choose_best((part.cubins, part.ptx), computes)) for part in code.parts]
+    return replace(code, cubins=cubins, ptx=texts, parts=_join_parts(parts))
 
 
-def _best(targets: Targets, computes: Iterable[str]) -> Targets:
-    listed, ptxs = targets
-    cubins: set[str] = set()
-    texts: set[Ptx] = set()
+def _choose_best(targets: Targets, computes: Iterable[str]) -> Targets:
+    """Return the targets of the code that a driver chooses on GPUs of the capabilities `computes`."""
+    cubins, texts = targets
+    best_cubins: set[str] = set()
+    best_texts: set[Ptx] = set()
     for compute in computes:
-        running = [cubin for cubin in listed if device_code.cubin_runs(cubin, compute)]
+        running = [cubin for cubin in cubins if device_code.cubin_runs(cubin, compute)]
         if running:
-            cubins.add(min(running, key=lambda cubin: (device_code.measure_distance(cubin, compute), cubin)))
+            best_cubins.add(
+                min(running, key=lambda cubin: (device_code.measure_distance(cubin, compute), cubin))
+            )
             continue
-        fitting = [ptx for ptx in ptxs if device_code.ptx_runs(ptx.target, compute)]
-        texts.update(sorted(fitting, key=lambda ptx: (versions.make_sort_key(ptx.isa), ptx.target))[:1])
+        fitting = [ptx for ptx in texts if device_code.ptx_runs(ptx.target, compute)]
+        best_texts.update(sorted(fitting, key=lambda ptx: (versions.make_sort_key(ptx.isa), ptx.target))[:1])
     return (
-        tuple(sorted(cubins, key=device_code.make_sort_key)),
-        tuple(sorted(texts, key=lambda ptx: device_code.make_sort_key(ptx.target))),
+        tuple(sorted(best_cubins, key=device_code.make_sort_key)),
+        tuple(sorted(best_texts, key=lambda ptx: device_code.make_sort_key(ptx.target))),
     )
 
 
-def _part(count: int, targets: Targets) -> FilePart:
+def _make_part(count: int, targets: Targets) -> FilePart:
     cubins, texts = targets
     return FilePart(count=count, cubins=cubins, ptx=texts)
 
@@ -135,7 +138,7 @@ def _part(count: int, targets: Targets) -> FilePart:
 def serves_all(code: Code, computes: Iterable[str], newest: str | None = None) -> bool:
     """Whether an entry has code for all capabilities in `computes`; its PTX is of an ISA up to `newest`."""
     limit = (PTX, versions.make_sort_key(newest)) if newest else None
-    verdicts = [_verdict(code, compute) for compute in computes]
+    verdicts = [_judge_capability(code, compute) for compute in computes]
     return all(verdict is not None and (limit is None or verdict <= limit) for verdict in verdicts)
 
 
@@ -144,27 +147,23 @@ def find_lacking(code: Code, promised: Sequence[Code]) -> tuple[str, ...]:
 
     PTX of a newer ISA does not serve where that of an older one does.
     """
-    return tuple(
-        compute
-        for index, compute in enumerate(device_code.list_capabilities())
-        if _exceeds(_verdicts(code)[index], [_verdicts(other)[index] for other in promised])
-    )
-
-
-def _exceeds(own: Match, promised: Sequence[Match]) -> bool:
-    served = [verdict for verdict in promised if verdict is not None]
-    if len(served) < len(promised):
-        return False
-    return own is None or own > max(served, default=(CUBIN, ()))
+    lacking = []
+    for index, compute in enumerate(device_code.list_capabilities()):
+        verdict = _judge(code)[index]
+        verdicts = [_judge(entry)[index] for entry in promised]
+        served = [promise for promise in verdicts if promise is not None]
+        if len(served) == len(verdicts) and (verdict is None or verdict > max(served, default=(CUBIN, ()))):
+            lacking.append(compute)
+    return tuple(lacking)
 
 
 @lru_cache(maxsize=1024)
-def _verdicts(code: Code) -> tuple[Match, ...]:
+def _judge(code: Code) -> tuple[Match, ...]:
     """Return for each capability what runs there: a cubin, PTX with its ISA version, or None for nothing."""
-    return tuple(_verdict(code, compute) for compute in device_code.list_capabilities())
+    return tuple(_judge_capability(code, compute) for compute in device_code.list_capabilities())
 
 
-def _verdict(code: Code, compute: str) -> Match:
+def _judge_capability(code: Code, compute: str) -> Match:
     if code.guard and code.guard.exempts(compute):
         return CUBIN, ()
     if any(device_code.cubin_runs(cubin, compute) for cubin in code.cubins):
@@ -173,141 +172,141 @@ def _verdict(code: Code, compute: str) -> Match:
     return (PTX, min(isas)) if isas else None
 
 
-def _matches(code: Code) -> tuple[tuple[Match, int], ...]:
-    """Return the verdicts, each with the distance of the nearest cubin."""
+def _make_behaviour_key(code: Code) -> Hashable:
+    """Return what ranks a file on each GPU, its parts, and on which it is not used: equal ones are joined."""
     matches = []
-    for compute, verdict in zip(device_code.list_capabilities(), _verdicts(code), strict=True):
+    for compute, verdict in zip(device_code.list_capabilities(), _judge(code), strict=True):
         running = [cubin for cubin in code.cubins if device_code.cubin_runs(cubin, compute)]
         nearest = min((device_code.measure_distance(cubin, compute) for cubin in running), default=0)
         matches.append((verdict, nearest))
-    return tuple(matches)
+    return tuple(matches), code.parts, code.guard and code.guard.unless
 
 
-def _told_apart(code: Code) -> Hashable:
-    """Return what ranks a file on each GPU, its parts, and on which it is not used: equal ones are joined."""
-    return _matches(code), code.parts, code.guard and code.guard.unless
-
-
-def _alike(
+def _join_equal(
     codes: Iterable[Code], key: Callable[[Code], Hashable], names: frozenset[str] = frozenset()
 ) -> list[Code]:
     """Join the entries with equal keys; `names` are those of all files, if globs are to be found."""
     groups: dict[object, list[Code]] = {}
     for code in sorted(codes, key=lambda code: code.name):
         groups.setdefault(key(code), []).append(code)
-    return [_one(group, names) for group in groups.values()]
+    joined = []
+    for group in groups.values():
+        shortest = min(group, key=lambda code: (len(code.targets), code.targets))
+        entry = replace(shortest, name=group[0].name, guard=group[0].guard, **_sum_files(group))
+        if names and len(group) == entry.files > 1:
+            members = [code.name for code in group]
+            entry = replace(entry, globs=_limit_globs(find_covering_globs(members, names - {*members})))
+        joined.append(entry)
+    return joined
 
 
-def _one(group: Sequence[Code], names: frozenset[str]) -> Code:
-    """Return one entry for entries that no GPU tells apart; `names` are those of all files."""
-    shortest = min(group, key=lambda code: (len(code.targets), code.targets))
-    whole = replace(shortest, name=group[0].name, guard=group[0].guard, **_files(group))
-    if names and len(group) == whole.files > 1:
-        own = [code.name for code in group]
-        whole = replace(whole, globs=_limited(find_covering_globs(own, names - {*own})))
-    return whole
-
-
-def _files(codes: Sequence[Code]) -> dict[str, Any]:
-    """Return the number of the files of some entries, and the globs that match these."""
+def _sum_files(codes: Sequence[Code]) -> dict[str, Any]:
+    """Return the fields of an entry that joins others: the number of its files, and the globs of these."""
     files = sum(code.files for code in codes)
     known = all(code.globs or code.files == 1 for code in codes)
     globs = [glob for code in codes for glob in code.globs or (code.glob,)]
-    return {"files": files, "globs": _limited(globs) if known and files > 1 else ()}
+    return {"files": files, "globs": _limit_globs(globs) if known and files > 1 else ()}
 
 
-def _limited(globs: Sequence[str]) -> tuple[str, ...]:
+def _limit_globs(globs: Sequence[str]) -> tuple[str, ...]:
     """Return the globs, or none if they are too many for a label."""
     return tuple(dict.fromkeys(globs)) if len(globs) <= MOST_GLOBS else ()
 
 
-def find_covering_globs(names: Sequence[str], others: Collection[str]) -> list[str]:
-    """Return few globs that match all of some names and none of the others.
+def find_covering_globs(names: Sequence[str], excluded: Collection[str]) -> list[str]:
+    """Return few globs that match all of `names` and none of `excluded`.
 
     Names in a folder at the top that share a beginning and an end are one glob, if that matches nothing else.
     """
-    by_top: dict[str, list[str]] = {}
+    by_folder: dict[str, list[str]] = {}
     for name in sorted(set(names)):
-        by_top.setdefault(_top(name), []).append(name)
+        by_folder.setdefault(_get_top_folder(name), []).append(name)
     return [
         glob
-        for top, own in by_top.items()
-        for glob in _covering(own, [other for other in others if _top(other) == top])
+        for folder, members in by_folder.items()
+        for glob in _cover_names(members, [name for name in excluded if _get_top_folder(name) == folder])
     ]
 
 
-def _top(name: str) -> str:
+def _get_top_folder(name: str) -> str:
     return "/".join(name.split("/")[: 2 if name.startswith("/") else 1])
 
 
-def _covering(names: Sequence[str], others: Sequence[str]) -> list[str]:
+def _cover_names(names: Sequence[str], excluded: Sequence[str]) -> list[str]:
+    """Return globs of the form START*END that match all of `names` and none of `excluded`.
+
+    Names are divided by the letter after START until that holds: "a/x1.so", "a/x2.so" and "a/y.so" are
+    "a/*.so", or beside "a/z.so" the two globs "a/x*.so" and "a/y.so".
+    """
     if len(names) == 1:
         return [escape_glob(names[0])]
     start = posixpath.commonprefix(names)
     rests = [name[len(start) :] for name in names]
     end = posixpath.commonprefix([rest[::-1] for rest in rests])[::-1]
     glob = f"{escape_glob(start)}*{escape_glob(end)}"
-    left = [other for other in others if other.startswith(start)]
-    if not any(fnmatchcase(other, glob) for other in left):
+    excluded = [name for name in excluded if name.startswith(start)]
+    if not any(fnmatchcase(name, glob) for name in excluded):
         return [glob]
     by_letter: dict[str, list[str]] = {}
     for name, rest in zip(names, rests, strict=True):
         by_letter.setdefault(rest[:1], []).append(name)
-    return [glob for own in by_letter.values() for glob in _covering(own, left)]
+    return [glob for members in by_letter.values() for glob in _cover_names(members, excluded)]
 
 
-def _fewer(codes: list[Code], most: int) -> list[Code]:
-    left = sorted(codes, key=lambda code: bool(code.parts))  # what is joined to others is then whole
+def _reduce_entries(codes: list[Code], most: int) -> list[Code]:
+    """Join entries until there are at most so many: first those that others imply, then the last two."""
+    entries = sorted(codes, key=lambda code: bool(code.parts))  # what is joined to others is then whole
     index = 0
-    while len(left) > most and index < len(left):
-        own = left[index]
-        stricter = (at for at, code in enumerate(left) if at != index and not find_lacking(own, [code]))
+    while len(entries) > most and index < len(entries):
+        entry = entries[index]
+        stricter = (at for at, code in enumerate(entries) if at != index and not find_lacking(entry, [code]))
         at = next(stricter, None)
         if at is None:
             index += 1
         else:
-            left[at] = replace(left[at], **_files([left[at], own]))
-            del left[index]
-    while len(left) > most:
-        *left, before, last = left
-        left.append(_common(before, last))
-    return left
+            entries[at] = replace(entries[at], **_sum_files([entries[at], entry]))
+            del entries[index]
+    while len(entries) > most:
+        *entries, before, last = entries
+        entries.append(_intersect_entries(before, last))
+    return entries
 
 
-def _common(first: Code, other: Code) -> Code:
-    codes = [DeviceCode(cubins=frozenset(each.cubins), ptx=_pairs(each)) for each in (first, other)]
+def _intersect_entries(first: Code, second: Code) -> Code:
+    codes = [
+        DeviceCode(cubins=frozenset(entry.cubins), ptx=frozenset((ptx.target, ptx.isa) for ptx in entry.ptx))
+        for entry in (first, second)
+    ]
     return replace(
         first,
-        **_files([first, other]),
+        **_sum_files([first, second]),
         parts=(),
         cubins=tuple(find_common_cubins(codes)),
         ptx=tuple(Ptx(target=target, isa=isa) for target, isa in find_common_ptx(codes)),
-        guard=None if first.guard != other.guard else first.guard,
+        guard=None if first.guard != second.guard else first.guard,
     )
 
 
-def _pairs(code: Code) -> frozenset[tuple[str, str]]:
-    return frozenset((ptx.target, ptx.isa) for ptx in code.ptx)
-
-
 def find_common_cubins(codes: Sequence[DeviceCode], guards: Sequence[UseGuard | None] = ()) -> list[str]:
-    """Return the cubin targets that hold for all files: a GPU that runs one runs some cubin of every file.
+    """Return the cubin targets that hold for all files: a GPU that runs such a cubin runs one of every file.
 
     A file with a guard, from the list of these for all files, counts only on GPUs that the guard leaves.
     """
     listed = {target for code in codes for target in code.cubins}
     pairs = list(zip(codes, guards or [None] * len(codes), strict=True))
     return sorted(
-        (target for target in listed if not any(lacks(code, target, guard) for code, guard in pairs)),
+        (target for target in listed if not any(lacks_cubin(code, target, guard) for code, guard in pairs)),
         key=device_code.make_sort_key,
     )
 
 
-def lacks(code: DeviceCode, target: str, guard: UseGuard | None = None) -> bool:
+def lacks_cubin(code: DeviceCode, target: str, guard: UseGuard | None = None) -> bool:
     """Whether a GPU that runs cubins for `target` exists for which `code` has no cubin, and needs one."""
+    known = {word.rstrip("af") for word in device_code.list_capability_words()}
+    computes = [compute for compute in known if device_code.cubin_runs(target, compute)]
     return any(
-        not any(device_code.cubin_runs(own, compute) for own in code.cubins)
-        for compute in _covered(target)
+        not any(device_code.cubin_runs(cubin, compute) for cubin in code.cubins)
+        for compute in computes or [device_code.get_capability(target)]
         if not (guard and guard.exempts(compute))
     )
 
@@ -320,14 +319,14 @@ def find_common_ptx(codes: Sequence[DeviceCode]) -> list[tuple[str, str]]:
     listed = {target for code in codes for target, _ in code.ptx}
     targets = []
     for target in sorted(listed, key=device_code.make_sort_key):
-        needed = [_isa(code, target) for code in codes]
-        isas = [isa for isa in needed if isa]
-        if len(isas) == len(needed):
+        lowest = [_find_lowest_isa(code, target) for code in codes]
+        isas = [isa for isa in lowest if isa]
+        if len(isas) == len(lowest):
             targets.append((target, max(isas, key=versions.make_sort_key)))
     return targets
 
 
-def _isa(code: DeviceCode, target: str) -> str | None:
+def _find_lowest_isa(code: DeviceCode, target: str) -> str | None:
     """Return the lowest ISA version of PTX that runs wherever PTX for `target` runs, or None."""
     if code.scattered:
         return None
@@ -335,15 +334,7 @@ def _isa(code: DeviceCode, target: str) -> str | None:
     exact = not target.isdigit()
     fitting: Iterable[str] = (
         isa
-        for own, isa in code.ptx
-        if own == target or (own.isdigit() and device_code.ptx_runs(own, capability) and not exact)
+        for ptx, isa in code.ptx
+        if ptx == target or (ptx.isdigit() and device_code.ptx_runs(ptx, capability) and not exact)
     )
     return min(fitting, key=versions.make_sort_key, default=None)
-
-
-def _covered(target: str) -> list[str]:
-    """Return the capabilities of the known GPUs that run cubins for `target`."""
-    plain = {word.rstrip("af") for word in device_code.list_capability_words()}
-    return [compute for compute in plain if device_code.cubin_runs(target, compute)] or [
-        device_code.get_capability(target)
-    ]

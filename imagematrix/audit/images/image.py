@@ -30,10 +30,10 @@ MOST = 1000  # manifests of an index
 class ImageSource(StatementSource, Protocol):
     """A store with the blobs of images."""
 
-    def config(self, digest: str) -> bytes:
+    def read_config(self, digest: str) -> bytes:
         """Return a configuration; raise UnknownImageError or AuditError."""
 
-    def layers(self, digests: Sequence[str]) -> tuple[Layer, ...]:
+    def read_layers(self, digests: Sequence[str]) -> tuple[Layer, ...]:
         """Return layers; raise AuditError if one is damaged."""
 
 
@@ -79,29 +79,32 @@ def list_images(
     UnknownImageError if there is no image, AuditError if something is damaged.
     """
     try:
-        found = parse_manifest(raw, reference, Descriptor)
-        if layout and isinstance(found, ImageIndex):
-            groups = [_entries(source, group, reference, DEEPEST) for group in _by_name(found.entries)]
+        document = parse_manifest(raw, reference, Descriptor)
+        if layout and isinstance(document, ImageIndex):
+            groups = [
+                _list_entries(source, group, reference, DEEPEST) for group in _group_by_name(document.entries)
+            ]
         else:
-            groups = [_manifests(source, compute_digest(raw), found, reference, DEEPEST)]
-        chosen = [candidate for group in groups for candidate in _chosen(list(group), reference, platform)]
-        for candidate in chosen:
-            name = reference if len(chosen) == 1 else f"{reference.partition('@')[0]}@{candidate.digest}"
-            if candidate.config is None:
+            groups = [_list_manifests(source, compute_digest(raw), document, reference, DEEPEST)]
+        manifests = [
+            manifest for group in groups for manifest in _choose_manifests(list(group), reference, platform)
+        ]
+        for manifest in manifests:
+            name = reference if len(manifests) == 1 else f"{reference.partition('@')[0]}@{manifest.digest}"
+            if manifest.config is None:
                 raise AuditError(f"{name} has no configuration")
-            made = read_image(
+            image = read_image(
                 source,
-                source.config(candidate.config.digest),
-                [layer.digest for layer in candidate.layers],
+                source.read_config(manifest.config.digest),
+                [layer.digest for layer in manifest.layers],
                 reference=name,
-                digest=candidate.digest,
-                sizes={layer.digest: layer.size for layer in candidate.layers},
+                digest=manifest.digest,
+                sizes={layer.digest: layer.size for layer in manifest.layers},
             )
             if sboms:
-                made = replace(
-                    made, sboms=attested_sboms.read_sboms(source, candidate.digest, candidate.attestations)
-                )
-            yield replace(made, names=(candidate.name,)) if candidate.name else made
+                statements = attested_sboms.read_sboms(source, manifest.digest, manifest.attestations)
+                image = replace(image, sboms=statements)
+            yield replace(image, names=(manifest.name,)) if manifest.name else image
     except UsageError as error:
         raise AuditError(str(error)) from error
 
@@ -118,7 +121,7 @@ def read_image(
     """Return the image with a `digest`, a configuration and layers; raise AuditError, UsageError."""
     fields = Fields(json_documents.parse_json(config, reference), reference)
     inner = fields.object_or_empty("config")
-    pairs = (word.partition("=") for word in (inner.texts("Env") if inner.present("Env") else ()))
+    pairs = (word.partition("=") for word in (inner.texts("Env") if inner.has("Env") else ()))
     platform = [
         fields.text_or_none("os"),
         fields.text_or_none("architecture"),
@@ -128,7 +131,7 @@ def read_image(
         reference=reference,
         digest=digest,
         platform="/".join(part for part in platform if part),
-        layers=source.layers(layers),
+        layers=source.read_layers(layers),
         sizes=sizes or {},
         size=sum((sizes or {}).values()) or None,
         environment={name: value for name, _, value in pairs},
@@ -155,84 +158,86 @@ class _ListedManifest:
     attestations: tuple[str, ...] = ()
 
 
-def _by_name(index: Sequence[Descriptor]) -> list[list[Descriptor]]:
+def _group_by_name(index: Sequence[Descriptor]) -> list[list[Descriptor]]:
     """Return the entries of a layout's index in groups, each of which is an image for several platforms.
 
     Entries with the same name form a group. Entries without a name form one group, unless two of them are for
     the same platform; then each is an image. A manifest with several names is returned once.
     """
-    named: dict[str, list[Descriptor]] = {}
+    by_name: dict[str, list[Descriptor]] = {}
     seen: set[str] = set()
     for entry in index:
         if not entry.attestation and entry.digest not in seen:
             seen.add(entry.digest)
             name = entry.annotations.get(ENGINE_NAME) or entry.annotations.get(NAME) or ""
-            named.setdefault(name, []).append(entry)
+            by_name.setdefault(name, []).append(entry)
     groups: list[list[Descriptor]] = []
-    for name, entries in named.items():
-        if not name and len({_platform(entry) for entry in entries}) < len(entries):
+    for name, entries in by_name.items():
+        if not name and len({_format_platform(entry) for entry in entries}) < len(entries):
             groups += [[entry] for entry in entries]
         else:
             groups.append(entries)
     return groups or [[]]
 
 
-def _manifests(
+def _list_manifests(
     source: ImageSource,
     digest: str,
-    found: ImageIndex[Descriptor] | ImageManifest,
+    document: ImageIndex[Descriptor] | ImageManifest,
     reference: str,
-    deep: int,
+    levels: int,
     entry: Descriptor | None = None,
     name: str | None = None,
 ) -> Iterator[_ListedManifest]:
     """Yield the manifest with a `digest`, or the manifests in the index with it."""
-    if isinstance(found, ImageIndex):
-        yield from _entries(source, found.entries, reference, deep, name)
-    elif found.layers is not None:  # an artifact may have none
+    if isinstance(document, ImageIndex):
+        yield from _list_entries(source, document.entries, reference, levels, name)
+    elif document.layers is not None:  # an artifact may have none
         yield _ListedManifest(
             digest=digest,
-            config=found.config,
-            layers=found.layers,
-            platform=_platform(entry) if entry else None,
+            config=document.config,
+            layers=document.layers,
+            platform=_format_platform(entry) if entry else None,
             annotations=entry.annotations if entry else {},
             name=name,
         )
 
 
-def _entries(
-    source: ImageSource, entries: Sequence[Descriptor], reference: str, deep: int, name: str | None = None
+def _list_entries(
+    source: ImageSource, entries: Sequence[Descriptor], reference: str, levels: int, name: str | None = None
 ) -> Iterator[_ListedManifest]:
-    """Yield the manifests that entries of an index refer to, directly or through other indexes."""
-    if not deep or len(entries) > MOST:
+    """Yield the manifests that entries refer to, directly or through at most `levels` other indexes."""
+    if not levels or len(entries) > MOST:
         raise AuditError(f"{reference} has too many images, or indexes nested too deeply")
     attesting: defaultdict[str | None, list[str]] = defaultdict(list)
     for entry in entries:
         attesting[entry.attests].append(entry.digest)
     for entry in entries:
         if not entry.attestation:
-            found = parse_manifest(source.manifest(entry.digest), reference, Descriptor)
+            document = parse_manifest(source.read_manifest(entry.digest), reference, Descriptor)
             inner_name = entry.annotations.get(ENGINE_NAME) or name
-            listed = _manifests(source, entry.digest, found, reference, deep - 1, entry, inner_name)
-            for candidate in listed:
-                own = candidate.digest == entry.digest
-                yield replace(candidate, attestations=tuple(attesting[entry.digest])) if own else candidate
+            attestations = tuple(attesting[entry.digest])
+            for manifest in _list_manifests(
+                source, entry.digest, document, reference, levels - 1, entry, inner_name
+            ):
+                direct = manifest.digest == entry.digest
+                yield replace(manifest, attestations=attestations) if direct else manifest
 
 
-def _chosen(listed: list[_ListedManifest], reference: str, platform: str) -> list[_ListedManifest]:
-    ours = [candidate for candidate in listed if labels.VARIANT in candidate.annotations]
+def _choose_manifests(listed: list[_ListedManifest], reference: str, platform: str) -> list[_ListedManifest]:
+    ours = [manifest for manifest in listed if labels.VARIANT in manifest.annotations]
     if ours or len(listed) == 1:  # a single image is what its reference names, whatever its platform
         return ours or listed
-    matching = [candidate for candidate in listed if candidate.platform == platform]
+    matching = [manifest for manifest in listed if manifest.platform == platform]
     if not matching:
         platforms = (
-            ", ".join(sorted({candidate.platform for candidate in listed if candidate.platform})) or "none"
+            ", ".join(sorted({manifest.platform for manifest in listed if manifest.platform})) or "none"
         )
         raise UnknownImageError(f"{reference} has no image for {platform}", remedy=f"it has {platforms}")
     return matching[:1]
 
 
-def _platform(entry: Descriptor) -> str | None:
+def _format_platform(entry: Descriptor) -> str | None:
     if not entry.platform:
         return None
     return f"{entry.platform.get('os')}/{entry.platform.get('architecture')}"

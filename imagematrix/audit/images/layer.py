@@ -88,36 +88,39 @@ class Layer:
 
 def read_layer(stream: ByteStream, digest: str, start_scan: StartScan = scan_later) -> Layer:
     """Return the layer in `stream`, a tar that may be compressed; raise AuditError."""
-    found: LayerListing[PlainFile] = LayerListing()
+    listing: LayerListing[PlainFile] = LayerListing()
     texts = 0
     try:
         expanded = DecompressedStream(stream)
-        with open_tar(expanded) as archive, _Decoding(start_scan) as decoding, PackageSources() as sources:
+        with open_tar(expanded) as archive, _PendingScans(start_scan) as pending, PackageSources() as sources:
             for member in list_members(archive):
-                path = found.path_of(member)
+                path = listing.path_of(member)
                 if path and path != "/":
-                    entry = found.link(member) or _entry(archive, member, path, digest, decoding, sources)
-                    found.put(path, entry, alike=(OTHER,))
+                    entry = listing.link(member) or _read_entry(
+                        archive, member, path, digest, pending, sources
+                    )
+                    listing.put(path, entry, alike=(OTHER,))
                     texts += len(entry.text or b"") if isinstance(entry, PlainFile) else 0
                     if texts > ALL_TEXTS:
                         raise tarfile.ReadError(f"more than {ALL_TEXTS} bytes of text files")
             read_to_the_end(archive, expanded, expanded)
-            for path, kept, file in decoding.decoded():
-                if found.entries.get(path) == PlainFile(
-                    file=kept, layer=digest
-                ):  # no later one has replaced it
-                    found.entries[path] = PlainFile(file=file, layer=digest)
-            for path, text in sources.needed(_of_packages(found.entries)):
-                listed = found.entries.get(path)
-                if isinstance(listed, PlainFile):  # no link or folder has replaced it
-                    found.entries[path] = replace(listed, text=text, layer=digest)
+
+            # The results of scans, and the sources that decide on device code, if no later entry of the
+            # layer has replaced the file.
+            for path, unscanned, file in pending.finish_scans():
+                if listing.entries.get(path) == PlainFile(file=unscanned, layer=digest):
+                    listing.entries[path] = PlainFile(file=file, layer=digest)
+            for path, text in sources.choose_sources(_list_package_files(listing.entries)):
+                listed = listing.entries.get(path)
+                if isinstance(listed, PlainFile):
+                    listing.entries[path] = replace(listed, text=text, layer=digest)
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         raise AuditError(f"the layer {digest} cannot be read: {error}") from error
     return Layer(
         digest=digest,
-        entries=found.entries,
-        removed=frozenset(found.removed),
-        emptied=frozenset(found.emptied),
+        entries=listing.entries,
+        removed=frozenset(listing.removed),
+        emptied=frozenset(listing.emptied),
     )
 
 
@@ -130,12 +133,12 @@ def rename_layer(layer: Layer, digest: str) -> Layer:
     return replace(layer, digest=digest, entries=entries)
 
 
-def _entry(
+def _read_entry(
     archive: tarfile.TarFile,
     member: tarfile.TarInfo,
     path: str,
     digest: str,
-    decoding: _Decoding,
+    pending: _PendingScans,
     sources: PackageSources,
 ) -> Folder | PlainFile:
     if member.isdir():
@@ -144,19 +147,17 @@ def _entry(
     if file and path.endswith(driver_loading.SOURCE) and not TEXTS.fullmatch(path):
         text = file.read(driver_loading.LONGEST)
         sources.keep(path, text)
-        return _names_cuda(member, digest) if driver_loading.sources_load(text) else OTHER
-    return _plain(file, path, member, digest, decoding) if file else OTHER
+        if not driver_loading.loads_driver_in_source(text):
+            return OTHER
+        return PlainFile(file=File(size=member.size, names_cuda=True), layer=digest)
+    return _read_plain_file(file, path, member, digest, pending) if file else OTHER
 
 
-def _names_cuda(member: tarfile.TarInfo, digest: str) -> PlainFile:
-    return PlainFile(file=File(size=member.size, names_cuda=True), layer=digest)
-
-
-def _plain(
-    file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str, decoding: _Decoding
+def _read_plain_file(
+    file: IO[bytes], path: str, member: tarfile.TarInfo, digest: str, pending: _PendingScans
 ) -> PlainFile:
     if reader := packages.find_database_reader(path):
-        database = decoding.databases.add(reader(file, member.size))
+        database = pending.databases.add(reader(file, member.size))
         return PlainFile(database=database, layer=digest) if database != NOTHING else OTHER
     if TEXTS.fullmatch(path):
         return PlainFile(text=file.read(LONGEST_TEXT), layer=digest)
@@ -170,45 +171,48 @@ def _plain(
         headers = elf.read_elf(window)
         examined = objects.examine_file(path, window, headers)
         if examined and guarded_files.is_listed(path):  # hashing takes as long as reading
-            examined = replace(examined, recorded=_recorded(window))
+            examined = replace(examined, recorded=_hash_as_recorded(window))
         if examined and headers:
-            decoding.keep(path, examined, headers, window)
+            pending.add(path, examined, headers, window)
     return PlainFile(file=examined, layer=digest) if examined else OTHER
 
 
-def _of_packages(entries: Mapping[str, object]) -> Iterator[tuple[list[str], list[str]]]:
+def _list_package_files(entries: Mapping[str, object]) -> Iterator[tuple[list[str], list[str]]]:
     """Yield for each Python package in a layer the paths of its files, and those of them with device code."""
     for path, entry in entries.items():
         if isinstance(entry, PlainFile) and entry.text is not None and path.endswith(f".dist-info/{RECORD}"):
-            listed = [
-                own for own, _ in list_recorded_files(posixpath.dirname(posixpath.dirname(path)), entry.text)
-            ]
-            yield listed, [own for own in listed if _has_code(entries.get(own))]
+            site_packages = posixpath.dirname(posixpath.dirname(path))
+            files = [name for name, _ in list_recorded_files(site_packages, entry.text)]
+            listed = ((name, entries.get(name)) for name in files)
+            yield (
+                files,
+                [
+                    name
+                    for name, file in listed
+                    if isinstance(file, PlainFile) and file.file and file.file.code
+                ],
+            )
 
 
-def _has_code(entry: object) -> bool:
-    return isinstance(entry, PlainFile) and entry.file is not None and bool(entry.file.code)
-
-
-def _recorded(window: Window) -> str:
+def _hash_as_recorded(window: Window) -> str:
     """Return the hash of a file as a RECORD states it."""
-    own = hashlib.sha256()
-    for piece in window.pieces(window.size, 0):
-        own.update(piece)
-    return f"sha256={base64.urlsafe_b64encode(own.digest()).decode().rstrip('=')}"
+    checksum = hashlib.sha256()
+    for piece in window.list_pieces(window.size, 0):
+        checksum.update(piece)
+    return f"sha256={base64.urlsafe_b64encode(checksum.digest()).decode().rstrip('=')}"
 
 
-class _Decoding:
-    """The files of a layer to decode, and its package databases. Use as a context manager.
+class _PendingScans:
+    """The files of a layer whose code is to be scanned, and its package databases. Use as a context manager.
 
-    They are decoded after the whole layer was read: only then is it known which of them belong to packages of
+    They are scanned after the whole layer was read: only then is it known which of them belong to packages of
     a distribution, whose code is not decoded.
     """
 
     def __init__(self, start_scan: StartScan) -> None:
         self.databases = packages.Databases()
         self._start_scan = start_scan
-        self._kept: dict[str, tuple[File, int]] = {}
+        self._copies: dict[str, tuple[File, int]] = {}
         self._end = 0
         self._stack = contextlib.ExitStack()
         self._file: BinaryIO
@@ -220,46 +224,43 @@ class _Decoding:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def keep(self, path: str, file: File, headers: Elf, window: Window) -> None:
-        """Keep a file for decoding if it has code for the CPU and is no library of NVIDIA's."""
-        self._kept.pop(path, None)
+    def add(self, path: str, file: File, headers: Elf, window: Window) -> None:
+        """Copy a file for its scan if it has code for the CPU and is no library of NVIDIA's."""
+        self._copies.pop(path, None)
         if (
             file.linked
             and is_decodable(headers, window)
             and not nvidia_names.is_nvidia_library(path, file.soname)
         ):
             self._copy(headers, window)
-            self._kept[path] = (file, self._end)
+            self._copies[path] = (file, self._end)
             self._end += -(-window.size // PAGE) * PAGE
 
-    def decoded(self) -> Iterator[tuple[str, File, File]]:
-        """Yield each kept file's path, the File as it was kept, and the File with the result of decoding."""
+    def finish_scans(self) -> Iterator[tuple[str, File, File]]:
+        """Yield each file's path, the File as it was added, and the File with the result of its scan."""
         self._file.flush()  # other processes may read it
         scans = []
-        for path, (file, start) in sorted(self._kept.items(), key=lambda kept: -kept[1][0].size):
+        for path, (file, start) in sorted(self._copies.items(), key=lambda copy: -copy[1][0].size):
             window = Window(self._file, start, file.size)
-            if file.size <= WHOLE and self.databases.has(window):
+            if file.size <= WHOLE and self.databases.has_file(window):
                 yield path, file, replace(file, packaged=True)
             elif headers := elf.read_elf(window):
                 scans.append((path, file, self._start_scan(path, headers, window)))
-        for path, file, scanned in reversed(scans):  # the large files take longest
-            yield path, file, replace(file, host=scanned())
+        for path, file, finish_scan in reversed(scans):  # the large files take longest
+            yield path, file, replace(file, host=finish_scan())
 
     def _copy(self, headers: Elf, window: Window) -> None:
+        omitted: list[tuple[int, int]] = []
+        if window.size > WHOLE:
+            omitted = sorted(
+                (section.offset, section.offset + section.size)
+                for section in headers.sections
+                if section.name.startswith(BULKY)
+            )
         self._file.truncate(self._end + window.size)  # omitted sections become holes, which take no space
         here = 0
-        for start, end in [*_bulky(headers, window.size), (window.size, window.size)]:
+        for start, end in [*omitted, (window.size, window.size)]:
             for at in range(here, start, PIECE):
                 self._file.seek(self._end + at)
-                self._file.write(window.at(at, min(PIECE, start - at)))
+                self._file.write(window.read_at(at, min(PIECE, start - at)))
             here = max(here, end)
-
-
-def _bulky(headers: Elf, size: int) -> list[tuple[int, int]]:
-    if size <= WHOLE:
-        return []
-    return sorted(
-        (section.offset, section.offset + section.size)
-        for section in headers.sections
-        if section.name.startswith(BULKY)
-    )

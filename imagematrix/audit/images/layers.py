@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from imagematrix.audit.images.layer import Layer
     from imagematrix.images.oci.byte_stream import ByteStream
 
-    Open = Callable[[str], AbstractContextManager[ByteStream]]
+    OpenLayer = Callable[[str], AbstractContextManager[ByteStream]]
 
 MOST = 4  # layers at a time: each takes memory
 
 
-class Kept(Protocol):
+class LayerCache(Protocol):
     """A cache that keeps layers from one command to the next."""
 
     def get(self, digest: str) -> Layer | None:
@@ -42,18 +42,18 @@ class Kept(Protocol):
 class Layers:
     """The layers read so far. Threads may share it.
 
-    `watch` is called with the number of bytes of each read, never by two threads at once. `start_scan` starts
-    to scan a file; see `StartScan`.
+    `on_read` is called with the number of bytes of each read, never by two threads at once. `start_scan`
+    starts to scan a file; see `StartScan`.
     """
 
     def __init__(
         self,
-        kept: Kept | None = None,
-        watch: Callable[[int], None] = lambda _: None,
+        cache: LayerCache | None = None,
+        on_read: Callable[[int], None] = lambda _: None,
         start_scan: StartScan = scan_later,
     ) -> None:
-        self._kept = kept
-        self._watch = watch
+        self._cache = cache
+        self._on_read = on_read
         self._start_scan = start_scan
         self._counting = threading.Lock()
         self._once: SingleFlight[str, Layer] = SingleFlight()
@@ -61,11 +61,11 @@ class Layers:
         self._stopped = False
         self._lock = threading.Lock()
 
-    def read(self, digest: str, opened: Open) -> Layer:
-        """Return the layer with a digest; `opened` opens its bytes. Raises AuditError."""
-        return self._once(digest, partial(self._cached_or_read, digest, opened))
+    def read_layer(self, digest: str, open_layer: OpenLayer) -> Layer:
+        """Return the layer with a digest; `open_layer` opens its bytes. Raises AuditError."""
+        return self._once(digest, partial(self._read_through_cache, digest, open_layer))
 
-    def all(self, digests: Sequence[str], opened: Open) -> tuple[Layer, ...]:
+    def read_layers(self, digests: Sequence[str], open_layer: OpenLayer) -> tuple[Layer, ...]:
         """Return layers, reading several at a time; raise AuditError, or CancelledError after `stop`."""
         finished = threading.Event()
         results: dict[str, Future[Layer]] = {digest: Future() for digest in digests}
@@ -78,11 +78,11 @@ class Layers:
                 while not finished.is_set():
                     digest = waiting.get_nowait()
                     try:
-                        read = self.read(digest, opened)
+                        result = self.read_layer(digest, open_layer)
                     except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
                         results[digest].set_exception(error)
                     else:
-                        results[digest].set_result(read)
+                        results[digest].set_result(result)
 
         with self._lock:
             if self._stopped:
@@ -99,39 +99,39 @@ class Layers:
                 self._awaited.difference_update(results.values())
 
     def stop(self) -> None:
-        """Make `all` raise CancelledError in all threads, now and later."""
+        """Make `read_layers` raise CancelledError in all threads, now and later."""
         with self._lock:
             self._stopped = True
             for result in self._awaited:
                 result.cancel()
 
-    def unnamed(self, stream: ByteStream, name: str) -> Layer:
+    def read_unnamed_layer(self, stream: ByteStream, name: str) -> Layer:
         """Return a layer whose digest is not known; it gets the digest of its tar. Raises AuditError."""
-        tar = HashedStream(DecompressedStream(_Watched(stream, self._count)))
+        tar = HashedStream(DecompressedStream(_WatchedStream(stream, self._count)))
         return layer.rename_layer(layer.read_layer(tar, name, self._start_scan), tar.digest)
 
-    def _cached_or_read(self, digest: str, opened: Open) -> Layer:
-        if self._kept and (kept := self._kept.get(digest)):
-            return kept
-        with opened(digest) as stream:
-            hashed = HashedStream(_Watched(stream, self._count), digest)
-            read = layer.read_layer(hashed, digest, self._start_scan)
+    def _read_through_cache(self, digest: str, open_layer: OpenLayer) -> Layer:
+        if self._cache and (cached := self._cache.get(digest)):
+            return cached
+        with open_layer(digest) as stream:
+            hashed = HashedStream(_WatchedStream(stream, self._count), digest)
+            result = layer.read_layer(hashed, digest, self._start_scan)
             hashed.finish()
-        if self._kept:
-            self._kept.put(read)
-        return read
+        if self._cache:
+            self._cache.put(result)
+        return result
 
     def _count(self, size: int) -> None:
         with self._counting:
-            self._watch(size)
+            self._on_read(size)
 
 
-class _Watched:
-    def __init__(self, stream: ByteStream, watch: Callable[[int], None]) -> None:
+class _WatchedStream:
+    def __init__(self, stream: ByteStream, on_read: Callable[[int], None]) -> None:
         self._stream = stream
-        self._watch = watch
+        self._on_read = on_read
 
     def read(self, size: int = -1, /) -> bytes:
         piece = self._stream.read(size)
-        self._watch(len(piece))
+        self._on_read(len(piece))
         return piece

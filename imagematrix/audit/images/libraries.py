@@ -48,26 +48,31 @@ def list_libraries(path: str, file: File, packages: Mapping[str, str]) -> Iterat
     if file.static_cudart:
         yield Library(name="cudart", path=path, version=None, static=True)
     parts = nvidia_names.parse_library_name(path, file.soname)
-    own, said = file.stated or (None, None)
-    if own and (parts is None or parts[0] != own):
-        nvidia = own == library_versions.LINKED
+    stated_name, stated_version = file.stated or (None, None)
+    if stated_name and (parts is None or parts[0] != stated_name):
+        nvidia = stated_name == library_versions.LINKED
         yield Library(
-            name=own, path=path, version=said, static=nvidia, nvidia=nvidia, stated=said is not None
+            name=stated_name,
+            path=path,
+            version=stated_version,
+            static=nvidia,
+            nvidia=nvidia,
+            stated=stated_version is not None,
         )
     if parts is None:
         return
     name, suffix, static = parts
     # Names such as libcublas.so.12 state only the major version, of which a package knows more.
     full = suffix if suffix.count(".") > 1 else None
-    told = said if own == name else None
-    version = told or full or packages.get(path) or suffix or None
+    stated = stated_version if stated_name == name else None
+    version = stated or full or packages.get(path) or suffix or None
     yield Library(
         name=name,
         path=path,
         version=version,
         static=static,
-        oldest_driver=_oldest(version) if version and name in RELEASED else None,
-        stated=told is not None,
+        oldest_driver=_find_oldest_driver(version) if version and name in RELEASED else None,
+        stated=stated is not None,
     )
 
 
@@ -96,7 +101,7 @@ def list_communication_libraries(listed: Iterable[Library]) -> Iterator[tuple[st
             yield library.name, library.version if library.stated else None
 
 
-def _oldest(version: str) -> str | None:
+def _find_oldest_driver(version: str) -> str | None:
     """Return the oldest driver for programs built with the CUDA release of a library's version."""
     major, _, rest = version.partition(".")
     minor = rest.partition(".")[0]

@@ -32,7 +32,7 @@ class Loader:
 
     def __init__(self, tree: ImageTree[PlainFile], library_path: str = "") -> None:
         self._tree = tree
-        self._given = [folder for folder in library_path.replace(";", ":").split(":") if folder]
+        self._library_path = [folder for folder in library_path.replace(";", ":").split(":") if folder]
         cache = tree.find(CACHE)
         self._cache = LoaderCache((cache[1].text if cache else None) or b"")
 
@@ -43,13 +43,14 @@ class Loader:
 
         `runpath` and `rpath` are those of the file that needs it, which is in the folder `origin`.
         """
-        first, later = (
-            [folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for folder in own]
-            for own in (rpath, runpath)
+        before, after = (
+            [folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for folder in folders]
+            for folders in (rpath, runpath)
         )
-        # The loader ignores an RPATH if there is a RUNPATH.
-        searched = [f"{folder}/{name}" for folder in (*([] if later else first), *self._given, *later)]
-        cached = [*self._cache.paths(name)][:1]
+        if after:
+            before = []  # the loader ignores an RPATH if there is a RUNPATH
+        searched = [f"{folder}/{name}" for folder in (*before, *self._library_path, *after)]
+        cached = [*self._cache.list_paths(name)][:1]
         for path in (*searched, *cached, *(f"{folder}/{name}" for folder in DEFAULTS)):
             if entry := self._tree.find(path):
                 return entry

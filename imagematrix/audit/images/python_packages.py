@@ -82,30 +82,33 @@ def list_packages(tree: ImageTree[PlainFile]) -> tuple[list[Package], list[str]]
             if name.endswith(".egg-info"):
                 folder, name = path, METADATA
             texts.setdefault(folder, {})[name if name == RECORD else METADATA] = path, file.text
-    found: list[Package] = []
+    packages: list[Package] = []
     damaged: list[str] = []
-    for own, files in sorted(texts.items()):
+    for metadata_folder, files in sorted(texts.items()):
         path, text = files.get(METADATA, ("", b""))
-        lines = [(name.decode(), value.decode("utf-8", "replace").strip()) for name, value in _header(text)]
+        lines = [
+            (name.decode(), value.decode("utf-8", "replace").strip())
+            for name, value in HEADER.findall(END.split(text, maxsplit=1)[0])
+        ]
         headers = dict(lines)
         if not {"Name", "Version"} <= headers.keys():
-            damaged.append(path or own)
+            damaged.append(path or metadata_folder)
             continue
-        folder = posixpath.dirname(own)
+        folder = posixpath.dirname(metadata_folder)
         name = guarded_files.normalise_name(headers["Name"])
         requirements = [value for header, value in lines if header == REQUIRES]
-        found.append(
+        packages.append(
             Package(
                 name=name,
                 version=headers["Version"],
                 folder=folder,
                 files=dict(list_recorded_files(folder, files.get(RECORD, ("", b""))[1])),
                 metadata=path,
-                license=_license(headers),
+                license=_get_license(headers),
                 for_cuda=any([FOR_CUDA.fullmatch(name), *map(REQUIRES_CUDA.match, requirements)]),
             )
         )
-    return found, damaged
+    return packages, damaged
 
 
 def get_stack_release(package: Package, tree: ImageTree[PlainFile]) -> str | None:
@@ -119,8 +122,8 @@ def get_stack_release(package: Package, tree: ImageTree[PlainFile]) -> str | Non
             release = pattern.search(file[1].text or b"") if file else None
             if release:
                 return release[1].decode()
-    named = MAJOR.search(package.name)
-    return ".".join(filter(None, named.groups())) if named else None
+    suffix = MAJOR.search(package.name)
+    return ".".join(filter(None, suffix.groups())) if suffix else None
 
 
 def get_version(package: Package, tree: ImageTree[PlainFile]) -> str:
@@ -132,14 +135,10 @@ def get_version(package: Package, tree: ImageTree[PlainFile]) -> str:
     return package.version
 
 
-def _header(text: bytes) -> list[tuple[bytes, bytes]]:
-    return HEADER.findall(END.split(text, maxsplit=1)[0])
-
-
-def _license(headers: Mapping[str, str]) -> str | None:
+def _get_license(headers: Mapping[str, str]) -> str | None:
     """Return the license: an expression, or else free text, or else the name in a classifier."""
     stated = headers.get("License-Expression") or headers.get("License")
     if stated and stated != "UNKNOWN":
         return stated
-    named = CLASSIFIER.fullmatch(headers.get("Classifier", ""))
-    return named[1] if named else None
+    classifier = CLASSIFIER.fullmatch(headers.get("Classifier", ""))
+    return classifier[1] if classifier else None

@@ -57,7 +57,7 @@ def read_images(
             raise UnknownImageError(f"{reference}: {error.strerror}") from error
         mode = None
     if mode is None:
-        yield from _named(reference, platform, layers, sboms=sboms)
+        yield from _read_named_images(reference, platform, layers, sboms=sboms)
         return
     try:
         if not stat.S_ISDIR(mode):
@@ -86,19 +86,21 @@ def read_variants(
     for name, members in by_name.items():
         if not names_registry(name):
             for variant in members:
-                yield variant, _of_engine(variant, layers, sboms=sboms)
+                yield variant, _read_from_engine(variant, layers, sboms=sboms)
             continue
         with Registry(name) as registry:
             for variant in members:
-                found = _of_registry(registry, variant, layers, sboms=sboms)
+                image = _read_from_registry(registry, variant, layers, sboms=sboms)
                 try:
-                    found = found or _of_engine(variant, layers, sboms=sboms)
+                    image = image or _read_from_engine(variant, layers, sboms=sboms)
                 except EngineError as error:  # a registry is read without an engine, too
                     raise UnknownImageError(f"the registry has no {variant.reference}") from error
-                yield variant, found
+                yield variant, image
 
 
-def _of_registry(registry: Registry, variant: Variant, layers: Layers, *, sboms: bool) -> AuditedImage | None:
+def _read_from_registry(
+    registry: Registry, variant: Variant, layers: Layers, *, sboms: bool
+) -> AuditedImage | None:
     """Return the image of a variant; None if the registry has neither its tag nor its digest."""
     # The index under a tag has the attestations, which the manifest with the digest does not tell.
     names = dict.fromkeys((Reference.parse(variant.reference).tag, variant.digest))
@@ -108,80 +110,74 @@ def _of_registry(registry: Registry, variant: Variant, layers: Layers, *, sboms:
             continue
         source = _RegistrySource(registry, layers)
         with contextlib.suppress(UnknownImageError):  # the tag is of another image now, or a blob is gone
-            for found in list_images(source, manifest.raw, variant.reference, variant.platform, sboms=sboms):
-                if variant.digest in (None, found.digest):
-                    return replace(found, reference=variant.reference, names=(variant.reference,))
+            for image in list_images(source, manifest.raw, variant.reference, variant.platform, sboms=sboms):
+                if variant.digest in (None, image.digest):
+                    return replace(image, reference=variant.reference, names=(variant.reference,))
     return None
 
 
-def _of_engine(variant: Variant, layers: Layers, *, sboms: bool) -> AuditedImage:
-    if saved := _saved(variant.reference):
-        archive, held = saved
+def _read_from_engine(variant: Variant, layers: Layers, *, sboms: bool) -> AuditedImage:
+    if export := _export_image(variant.reference):
+        archive, inspected = export
         with archive:
-            for found in read_archive(
-                archive, variant.reference, variant.platform, layers, held, sboms=sboms
+            for image in read_archive(
+                archive, variant.reference, variant.platform, layers, inspected, sboms=sboms
             ):
-                return found
+                return image
     raise UnknownImageError(f"neither a registry nor the engine has {variant.reference}")
 
 
-def _named(reference: str, platform: str, layers: Layers, *, sboms: bool) -> Iterator[AuditedImage]:
+def _read_named_images(
+    reference: str, platform: str, layers: Layers, *, sboms: bool
+) -> Iterator[AuditedImage]:
     """Yield the engine's image with this name, or else its images in the registry."""
     remote = names_registry(reference)
     try:
-        saved = _saved(reference)
+        export = _export_image(reference)
     except EngineError:
         if not remote:  # a registry is read without an engine, too
             raise
-        saved = None
-    if saved is not None:
-        archive, held = saved
+        export = None
+    if export is not None:
+        archive, inspected = export
         with archive:
-            yield from read_archive(archive, reference, platform, layers, held, sboms=sboms)
+            yield from read_archive(archive, reference, platform, layers, inspected, sboms=sboms)
         return
-    variants = _variants(reference)
-    if variants:
-        for variant in variants:
-            yield from _named(variant, platform, layers, sboms=sboms)
-        return
+
     if not remote:
-        raise UnknownImageError(f"the engine has no image {reference}", remedy=f"docker pull {reference}")
+        # It may be a version of ours in the engine, whose variants are images.
+        variants: list[str] = []
+        with contextlib.suppress(UnknownImageError, UsageError):
+            variants = [variant.reference for variant in catalog(reference).variants]
+        for variant in variants:
+            yield from _read_named_images(variant, platform, layers, sboms=sboms)
+        if not variants:
+            raise UnknownImageError(f"the engine has no image {reference}", remedy=f"docker pull {reference}")
+        return
+
     name = Reference.parse(reference)
     with Registry(name.name) as registry:
         manifest = registry.manifest(name.tag)
         if manifest is None:
             raise UnknownImageError(f"the registry {name.registry} has no {reference}")
         source = _RegistrySource(registry, layers)
-        for found in list_images(source, manifest.raw, reference, platform, sboms=sboms):
-            yield replace(found, names=(reference,))
+        for image in list_images(source, manifest.raw, reference, platform, sboms=sboms):
+            yield replace(image, names=(reference,))
 
 
-def _variants(reference: str) -> list[str]:
-    """Return the variants of a version in the engine; none if there is no engine.
-
-    If the reference names a registry, its index lists the variants, so the engine is not asked.
-    """
-    if names_registry(reference):
-        return []
-    # It may be the name of an image that is no version of ours.
-    with contextlib.suppress(UnknownImageError, UsageError):
-        return [variant.reference for variant in catalog(reference).variants]
-    return []
-
-
-def _saved(reference: str) -> tuple[ExportedImage, Mapping[str, Any]] | None:
-    """Return an image that the engine exports, and what it tells of it; None if it has no such image.
+def _export_image(reference: str) -> tuple[ExportedImage, Mapping[str, Any]] | None:
+    """Return an image that the engine exports, and how it describes it; None if it has no such image.
 
     The engine exports by name, and a build or a pull may move the name to another image meanwhile.
     """
-    held = inspect_image(reference)
+    inspected = inspect_image(reference)
     for _ in range(TRIES):
-        if held is None:
+        if inspected is None:
             return None
         archive = ExportedImage(reference)
-        before, held = held, inspect_image(reference)
-        if held is not None and read_digests(held) == read_digests(before):
-            return archive, held
+        before, inspected = inspected, inspect_image(reference)
+        if inspected is not None and read_digests(inspected) == read_digests(before):
+            return archive, inspected
         archive.close()
     raise EngineError(f"{reference} keeps changing in the engine", remedy="run the command again")
 
@@ -193,23 +189,23 @@ class _LayoutSource:
         self._folder = folder
         self._layers = layers
 
-    def manifest(self, digest: str) -> bytes:
+    def read_manifest(self, digest: str) -> bytes:
         raw = self._folder.blob(digest)
         if raw is None:
             raise AuditError(f"{digest} not found in the layout {self._folder}")
         return raw
 
-    config = manifest
+    read_config = read_manifest
 
-    def statement(self, digest: str) -> bytes:
+    def read_statement(self, digest: str) -> bytes:
         with self._folder.open(digest) as file:
-            return _statement(file, digest)
+            return _read_small_blob(file, digest)
 
-    def attached(self, _: str) -> None:
+    def find_attached(self, _: str) -> None:
         return None
 
-    def layers(self, digests: Sequence[str]) -> tuple[Layer, ...]:
-        return self._layers.all(digests, self._folder.open)
+    def read_layers(self, digests: Sequence[str]) -> tuple[Layer, ...]:
+        return self._layers.read_layers(digests, self._folder.open)
 
 
 class _RegistrySource:
@@ -219,25 +215,25 @@ class _RegistrySource:
         self._registry = registry
         self._layers = layers
 
-    def manifest(self, digest: str) -> bytes:
+    def read_manifest(self, digest: str) -> bytes:
         manifest = self._registry.manifest(digest)
         if manifest is None:
             raise UnknownImageError(f"the registry has no {self._registry.name}@{digest}")
         return manifest.raw
 
-    def config(self, digest: str) -> bytes:
+    def read_config(self, digest: str) -> bytes:
         return self._registry.blob(digest)
 
-    def statement(self, digest: str) -> bytes:
+    def read_statement(self, digest: str) -> bytes:
         with self._registry.open(digest) as stream:
-            return _statement(stream, digest)
+            return _read_small_blob(stream, digest)
 
-    def attached(self, digest: str) -> bytes | None:
+    def find_attached(self, digest: str) -> bytes | None:
         manifest = self._registry.manifest(f"{digest.replace(':', '-')}.att")
         return manifest.raw if manifest else None
 
-    def layers(self, digests: Sequence[str]) -> tuple[Layer, ...]:
-        return self._layers.all(digests, self._registry.open)
+    def read_layers(self, digests: Sequence[str]) -> tuple[Layer, ...]:
+        return self._layers.read_layers(digests, self._registry.open)
 
 
 class _ArchiveSource:
@@ -246,27 +242,27 @@ class _ArchiveSource:
     def __init__(self, archive: ImageArchive[Layer]) -> None:
         self._archive = archive
 
-    def manifest(self, digest: str) -> bytes:
+    def read_manifest(self, digest: str) -> bytes:
         return self._archive.blob(digest)
 
-    config = statement = manifest
+    read_config = read_statement = read_manifest
 
-    def attached(self, _: str) -> None:
+    def find_attached(self, _: str) -> None:
         return None
 
-    def layers(self, names: Sequence[str]) -> tuple[Layer, ...]:
+    def read_layers(self, names: Sequence[str]) -> tuple[Layer, ...]:
         return tuple(map(self._archive.layer, names))
 
 
-def _statement(stream: ByteStream, digest: str) -> bytes:
+def _read_small_blob(stream: ByteStream, digest: str) -> bytes:
     """Return the content of a blob with this digest; raise AuditError if it is too large."""
     hashed = HashedStream(stream, digest)
     parts = []
-    left = LARGEST + 1
-    while left and (piece := hashed.read(left)):
+    remaining = LARGEST + 1
+    while remaining and (piece := hashed.read(remaining)):
         parts.append(piece)
-        left -= len(piece)
-    if not left:
+        remaining -= len(piece)
+    if not remaining:
         raise AuditError(f"{digest} is too large for an SBOM: more than {LARGEST >> 20} MiB")
     hashed.finish()
     return b"".join(parts)
@@ -277,23 +273,23 @@ def read_archive(
     reference: str,
     platform: str,
     layers: Layers,
-    held: Mapping[str, Any] | None = None,
+    inspected: Mapping[str, Any] | None = None,
     *,
     sboms: bool = False,
 ) -> Iterator[AuditedImage]:
-    """Yield the images in an archive of `docker save`, or of an OCI layout; see `image.images`.
+    """Yield the images in an archive of `docker save`, or of an OCI layout; see `image.list_images`.
 
-    `held` is what the engine that exports it tells of the image. Its digests count: the classic image store
-    exports manifests that exist nowhere else.
+    `inspected` is how the engine that exports it describes the image. Its digests count: the classic image
+    store exports manifests that exist nowhere else.
     """
-    digests = None if held is None else read_digests(held)
-    told = (held or {}).get("Size")
-    size = told if isinstance(told, int) and told > 0 else None
+    digests = None if inspected is None else read_digests(inspected)
+    engine_size = (inspected or {}).get("Size")
+    size = engine_size if isinstance(engine_size, int) and engine_size > 0 else None
 
     def read_layer(name: str, digest: str | None, content: ByteStream) -> Layer:
         if digest is None:
-            return layers.unnamed(content, name)
-        return layers.read(digest, lambda _: contextlib.nullcontext(content))
+            return layers.read_unnamed_layer(content, name)
+        return layers.read_layer(digest, lambda _: contextlib.nullcontext(content))
 
     archive = ImageArchive(stream, reference, read_layer)
     source = _ArchiveSource(archive)
@@ -307,20 +303,21 @@ def read_archive(
             )
             return
         for listed in saved:
-            digest, sizes = _identity(archive, compute_digest(listed.config), digests)
+            digest, sizes = _identify_image(archive, compute_digest(listed.config), digests)
             name = listed.names[0] if len(saved) > 1 and listed.names else reference
-            read = read_image(
+            image = read_image(
                 source, listed.config, listed.layers, reference=name, digest=digest, sizes=sizes
             )
-            _check(archive, listed.config, tuple(layer.digest for layer in read.layers))
+            _require_own_layers(archive, listed.config, tuple(layer.digest for layer in image.layers))
             if sboms:
-                read = replace(read, sboms=read_sboms(source, digest, archive.attestations.get(digest, ())))
-            yield replace(read, names=listed.names, size=read.size or size)
+                statements = read_sboms(source, digest, archive.attestations.get(digest, ()))
+                image = replace(image, sboms=statements)
+            yield replace(image, names=listed.names, size=image.size or size)
     except UsageError as error:
         raise AuditError(str(error)) from error
 
 
-def _identity(
+def _identify_image(
     archive: ImageArchive[Layer], config: str, digests: frozenset[str] | None
 ) -> tuple[str, Mapping[str, int]]:
     """Return the digest of the manifest with this configuration, or else the configuration's digest.
@@ -337,14 +334,15 @@ def _identity(
     return config if digests is None or config in digests else min(digests), {}
 
 
-def _check(archive: ImageArchive[Layer], config: bytes, layers: tuple[str, ...]) -> None:
+def _require_own_layers(archive: ImageArchive[Layer], config: bytes, layers: tuple[str, ...]) -> None:
     """Raise AuditError if layers are not those of a configuration: no engine would load such an archive.
 
     The digests in `layers` are those of their tars, or those of their blobs in a manifest.
     """
     digest = compute_digest(config)
     root = Fields(json_documents.parse_json(config, digest), digest).object_or_empty("rootfs")
-    tars = root.texts("diff_ids") if root.present("diff_ids") else ()
+    tars = root.texts("diff_ids") if root.has("diff_ids") else ()
     manifests = (manifest for _, manifest in archive.manifests.get(digest, ()))
-    if layers not in (tars, *(tuple(layer.digest for layer in each.layers or ()) for each in manifests)):
+    blobs = (tuple(layer.digest for layer in manifest.layers or ()) for manifest in manifests)
+    if layers not in (tars, *blobs):
         raise AuditError(f"the layers in the archive do not match its configuration {digest}")

@@ -34,13 +34,13 @@ class Statement:
 class StatementSource(Protocol):
     """A store with attestations."""
 
-    def manifest(self, digest: str) -> bytes:
+    def read_manifest(self, digest: str) -> bytes:
         """Return a manifest or an index; raise UnknownImageError or AuditError."""
 
-    def statement(self, digest: str) -> bytes:
+    def read_statement(self, digest: str) -> bytes:
         """Return the blob of a statement; raise UnknownImageError or AuditError."""
 
-    def attached(self, digest: str) -> bytes | None:
+    def find_attached(self, digest: str) -> bytes | None:
         """Return the manifest of the attestations that cosign attached to an image; None if it has none."""
 
 
@@ -51,25 +51,26 @@ def read_sboms(
 
     Raises EngineError if the registry cannot be reached.
     """
-    found: dict[str, Statement] = {}
-    for listed in attestations[:MOST]:
+    statements: dict[str, Statement] = {}
+    for attestation in attestations[:MOST]:
         try:
-            blobs = list(_blobs(source.manifest(listed), listed))
+            blobs = list(_list_blobs(source.read_manifest(attestation), attestation))
         except (AuditError, UnknownImageError, UsageError) as error:
-            found[listed] = Statement(digest=listed, problem=str(error))
+            statements[attestation] = Statement(digest=attestation, problem=str(error))
         else:
-            found |= _read(source, blobs)
+            statements |= _read_statements(source, blobs)
     try:
-        attached = source.attached(digest)
-        blobs = list(_blobs(attached, digest)) if attached else []
+        attached = source.find_attached(digest)
+        blobs = list(_list_blobs(attached, digest)) if attached else []
     except (AuditError, UsageError) as error:
-        found[digest] = Statement(digest=digest, problem=str(error))
+        statements[digest] = Statement(digest=digest, problem=str(error))
     else:
-        found |= _read(source, blobs)
-    return tuple(found.values())
+        statements |= _read_statements(source, blobs)
+    return tuple(statements.values())
 
 
-def _blobs(raw: bytes, name: str) -> Iterator[str]:
+def _list_blobs(raw: bytes, name: str) -> Iterator[str]:
+    """Yield the digests of the SBOMs in the manifest of an attestation."""
     manifest = parse_manifest(raw, name, Descriptor)
     layers = (manifest.layers or ()) if isinstance(manifest, ImageManifest) else ()
     for layer in layers:
@@ -77,11 +78,11 @@ def _blobs(raw: bytes, name: str) -> Iterator[str]:
             yield layer.digest
 
 
-def _read(source: StatementSource, digests: Sequence[str]) -> dict[str, Statement]:
-    found = {}
+def _read_statements(source: StatementSource, digests: Sequence[str]) -> dict[str, Statement]:
+    statements = {}
     for digest in digests[:MOST]:
         try:
-            found[digest] = Statement(digest=digest, raw=source.statement(digest))
+            statements[digest] = Statement(digest=digest, raw=source.read_statement(digest))
         except (AuditError, UnknownImageError) as error:
-            found[digest] = Statement(digest=digest, problem=str(error))
-    return found
+            statements[digest] = Statement(digest=digest, problem=str(error))
+    return statements

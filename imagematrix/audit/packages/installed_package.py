@@ -65,17 +65,18 @@ def make_package(
 
     Other fields are None if they are invalid.
     """
-    if not _valid(NAME, name) or not _valid(VERSION, version):
+    if not _match_or_none(NAME, name) or not _match_or_none(VERSION, version):
         return None
-    own_source = _valid(NAME, source)
+    license_name = " ".join((license or "").split())
+    is_name = license_name.isprintable() and 0 < len(license_name) <= LONGEST_LICENSE
     return InstalledPackage(
         kind=kind,
         name=str(name),
         version=version,
-        arch=_valid(ARCH, arch),
-        source=own_source if own_source != name else None,
-        source_version=_valid(VERSION, source_version) if source_version != version else None,
-        license=_license(license),
+        arch=_match_or_none(ARCH, arch),
+        source=_match_or_none(NAME, source) if source != name else None,
+        source_version=_match_or_none(VERSION, source_version) if source_version != version else None,
+        license=license_name if is_name else None,
     )
 
 
@@ -115,10 +116,5 @@ def list_recorded_files(folder: str, record: bytes) -> Iterator[tuple[str, str]]
         return
 
 
-def _valid(pattern: re.Pattern[str], text: str | None) -> str | None:
+def _match_or_none(pattern: re.Pattern[str], text: str | None) -> str | None:
     return text if text is not None and pattern.fullmatch(text) else None
-
-
-def _license(text: str | None) -> str | None:
-    text = " ".join((text or "").split())
-    return text if text.isprintable() and 0 < len(text) <= LONGEST_LICENSE else None

@@ -13,6 +13,7 @@ import base64
 import hashlib
 import re
 from functools import partial
+from itertools import chain
 
 from imagematrix.audit.packages import rpm
 from imagematrix.audit.packages.installed_package import Database, InstalledPackage, parse_apk, parse_dpkg
@@ -53,69 +54,59 @@ class Databases:
 
     def __init__(self) -> None:
         self._by_algorithm: dict[str, set[bytes]] = {}
-        self._sums_left = MOST
-        self._packages_left = MOST_PACKAGES
+        self._remaining_checksums = MOST
+        self._remaining_packages = MOST_PACKAGES
 
     def add(self, entries: Iterable[Entry]) -> Database:
         """Add the entries of a database, within the limits of a layer; return its packages."""
-        found: list[InstalledPackage] = []
+        installed: list[InstalledPackage] = []
         unread = 0
         for entry in entries:
             if isinstance(entry, tuple):
-                self._add(*entry)
-            elif entry is not None and self._packages_left:
-                self._packages_left -= 1
-                found.append(entry)
+                algorithm, checksum = entry
+                if self._remaining_checksums:
+                    self._remaining_checksums -= 1
+                    self._by_algorithm.setdefault(algorithm, set()).add(checksum)
+            elif entry is not None and self._remaining_packages:
+                self._remaining_packages -= 1
+                installed.append(entry)
             else:
                 unread += 1
-        return Database(packages=tuple(found), unread=unread)
+        return Database(packages=tuple(installed), unread=unread)
 
-    def has(self, window: Window) -> bool:
+    def has_file(self, window: Window) -> bool:
         """Whether a package has a file with these bytes."""
-        for algorithm, own in self._by_algorithm.items():
+        for algorithm, checksums in self._by_algorithm.items():
             # Builds of OpenSSL for FIPS refuse MD5 otherwise.
             checksum = hashlib.new(algorithm, usedforsecurity=False)
             for at in range(0, window.size, PIECE):
-                checksum.update(window.at(at, PIECE))
-            if checksum.digest() in own:
+                checksum.update(window.read_at(at, PIECE))
+            if checksum.digest() in checksums:
                 return True
         return False
 
-    def _add(self, algorithm: str, checksum: bytes) -> None:
-        if self._sums_left:
-            self._sums_left -= 1
-            self._by_algorithm.setdefault(algorithm, set()).add(checksum)
 
-
-def _md5sums(file: IO[bytes], _: int) -> Iterator[Entry]:
-    for line in _lines(file):
+def _read_md5sums(file: IO[bytes], _: int) -> Iterator[Entry]:
+    for line in _read_lines(file):
         if hexadecimal := MD5.match(line):
             yield "md5", bytes.fromhex(hexadecimal[1].decode())
 
 
-def _dpkg(file: IO[bytes], _: int) -> Iterator[Entry]:
+def _read_dpkg(file: IO[bytes], _: int) -> Iterator[Entry]:
     paragraph = _Paragraph(DPKG_FIELDS)
-    for line in _lines(file):
-        if fields := paragraph.ended(line):
-            yield from _of_dpkg(fields)
-    if fields := paragraph.ended(b""):
-        yield from _of_dpkg(fields)
+    for line in chain(_read_lines(file), (b"",)):  # the end of the file ends a paragraph, too
+        fields = paragraph.take_line(line)
+        if fields and fields.get("Status", "").rpartition(" ")[2] not in ABSENT:
+            yield parse_dpkg(fields)
 
 
-def _of_dpkg(fields: Mapping[str, str]) -> Iterator[Entry]:
-    if fields.get("Status", "").rpartition(" ")[2] not in ABSENT:
-        yield parse_dpkg(fields)
-
-
-def _apk(file: IO[bytes], _: int) -> Iterator[Entry]:
+def _read_apk(file: IO[bytes], _: int) -> Iterator[Entry]:
     paragraph = _Paragraph(APK_FIELDS)
-    for line in _lines(file):
+    for line in chain(_read_lines(file), (b"",)):
         if encoded := SHA1.fullmatch(line):
             yield "sha1", base64.b64decode(encoded[1])
-        elif fields := paragraph.ended(line):
+        elif fields := paragraph.take_line(line):
             yield parse_apk(fields)
-    if fields := paragraph.ended(b""):
-        yield parse_apk(fields)
 
 
 class _Paragraph:
@@ -125,7 +116,7 @@ class _Paragraph:
         self._wanted = {f"{name}:".encode(): name for name in wanted}
         self._fields: dict[str, str] = {}
 
-    def ended(self, line: bytes) -> Mapping[str, str] | None:
+    def take_line(self, line: bytes) -> Mapping[str, str] | None:
         """Take the next line; return the fields of the paragraph that it ends, None if it ends none."""
         if not line.strip():
             fields, self._fields = self._fields, {}
@@ -136,7 +127,7 @@ class _Paragraph:
         return None
 
 
-def _lines(file: IO[bytes]) -> Iterator[bytes]:
+def _read_lines(file: IO[bytes]) -> Iterator[bytes]:
     """Yield the lines of a file, the first bytes of those that are too long."""
     for line in iter(partial(file.readline, LONGEST_LINE), b""):
         rest = line
@@ -154,9 +145,9 @@ LISTS = (
     *(f"{folder}/{name}" for folder in RPM_FOLDERS for name in RPM_FILES),
 )
 DATABASES: tuple[tuple[re.Pattern[str], Reader], ...] = (
-    (re.compile(r"/var/lib/dpkg/(?:info|status\.d)/[^/]+\.md5sums"), _md5sums),
-    (re.compile(r"/var/lib/dpkg/status(?:\.d/[^/]+)?"), _dpkg),
-    (re.compile(r"/(?:usr/)?lib/apk/db/installed"), _apk),
+    (re.compile(r"/var/lib/dpkg/(?:info|status\.d)/[^/]+\.md5sums"), _read_md5sums),
+    (re.compile(r"/var/lib/dpkg/status(?:\.d/[^/]+)?"), _read_dpkg),
+    (re.compile(r"/(?:usr/)?lib/apk/db/installed"), _read_apk),
     *(
         (re.compile(f"(?:{'|'.join(RPM_FOLDERS)})/{re.escape(name)}"), reader)
         for name, reader in RPM_FILES.items()

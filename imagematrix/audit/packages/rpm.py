@@ -23,7 +23,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from imagematrix.audit.binaries.window import Window
     from imagematrix.images.oci.byte_stream import ByteStream
 
     Headers = Callable[[ByteStream, int], Iterator[bytes]]
@@ -64,33 +63,33 @@ ELSEWHERE = 3  # type of an entry on overflow pages, where all headers of packag
 
 def read_sqlite(file: ByteStream, size: int) -> Iterator[Entry]:
     """Yield the packages in a database of SQLite, and algorithm and checksum of each of their files."""
-    return _entries(_sqlite, file, size)
+    return _read_database(_read_sqlite_headers, file, size)
 
 
 def read_ndb(file: ByteStream, size: int) -> Iterator[Entry]:
     """Yield the packages in a database of ndb, and algorithm and checksum of each of their files."""
-    return _entries(_ndb, file, size)
+    return _read_database(_read_ndb_headers, file, size)
 
 
 def read_berkeley(file: ByteStream, size: int) -> Iterator[Entry]:
     """Yield the packages in a database of Berkeley DB, and algorithm and checksum of each of their files."""
-    return _entries(_berkeley, file, size)
+    return _read_database(_read_berkeley_headers, file, size)
 
 
-def _entries(headers: Headers, file: ByteStream, size: int) -> Iterator[Entry]:
+def _read_database(headers: Headers, file: ByteStream, size: int) -> Iterator[Entry]:
     if size > LARGEST:
         yield None
         return
-    left = size
+    remaining = size
     for header in headers(file, size):
-        left -= len(header)
-        if left < 0:  # the database repeats headers, which together exceed its size
+        remaining -= len(header)
+        if remaining < 0:  # the database repeats headers, which together exceed its size
             yield None
             return
         fields = _RpmHeader(header)
-        if fields.text(NAME) != KEY:
-            yield _package(fields)
-            yield from _digests(fields)
+        if fields.get_text(NAME) != KEY:
+            yield _make_rpm_package(fields)
+            yield from _list_checksums(fields)
 
 
 class _RpmHeader:
@@ -111,43 +110,43 @@ class _RpmHeader:
                 for tag, kind, offset, count in ENTRY.iter_unpack(header[INDEX.size : start])
             }
 
-    def number(self, tag: int) -> int | None:
+    def get_number(self, tag: int) -> int | None:
         """Return a number, or None."""
         offset, _ = self._fields.get((tag, INT32), (None, 0))
         return None if offset is None else int.from_bytes(self._data[offset : offset + 4], "big")
 
-    def text(self, tag: int) -> str | None:
+    def get_text(self, tag: int) -> str | None:
         """Return a text, or None."""
         offset, _ = self._fields.get((tag, STRING), (None, 0))
         if offset is None:
             return None
         return self._data[offset : offset + LONGEST_TEXT].partition(b"\0")[0].decode("utf-8", "replace")
 
-    def texts(self, tag: int) -> list[bytes]:
+    def list_texts(self, tag: int) -> list[bytes]:
         """Return a list of texts."""
         offset, count = self._fields.get((tag, STRINGS), (0, 0))
         return self._data[offset:].split(b"\0", count)[:count]
 
 
-def _package(fields: _RpmHeader) -> InstalledPackage | None:
-    version, release, epoch = fields.text(VERSION), fields.text(RELEASE), fields.number(EPOCH)
-    whole = f"{version}-{release}" if version and release else version
-    source = SOURCE_FILE.fullmatch(fields.text(SOURCE) or "")
+def _make_rpm_package(fields: _RpmHeader) -> InstalledPackage | None:
+    version, release, epoch = fields.get_text(VERSION), fields.get_text(RELEASE), fields.get_number(EPOCH)
+    full_version = f"{version}-{release}" if version and release else version
+    source = SOURCE_FILE.fullmatch(fields.get_text(SOURCE) or "")
     return make_package(
         RPM,
-        fields.text(NAME),
-        f"{epoch}:{whole}" if epoch and whole else whole,
-        arch=fields.text(ARCH),
+        fields.get_text(NAME),
+        f"{epoch}:{full_version}" if epoch and full_version else full_version,
+        arch=fields.get_text(ARCH),
         source=source[1] if source else None,
-        source_version=source[2] if source and source[2] != whole else None,
-        license=fields.text(LICENSE),
+        source_version=source[2] if source and source[2] != full_version else None,
+        license=fields.get_text(LICENSE),
     )
 
 
-def _digests(fields: _RpmHeader) -> Iterator[tuple[str, bytes]]:
-    number = fields.number(ALGORITHM)
+def _list_checksums(fields: _RpmHeader) -> Iterator[tuple[str, bytes]]:
+    number = fields.get_number(ALGORITHM)
     if algorithm := ALGORITHMS.get(MD5 if number is None else number):
-        for text in fields.texts(DIGESTS):
+        for text in fields.list_texts(DIGESTS):
             if HEXADECIMAL.fullmatch(text):  # folders and links have none
                 yield algorithm, bytes.fromhex(text.decode())
 
@@ -155,7 +154,7 @@ def _digests(fields: _RpmHeader) -> Iterator[tuple[str, bytes]]:
 # What follows yields the header of each package, and b"" for what cannot be read.
 
 
-def _sqlite(file: ByteStream, _: int) -> Iterator[bytes]:
+def _read_sqlite_headers(file: ByteStream, _: int) -> Iterator[bytes]:
     import sqlite3
 
     with tempfile.NamedTemporaryFile(dir=get_disk_folder()) as copy:
@@ -174,53 +173,51 @@ def _sqlite(file: ByteStream, _: int) -> Iterator[bytes]:
             yield b""
 
 
-def _ndb(file: ByteStream, size: int) -> Iterator[bytes]:
+def _read_ndb_headers(file: ByteStream, size: int) -> Iterator[bytes]:
     with copy_stream(file, size) as window:
-        head = window.at(0, NDB.size)
+        head = window.read_at(0, NDB.size)
         if len(head) < NDB.size or not head.startswith(b"RpmP"):
             yield b""
             return
         _, _, _, pages = NDB.unpack(head)
         end = min(pages * PAGE, SLOTS + MOST_SLOTS * SLOT.size)
         for at in range(SLOTS, end, SLOT.size):
-            slot = window.at(at, SLOT.size)
+            slot = window.read_at(at, SLOT.size)
             if len(slot) < SLOT.size:
                 yield b""
                 return
             magic, package, block, _ = SLOT.unpack(slot)
             if magic == b"Slot" and package:
-                yield _blob(window, block * BLOCK)
+                start = block * BLOCK
+                head = window.read_at(start, BLOB.size)
+                if len(head) < BLOB.size or not head.startswith(b"BlbS"):
+                    yield b""
+                    continue
+                _, _, _, length = BLOB.unpack(head)
+                yield window.read_at(start + BLOB.size, min(length, LONGEST))
 
 
-def _blob(window: Window, at: int) -> bytes:
-    head = window.at(at, BLOB.size)
-    if len(head) < BLOB.size or not head.startswith(b"BlbS"):
-        return b""
-    _, _, _, length = BLOB.unpack(head)
-    return window.at(at + BLOB.size, min(length, LONGEST))
-
-
-def _berkeley(file: ByteStream, size: int) -> Iterator[bytes]:
+def _read_berkeley_headers(file: ByteStream, size: int) -> Iterator[bytes]:
     with copy_stream(file, size) as window:
-        meta = window.at(0, META.size)
+        meta = window.read_at(0, META.size)
         magic, _, page = META.unpack(meta) if len(meta) == META.size else (0, 0, 0)
         if magic != HASH or page not in SIZES:
             yield b""
             return
-        left = window.size // page
+        unread_pages = window.size // page
         for index in range(1, window.size // page):
-            for first, length in _elsewhere(window.at(index * page, page)):
+            for first, length in _list_overflow_values(window.read_at(index * page, page)):
                 parts: list[bytes] = []
                 here, wanted = first, min(length, LONGEST)
-                while here and wanted > 0 and left > 0:
-                    left -= 1  # each page belongs to one entry
-                    here, part = _overflow(window.at(here * page, page), wanted)
+                while here and wanted > 0 and unread_pages > 0:
+                    unread_pages -= 1  # each page belongs to one entry
+                    here, part = _read_overflow_page(window.read_at(here * page, page), wanted)
                     parts.append(part)
                     wanted -= len(part)
                 yield b"".join(parts)
 
 
-def _elsewhere(page: bytes) -> Iterator[tuple[int, int]]:
+def _list_overflow_values(page: bytes) -> Iterator[tuple[int, int]]:
     """Yield the first page and the length of each value on overflow pages. Keys and values alternate."""
     _, entries, _, kind = HEAD.unpack_from(page)
     if kind in HASHED:
@@ -232,7 +229,7 @@ def _elsewhere(page: bytes) -> Iterator[tuple[int, int]]:
                     yield first, length
 
 
-def _overflow(page: bytes, wanted: int) -> tuple[int, bytes]:
+def _read_overflow_page(page: bytes, wanted: int) -> tuple[int, bytes]:
     """Return the next page (0 at the end) and up to `wanted` bytes of an overflow page."""
     if len(page) < HEAD.size:
         return 0, b""

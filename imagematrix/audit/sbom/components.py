@@ -50,12 +50,13 @@ def list_components(audit: Audit) -> tuple[tuple[Component, ...], tuple[str, ...
 
     An SBOM only adds: what the files show stays, whatever it says.
     """
-    found = [
+    components = [
         Component(package=package, url=make_purl(package, audit.contents.distribution), source=FILES)
         for package in audit.contents.packages
     ]
-    known = {_key(package) for package in audit.contents.packages}
-    unnamed = {key[1:] for key in known}
+    known = {_make_identity(package) for package in audit.contents.packages}
+    # An SBOM that states no URL may mean a package of any kind.
+    known_of_any_kind = {identity[1:] for identity in known}
     problems: list[str] = []
     for statement in audit.image.sboms:
         try:
@@ -63,13 +64,19 @@ def list_components(audit: Audit) -> tuple[tuple[Component, ...], tuple[str, ...
         except UsageError as error:
             problems.append(f"its own SBOM is not used: {error}")
             continue
-        for one in listed:
-            key = _key(one.package)
-            if key not in known and (one.url or key[1:] not in unnamed):
-                known.add(key)
-                unnamed.add(key[1:])
-                found.append(Component(package=one.package, url=one.url, source=SBOM))
-    return tuple(sorted(found, key=_place)), tuple(problems)
+        for attested in listed:
+            identity = _make_identity(attested.package)
+            if identity not in known and (attested.url or identity[1:] not in known_of_any_kind):
+                known.add(identity)
+                known_of_any_kind.add(identity[1:])
+                components.append(Component(package=attested.package, url=attested.url, source=SBOM))
+    components.sort(
+        key=lambda component: (
+            *(component.package.kind, component.package.name, component.package.version or ""),
+            *(component.package.arch or "", component.package.path or "", component.url or ""),
+        )
+    )
+    return tuple(components), tuple(problems)
 
 
 def warn_of_unread(contents: Contents) -> Iterator[str]:
@@ -80,13 +87,5 @@ def warn_of_unread(contents: Contents) -> Iterator[str]:
         yield f"{entries} in lists of packages cannot be read: {listed}"
 
 
-def _key(package: InstalledPackage) -> tuple[str, str, str]:
+def _make_identity(package: InstalledPackage) -> tuple[str, str, str]:
     return package.kind, package.name.lower(), package.version or ""
-
-
-def _place(component: Component) -> tuple[str, ...]:
-    package = component.package
-    return (
-        *(package.kind, package.name, package.version or "", package.arch or ""),
-        *(package.path or "", component.url or ""),
-    )

@@ -42,12 +42,12 @@ def make_purl(package: InstalledPackage, distribution: tuple[str | None, str | N
         if match:
             qualifiers["epoch"], version = match[1], match[2]
     name = package.name if package.kind in (RPM, GENERIC) else package.name.lower()
-    return _url(package.kind, vendor, name, version, qualifiers)
+    return _format_url(package.kind, vendor, name, version, qualifiers)
 
 
 def make_image_purl(name: str, repository: str, digest: str, architecture: str) -> str:
     """Return the URL of an image in a registry; `name` is the last part of its `repository`."""
-    return _url("oci", None, name, digest, {"arch": architecture, "repository_url": repository})
+    return _format_url("oci", None, name, digest, {"arch": architecture, "repository_url": repository})
 
 
 def parse_purl(url: str) -> tuple[str, str, str] | None:
@@ -62,17 +62,17 @@ def parse_purl(url: str) -> tuple[str, str, str] | None:
     return kind, normalise_name(name) if kind == PYPI else name, version
 
 
-def _url(
+def _format_url(
     kind: str, namespace: str | None, name: str, version: str | None, qualifiers: Mapping[str, str | None]
 ) -> str:
-    parts = [f"pkg:{kind}", *([_quoted(namespace.lower())] if namespace else []), _quoted(name)]
-    stated = [f"{key}={_quoted(value)}" for key, value in sorted(qualifiers.items()) if value]
+    parts = [f"pkg:{kind}", *([_quote(namespace.lower())] if namespace else []), _quote(name)]
+    pairs = [f"{key}={_quote(value)}" for key, value in sorted(qualifiers.items()) if value]
     return (
         "/".join(parts)
-        + (f"@{_quoted(version)}" if version else "")
-        + (f"?{'&'.join(stated)}" if stated else "")
+        + (f"@{_quote(version)}" if version else "")
+        + (f"?{'&'.join(pairs)}" if pairs else "")
     )
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return quote(text, safe=":~")

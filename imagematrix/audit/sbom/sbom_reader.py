@@ -45,7 +45,7 @@ def read_packages(statement: Statement, image: str) -> list[AttestedPackage]:
     fields = json_documents.Fields(
         json_documents.parse_json(statement.raw, statement.digest), statement.digest
     )
-    if fields.present("payload"):  # an envelope, DSSE
+    if fields.has("payload"):  # an envelope, DSSE
         try:
             payload = base64.b64decode(fields.text("payload"), validate=True)
         except ValueError as error:  # binascii's is one
@@ -58,14 +58,14 @@ def read_packages(statement: Statement, image: str) -> list[AttestedPackage]:
     # BuildKit states no subject for an image that it exports without a name: the index names the image.
     if subjects and image.removeprefix("sha256:") not in subjects:
         raise fields.fail("subject", f"is not {image}")
-    return list(_packages(fields.object_or_empty("predicate")))
+    return list(_list_packages(fields.object_or_empty("predicate")))
 
 
-def _packages(document: Fields) -> Iterator[AttestedPackage]:
+def _list_packages(document: Fields) -> Iterator[AttestedPackage]:
     version = document.text("spdxVersion")
     if not VERSIONS.fullmatch(version):
         raise document.fail("spdxVersion", f"{version[:40]!r} is not supported")
-    described = {*document.texts("documentDescribes")} if document.present("documentDescribes") else set()
+    described = {*document.texts("documentDescribes")} if document.has("documentDescribes") else set()
     for relation in document.objects("relationships"):
         if relation.text_or_none("relationshipType") == "DESCRIBES":
             described.add(relation.text_or_none("relatedSpdxElement") or "")
@@ -73,11 +73,11 @@ def _packages(document: Fields) -> Iterator[AttestedPackage]:
         if number >= MOST:
             raise document.fail("packages", f"has more than {MOST}")
         # What the document describes is the image itself.
-        if listed.text_or_none("SPDXID") not in described and (found := _package(listed)):
-            yield found
+        if listed.text_or_none("SPDXID") not in described and (package := _read_package(listed)):
+            yield package
 
 
-def _package(fields: Fields) -> AttestedPackage | None:
+def _read_package(fields: Fields) -> AttestedPackage | None:
     """Return a package; None if it has no name, or no version, and so may be anything."""
     name, version = fields.text_or_none("name") or "", fields.text_or_none("versionInfo") or ""
     urls = (

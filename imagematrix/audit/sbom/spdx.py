@@ -34,14 +34,15 @@ EPOCH_TEXT = re.compile(r"[0-9]{1,11}", re.ASCII)  # to the year 5138
 def make_document(audit: Audit, components: Sequence[Component], tool: str, time: str) -> dict[str, object]:
     """Return the document about an image, made at `time` by a `tool`: a program's name and version."""
     image = audit.image
-    licenses: dict[str, str] = {}
+    texts = sorted({component.package.license for component in components if component.package.license})
+    licenses = {text: _express_license(text) for text in texts}
     packages = [
-        _image(image),
-        *_system(*audit.contents.distribution),
-        *(_package(component, licenses) for component in components),
+        _describe_image(image),
+        *_describe_system(*audit.contents.distribution),
+        *(_describe_package(component, licenses) for component in components),
     ]
-    related = [("SPDXRef-DOCUMENT", "DESCRIBES", IMAGE_ID)]
-    related += [(IMAGE_ID, "CONTAINS", str(package["SPDXID"])) for package in packages[1:]]
+    relations = [("SPDXRef-DOCUMENT", "DESCRIBES", IMAGE_ID)]
+    relations += [(IMAGE_ID, "CONTAINS", str(package["SPDXID"])) for package in packages[1:]]
     content: dict[str, object] = {
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",
@@ -51,16 +52,17 @@ def make_document(audit: Audit, components: Sequence[Component], tool: str, time
         "packages": packages,
         "hasExtractedLicensingInfos": [
             {"licenseId": name, "extractedText": text, "name": text}
-            for text, name in sorted(licenses.items())
+            for text, name in licenses.items()
+            if LICENSE_REF.match(name)
         ],
         "relationships": [
-            {"spdxElementId": element, "relationshipType": kind, "relatedSpdxElement": other}
-            for element, kind, other in related
+            {"spdxElementId": element, "relationshipType": kind, "relatedSpdxElement": related}
+            for element, kind, related in relations
         ],
     }
     # Documents with different content must have different names.
-    own = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    return content | {"documentNamespace": f"{NAMESPACE}/{image.digest.replace(':', '-')}/{own[:32]}"}
+    checksum = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return content | {"documentNamespace": f"{NAMESPACE}/{image.digest.replace(':', '-')}/{checksum[:32]}"}
 
 
 def get_creation_time(image: AuditedImage, epoch: str | None) -> str:
@@ -71,18 +73,18 @@ def get_creation_time(image: AuditedImage, epoch: str | None) -> str:
     if epoch is not None:
         if not EPOCH_TEXT.fullmatch(epoch):
             raise UsageError(f"SOURCE_DATE_EPOCH={epoch[:40]!r} is not a number of seconds since 1970")
-        return _text(datetime.fromtimestamp(int(epoch), UTC))
+        return _format_time(datetime.fromtimestamp(int(epoch), UTC))
     try:
-        return _text(datetime.fromisoformat(image.created or "").astimezone(UTC))
+        return _format_time(datetime.fromisoformat(image.created or "").astimezone(UTC))
     except (ValueError, OverflowError):
-        return _text(datetime.fromtimestamp(0, UTC))
+        return _format_time(datetime.fromtimestamp(0, UTC))
 
 
-def _text(time: datetime) -> str:
+def _format_time(time: datetime) -> str:
     return time.replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
 
 
-def _image(image: AuditedImage) -> dict[str, object]:
+def _describe_image(image: AuditedImage) -> dict[str, object]:
     algorithm, _, digest = image.digest.partition(":")
     return {
         "SPDXID": IMAGE_ID,
@@ -90,12 +92,12 @@ def _image(image: AuditedImage) -> dict[str, object]:
         "versionInfo": image.digest,
         "primaryPackagePurpose": "CONTAINER",
         "checksums": [{"algorithm": algorithm.upper(), "checksumValue": digest}],
-        **_common(UNSTATED),
-        **_references(_image_url(image)),
+        **_make_common_fields(UNSTATED),
+        **_make_reference(_make_image_url(image)),
     }
 
 
-def _system(name: str | None, release: str | None) -> Iterator[dict[str, object]]:
+def _describe_system(name: str | None, release: str | None) -> Iterator[dict[str, object]]:
     """Yield the distribution, by which scanners choose their advisories."""
     if name:
         yield {
@@ -104,11 +106,11 @@ def _system(name: str | None, release: str | None) -> Iterator[dict[str, object]
             **({"versionInfo": release} if release else {}),
             "primaryPackagePurpose": "OPERATING_SYSTEM",
             "sourceInfo": "found in os-release",
-            **_common(UNSTATED),
+            **_make_common_fields(UNSTATED),
         }
 
 
-def _image_url(image: AuditedImage) -> str | None:
+def _make_image_url(image: AuditedImage) -> str | None:
     """Return the package URL of an image in a registry; None for any other."""
     if not names_registry(image.reference) or not DIGEST.fullmatch(image.digest):
         return None
@@ -120,11 +122,12 @@ def _image_url(image: AuditedImage) -> str | None:
     return purl.make_image_purl(name.rpartition("/")[2], name, image.digest, "".join(architecture))
 
 
-def _package(component: Component, licenses: dict[str, str]) -> dict[str, object]:
+def _describe_package(component: Component, licenses: Mapping[str, str]) -> dict[str, object]:
+    """Return a package; `licenses` are expressions of SPDX by the texts of licenses."""
     package = component.package
     parts = (package.kind, package.name, package.version, package.arch, package.path, component.url)
-    own = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-    found = (
+    checksum = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    origin = (
         "named by the image's own SBOM, not found in its files"
         if component.source == SBOM
         else f"found in {package.path}"
@@ -132,16 +135,16 @@ def _package(component: Component, licenses: dict[str, str]) -> dict[str, object
     source = " ".join(filter(None, (package.source or package.name, package.source_version)))
     built = f"; built from the source package {source}" if package.source or package.source_version else ""
     return {
-        "SPDXID": f"SPDXRef-{UNSAFE.sub('-', f'{package.kind}-{package.name}')[:80]}-{own[:16]}",
+        "SPDXID": f"SPDXRef-{UNSAFE.sub('-', f'{package.kind}-{package.name}')[:80]}-{checksum[:16]}",
         "name": package.name,
         **({"versionInfo": package.version} if package.version else {}),
-        "sourceInfo": f"{found}{built}",
-        **_common(_license(package.license, licenses)),
-        **_references(component.url),
+        "sourceInfo": f"{origin}{built}",
+        **_make_common_fields(licenses[package.license] if package.license else UNSTATED),
+        **_make_reference(component.url),
     }
 
 
-def _common(declared: str) -> dict[str, object]:
+def _make_common_fields(declared: str) -> dict[str, object]:
     return {
         "downloadLocation": UNSTATED,
         "filesAnalyzed": False,
@@ -152,23 +155,20 @@ def _common(declared: str) -> dict[str, object]:
     }
 
 
-def _references(url: str | None) -> Mapping[str, object]:
+def _make_reference(url: str | None) -> Mapping[str, object]:
     if url is None:
         return {}
     reference = {"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": url}
     return {"externalRefs": [reference]}
 
 
-def _license(stated: str | None, licenses: dict[str, str]) -> str:
-    """Return an expression of SPDX's licenses; of another text, a name that is added to `licenses`."""
+def _express_license(text: str) -> str:
+    """Return an expression of SPDX's licenses; for any other text, a name LicenseRef-… that is made of it."""
     from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
-    if not stated:
-        return UNSTATED
-    if not LICENSE_REF.search(stated):  # which another document defines
+    if not LICENSE_REF.search(text):  # which another document defines
         try:
-            return canonicalize_license_expression(stated)
+            return canonicalize_license_expression(text)
         except InvalidLicenseExpression:
             pass
-    own = hashlib.sha256(stated.encode()).hexdigest()[:16]
-    return licenses.setdefault(stated, f"LicenseRef-{own}")
+    return f"LicenseRef-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

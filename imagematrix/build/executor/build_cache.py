@@ -37,7 +37,7 @@ class LayerHints(Protocol):
     def has(self, digest: str) -> bool:
         """Whether a layer's audit is cached."""
 
-    def note(self, kind: type[T], name: str) -> T | None:
+    def get_note(self, kind: type[T], name: str) -> T | None:
         """Return the value noted under a name; None if there is none, or one that is no `kind`."""
 
     def put_note(self, name: str, value: object) -> None:
@@ -57,7 +57,7 @@ class BuildCache:
         `base` is a name of the base that never moves, as it was given to `note_base`, and `source` is where
         builds find it. `sibling_references` are the references of images that are built on it.
         """
-        layers = self._notes.note(BASE, base) or ()
+        layers = self._notes.get_note(BASE, base) or ()
         known = all(map(self._notes.has, layers)) and self._store.has_base(source, layers, sibling_references)
         return layers if known else ()
 
@@ -67,7 +67,7 @@ class BuildCache:
 
     def find_cell_layers(self, order: BuildRequest) -> tuple[RewrittenLayer, ...]:
         """Return the layers that the store has from the last build of this order's cell, or of any cell."""
-        notes = {self._notes.note(CELL, name) for name in _note_names(order)}
+        notes = {self._notes.get_note(CELL, name) for name in _note_names(order)}
         return tuple(layer for note in notes if note for layer in self._find_existing(*note))
 
     def _find_existing(

@@ -403,7 +403,7 @@ class CellBuilder:
         # Largest first, so that the others are read meanwhile.
         files = {f"sha256:{path.name}": path for path in sorted(paths, key=lambda path: -path.stat().st_size)}
         try:
-            read = self._layers.all(
+            read = self._layers.read_layers(
                 tuple(files), lambda digest: layout.require_blob(files[digest]).open("rb")
             )
         except CancelledError as error:

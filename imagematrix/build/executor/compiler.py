@@ -87,7 +87,7 @@ class Compilers:
         if macros is None:
             raise _unknown_flags_error(item, option)
         own = item.cell.facts.flags(march) or frozenset()
-        return marches.flags_from_macros(macros, ARCHES[item.cell.platform], march) | own
+        return marches.get_flags_from_macros(macros, ARCHES[item.cell.platform], march) | own
 
 
 class _Compiler:

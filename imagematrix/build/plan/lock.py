@@ -50,7 +50,7 @@ def read_lock(path: Path) -> tuple[dict[str, str], dict[str, LockedDriver]]:
         raise UsageError(f"{path} is not a file", remedy="remove it and run `imagematrix lock`")
     try:
         fields = json_documents.Fields(json_documents.read_json(path), str(path))
-        fields.schema(SCHEMA)
+        fields.require_schema(SCHEMA)
         return _parse_bases(fields), _parse_drivers(fields)
     except UsageError as error:
         remedy = error.remedy or "restore it from version control, or delete it and run `imagematrix lock`"
@@ -134,7 +134,7 @@ def _parse_bases(fields: json_documents.Fields) -> dict[str, str]:
 
 def _parse_drivers(fields: json_documents.Fields) -> dict[str, LockedDriver]:
     drivers: dict[str, LockedDriver] = {}
-    for item in fields.objects("drivers") if fields.present("drivers") else ():
+    for item in fields.objects("drivers") if fields.has("drivers") else ():
         address = item.text("address")
         if address in drivers:
             raise item.fail("address", f"{address} occurs twice")

@@ -87,8 +87,8 @@ def parse_report(data: object, where: str) -> Report:
     fields = json_documents.Fields(data, where)
     planned = fields.text("schema") == plan.SCHEMA
     if not planned:
-        fields.schema(result.SCHEMA)
-    if not fields.present("cells"):
+        fields.require_schema(result.SCHEMA)
+    if not fields.has("cells"):
         raise fields.fail("cells", "is missing")
     return Report(
         where=where,

@@ -90,4 +90,4 @@ def _read_triggers(registry: Registry, digest: str) -> Iterator[str]:
             json_documents.parse_json(registry.blob(found.config.digest), digest), digest
         )
         inner = image.object_or_empty("config")
-        yield from inner.texts(KEY) if inner.present(KEY) else ()
+        yield from inner.texts(KEY) if inner.has(KEY) else ()

@@ -63,7 +63,7 @@ def generate_zeros(count: int) -> Iterator[bytes]:
 def _read_pieces(window: Window, offset: int, size: int) -> Iterator[bytes]:
     """Yield a range of a file; raise OSError if the file has become shorter."""
     for at in range(offset, offset + size, PIECE):
-        piece = window.at(at, min(PIECE, offset + size - at))
+        piece = window.read_at(at, min(PIECE, offset + size - at))
         if not piece:
             raise OSError(None, "the file has become shorter")
         yield piece

@@ -109,7 +109,7 @@ def examine_file(path: str, window: Window, rules: Rules) -> FileResult | None:
     A file is trimmed only if all of its device code is valid: each fatbin is complete, consists of entries
     without gaps, and lies in a section that does not overlap another one.
     """
-    head = window.at(0, HEAD)
+    head = window.read_at(0, HEAD)
     headers = elf.read_elf(window) if head.startswith(elf.MAGIC) else None
     of_nvidia = nvidia_names.is_nvidia_library(path, headers.soname if headers else None)
     untouched = FileResult(path=path, status=TrimStatus.NVIDIA, size=window.size)
@@ -147,7 +147,7 @@ def _find_sections(window: Window, head: bytes, headers: Elf | None) -> Iterator
 
 def _find_object_sections(window: Window, headers: Elf) -> Iterator[Window]:
     """Yield the sections of an object with fatbins; raise _DamagedError."""
-    if not any(headers.named(*SECTIONS)):
+    if not any(headers.find_sections(*SECTIONS)):
         return
     if headers.damaged:
         raise _DamagedError
@@ -160,7 +160,7 @@ def _find_object_sections(window: Window, headers: Elf) -> Iterator[Window]:
         reached = max(reached, end)
         if code:
             reached_by_code = max(reached_by_code, end)
-            yield window.part(section.offset, section.size)
+            yield window.get_part(section.offset, section.size)
 
 
 @dataclass(slots=True)
@@ -180,7 +180,7 @@ class _Tally:
         """Add a fatbin of `window`, which begins at `offset` of the file; raise _DamagedError."""
         self.containers += 1
         self.entries += len(container.entries)
-        head = window.at(container.offset, fatbin.HEADER.size)
+        head = window.read_at(container.offset, fatbin.HEADER.size)
         if self.containers + self.entries > MOST or not _is_valid(container, head):
             raise _DamagedError
         verdict = self.rules.judge(container.entries)

@@ -129,7 +129,7 @@ def _open_examined(path: Path, look: Look) -> Iterator[_Examined]:
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         window = Window(file, 0, status.st_size)
-        head = window.at(0, archives.HEAD)
+        head = window.read_at(0, archives.HEAD)
         if path.suffix == wheel.SUFFIX and head.startswith(archives.ZIP):
             with wheel.open_wheel(str(path), window, look) as inside:
                 write = inside.write if inside.changed else None

@@ -166,8 +166,8 @@ def _deflate(window: Window, result: FileResult, entry: zipfile.ZipInfo, archive
 
 def _copy(window: Window, entry: zipfile.ZipInfo, archive: zipfile.ZipFile) -> None:
     """Copy the compressed bytes of a file from one zip to another, which zipfile cannot do."""
-    lengths = LOCAL.unpack(window.at(entry.header_offset, LOCAL.size))
-    data = window.part(entry.header_offset + LOCAL.size + sum(lengths), entry.compress_size)
+    lengths = LOCAL.unpack(window.read_at(entry.header_offset, LOCAL.size))
+    data = window.get_part(entry.header_offset + LOCAL.size + sum(lengths), entry.compress_size)
     new = _copy_entry(entry)
     new.CRC, new.compress_size = entry.CRC, entry.compress_size
     with _append_file(archive, new) as file:

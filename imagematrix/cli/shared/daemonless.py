@@ -57,7 +57,7 @@ def run_daemonless(args: RunArgs, image: str, engine: str, site: Site) -> int:
     request = daemonless.make_request(host, gpus)
     selection, launch = request.plan_on_any()
     require_usable(launch, args)
-    runtime = choose_runtime(engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME"))
+    runtime = choose_runtime(engine, site.choose_value("runtime", None, "IMAGEMATRIX_RUNTIME"))
     if args.print_form:
         words = daemonless.format_command(selection, launch, runtime)
         if args.print_form == JSON:
@@ -103,7 +103,7 @@ class DaemonlessLaunch:
         own_processes: bool = True,
     ) -> None:
         self._args = args
-        self._image = site.full(image)
+        self._image = site.complete_name(image)
         self._options = options
         self._site = site
         self._folders = folders

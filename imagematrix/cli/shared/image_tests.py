@@ -68,7 +68,7 @@ class ContainerTester:
         test = item.cell.image.test
         if test is None or self._again:
             return test is not None
-        noted = self._notes.note(NOTE, _format_note_name(item))
+        noted = self._notes.get_note(NOTE, _format_note_name(item))
         return noted is not None and noted[0] != test.digest
 
     def find_known_result(self, item: Planned) -> ImageTestResult | None:
@@ -76,7 +76,7 @@ class ContainerTester:
         test = item.cell.image.test
         if test is None:
             return None
-        noted = self._notes.note(NOTE, _format_note_name(item))
+        noted = self._notes.get_note(NOTE, _format_note_name(item))
         if noted == (test.digest, ImageTestOutcome.PASSED):
             return ImageTestResult(outcome=ImageTestOutcome.PASSED)
         return ImageTestResult(outcome=ImageTestOutcome.NOT_TESTED, why=UNTESTED)

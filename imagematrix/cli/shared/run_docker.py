@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def run_with_docker(args: RunArgs, image: str) -> int:
     """Print the launch, or start it on unused GPUs; return the exit code."""
     site = read_site()
-    engine = site.chosen("engine", args.engine, "IMAGEMATRIX_ENGINE") or DOCKER
+    engine = site.choose_value("engine", args.engine, "IMAGEMATRIX_ENGINE") or DOCKER
     if engine != DOCKER:
         from imagematrix.cli.shared.daemonless import run_daemonless
 

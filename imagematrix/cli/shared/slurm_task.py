@@ -77,7 +77,7 @@ def _start_container(image: str, task: SlurmTask, configuration: str | None) -> 
     from imagematrix.selection.query import parse_where
 
     site = read_site()
-    engine = site.chosen("engine", None, "IMAGEMATRIX_ENGINE") or DEFAULT
+    engine = site.choose_value("engine", None, "IMAGEMATRIX_ENGINE") or DEFAULT
     where = task.environment.get(WHERE)
     args = RunArgs(
         options=(),
@@ -111,7 +111,7 @@ def _start_container(image: str, task: SlurmTask, configuration: str | None) -> 
     require_usable(launch, args)
     runtime = choose_runtime(
         DEFAULT if engine == DOCKER else engine,
-        site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME"),
+        site.choose_value("runtime", None, "IMAGEMATRIX_RUNTIME"),
         of_user=task.rank,
     )
     if task.rank and runtime.as_root:

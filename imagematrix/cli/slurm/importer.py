@@ -99,7 +99,7 @@ def _fetch_squashfs(
 
     site = read_site()
     images = _open_store(store)
-    image = site.full(image)
+    image = site.complete_name(image)
     require_source(image, catalog)
     selection = choose_variant(
         image,

@@ -39,7 +39,9 @@ def merge_gpus(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
     """Return `gpus` with each GPU once, with all MIG devices of its occurrences."""
     by_index: dict[int, Gpu] = {}
     for gpu in gpus:
-        by_index[gpu.index] = _joined(by_index.get(gpu.index, gpu), gpu)
+        known = by_index.setdefault(gpu.index, gpu)
+        if known.mig is not None and gpu.mig is not None:
+            by_index[gpu.index] = replace(known, mig=tuple(dict.fromkeys(known.mig + gpu.mig)))
     return tuple(by_index.values())
 
 
@@ -69,9 +71,3 @@ def get_memory_mib(gpu: Gpu) -> int | None:
     if not gpu.mig:
         return gpu.memory_mib
     return gpu.mig[0].memory_mib if len(gpu.mig) == 1 else None
-
-
-def _joined(gpu: Gpu, other: Gpu) -> Gpu:
-    if gpu.mig is None or other.mig is None:
-        return gpu
-    return replace(gpu, mig=tuple(dict.fromkeys(gpu.mig + other.mig)))

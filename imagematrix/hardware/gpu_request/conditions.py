@@ -28,7 +28,7 @@ class GpuCondition(Record):
     comparison: str
     value: Any
 
-    def holds(self, gpu: Gpu) -> bool:
+    def is_met(self, gpu: Gpu) -> bool:
         """Whether `gpu` meets the condition; a GPU whose fact is unknown does not.
 
         A condition on the profile is met by a GPU whose `mig` is a single MIG device of that profile.
@@ -36,9 +36,16 @@ class GpuCondition(Record):
         if self.fact == "profile":
             return [device.profile for device in gpu.mig or ()] == [self.value]
         if self.fact == "name":
-            return gpu.name is not None and _is_named(gpu.name, self.value) is (self.comparison == "=")
-        actual = _get_fact(gpu, self.fact)
-        return actual is not None and COMPARISONS[self.comparison](actual, self.value)
+            if gpu.name is None:
+                return False
+            # The words follow each other in the name: "NVIDIA L40S" does not contain L4.
+            name, words = _split_words(gpu.name), _split_words(self.value)
+            contains = any(name[start : start + len(words)] == words for start in range(len(name)))
+            return contains is (self.comparison == "=")
+        compare = COMPARISONS[self.comparison]
+        if self.fact == "compute":
+            return gpu.compute is not None and compare(make_sort_key(gpu.compute), self.value)
+        return gpu.memory_mib is not None and compare(gpu.memory_mib * MIB, self.value)
 
 
 def parse_condition(text: str) -> GpuCondition:
@@ -64,18 +71,6 @@ def parse_condition(text: str) -> GpuCondition:
 def is_profile(text: str) -> bool:
     """Whether `text` has the form of a MIG profile's name."""
     return PROFILE.fullmatch(text) is not None
-
-
-def _get_fact(gpu: Gpu, fact: str) -> Any:
-    if fact == "compute":
-        return None if gpu.compute is None else make_sort_key(gpu.compute)
-    return None if gpu.memory_mib is None else gpu.memory_mib * MIB
-
-
-def _is_named(name: str, wanted: str) -> bool:
-    """Whether `name` contains the words of `wanted` in a row: "NVIDIA L40S" does not contain L4."""
-    name_words, words = _split_words(name), _split_words(wanted)
-    return any(name_words[start : start + len(words)] == words for start in range(len(name_words)))
 
 
 def _split_words(text: str) -> list[str]:

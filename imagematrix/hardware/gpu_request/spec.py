@@ -45,7 +45,12 @@ def find_candidates(gpus: tuple[Gpu, ...], wanted: Wanted) -> Choice:
     if wanted is None or wanted == ALL:
         return Choice(gpus=gpus, count=len(gpus))
     if isinstance(wanted, list | tuple):
-        return _select_listed(gpus, wanted)
+        if not wanted:
+            raise UsageError(
+                "the list of GPUs is empty",
+                remedy='give "none" to use no GPU, or None to use all of the host',
+            )
+        return _require_all(gpus, (_find_item(gpus, item) for item in wanted))
     if not isinstance(wanted, str) and not _is_number(wanted):
         raise UsageError(
             f"invalid GPUs {wanted!r:.80}",
@@ -56,7 +61,7 @@ def find_candidates(gpus: tuple[Gpu, ...], wanted: Wanted) -> Choice:
         return Choice(gpus=(), count=0)
     count = parse_natural(wanted)
     if count is not None:
-        return _any_of(gpus, count)
+        return _choose_any(gpus, count)
     words = [word.strip() for word in wanted.removeprefix("device=").split(",")]
     if not wanted.startswith("device=") and any(char in wanted for char in "<>=."):
         return _filter_gpus(gpus, wanted, words)
@@ -86,14 +91,6 @@ def make_spec(gpus: Iterable[Gpu]) -> str:
     return ",".join(indices) if len(indices) > 1 else f"device={indices[0]}"
 
 
-def _select_listed(gpus: tuple[Gpu, ...], wanted: Sequence[Gpu | int | str]) -> Choice:
-    if not wanted:
-        raise UsageError(
-            "the list of GPUs is empty", remedy='give "none" to use no GPU, or None to use all of the host'
-        )
-    return _require_all(gpus, (_find_item(gpus, item) for item in wanted))
-
-
 def _find_item(gpus: tuple[Gpu, ...], item: Gpu | int | str) -> Gpu:
     """Return the GPU of the host that an item of a list is or names."""
     from imagematrix.hardware.host.host import Gpu
@@ -102,7 +99,10 @@ def _find_item(gpus: tuple[Gpu, ...], item: Gpu | int | str) -> Gpu:
         return _find(gpus, str(item))
     if not isinstance(item, Gpu):
         raise UsageError(f"{item!r:.80} is not a GPU", remedy="list GPUs of the host, their indices or UUIDs")
-    if not any(_is_part(item, gpu) for gpu in gpus):
+    # It may have only some of the MIG devices of a GPU.
+    devices = item.mig or ()
+    wholes = [gpu for gpu in gpus if devices and {*devices} <= {*(gpu.mig or ())}]
+    if item not in (*gpus, *(replace(gpu, mig=devices) for gpu in wholes)):
         raise UsageError(
             f"{item.label} is not one of these GPUs, but another host's, or from another probe",
             remedy=_describe_present(gpus),
@@ -114,19 +114,14 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_part(part: Gpu, gpu: Gpu) -> bool:
-    """Whether `part` is `gpu`, or `gpu` with only some of its MIG devices."""
-    some, every = part.mig or (), gpu.mig or ()
-    return part == gpu or (bool(some) and {*some} <= {*every} and part == replace(gpu, mig=some))
+def _require_all(gpus: tuple[Gpu, ...], requested: Iterable[Gpu]) -> Choice:
+    """Return all of the GPUs `requested`, in the order of `gpus`."""
+    by_index = {gpu.index: gpu for gpu in merge_gpus(requested)}
+    ordered = tuple(by_index[gpu.index] for gpu in gpus if gpu.index in by_index)
+    return Choice(gpus=ordered, count=len(by_index))
 
 
-def _require_all(gpus: tuple[Gpu, ...], found: Iterable[Gpu]) -> Choice:
-    """Return all of the GPUs `found`, in the order of `gpus`."""
-    named = {gpu.index: gpu for gpu in merge_gpus(found)}
-    return Choice(gpus=tuple(named[gpu.index] for gpu in gpus if gpu.index in named), count=len(named))
-
-
-def _any_of(gpus: tuple[Gpu, ...], count: int) -> Choice:
+def _choose_any(gpus: tuple[Gpu, ...], count: int) -> Choice:
     if count == 0:
         raise UsageError(
             "0 GPUs wanted: the count must be at least 1",
@@ -155,14 +150,14 @@ def _filter_gpus(gpus: tuple[Gpu, ...], wanted: str, words: list[str]) -> Choice
     profiled = any(condition.fact == "profile" for condition in conditions)
     devices = tuple(part for gpu in gpus for part in list_mig_devices(gpu)) if profiled else gpus
     matching = tuple(
-        gpu for gpu in _select_usable(devices) if all(condition.holds(gpu) for condition in conditions)
+        gpu for gpu in _select_usable(devices) if all(condition.is_met(gpu) for condition in conditions)
     )
     count = counts[0] if counts else len(matching)
     if not 0 < count <= len(matching):
         noun = "MIG devices" if profiled else "GPUs"
         raise UsageError(
             f"GPUs {wanted}: {len(matching)} of {len(devices)} {noun} are usable and match",
-            remedy=_list_profiles(devices) if profiled else _describe_kinds(gpus),
+            remedy=_describe_profiles(devices) if profiled else _describe_kinds(gpus),
         )
     return Choice(gpus=matching, count=count)
 
@@ -172,7 +167,7 @@ def _select_usable(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
 
 
 def _find(gpus: tuple[Gpu, ...], name: str) -> Gpu:
-    matches = [match for gpu in gpus for match in _matches(gpu, name)]
+    matches = [match for gpu in gpus for match in _list_matches(gpu, name)]
     if not matches:
         raise UsageError(f"GPU {name!r} not found on this host", remedy=_describe_present(gpus))
     if len(matches) > 1:
@@ -182,18 +177,18 @@ def _find(gpus: tuple[Gpu, ...], name: str) -> Gpu:
     return matches[0]
 
 
-def _matches(gpu: Gpu, name: str) -> list[Gpu]:
+def _list_matches(gpu: Gpu, name: str) -> list[Gpu]:
+    """Return the GPU, or those of its MIG devices that have the name; of a UUID, its beginning is enough."""
     if name in (str(gpu.index), gpu.uuid):
         return [gpu]
     if name.startswith("GPU-"):
         return [gpu] if (gpu.uuid or "").startswith(name) else []
-    return [part for part in list_mig_devices(gpu) if _is_mig(part, name)]
-
-
-def _is_mig(part: Gpu, name: str) -> bool:
-    (device,) = part.mig or ()
-    by_uuid = name.startswith("MIG-") and (device.uuid or "").startswith(name)
-    return by_uuid or name == name_mig_device(part, device)
+    return [
+        replace(gpu, mig=(device,))
+        for device in gpu.mig or ()
+        if (name.startswith("MIG-") and (device.uuid or "").startswith(name))
+        or name == name_mig_device(gpu, device)
+    ]
 
 
 def _describe_kinds(gpus: tuple[Gpu, ...]) -> str:
@@ -204,7 +199,7 @@ def _describe_kinds(gpus: tuple[Gpu, ...]) -> str:
     return f"it has {_tally(kinds)}" if kinds else "it has no GPU"
 
 
-def _list_profiles(devices: tuple[Gpu, ...]) -> str:
+def _describe_profiles(devices: tuple[Gpu, ...]) -> str:
     profiles = [device.profile or "unknown" for gpu in devices for device in gpu.mig or ()]
     return f"it has {_tally(profiles)}" if profiles else "it has no MIG device, or NVML does not report any"
 
@@ -216,5 +211,5 @@ def _tally(words: list[str]) -> str:
 def _describe_present(gpus: tuple[Gpu, ...]) -> str:
     if not gpus:
         return "it has no GPU"
-    listed = (f"{gpu.label}: {', '.join(name_gpus([gpu]))}" for gpu in gpus)
-    return f"it has {'; '.join(listed)}"
+    names = (f"{gpu.label}: {', '.join(name_gpus([gpu]))}" for gpu in gpus)
+    return f"it has {'; '.join(names)}"

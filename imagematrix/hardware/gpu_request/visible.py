@@ -20,7 +20,7 @@ from imagematrix.hardware.vendors.runtime import VOID
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from typing import Never
 
     from imagematrix.hardware.host.host import Gpu, Host
@@ -64,7 +64,7 @@ def select_within_environment(
         message = f"GPUs {wanted}: no GPU is available"
     except UsageError as error:
         message = str(error)
-    restrictions = _restrictions(environment, MOUNTED, NODES)
+    restrictions = _read_restrictions(environment, MOUNTED, NODES)
     variables = " and ".join(f"{name}={environment[name]}" for name in restrictions)
     raise UsageError(
         f"{message}, restricted by {variables}",
@@ -83,27 +83,31 @@ def parse_visible(
     cgroup denies all. `mounted` is the folder MOUNTED. Raises UsageError if a named GPU does not exist,
     except on a host without GPUs: see `list_gpu_variables`.
     """
-    restrictions = _restrictions(environment, mounted, nodes)
+    restrictions = _read_restrictions(environment, mounted, nodes)
     if [] in restrictions.values():
         return NONE
     usable = remaining = tuple(gpu for gpu in gpus if gpu.usable)
     if not restrictions or not gpus:
         return None
-    numbers = _numbered(usable)
+    numbers = _number_gpus(usable)
     for variable, names in restrictions.items():
         if variable in (*SLURM, JOB):
-            opened = [str(minor) for minor in device.list_permitted_minors(nodes)]
-            remaining = _selected(
-                remaining, variable, environment, _by_device_file(remaining, opened or names)
-            )
+            # Slurm's numbers are those of the device files.
+            permitted = [str(minor) for minor in device.list_permitted_minors(nodes)]
+            by_minor = {
+                str(gpu.index if gpu.minor is None else gpu.minor): str(gpu.index) for gpu in remaining
+            }
+            files = [(f"/dev/nvidia{name}", by_minor.get(name)) for name in permitted or names]
+            remaining = _select_named(remaining, variable, environment, files)
             # If a cgroup hides all other GPUs, CUDA's numbers count those of the job.
             of_job = {str(gpu.index) for gpu in remaining}
-            others = {number for number, index in numbers.items() if index not in of_job}
-            hidden = bool(opened) or not others.isdisjoint(restrictions.get(CUDA, ()))
-            numbers = _numbered(remaining) if hidden else numbers
-        elif names != [ALL] and not (variable == RUNTIME and _already_applied(names, usable, numbers)):
-            words = [_gpu_name(name, usable, numbers, variable) for name in names]
-            remaining = _selected(remaining, variable, environment, list(zip(names, words, strict=True)))
+            of_others = {number for number, index in numbers.items() if index not in of_job}
+            hidden = bool(permitted) or not of_others.isdisjoint(restrictions.get(CUDA, ()))
+            numbers = _number_gpus(remaining) if hidden else numbers
+        elif names != [ALL] and not (variable == RUNTIME and _is_already_applied(names, usable, numbers)):
+            words = [_translate_name(name, usable, numbers, variable) for name in names]
+            named = list(zip(names, words, strict=True))
+            remaining = _select_named(remaining, variable, environment, named)
     return make_exact_spec(remaining) if remaining else None
 
 
@@ -118,7 +122,7 @@ def within(
     exist.
     """
     environment = os.environ if environment is None else environment
-    if gpus is None and host.gpus and _restrictions(environment, MOUNTED, NODES).get(JOB) == []:
+    if gpus is None and host.gpus and _read_restrictions(environment, MOUNTED, NODES).get(JOB) == []:
         sign = Accelerator(kind="environment", where="the job", why=NO_GPU)
         return replace(host, gpus=(), accelerators=(*host.accelerators, sign)), None
     if not host.gpus:
@@ -132,85 +136,80 @@ def list_gpu_variables(environment: Mapping[str, str], mounted: str = MOUNTED) -
     """Return the variables of `environment` that name GPUs: signs of accelerators if a probe finds none."""
     return tuple(
         Accelerator(kind="environment", where=f"{variable}={environment[variable]}", why=NOT_FOUND)
-        for variable, names in _restrictions(environment, mounted, NODES).items()
+        for variable, names in _read_restrictions(environment, mounted, NODES).items()
         if names not in ([], [ALL])
     )
 
 
-def _restrictions(environment: Mapping[str, str], mounted: str, nodes: str) -> dict[str, list[str]]:
+def _read_restrictions(environment: Mapping[str, str], mounted: str, nodes: str) -> dict[str, list[str]]:
     """Return the names in each variable that has an effect, in order of precedence."""
-    read: dict[str, Callable[[str], list[str] | None]] = {
-        RUNTIME: lambda value: _runtime(value, mounted),
-        next((name for name in SLURM if environment.get(name)), SLURM[0]): _split,
-        JOB: lambda _: _of_job(nodes),
-        CONDOR: _split,
-    }
-    restrictions = {name: names(value) for name, names in read.items() if (value := environment.get(name))}
+    restrictions: dict[str, list[str]] = {}
+    if value := environment.get(RUNTIME):
+        names = _read_runtime_variable(value, mounted)
+        if names is not None:
+            restrictions[RUNTIME] = names
+    slurm = next((name for name in SLURM if environment.get(name)), None)
+    if slurm:
+        restrictions[slurm] = _split(environment[slurm])
+    if environment.get(JOB):
+        # The device files that the job may open tell only if it may not open all of them.
+        permitted = device.list_permitted_minors(nodes)
+        if permitted or device.is_withheld(nodes):
+            restrictions[JOB] = [str(minor) for minor in permitted]
+    if value := environment.get(CONDOR):
+        restrictions[CONDOR] = _split(value)
     if CUDA in environment:
-        restrictions[CUDA] = _until_hidden(environment[CUDA])
-    return {name: names for name, names in restrictions.items() if names is not None}
-
-
-def _of_job(nodes: str) -> list[str] | None:
-    """Return the numbers of the device files that a job of Slurm may open; None if it may open all."""
-    opened = device.list_permitted_minors(nodes)
-    return [str(minor) for minor in opened] if opened or device.is_withheld(nodes) else None
+        # A name that hides no GPU hides all names after it.
+        names = _split(environment[CUDA])
+        end = next((position for position, name in enumerate(names) if name in HIDDEN), None)
+        restrictions[CUDA] = names[:end]
+    return restrictions
 
 
 def _split(value: str) -> list[str]:
     return [name.strip() for name in value.split(",")]
 
 
-def _runtime(value: str, mounted: str) -> list[str] | None:
+def _read_runtime_variable(value: str, mounted: str) -> list[str] | None:
     """Return the names in NVIDIA_VISIBLE_DEVICES, None if the variable has no effect."""
-    words = _mounted(mounted) if value == MOUNTED else _split(value)
+    words = _list_mounted_names(mounted) if value == MOUNTED else _split(value)
     names = [CDI.sub("", name, count=1) for name in words if name not in {"", VOID}]
     if NONE in names:
         return []
     return [ALL] if ALL in names else names or None
 
 
-def _mounted(folder: str) -> list[str]:
+def _list_mounted_names(folder: str) -> list[str]:
     """Return the names of the files in a folder; below cdi/VENDOR/CLASS they name CDI devices."""
+
+    def fail(error: OSError) -> Never:
+        raise error
+
     try:
-        return sorted(name for _, _, files in os.walk(folder, onerror=_fail) for name in files)
+        return sorted(name for _, _, files in os.walk(folder, onerror=fail) for name in files)
     except OSError as error:
-        raise _invalid(RUNTIME, folder, str(error.strerror)) from error
+        raise _make_error(RUNTIME, folder, str(error.strerror)) from error
 
 
-def _fail(error: OSError) -> Never:
-    raise error
-
-
-def _already_applied(names: list[str], usable: tuple[Gpu, ...], numbers: Mapping[str, str]) -> bool:
+def _is_already_applied(names: list[str], usable: tuple[Gpu, ...], numbers: Mapping[str, str]) -> bool:
     """Whether this container has only the GPUs that NVIDIA's runtime was asked for, so that all are visible.
 
     The numbers are then those of the machine: some do not exist in the container, and there are as many
     numbers as GPUs in it.
     """
     matches = [match for name in names if (match := NUMBER.fullmatch(name) or MIG.fullmatch(name))]
-    here = sum(len(gpu.mig or ()) or 1 for gpu in usable)
-    beyond = any(_gpu_name(name, usable, numbers, RUNTIME) is None for name in names)
-    return beyond and len(matches) == len(names) and len(set(names)) == here
+    present = sum(len(gpu.mig or ()) or 1 for gpu in usable)
+    some_absent = any(_translate_name(name, usable, numbers, RUNTIME) is None for name in names)
+    return some_absent and len(matches) == len(names) and len(set(names)) == present
 
 
-def _until_hidden(value: str) -> list[str]:
-    """Return the names in CUDA_VISIBLE_DEVICES before the first that hides the rest."""
-    names = _split(value)
-    return names[: next((position for position, name in enumerate(names) if name in HIDDEN), None)]
-
-
-def _numbered(gpus: tuple[Gpu, ...]) -> dict[str, str]:
+def _number_gpus(gpus: tuple[Gpu, ...]) -> dict[str, str]:
     return {str(number): str(gpu.index) for number, gpu in enumerate(gpus)}
 
 
-def _by_device_file(gpus: tuple[Gpu, ...], names: list[str]) -> list[tuple[str, str | None]]:
-    """Return the index of the GPU for each number of a device file in `names`."""
-    by_minor = {str(gpu.index if gpu.minor is None else gpu.minor): str(gpu.index) for gpu in gpus}
-    return [(f"/dev/nvidia{name}", by_minor.get(name)) for name in names]
-
-
-def _gpu_name(name: str, usable: tuple[Gpu, ...], numbers: Mapping[str, str], variable: str) -> str | None:
+def _translate_name(
+    name: str, usable: tuple[Gpu, ...], numbers: Mapping[str, str], variable: str
+) -> str | None:
     """Return the `--gpus` name of the GPU or MIG device `name`, or None if there is none."""
     if variable == CONDOR:
         return numbers.get(name.removeprefix("CUDA")) if name.startswith("CUDA") else name
@@ -219,11 +218,11 @@ def _gpu_name(name: str, usable: tuple[Gpu, ...], numbers: Mapping[str, str], va
     if match := OLD_MIG.fullmatch(name):
         return next((f"{gpu.index}:{match[2]}:{match[3]}" for gpu in usable if gpu.uuid == match[1]), None)
     if match := MIG.fullmatch(name):
-        return _by_number(numbers.get(match[1]), int(match[2]), usable)
+        return _name_numbered_device(numbers.get(match[1]), int(match[2]), usable)
     return name
 
 
-def _by_number(index: str | None, number: int, usable: tuple[Gpu, ...]) -> str | None:
+def _name_numbered_device(index: str | None, number: int, usable: tuple[Gpu, ...]) -> str | None:
     """Return the `--gpus` name of a MIG device from its number on a GPU."""
     devices = next((gpu.mig or () for gpu in usable if str(gpu.index) == index), ())
     # The order of several devices is known only from NVML, which also reports their UUIDs.
@@ -232,7 +231,7 @@ def _by_number(index: str | None, number: int, usable: tuple[Gpu, ...]) -> str |
     return f"{index}:{devices[number].gpu_instance}:{devices[number].compute_instance}"
 
 
-def _selected(
+def _select_named(
     gpus: tuple[Gpu, ...],
     variable: str,
     environment: Mapping[str, str],
@@ -242,12 +241,12 @@ def _selected(
     value = environment[variable]
     missing = next((name for name, word in words if word is None), None)
     if missing is not None:
-        raise _invalid(variable, value, f"{missing!r} not found on this host")
+        raise _make_error(variable, value, f"{missing!r} not found on this host")
     try:
         return select_gpus(gpus, f"device={','.join(word for _, word in words if word)}")
     except UsageError as error:
-        raise _invalid(variable, value, str(error)) from error
+        raise _make_error(variable, value, str(error)) from error
 
 
-def _invalid(variable: str, value: str, what: str) -> UsageError:
+def _make_error(variable: str, value: str, what: str) -> UsageError:
     return UsageError(f"{variable}={value}: {what}", remedy=f"unset {variable}, or correct it")

@@ -23,7 +23,7 @@ NODES = re.compile(r"nvidia[\w-]*|dxg|kfd|nvhost-[\w-]*|nvmap|nvgpu|neuron\d+|ac
 GPU_NODE = re.compile(r"nvidia\d+", re.ASCII)
 
 
-class Signs(Record):
+class AcceleratorHints(Record):
     """The signs of accelerators on a host.
 
     `modules` are NVIDIA's loaded modules, `nodes` the names in /dev that may be accelerators, and `tegra`
@@ -38,12 +38,12 @@ class Signs(Record):
     functions: Mapping[str, int] | None
 
     @property
-    def nvidia(self) -> bool:
+    def has_nvidia(self) -> bool:
         """Whether there is any trace of NVIDIA's driver, including device nodes alone."""
         return "nvidia" in self.modules or any(name.startswith("nvidia") for name in self.nodes)
 
     @property
-    def driver(self) -> bool:
+    def has_driver(self) -> bool:
         """Whether NVML may have readings: the module is loaded, or a GPU has a device node.
 
         The kernel of a sandbox does not show the module. The control node alone proves nothing: NVML creates
@@ -52,13 +52,13 @@ class Signs(Record):
         return "nvidia" in self.modules or any(map(GPU_NODE.fullmatch, self.nodes))
 
 
-def find_hints(tree: Tree) -> Signs:
+def find_hints(tree: Tree) -> AcceleratorHints:
     """Return the signs in `tree`."""
-    listing = tree.text(PCI_LIST, limit=PCI_LIMIT)
-    return Signs(
-        modules=_modules(tree),
-        nodes=tuple(name for name in tree.names("/dev") if NODES.fullmatch(name)),
-        tegra="nvidia,tegra" in (tree.text("/proc/device-tree/compatible") or ""),
+    listing = tree.read_text(PCI_LIST, limit=PCI_LIMIT)
+    return AcceleratorHints(
+        modules=_find_modules(tree),
+        nodes=tuple(name for name in tree.list_names("/dev") if NODES.fullmatch(name)),
+        tegra="nvidia,tegra" in (tree.read_text("/proc/device-tree/compatible") or ""),
         functions=None if listing is None else parse_slots(listing),
     )
 
@@ -77,7 +77,7 @@ def parse_slots(listing: str) -> dict[str, int]:
         sizes = [size for size in fields[FIRST_SIZE : FIRST_SIZE + SIZES] if len(size.strip()) > MAPPED]
         if (sizes or vendor in VENDORS) and re.fullmatch("[0-9a-f]{4}", address, re.ASCII):
             name = format_slot(int(address, 16))
-            memory[name] = max([memory.get(name, 0), *map(_hex, sizes)])
+            memory[name] = max([memory.get(name, 0), *map(_parse_hex, sizes)])
     return memory
 
 
@@ -86,15 +86,15 @@ def format_slot(number: int) -> str:
     return f"{number >> 8 & 0xFF:02x}:{number >> 3 & 31:02x}.{number & 7}"
 
 
-def _hex(text: str) -> int:
+def _parse_hex(text: str) -> int:
     return int(text, 16) if re.fullmatch(" *[0-9a-f]{1,16}", text, re.ASCII) else 0
 
 
-def _modules(tree: Tree) -> tuple[str, ...]:
+def _find_modules(tree: Tree) -> tuple[str, ...]:
     # Any of these shows a module; a captured tree may have only one of them.
     if tree.has_folder("/proc/driver/nvidia"):
         return ("nvidia",)
     if tree.has_folder("/sys/module"):
         return tuple(name for name in MODULES if tree.has_folder(f"/sys/module/{name}"))
-    loaded = {line.partition(" ")[0] for line in (tree.text("/proc/modules") or "").splitlines()}
+    loaded = {line.partition(" ")[0] for line in (tree.read_text("/proc/modules") or "").splitlines()}
     return tuple(name for name in MODULES if name in loaded)

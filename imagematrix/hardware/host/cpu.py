@@ -101,13 +101,19 @@ def parse_cpu(text: str) -> tuple[Cpu, tuple[str, ...]]:
 
     The flags are those that every CPU has.
     """
-    fields = _fields(text)
-    flags = _flags(fields)
+    fields = _parse_fields(text)
+    flags = _intersect_flags(fields)
     incomplete = bool(flags) and _lacks_flags(text, fields)
     if incomplete:
         flags = frozenset()
-    vendor = _vendor(fields)
-    model = _model(fields)
+    vendor = _get_vendor(fields)
+    # /proc/cpuinfo and lscpu have names of models, kernels of Arm numbers of parts, those of POWER `cpu`.
+    implementer = _parse_hex(fields.get("cpu implementer", [""])[0])
+    parts = [
+        PARTS.get((implementer, _parse_hex(part)), f"CPU part {part}") for part in fields.get("cpu part", [])
+    ]
+    names = fields.get("model name") or parts or fields.get("cpu", [])
+    model = " + ".join(list(dict.fromkeys(names))[:MODELS_NAMED]) or None
     warnings = []
     if incomplete:
         warnings.append(
@@ -123,11 +129,11 @@ def parse_cpu(text: str) -> tuple[Cpu, tuple[str, ...]]:
         warnings.append("CPU vendor unknown")
     if model is None:
         warnings.append("CPU model unknown")
-    psabi = get_level(flags) if _arch(fields, flags) == "x86_64" else None
+    psabi = get_level(flags) if _guess_arch(fields, flags) == "x86_64" else None
     return Cpu(vendor=vendor, model=model, flags=flags, level=psabi), tuple(warnings)
 
 
-def by_library() -> tuple[Cpu, tuple[str, ...]]:
+def read_from_library() -> tuple[Cpu, tuple[str, ...]]:
     """Return the processors that py-cpuinfo reports; raise ProbeError if it reports none."""
     try:
         import cpuinfo  # in the `try`, because it may fail already here
@@ -142,14 +148,14 @@ def by_library() -> tuple[Cpu, tuple[str, ...]]:
 
 def convert_cpu(info: Mapping[str, object]) -> tuple[Cpu, tuple[str, ...]]:
     """Return the processors from py-cpuinfo's result, with the kernel's names of their flags."""
-    listed = info.get("flags")
-    names = [str(flag).lower() for flag in listed] if isinstance(listed, list) else []
+    raw_flags = info.get("flags")
+    names = [str(flag).lower() for flag in raw_flags] if isinstance(raw_flags, list) else []
     flags = frozenset(KERNEL_NAMES.get(name, name) for name in names)
     warnings = () if flags else ("CPU flags unknown: py-cpuinfo reported none",)
     return (
         Cpu(
-            vendor=_text(info.get("vendor_id_raw")),
-            model=_text(info.get("brand_raw")),
+            vendor=_text_or_none(info.get("vendor_id_raw")),
+            model=_text_or_none(info.get("brand_raw")),
             flags=flags,
             level=get_level(flags) if "lm" in flags else None,
         ),
@@ -159,13 +165,13 @@ def convert_cpu(info: Mapping[str, object]) -> tuple[Cpu, tuple[str, ...]]:
 
 def parse_arch(text: str) -> str | None:
     """Return the machine name of uname(2) that `text` implies, or None."""
-    fields = _fields(text)
-    return _arch(fields, _flags(fields))
+    fields = _parse_fields(text)
+    return _guess_arch(fields, _intersect_flags(fields))
 
 
 def has_equal_cpus(text: str) -> bool:
     """Whether all processors are of one model and have the same flags; true if only one is described."""
-    fields = _fields(text)
+    fields = _parse_fields(text)
     return all(len(fields.get(key, ())) <= 1 for key in SAME) and not _lacks_flags(text, fields)
 
 
@@ -176,20 +182,20 @@ def get_level(flags: frozenset[str]) -> str | None:
     return marches.get_level(flags)
 
 
-def _fields(text: str) -> dict[str, list[str]]:
+def _parse_fields(text: str) -> dict[str, list[str]]:
     # The CPUs of a host repeat the same lines: 192 CPUs have 272 kB, of which 20 kB are distinct.
     fields: dict[str, list[str]] = {}
-    lines = _lscpu_json(text) if text.lstrip().startswith("{") else text.splitlines()
+    lines = _list_lscpu_lines(text) if text.lstrip().startswith("{") else text.splitlines()
     for line in dict.fromkeys(lines):
         # Some translations of lscpu end its keys with a full-width colon.
         key, _, value = line.replace("\N{FULLWIDTH COLON}", ":").partition(":")
         name, value = key.strip().lower(), value.strip()
         if value or name in LISTS:
             fields.setdefault(name, []).append(value)
-    return fields if fields.keys() & KEYS else fields | _translated(fields)
+    return fields if fields.keys() & KEYS else fields | _recognise_fields(fields)
 
 
-def _lscpu_json(text: str) -> Iterator[str]:
+def _list_lscpu_lines(text: str) -> Iterator[str]:
     """Yield the output of `lscpu -J` as lines of `lscpu`; nothing if it is other JSON."""
     from imagematrix.common import json_documents
     from imagematrix.errors import UsageError
@@ -206,7 +212,7 @@ def _lscpu_json(text: str) -> Iterator[str]:
                 pending.append(item.get("children"))
 
 
-def _translated(fields: dict[str, list[str]]) -> dict[str, list[str]]:
+def _recognise_fields(fields: dict[str, list[str]]) -> dict[str, list[str]]:
     """Return the fields that are recognisable by value, for keys of lscpu in another language."""
     values = [value for group in fields.values() for value in group]
     recognised = {
@@ -231,13 +237,13 @@ def _lacks_flags(text: str, fields: dict[str, list[str]]) -> bool:
     return any(PROCESSOR.search(part) and not FLAGS.search(part) for part in parts)
 
 
-def _flags(fields: dict[str, list[str]]) -> frozenset[str]:
+def _intersect_flags(fields: dict[str, list[str]]) -> frozenset[str]:
     lines = fields.get("flags") or fields.get("features") or []
     sets = [frozenset(line.lower().split()) for line in lines if line]
     return frozenset.intersection(*sets) if sets else frozenset()
 
 
-def _arch(fields: dict[str, list[str]], flags: frozenset[str]) -> str | None:
+def _guess_arch(fields: dict[str, list[str]], flags: frozenset[str]) -> str | None:
     name = fields.get("architecture", [""])[0]
     if name.isidentifier() and name.isascii():
         return name
@@ -248,30 +254,18 @@ def _arch(fields: dict[str, list[str]], flags: frozenset[str]) -> str | None:
     return None
 
 
-def _vendor(fields: dict[str, list[str]]) -> str | None:
+def _get_vendor(fields: dict[str, list[str]]) -> str | None:
     for key in ("vendor_id", "vendor id"):
         if fields.get(key):
             return fields[key][0]
     codes = fields.get("cpu implementer", [])
-    names = dict.fromkeys(IMPLEMENTERS.get(_number(code), code) for code in codes)
+    names = dict.fromkeys(IMPLEMENTERS.get(_parse_hex(code), code) for code in codes)
     return next(iter(names), None)
 
 
-def _model(fields: dict[str, list[str]]) -> str | None:
-    names = fields.get("model name") or _parts(fields) or fields.get("cpu", [])
-    return " + ".join(list(dict.fromkeys(names))[:MODELS_NAMED]) or None
-
-
-def _parts(fields: dict[str, list[str]]) -> list[str]:
-    implementer = _number(fields.get("cpu implementer", [""])[0])
-    return [
-        PARTS.get((implementer, _number(part)), f"CPU part {part}") for part in fields.get("cpu part", [])
-    ]
-
-
-def _number(text: str) -> int:
+def _parse_hex(text: str) -> int:
     return int(text, 16) if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", text) else -1
 
 
-def _text(value: object) -> str | None:
+def _text_or_none(value: object) -> str | None:
     return value if isinstance(value, str) and value else None

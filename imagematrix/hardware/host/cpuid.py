@@ -64,31 +64,27 @@ def read_unprinted_flags(
         return present, []
     reason = DIFFERENT
     if alike:
-        texts, reason = _outputs(tree)
+        texts, reason = _read_diagnostics(tree)
         for text in texts:
-            present, unknown = cpuid.decode_flags(shown, *_parsed(text))
+            present, unknown = cpuid.decode_flags(shown, *_parse_registers(text))
             if not unknown:
                 return present, []
     names = ", ".join(sorted(unknown))
     return present, [f"CPU flags unknown, which kernels do not print: {names}: {reason}"]
 
 
-def _outputs(tree: Tree) -> tuple[Iterable[str], str]:
+def _read_diagnostics(tree: Tree) -> tuple[Iterable[str], str]:
     """Return more and more of the loader's output, and the reason why it may lack flags."""
-    if tree.live or _same_kernel(tree):
-        return (_running(), OLD) if os.access(LOADER, os.X_OK) else ((), NO_GLIBC)
-    text = tree.text(CAPTURED)
+    from imagematrix.hardware.host.tree import Tree
+
+    # The node's files in a container are of this machine, too.
+    if tree.live or tree.read_text(BOOT) == Tree("/").read_text(BOOT) is not None:
+        return (_run_loader(), OLD) if os.access(LOADER, os.X_OK) else ((), NO_GLIBC)
+    text = tree.read_text(CAPTURED)
     return ((), NOT_CAPTURED) if text is None else ((text,), OLD)
 
 
-def _same_kernel(tree: Tree) -> bool:
-    """Whether a tree is of this machine, as the node's files in a container are."""
-    from imagematrix.hardware.host.tree import Tree
-
-    return tree.text(BOOT) == Tree("/").text(BOOT) is not None
-
-
-def _running() -> Iterator[str]:
+def _run_loader() -> Iterator[str]:
     """Yield the output of the loader up to each of `MARKS`, and all of it if marks are missing."""
     import time
     from select import select
@@ -119,7 +115,7 @@ def _running() -> Iterator[str]:
         os.waitpid(child, 0)
 
 
-def _parsed(text: str) -> tuple[dict[Leaf, tuple[int, ...]], dict[Leaf, tuple[int, ...]]]:
+def _parse_registers(text: str) -> tuple[dict[Leaf, tuple[int, ...]], dict[Leaf, tuple[int, ...]]]:
     """Return what CPUID returns for each leaf, and the same with only the bits of usable features."""
     values: dict[tuple[str, Leaf], list[int]] = {}
     for index, kind, register, value in FEATURE.findall(text):

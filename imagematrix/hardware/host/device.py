@@ -34,7 +34,7 @@ def list_permitted_minors(folder: str) -> tuple[int, ...]:
 
     It is empty if the process may open all of them, so that access says nothing about the GPUs.
     """
-    minors = _minors(folder)
+    minors = _list_minors(folder)
     openable = tuple(minor for minor in minors if _may_open(f"{folder}/nvidia{minor}"))
     return openable if len(openable) < len(minors) else ()
 
@@ -44,18 +44,18 @@ def is_withheld(folder: str) -> bool:
 
     A file's mode, which an engine's process need not obey, is another refusal (EACCES).
     """
-    minors = _minors(folder)
-    return bool(minors) and all(_is_withheld(f"{folder}/nvidia{minor}") for minor in minors)
+    minors = _list_minors(folder)
+    return bool(minors) and all(_is_denied_by_cgroup(f"{folder}/nvidia{minor}") for minor in minors)
 
 
-def _minors(folder: str) -> list[int]:
+def _list_minors(folder: str) -> list[int]:
     try:
         return sorted(int(match[1]) for name in os.listdir(folder) if (match := GPU.fullmatch(name)))
     except OSError:
         return []
 
 
-def _is_withheld(path: str) -> bool:
+def _is_denied_by_cgroup(path: str) -> bool:
     try:
         require_device(path)
     except OSError as error:

@@ -22,10 +22,10 @@ REMEDY = "systemctl enable --now nvidia-fabricmanager, in the driver's version"
 def is_managed(tree: Tree) -> bool | None:
     """Whether the fabric manager runs; None if the node's processes are hidden, as in a container."""
     path, name = KTHREADD  # the second process of every kernel, which a PID namespace and hidepid hide
-    if (tree.text(path) or "").strip() != name:
+    if (tree.read_text(path) or "").strip() != name:
         return None
-    processes = (process for process in tree.names("/proc") if process.isdecimal())
-    return any((tree.text(f"/proc/{process}/comm") or "").strip() == MANAGER for process in processes)
+    processes = (process for process in tree.list_names("/proc") if process.isdecimal())
+    return any((tree.read_text(f"/proc/{process}/comm") or "").strip() == MANAGER for process in processes)
 
 
 def find_fabric_problem(switches: int, gpus: Iterable[NvmlGpu], *, managed: bool | None) -> str | None:

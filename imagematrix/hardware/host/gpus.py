@@ -84,12 +84,12 @@ class _GpuSources(Record):
         return None if self.minor is None else f"/dev/nvidia{self.minor}"
 
     @property
-    def reached(self) -> bool:
+    def is_reached(self) -> bool:
         """Whether NVML reached it."""
-        return self.nvml is not None and self.nvml.reached
+        return self.nvml is not None and self.nvml.is_reached
 
     @property
-    def permitted(self) -> bool:
+    def is_permitted(self) -> bool:
         """Whether no cgroup denies its device node."""
         return self.refusal != errno.EPERM
 
@@ -99,23 +99,25 @@ def find_gpus(
 ) -> Result:
     """Return the driver, the GPUs, the device nodes, and warnings about problems and unknown facts.
 
-    `functions` are those on the PCI bus. At most one of `dump` and `query` is given (see
-    `imagematrix.hardware.host.probe.assemble`).
+    `functions` are those on the PCI bus. At most one of `dump` and `query` is not None (see
+    `imagematrix.hardware.host.probe.assemble_host`).
     """
-    warnings: list[str] = []
     kernel = nvidia.read_nvidia(tree, functions)
     if dump is not None:
-        driver, merged = _from_dump(dump, kernel, warnings)
-        warnings += _remarks(merged, kernel, complete=True)
+        driver, merged, remarks = dump
+        driver, mismatch = _compare_dump(driver, kernel)
+        warnings = [*remarks, *mismatch, *_describe_problems(merged, kernel, complete=True)]
         return driver, merged, nvidia.list_nodes(tree) or (), warnings
+
     nvml = query() if query else None
     nodes = nvidia.list_nodes(tree)  # after the query: NVML creates missing ones
-    driver = _driver(kernel, nvml, warnings)
+    driver, warnings = _choose_driver(kernel, nvml)
     if driver is not None:
         # Only where no dump replaces the driver: the library is this tree's, and a dump may be of another
         # node.
-        driver = replace(driver, user_mode=nvidia.user_mode(tree))
-    merged, withheld = _join(tree, kernel, nodes, nvml)
+        driver = replace(driver, user_mode=nvidia.read_user_mode(tree))
+    merged, withheld = _merge_sources(tree, kernel, nodes, nvml)
+
     if withheld:
         warnings.append(f"{', '.join(withheld)}: not assigned to this container or job, ignored")
     if nvml is not None and nvml.message:
@@ -127,41 +129,51 @@ def find_gpus(
     if nvml is None and kernel.loaded and merged:
         warnings.append(NOT_QUERIED)
     complete = nvml is not None and not nvml.message
-    warnings += _remarks(merged, kernel, complete=complete)
+    warnings += _describe_problems(merged, kernel, complete=complete)
     if driver is not None and not kernel.loaded:
         warnings.append(SANDBOX)
     if driver is not None:
-        warnings += _fabric_warnings(tree, functions, nvml)
+        switches = sum(function.is_switch for function in functions)
+        managed = fabric.is_managed(tree) if switches else None
+        problem = fabric.find_fabric_problem(switches, nvml.gpus if nvml else (), managed=managed)
+        warnings += [f"{problem}; {fabric.REMEDY}"] if problem else []
     if driver is not None or kernel.loaded:
-        warnings += _node_warnings(merged, nodes)
+        warnings += _describe_missing(merged, nodes)
     return driver, merged, nodes or (), warnings
 
 
-def _join(
+def _merge_sources(
     tree: Tree, kernel: Kernel, nodes: tuple[str, ...] | None, nvml: Nvml | None
 ) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
     """Return the GPUs in PCI bus order, and the addresses of those that are withheld from this process.
 
     `nodes` are the device nodes, None if unknown; `nvml` is None if NVML was not queried.
     """
-    matched = _match(kernel, nvml.gpus if nvml else ())
+    sources = _match_sources(kernel, nvml.gpus if nvml else ())
     if nvml is not None and not nvml.message:
-        matched = [replace(gpu, listed=True, refusal=_refusal(tree, gpu)) for gpu in matched]
-    withheld = _withheld(tree, matched, kernel, nodes) if nodes else ()
-    remaining = (gpu for gpu in matched if gpu.bus_id not in withheld)
-    gpus = tuple(_gpu(index, gpu, kernel, nodes) for index, gpu in enumerate(remaining))
-    return _distinct(tree, gpus), withheld
+        sources = [
+            replace(
+                gpu,
+                listed=True,
+                refusal=tree.get_refusal(gpu.node) if gpu.node and not gpu.is_reached else 0,
+            )
+            for gpu in sources
+        ]
+    withheld = _find_withheld(tree, sources, kernel, nodes) if nodes else ()
+    remaining = (gpu for gpu in sources if gpu.bus_id not in withheld)
+    gpus = tuple(_make_gpu(index, gpu, kernel, nodes) for index, gpu in enumerate(remaining))
+    return _drop_duplicate_identities(tree, gpus), withheld
 
 
-def _distinct(tree: Tree, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+def _drop_duplicate_identities(tree: Tree, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     """Return `gpus`; those with a fact that identifies another one, too, without identity, and not usable."""
     # `Host.from_json` rejects such a document, so the probe must not write one.
-    twice = find_duplicate(gpus)
-    if twice is None:
+    duplicate = find_duplicate(gpus)
+    if duplicate is None:
         return gpus
     from collections import Counter
 
-    tree.warnings.append(f"the sources of the GPUs' facts contradict each other: {twice}")
+    tree.warnings.append(f"the sources of the GPUs' facts contradict each other: {duplicate}")
     counts = Counter(identity for gpu in gpus for identity in list_identities(gpu))
     return tuple(
         replace(gpu, minor=None, uuid=None, mig=None, state="unconfirmed")
@@ -171,20 +183,20 @@ def _distinct(tree: Tree, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     )
 
 
-def _remarks(gpus: tuple[Gpu, ...], kernel: Kernel, *, complete: bool) -> list[str]:
+def _describe_problems(gpus: tuple[Gpu, ...], kernel: Kernel, *, complete: bool) -> list[str]:
     """Return a warning for each problem or unknown fact, with the GPUs that it applies to.
 
     `complete` states that a source with brand and memory answered.
     """
     groups: dict[str, list[str]] = {}
-    bound = {gpu.bus_id: gpu.driver for gpu in kernel.pci}
+    drivers = {gpu.bus_id: gpu.driver for gpu in kernel.pci}
     for gpu in gpus:
-        for message in _messages(gpu, bound, complete=complete):
+        for message in _list_messages(gpu, drivers, complete=complete):
             groups.setdefault(message, []).append(gpu.label)
     return [f"{', '.join(labels)}: {message}" for message, labels in groups.items()]
 
 
-def _match(kernel: Kernel, readings: tuple[NvmlGpu, ...]) -> list[_GpuSources]:
+def _match_sources(kernel: Kernel, readings: tuple[NvmlGpu, ...]) -> list[_GpuSources]:
     on_bus = {gpu.bus_id: gpu for gpu in kernel.pci}
     by_module = {gpu.bus_id: gpu for gpu in kernel.information if gpu.bus_id}
     by_nvml = {gpu.bus_id: gpu for gpu in readings if gpu.bus_id}
@@ -192,7 +204,7 @@ def _match(kernel: Kernel, readings: tuple[NvmlGpu, ...]) -> list[_GpuSources]:
     # NVML has no address for a GPU that it cannot reach. It lists GPUs in the order of the bus, so readings
     # without an address belong, in order, to the GPUs that have no reading.
     unaddressed = [gpu for gpu in readings if not gpu.bus_id]
-    matched: list[_GpuSources] = []
+    sources: list[_GpuSources] = []
     for bus_id in buses:
         information, nvml = by_module.get(bus_id), by_nvml.get(bus_id)
         # NVML leaves out GPUs that the module excludes or does not drive. Without the module's list, any may
@@ -200,11 +212,13 @@ def _match(kernel: Kernel, readings: tuple[NvmlGpu, ...]) -> list[_GpuSources]:
         in_use = not information.excluded if information else not by_module
         if nvml is None and unaddressed and in_use:
             nvml = unaddressed.pop(0)
-        matched.append(_GpuSources(bus_id=bus_id, pci=on_bus.get(bus_id), information=information, nvml=nvml))
-    return matched + [_GpuSources(bus_id=None, nvml=gpu) for gpu in unaddressed]
+        sources.append(_GpuSources(bus_id=bus_id, pci=on_bus.get(bus_id), information=information, nvml=nvml))
+    return sources + [_GpuSources(bus_id=None, nvml=gpu) for gpu in unaddressed]
 
 
-def _withheld(tree: Tree, gpus: list[_GpuSources], kernel: Kernel, nodes: tuple[str, ...]) -> tuple[str, ...]:
+def _find_withheld(
+    tree: Tree, gpus: list[_GpuSources], kernel: Kernel, nodes: tuple[str, ...]
+) -> tuple[str, ...]:
     """Return the addresses of the GPUs that are withheld from this process, if it has others.
 
     /sys shows all GPUs of a machine to every container. A GPU counts as withheld if NVML does not reach it
@@ -213,21 +227,17 @@ def _withheld(tree: Tree, gpus: list[_GpuSources], kernel: Kernel, nodes: tuple[
     itself lists every GPU of the module. A GPU that fails on the machine itself keeps its node, or is not
     bound to the module.
     """
-    if not any(gpu.permitted and gpu.node in nodes for gpu in gpus):
+    if not any(gpu.is_permitted and gpu.node in nodes for gpu in gpus):
         return ()
     # Nodes that may belong to a GPU whose minor no source has.
-    spare = _numbered(nodes) - {gpu.node for gpu in gpus}
-    absent = [gpu for gpu in gpus if not (gpu.reached or (gpu.node in nodes if gpu.node else spare))]
+    spare = _select_gpu_nodes(nodes) - {gpu.node for gpu in gpus}
+    absent = [gpu for gpu in gpus if not (gpu.is_reached or (gpu.node in nodes if gpu.node else spare))]
     hidden = [gpu for gpu in absent if gpu.pci and gpu.pci.driver == NVIDIA and not gpu.information]
     withheld = absent if absent and nvidia.has_own_nodes(tree) else hidden if kernel.information else []
-    return tuple(gpu.bus_id for gpu in gpus if gpu.bus_id and (gpu in withheld or not gpu.permitted))
+    return tuple(gpu.bus_id for gpu in gpus if gpu.bus_id and (gpu in withheld or not gpu.is_permitted))
 
 
-def _refusal(tree: Tree, gpu: _GpuSources) -> int:
-    return tree.refusal(gpu.node) if gpu.node and not gpu.reached else 0
-
-
-def _gpu(index: int, sources: _GpuSources, kernel: Kernel, nodes: tuple[str, ...] | None) -> Gpu:
+def _make_gpu(index: int, sources: _GpuSources, kernel: Kernel, nodes: tuple[str, ...] | None) -> Gpu:
     from imagematrix.hardware.vendors import gpus
 
     nvml, information = sources.nvml, sources.information
@@ -250,14 +260,14 @@ def _gpu(index: int, sources: _GpuSources, kernel: Kernel, nodes: tuple[str, ...
         brand=nvml.brand if nvml else gpus.get_brand(name),
         memory_mib=nvml.memory_mib if nvml else None,
         mig=mig,
-        state=_problem(sources, kernel, nodes) or _mode(nvml, name, mig),
+        state=_find_problem(sources, kernel, nodes) or _get_mode(nvml, name, mig),
     )
 
 
-def _problem(sources: _GpuSources, kernel: Kernel, nodes: tuple[str, ...] | None) -> str | None:
+def _find_problem(sources: _GpuSources, kernel: Kernel, nodes: tuple[str, ...] | None) -> str | None:
     """Return the state of a GPU with a problem, or None."""
     nvml, node, information = sources.nvml, sources.node, sources.information
-    lost = nvml is not None and not nvml.reached
+    lost = nvml is not None and not nvml.is_reached
     # The first state that holds is reported: an excluded GPU, for example, has no device node either.
     states = (
         ("excluded", information is not None and information.excluded),
@@ -267,7 +277,10 @@ def _problem(sources: _GpuSources, kernel: Kernel, nodes: tuple[str, ...] | None
         ("no-module", not kernel.loaded and nvml is None),
         ("no-module", sources.pci is not None and sources.pci.driver not in {None, NVIDIA}),
         ("no-node", nodes is not None and node is not None and node not in nodes),
-        ("no-node", node is None and (bool(kernel.information) or not (nodes is None or _numbered(nodes)))),
+        (
+            "no-node",
+            node is None and (bool(kernel.information) or not (nodes is None or _select_gpu_nodes(nodes))),
+        ),
         # A GPU must be confirmed by NVML, or by the module if NVML is not available.
         ("failed", sources.listed and nvml is None),
         ("unconfirmed", nvml is None and information is None),
@@ -275,7 +288,7 @@ def _problem(sources: _GpuSources, kernel: Kernel, nodes: tuple[str, ...] | None
     return next((state for state, holds in states if holds), None)
 
 
-def _mode(nvml: NvmlGpu | None, name: str | None, mig: tuple[MigDevice, ...] | None) -> str:
+def _get_mode(nvml: NvmlGpu | None, name: str | None, mig: tuple[MigDevice, ...] | None) -> str:
     from imagematrix.hardware.vendors import gpus
 
     if nvml is not None and nvml.virtualization in HOSTS:
@@ -285,13 +298,14 @@ def _mode(nvml: NvmlGpu | None, name: str | None, mig: tuple[MigDevice, ...] | N
     return "mig-empty" if mig == () else "ok"
 
 
-def _numbered(nodes: Iterable[str]) -> set[str]:
+def _select_gpu_nodes(nodes: Iterable[str]) -> set[str]:
     """Return the device nodes of individual GPUs."""
     return {node for node in nodes if re.fullmatch(r"/dev/nvidia\d+", node, re.ASCII)}
 
 
-def _messages(gpu: Gpu, bound: Mapping[str, str | None], *, complete: bool) -> Iterator[str]:
-    driver = bound.get(gpu.pci_bus_id or "")
+def _list_messages(gpu: Gpu, drivers: Mapping[str, str | None], *, complete: bool) -> Iterator[str]:
+    """Yield what is wrong with a GPU or unknown; `drivers` are bound to functions, by their addresses."""
+    driver = drivers.get(gpu.pci_bus_id or "")
     if gpu.state == "no-module" and driver not in {None, NVIDIA}:
         yield f"bound to {driver} instead of the nvidia module; to use it, bind it to nvidia"
     elif gpu.state == "no-module":
@@ -307,59 +321,50 @@ def _messages(gpu: Gpu, bound: Mapping[str, str | None], *, complete: bool) -> I
             f"compute capability unknown: PCI device 10de:{gpu.pci_device_id or '????'} is unknown to "
             f"this release, and NVML did not report it"
         )
-    if gpu.state not in INCOMPLETE and (unknown := list(_unknown(gpu, complete=complete))):
+    if gpu.state in INCOMPLETE:
+        return
+    facts = {
+        "device minor": gpu.minor,
+        "UUID (known once a process has opened the GPU)": gpu.uuid,
+        "name": gpu.name,
+    }
+    if complete:
+        facts |= {"brand": gpu.brand, "memory size": gpu.memory_mib}
+    unknown = [name for name, value in facts.items() if value is None]
+    if unknown:
         yield f"could not read {', '.join(unknown)}"
 
 
-def _unknown(gpu: Gpu, *, complete: bool) -> Iterator[str]:
-    if gpu.minor is None:
-        yield "device minor"
-    if gpu.uuid is None:
-        yield "UUID (known once a process has opened the GPU)"
-    if gpu.name is None:
-        yield "name"
-    if complete and gpu.brand is None:
-        yield "brand"
-    if complete and gpu.memory_mib is None:
-        yield "memory size"
-
-
-def _from_dump(dump: Dump, kernel: Kernel, warnings: list[str]) -> tuple[Driver | None, tuple[Gpu, ...]]:
-    driver, dumped, remarks = dump
-    warnings += remarks
+def _compare_dump(driver: Driver | None, kernel: Kernel) -> tuple[Driver | None, list[str]]:
+    """Return the driver of a dump, and a warning if the kernel has another one."""
     if kernel.driver is None or driver is None:
-        return driver, dumped
+        return driver, []
     if kernel.driver.version == driver.version:
-        return kernel.driver, dumped  # the kernel also shows the kind of module
-    warnings.append(
+        return kernel.driver, []  # the kernel also shows the kind of module
+    mismatch = (
         f"driver mismatch: {driver.version} in the nvidia-smi dump, {kernel.driver.version} in "
         f"{kernel.driver.source}; the dump's is used, and the CPU may be another host's"
     )
-    return driver, dumped
+    return driver, [mismatch]
 
 
-def _driver(kernel: Kernel, nvml: Nvml | None, warnings: list[str]) -> Driver | None:
+def _choose_driver(kernel: Kernel, nvml: Nvml | None) -> tuple[Driver | None, list[str]]:
+    """Return the driver, and a warning if the kernel and NVML disagree."""
     version = nvml.driver if nvml and nvidia.is_version(nvml.driver or "") else None
     if kernel.driver is None:
         # In a sandbox (gVisor), the kernel does not show the module, and NVML works.
-        return Driver(version=version, kind=None, source="NVML") if version else None
+        return Driver(version=version, kind=None, source="NVML") if version else None, []
     # The rules compare images with the kernel's module, whatever library NVML came from.
-    if version and version != kernel.driver.version:
-        warnings.append(
-            f"driver mismatch: {version} from NVML, {kernel.driver.version} in {kernel.driver.source}; "
-            f"the latter is used"
-        )
-    return kernel.driver
+    if not version or version == kernel.driver.version:
+        return kernel.driver, []
+    mismatch = (
+        f"driver mismatch: {version} from NVML, {kernel.driver.version} in {kernel.driver.source}; "
+        f"the latter is used"
+    )
+    return kernel.driver, [mismatch]
 
 
-def _fabric_warnings(tree: Tree, functions: tuple[Function, ...], nvml: Nvml | None) -> list[str]:
-    switches = sum(function.switch for function in functions)
-    managed = fabric.is_managed(tree) if switches else None
-    problem = fabric.find_fabric_problem(switches, nvml.gpus if nvml else (), managed=managed)
-    return [f"{problem}; {fabric.REMEDY}"] if problem else []
-
-
-def _node_warnings(gpus: tuple[Gpu, ...], nodes: tuple[str, ...] | None) -> list[str]:
+def _describe_missing(gpus: tuple[Gpu, ...], nodes: tuple[str, ...] | None) -> list[str]:
     if not gpus:
         return ["the nvidia module is loaded, but no GPU was found on the PCI bus or by the module"]
     if nodes is None:

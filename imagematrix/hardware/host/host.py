@@ -217,18 +217,25 @@ class Host(Record):
         from imagematrix.common.json_documents import Fields
 
         fields = Fields(data, where)
-        fields.schema(SCHEMA)
-        driver, gpus, devices = _driver(fields), _gpus(fields), fields.texts("devices")
-        accelerators = tuple(_accelerator(sign) for sign in fields.objects("accelerators"))
-        complete = fields.present("gpus") and fields.present("accelerators")
+        fields.require_schema(SCHEMA)
+        driver, gpus, devices = _read_driver(fields), _read_gpus(fields), fields.texts("devices")
+        accelerators = tuple(
+            Accelerator(kind=sign.text("kind"), where=sign.text("where"), why=sign.text_or_none("why"))
+            for sign in fields.objects("accelerators")
+        )
+        if not accelerators and not gpus and not (fields.has("gpus") and fields.has("accelerators")):
+            # Documents that were not written by the probe may lack `accelerators`: then a driver and device
+            # nodes are signs. NVML creates /dev/nvidiactl even without a driver.
+            signs = [("module", "nvidia")] if driver else []
+            signs += [("device", path) for path in devices if path != "/dev/nvidiactl"]
+            accelerators = tuple(Accelerator(kind=kind, where=where, why=UNSTATED) for kind, where in signs)
         return cls(
             arch=get_machine_name(fields.text("arch")),
-            cpu=_cpu(fields),
+            cpu=_read_cpu(fields),
             driver=driver,
             gpus=gpus,
             devices=devices,
-            # A probe writes both keys, and is believed.
-            accelerators=accelerators or (() if gpus or complete else _signs(driver, devices)),
+            accelerators=accelerators,
             warnings=fields.texts("warnings"),
         )
 
@@ -240,7 +247,7 @@ class Host(Record):
         return cls.from_json(json_documents.read_json(path), str(path))
 
 
-def _cpu(fields: Fields) -> Cpu:
+def _read_cpu(fields: Fields) -> Cpu:
     cpu = fields.object_or_none("cpu")
     if cpu is None:
         raise fields.fail("cpu", "is missing (expected an object)")
@@ -252,7 +259,7 @@ def _cpu(fields: Fields) -> Cpu:
     )
 
 
-def _driver(fields: Fields) -> Driver | None:
+def _read_driver(fields: Fields) -> Driver | None:
     driver = fields.object_or_none("driver")
     if driver is None:
         return None
@@ -266,17 +273,6 @@ def _driver(fields: Fields) -> Driver | None:
         source=driver.text_or_none("source") or "",
         user_mode=user_mode,
     )
-
-
-def _signs(driver: Driver | None, devices: tuple[str, ...]) -> tuple[Accelerator, ...]:
-    """Return the signs of accelerators in a document that lists no GPUs and lacks one of the two keys.
-
-    Documents that were not written by the probe may lack `accelerators`. NVML creates /dev/nvidiactl even
-    without a driver.
-    """
-    signs = [("module", "nvidia")] if driver else []
-    signs += [("device", path) for path in devices if path != "/dev/nvidiactl"]
-    return tuple(Accelerator(kind=kind, where=where, why=UNSTATED) for kind, where in signs)
 
 
 def list_identities(gpu: Gpu) -> list[tuple[str, object]]:
@@ -295,81 +291,74 @@ def list_identities(gpu: Gpu) -> list[tuple[str, object]]:
 
 def find_duplicate(gpus: Iterable[Gpu]) -> str | None:
     """Return a fact that identifies two of the GPUs or MIG devices, in words, or None."""
-    found = [identity for gpu in gpus for identity in list_identities(gpu)]
-    if len({*found}) == len(found):
+    identities = [identity for gpu in gpus for identity in list_identities(gpu)]
+    if len({*identities}) == len(identities):
         return None
     seen = set()
-    for name, value in found:
+    for name, value in identities:
         if (name, value) in seen:
             return f"duplicate {name} {value}"
         seen.add((name, value))
     return None
 
 
-def _gpus(fields: Fields) -> tuple[Gpu, ...]:
-    from imagematrix.hardware.host.pci import canonical
+def _read_gpus(fields: Fields) -> tuple[Gpu, ...]:
+    from imagematrix.hardware.host.pci import normalise_address
 
-    gpus = tuple([_gpu(gpu, canonical) for gpu in fields.objects("gpus")])
-    if twice := find_duplicate(gpus):
-        raise fields.fail("gpus", twice)
+    gpus = tuple([_read_gpu(gpu, normalise_address) for gpu in fields.objects("gpus")])
+    if duplicate := find_duplicate(gpus):
+        raise fields.fail("gpus", duplicate)
     return gpus
 
 
-def _gpu(gpu: Fields, canonical: Callable[[str], str | None]) -> Gpu:
+def _read_gpu(gpu: Fields, normalise_address: Callable[[str], str | None]) -> Gpu:
     compute, address = gpu.text_or_none("compute"), gpu.text_or_none("pci_bus_id")
-    bus_id = canonical(address) if address is not None else None
+    bus_id = normalise_address(address) if address is not None else None
     if address is not None and bus_id is None:
         raise gpu.fail(
             "pci_bus_id", f"invalid PCI address {address!r:.80} (expected one such as 0000:41:00.0)"
         )
     if compute is not None and not CAPABILITY.fullmatch(compute):
         raise gpu.fail("compute", f"invalid compute capability {compute!r} (expected one such as 8.6)")
-    return Gpu(
-        index=_natural(gpu, "index"),
-        minor=_natural_or_none(gpu, "minor"),
+    result = Gpu(
+        index=_read_natural(gpu, "index"),
+        minor=_read_natural_or_none(gpu, "minor"),
         uuid=gpu.text_or_none("uuid"),
         name=gpu.text_or_none("name"),
         pci_bus_id=bus_id,
         pci_device_id=gpu.text_or_none("pci_device_id"),
         compute=compute,
         brand=gpu.text_or_none("brand"),
-        memory_mib=_natural_or_none(gpu, "memory_mib"),
-        mig=tuple(_mig(device) for device in gpu.objects("mig")) if gpu.present("mig") else None,
-        state=_state(gpu),
+        memory_mib=_read_natural_or_none(gpu, "memory_mib"),
+        mig=tuple(_read_mig_device(device) for device in gpu.objects("mig")) if gpu.has("mig") else None,
+        # Any word: a newer release may have further states, none of which counts as usable here.
+        state=gpu.text("state"),
     )
+    if not result.state:
+        raise gpu.fail("state", 'is empty (expected one such as "ok")')
+    return result
 
 
-def _state(gpu: Fields) -> str:
-    # Any word: a newer release may have further states, none of which counts as usable here.
-    if state := gpu.text("state"):
-        return state
-    raise gpu.fail("state", 'is empty (expected one such as "ok")')
-
-
-def _accelerator(sign: Fields) -> Accelerator:
-    return Accelerator(kind=sign.text("kind"), where=sign.text("where"), why=sign.text_or_none("why"))
-
-
-def _mig(device: Fields) -> MigDevice:
-    capabilities = device.integers("capabilities") if device.present("capabilities") else None
+def _read_mig_device(device: Fields) -> MigDevice:
+    capabilities = device.integers("capabilities") if device.has("capabilities") else None
     if capabilities and min(capabilities) < 0:
         raise device.fail("capabilities", f"{min(capabilities)} is negative")
     return MigDevice(
         uuid=device.text_or_none("uuid"),
         profile=device.text_or_none("profile"),
-        gpu_instance=_natural(device, "gpu_instance"),
-        compute_instance=_natural(device, "compute_instance"),
-        memory_mib=_natural_or_none(device, "memory_mib"),
+        gpu_instance=_read_natural(device, "gpu_instance"),
+        compute_instance=_read_natural(device, "compute_instance"),
+        memory_mib=_read_natural_or_none(device, "memory_mib"),
         capabilities=capabilities,
     )
 
 
-def _natural(fields: Fields, key: str) -> int:
+def _read_natural(fields: Fields, key: str) -> int:
     number = fields.integer(key)
     if number < 0:
         raise fields.fail(key, f"{number} is negative")
     return number
 
 
-def _natural_or_none(fields: Fields, key: str) -> int | None:
-    return _natural(fields, key) if fields.present(key) else None
+def _read_natural_or_none(fields: Fields, key: str) -> int | None:
+    return _read_natural(fields, key) if fields.has(key) else None

@@ -19,7 +19,7 @@ from imagematrix.hardware.vendors.versions import DRIVER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from imagematrix.hardware.host.host import Gpu
     from imagematrix.hardware.host.pci import Function
@@ -110,7 +110,7 @@ def parse_information(text: str) -> Information:
     # Drivers before branch 460 wrote "Blacklisted".
     excluded = fields.get("gpu excluded") or fields.get("gpu blacklisted") or fields.get("blacklisted") or ""
     return Information(
-        bus_id=pci.canonical(fields.get("bus location", "")),
+        bus_id=pci.normalise_address(fields.get("bus location", "")),
         minor=int(minor) if re.fullmatch(r"\d{1,7}", minor, re.ASCII) else None,
         uuid=fields.get("gpu uuid"),
         name=fields.get("model"),
@@ -120,26 +120,26 @@ def parse_information(text: str) -> Information:
 
 def read_nvidia(tree: Tree, functions: Iterable[Function] = ()) -> Kernel:
     """Return the kernel's facts about NVIDIA in `tree`; `functions` are those on the PCI bus."""
-    gpus = tuple(function for function in functions if function.gpu)
-    entries = tree.names(PROC)
+    gpus = tuple(function for function in functions if function.is_gpu)
+    entries = tree.list_names(PROC)
     loaded = bool(entries) or tree.has_folder(MODULE)
     if not loaded:
         return Kernel(pci=gpus)
-    information = _information(tree)
+    information = _read_information(tree)
     mig = {}
     for gpu in information:
-        if gpu.minor is not None and (devices := _mig(tree, gpu.minor)) is not None:
+        if gpu.minor is not None and (devices := _list_mig_devices(tree, gpu.minor)) is not None:
             mig[gpu.minor] = devices
-    return Kernel(loaded=True, driver=_driver(tree), pci=gpus, information=information, mig=mig)
+    return Kernel(loaded=True, driver=_read_driver(tree), pci=gpus, information=information, mig=mig)
 
 
 def list_nodes(tree: Tree) -> tuple[str, ...] | None:
     """Return the device nodes of NVIDIA's driver, sorted; None if a captured tree has no dev folder."""
     if not tree.has_folder("/dev"):
         return None
-    paths = [f"/dev/{name}" for name in tree.names("/dev") if name.startswith("nvidia")]
+    paths = [f"/dev/{name}" for name in tree.list_names("/dev") if name.startswith("nvidia")]
     if "/dev/nvidia-caps" in paths:
-        paths += [f"/dev/nvidia-caps/{name}" for name in tree.names("/dev/nvidia-caps")]
+        paths += [f"/dev/nvidia-caps/{name}" for name in tree.list_names("/dev/nvidia-caps")]
     plain = (path for path in paths if re.fullmatch(r"[\w/-]+", path, re.ASCII))
     return tuple(sorted(path for path in plain if tree.has_node(path)))
 
@@ -152,49 +152,50 @@ def has_own_nodes(tree: Tree) -> bool:
     """
     kinds = [
         line.partition(" - ")[2].split(" ")[0]
-        for line in (tree.text("/proc/self/mountinfo") or "").splitlines()
+        for line in (tree.read_text("/proc/self/mountinfo") or "").splitlines()
         if line.split(" ")[4:5] == ["/dev"]
     ]
     return kinds[-1:] == ["tmpfs"]
 
 
-def user_mode(tree: Tree) -> str | None:
+def read_user_mode(tree: Tree) -> str | None:
     """Return the version of the node's own user-mode driver; None if there is none, or it is unknown.
 
     It is that of the file which programs on the node would load. The file is read, never loaded: loading
     libcuda starts the driver. LD_LIBRARY_PATH does not matter, because NVIDIA's runtime, which gives the
     node's driver to containers, looks into the loader's cache.
     """
-    roots = (tree, *(below for root in ROOTS if (below := tree.below(root)) is not None))
-    file = next((file for root in roots for path in _paths(root) if (file := root.file(path))), None)
-    return _version(file) if file else None
+    roots = (tree, *(folder for root in ROOTS if (folder := tree.open_folder(root)) is not None))
+    for root in roots:
+        # The loader's choice comes first.
+        cached = LoaderCache(root.read_bytes(CACHE, limit=CACHE_LIMIT) or b"").list_paths(USER_MODE)
+        paths = [path for path in cached if path.startswith("/") and not OTHERS.search(path)]
+        for path in (*paths, *(f"{folder}/{USER_MODE}" for folder in FOLDERS)):
+            if file := root.resolve_file(path):
+                return _read_version(file)
+    return None
 
 
 def with_capabilities(tree: Tree, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     """Return `gpus` with the capability numbers of their MIG devices."""
-    return tuple(
-        replace(
-            gpu,
-            mig=tuple(replace(device, capabilities=_capabilities(tree, gpu, device)) for device in gpu.mig),
-        )
-        if gpu.mig
-        else gpu
-        for gpu in gpus
-    )
+    changed = []
+    for gpu in gpus:
+        devices = []
+        for device in gpu.mig or ():
+            instance = f"{MIG.format(gpu.minor)}/gi{device.gpu_instance}"
+            paths = (f"{instance}/access", f"{instance}/ci{device.compute_instance}/access")
+            matches = [CAPABILITY.search(tree.read_text(path) or "") for path in paths]
+            numbers = tuple(int(match[1]) for match in matches if match)
+            devices.append(replace(device, capabilities=numbers if len(numbers) == len(paths) else None))
+        changed.append(replace(gpu, mig=tuple(devices)) if gpu.mig else gpu)
+    return tuple(changed)
 
 
-def _capabilities(tree: Tree, gpu: Gpu, device: MigDevice) -> tuple[int, ...] | None:
-    instance = f"{MIG.format(gpu.minor)}/gi{device.gpu_instance}"
-    texts = (tree.text(f"{part}/access") for part in (instance, f"{instance}/ci{device.compute_instance}"))
-    matches = [CAPABILITY.search(text or "") for text in texts]
-    return None if None in matches else tuple(int(match[1]) for match in matches if match)
-
-
-def _driver(tree: Tree) -> Driver | None:
-    text = tree.text(f"{PROC}/version")
+def _read_driver(tree: Tree) -> Driver | None:
+    text = tree.read_text(f"{PROC}/version")
     if text is not None and (driver := parse_version(text)) is not None:
         return driver
-    version = (tree.text(f"{MODULE}/version") or "").strip()
+    version = (tree.read_text(f"{MODULE}/version") or "").strip()
     if is_version(version):
         return Driver(version=version, kind=None, source=f"{MODULE}/version")
     tree.warnings.append(
@@ -203,12 +204,12 @@ def _driver(tree: Tree) -> Driver | None:
     return None
 
 
-def _information(tree: Tree) -> tuple[Information, ...]:
+def _read_information(tree: Tree) -> tuple[Information, ...]:
     gpus = []
-    for name in tree.names(f"{PROC}/gpus"):
-        text = tree.text(f"{PROC}/gpus/{name}/information")
+    for name in tree.list_names(f"{PROC}/gpus"):
+        text = tree.read_text(f"{PROC}/gpus/{name}/information")
         gpu = parse_information(text or "")
-        bus_id = pci.canonical(name) or gpu.bus_id
+        bus_id = pci.normalise_address(name) or gpu.bus_id
         if bus_id is not None:
             gpus.append(
                 Information(
@@ -218,32 +219,25 @@ def _information(tree: Tree) -> tuple[Information, ...]:
     return tuple(gpus)
 
 
-def _mig(tree: Tree, minor: int) -> tuple[MigDevice, ...] | None:
+def _list_mig_devices(tree: Tree, minor: int) -> tuple[MigDevice, ...] | None:
     # The folder is named by minor number, and exists, empty, for every GPU that supports MIG.
     folder = MIG.format(minor)
-    instances = _numbers(tree.names(folder), "gi")
+    instances = _parse_numbers(tree.list_names(folder), "gi")
     if not instances:
         return None
     return tuple(
         MigDevice(uuid=None, profile=None, gpu_instance=gpu, compute_instance=compute)
         for gpu in instances
-        for compute in _numbers(tree.names(f"{folder}/gi{gpu}"), "ci")
+        for compute in _parse_numbers(tree.list_names(f"{folder}/gi{gpu}"), "ci")
     )
 
 
-def _numbers(names: list[str], prefix: str) -> list[int]:
+def _parse_numbers(names: list[str], prefix: str) -> list[int]:
     matches = (re.fullmatch(rf"{prefix}(\d{{1,3}})", name, re.ASCII) for name in names)
     return sorted(int(match[1]) for match in matches if match)
 
 
-def _paths(tree: Tree) -> Iterator[str]:
-    """Yield the paths at which the library of the driver may be, the loader's choice first."""
-    listed = LoaderCache(tree.raw(CACHE, limit=CACHE_LIMIT) or b"").paths(USER_MODE)
-    yield from (path for path in listed if path.startswith("/") and not OTHERS.search(path))
-    yield from (f"{folder}/{USER_MODE}" for folder in FOLDERS)
-
-
-def _version(file: str) -> str | None:
+def _read_version(file: str) -> str | None:
     from imagematrix.hardware.vendors import user_mode as libraries
 
     _, version = libraries.parse_file_name(file) or ("", None)

@@ -72,7 +72,7 @@ class NvmlGpu:
     errors: dict[str, int] = field(default_factory=dict)
 
     @property
-    def reached(self) -> bool:
+    def is_reached(self) -> bool:
         """Whether the GPU responded; it may fail as a whole, or later with GPU_IS_LOST or RESET_REQUIRED."""
         return "handle" not in self.errors and LOST.isdisjoint(self.errors.values())
 
@@ -97,13 +97,13 @@ def read_nvml(timeout_s: float = TIMEOUT_S) -> Nvml:
     import json
     import subprocess
 
-    from imagematrix.common.child_modules import child_command
+    from imagematrix.common.child_modules import make_child_command
 
     if not sys.executable:
         return Nvml(message="cannot start a process: sys.executable is not set")
     try:
         child = subprocess.Popen(
-            child_command("imagematrix.hardware.host.nvml_query"),
+            make_child_command("imagematrix.hardware.host.nvml_query"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -113,7 +113,7 @@ def read_nvml(timeout_s: float = TIMEOUT_S) -> Nvml:
     try:
         output, stderr = child.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        _abandon(child)
+        _kill(child)
         return Nvml(message=f"no response within {timeout_s:g} seconds")
     try:
         return parse_nvml(json.loads(output))
@@ -133,7 +133,7 @@ def parse_nvml(document: object) -> Nvml:
         message=fields.text("message"),
         driver=fields.text_or_none("driver"),
         library=version[1] if version else None,
-        gpus=tuple(_gpu(gpu) for gpu in fields.objects("gpus")),
+        gpus=tuple(_read_gpu(gpu) for gpu in fields.objects("gpus")),
     )
 
 
@@ -164,7 +164,7 @@ def explain_failure(nvml: Nvml, driver: Driver | None) -> str:
     return f"NVML query failed{code}: {nvml.message}; {effect}"
 
 
-def _abandon(child: Popen[bytes]) -> None:
+def _kill(child: Popen[bytes]) -> None:
     import subprocess
 
     child.kill()
@@ -178,13 +178,21 @@ def _abandon(child: Popen[bytes]) -> None:
         child.returncode = -9
 
 
-def _gpu(gpu: Fields) -> NvmlGpu:
+def _read_gpu(gpu: Fields) -> NvmlGpu:
     from imagematrix.hardware.vendors.gpus import BRANDS
 
     brand = gpu.integer_or_none("brand")
+    processes = tuple(
+        Process(
+            pid=process.integer("pid"),
+            gpu_instance=process.integer_or_none("gpu_instance"),
+            compute_instance=process.integer_or_none("compute_instance"),
+        )
+        for process in gpu.objects("processes")
+    )
     return NvmlGpu(
         index=gpu.integer("index"),
-        bus_id=pci.canonical(gpu.text_or_none("bus_id") or ""),
+        bus_id=pci.normalise_address(gpu.text_or_none("bus_id") or ""),
         device_id=gpu.text_or_none("device_id"),
         minor=gpu.integer_or_none("minor"),
         uuid=gpu.text_or_none("uuid"),
@@ -192,11 +200,9 @@ def _gpu(gpu: Fields) -> NvmlGpu:
         compute=gpu.text_or_none("compute"),
         brand=BRANDS.get(brand) if brand else None,  # 0 is NVML_BRAND_UNKNOWN
         memory_mib=gpu.integer_or_none("memory_mib"),
-        mig=tuple(_mig(gpu)) if gpu.present("mig") else None,
+        mig=tuple(_list_mig_devices(gpu)) if gpu.has("mig") else None,
         virtualization=gpu.integer_or_none("virtualization"),
-        processes=tuple(_process(process) for process in gpu.objects("processes"))
-        if gpu.present("processes")
-        else None,
+        processes=processes if gpu.has("processes") else None,
         memory_used_mib=gpu.integer_or_none("memory_used_mib"),
         utilization=gpu.integer_or_none("utilization"),
         temperature=gpu.integer_or_none("temperature"),
@@ -206,15 +212,7 @@ def _gpu(gpu: Fields) -> NvmlGpu:
     )
 
 
-def _process(process: Fields) -> Process:
-    return Process(
-        pid=process.integer("pid"),
-        gpu_instance=process.integer_or_none("gpu_instance"),
-        compute_instance=process.integer_or_none("compute_instance"),
-    )
-
-
-def _mig(gpu: Fields) -> Iterator[MigDevice]:
+def _list_mig_devices(gpu: Fields) -> Iterator[MigDevice]:
     for device in gpu.objects("mig"):
         gpu_instance, compute_instance = (
             device.integer_or_none(key) for key in ("gpu_instance", "compute_instance")

@@ -28,7 +28,9 @@ def read_sample(nvml: Any) -> list[list[Any]]:
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            gpus.append([nvml.nvmlDeviceGetMinorNumber(handle), [_process(entry) for entry in processes]])
+            minor = nvml.nvmlDeviceGetMinorNumber(handle)
+            used = [(process.pid, process.usedGpuMemory) for process in processes]
+            gpus.append([minor, [[pid, None if size is None else size // MIB] for pid, size in used]])
         except nvml.NVMLError:
             continue
     return gpus
@@ -47,8 +49,3 @@ def main() -> None:
         except BrokenPipeError:
             return
         time.sleep(EVERY_S)
-
-
-def _process(process: Any) -> list[int | None]:
-    used = process.usedGpuMemory
-    return [process.pid, None if used is None else used // MIB]

@@ -31,8 +31,8 @@ def query_nvml(nvml: Any) -> dict[str, object]:
     except nvml.NVMLError as error:
         return answer | {"error": error.value, "message": str(error)}
     host = _Readings(nvml.NVMLError)
-    host.get("driver", nvml.nvmlSystemGetDriverVersion)
-    return answer | host.facts | {"gpus": [_gpu(nvml, index) for index in range(count)]}
+    host.read("driver", nvml.nvmlSystemGetDriverVersion)
+    return answer | host.facts | {"gpus": [_query_gpu(nvml, index) for index in range(count)]}
 
 
 def find_library(maps: str) -> str | None:
@@ -66,7 +66,7 @@ class _Readings:
         self.facts: dict[str, Any] = {}
         self.errors: dict[str, int] = {}
 
-    def get(self, name: str, call: Callable[..., Any], *arguments: object) -> Any:
+    def read(self, name: str, call: Callable[..., Any], *arguments: object) -> Any:
         try:
             value = call(*arguments)
         except self._failure as error:
@@ -78,43 +78,43 @@ class _Readings:
         self.facts[name] = value
         return value
 
-    def get_newest(self, name: str, newer: Callable[[], Any], older: Callable[[], Any]) -> Any:
+    def read_newest(self, name: str, newer: Callable[[], Any], older: Callable[[], Any]) -> Any:
         """Call `older` if the driver lacks `newer`, which branch 510 introduced."""
-        value = self.get(name, newer)
+        value = self.read(name, newer)
         if self.errors.get(name) == NO_FUNCTION:
             del self.errors[name]
-            value = self.get(name, older)
+            value = self.read(name, older)
         return value
 
-    def failures(self) -> list[dict[str, object]]:
+    def list_errors(self) -> list[dict[str, object]]:
         return [{"fact": fact, "code": code} for fact, code in self.errors.items()]
 
 
-def _gpu(nvml: Any, index: int) -> dict[str, Any]:
+def _query_gpu(nvml: Any, index: int) -> dict[str, Any]:
     reader = _Readings(nvml.NVMLError)
-    handle = reader.get("handle", nvml.nvmlDeviceGetHandleByIndex, index)
+    handle = reader.read("handle", nvml.nvmlDeviceGetHandleByIndex, index)
     if handle is None:
-        return {"index": index, "errors": reader.failures()}
-    pci = reader.get("pci", nvml.nvmlDeviceGetPciInfo, handle)
-    reader.get("uuid", nvml.nvmlDeviceGetUUID, handle)
-    reader.get("name", nvml.nvmlDeviceGetName, handle)
-    reader.get("minor", nvml.nvmlDeviceGetMinorNumber, handle)
-    reader.get("compute", nvml.nvmlDeviceGetCudaComputeCapability, handle)
-    reader.get("brand", nvml.nvmlDeviceGetBrand, handle)
+        return {"index": index, "errors": reader.list_errors()}
+    pci = reader.read("pci", nvml.nvmlDeviceGetPciInfo, handle)
+    reader.read("uuid", nvml.nvmlDeviceGetUUID, handle)
+    reader.read("name", nvml.nvmlDeviceGetName, handle)
+    reader.read("minor", nvml.nvmlDeviceGetMinorNumber, handle)
+    reader.read("compute", nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    reader.read("brand", nvml.nvmlDeviceGetBrand, handle)
     # The older function counts the driver's reserved memory as "used", unlike nvidia-smi.
-    reader.get_newest(
+    reader.read_newest(
         "memory",
         lambda: nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2),
         lambda: nvml.nvmlDeviceGetMemoryInfo(handle),
     )
-    reader.get("virtualization", nvml.nvmlDeviceGetVirtualizationMode, handle)
-    mode = reader.get("mig", nvml.nvmlDeviceGetMigMode, handle)
-    reader.get("temperature", nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
-    reader.get("persistence", nvml.nvmlDeviceGetPersistenceMode, handle)
-    reader.get("fabric", _fabric, nvml, handle)
+    reader.read("virtualization", nvml.nvmlDeviceGetVirtualizationMode, handle)
+    mode = reader.read("mig", nvml.nvmlDeviceGetMigMode, handle)
+    reader.read("temperature", nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+    reader.read("persistence", nvml.nvmlDeviceGetPersistenceMode, handle)
+    reader.read("fabric", _query_fabric_state, nvml, handle)
     reader.errors.pop("fabric", None)  # drivers before branch 530 and most GPUs lack it
-    busy = reader.get("utilization", nvml.nvmlDeviceGetUtilizationRates, handle)
-    processes = reader.get_newest(
+    busy = reader.read("utilization", nvml.nvmlDeviceGetUtilizationRates, handle)
+    processes = reader.read_newest(
         "processes",
         lambda: nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle),
         lambda: nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle),
@@ -124,7 +124,8 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
     for name in ("handle", "pci", "mig"):
         facts.pop(name, None)
     if pci is not None:
-        facts["bus_id"] = _ascii(pci.busId)
+        address = pci.busId
+        facts["bus_id"] = address.decode("ascii", "replace") if isinstance(address, bytes) else str(address)
         facts["device_id"] = f"{pci.pciDeviceId >> 16:04x}"
     if memory is not None:
         facts["memory_mib"] = memory.total // MIB
@@ -132,15 +133,15 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
     if busy is not None:
         facts["utilization"] = busy.gpu
     if processes is not None:
-        facts["processes"] = [_process(process) for process in processes]
+        facts["processes"] = [_describe_process(process) for process in processes]
     if compute is not None:
         facts["compute"] = f"{compute[0]}.{compute[1]}"
     if mode is not None and mode[0]:  # the current mode; the second one is pending until a reset
-        facts["mig"] = _mig(nvml, handle, reader)
-    return facts | {"index": index, "errors": reader.failures()}
+        facts["mig"] = _query_mig_devices(nvml, handle, reader)
+    return facts | {"index": index, "errors": reader.list_errors()}
 
 
-def _fabric(nvml: Any, handle: Any) -> int | None:
+def _query_fabric_state(nvml: Any, handle: Any) -> int | None:
     import ctypes
 
     info = nvml.c_nvmlGpuFabricInfo_t()
@@ -148,7 +149,7 @@ def _fabric(nvml: Any, handle: Any) -> int | None:
     return int(info.state)
 
 
-def _process(process: Any) -> dict[str, int | None]:
+def _describe_process(process: Any) -> dict[str, int | None]:
     gpu, compute = process.gpuInstanceId, process.computeInstanceId
     return {
         "pid": process.pid,
@@ -157,26 +158,22 @@ def _process(process: Any) -> dict[str, int | None]:
     }
 
 
-def _mig(nvml: Any, handle: Any, parent: _Readings) -> list[dict[str, Any]]:
+def _query_mig_devices(nvml: Any, handle: Any, parent: _Readings) -> list[dict[str, Any]]:
     devices = []
-    count = parent.get("mig-count", nvml.nvmlDeviceGetMaxMigDeviceCount, handle)
+    count = parent.read("mig-count", nvml.nvmlDeviceGetMaxMigDeviceCount, handle)
     parent.facts.pop("mig-count", None)
     for index in range(count or 0):
         reader = _Readings(nvml.NVMLError)
-        device = reader.get("handle", nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
+        device = reader.read("handle", nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
         if device is None:  # not every index has a device
             continue
-        reader.get("gpu_instance", nvml.nvmlDeviceGetGpuInstanceId, device)
-        reader.get("compute_instance", nvml.nvmlDeviceGetComputeInstanceId, device)
-        reader.get("uuid", nvml.nvmlDeviceGetUUID, device)
-        memory = reader.get("memory", nvml.nvmlDeviceGetMemoryInfo, device)
-        name = reader.get("name", nvml.nvmlDeviceGetName, device) or ""
+        reader.read("gpu_instance", nvml.nvmlDeviceGetGpuInstanceId, device)
+        reader.read("compute_instance", nvml.nvmlDeviceGetComputeInstanceId, device)
+        reader.read("uuid", nvml.nvmlDeviceGetUUID, device)
+        memory = reader.read("memory", nvml.nvmlDeviceGetMemoryInfo, device)
+        name = reader.read("name", nvml.nvmlDeviceGetName, device) or ""
         facts = {key: reader.facts.get(key) for key in ("gpu_instance", "compute_instance", "uuid")}
         facts["memory_mib"] = memory.total // MIB if memory is not None else None
         facts["profile"] = name.rpartition(" MIG ")[2] or None if " MIG " in name else None
         devices.append(facts)
     return devices
-
-
-def _ascii(text: Any) -> str:
-    return text.decode("ascii", "replace") if isinstance(text, bytes) else str(text)

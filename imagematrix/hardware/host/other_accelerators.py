@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from imagematrix.hardware.host.accelerator_hints import Signs
+    from imagematrix.hardware.host.accelerator_hints import AcceleratorHints
     from imagematrix.hardware.host.host import Gpu
     from imagematrix.hardware.host.pci import Function
     from imagematrix.hardware.host.tree import Tree
@@ -44,36 +44,37 @@ class KfdNode(Record):
 
 
 def find_accelerators(
-    tree: Tree, signs: Signs, functions: tuple[Function, ...], gpus: tuple[Gpu, ...]
+    tree: Tree, hints: AcceleratorHints, functions: tuple[Function, ...], gpus: tuple[Gpu, ...]
 ) -> tuple[tuple[Accelerator, ...], list[str]]:
     """Return the accelerators that are not among `gpus`, and warnings about ignored devices.
 
     `functions` are those on the PCI bus. If there are GPUs, ignored devices need no warning.
     """
-    functions = tuple(function for function in functions if not function.switch)
+    functions = tuple(function for function in functions if not function.is_switch)
     accelerators = (
         *_find_functions(tree, functions),
-        *_nodes(signs, functions),
-        *(() if gpus else _driver(signs)),
+        *_find_nodes(hints, functions),
+        *(() if gpus else _find_traces_of_driver(hints)),
     )
     counted = {accelerator.where for accelerator in accelerators}
-    ignored = [function.label for function in functions if not function.gpu and function.label not in counted]
+    labels = [function.label for function in functions if not function.is_gpu]
+    ignored = [label for label in labels if label not in counted]
     if gpus or not ignored:
         return accelerators, []
-    kfd = ", with /dev/kfd" if "kfd" in signs.nodes else ""
+    kfd = ", with /dev/kfd" if "kfd" in hints.nodes else ""
     return accelerators, [f"{', '.join(ignored)}{kfd}: ignored, integrated or for display only"]
 
 
 def _find_functions(tree: Tree, functions: tuple[Function, ...]) -> Iterator[Accelerator]:
-    known = _topology(tree) if any(function.vendor == AMD for function in functions) else {}
+    kfd_nodes = _read_topology(tree) if any(function.vendor == AMD for function in functions) else {}
     for function in functions:
         if function.kind is None:
             yield Accelerator(kind="pci", where=function.label, why=UNREAD)
-        elif not function.gpu and _computes(tree, function, known):
+        elif not function.is_gpu and _is_compute_card(tree, function, kfd_nodes):
             yield Accelerator(kind="pci", where=function.label, why=FOREIGN)
 
 
-def _computes(tree: Tree, function: Function, known: Mapping[str, KfdNode]) -> bool:
+def _is_compute_card(tree: Tree, function: Function, kfd_nodes: Mapping[str, KfdNode]) -> bool:
     if function.kind == CONTROLLER_3D or function.vendor == NVIDIA:
         return True
     small = function.memory is not None and function.memory < LARGE
@@ -81,15 +82,15 @@ def _computes(tree: Tree, function: Function, known: Mapping[str, KfdNode]) -> b
         return not (small and function.vendor == INTEL and function.bus_id.split(":")[1] == ROOT_BUS)
     if function.kind not in {VGA, OTHER_DISPLAY} or function.vendor not in {AMD, INTEL}:
         return False
-    node = known.get(function.bus_id)
+    node = kfd_nodes.get(function.bus_id)
     if small and (node is None or node.memory < LOCAL):
         return False
     # A processor's memory can be that of its display adapter too.
-    return not (node is not None and node.integrated) and not pci.in_processor(tree, function)
+    return not (node is not None and node.integrated) and not pci.is_in_processor(tree, function)
 
 
-def _nodes(signs: Signs, functions: tuple[Function, ...]) -> Iterator[Accelerator]:
-    for name in signs.nodes:
+def _find_nodes(hints: AcceleratorHints, functions: tuple[Function, ...]) -> Iterator[Accelerator]:
+    for name in hints.nodes:
         if name == "dxg":
             yield Accelerator(kind="wsl", where="/dev/dxg", why=WSL)
         elif name == "kfd":
@@ -99,40 +100,40 @@ def _nodes(signs: Signs, functions: tuple[Function, ...]) -> Iterator[Accelerato
             yield Accelerator(kind="tegra", where=f"/dev/{name}", why=TEGRA)
         elif not name.startswith("nvidia"):
             yield Accelerator(kind="device", where=f"/dev/{name}", why=FOREIGN)
-    if signs.tegra:
+    if hints.tegra:
         yield Accelerator(kind="tegra", where="/proc/device-tree/compatible", why=TEGRA)
 
 
-def _driver(signs: Signs) -> Iterator[Accelerator]:
-    for name in signs.modules:
+def _find_traces_of_driver(hints: AcceleratorHints) -> Iterator[Accelerator]:
+    for name in hints.modules:
         yield Accelerator(kind="module", where=name, why=TEGRA if name == "nvgpu" else NO_GPU)
     # NVML creates /dev/nvidiactl even without a driver: alone it proves nothing.
-    for name in signs.nodes:
+    for name in hints.nodes:
         if name.startswith("nvidia") and name != "nvidiactl":
             yield Accelerator(kind="device", where=f"/dev/{name}", why=NO_DRIVER)
 
 
-def _topology(tree: Tree) -> dict[str, KfdNode]:
+def _read_topology(tree: Tree) -> dict[str, KfdNode]:
     """Return AMD's GPUs in the topology of KFD, by their addresses on the PCI bus."""
-    found = {}
-    for name in tree.names(TOPOLOGY):
-        facts = _numbers(tree, f"{TOPOLOGY}/{name}/properties")
+    kfd_nodes = {}
+    for name in tree.list_names(TOPOLOGY):
+        facts = _read_numbers(tree, f"{TOPOLOGY}/{name}/properties")
         if not facts.get("simd_count"):  # a node of processors only, or one that this process may not see
             continue
         bus_id = f"{facts.get('domain', 0):04x}:{format_slot(facts.get('location_id', 0))}"
         banks = f"{TOPOLOGY}/{name}/mem_banks"
-        listed = [_numbers(tree, f"{banks}/{bank}/properties") for bank in tree.names(banks)]
-        sizes = [bank.get("size_in_bytes", 0) for bank in listed if bank.get("heap_type") in OWN_HEAPS]
-        found[bus_id] = KfdNode(
+        properties = [_read_numbers(tree, f"{banks}/{bank}/properties") for bank in tree.list_names(banks)]
+        sizes = [bank.get("size_in_bytes", 0) for bank in properties if bank.get("heap_type") in OWN_HEAPS]
+        kfd_nodes[bus_id] = KfdNode(
             memory=max(sizes, default=0),
             integrated=facts.get("cpu_cores_count", 0) > 0,
         )
-    return found
+    return kfd_nodes
 
 
-def _numbers(tree: Tree, path: str) -> dict[str, int]:
+def _read_numbers(tree: Tree, path: str) -> dict[str, int]:
     """Return the lines `NAME NUMBER` of a file."""
-    pairs = (line.split() for line in (tree.text(path) or "").splitlines())
+    pairs = (line.split() for line in (tree.read_text(path) or "").splitlines())
     return {
         pair[0]: int(pair[1])
         for pair in pairs

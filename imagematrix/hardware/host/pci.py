@@ -44,12 +44,12 @@ class Function(Record):
     memory: int | None = None
 
     @property
-    def gpu(self) -> bool:
+    def is_gpu(self) -> bool:
         """Whether it is an NVIDIA GPU."""
         return self.vendor == NVIDIA and self.kind in {VGA, CONTROLLER_3D}
 
     @property
-    def switch(self) -> bool:
+    def is_switch(self) -> bool:
         """Whether it is an NVSwitch."""
         return self.kind == OTHER_BRIDGE
 
@@ -61,7 +61,7 @@ class Function(Record):
 
 
 @lru_cache(maxsize=KEPT)
-def canonical(address: str) -> str | None:
+def normalise_address(address: str) -> str | None:
     """Return a PCI address as the kernel writes it: "00000000:41:00.0" and "0:41:0" are "0000:41:00.0"."""
     match = ADDRESS.fullmatch(address.strip().lower())
     if match is None:
@@ -76,54 +76,55 @@ def make_sort_key(bus_id: str) -> tuple[int, ...]:
 
 
 def list_functions(tree: Tree, wanted: Mapping[str, int] | None) -> tuple[Function, ...]:
-    """Return the functions among `wanted` (see `signs.Signs.functions`), in bus order."""
+    """Return the functions among `wanted` (see `AcceleratorHints.functions`), in bus order."""
     if wanted is not None and not wanted:
         return ()
     selected = []
-    for name in tree.names(PCI_DEVICES):
-        bus_id = canonical(name)
+    for name in tree.list_names(PCI_DEVICES):
+        bus_id = normalise_address(name)
         # A large node has several hundred functions, each with its own files.
         slot = (bus_id or "").partition(":")[2]
         if bus_id is None or (wanted is not None and slot not in wanted):
             continue
-        function = _function(tree, f"{PCI_DEVICES}/{name}", bus_id, (wanted or {}).get(slot, 0))
+        function = _read_function(tree, f"{PCI_DEVICES}/{name}", bus_id, (wanted or {}).get(slot, 0))
         if function is not None:
             selected.append(function)
     return tuple(sorted(selected, key=lambda function: make_sort_key(function.bus_id)))
 
 
-def in_processor(tree: Tree, function: Function) -> bool:
+def is_in_processor(tree: Tree, function: Function) -> bool:
     """Whether a display adapter of AMD is in a processor, whose security processor shares its slot."""
     slot = f"{PCI_DEVICES}/{function.bus_id.rpartition('.')[0]}"
     # The adapter itself is function 0.
-    classes = (_hex(tree.text(f"{slot}.{number}/class"), 6) or "" for number in range(1, 8))
+    classes = (_parse_hex(tree.read_text(f"{slot}.{number}/class"), 6) or "" for number in range(1, 8))
     return any(kind.startswith(ENCRYPTION) for kind in classes)
 
 
-def _function(tree: Tree, folder: str, bus_id: str, listed: int) -> Function | None:
-    kind = (_hex(tree.text(f"{folder}/class"), 6) or "")[:4] or None
+def _read_function(tree: Tree, folder: str, bus_id: str, memory: int) -> Function | None:
+    """Return the function in a folder, None if it is of another kind; `memory` is 0 if it is not known."""
+    kind = (_parse_hex(tree.read_text(f"{folder}/class"), 6) or "")[:4] or None
     if kind is not None and not (kind.startswith(DISPLAY) or kind in {PROCESSING, OTHER_BRIDGE}):
         return None
-    vendor = _hex(tree.text(f"{folder}/vendor"), 4)
+    vendor = _parse_hex(tree.read_text(f"{folder}/vendor"), 4)
     if kind in {None, OTHER_BRIDGE} and vendor != NVIDIA:
         return None
-    driver = tree.link(f"{folder}/driver")
+    driver = tree.read_link(f"{folder}/driver")
     if kind == OTHER_BRIDGE and driver not in {None, NVSWITCH}:
         return None
     # A virtual function beside its physical one is for a virtual machine, where it appears alone.
-    if tree.link(f"{folder}/physfn"):
+    if tree.read_link(f"{folder}/physfn"):
         return None
     return Function(
         bus_id=bus_id,
         vendor=vendor,
-        device_id=_hex(tree.text(f"{folder}/device"), 4),
+        device_id=_parse_hex(tree.read_text(f"{folder}/device"), 4),
         kind=kind,
         driver=driver,
-        memory=listed or _memory(tree.text(f"{folder}/resource")),
+        memory=memory or _measure_memory(tree.read_text(f"{folder}/resource")),
     )
 
 
-def _memory(text: str | None) -> int | None:
+def _measure_memory(text: str | None) -> int | None:
     if text is None:
         return None
     regions = [REGION.fullmatch(line.strip()) for line in text.splitlines()[:REGIONS]]
@@ -131,6 +132,6 @@ def _memory(text: str | None) -> int | None:
     return max((end - start + 1 for start, end, flags in numbers if flags & MEMORY), default=0)
 
 
-def _hex(text: str | None, digits: int) -> str | None:
+def _parse_hex(text: str | None, digits: int) -> str | None:
     match = re.fullmatch(rf"0x([0-9a-f]{{{digits}}})", (text or "").strip().lower(), re.ASCII)
     return match[1] if match else None

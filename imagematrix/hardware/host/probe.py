@@ -46,11 +46,12 @@ def probe(root: str | Path = "/", *, nvml: bool | None = None, smi: str | Path |
     if smi is not None:
         from imagematrix.hardware.host.smi import read_dump
 
-        return assemble(tree, dump=read_dump(smi))
-    return assemble(tree, query=_query if tree.live and nvml is not False else None, always=nvml is True)
+        return assemble_host(tree, dump=read_dump(smi))
+    query = _query_nvml if tree.live and nvml is not False else None
+    return assemble_host(tree, query=query, always=nvml is True)
 
 
-def assemble(
+def assemble_host(
     tree: Tree, *, dump: Dump | None = None, query: Callable[[], Nvml] | None = None, always: bool = False
 ) -> Host:
     """Return the host that `tree` describes, with the GPUs of `dump`, or with the readings of `query` (NVML).
@@ -58,29 +59,29 @@ def assemble(
     Without a sign of a driver `query` is called only with `always`: NVML would fail, and its search for a
     driver can load one and leave device nodes behind.
     """
-    machine, processors, warnings = _processors(tree)
-    signs = find_hints(tree)
+    machine, processors, warnings = _read_processors(tree)
+    hints = find_hints(tree)
     functions: tuple[Function, ...] = ()
     driver: Driver | None = None
     gpus: tuple[Gpu, ...] = ()
     devices: tuple[str, ...] = ()
-    other: tuple[Accelerator, ...] = ()
-    if signs.functions or signs.functions is None:
+    accelerators: tuple[Accelerator, ...] = ()
+    if hints.functions or hints.functions is None:
         from imagematrix.hardware.host import pci
 
-        functions = pci.list_functions(tree, signs.functions)
-    if dump is not None or always or signs.nvidia or any(function.gpu for function in functions):
+        functions = pci.list_functions(tree, hints.functions)
+    if dump is not None or always or hints.has_nvidia or any(function.is_gpu for function in functions):
         from imagematrix.hardware.host import gpus as nvidia_gpus
         from imagematrix.hardware.host import nvidia
 
-        permitted = query if always or signs.driver else None
-        driver, detected, devices, remarks = nvidia_gpus.find_gpus(tree, functions, dump, permitted)
+        permitted_query = query if always or hints.has_driver else None
+        driver, detected, devices, remarks = nvidia_gpus.find_gpus(tree, functions, dump, permitted_query)
         gpus = nvidia.with_capabilities(tree, detected)
         warnings += remarks
-    if functions or signs.modules or signs.nodes or signs.tegra:
+    if functions or hints.modules or hints.nodes or hints.tegra:
         from imagematrix.hardware.host import other_accelerators
 
-        other, remarks = other_accelerators.find_accelerators(tree, signs, functions, gpus)
+        accelerators, remarks = other_accelerators.find_accelerators(tree, hints, functions, gpus)
         warnings += remarks
     return Host(
         arch=machine,
@@ -88,22 +89,22 @@ def assemble(
         driver=driver,
         gpus=gpus,
         devices=devices,
-        accelerators=other,
+        accelerators=accelerators,
         warnings=tuple(dict.fromkeys(tree.warnings + warnings)),
     )
 
 
-def _query() -> Nvml:
+def _query_nvml() -> Nvml:
     from imagematrix.hardware.host import nvml
 
     return nvml.read_nvml()
 
 
-def _processors(tree: Tree) -> tuple[str, Cpu, list[str]]:
-    text = tree.text(CPUINFO, limit=CPUINFO_LIMIT)
+def _read_processors(tree: Tree) -> tuple[str, Cpu, list[str]]:
+    text = tree.read_text(CPUINFO, limit=CPUINFO_LIMIT)
     # Files of these names in the root of a running host could be anybody's.
     for path in LSCPU if text is None and not tree.live else ():
-        text = text or tree.text(path)
+        text = text or tree.read_text(path)
     if text is not None:
         processors, remarks = cpu.parse_cpu(text)
         warnings = list(remarks)
@@ -116,7 +117,7 @@ def _processors(tree: Tree) -> tuple[str, Cpu, list[str]]:
             processors = replace(processors, flags=processors.flags | unprinted)
             warnings += unknown
     elif tree.live:
-        processors, remarks = cpu.by_library()
+        processors, remarks = cpu.read_from_library()
         warnings = list(remarks)
     else:
         reason = tree.warnings[-1] if tree.warnings else f"{CPUINFO[1:]} not found"
@@ -125,13 +126,13 @@ def _processors(tree: Tree) -> tuple[str, Cpu, list[str]]:
             remedy="copy at least /proc/cpuinfo (or the output of `lscpu -J` as lscpu.json), "
             "/proc/driver/nvidia and the names of /dev/nvidia* into it",
         )
-    return _arch(tree, text or ""), processors, warnings
+    return _read_arch(tree, text or ""), processors, warnings
 
 
-def _arch(tree: Tree, text: str) -> str:
+def _read_arch(tree: Tree, text: str) -> str:
     if tree.live:
         return get_machine_name(os.uname().machine)
-    name = (tree.text("/proc/sys/kernel/arch") or "").strip()  # exists from Linux 6.1 on
+    name = (tree.read_text("/proc/sys/kernel/arch") or "").strip()  # exists from Linux 6.1 on
     if name.isidentifier() and name.isascii():
         return get_machine_name(name)
     guess = cpu.parse_arch(text)

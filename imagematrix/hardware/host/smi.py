@@ -82,13 +82,16 @@ def parse_dump(raw: bytes, where: str) -> tuple[Driver | None, tuple[Gpu, ...], 
     driver = Driver(version=version, kind=None, source=SOURCE) if version else None
     if driver is None:
         warnings.append(f"{where}: version of the kernel-mode driver not found")
-    gpus = sorted(dump.gpus, key=_order)
-    if any(_instances(values) is None for facts in gpus for values in facts.mig):
+    # In the order of the bus; those without an address come last.
+    addresses = [(pci.normalise_address(facts.values["bus_id"]), facts) for facts in dump.gpus]
+    addresses.sort(key=lambda pair: (pair[0] is None, pci.make_sort_key(pair[0]) if pair[0] else ()))
+    elements = [facts for _, facts in addresses]
+    if any(_get_instances(values) is None for facts in elements for values in facts.mig):
         warnings.append(f"{where}: ignored MIG devices without instance numbers")
-    found = tuple(_gpu(index, facts) for index, facts in enumerate(gpus))
-    if twice := find_duplicate(found):
-        raise UsageError(f"{where}: not the output of `{SOURCE}`: {twice}")
-    return driver, found, tuple(warnings)
+    gpus = tuple(_make_gpu(index, facts) for index, facts in enumerate(elements))
+    if duplicate := find_duplicate(gpus):
+        raise UsageError(f"{where}: not the output of `{SOURCE}`: {duplicate}")
+    return driver, gpus, tuple(warnings)
 
 
 class _GpuElement:
@@ -115,10 +118,10 @@ class _Dump:
         from xml.parsers import expat
 
         parser = expat.ParserCreate()
-        parser.StartElementHandler = self._start
-        parser.EndElementHandler = self._end
-        parser.CharacterDataHandler = self._data
-        parser.EntityDeclHandler = self._entity
+        parser.StartElementHandler = self._start_element
+        parser.EndElementHandler = self._end_element
+        parser.CharacterDataHandler = self._add_text
+        parser.EntityDeclHandler = self._refuse_entity
         try:
             parser.Parse(raw, True)
         except (expat.ExpatError, ValueError, LookupError) as error:  # the latter two from odd encodings
@@ -126,11 +129,11 @@ class _Dump:
                 f"{self._where}: invalid XML: {error}", remedy=f"run `{SOURCE} > FILE` on the node"
             ) from error
 
-    def _entity(self, name: str, *_: object) -> None:
+    def _refuse_entity(self, name: str, *_: object) -> None:
         # Nested entities expand to gigabytes ("billion laughs"), and nvidia-smi declares none.
         raise UsageError(f"{self._where}: not the output of `{SOURCE}`: it declares the entity {name!r}")
 
-    def _start(self, name: str, attributes: dict[str, str]) -> None:
+    def _start_element(self, name: str, attributes: dict[str, str]) -> None:
         if not self._path and name != ROOT:
             raise UsageError(
                 f"{self._where}: not the output of `{SOURCE}`: expected root element {ROOT!r}, got {name!r}"
@@ -140,31 +143,31 @@ class _Dump:
         if len(self._path) > DEPTH:
             raise UsageError(f"{self._where}: not the output of `{SOURCE}`: nested too deeply")
         if self._path == [ROOT, "gpu"]:
-            self._count(self.gpus)
+            self._require_room(self.gpus)
             self.gpus.append(_GpuElement(attributes.get("id", "")))
         elif self._path == [ROOT, "gpu", "mig_devices", "mig_device"]:
-            self._count(self.gpus[-1].mig)
+            self._require_room(self.gpus[-1].mig)
             self.gpus[-1].mig.append({})
 
-    def _count(self, items: list[_GpuElement] | list[dict[str, str]]) -> None:
+    def _require_room(self, items: list[_GpuElement] | list[dict[str, str]]) -> None:
         if len(items) >= COUNT:
             raise UsageError(f"{self._where}: not the output of `{SOURCE}`: too many GPUs or MIG devices")
 
-    def _data(self, text: str) -> None:
+    def _add_text(self, text: str) -> None:
         if self._length < TEXT:
             self._text.append(text[: TEXT - self._length])
             self._length += len(text)
 
-    def _end(self, _: str) -> None:
+    def _end_element(self, _: str) -> None:
         path, text = self._path, "".join(self._text).strip()
         self._text = []
         if path[1:2] == ["gpu"]:
-            self._take(path[2:], text)
+            self._add_fact(path[2:], text)
         elif len(path) == 2:  # noqa: PLR2004 - a field next to the GPUs
             self.versions.setdefault(path[1], text)
         path.pop()
 
-    def _take(self, path: list[str], text: str) -> None:
+    def _add_fact(self, path: list[str], text: str) -> None:
         gpu = self.gpus[-1]
         gpu.lost = gpu.lost or LOST in text.lower()
         if path[:2] == ["mig_devices", "mig_device"]:
@@ -176,34 +179,32 @@ class _Dump:
             values[key] = text
 
 
-def _order(facts: _GpuElement) -> tuple[bool, tuple[int, ...]]:
-    bus_id = pci.canonical(facts.values["bus_id"])
-    return bus_id is None, pci.make_sort_key(bus_id) if bus_id else ()
-
-
-def _gpu(index: int, facts: _GpuElement) -> Gpu:
+def _make_gpu(index: int, facts: _GpuElement) -> Gpu:
     from imagematrix.hardware.vendors import gpus
 
     values = facts.values
-    device_id = _device_id(values.get("device_id", ""))
+    # The device is in the high half, the vendor in the low: 26B910DE.
+    ids = re.fullmatch(r"(?:0x)?([0-9a-f]{4})10de", values.get("device_id", "").lower(), re.ASCII)
+    device_id = ids[1] if ids else None
     product = gpus.get_product(device_id) if device_id else None
-    mig = _mig(facts) if values.get("mig") == "Enabled" else None
+    brand = values.get("brand", "").replace(" ", "").lower()
+    mig = _make_mig_devices(facts) if values.get("mig") == "Enabled" else None
     return Gpu(
         index=index,
-        minor=_integer(values.get("minor", "")),
+        minor=_parse_integer(values.get("minor", "")),
         uuid=values.get("uuid"),
         name=values.get("name"),
-        pci_bus_id=pci.canonical(values["bus_id"]),
+        pci_bus_id=pci.normalise_address(values["bus_id"]),
         pci_device_id=device_id,
         compute=product.compute if product else None,  # the dump does not state it
-        brand=_brand(values.get("brand", "")),
-        memory_mib=_mebibytes(values.get("memory", "")),
+        brand=BRANDS.get(brand, brand) or None,
+        memory_mib=_parse_mebibytes(values.get("memory", "")),
         mig=mig,
-        state=_state(facts, mig),
+        state=_get_state(facts, mig),
     )
 
 
-def _state(facts: _GpuElement, mig: tuple[MigDevice, ...] | None) -> str:
+def _get_state(facts: _GpuElement, mig: tuple[MigDevice, ...] | None) -> str:
     from imagematrix.hardware.vendors.gpus import is_vgpu
 
     if facts.lost:
@@ -216,40 +217,30 @@ def _state(facts: _GpuElement, mig: tuple[MigDevice, ...] | None) -> str:
     return "mig-empty" if mig == () else "ok"
 
 
-def _mig(facts: _GpuElement) -> tuple[MigDevice, ...]:
+def _make_mig_devices(facts: _GpuElement) -> tuple[MigDevice, ...]:
     return tuple(
         MigDevice(
             uuid=values.get("uuid"),
             profile=None,  # not in the dump
             gpu_instance=instances[0],
             compute_instance=instances[1],
-            memory_mib=_mebibytes(values.get("memory", "")),
+            memory_mib=_parse_mebibytes(values.get("memory", "")),
         )
         for values in facts.mig
-        if (instances := _instances(values))
+        if (instances := _get_instances(values))
     )
 
 
-def _instances(values: dict[str, str]) -> tuple[int, int] | None:
-    gpu, compute = _integer(values.get("gpu_instance", "")), _integer(values.get("compute_instance", ""))
+def _get_instances(values: dict[str, str]) -> tuple[int, int] | None:
+    gpu = _parse_integer(values.get("gpu_instance", ""))
+    compute = _parse_integer(values.get("compute_instance", ""))
     return None if gpu is None or compute is None else (gpu, compute)
 
 
-def _brand(text: str) -> str | None:
-    name = text.replace(" ", "").lower()
-    return BRANDS.get(name, name) or None
-
-
-def _device_id(text: str) -> str | None:
-    # The device is in the high half, the vendor in the low: 26B910DE.
-    match = re.fullmatch(r"(?:0x)?([0-9a-f]{4})10de", text.lower(), re.ASCII)
-    return match[1] if match else None
-
-
-def _integer(text: str) -> int | None:
+def _parse_integer(text: str) -> int | None:
     return int(text) if re.fullmatch(r"\d{1,7}", text, re.ASCII) else None
 
 
-def _mebibytes(text: str) -> int | None:
+def _parse_mebibytes(text: str) -> int | None:
     match = re.fullmatch(r"(\d{1,9}) Mi?B", text, re.ASCII)
     return int(match[1]) if match else None

@@ -41,15 +41,15 @@ class Tree:
         self._root = "" if self.live else real
         self.warnings: list[str] = []
 
-    def text(self, path: str, *, limit: int = LIMIT) -> str | None:
+    def read_text(self, path: str, *, limit: int = LIMIT) -> str | None:
         """Return the text of a file, at most its first `limit` bytes; invalid UTF-8 is replaced."""
-        raw = self.raw(path, limit=limit)
+        raw = self.read_bytes(path, limit=limit)
         return None if raw is None else raw.decode("utf-8", "replace")
 
-    def raw(self, path: str, *, limit: int = LIMIT) -> bytes | None:
+    def read_bytes(self, path: str, *, limit: int = LIMIT) -> bytes | None:
         """Return the bytes of a file, at most its first `limit`."""
         try:
-            raw = self._read(path, limit)
+            raw = self._read_file(path, limit)
         except OSError as error:
             self._warn(path, error)
             return None
@@ -57,7 +57,7 @@ class Tree:
             self.warnings.append(f"{path} is larger than {limit // 1024} KiB; the rest was ignored")
         return raw[:limit]
 
-    def names(self, path: str) -> list[str]:
+    def list_names(self, path: str) -> list[str]:
         """Return the names in a folder, sorted."""
         try:
             return sorted(os.listdir(self._locate(path)))
@@ -65,14 +65,14 @@ class Tree:
             self._warn(path, error)
             return []
 
-    def below(self, path: str) -> Tree | None:
+    def open_folder(self, path: str) -> Tree | None:
         """Return a folder as a tree of its own, None if it does not exist."""
         try:
             return Tree(self._locate(path))
         except (OSError, ProbeError):
             return None
 
-    def file(self, path: str) -> str | None:
+    def resolve_file(self, path: str) -> str | None:
         """Return where the regular file `path` is after all links, as a path of this machine, or None."""
         try:
             real = os.path.realpath(path) if self.live else self._locate(path)
@@ -80,7 +80,7 @@ class Tree:
         except (OSError, ValueError):
             return None
 
-    def link(self, path: str) -> str | None:
+    def read_link(self, path: str) -> str | None:
         """Return the last component of a symbolic link's target, None if it is not a link."""
         folder, _, name = path.rpartition("/")
         try:
@@ -92,15 +92,15 @@ class Tree:
 
     def has_folder(self, path: str) -> bool:
         """Whether the folder exists."""
-        mode = self._mode(path)
+        mode = self._get_mode(path)
         return mode is not None and stat.S_ISDIR(mode)
 
     def has_node(self, path: str) -> bool:
         """Whether a character device exists; a captured tree may have a regular file in its place."""
-        mode = self._mode(path)
+        mode = self._get_mode(path)
         return mode is not None and (stat.S_ISCHR(mode) or (not self.live and stat.S_ISREG(mode)))
 
-    def refusal(self, path: str) -> int:
+    def get_refusal(self, path: str) -> int:
         """Return the error number with which access to a device of the running host fails, or 0."""
         if not self.live:
             return 0
@@ -112,13 +112,14 @@ class Tree:
             return error.errno or 0
         return 0
 
-    def _mode(self, path: str) -> int | None:
+    def _get_mode(self, path: str) -> int | None:
         try:
             return os.stat(self._locate(path)).st_mode
         except OSError:
             return None
 
-    def _read(self, path: str, limit: int) -> bytes:
+    def _read_file(self, path: str, limit: int) -> bytes:
+        """Return the bytes of a file, of more than `limit` at least one more; raise OSError."""
         real = self._locate(path)
         # Opening a device or a pipe can have effects or block forever, so check first.
         if not stat.S_ISREG(os.stat(real).st_mode):
@@ -126,11 +127,11 @@ class Tree:
         descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             chunks = []
-            left = limit + 1
+            remaining = limit + 1
             # Files in /proc have no size, and one read may return a part of them.
-            while left > 0 and (chunk := os.read(descriptor, min(left, CHUNK))):
+            while remaining > 0 and (chunk := os.read(descriptor, min(remaining, CHUNK))):
                 chunks.append(chunk)
-                left -= len(chunk)
+                remaining -= len(chunk)
         finally:
             os.close(descriptor)
         return b"".join(chunks)

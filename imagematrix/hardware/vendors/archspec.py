@@ -18,13 +18,13 @@ def find_best_name(
 ) -> str | None:
     """Return the best name for CPUs with these flags; None if archspec's names for `arch` are unknown here.
 
-    `vendor` is as by `marches.host_vendor`. `model` is the name of an Arm core ("Neoverse-V2"): of cores with
-    the same flags, archspec takes the one that it is.
+    `vendor` is as `marches.get_host_vendor` returns it. `model` is the name of an Arm core ("Neoverse-V2"):
+    of cores with the same flags, archspec takes the one that it is.
     """
     rows = [
         row
         for row in _data.load("archspec.json").get(arch, ())
         if row["vendor"] in (None, vendor) and flags >= set(row["flags"].split())
     ]
-    own = (row["name"] for row in rows if model and row.get("model") == model)
-    return next(own, rows[0]["name"] if rows else None)
+    names_of_model = (row["name"] for row in rows if model and row.get("model") == model)
+    return next(names_of_model, rows[0]["name"] if rows else None)

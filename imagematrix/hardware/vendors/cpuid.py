@@ -36,7 +36,7 @@ class Bit(Record):
     proofs: frozenset[str]
     active: bool
 
-    def holds(self, registers: tuple[int, ...]) -> bool:
+    def is_set(self, registers: tuple[int, ...]) -> bool:
         """Whether the registers of its leaf show the flag."""
         return (registers[self.register] >> self.low) % (1 << self.width) >= self.least
 
@@ -45,19 +45,20 @@ class Bit(Record):
 def list_unprinted_flags() -> Mapping[str, Bit]:
     """Return the flags of x86-64 that kernels do not print."""
     table = _data.load("cpuid.json")
-    every = table["all"]
-    return {
-        flag: Bit(
-            leaf=_leaf(row["leaf"]),
+    needed_by_all = table["all"]
+    bits = {}
+    for flag, row in table["bits"].items():
+        leaf, _, subleaf = row["leaf"].partition(".")
+        bits[flag] = Bit(
+            leaf=(int(leaf, 16), int(subleaf, 16)),
             register=REGISTERS.index(row["register"]),
             low=row["bit"],
             width=row.get("width", 1),
             least=row.get("least", 1),
-            proofs=frozenset(f"{every} {row.get('with', '')}".split()),
+            proofs=frozenset(f"{needed_by_all} {row.get('with', '')}".split()),
             active=row.get("active", False),
         )
-        for flag, row in table["bits"].items()
-    }
+    return bits
 
 
 @cache
@@ -83,14 +84,9 @@ def decode_flags(
         if not bit.proofs <= shown | present:
             continue
         values = registers.get(bit.leaf)
-        usable = active.get(bit.leaf) if bit.active and values and bit.holds(values) else values
+        usable = active.get(bit.leaf) if bit.active and values and bit.is_set(values) else values
         if usable is None:
             unknown.add(flag)
-        elif bit.holds(usable):
+        elif bit.is_set(usable):
             present.add(flag)
     return frozenset(present), frozenset(unknown)
-
-
-def _leaf(text: str) -> Leaf:
-    leaf, _, subleaf = text.partition(".")
-    return int(leaf, 16), int(subleaf, 16)

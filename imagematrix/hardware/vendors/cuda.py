@@ -17,7 +17,6 @@ from imagematrix.hardware.vendors import _data, versions
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Any
 
 COMPRESSED_FATBIN_DRIVER = "550.54.14"  # the oldest driver that reads the output of nvcc --compress-mode
 
@@ -46,7 +45,20 @@ class CudaRelease(Record):
 def load_releases() -> Mapping[str, CudaRelease]:
     """Return the known CUDA releases by name, oldest first."""
     table = _data.load("cuda.json")["releases"]
-    return MappingProxyType({name: _release(name, row) for name, row in table.items()})
+    releases = {
+        name: CudaRelease(
+            name=name,
+            toolkit_driver=row.get("toolkit_driver"),
+            floor=_get_floor(name),
+            branch=row.get("branch"),
+            targets=frozenset(row["targets"].split()),
+            ptx_isa=row.get("ptx_isa"),
+            max_gcc=row.get("max_gcc"),
+            max_clang=row.get("max_clang"),
+        )
+        for name, row in table.items()
+    }
+    return MappingProxyType(releases)
 
 
 def get_release(name: str) -> CudaRelease | None:
@@ -65,7 +77,8 @@ def get_newest_cuda(driver: str) -> str | None:
     if versions.is_tegra(driver):
         return None
     key = versions.make_sort_key(driver)
-    supported = [name for name, first in _first_drivers().items() if versions.make_sort_key(first) <= key]
+    drivers = _list_first_drivers()
+    supported = [name for name, first in drivers.items() if versions.make_sort_key(first) <= key]
     return supported[-1] if supported else None
 
 
@@ -102,12 +115,12 @@ def list_drivers() -> tuple[str, ...]:
 
 def find_verdict_bounds(holds: Callable[[str | None], bool]) -> tuple[str, ...]:
     """Return the drivers at which a condition on what `get_newest_cuda` returns changes its verdict."""
-    verdict, found = holds(None), []
-    for name, first in _first_drivers().items():
+    verdict, bounds = holds(None), []
+    for name, first in _list_first_drivers().items():
         if holds(name) is not verdict:
             verdict = not verdict
-            found.append(first)
-    return tuple(found)
+            bounds.append(first)
+    return tuple(bounds)
 
 
 @lru_cache(maxsize=256)
@@ -127,7 +140,7 @@ def get_newest_ptx_isa(driver: str) -> str | None:
 
 
 @cache
-def _first_drivers() -> Mapping[str, str]:
+def _list_first_drivers() -> Mapping[str, str]:
     """Return the first driver that supports each release, by the release's name, oldest first."""
     listed = {
         # From 13.0 on, NVIDIA lists a driver for the major version alone.
@@ -141,16 +154,3 @@ def _first_drivers() -> Mapping[str, str]:
 def _get_floor(cuda: str) -> str | None:
     floors: dict[str, str] = _data.load("cuda.json")["floors"]
     return floors.get(cuda.partition(".")[0])
-
-
-def _release(name: str, row: dict[str, Any]) -> CudaRelease:
-    return CudaRelease(
-        name=name,
-        toolkit_driver=row.get("toolkit_driver"),
-        floor=_get_floor(name),
-        branch=row.get("branch"),
-        targets=frozenset(row["targets"].split()),
-        ptx_isa=row.get("ptx_isa"),
-        max_gcc=row.get("max_gcc"),
-        max_clang=row.get("max_clang"),
-    )

@@ -30,14 +30,18 @@ def expand_capability(compute: str) -> frozenset[str]:
 
 def expand_target(target: str) -> frozenset[str]:
     """Return the capabilities of the GPUs a target is about: "100f" gives 10.0 and 10.3, "80" only 8.0."""
-    return _specific(target) if _suffix(target) else frozenset([get_capability(target)])
+    if _get_suffix(target):
+        return _list_specific_capabilities(target)
+    return frozenset([get_capability(target)])
 
 
 @cache
 def list_capability_words() -> tuple[str, ...]:
     """Return the capability words for which any CUDA release has a target, in order."""
     targets = {target for release in cuda.load_releases().values() for target in release.targets}
-    return tuple(get_capability(target) + _suffix(target) for target in sorted(targets, key=make_sort_key))
+    return tuple(
+        get_capability(target) + _get_suffix(target) for target in sorted(targets, key=make_sort_key)
+    )
 
 
 @cache
@@ -51,13 +55,13 @@ def list_capabilities() -> tuple[str, ...]:
 @lru_cache(maxsize=4096)
 def cubin_runs(target: str, compute: str) -> bool:
     """Whether a cubin made for `target` runs on a GPU of capability `compute`."""
-    if _suffix(target):
-        return compute in _specific(target)
-    made_for = get_capability(target)
+    if _get_suffix(target):
+        return compute in _list_specific_capabilities(target)
+    capability = get_capability(target)
     return (
-        made_for.partition(".")[0] == compute.partition(".")[0]
-        and versions.make_sort_key(made_for) <= versions.make_sort_key(compute)
-        and (made_for in list_tegra_capabilities()) == (compute in list_tegra_capabilities())
+        capability.partition(".")[0] == compute.partition(".")[0]
+        and versions.make_sort_key(capability) <= versions.make_sort_key(compute)
+        and (capability in list_tegra_capabilities()) == (compute in list_tegra_capabilities())
     )
 
 
@@ -65,19 +69,19 @@ def cubin_runs(target: str, compute: str) -> bool:
 def ptx_runs(target: str, compute: str) -> bool:
     """Whether PTX made for `target` can be compiled for a GPU of capability `compute`.
 
-    The driver must also know the PTX's ISA version: see `cuda.ptx_isa`.
+    The driver must also know the PTX's ISA version: see `cuda.get_newest_ptx_isa`.
     """
-    if _suffix(target):
-        return compute in _specific(target)
+    if _get_suffix(target):
+        return compute in _list_specific_capabilities(target)
     return versions.make_sort_key(get_capability(target)) <= versions.make_sort_key(compute)
 
 
 def get_bounds(target: str) -> frozenset[str]:
     """Return the capabilities at which code made for `target` may start or cease to run."""
-    if _suffix(target):
-        return _specific(target)
-    made_for = get_capability(target)
-    return frozenset([made_for, f"{int(made_for.partition('.')[0]) + 1}.0"]) | list_tegra_capabilities()
+    if _get_suffix(target):
+        return _list_specific_capabilities(target)
+    capability = get_capability(target)
+    return frozenset([capability, f"{int(capability.partition('.')[0]) + 1}.0"]) | list_tegra_capabilities()
 
 
 def measure_distance(target: str, compute: str) -> int:
@@ -90,11 +94,11 @@ def make_sort_key(target: str) -> tuple[tuple[int, ...], str]:
     return versions.make_sort_key(get_capability(target)), target
 
 
-def _suffix(target: str) -> str:
+def _get_suffix(target: str) -> str:
     return target[-1] if target[-1] in "af" else ""
 
 
-def _specific(target: str) -> frozenset[str]:
+def _list_specific_capabilities(target: str) -> frozenset[str]:
     """Return the capabilities that architecture-specific or family-specific code runs on."""
     families: dict[str, str] = _data.load("cuda.json")["families"]
     return frozenset(families.get(target, get_capability(target)).split())

@@ -88,21 +88,21 @@ def find_capabilities(name: str) -> tuple[str, ...]:
 
     The name may be words from the middle of a product's, in any case and with any separators.
     """
-    wanted = "".join(_words(name))
-    found = {
+    joined = "".join(_split_words(name))
+    capabilities = {
         row["compute"]
         for row in _data.load("gpus.json")["chips"].values()
         for product_name in row["devices"].values()
-        if row["compute"] and wanted and wanted in _runs(_words(product_name))
+        if row["compute"] and joined and joined in _join_neighbours(_split_words(product_name))
     }
-    return tuple(sorted(found, key=versions.make_sort_key))
+    return tuple(sorted(capabilities, key=versions.make_sort_key))
 
 
-def _words(name: str) -> list[str]:
+def _split_words(name: str) -> list[str]:
     return re.findall(r"[a-z0-9.]+", name.lower())
 
 
-def _runs(words: list[str]) -> set[str]:
+def _join_neighbours(words: list[str]) -> set[str]:
     """Return the words that follow each other, joined: of "a b c" also "ab", "bc" and "abc"."""
     return {
         "".join(words[first:last]) for first in range(len(words)) for last in range(first + 1, len(words) + 1)
@@ -115,16 +115,16 @@ def get_last_branch(pci_device_id: str | None, compute: str | None) -> int | Non
 
     For an unknown device, the chips with its compute capability decide.
     """
-    listed = get_product(pci_device_id) if pci_device_id else None
-    return listed.last_branch if listed else _last_branches().get(compute)
+    product = get_product(pci_device_id) if pci_device_id else None
+    return product.last_branch if product else _list_last_branches_of_chips().get(compute)
 
 
 @lru_cache(maxsize=256)
 def get_first_branch(compute: str | None) -> int:
     """Return the first driver branch that supports any GPU of a capability or a newer one; 0 if unknown."""
-    own = versions.make_sort_key(compute) if compute else ()
+    key = versions.make_sort_key(compute) if compute else ()
     return max(
-        (branch for first, branch in list_first_branches().items() if versions.make_sort_key(first) <= own),
+        (branch for first, branch in list_first_branches().items() if versions.make_sort_key(first) <= key),
         default=0,
     )
 
@@ -147,12 +147,12 @@ def list_first_branches() -> Mapping[str, int]:
         firsts.keys() - device_code.list_tegra_capabilities(), key=versions.make_sort_key, reverse=True
     ):
         least = min(least, firsts[compute])
-        steps = {other: branch for other, branch in steps.items() if branch > least} | {compute: least}
+        steps = {newer: branch for newer, branch in steps.items() if branch > least} | {compute: least}
     return MappingProxyType(steps)
 
 
 @lru_cache(maxsize=1024)
-def drives(kind: str | None, compute: str | None) -> bool:
+def is_supported(kind: str | None, compute: str | None) -> bool:
     """Whether kernel modules of a kind ("open", "proprietary") support GPUs of a compute capability.
 
     True if either is unknown.
@@ -213,7 +213,7 @@ def list_last_branches() -> frozenset[int]:
 
 
 @cache
-def first_ended() -> Mapping[str, int]:
+def list_first_ends() -> Mapping[str, int]:
     """Return, by compute capability, the earliest driver branch that is the last for some product."""
     table = _data.load("gpus.json")
     ends: dict[str, int] = {}
@@ -226,11 +226,11 @@ def first_ended() -> Mapping[str, int]:
 
 
 @cache
-def _last_branches() -> dict[str | None, int | None]:
+def _list_last_branches_of_chips() -> dict[str | None, int | None]:
     """Return the last branch by compute capability, taken from the chip with the longest driver support."""
     branches: dict[str | None, int | None] = {}
     for row in _data.load("gpus.json")["chips"].values():
         compute, last = row["compute"], row["last_branch"]
-        other = branches.get(compute, last)
-        branches[compute] = last and other and max(last, other)
+        known = branches.get(compute, last)
+        branches[compute] = last and known and max(last, known)
     return branches

@@ -43,14 +43,15 @@ def find_rows(package: str, version: str) -> Iterator[GuardedFile]:
     """Yield the rows for a version of a package; the name is normalised."""
     match = VERSION.fullmatch(version)
     if match:
-        for row in _rows():
-            if row.package == package and _order(row.first) <= _order(match[1]) <= _order(row.last):
+        key = _make_sort_key(match[1])
+        for row in _load_rows():
+            if row.package == package and _make_sort_key(row.first) <= key <= _make_sort_key(row.last):
                 yield row
 
 
 def is_listed(path: str) -> bool:
     """Whether the path of a file in an image ends with that of some row."""
-    return path.endswith(_paths())
+    return path.endswith(_list_path_ends())
 
 
 def normalise_name(name: str) -> str:
@@ -58,26 +59,26 @@ def normalise_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
-def _order(version: str) -> tuple[int, ...]:
+def _make_sort_key(version: str) -> tuple[int, ...]:
     return versions.make_sort_key(version.replace("post", ""))
 
 
 @cache
-def _paths() -> tuple[str, ...]:
-    return tuple(sorted({f"/{row.path}" for row in _rows()}))
+def _list_path_ends() -> tuple[str, ...]:
+    return tuple(sorted({f"/{row.path}" for row in _load_rows()}))
 
 
 @cache
-def _rows() -> tuple[GuardedFile, ...]:
+def _load_rows() -> tuple[GuardedFile, ...]:
     return tuple(
         GuardedFile(
-            package=one["package"],
-            first=one["first"],
-            last=one["last"],
-            path=one["path"],
-            source=one["guard"]["source"],
-            text=one["guard"]["text"],
-            only_importer=one["guard"].get("only_importer", False),
+            package=row["package"],
+            first=row["first"],
+            last=row["last"],
+            path=row["path"],
+            source=row["guard"]["source"],
+            text=row["guard"]["text"],
+            only_importer=row["guard"].get("only_importer", False),
         )
-        for one in _data.load("guarded.json")["rows"]
+        for row in _data.load("guarded.json")["rows"]
     )

@@ -214,12 +214,12 @@ def parse_flags(text: str, arch: str) -> frozenset[str]:
     `text` is the output of `cc -march=M -dM -E -x c /dev/null`, `arch` is "x86_64" or "aarch64".
     """
     names = FLAGS[arch]
-    return frozenset(flag for macro in _defined(text) & names.keys() for flag in names[macro].split())
+    return frozenset(flag for macro in _list_defined(text) & names.keys() for flag in names[macro].split())
 
 
 def signs_returns(text: str) -> bool:
     """Whether a compiler on aarch64 signs return addresses (-mbranch-protection): see the ACLE."""
-    return "__ARM_FEATURE_PAC_DEFAULT" in _defined(text)
+    return "__ARM_FEATURE_PAC_DEFAULT" in _list_defined(text)
 
 
 def list_unannounced_flags(march: str) -> frozenset[str]:
@@ -239,6 +239,6 @@ def list_unannounced_flags(march: str) -> frozenset[str]:
     return frozenset(flag for first, flag in since if step >= first)
 
 
-def _defined(text: str) -> set[str]:
+def _list_defined(text: str) -> set[str]:
     lines = (line.split(maxsplit=2) for line in text.splitlines())
     return {words[1] for words in lines if len(words) > 1 and words[0] == "#define"}

@@ -1,7 +1,7 @@
 """The meaning of -march and -mcpu: the flags that a CPU needs to run code compiled for them.
 
 The table in marches.json is for planning. For an image, the macros of the compiler inside it decide, which
-`flags_from_macros` reads.
+`get_flags_from_macros` reads.
 """
 
 from __future__ import annotations
@@ -99,11 +99,11 @@ def get_required_flags(march: str, compiler: str) -> frozenset[str] | None:
     """
     sets: dict[str, str] = _data.load("marches.json")[get_arch(march)].get(march, {})
     if compiler in list_compilers():
-        wanted = {compiler}
+        compilers = {compiler}
     else:
         family = compiler.partition("-")[0]
-        wanted = {name for name in list_compilers() if name.partition("-")[0] == family}
-    matches = [flags for names, flags in sets.items() if wanted & set(names.split())]
+        compilers = {name for name in list_compilers() if name.partition("-")[0] == family}
+    matches = [flags for names, flags in sets.items() if compilers & set(names.split())]
     return frozenset(" ".join(matches).split()) - IGNORED[get_arch(march)] if matches else None
 
 
@@ -120,7 +120,7 @@ def get_common_flags(march: str) -> frozenset[str]:
     return frozenset.intersection(*sets) - IGNORED[get_arch(march)] if sets else frozenset()
 
 
-def flags_from_macros(text: str, arch: str, march: str = "") -> frozenset[str]:
+def get_flags_from_macros(text: str, arch: str, march: str = "") -> frozenset[str]:
     """Return the flags needed by code whose compiler predefines these macros, without `IGNORED`.
 
     `SIGNING` is included if return addresses are signed and the march has pointer authentication.
@@ -132,7 +132,9 @@ def flags_from_macros(text: str, arch: str, march: str = "") -> frozenset[str]:
 
     needed = macros.parse_flags(text, arch) | macros.list_unannounced_flags(march)
     # gcc has a macro for pointer authentication from 13 on and clang from 16; both used it before.
-    signed = macros.signs_returns(text) and not SIGNING.isdisjoint(needed | _by_any_compiler(arch, march))
+    sets: dict[str, str] = _data.load("marches.json")[arch].get(march, {})
+    known = needed.union(" ".join(sets.values()).split())
+    signed = macros.signs_returns(text) and not SIGNING.isdisjoint(known)
     return needed - IGNORED[arch] | (SIGNING if signed else frozenset())
 
 
@@ -141,12 +143,12 @@ def get_level(flags: AbstractSet[str]) -> str | None:
 
     They may be the flags of a host, or the flags that code needs.
     """
-    reached = None
+    level = None
     for name, added in LEVELS:
         if not added <= flags:
             break
-        reached = name
-    return reached
+        level = name
+    return level
 
 
 def get_level_rank(level: str | None) -> int:
@@ -180,8 +182,3 @@ def get_option(march: str, arch: str) -> str:
     """Return the compiler option that selects `march` of `arch`: on aarch64, cores use -mcpu."""
     core = arch == "aarch64" and not march.startswith("armv")
     return f"-mcpu={march}" if core else f"-march={march}"
-
-
-def _by_any_compiler(arch: str, march: str) -> frozenset[str]:
-    sets: dict[str, str] = _data.load("marches.json")[arch].get(march, {})
-    return frozenset(" ".join(sets.values()).split())

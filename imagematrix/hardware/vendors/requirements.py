@@ -32,11 +32,11 @@ class Condition(Record):
     def __str__(self) -> str:
         return f"{self.name}{self.compare}{self.value}"
 
-    def met(self, have: str) -> bool:
+    def is_met(self, value: str) -> bool:
         """Whether a value meets the condition."""
         if self.name == "brand":
-            return bool(versions.COMPARISONS[self.compare](have.lower(), self.value.lower()))
-        return bool(versions.COMPARISONS[self.compare](_numbers(have), _numbers(self.value)))
+            return bool(versions.COMPARISONS[self.compare](value.lower(), self.value.lower()))
+        return bool(versions.COMPARISONS[self.compare](_make_sort_key(value), _make_sort_key(self.value)))
 
 
 Expression = tuple[tuple[Condition, ...], ...]
@@ -46,7 +46,7 @@ Expression = tuple[tuple[Condition, ...], ...]
 def parse_requirement(expression: str) -> Expression:
     """Return the alternatives of an expression, each with its conditions; raise UsageError."""
     return tuple(
-        tuple(_condition(word, expression) for word in alternative.split(","))
+        tuple(_parse_condition(word, expression) for word in alternative.split(","))
         for alternative in expression.split()
     )
 
@@ -68,14 +68,14 @@ def is_met(expression: Expression, met: Callable[[Condition], bool]) -> bool:
     return not expression or any(all(map(met, alternative)) for alternative in expression)
 
 
-def _condition(word: str, expression: str) -> Condition:
+def _parse_condition(word: str, expression: str) -> Condition:
     match = CONDITION.fullmatch(word)
     if not match or (match[2] not in ("=", "!=") if match[1] == "brand" else not NUMBERS.fullmatch(match[3])):
         raise UsageError(f"invalid requirement {word[:80]!r} in {expression[:200]!r}")
     return Condition(name=match[1], compare=match[2], value=match[3])
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _make_sort_key(version: str) -> tuple[int, ...]:
     """Return the sort key of a version, without trailing zeros."""
     numbers = list(versions.make_sort_key(version.rstrip(".")))
     while numbers and not numbers[-1]:

@@ -288,7 +288,7 @@ class Catalog(Record):
     def from_json(cls, data: object, where: str = "catalog") -> Catalog:
         """Return the Catalog that a document describes; raise UsageError if it is invalid."""
         fields = json_documents.Fields(data, where)
-        fields.schema(SCHEMA)
+        fields.require_schema(SCHEMA)
         references: set[str] = set()
         cache: dict[str, Any] = {}
         variants = []
@@ -350,13 +350,13 @@ def _read_variant(fields: Fields, cache: dict[str, Any]) -> Variant:
     return Variant(
         reference=_read_matching(fields, "reference", REFERENCE, "an image reference"),
         digest=_read_matching_or_none(fields, "digest", DIGEST, "a sha256 digest"),
-        platform=fields.cached("platform", _read_platform, cache),
+        platform=fields.read_cached("platform", _read_platform, cache),
         cuda=_read_matching_or_none(fields, "cuda", RELEASE, "a CUDA release such as 12.4"),
-        cubins=fields.cached("cubins", _read_codes, cache),
-        ptx=fields.cached("ptx", _read_ptx, cache),
-        device_code=fields.cached("device_code", _read_device_code, cache),
+        cubins=fields.read_cached("cubins", _read_codes, cache),
+        ptx=fields.read_cached("ptx", _read_ptx, cache),
+        device_code=fields.read_cached("device_code", _read_device_code, cache),
         compressed_fatbin=fields.boolean("compressed_fatbin"),
-        driver=fields.cached("driver", _read_driver, cache),
+        driver=fields.read_cached("driver", _read_driver, cache),
         march=fields.text_or_none("march"),
         cpu_flags=fields.words("cpu_flags"),
         vendor=fields.text_or_none("vendor"),
@@ -364,14 +364,12 @@ def _read_variant(fields: Fields, cache: dict[str, Any]) -> Variant:
         oldest_driver=_read_matching_or_none(
             fields, "oldest_driver", DRIVER, "a driver version such as 550.163.01"
         ),
-        axes=fields.cached("axes", read_own_axes, cache),
+        axes=fields.read_cached("axes", read_own_axes, cache),
         signed_returns=fields.boolean("signed_returns"),
-        facts=fields.cached("facts", _read_facts, cache),
-        requires=_read_requires(fields, "requires") if fields.present("requires") else (),
-        libraries=fields.cached("libraries", _read_libraries, cache),
-        partial_flags=fields.words("partial_cpu_flags")
-        if fields.present("partial_cpu_flags")
-        else frozenset(),
+        facts=fields.read_cached("facts", _read_facts, cache),
+        requires=_read_requires(fields, "requires") if fields.has("requires") else (),
+        libraries=fields.read_cached("libraries", _read_libraries, cache),
+        partial_flags=fields.words("partial_cpu_flags") if fields.has("partial_cpu_flags") else frozenset(),
     )
 
 
@@ -431,7 +429,7 @@ def _read_device_code(fields: Fields, key: str) -> tuple[Code, ...]:
             optional=item.boolean("optional"),
             parts=_read_parts(item, "parts"),
             guard=_read_guard(item),
-            globs=item.texts("globs") if item.present("globs") else (),
+            globs=item.texts("globs") if item.has("globs") else (),
         )
         for item in fields.objects(key)
     )
@@ -537,4 +535,4 @@ def _read_matching(fields: Fields, key: str, pattern: re.Pattern[str], what: str
 
 
 def _read_matching_or_none(fields: Fields, key: str, pattern: re.Pattern[str], what: str) -> str | None:
-    return _read_matching(fields, key, pattern, what) if fields.present(key) else None
+    return _read_matching(fields, key, pattern, what) if fields.has(key) else None

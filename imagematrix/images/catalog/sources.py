@@ -124,8 +124,8 @@ def open_stored_catalog(image: str, note: Callable[[str], object], policy: Polic
         try:
             return _open_from_store(image, note, policies)
         except (EngineError, UnknownImageError) as error:
-            note(f"{error}: using {site.full(image)}")
-    return SOURCES[0].module.catalog(site.full(image), policies)
+            note(f"{error}: using {site.complete_name(image)}")
+    return SOURCES[0].module.catalog(site.complete_name(image), policies)
 
 
 def _read_site_of(image: str | None) -> Site | None:
@@ -192,7 +192,7 @@ def list_catalogs(image: str | None = None, *, policy: Policy = None) -> list[Ca
     policies = load_image_policies(policy)
     site = _read_site_of(image)
     if image is not None and site is not None and site.daemonless:
-        image = site.full(image)
+        image = site.complete_name(image)
     homes = [source for source in SOURCES if source.keeps(image or "")]
     for source in homes:
         catalogs = source.module.catalogs(image, policies)

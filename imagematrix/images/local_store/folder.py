@@ -51,7 +51,7 @@ def store_folder(site: Site, option: str | None = None, *, named: str = "") -> s
     `option` is the value of the option that is `named`. Raises UsageError if there is no home, and what
     `Site.chosen` raises.
     """
-    given = site.chosen("store", option, "IMAGEMATRIX_STORE", named=named)
+    given = site.choose_value("store", option, "IMAGEMATRIX_STORE", named=named)
     if given is not None:
         return given
     data = os.environ.get("XDG_DATA_HOME", "")
@@ -404,7 +404,7 @@ def put_name(place: str | os.PathLike[str], name: StoredName) -> None:
 
 
 def _image(fields: json_documents.Fields, folder: str, others: tuple[StoredName, ...]) -> StoredImage:
-    fields.schema(SCHEMA)
+    fields.require_schema(SCHEMA)
     kind = fields.text("kind")
     if kind not in KINDS:
         raise fields.fail("kind", f"{kind[:80]!r} is not one of {', '.join(KINDS)}")
@@ -433,7 +433,7 @@ def _others(folder: str) -> tuple[StoredName, ...]:
 
 def _name(path: str) -> StoredName:
     fields = json_documents.Fields(json_documents.read_json(path), path)
-    fields.schema(NAME_SCHEMA)
+    fields.require_schema(NAME_SCHEMA)
     return StoredName(
         references=fields.texts("references"),
         image=fields.text("image"),

@@ -155,7 +155,7 @@ def parse_holder(raw: bytes | str) -> Holder | None:
     try:
         fields = Fields(json.loads(raw), "holder")
         token = fields.text("token")
-        keeper = fields.object_or_empty("keeper") if fields.present("keeper") else None
+        keeper = fields.object_or_empty("keeper") if fields.has("keeper") else None
         started = fields.text("started")
         if started and not (started.isascii() and started.isdecimal()):
             return None
@@ -167,7 +167,7 @@ def parse_holder(raw: bytes | str) -> Holder | None:
             namespace=fields.text("namespace"),
             token=token if token.isalnum() else "damaged",
             keeper=NodeProcess(pid=keeper.integer("pid"), started=keeper.text("started")) if keeper else None,
-            mounts=fields.text("mounts") if fields.present("mounts") else "",
+            mounts=fields.text("mounts") if fields.has("mounts") else "",
         )
     except (ValueError, RecursionError, UsageError):
         return None

@@ -252,7 +252,7 @@ def _parts(
 def _described(raw: bytes, name: str, layers: tuple[str, ...], sizes: tuple[int, ...]) -> ImageParts:
     fields = Fields(json_documents.parse_json(raw, name), name)
     root = fields.object_or_empty("rootfs")
-    tars: tuple[str | None, ...] = root.texts("diff_ids") if root.present("diff_ids") else ()
+    tars: tuple[str | None, ...] = root.texts("diff_ids") if root.has("diff_ids") else ()
     if min(sizes, default=0) < 0:
         raise AuditError(f"the manifest of {name} has a layer of negative size")
     if len(tars) != len(layers):

@@ -92,7 +92,7 @@ class ImageArchive(Generic[L]):
         listed = json_documents.parse_json(self._documents[SAVED_FILE], SAVED_FILE)
         return tuple(
             SavedImage(
-                names=image.texts("RepoTags") if image.present("RepoTags") else (),
+                names=image.texts("RepoTags") if image.has("RepoTags") else (),
                 config=self._document(image.text("Config")),
                 layers=image.texts("Layers"),
             )

@@ -113,9 +113,9 @@ def parse_manifest(raw: bytes, name: str, entry: type[D]) -> ImageIndex[D] | Ima
     annotations = fields.named_texts("annotations")
     config = fields.object_or_none("config")
     layers = None
-    if fields.present("layers"):
+    if fields.has("layers"):
         layers = tuple(_parse_descriptor(layer, Descriptor) for layer in fields.objects("layers"))
-    if not fields.present("manifests"):
+    if not fields.has("manifests"):
         return ImageManifest(
             media_type=media_type or IMAGE,
             config=_parse_descriptor(config, Descriptor) if config else None,

@@ -40,7 +40,7 @@ class ImageProcess(Record):
 
 
 def _texts(config: Fields, key: str) -> tuple[str, ...]:
-    texts = config.texts(key) if config.present(key) else ()
+    texts = config.texts(key) if config.has(key) else ()
     for text in texts:
         _require_passable(config, key, text)
     return texts

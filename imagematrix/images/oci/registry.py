@@ -98,9 +98,7 @@ class Registry:
             if answer.status == MISSING and not tags:
                 return []
             self._expect(answer, OK, "the list of tags")
-            tags += self._listed(
-                answer, lambda fields: fields.texts("tags") if fields.present("tags") else ()
-            )
+            tags += self._listed(answer, lambda fields: fields.texts("tags") if fields.has("tags") else ())
             if answer.next is None:
                 return tags
             # Always in this registry, because behind a proxy it may name a host of its own.
@@ -397,7 +395,7 @@ class Registry:
 
 
 def _tags(fields: json_documents.Fields) -> Sequence[str]:
-    return fields.texts("tags") if fields.present("tags") else ()
+    return fields.texts("tags") if fields.has("tags") else ()
 
 
 def _token(answer: RegistryResponse, realm: str) -> str:

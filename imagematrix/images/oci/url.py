@@ -12,7 +12,7 @@ from urllib.parse import urljoin
 
 from requests.utils import requote_uri
 
-from imagematrix.common.host_port import host_and_port
+from imagematrix.common.host_port import parse_host_port
 from imagematrix.errors import EngineError
 
 TYPE_CHECKING = False
@@ -31,7 +31,7 @@ LONGEST = 200  # characters of an invalid address in a message
 class Url:
     """An http or https URL without user, password and fragment.
 
-    `host` is as `host_and_port` returns it, `target` the path and the query, as they are sent.
+    `host` is as `parse_host_port` returns it, `target` the path and the query, as they are sent.
     """
 
     scheme: str
@@ -46,7 +46,7 @@ class Url:
         if matched is None:
             raise ValueError(f"not an address of the web: {text[:LONGEST]!r}")
         scheme, target = matched[1].lower(), matched[3]
-        host, port = host_and_port(matched[2])
+        host, port = parse_host_port(matched[2])
         if port == 0:  # some clients connect to the default port instead
             raise ValueError("nothing listens on port 0")
         # As requests would quote it. It is not normalized further, because it may be signed.

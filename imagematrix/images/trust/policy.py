@@ -52,7 +52,7 @@ class SignaturePolicy:
         fields = json_documents.Fields(
             json_documents.parse_json(read_trusted(path, LIMIT), str(path)), str(path)
         )
-        fields.schema(SCHEMA)
+        fields.require_schema(SCHEMA)
         otherwise = fields.text("otherwise")
         if otherwise not in OTHERWISE:
             raise fields.fail("otherwise", f"expected allow or deny, found {otherwise!r}")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from imagematrix.common.host_port import host_and_port
+from imagematrix.common.host_port import parse_host_port
 from imagematrix.errors import UsageError
 from imagematrix.integrations.http_service.connections import Connections, Limits
 
@@ -50,7 +50,7 @@ class Address:
     def parse(cls, text: str) -> Address:
         """Return the address in ADDRESS:PORT; raise UsageError if it is invalid."""
         try:
-            host, port = host_and_port(text)
+            host, port = parse_host_port(text)
             address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
         except ValueError:
             raise _make_address_error(text) from None

@@ -20,7 +20,7 @@ import subprocess
 import sys
 from typing import TypeVar
 
-from imagematrix.common.child_modules import child_command
+from imagematrix.common.child_modules import make_child_command
 from imagematrix.errors import EngineError, ImagematrixError
 
 Result = TypeVar("Result")
@@ -211,7 +211,7 @@ class _Worker:
 def _start_process(modules: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, its = socket.socketpair()
     with its:
-        command = [*child_command(__name__), str(its.fileno()), *modules]
+        command = [*make_child_command(__name__), str(its.fileno()), *modules]
         try:
             # In a session of its own, it gets no signal from a terminal.
             return subprocess.Popen(command, pass_fds=[its.fileno()], start_new_session=True), ours

@@ -126,6 +126,6 @@ class _ReloadedHost:
 
 def _read_state_without_nvml() -> Hashable:
     tree = Tree("/")
-    gpus = tree.names(CAPABILITIES)
-    instances = tuple((gpu, tree.names(f"{CAPABILITIES}/{gpu}/mig")) for gpu in gpus)
+    gpus = tree.list_names(CAPABILITIES)
+    instances = tuple((gpu, tree.list_names(f"{CAPABILITIES}/{gpu}/mig")) for gpu in gpus)
     return probe(nvml=False), instances

@@ -52,7 +52,7 @@ def make_agreement(
     names of libraries. `folder` is the key `hosts` of that file. Raises UsageError if it is needed and None,
     and if the user may not choose.
     """
-    word = site.chosen("gang", environment.get(VARIABLE) or None, named=VARIABLE)
+    word = site.choose_value("gang", environment.get(VARIABLE) or None, named=VARIABLE)
     if word == OFF:
         return None
     if folder is None:

@@ -164,7 +164,7 @@ def _open_file(path: str, flags: int) -> int:
 def _parse_content(step: SlurmStep, path: str, raw: bytes) -> object:
     """Return the Catalog document in a file; raise UsageError if it is not that of the step."""
     fields = json_documents.Fields(json_documents.parse_json(raw, path), path)
-    fields.schema(SCHEMA)
+    fields.require_schema(SCHEMA)
     for key, value in _describe_step(step).items():
         if fields.text(key) != value:
             raise fields.fail(key, f"{fields.text(key)!r:.80} instead of {value!r}: it is of another step")

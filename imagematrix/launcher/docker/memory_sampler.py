@@ -6,7 +6,7 @@ import subprocess
 import threading
 
 from imagematrix.common import json_documents
-from imagematrix.common.child_modules import child_command
+from imagematrix.common.child_modules import make_child_command
 from imagematrix.errors import UsageError
 from imagematrix.hardware.host import nvml_memory
 from imagematrix.launcher.gpu_claims.processes import find_container_ids
@@ -34,7 +34,7 @@ class MemorySampler:
 
     def start(self) -> None:
         """Start sampling, if possible."""
-        command, quiet = child_command("imagematrix.hardware.host.nvml_memory"), subprocess.DEVNULL
+        command, quiet = make_child_command("imagematrix.hardware.host.nvml_memory"), subprocess.DEVNULL
         try:
             self._sampler = subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet)
         except OSError:  # a launch needs no measurement

@@ -55,9 +55,9 @@ def gather_daemonless_facts() -> DaemonlessFacts:
     with collect_error():
         site = read_site()
     with collect_error():
-        engine = site.chosen("engine", None, "IMAGEMATRIX_ENGINE") or DOCKER
+        engine = site.choose_value("engine", None, "IMAGEMATRIX_ENGINE") or DOCKER
     with collect_error():
-        runtime = choose_runtime(engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME")).name
+        runtime = choose_runtime(engine, site.choose_value("runtime", None, "IMAGEMATRIX_RUNTIME")).name
     with collect_error():
         _try_mount()
     with collect_error():

@@ -100,7 +100,7 @@ def read_kernel_facts(host: Host, root: str = "/") -> KernelFacts:
         denied_nodes=tuple(filter(None, denied_nodes)),
         stale_nodes=tuple(_find_stale_nodes(host, top)),
         switches=tuple(
-            function.bus_id for function in pci.list_functions(tree, functions) if function.switch
+            function.bus_id for function in pci.list_functions(tree, functions) if function.is_switch
         ),
         fabric_manager=fabric.is_managed(tree),
         empty_instances={

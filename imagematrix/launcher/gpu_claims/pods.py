@@ -90,11 +90,11 @@ def _query_pods() -> tuple[Fields, ...]:
     """
     import subprocess
 
-    from imagematrix.common.child_modules import child_command
+    from imagematrix.common.child_modules import make_child_command
     from imagematrix.common.json_documents import Fields, parse_json
 
     remedy, path = None, find_socket()
-    command = [*child_command("imagematrix.launcher.gpu_claims.pods_query"), path]
+    command = [*make_child_command("imagematrix.launcher.gpu_claims.pods_query"), path]
     try:
         process = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False

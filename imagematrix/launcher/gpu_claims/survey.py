@@ -241,7 +241,7 @@ def query_nvml() -> Nvml | None:
     from imagematrix.hardware.host import accelerator_hints, nvml
     from imagematrix.hardware.host.tree import Tree
 
-    if not accelerator_hints.find_hints(Tree("/")).driver:
+    if not accelerator_hints.find_hints(Tree("/")).has_driver:
         return None
 
     return nvml.read_nvml()

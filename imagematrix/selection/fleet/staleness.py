@@ -35,7 +35,7 @@ class StalenessFinding:
 def load_findings(path: Path) -> tuple[StalenessFinding, ...]:
     """Return the findings in the document of `outdated --json`; raise UsageError if it is not one."""
     fields = json_documents.Fields(json_documents.read_json(path), str(path))
-    fields.schema(SCHEMA)
+    fields.require_schema(SCHEMA)
     return tuple(map(_parse_finding, fields.objects("findings")))
 
 

@@ -73,13 +73,13 @@ def load_storage(path: Path, catalog: Catalog) -> Storage:
     Raises UsageError if it is not one, or is about none of these variants.
     """
     fields = json_documents.Fields(json_documents.read_json(path), str(path))
-    fields.schema(SCHEMA)
+    fields.require_schema(SCHEMA)
     wanted = {variant.reference for variant in catalog.variants}
     found = {one.text("reference"): one for one in fields.objects("variants")}
     variants = {
         reference: frozenset(one.texts("layers"))
         for reference, one in found.items()
-        if reference in wanted and one.present("size")
+        if reference in wanted and one.has("size")
     }
     if wanted.isdisjoint(found):
         name = f"{catalog.image}:{catalog.version}"

@@ -119,7 +119,7 @@ class _Table:
         """Return the combinations with GPUs that a kind of modules does not drive."""
         modules = kind.samples[0] if kind.samples else None
         return self._grid.where(
-            "gpus.compute", lambda value_class: not gpus.drives(modules, value_class.samples[0])
+            "gpus.compute", lambda value_class: not gpus.is_supported(modules, value_class.samples[0])
         )
 
     @cached_property

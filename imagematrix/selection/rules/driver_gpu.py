@@ -118,7 +118,7 @@ def _find_undriven_gpus(target: Target) -> list[Gpu]:
     The open ones drive Turing and newer GPUs, the proprietary ones none from Blackwell on.
     """
     driver = target.host.driver
-    return [gpu for gpu in target.gpus if driver and not gpus.drives(driver.kind, gpu.compute)]
+    return [gpu for gpu in target.gpus if driver and not gpus.is_supported(driver.kind, gpu.compute)]
 
 
 RULE = Rule(

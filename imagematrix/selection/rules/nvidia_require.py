@@ -76,7 +76,7 @@ def _find_unmet(target: Target, variant: Variant) -> list[tuple[Gpu | None, str]
 
 def _find_release_bounds(condition: Condition) -> tuple[str, ...]:
     """Return the first drivers of the releases at which a condition on CUDA gives another verdict."""
-    return cuda.find_verdict_bounds(lambda release: release is not None and condition.met(release))
+    return cuda.find_verdict_bounds(lambda release: release is not None and condition.is_met(release))
 
 
 def _is_met(target: Target, gpu: Gpu | None, condition: Condition) -> bool:
@@ -85,7 +85,7 @@ def _is_met(target: Target, gpu: Gpu | None, condition: Condition) -> bool:
     if about is None:
         return True
     have = _get_value(target, gpu, condition.name)
-    return have is not None and condition.met(have)
+    return have is not None and condition.is_met(have)
 
 
 def _get_value(target: Target, gpu: Gpu | None, name: str) -> str | None:

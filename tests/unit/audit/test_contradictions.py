@@ -64,7 +64,7 @@ def judged(tmp_path, conforms):
         broken = find_contradictions(judged, read_claims(judged))
         written = conforms(make_document(judged, broken))
         assert [one["path"] for one in written["contradictions"]] == [one.path for one in broken]
-        return [(one.fact, " ".join(one.found), one.path) for one in broken]
+        return [(one.fact, " ".join(one.actual), one.path) for one in broken]
 
     return call
 

@@ -52,7 +52,7 @@ def audited(tmp_path):
 def test_effective_march_is_accepted(audited, program):
     report = audited(("opt/tool", program(PROGRAM, "-march=haswell")))
     assert (describe_contradictions(report, HASWELL), warn_of_march(report, HASWELL)) == ("", [])
-    assert report.decided
+    assert report.is_decided
 
 
 def test_march_without_effect_is_doubted(audited, program):
@@ -103,7 +103,7 @@ def test_undispatched_code_beyond_the_march_is_doubted(audited, program):
         "/opt/tool has code beyond -march=haswell in more: avx512f; "
         "nothing shows that it checks the CPU before using it"
     )
-    assert not report.decided
+    assert not report.is_decided
 
 
 def test_dispatched_code_is_not_doubted(audited, program):
@@ -181,7 +181,7 @@ def test_of_alternatives_by_cpu_nothing_is_needed(audited, program):
         ("opt/avx2/it", newer), ("opt/plain/it", plain), ("opt/it-avx2.so", noted), ("opt/it.so", plain)
     )
     assert report.flags == {}
-    assert report.decided
+    assert report.is_decided
     report = audited(("opt/avx2/it", newer), ("opt/it-avx2.so", noted))
     assert report.flags["fma"] == "/opt/avx2/it"
 

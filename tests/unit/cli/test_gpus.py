@@ -86,7 +86,7 @@ def busy(profiles, configure_nvml, monkeypatch):
         gpus=f"minor={whole['minor']},used=1024,util=97,temp=61,procs={os.getpid()};"
         f"minor={parted['minor']},util=-1,procs={process}"
     )
-    monkeypatch.setattr(accelerator_hints.Signs, "driver", True)
+    monkeypatch.setattr(accelerator_hints.AcceleratorHints, "has_driver", True)
     return whole, parted
 
 
@@ -238,7 +238,7 @@ def test_an_engine_of_another_machine_says_nothing_about_this_one(
     minor = node.gpus[0].minor
     engine.info["Name"] = "node7"
     engine.containers = [container("far", f"/dev/nvidia{minor}")]
-    monkeypatch.setattr(probe, "assemble", lambda *_, **__: node)
+    monkeypatch.setattr(probe, "assemble_host", lambda *_, **__: node)
     result = cli("gpus", "--json", *(["--host", profiles["rome-a100"]] if saved else []))
     gpus = conforms(json.loads(result.out))["gpus"]
     assert "the engine runs on node7: GPU usage by " in result.err

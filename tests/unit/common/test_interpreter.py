@@ -146,7 +146,7 @@ def test_without_a_newer_one_the_remedy_is_to_install_it(monkeypatch):
 
 def test_only_the_refusal_is_printed_without_its_trace(capsys):
     with pytest.raises(SystemExit) as ended:
-        interpreter._told(TooOldError, TooOldError("old"), None)
+        interpreter._print_error(TooOldError, TooOldError("old"), None)
     assert (ended.value.code, capsys.readouterr().err) == (2, "imagematrix: old\n")
-    interpreter._told(ValueError, ValueError("other"), None)
+    interpreter._print_error(ValueError, ValueError("other"), None)
     assert capsys.readouterr().err == "ValueError: other\n"

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-search_path = programs._search_path
+search_path = programs._get_path
 
 
 @pytest.fixture(autouse=True)
 def _ordinary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(programs, "_search_path", search_path)
+    monkeypatch.setattr(programs, "_get_path", search_path)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(settings, "FILE", str(tmp_path / "site.toml"))
 

@@ -141,48 +141,48 @@ def test_a_file_that_cannot_be_read_is_an_error(monkeypatch, tmp_path):
 
 def test_the_option_wins_over_the_variable_and_both_over_the_default(monkeypatch):
     monkeypatch.delenv("IMAGEMATRIX_ENGINE", raising=False)
-    assert Site().chosen("engine", None, "IMAGEMATRIX_ENGINE") is None
+    assert Site().choose_value("engine", None, "IMAGEMATRIX_ENGINE") is None
     monkeypatch.setenv("IMAGEMATRIX_ENGINE", "oci")
-    assert Site().chosen("engine", None, "IMAGEMATRIX_ENGINE") == "oci"
-    assert Site().chosen("engine", "docker", "IMAGEMATRIX_ENGINE") == "docker"
+    assert Site().choose_value("engine", None, "IMAGEMATRIX_ENGINE") == "oci"
+    assert Site().choose_value("engine", "docker", "IMAGEMATRIX_ENGINE") == "docker"
 
 
 def test_what_the_site_sets_is_overridden_only_if_it_says_so(monkeypatch):
     bound = Site(file="/etc/site.toml", store="/scratch")
     free = Site(file="/etc/site.toml", store="/scratch", users_may_override=frozenset({"store"}))
-    assert bound.chosen("store") == "/scratch"
-    assert bound.chosen("store", "/scratch") == "/scratch"
-    assert free.chosen("store", "/home/a") == "/home/a"
+    assert bound.choose_value("store") == "/scratch"
+    assert bound.choose_value("store", "/scratch") == "/scratch"
+    assert free.choose_value("store", "/home/a") == "/home/a"
     with pytest.raises(UsageError, match=r"--store /home/a: /etc/site\.toml sets store to '/scratch'"):
-        bound.chosen("store", "/home/a")
+        bound.choose_value("store", "/home/a")
     monkeypatch.setenv("IMAGEMATRIX_STORE", "/home/a")
     with pytest.raises(UsageError, match="IMAGEMATRIX_STORE /home/a: ") as caught:
-        bound.chosen("store", None, "IMAGEMATRIX_STORE")
+        bound.choose_value("store", None, "IMAGEMATRIX_STORE")
     assert "leave out IMAGEMATRIX_STORE" in caught.value.remedy
 
 
 def test_the_option_that_is_refused_is_named():
     bound = Site(file="/etc/site.toml", store="/scratch", max_size="1T")
     with pytest.raises(UsageError, match="--to /home/a: "):
-        bound.chosen("store", "/home/a", named="--to")
+        bound.choose_value("store", "/home/a", named="--to")
     with pytest.raises(UsageError, match="--max-size 2T: "):
-        bound.chosen("max_size", "2T")
+        bound.choose_value("max_size", "2T")
 
 
 def test_an_unknown_engine_has_a_suggestion():
     with pytest.raises(UsageError, match="invalid --engine podman: expected one of docker, oci") as caught:
-        Site().chosen("engine", "podman")
+        Site().choose_value("engine", "podman")
     assert "`export DOCKER_HOST=unix://$XDG_RUNTIME_DIR/podman/podman.sock`" in caught.value.remedy
     with pytest.raises(UsageError, match="invalid --engine dokcer: expected one of docker, oci") as caught:
-        Site().chosen("engine", "dokcer")
+        Site().choose_value("engine", "dokcer")
     assert caught.value.remedy == "did you mean 'docker'?"
 
 
 def test_the_registry_stands_before_names_without_one():
     ours = Site(registry="reg:5000/ml")
-    assert ours.full("training:v1") == "reg:5000/ml/training:v1"
-    assert ours.full("other:5000/training:v1") == "other:5000/training:v1"
-    assert Site().full("training:v1") == "training:v1"
+    assert ours.complete_name("training:v1") == "reg:5000/ml/training:v1"
+    assert ours.complete_name("other:5000/training:v1") == "other:5000/training:v1"
+    assert Site().complete_name("training:v1") == "training:v1"
 
 
 def test_the_schema_has_every_key_and_word():
@@ -196,7 +196,7 @@ def test_the_schema_has_every_key_and_word():
 @given(st.sampled_from([*settings.READERS, "other"]), WORDS | st.lists(WORDS, max_size=2) | st.integers(0, 1))
 def test_what_is_read_conforms_to_the_schema(key, value):
     try:
-        settings._parsed(f"{key} = {json.dumps(value)}".encode(), "site.toml")
+        settings._parse_site(f"{key} = {json.dumps(value)}".encode(), "site.toml")
     except UsageError:
         return
     CHECK.validate({key: value})

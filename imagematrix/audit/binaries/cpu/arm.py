@@ -113,13 +113,13 @@ PLACE = (0xFFC00000, 0x91000000)  # add of 12 bits
 class Arm:
     """The decoder for AArch64. An instruction's code is its word."""
 
-    newer = frozenset(["atomics"])
+    newer_flags = frozenset(["atomics"])
 
-    def codes(self, body: bytes) -> frozenset[int]:
+    def list_codes(self, body: bytes) -> frozenset[int]:
         """Return the instructions in a function."""
-        return frozenset(_words(body))
+        return frozenset(_unpack_words(body))
 
-    def only_instructions(self, codes: frozenset[int]) -> bool:  # noqa: ARG002 - the protocol's signature
+    def has_only_instructions(self, codes: frozenset[int]) -> bool:  # noqa: ARG002 - the protocol's signature
         """Return True: on AArch64, data cannot be told from instructions."""
         return True
 
@@ -127,42 +127,42 @@ class Arm:
         """Whether a function detects the CPU."""
         return any(code & ID_REGISTERS[0] == ID_REGISTERS[1] for code in codes)
 
-    def flags(self, codes: frozenset[int]) -> frozenset[str]:
+    def find_flags(self, codes: frozenset[int]) -> frozenset[str]:
         """Return the flags beyond the baseline that instructions need."""
         rows = self._rows
-        return frozenset(self._flag(code) for code in codes if code >> 24 in rows) - {""}
+        return frozenset(self._find_flag(code) for code in codes if code >> 24 in rows) - {""}
 
-    def older(self, codes: frozenset[int]) -> bool:
-        """Whether a function has instructions in whose place compilers use `newer` ones."""
+    def has_older(self, codes: frozenset[int]) -> bool:
+        """Whether a function has instructions in whose place compilers for newer CPUs use others."""
         mask, value = EXCLUSIVE
         return any(code >> 24 in EXCLUSIVE_BYTES and code & mask == value for code in codes)
 
-    def counts_by_flag(self, body: bytes) -> Counter[str]:
+    def count_by_flag(self, body: bytes) -> Counter[str]:
         """Return how many instructions need each flag."""
-        return Counter(flag for code in _words(body) if (flag := self._flag(code)))
+        return Counter(flag for code in _unpack_words(body) if (flag := self._find_flag(code)))
 
-    def targets(self, body: bytes, address: int) -> Iterator[int]:
+    def list_targets(self, body: bytes, address: int) -> Iterator[int]:
         """Yield the addresses that a function at `address` calls or jumps to."""
-        for index, code in enumerate(_words(body)):
+        for index, code in enumerate(_unpack_words(body)):
             here = address + index * WORD
             if code & BRANCH[0] == BRANCH[1]:
-                yield here + _signed(code, 26) * WORD
+                yield here + _sign_extend(code, 26) * WORD
             else:
                 for mask, value, bits in NEAR:
                     if code & mask == value:
-                        yield here + _signed(code >> 5, bits) * WORD
+                        yield here + _sign_extend(code >> 5, bits) * WORD
 
-    def addresses_taken(self, body: bytes, address: int) -> Iterator[int]:
+    def list_taken_addresses(self, body: bytes, address: int) -> Iterator[int]:
         """Yield the addresses that a function computes, for example to pass a callback."""
         pages: dict[int, int] = {}
-        for index, code in enumerate(_words(body)):
+        for index, code in enumerate(_unpack_words(body)):
             if code & PAGE[0] == PAGE[1]:
-                distance = _signed((code >> 5) << 2 | code >> 29 & 3, 21) << 12
+                distance = _sign_extend((code >> 5) << 2 | code >> 29 & 3, 21) << 12
                 pages[code & 31] = (address + index * WORD & ~0xFFF) + distance
             elif code & PLACE[0] == PLACE[1] and (page := pages.get(code >> 5 & 31)) is not None:
                 yield page + (code >> 10 & 0xFFF)
 
-    def _flag(self, code: int) -> str:
+    def _find_flag(self, code: int) -> str:
         rows = self._rows.get(code >> 24, ())
         return next((flag for mask, value, flag in rows if code & mask == value), "")
 
@@ -174,14 +174,14 @@ class Arm:
             for first in range(256):
                 if first & mask >> 24 == value >> 24:
                     rows[first].append((mask, value, flag))
-        return {first: tuple(own) for first, own in rows.items()}
+        return {first: tuple(matching) for first, matching in rows.items()}
 
 
-def _words(body: bytes) -> tuple[int, ...]:
+def _unpack_words(body: bytes) -> tuple[int, ...]:
     count = len(body) // WORD
     return struct.unpack(f"<{count}I", body[: count * WORD])
 
 
-def _signed(value: int, bits: int) -> int:
+def _sign_extend(value: int, bits: int) -> int:
     value &= (1 << bits) - 1
     return value - (1 << bits) if value >> (bits - 1) else value

@@ -55,25 +55,27 @@ def is_cpu_specific_file(path: str) -> bool:
 
 def find_dispatch_signs(elf: Elf, window: Window) -> Iterator[str]:
     """Yield the evidence that a file detects the CPU, apart from its instructions."""
-    wanted: list[int] = []
-    indirect = False
+    imported: list[int] = []
+    has_ifunc = False
     for symbol in functions.list_symbols(elf, window):
-        indirect |= symbol.kind == functions.IFUNC
+        has_ifunc |= symbol.kind == functions.IFUNC
         if symbol.dynamic and symbol.section == functions.UNDEFINED:
-            wanted.append(symbol.name)
-    if indirect or any(_indirect(elf, window)):
+            imported.append(symbol.name)
+    if has_ifunc or _has_indirect_relocation(elf, window):
         yield "ifunc"
-    yield from sorted({name for name in functions.list_names(wanted, window) if DETECTION.search(name)})
-    for section in elf.named(".rodata"):
+    yield from sorted({name for name in functions.list_names(imported, window) if DETECTION.search(name)})
+    for section in elf.find_sections(".rodata"):
         for at in range(0, min(section.size, SEARCHED), PIECE):
-            raw = window.at(section.offset + at, min(PIECE + len(TEXTS[0]), section.size - at))
+            raw = window.read_at(section.offset + at, min(PIECE + len(TEXTS[0]), section.size - at))
             yield from (text.decode() for text in TEXTS if text in raw)
 
 
-def _indirect(elf: Elf, window: Window) -> Iterator[bool]:
-    for section in elf.named(".rela.plt", ".rela.dyn", ".rela.iplt"):
+def _has_indirect_relocation(elf: Elf, window: Window) -> bool:
+    for section in elf.find_sections(".rela.plt", ".rela.dyn", ".rela.iplt"):
         step = PIECE // RELA * RELA
         for at in range(0, min(section.size, MOST_RELOCATIONS * RELA), step):
-            raw = window.at(section.offset + at, min(step, section.size - at))
+            raw = window.read_at(section.offset + at, min(step, section.size - at))
             kinds = {raw[offset : offset + 4] for offset in range(8, len(raw), RELA)}
-            yield any(int.from_bytes(kind, "little") in INDIRECT for kind in kinds)
+            if any(int.from_bytes(kind, "little") in INDIRECT for kind in kinds):
+                return True
+    return False

@@ -73,12 +73,21 @@ def list_functions(elf: Elf, window: Window) -> tuple[array[int], array[int]]:
     There may be a million functions. A list of pairs would then take 200 MB.
     """
     starts, sizes = array("Q"), array("I")
-    packed = islice(_packed(elf, window), MOST)
+    # Functions of .eh_frame and of symbols, some of them twice, each packed into one number.
+    symbols = (
+        (symbol.address, symbol.size) for symbol in list_symbols(elf, window) if symbol.section != UNDEFINED
+    )
+    packed = (
+        start << SIZE_BITS | min(size, LARGEST)
+        for start, size in chain(_list_frames(elf, window), symbols)
+        if start in ADDRESSES
+    )
+    limited = islice(packed, MOST)
     runs: list[array[int]] = []
-    while run := array("Q", sorted(islice(packed, RUN))):
+    while run := array("Q", sorted(islice(limited, RUN))):
         runs.append(run)
-    for both in heapq.merge(*runs):
-        start, size = both >> SIZE_BITS, both & LARGEST
+    for number in heapq.merge(*runs):
+        start, size = number >> SIZE_BITS, number & LARGEST
         if starts and starts[-1] == start:  # the largest size counts
             sizes[-1] = size
         else:
@@ -89,17 +98,17 @@ def list_functions(elf: Elf, window: Window) -> tuple[array[int], array[int]]:
 
 def list_symbols(elf: Elf, window: Window) -> Iterator[Symbol]:
     """Yield the symbols for functions, and the symbols that other files define."""
-    left = MOST_SYMBOLS
+    remaining = MOST_SYMBOLS
     for table, texts in TABLES:
-        named = next(elf.named(texts), None)
-        for section in elf.named(table):
-            size = min(section.size, left * SYMBOL.size)
-            left -= size // SYMBOL.size
-            for name, info, visibility, index, address, length in _rows(window, section, size):
+        names = next(elf.find_sections(texts), None)
+        for section in elf.find_sections(table):
+            size = min(section.size, remaining * SYMBOL.size)
+            remaining -= size // SYMBOL.size
+            for name, info, visibility, index, address, length in _list_rows(window, section, size):
                 kind = info & 15
-                if named and (kind in (FUNCTION, IFUNC) or (index == UNDEFINED and name)):
+                if names and (kind in (FUNCTION, IFUNC) or (index == UNDEFINED and name)):
                     yield Symbol(
-                        name=named.offset + name,
+                        name=names.offset + name,
                         kind=kind,
                         binding=info >> 4,
                         visibility=visibility & 3,
@@ -113,32 +122,22 @@ def list_symbols(elf: Elf, window: Window) -> Iterator[Symbol]:
 def list_names(offsets: Iterable[int], window: Window) -> Iterator[str]:
     """Yield the names at these offsets in the file."""
     for offset in offsets:
-        yield window.at(offset, LONGEST).partition(b"\0")[0].decode("utf-8", "replace")
+        yield window.read_at(offset, LONGEST).partition(b"\0")[0].decode("utf-8", "replace")
 
 
-def _packed(elf: Elf, window: Window) -> Iterator[int]:
-    """Yield the address and the size of each function, packed into one number; some functions come twice."""
-    named = (
-        (symbol.address, symbol.size) for symbol in list_symbols(elf, window) if symbol.section != UNDEFINED
-    )
-    for start, size in chain(_frames(elf, window), named):
-        if start in ADDRESSES:
-            yield start << SIZE_BITS | min(size, LARGEST)
-
-
-def _rows(window: Window, section: Section, size: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+def _list_rows(window: Window, section: Section, size: int) -> Iterator[tuple[int, int, int, int, int, int]]:
     step = PIECE // SYMBOL.size * SYMBOL.size
     for at in range(0, size, step):
-        raw = window.at(section.offset + at, min(step, size - at))
+        raw = window.read_at(section.offset + at, min(step, size - at))
         yield from SYMBOL.iter_unpack(raw[: len(raw) // SYMBOL.size * SYMBOL.size])
 
 
-def _frames(elf: Elf, window: Window) -> Iterator[tuple[int, int]]:
+def _list_frames(elf: Elf, window: Window) -> Iterator[tuple[int, int]]:
     """Yield the address and the size of each function in .eh_frame, which compilers all encode in one way."""
-    for section in elf.named(".eh_frame"):
+    for section in elf.find_sections(".eh_frame"):
         at = 0
         while at < section.size:
-            raw = window.at(section.offset + at, min(PIECE, section.size - at))
+            raw = window.read_at(section.offset + at, min(PIECE, section.size - at))
             here = 0
             while here <= len(raw) - FRAME.size:
                 length, common, begin, size = FRAME.unpack_from(raw, here)
@@ -158,34 +157,35 @@ def list_always_run(elf: Elf, window: Window) -> set[int]:
     addresses.update(
         symbol.address
         for symbol in list_symbols(elf, window)
-        if _here(symbol) and window.at(symbol.name, len(MAIN)) == MAIN
+        if _is_defined_function(symbol) and window.read_at(symbol.name, len(MAIN)) == MAIN
     )
-    addresses.update(section.address for section in elf.named(INITIAL))
-    addresses.update(_constructors(elf, window))
+    addresses.update(section.address for section in elf.find_sections(INITIAL))
+    addresses.update(_list_constructors(elf, window))
     return addresses
 
 
 def list_exported(elf: Elf, window: Window) -> Iterator[int]:
     """Yield the addresses of the functions that other files may call."""
     for symbol in list_symbols(elf, window):
-        if _here(symbol) and symbol.dynamic and symbol.binding != LOCAL and symbol.visibility not in HIDDEN:
+        is_exported = symbol.dynamic and symbol.binding != LOCAL and symbol.visibility not in HIDDEN
+        if is_exported and _is_defined_function(symbol):
             yield symbol.address
 
 
-def _here(symbol: Symbol) -> bool:
+def _is_defined_function(symbol: Symbol) -> bool:
     return symbol.section != UNDEFINED and symbol.kind == FUNCTION
 
 
-def _constructors(elf: Elf, window: Window) -> Iterator[int]:
-    arrays = list(elf.named(*ARRAYS))
+def _list_constructors(elf: Elf, window: Window) -> Iterator[int]:
+    arrays = list(elf.find_sections(*ARRAYS))
     for section in arrays:
-        raw = window.at(section.offset, min(section.size, MOST_POINTERS * POINTER.size) // 8 * 8)
+        raw = window.read_at(section.offset, min(section.size, MOST_POINTERS * POINTER.size) // 8 * 8)
         yield from (address for (address,) in POINTER.iter_unpack(raw[: len(raw) // 8 * 8]) if address)
     # In position-independent files, the loader fills in the pointers by relocations.
-    for section in elf.named(".rela.dyn") if arrays else ():
+    for section in elf.find_sections(".rela.dyn") if arrays else ():
         step = RELOCATION.size << 14
         for at in range(0, min(section.size, MOST_RELOCATIONS * RELOCATION.size), step):
-            raw = window.at(section.offset + at, min(step, section.size - at))
+            raw = window.read_at(section.offset + at, min(step, section.size - at))
             for place, kind, address in RELOCATION.iter_unpack(raw[: len(raw) // 24 * 24]):
                 if kind in RELATIVE and any(
                     section.address <= place < section.address + section.size for section in arrays
@@ -197,14 +197,14 @@ def _constructors(elf: Elf, window: Window) -> Iterator[int]:
 class Body:
     """The code from an address on.
 
-    `bounded`: it is a function, not bytes between two functions. `goes_on`: the function continues after it
+    `bounded`: it is a function, not bytes between two functions. `continued`: the function goes on after it
     under another name.
     """
 
     start: int
     size: int
     bounded: bool
-    goes_on: bool = False
+    continued: bool = False
 
 
 class Text:
@@ -215,57 +215,57 @@ class Text:
         self._sections = sorted(sections, key=lambda section: section.address)
         self._starts, self._sizes = list_functions(elf, window)
 
-    def bodies(self) -> Iterator[Body]:
+    def list_bodies(self) -> Iterator[Body]:
         """Yield all code, sorted by address. Bytes between functions are bodies that are not `bounded`."""
         for section in self._sections:
             end = section.address + section.size
             first, last = bisect_right(self._starts, section.address - 1), bisect_right(self._starts, end - 1)
             here = section.address
             for index in range(first, last):
-                yield from self._between(here, self._starts[index])
-                body = self._body(index, end)
+                yield from self._list_gaps(here, self._starts[index])
+                body = self._make_body(index, end)
                 yield body
                 here = body.start + body.size
-            yield from self._between(here, end)
+            yield from self._list_gaps(here, end)
 
-    def body(self, address: int) -> Body | None:
+    def find_body(self, address: int) -> Body | None:
         """Return the function that contains an address, or None if none is known."""
         index = bisect_right(self._starts, address) - 1
-        section = self._section(address)
+        section = self._find_section(address)
         if index < 0 or section is None:
             return None
-        body = self._body(index, section.address + section.size)
+        body = self._make_body(index, section.address + section.size)
         return body if body.start <= address < body.start + body.size else None
 
-    def read(self, body: Body) -> bytes:
+    def read_body(self, body: Body) -> bytes:
         """Return the bytes of a body."""
-        section = self._section(body.start)
+        section = self._find_section(body.start)
         if section is None:
             return b""
         offset = body.start - section.address
-        return self._window.at(section.offset + offset, min(body.size, section.size - offset))
+        return self._window.read_at(section.offset + offset, min(body.size, section.size - offset))
 
     @property
-    def known(self) -> bool:
+    def has_functions(self) -> bool:
         """Whether the file tells where any function begins."""
         return bool(self._starts)
 
-    def _body(self, index: int, end: int) -> Body:
+    def _make_body(self, index: int, end: int) -> Body:
         start, size = self._starts[index], self._sizes[index]
         following = self._starts[index + 1] if index + 1 < len(self._starts) else end
         # A function that begins inside another one is a part of it with its own name.
         stop = min(start + size if size else following, following, end, start + LONGEST_BODY)
-        return Body(start, stop - start, bounded=size > 0, goes_on=stop == following < start + size)
+        return Body(start, stop - start, bounded=size > 0, continued=stop == following < start + size)
 
-    def _between(self, start: int, end: int) -> Iterator[Body]:
+    def _list_gaps(self, start: int, end: int) -> Iterator[Body]:
         for here in range(start, end, LONGEST_BODY):
             piece = Body(here, min(LONGEST_BODY, end - here), bounded=False)
-            raw = self.read(piece)
+            raw = self.read_body(piece)
             code = raw.lstrip(PADDING)
             if code:
                 yield Body(here + len(raw) - len(code), len(code), bounded=False)
 
-    def _section(self, address: int) -> Section | None:
+    def _find_section(self, address: int) -> Section | None:
         index = bisect_right(self._sections, address, key=lambda section: section.address) - 1
         section = self._sections[index] if index >= 0 else None
         return section if section and address < section.address + section.size else None

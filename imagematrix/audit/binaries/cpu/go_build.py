@@ -27,15 +27,14 @@ OPTIONS = {b"lse": frozenset(["atomics"]), b"crypto": frozenset(["aes", "pmull",
 
 def find_go_flags(elf: Elf, window: Window) -> frozenset[str]:
     """Return the flags beyond the baseline for which Go compiled a program; none if something else did."""
-    for section in elf.named(SECTION):
-        raw = window.at(section.offset, min(section.size, LARGEST))
+    for section in elf.find_sections(SECTION):
+        raw = window.read_at(section.offset, min(section.size, LARGEST))
         if not raw.startswith(MAGIC):
             continue
         if level := AMD64.search(raw):
-            added = [own for _, own in marches.LEVELS[1 : int(level[1])]]
-            return frozenset().union(*added)
+            return frozenset().union(*(flags for _, flags in marches.LEVELS[1 : int(level[1])]))
         if version := ARM64.search(raw):
             atomics = OPTIONS[b"lse"] if (int(version[1]), int(version[2])) >= FIRST_WITH_ATOMICS else ()
-            stated = [OPTIONS.get(word, frozenset()) for word in version[3].split(b",")]
-            return frozenset(atomics).union(*stated)
+            options = [OPTIONS.get(word, frozenset()) for word in version[3].split(b",")]
+            return frozenset(atomics).union(*options)
     return frozenset()

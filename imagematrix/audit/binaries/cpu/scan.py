@@ -49,39 +49,39 @@ MACHINES = (X86_64, AARCH64)
 class Decoder(Protocol):
     """A decoder for the functions of one machine.
 
-    `newer` are the flags of instructions that compilers for newer CPUs use in place of `older` ones.
+    `newer_flags` are those of instructions that compilers for newer CPUs use in place of older ones.
     """
 
-    newer: frozenset[str]
+    newer_flags: frozenset[str]
 
-    def codes(self, body: bytes) -> frozenset[int]:
+    def list_codes(self, body: bytes) -> frozenset[int]:
         """Return the kinds of instructions in a function."""
 
-    def only_instructions(self, codes: frozenset[int]) -> bool:
+    def has_only_instructions(self, codes: frozenset[int]) -> bool:
         """Whether a function contains nothing but instructions."""
 
     def detects_cpu(self, codes: frozenset[int]) -> bool:
         """Whether a function detects the CPU."""
 
-    def flags(self, codes: frozenset[int]) -> frozenset[str]:
+    def find_flags(self, codes: frozenset[int]) -> frozenset[str]:
         """Return the flags beyond the baseline that instructions need."""
 
-    def older(self, codes: frozenset[int]) -> bool:
-        """Whether a function has instructions in whose place compilers use `newer` ones."""
+    def has_older(self, codes: frozenset[int]) -> bool:
+        """Whether a function has instructions in whose place compilers for newer CPUs use others."""
 
-    def counts_by_flag(self, body: bytes) -> Counter[str]:
+    def count_by_flag(self, body: bytes) -> Counter[str]:
         """Return how many instructions need each flag."""
 
-    def targets(self, body: bytes, address: int) -> Iterator[int]:
+    def list_targets(self, body: bytes, address: int) -> Iterator[int]:
         """Yield the addresses that a function at `address` calls or jumps to."""
 
-    def addresses_taken(self, body: bytes, address: int) -> Iterator[int]:
+    def list_taken_addresses(self, body: bytes, address: int) -> Iterator[int]:
         """Yield the addresses that a function computes, for example to pass a callback."""
 
 
 def is_decodable(elf: Elf, window: Window) -> bool:
     """Whether a file is a program or a library with code that can be decoded."""
-    return elf.linked and elf.machine in MACHINES and window.at(4, len(WIDE)) == WIDE
+    return elf.linked and elf.machine in MACHINES and window.read_at(4, len(WIDE)) == WIDE
 
 
 def list_code_sections(elf: Elf) -> list[Section]:
@@ -99,32 +99,35 @@ def scan_later(path: str, elf: Elf, window: Window) -> Callable[[], HostCode]:
 def scan_file(path: str, elf: Elf, window: Window) -> HostCode:
     """Return the CPU flags that a decodable file's code needs; `whole` is False without a decoder."""
     sections = list_code_sections(elf)
-    stated = go_build.find_go_flags(elf, window)
-    decoder = _decoder(elf.machine) if sections else None
+    go_flags = go_build.find_go_flags(elf, window)
+    decoder = _get_decoder(elf.machine) if sections else None
     if decoder is None:
-        return HostCode(required=stated, whole=False)
+        return HostCode(required=go_flags, whole=False)
     text = Text(elf, window, sections)
-    carriers, detecting, older = _carriers(text, decoder)
+    carriers, detecting, older = _find_carriers(text, decoder)
     flags = _union(carriers.values())
     if not flags:
-        return HostCode(required=stated, whole=text.known)
-    counts = Counter(flag for own in carriers.values() for flag in own)
-    names, by_name = _named(elf, window, carriers)
+        return HostCode(required=go_flags, whole=text.has_functions)
+    counts = Counter(flag for needed in carriers.values() for flag in needed)
+    names, by_name = _find_names(elf, window, carriers)
     if dispatch.is_cpu_specific_file(path) or dispatch.is_cpu_specific_file(elf.soname or ""):
         by_name = set(carriers)
     for start in by_name:
         del carriers[start]  # the rest is free: no name says that it is chosen by the CPU
     free = _union(carriers.values())
     signs = (["cpuid"] if detecting else []) + sorted(set(dispatch.find_dispatch_signs(elf, window)))
-    first = functions.list_always_run(elf, window) | _mains(elf, text, decoder)
+    first = functions.list_always_run(elf, window)
+    if entry := text.find_body(elf.entry):
+        # The entry function computes the addresses of functions such as main, which may have no symbol.
+        first.update(decoder.list_taken_addresses(text.read_body(entry), entry.start))
     if signs:
-        bodies = [body for address in first if (body := text.body(address)) and body.bounded]
+        bodies = [body for address in first if (body := text.find_body(address)) and body.bounded]
         required = _union(carriers.get(body.start, ()) for body in bodies if body.start not in detecting)
     else:
         first.update(functions.list_exported(elf, window))
-        required = _reached(text, decoder, first, carriers, by_name)
-    required |= stated
-    probable, partial = _compiled_for(carriers, older, decoder.newer)
+        required = _find_reachable_flags(text, decoder, first, carriers, by_name)
+    required |= go_flags
+    probable, partial = _find_compiled_flags(carriers, older, decoder.newer_flags)
     return HostCode(
         functions={
             flag: Carriers(count=count, names=tuple(names[flag])) for flag, count in sorted(counts.items())
@@ -134,12 +137,12 @@ def scan_file(path: str, elf: Elf, window: Window) -> HostCode:
         partial=partial - required,
         chosen=flags - required - free,
         signs=(*signs, *([NAMES] if by_name else [])),
-        whole=text.known,
+        whole=text.has_functions,
     )
 
 
 @cache
-def _decoder(machine: int) -> Decoder | None:
+def _get_decoder(machine: int) -> Decoder | None:
     """Return the decoder for a machine, or None if its library is missing, as in the zipapp for nodes."""
     if machine == AARCH64:
         return Arm()
@@ -150,7 +153,7 @@ def _decoder(machine: int) -> Decoder | None:
     return X86()
 
 
-def _carriers(text: Text, decoder: Decoder) -> tuple[dict[int, frozenset[str]], set[int], int]:
+def _find_carriers(text: Text, decoder: Decoder) -> tuple[dict[int, frozenset[str]], set[int], int]:
     """Return the flags of the functions that need any, by address, and the functions that detect the CPU.
 
     Also return the number of functions with older instructions; see Decoder.
@@ -159,42 +162,37 @@ def _carriers(text: Text, decoder: Decoder) -> tuple[dict[int, frozenset[str]], 
     detecting: set[int] = set()
     older = 0
     sets: dict[frozenset[str], frozenset[str]] = {}  # many functions share few different sets
-    for body in text.bodies():
-        raw = text.read(body)
-        codes = decoder.codes(raw)
+    for body in text.list_bodies():
+        raw = text.read_body(body)
+        codes = decoder.list_codes(raw)
         if decoder.detects_cpu(codes):
             detecting.add(body.start)
-        flags = decoder.flags(codes)
-        certain = body.bounded and decoder.only_instructions(codes)  # otherwise some of it may be data
-        older += certain and decoder.older(codes)
+        flags = decoder.find_flags(codes)
+        certain = body.bounded and decoder.has_only_instructions(codes)  # otherwise some of it may be data
+        older += certain and decoder.has_older(codes)
         if flags and not certain:
-            flags = frozenset(flag for flag, count in decoder.counts_by_flag(raw).items() if count >= FEW)
+            flags = frozenset(flag for flag, count in decoder.count_by_flag(raw).items() if count >= FEW)
         if flags:
             flags_by_start[body.start] = sets.setdefault(flags, flags)
     return flags_by_start, detecting, older
 
 
-def _compiled_for(
+def _find_compiled_flags(
     carriers: Mapping[int, frozenset[str]], older: int, newer: frozenset[str]
 ) -> tuple[frozenset[str], frozenset[str]]:
     """Return the flags for which nearly all code is compiled, and those for which only the larger part is."""
-    own = [flags for flags in carriers.values() if not newer.isdisjoint(flags)]
-    choices = len(own) + older
+    for_newer = [flags for flags in carriers.values() if not newer.isdisjoint(flags)]
+    choices = len(for_newer) + older
     if choices < FEWEST:
         return frozenset(), frozenset()
-    counts = Counter(flag for flags in own for flag in flags)
-    if len(own) >= NEARLY_ALL * choices:
-        return frozenset(flag for flag, count in counts.items() if count >= SHOWN * len(own)), frozenset()
+    counts = Counter(flag for flags in for_newer for flag in flags)
+    if len(for_newer) >= NEARLY_ALL * choices:
+        least = SHOWN * len(for_newer)
+        return frozenset(flag for flag, count in counts.items() if count >= least), frozenset()
     return frozenset(), frozenset(flag for flag, count in counts.items() if count > LARGER_PART * choices)
 
 
-def _mains(elf: Elf, text: Text, decoder: Decoder) -> set[int]:
-    """Return the functions whose addresses the entry function computes, such as main without a symbol."""
-    first = text.body(elf.entry)
-    return set(decoder.addresses_taken(text.read(first), first.start)) if first else set()
-
-
-def _reached(
+def _find_reachable_flags(
     text: Text,
     decoder: Decoder,
     start: Iterable[int],
@@ -207,25 +205,25 @@ def _reached(
     seen: set[int] = set()
     waiting = sorted(start)
     while waiting and flags < all_flags:
-        body = text.body(waiting.pop())
+        body = text.find_body(waiting.pop())
         if body is None or not body.bounded or body.start in seen or body.start in by_name:
             continue
         seen.add(body.start)
         flags |= free.get(body.start, frozenset())
-        waiting += decoder.targets(text.read(body), body.start)
-        if body.goes_on:
+        waiting += decoder.list_targets(text.read_body(body), body.start)
+        if body.continued:
             waiting.append(body.start + body.size)
     return frozenset(flags)
 
 
-def _named(
+def _find_names(
     elf: Elf, window: Window, carriers: Mapping[int, frozenset[str]]
 ) -> tuple[Mapping[str, list[str]], set[int]]:
     """Return the first names of functions with each flag, and the functions that are named for certain CPUs.
 
     There may be hundreds of thousands of functions, so no other names are kept.
     """
-    first: dict[str, list[str]] = defaultdict(list)
+    names: dict[str, list[str]] = defaultdict(list)
     by_name: set[int] = set()
     for symbol in functions.list_symbols(elf, window):
         if symbol.section == functions.UNDEFINED or symbol.address not in carriers:
@@ -234,11 +232,11 @@ def _named(
         if dispatch.is_cpu_specific_name(name):
             by_name.add(symbol.address)
         for flag in carriers[symbol.address]:
-            examples = first[flag]
+            examples = names[flag]
             if (len(examples) < NAMED or name < examples[-1]) and name not in examples:
                 insort(examples, name)
                 del examples[NAMED:]
-    return first, by_name
+    return names, by_name
 
 
 def _union(sets: Iterable[Iterable[str]]) -> frozenset[str]:

@@ -14,7 +14,7 @@ from typing import Self, cast
 from imagematrix.audit.binaries import elf
 from imagematrix.audit.binaries.cpu.scan import list_code_sections, scan_file, scan_later
 from imagematrix.audit.binaries.window import Window
-from imagematrix.common.child_modules import child_command
+from imagematrix.common.child_modules import make_child_command
 from imagematrix.images.oci import deflate
 
 TYPE_CHECKING = False
@@ -58,34 +58,35 @@ class Scanners:
             scanner.close()
 
     def start_scan(self, path: str, headers: Elf, window: Window) -> Callable[[], HostCode]:
-        """Start to scan a `decodable` file, and return a function that waits for the result; see `scan_file`.
+        """Start to scan a file that `is_decodable`; return a function that waits for the result.
 
-        The file of `window` has to stay open, with all of its bytes written. A small file is scanned by that
-        function, and a large one without a process, because there may be no more, by a thread. The function
-        raises EOFError if a process has ended, for example because memory was short.
+        The result is that of `scan_file`. The file of `window` has to stay open, with all bytes written. A
+        small file is scanned by that function, and a large one without a process, because there may be no
+        more, by a thread. The function raises EOFError if a process has ended, for example because memory
+        was short.
         """
         code = sum(section.size for section in list_code_sections(headers))
         if self._most == 1 or code < LARGE:
             return scan_later(path, headers, window)
-        return self._threads.submit(self._scanned, path, window).result
+        return self._threads.submit(self._scan, path, window).result
 
-    def _scanned(self, path: str, window: Window) -> HostCode:
+    def _scan(self, path: str, window: Window) -> HostCode:
         part = window.fileno(), path, window.start, window.size
-        scanner = self._scanner()
-        return scanner.scanned(*part) if scanner else _scanned(*part)
+        scanner = self._get_scanner()
+        return scanner.scan(*part) if scanner else _scan_part(*part)
 
-    def _scanner(self) -> _Scanner | None:
+    def _get_scanner(self) -> _Scanner | None:
         """Return the process of this thread."""
         if not hasattr(self._of_thread, "scanner"):
-            self._of_thread.scanner = new = _Scanner.started()
+            self._of_thread.scanner = new = _Scanner.start()
             if new:
                 with self._lock:
                     self._started.append(new)
                     closed = self._closed
                 if closed:
                     new.kill()
-        own: _Scanner | None = self._of_thread.scanner
-        return own
+        scanner: _Scanner | None = self._of_thread.scanner
+        return scanner
 
 
 class _Scanner:
@@ -96,14 +97,14 @@ class _Scanner:
         self._connection = connection
 
     @classmethod
-    def started(cls) -> _Scanner | None:
+    def start(cls) -> _Scanner | None:
         """Return a new process that is ready, or None if there can be none."""
         from multiprocessing import Pipe  # imported late: most commands need no process
 
-        connection, other = Pipe()
-        with other:
-            number = other.fileno()
-            command = [*child_command(__name__), str(number)]
+        connection, far_end = Pipe()
+        with far_end:
+            number = far_end.fileno()
+            command = [*make_child_command(__name__), str(number)]
             try:
                 # In a session of its own, it gets no signal from a terminal.
                 process = subprocess.Popen(
@@ -121,7 +122,7 @@ class _Scanner:
         result.close()
         return None
 
-    def scanned(self, descriptor: int, path: str, start: int, size: int) -> HostCode:
+    def scan(self, descriptor: int, path: str, start: int, size: int) -> HostCode:
         """Return what `scan_file` returns for a part of an open file, or raise what it raises.
 
         Raises EOFError if the process has ended.
@@ -163,7 +164,7 @@ def main() -> None:
             part = connection.recv()
             file = recv_handle(connection)
             try:
-                result: HostCode | Exception = _scanned(file, *part)
+                result: HostCode | Exception = _scan_part(file, *part)
             except Exception as error:  # noqa: BLE001 - raised in the process that wants the result
                 result = error
             finally:
@@ -176,7 +177,7 @@ def _end_with_input() -> None:
     os._exit(1)
 
 
-def _scanned(descriptor: int, path: str, start: int, size: int) -> HostCode:
+def _scan_part(descriptor: int, path: str, start: int, size: int) -> HostCode:
     window = Window(cast("BinaryIO", _OpenFile(descriptor)), start, size)
     headers = elf.read_elf(window)
     assert headers is not None  # noqa: S101 - who asks has read them; for the type checker

@@ -37,13 +37,13 @@ ADDRESS_TAKING = frozenset([Code.LEA_R64_M, Code.MOV_RM64_IMM32])
 class X86:
     """The decoder for x86-64. It collects codes in a set, which takes half the time of a loop over them."""
 
-    newer = frozenset(["avx", "avx512f"])
+    newer_flags = frozenset(["avx", "avx512f"])
 
-    def codes(self, body: bytes) -> frozenset[int]:
+    def list_codes(self, body: bytes) -> frozenset[int]:
         """Return the kinds of instructions in a function."""
         return frozenset({instruction.code for instruction in iced_x86.Decoder(BITS, body)})
 
-    def only_instructions(self, codes: frozenset[int]) -> bool:
+    def has_only_instructions(self, codes: frozenset[int]) -> bool:
         """Whether a function contains nothing but instructions."""
         return Code.INVALID not in codes
 
@@ -51,16 +51,16 @@ class X86:
         """Whether a function detects the CPU."""
         return not DETECTING.isdisjoint(codes)
 
-    def flags(self, codes: frozenset[int]) -> frozenset[str]:
+    def find_flags(self, codes: frozenset[int]) -> frozenset[str]:
         """Return the flags beyond the baseline that instructions need."""
         table = self._table
         return frozenset().union(*(table[code] for code in codes & table.keys()))
 
-    def older(self, codes: frozenset[int]) -> bool:
-        """Whether a function has instructions in whose place compilers use `newer` ones."""
-        return not codes.isdisjoint(self._replaced)
+    def has_older(self, codes: frozenset[int]) -> bool:
+        """Whether a function has instructions in whose place compilers for newer CPUs use others."""
+        return not codes.isdisjoint(self._sse_codes)
 
-    def counts_by_flag(self, body: bytes) -> Counter[str]:
+    def count_by_flag(self, body: bytes) -> Counter[str]:
         """Return how many instructions need each flag."""
         codes = Counter([instruction.code for instruction in iced_x86.Decoder(BITS, body)])
         counts: Counter[str] = Counter()
@@ -68,13 +68,13 @@ class X86:
             counts.update(dict.fromkeys(self._table[code], codes[code]))
         return counts
 
-    def targets(self, body: bytes, address: int) -> Iterator[int]:
+    def list_targets(self, body: bytes, address: int) -> Iterator[int]:
         """Yield the addresses that a function at `address` calls or jumps to."""
         for instruction in iced_x86.Decoder(BITS, body, ip=address):
             if instruction.flow_control in BRANCHES:
                 yield instruction.near_branch_target
 
-    def addresses_taken(self, body: bytes, address: int) -> Iterator[int]:
+    def list_taken_addresses(self, body: bytes, address: int) -> Iterator[int]:
         """Yield the addresses that a function computes, for example to pass a callback."""
         for instruction in iced_x86.Decoder(BITS, body, ip=address):
             if instruction.code in ADDRESS_TAKING:
@@ -85,10 +85,10 @@ class X86:
     def _table(self) -> Mapping[int, frozenset[str]]:
         """The flags beyond the baseline that each code needs; codes without such flags are left out."""
         flags = frozenset(macros.FLAGS[ARCH].values()) - dict(marches.LEVELS)["x86-64-v1"]
-        features = {value: NAMES.get(name, name.lower()) for name, value in _constants(CpuidFeature)}
+        features = {value: NAMES.get(name, name.lower()) for name, value in _list_constants(CpuidFeature)}
         table: dict[int, frozenset[str]] = {}
         instruction = Instruction()
-        for name, code in _constants(Code):
+        for name, code in _list_constants(Code):
             instruction.code = code  # type: ignore[assignment]  # its constants are numbers
             needed = flags.intersection(features[feature] for feature in instruction.cpuid_features())
             if needed - marches.IGNORED[ARCH] and not name.startswith(HARMLESS):
@@ -96,19 +96,20 @@ class X86:
         return table
 
     @cached_property
-    def _replaced(self) -> frozenset[int]:
+    def _sse_codes(self) -> frozenset[int]:
         """The codes of SSE that AVX has, too: compilers for CPUs with AVX only use the latter's (VADDSD)."""
-        sse = {value for name, value in _constants(CpuidFeature) if name.startswith(SSE)}
-        names = [name.split("_") for name, _ in _constants(Code)]
-        of_avx = {words[1] for words in names if words[0] == "VEX"}
-        replaced: set[int] = set()
+        sse = {value for name, value in _list_constants(CpuidFeature) if name.startswith(SSE)}
+        names = [name.split("_") for name, _ in _list_constants(Code)]
+        mnemonics_of_avx = {words[1] for words in names if words[0] == "VEX"}
+        codes: set[int] = set()
         instruction = Instruction()
-        for name, code in _constants(Code):
+        for name, code in _list_constants(Code):
             instruction.code = code  # type: ignore[assignment]  # its constants are numbers
-            if f"V{name.split('_')[0]}" in of_avx and not sse.isdisjoint(instruction.cpuid_features()):
-                replaced.add(code)
-        return frozenset(replaced)
+            in_avx = f"V{name.split('_')[0]}" in mnemonics_of_avx
+            if in_avx and not sse.isdisjoint(instruction.cpuid_features()):
+                codes.add(code)
+        return frozenset(codes)
 
 
-def _constants(module: object) -> Iterator[tuple[str, int]]:
+def _list_constants(module: object) -> Iterator[tuple[str, int]]:
     return ((name, value) for name, value in vars(module).items() if name.isupper())

@@ -140,7 +140,7 @@ def _reduce_terms(spec: json_documents.Fields) -> list[dict[str, Any]] | None:
                 for every in term.objects(name)
             ]
             for name in MATCHES
-            if term.present(name)
+            if term.has(name)
         }
         for term in selector.objects("nodeSelectorTerms")
     ]

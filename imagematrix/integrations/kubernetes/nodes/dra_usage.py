@@ -76,7 +76,7 @@ def count_waiting(pods: Iterable[Fields], claims: Iterable[Fields]) -> dict[str,
     asked = {
         _make_key(claim): _count_requested(claim)
         for claim in claims
-        if not claim.object_or_empty("status").present("allocation")
+        if not claim.object_or_empty("status").has("allocation")
     }
     waiters: Counter[str] = Counter()
     waited: set[tuple[str, str]] = set()

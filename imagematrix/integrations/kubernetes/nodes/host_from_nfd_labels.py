@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ARCH, SYSTEM = "kubernetes.io/arch", "kubernetes.io/os"
 CPUID = "feature.node.kubernetes.io/cpu-cpuid."
 VENDOR = "feature.node.kubernetes.io/cpu-model.vendor_id"
-# NFD names functions by class and vendor: here those of `hardware.host.signs.VENDORS`.
+# NFD names functions by class and vendor: here those of `accelerator_hints.VENDORS`.
 PCI = re.compile(r"feature\.node\.kubernetes\.io/pci-(?:\w+_)?(10de|1002|1da3)(?:_.*)?\.present", re.ASCII)
 PRODUCT, GPU_COUNT = "nvidia.com/gpu.product", "nvidia.com/gpu.count"
 MEMORY, REPLICAS = "nvidia.com/gpu.memory", "nvidia.com/gpu.replicas"

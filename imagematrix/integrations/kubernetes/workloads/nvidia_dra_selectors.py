@@ -98,7 +98,7 @@ def _find_supported_computes(need: Need) -> tuple[int, ...] | None:
     codes = (code for code in need.computes if code >= 0)
     if need.limit is None:
         return tuple(codes)
-    ended = {compute for compute, last in gpus.first_ended().items() if last < need.limit}
+    ended = {compute for compute, last in gpus.list_first_ends().items() if last < need.limit}
     return tuple(code for code in codes if f"{code // 10}.{code % 10}" not in ended)
 
 

@@ -49,8 +49,8 @@ def test_without_its_note_a_new_cubin_is_of_the_first_release_that_writes_such(r
 
 def test_repeated_bytes_of_an_lz4_block_are_copied():
     """Three literals, seven bytes from three bytes back, then a last literal."""
-    assert cubin._unlz4(b"\x33abc\x03\x00\x10!", 64) == b"abcabcabca!"
-    assert cubin._unlz4(b"\x33abc\x03\x00\x10!", 5) == b"abcab"
+    assert cubin._unpack_lz4(b"\x33abc\x03\x00\x10!", 64) == b"abcabcabca!"
+    assert cubin._unpack_lz4(b"\x33abc\x03\x00\x10!", 5) == b"abcab"
 
 
 @pytest.mark.parametrize("raw", [b"", b"\x7fELF", b"\x33abc\x09\x00", b"\x33abc\x03", b"\xff\xff\xff"])

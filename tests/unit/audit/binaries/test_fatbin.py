@@ -169,7 +169,7 @@ def test_linked_code_hides_object_files():
 
 
 def parts(code):
-    return {(part.count, *sorted(part.cubins), *sorted(part.ptx), part.own) for part in code.parts}
+    return {(part.count, *sorted(part.cubins), *sorted(part.ptx), part.of_project) for part in code.parts}
 
 
 def test_fatbins_with_kernels_are_parts():
@@ -180,7 +180,7 @@ def test_fatbins_with_kernels_are_parts():
     code = fatbin.read_fatbins(window(raw))
     assert parts(code) == {(2, "80", False), (1, ("90", "8.4"), False)}
     assert code.cubins == {"80", "52"}
-    assert code.deciding.cubins == {"80"}
+    assert code.deciding_code.cubins == {"80"}
 
 
 HANDWRITTEN = b"\x7fELF".ljust(5000, b"\1") + b"\0.shstrtab\0.text.k\0"
@@ -226,17 +226,17 @@ def test_code_of_a_project_s_own_kernels_decides():
         (1, "75", False),
     }
     assert code.cubins == {"60", "75", "80", "90"}
-    assert code.deciding.cubins == {"80", "90"}
-    assert code.deciding.deciding == code.deciding
-    assert fatbin.read_fatbins(window(raw)).deciding.cubins == code.cubins
+    assert code.deciding_code.cubins == {"80", "90"}
+    assert code.deciding_code.deciding_code == code.deciding_code
+    assert fatbin.read_fatbins(window(raw)).deciding_code.cubins == code.cubins
 
 
 def test_ptx_is_scattered_only_among_parts_that_decide():
     raw = fat(entry(1, 75, b".version 8.5 .entry " + OWN.encode())) + fat(
         entry(target=60, payload=cubin_of(OTHER))
     )
-    assert fatbin.read_fatbins(window(raw)).deciding.scattered
-    code = fatbin.read_fatbins(window(raw), kernels.make_kernel_pattern("open3d.so")).deciding
+    assert fatbin.read_fatbins(window(raw)).deciding_code.scattered
+    code = fatbin.read_fatbins(window(raw), kernels.make_kernel_pattern("open3d.so")).deciding_code
     assert (code.scattered, code.ptx) == (False, {("75", "8.4")})
 
 
@@ -268,7 +268,7 @@ def test_a_library_s_path_shows_its_project(tmp_path):
         for name, cubins in [("/lib/libopen3d.so", {"80"}), ("/lib/libx.so", {"60", "80"})]:
             examined = objects.examine_file(name, own, elf.read_elf(own))
             assert examined is not None
-            assert examined.code.deciding.cubins == cubins
+            assert examined.code.deciding_code.cubins == cubins
 
 
 def test_parts_of_several_sections_are_together():

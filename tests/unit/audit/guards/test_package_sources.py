@@ -12,7 +12,7 @@ def needed(texts, coded=("pkg/_a_C.so", "pkg/_b_C.so")):
         for name, text in texts.items():
             sources.keep(f"{SITE}pkg/{name}.py", text)
         listed = [f"{SITE}pkg/{name}.py" for name in texts]
-        found = sources.needed([(listed, [SITE + path for path in coded])])
+        found = sources.choose_sources([(listed, [SITE + path for path in coded])])
         return [path.rpartition("/")[2].removesuffix(".py") for path, _ in found]
 
 
@@ -44,7 +44,7 @@ def test_only_modules_of_installed_packages_are_kept():
         paths = [f"{SITE}pkg/it.py", "/app/it.py", f"{SITE}pkg/it.so"]
         for path in paths:
             sources.keep(path, text)
-        assert [*sources.needed([(paths, coded)])] == [(paths[0], text)]
+        assert [*sources.choose_sources([(paths, coded)])] == [(paths[0], text)]
 
 
 def test_a_source_for_which_there_is_no_room_is_not_kept(monkeypatch):
@@ -53,7 +53,7 @@ def test_a_source_for_which_there_is_no_room_is_not_kept(monkeypatch):
     with PackageSources() as sources:
         sources.keep(path, b"from pkg import _a_C\n")
         sources.keep(path, b"from pkg import _b_C\n")  # a later entry of the same path
-        assert [*sources.needed([([path], coded)])] == []
+        assert [*sources.choose_sources([([path], coded)])] == []
 
 
 def test_package_with_very_many_files_asks_for_none_by_its_name(monkeypatch):

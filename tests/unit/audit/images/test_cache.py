@@ -141,25 +141,25 @@ def test_audits_are_known_without_reading_them(kept, entry):
 
 def test_notes_are_kept(kept):
     kept.put_note("a cell", ("t:v1", ((DIGEST, 1),)))
-    assert kept.note(tuple[str, tuple[tuple[str, int], ...]], "a cell") == ("t:v1", ((DIGEST, 1),))
-    assert kept.note(tuple[str, ...], "another") is None
+    assert kept.get_note(tuple[str, tuple[tuple[str, int], ...]], "a cell") == ("t:v1", ((DIGEST, 1),))
+    assert kept.get_note(tuple[str, ...], "another") is None
     Cache(None).put_note("a cell", ())
-    assert Cache(None).note(tuple[str, ...], "a cell") is None
+    assert Cache(None).get_note(tuple[str, ...], "a cell") is None
 
 
 @pytest.mark.parametrize("data", [{}, None, [1], [["a"]]])
 def test_damaged_note_is_ignored(kept, tmp_path, data):
     kept.put_note("image", ())
-    assert kept.note(tuple[str, ...], "image") == ()
+    assert kept.get_note(tuple[str, ...], "image") == ()
     (path,) = (tmp_path / "cache" / "layers").iterdir()
     path.write_bytes(packed(data))
-    assert kept.note(tuple[str, ...], "image") is None
+    assert kept.get_note(tuple[str, ...], "image") is None
     path.write_bytes(b"damaged")
-    assert kept.note(tuple[str, ...], "image") is None
+    assert kept.get_note(tuple[str, ...], "image") is None
 
 
 def test_cache_is_invalidated_by_new_code(kept, entry, monkeypatch):
-    monkeypatch.setattr(cache, "_code_in", lambda *_: [("audit/elf.py", b"other rules")])
+    monkeypatch.setattr(cache, "_list_code", lambda *_: [("audit/elf.py", b"other rules")])
     assert Cache(entry.parent).get(DIGEST) is None
     monkeypatch.undo()
     assert Cache(entry.parent).get(DIGEST) == FULL
@@ -366,7 +366,7 @@ def test_interrupt_does_not_wait_for_a_layer():
     sender.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            Layers().all([DIGEST], lambda _: contextlib.nullcontext(Slow()))
+            Layers().read_layers([DIGEST], lambda _: contextlib.nullcontext(Slow()))
     finally:
         go_on.set()
         sender.join()
@@ -386,8 +386,8 @@ def test_stopped_layers_are_not_awaited():
     stopping = threading.Thread(target=lambda: reading.wait() and layers.stop())
     stopping.start()
     with pytest.raises(CancelledError):
-        layers.all([DIGEST], lambda _: contextlib.nullcontext(Held()))
+        layers.read_layers([DIGEST], lambda _: contextlib.nullcontext(Held()))
     stopping.join()
     with pytest.raises(CancelledError):
-        layers.all([DIGEST], lambda _: contextlib.nullcontext(Held()))
+        layers.read_layers([DIGEST], lambda _: contextlib.nullcontext(Held()))
     go_on.set()

@@ -143,7 +143,7 @@ def test_compressed_layer_without_a_digest_gets_the_digest_of_its_tar(one, tmp_p
 
 def test_shared_layer_is_read_once(one, tmp_path):
     seen: list[int] = []
-    layers = Layers(watch=seen.append)
+    layers = Layers(on_read=seen.append)
     images(layout(tmp_path / "1", one), layers)
     first = sum(seen)
     images(layout(tmp_path / "2", one, Parts(LAYER), entries=[one.entry()]), layers)

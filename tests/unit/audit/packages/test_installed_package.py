@@ -182,7 +182,7 @@ def test_rpm_has_epoch_source_and_license():
         {1000: "openssl-libs", 1001: "3.2.2", 1002: "6.el9", 1003: 1, 1014: "Apache-2.0", 1022: "x86_64"}
         | {1044: "openssl-3.2.2-6.el9.src.rpm"}
     )
-    assert rpm._package(rpm._RpmHeader(raw)) == InstalledPackage(
+    assert rpm._make_rpm_package(rpm._RpmHeader(raw)) == InstalledPackage(
         kind="rpm",
         name="openssl-libs",
         version="1:3.2.2-6.el9",
@@ -195,13 +195,13 @@ def test_rpm_has_epoch_source_and_license():
 def test_keys_in_an_rpm_database_are_no_packages():
     key = header({1000: "gpg-pubkey", 1001: "1", 1002: "2"})
     tool = header({1000: "tool", 1001: "1", 1002: "2"})
-    found = list(rpm._entries(lambda *_: iter([key, tool]), io.BytesIO(), 10_000))
+    found = list(rpm._read_database(lambda *_: iter([key, tool]), io.BytesIO(), 10_000))
     assert found == [InstalledPackage(kind="rpm", name="tool", version="1-2")]
 
 
 @pytest.mark.parametrize("raw", [b"", struct.pack(">II", 1 << 30, 0), header({1000: "a"})])
 def test_damaged_rpm_headers_are_counted(raw):
-    assert list(rpm._entries(lambda *_: iter([raw]), io.BytesIO(), 10_000)) == [None]
+    assert list(rpm._read_database(lambda *_: iter([raw]), io.BytesIO(), 10_000)) == [None]
 
 
 @pytest.mark.fuzz

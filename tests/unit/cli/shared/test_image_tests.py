@@ -33,7 +33,7 @@ class Notes(Double):
     def __init__(self):
         self.noted = {}
 
-    def note(self, _, name):
+    def get_note(self, _, name):
         return self.noted.get(name)
 
     def put_note(self, name, value):

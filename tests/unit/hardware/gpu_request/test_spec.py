@@ -223,7 +223,7 @@ def test_unsatisfied_or_invalid_conditions_are_rejected(mixed, wanted, words):
 
 def test_unknown_facts_satisfy_no_condition(make):
     for text in ("name!=T4", "compute!=7.5", "memory>=0M"):
-        assert not parse_condition(text).holds(make.gpu(0, name=None, compute=None, memory_mib=None))
+        assert not parse_condition(text).is_met(make.gpu(0, name=None, compute=None, memory_mib=None))
 
 
 def test_the_error_about_conditions_lists_the_kinds_of_gpus(mixed):

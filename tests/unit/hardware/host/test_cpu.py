@@ -283,14 +283,14 @@ def test_py_cpuinfo_is_the_last_resort(monkeypatch):
     import cpuinfo
 
     monkeypatch.setattr(cpuinfo, "get_cpu_info", lambda: {"flags": ["lm", "sse"], "brand_raw": "x"})
-    assert cpu.by_library()[0].flags == {"lm", "sse"}
+    assert cpu.read_from_library()[0].flags == {"lm", "sse"}
     monkeypatch.setattr(cpuinfo, "get_cpu_info", dict)
     with pytest.raises(ProbeError, match="detected no CPU"):
-        cpu.by_library()
+        cpu.read_from_library()
 
     def fail():
         raise OSError("no such thing")
 
     monkeypatch.setattr(cpuinfo, "get_cpu_info", fail)
     with pytest.raises(ProbeError, match="no such thing"):
-        cpu.by_library()
+        cpu.read_from_library()

@@ -64,11 +64,11 @@ def test_recorded_outputs(seen, name, flags):
 
 def test_recorded_outputs_have_the_leaves_in_both_parts():
     text = (OUTPUTS / "glibc-2.43-qemu-11.1-sierraforest.txt").read_text()
-    registers, active = cpuid._parsed(text)
+    registers, active = cpuid._parse_registers(text)
     assert registers[7, 1] == (0x880, 0, 0, 0)
     assert active[7, 1] == (0x880, 0, 0, 0)
     only_processor = text[text.index("x86.processor[0x0]") :]
-    assert cpuid._parsed(only_processor)[0][7, 1] == (0x880, 0, 0, 0)
+    assert cpuid._parse_registers(only_processor)[0][7, 1] == (0x880, 0, 0, 0)
 
 
 def test_flags_of_leaf_7(hosts, seen):

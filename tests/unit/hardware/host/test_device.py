@@ -11,7 +11,7 @@ from imagematrix.hardware.host.tree import Tree
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nodes")
 NOBODY = 65534
-refusal = Tree("/").refusal
+refusal = Tree("/").get_refusal
 
 
 def test_an_accessible_device_is_not_opened(monkeypatch):

@@ -55,7 +55,7 @@ def test_any_text_is_read(text):
     nvidia.parse_information(f"Device Minor: {text}\nBus Location: {text}")
     accelerator_hints.parse_slots(text)
     accelerator_hints.parse_slots(f"0008\t10de26b9\t{text}")
-    result = pci.canonical(text)
+    result = pci.normalise_address(text)
     assert result is None or pci.make_sort_key(result)
 
 
@@ -102,7 +102,7 @@ def test_an_unknown_uuid():
     ],
 )
 def test_addresses(address, expected):
-    assert pci.canonical(address) == expected
+    assert pci.normalise_address(address) == expected
 
 
 def test_bus_order():
@@ -144,8 +144,8 @@ def test_scan(captured):
     (root / "sys/bus/pci/devices/0000:44:00.0/driver").symlink_to("../../../../bus/pci/drivers/nouveau")
     (root / "sys/bus/pci/devices/0000:47:00.0/driver").symlink_to("../../../../bus/pci/drivers/forcedeth")
     result = pci.list_functions(Tree(str(root)), None)
-    assert [one.bus_id for one in result if one.switch] == ["0000:42:00.0"]
-    assert [(one.bus_id, one.device_id, one.driver, one.gpu) for one in result] == [
+    assert [one.bus_id for one in result if one.is_switch] == ["0000:42:00.0"]
+    assert [(one.bus_id, one.device_id, one.driver, one.is_gpu) for one in result] == [
         ("0000:41:00.0", "26b9", None, True),
         ("0000:42:00.0", "22a3", None, False),
         ("0000:43:00.0", "26b9", None, False),

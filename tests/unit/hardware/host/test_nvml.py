@@ -90,7 +90,7 @@ def test_unsupported_facts_are_none(ask):
     (gpu,) = ask(gpus="mib=-1,brand=-1,virt=-1,mig=-1").gpus
     assert (gpu.memory_mib, gpu.brand, gpu.virtualization, gpu.mig) == (None, None, None, None)
     assert gpu.errors == {"memory": 3, "brand": 3, "virtualization": 3, "mig": 3}
-    assert gpu.reached
+    assert gpu.is_reached
     assert gpu.uuid == "GPU-1"
 
 
@@ -123,13 +123,13 @@ def test_unknown_processes_do_not_mean_idle(ask):
 def test_an_unreachable_gpu(ask, code):
     bad, good = ask(gpus=f"handle={code};{A100}").gpus
     assert bad == nvml.NvmlGpu(index=0, errors={"handle": code})
-    assert not bad.reached
-    assert good.reached
+    assert not bad.is_reached
+    assert good.is_reached
 
 
 def test_a_gpu_that_is_lost_during_the_query(ask):
     (gpu,) = ask(gpus="query=15").gpus
-    assert not gpu.reached
+    assert not gpu.is_reached
     assert gpu.errors["uuid"] == 15
     assert gpu.bus_id is None
 

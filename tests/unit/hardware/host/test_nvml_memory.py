@@ -6,6 +6,7 @@ import ctypes
 import io
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,4 +56,11 @@ def test_unreported_memory():
     class Process:
         pid, usedGpuMemory = 5, None  # noqa: N815 - NVML's name
 
-    assert nvml_memory._process(Process) == [5, None]
+    nvml = SimpleNamespace(
+        NVMLError=OSError,
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetComputeRunningProcesses=lambda _: [Process],
+        nvmlDeviceGetMinorNumber=lambda _: 3,
+    )
+    assert nvml_memory.read_sample(nvml) == [[3, [[5, None]]]]

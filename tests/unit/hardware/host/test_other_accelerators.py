@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from imagematrix.hardware.host.nvml import Nvml
-from imagematrix.hardware.host.probe import assemble, probe
+from imagematrix.hardware.host.probe import assemble_host, probe
 from imagematrix.hardware.host.tree import Tree
 from imagematrix.images.catalog.catalog import Catalog, UserModeDriver, Variant
 from imagematrix.selection.selection import NothingFits
@@ -282,7 +282,7 @@ def test_another_accelerator_next_to_nvidia_gpus(captured, gpu):
 def test_a_sandbox_without_any_trace_of_the_driver(captured):
     silent = Nvml(error=12, message="NVML Shared Library Not Found")
     tree = Tree(str(captured(X86 | {"dev/nvidia0": "", "dev/nvidiactl": ""})))
-    host = assemble(tree, query=lambda: silent)
+    host = assemble_host(tree, query=lambda: silent)
     assert (host.driver, host.gpus) == (None, ())
     assert [one.where for one in host.accelerators] == ["/dev/nvidia0"]
     assert "libnvidia-ml.so.1" in host.warnings[0]

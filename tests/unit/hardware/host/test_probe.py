@@ -12,7 +12,7 @@ from imagematrix.hardware.host import cpu, nvml
 from imagematrix.hardware.host.gpus import NOT_QUERIED, SANDBOX
 from imagematrix.hardware.host.host import Cpu, Host
 from imagematrix.hardware.host.nvml import Nvml, NvmlGpu
-from imagematrix.hardware.host.probe import assemble, probe
+from imagematrix.hardware.host.probe import assemble_host, probe
 from imagematrix.hardware.host.tree import Tree
 
 CPUINFO = (
@@ -40,7 +40,7 @@ def only(host):
 
 
 def asked(root, answer, **options):
-    return assemble(Tree(str(root)), query=lambda: answer, **options)
+    return assemble_host(Tree(str(root)), query=lambda: answer, **options)
 
 
 def without(files, *starts):
@@ -285,7 +285,7 @@ def test_a_broken_gpu_of_a_bare_node_is_reported(captured, gpu):
 )
 @pytest.mark.parametrize("code", [None, 4])
 def test_a_node_without_access(captured, gpu, monkeypatch, error, states, code):
-    monkeypatch.setattr(Tree, "refusal", lambda _, path: error if path == "/dev/nvidia3" else 0)
+    monkeypatch.setattr(Tree, "get_refusal", lambda _, path: error if path == "/dev/nvidia3" else 0)
     files = gpu() | gpu(bus="0000:42:00.0", minor=4)
     reached = replaced(L40S, bus_id="0000:42:00.0", minor=4, uuid="GPU-2")
     unreached = () if code is None else (NvmlGpu(index=0, errors={"handle": code}),)
@@ -293,7 +293,7 @@ def test_a_node_without_access(captured, gpu, monkeypatch, error, states, code):
     if code:
         states = ["no-permission", "ok"] if error != errno.EPERM else states
     assert [gpu.state for gpu in host.gpus] == states
-    monkeypatch.setattr(Tree, "refusal", lambda *_: error)
+    monkeypatch.setattr(Tree, "get_refusal", lambda *_: error)
     host = asked(captured(files), replaced(GOOD, gpus=()))
     denied = error in {errno.EPERM, errno.EACCES}
     assert [gpu.state for gpu in host.gpus] == ["no-permission" if denied else "failed"] * 2
@@ -394,14 +394,14 @@ def test_mismatch(captured, gpu):
 
 def test_nvml_that_hangs(captured, gpu, configure_nvml):
     configure_nvml(sleep=60, gpus="bus=00000000:41:00.0")
-    host = assemble(Tree(str(captured(gpu()))), query=lambda: nvml.read_nvml(0.2))
+    host = assemble_host(Tree(str(captured(gpu()))), query=lambda: nvml.read_nvml(0.2))
     assert only(host).compute == "8.9"
     assert "no response within 0.2 seconds" in host.warnings[0]
 
 
 def test_nvml_in_a_separate_process(captured, gpu, configure_nvml):
     configure_nvml(gpus="bus=00000000:41:00.0,dev=26b9,minor=3,cc=8.9,mib=46068,name=NVIDIA L40S,uuid=GPU-7")
-    host = assemble(Tree(str(captured(gpu(uuid="GPU-????????")))), query=nvml.read_nvml)
+    host = assemble_host(Tree(str(captured(gpu(uuid="GPU-????????")))), query=nvml.read_nvml)
     assert (only(host).uuid, only(host).memory_mib) == ("GPU-7", 46068)
     assert host.warnings == ()
 
@@ -444,7 +444,7 @@ def test_a_sandbox_without_a_node(captured, gpu):
 
 def test_nvml_is_not_queried_without_a_module(captured):
     tree = Tree(str(captured({"proc/cpuinfo": CPUINFO})))
-    assert assemble(tree, query=lambda: pytest.fail("asked")).gpus == ()
+    assert assemble_host(tree, query=lambda: pytest.fail("asked")).gpus == ()
 
 
 def test_facts_that_nvml_does_not_report(captured, gpu):
@@ -554,8 +554,8 @@ def test_nvml_of_the_running_host_is_optional(monkeypatch):
 
 def test_a_system_without_cpuinfo(monkeypatch):
     other = Cpu(vendor="Apple", model="M3", flags=frozenset({"asimd"}), level=None)
-    monkeypatch.setattr(cpu, "by_library", lambda: (other, ("slow",)))
-    monkeypatch.setattr(Tree, "text", lambda *_, **__: None)
+    monkeypatch.setattr(cpu, "read_from_library", lambda: (other, ("slow",)))
+    monkeypatch.setattr(Tree, "read_text", lambda *_, **__: None)
     host = probe(nvml=False)
     assert host.cpu == other
     assert "slow" in host.warnings

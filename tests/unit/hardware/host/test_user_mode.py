@@ -5,9 +5,9 @@ import os
 import pytest
 
 from imagematrix.hardware.host.host import Host
-from imagematrix.hardware.host.nvidia import user_mode
+from imagematrix.hardware.host.nvidia import read_user_mode
 from imagematrix.hardware.host.nvml import Nvml
-from imagematrix.hardware.host.probe import assemble, probe
+from imagematrix.hardware.host.probe import assemble_host, probe
 from imagematrix.hardware.host.tree import Tree
 
 FOLDER = "usr/lib/x86_64-linux-gnu"
@@ -36,7 +36,7 @@ def node(captured, cached):
 
 def version(root):
     tree = Tree(str(root))
-    return user_mode(tree), tree.warnings
+    return read_user_mode(tree), tree.warnings
 
 
 def test_the_link_of_the_loader_s_choice_names_the_version(node):
@@ -137,10 +137,10 @@ def test_what_cannot_be_opened_or_read_is_unknown(captured, cached, monkeypatch)
         return opened(path, *rest)
 
     monkeypatch.setattr(os, "open", refuse)
-    assert user_mode(tree) is None
+    assert read_user_mode(tree) is None
     monkeypatch.setattr(os, "open", opened)
     monkeypatch.setattr(os, "pread", lambda *_: refuse(NAME))
-    assert user_mode(tree) is None
+    assert read_user_mode(tree) is None
 
 
 def test_the_running_host(captured, tmp_path, monkeypatch, cached):
@@ -148,8 +148,8 @@ def test_the_running_host(captured, tmp_path, monkeypatch, cached):
     link = tmp_path / NAME
     link.symlink_to(library)
     tree = Tree("/")
-    monkeypatch.setattr(Tree, "raw", lambda *_, **__: cached(str(link)))
-    assert user_mode(tree) == "550.163.01"
+    monkeypatch.setattr(Tree, "read_bytes", lambda *_, **__: cached(str(link)))
+    assert read_user_mode(tree) == "550.163.01"
 
 
 def test_a_host_has_it_with_its_driver(node, gpu):
@@ -162,7 +162,7 @@ def test_a_host_has_it_with_its_driver(node, gpu):
 
 def test_nvml_s_mismatch_is_said_once(node, gpu):
     root = node(more=gpu() | {f"{FOLDER}/libcuda.so.550.144.03": ""})
-    host = assemble(Tree(str(root)), query=lambda: Nvml(error=18, message="mismatch"))
+    host = assemble_host(Tree(str(root)), query=lambda: Nvml(error=18, message="mismatch"))
     assert [warning.count("driver mismatch") for warning in host.warnings] == [1]
     assert "550.144.03" in host.warnings[0]
 

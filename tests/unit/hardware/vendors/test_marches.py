@@ -230,7 +230,7 @@ def test_march_names_are_unique_to_an_architecture():
 
 def test_flags_from_macros_exclude_ignored_flags():
     text = "#define __AVX__ 1\n#define __PKU__ 1\n"
-    assert marches.flags_from_macros(text, "x86_64") == {"avx"}
+    assert marches.get_flags_from_macros(text, "x86_64") == {"avx"}
 
 
 PAUTH, SIGNED = "#define __ARM_FEATURE_PAUTH 1\n", "#define __ARM_FEATURE_PAC_DEFAULT 1\n"
@@ -250,12 +250,17 @@ PAUTH, SIGNED = "#define __ARM_FEATURE_PAUTH 1\n", "#define __ARM_FEATURE_PAC_DE
     ],
 )
 def test_signed_return_addresses_require_pointer_authentication(text, march, needed):
-    result = marches.flags_from_macros(text, "aarch64", march)
+    result = marches.get_flags_from_macros(text, "aarch64", march)
     assert (result >= marches.SIGNING) is needed
     assert marches.SIGNING.isdisjoint(result) is not needed
 
 
 def test_flags_from_macros_depend_on_the_march():
     text = "#define __ARM_FEATURE_ATOMICS 1\n#define __ARM_FEATURE_PAUTH 1\n"
-    assert marches.flags_from_macros(text, "aarch64") == {"atomics"}
-    assert marches.flags_from_macros(text, "aarch64", "armv8.8-a") == {"atomics", "ilrcpc", "uscat", "mops"}
+    assert marches.get_flags_from_macros(text, "aarch64") == {"atomics"}
+    assert marches.get_flags_from_macros(text, "aarch64", "armv8.8-a") == {
+        "atomics",
+        "ilrcpc",
+        "uscat",
+        "mops",
+    }

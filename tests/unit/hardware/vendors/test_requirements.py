@@ -26,7 +26,7 @@ OFFICIAL = "cuda>=12.4 brand=tesla,driver>=470,driver<471 brand=unknown,driver>=
     ],
 )
 def test_requirement_is_evaluated(expression, have, expected):
-    assert is_met(parse_requirement(expression), lambda one: one.met(have[one.name])) is expected
+    assert is_met(parse_requirement(expression), lambda one: one.is_met(have[one.name])) is expected
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from urllib3.util import parse_url
 from yarl import URL
 
-from imagematrix.common.host_port import host_and_port
+from imagematrix.common.host_port import parse_host_port
 from imagematrix.errors import EngineError
 from imagematrix.images.oci.url import Url
 
@@ -143,7 +143,7 @@ def test_parameters_are_appended():
     ],
 )
 def test_hosts_and_ports(text, expected):
-    assert host_and_port(text) == expected
+    assert parse_host_port(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -152,4 +152,4 @@ def test_hosts_and_ports(text, expected):
 )
 def test_anything_else_is_no_host(text):
     with pytest.raises(ValueError, match=r"^not a (host|port)"):
-        host_and_port(text)
+        parse_host_port(text)

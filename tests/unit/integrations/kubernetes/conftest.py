@@ -75,7 +75,7 @@ class Cluster:
         return (
             gpu.usable
             and not host.driver.user_mode_differs
-            and gpus.drives(host.driver.kind, gpu.compute)
+            and gpus.is_supported(host.driver.kind, gpu.compute)
             and not drivers.find_gpus_dropped_by(Target(host=host, gpus=(gpu,)), host.driver.version)
         )
 

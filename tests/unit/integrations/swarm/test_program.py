@@ -29,7 +29,7 @@ def path(tmp_path_factory):
 def built(path, host, tmp_path_factory):
     """The program for a node with a GPU that this machine lacks."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(programs, "_search_path", lambda: path)
+        patch.setattr(programs, "_get_path", lambda: path)
         return make_program(
             RuntimeSettings(
                 data_root=".",

@@ -95,7 +95,7 @@ def programs(monkeypatch, tmp_path):
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setattr(settings, "FILE", str(tmp_path / "site.toml"))
-    monkeypatch.setattr(node_programs, "_search_path", lambda: str(folder))
+    monkeypatch.setattr(node_programs, "_get_path", lambda: str(folder))
 
     def write(**scripts):
         for name, text in scripts.items():

@@ -92,7 +92,7 @@ def test_read_only_folders_are_mounted_so_before(prepare, tmp_path):
 def test_no_variable_of_the_user_reaches_apptainer(prepare, monkeypatch):
     monkeypatch.setenv("APPTAINER_BIND", "/etc")
     monkeypatch.setenv("APPTAINERENV_LD_PRELOAD", "x.so")
-    monkeypatch.setattr("imagematrix.common.programs._search_path", lambda: "/usr/bin:/bin:.")
+    monkeypatch.setattr("imagematrix.common.programs._get_path", lambda: "/usr/bin:/bin:.")
     prepared = prepare(SPEC)
     assert prepared.environment == {
         "PATH": "/usr/bin:/bin",
@@ -210,7 +210,7 @@ def test_settings_that_are_missing_are_the_defaults_and_unreadable_ones_an_error
 def test_settings_are_required_before_a_launch(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     (tmp_path / "etc/apptainer").mkdir(parents=True)
-    monkeypatch.setattr("imagematrix.common.programs._search_path", lambda: str(tmp_path / "bin"))
+    monkeypatch.setattr("imagematrix.common.programs._get_path", lambda: str(tmp_path / "bin"))
     monkeypatch.setattr("imagematrix.common.settings.FILE", str(tmp_path / "site.toml"))
     with pytest.raises(EngineError, match="apptainer not found") as caught:
         start.choose_runtime("apptainer", None)

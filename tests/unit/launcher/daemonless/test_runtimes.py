@@ -46,7 +46,7 @@ def container(bare, tmp_path):
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """A launch of the user 1000."""
-    monkeypatch.setattr("imagematrix.common.programs._search_path", lambda: f"{PATH}:.:")
+    monkeypatch.setattr("imagematrix.common.programs._get_path", lambda: f"{PATH}:.:")
     monkeypatch.chdir(tmp_path)
     for name in ("launch", "launch/files"):
         (tmp_path / name).mkdir()

@@ -37,7 +37,7 @@ def on_node(monkeypatch, cli, profiles):
 
     def run(name, *words):
         node = Host.load(profiles[name])
-        monkeypatch.setattr(probe, "assemble", lambda *_, **__: node)
+        monkeypatch.setattr(probe, "assemble_host", lambda *_, **__: node)
         return cli("doctor", *words)
 
     return run

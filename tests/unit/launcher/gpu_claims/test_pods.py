@@ -159,7 +159,7 @@ def test_a_query_that_fails_is_an_error(socket, monkeypatch, gpu, program, messa
     socket.touch()
     monkeypatch.setattr(pods, "TIMEOUT_S", 0.2 if message and "within" in message else 20)
     monkeypatch.setattr(
-        "imagematrix.common.child_modules.child_command", lambda _: [sys.executable, "-c", program]
+        "imagematrix.common.child_modules.make_child_command", lambda _: [sys.executable, "-c", program]
     )
     if message is None:
         assert pods.compute_pod_usage((gpu(),)) == {}

@@ -8,7 +8,7 @@ import pytest
 
 from imagematrix.common.record import replace
 from imagematrix.hardware.host import accelerator_hints, nvml
-from imagematrix.hardware.host.accelerator_hints import Signs
+from imagematrix.hardware.host.accelerator_hints import AcceleratorHints
 from imagematrix.hardware.host.nvml import Nvml, NvmlGpu, Process
 from imagematrix.launcher.gpu_claims import processes, survey
 from imagematrix.launcher.gpu_claims.usage import (
@@ -114,7 +114,7 @@ def test_open_nodes_are_scanned_if_nvml_lists_no_processes(gpu, monkeypatch):
 
 
 def test_nvml_is_queried_only_if_a_driver_is_loaded(monkeypatch):
-    loaded = Signs(modules=("nvidia",), nodes=(), tegra=False, functions={})
+    loaded = AcceleratorHints(modules=("nvidia",), nodes=(), tegra=False, functions={})
     monkeypatch.setattr(
         accelerator_hints, "find_hints", lambda _: replace(loaded, modules=("nvgpu",), nodes=("nvidiactl",))
     )

@@ -38,7 +38,7 @@ WORDS = {
 
 
 def test_instructions_have_their_flags():
-    assert {word: Arm()._flag(word) for word in WORDS} == WORDS
+    assert {word: Arm()._find_flag(word) for word in WORDS} == WORDS
 
 
 def test_every_flag_is_announced_by_compilers():
@@ -87,13 +87,13 @@ SDOT, SVE = 0x4E839441, 0x04E30041
 def test_functions_called_by_exported_ones_are_required(build, jump):
     code = build(exported=(jump.replace("0f", "exported"), RET), hidden=(SDOT, RET), hidden_too=(SVE, RET))
     assert code.required == {"asimddp"}
-    assert code.undecided == {"sve"}
+    assert code.undecided_flags == {"sve"}
 
 
 def test_function_that_queries_the_cpu_leaves_code_undecided(build):
     code = build(exported=(0xD5380600, RET), other=(SDOT, RET))  # mrs x0, id_aa64isar0_el1
     assert not code.required
-    assert code.undecided == {"asimddp"}
+    assert code.undecided_flags == {"asimddp"}
     assert code.signs == ("cpuid",)
 
 
@@ -105,16 +105,16 @@ def test_outline_atomics_are_dispatched(build):
 def test_code_outside_functions_needs_several_instructions(build):
     assert "sve" not in build(exported=(RET,)).functions
     raw = bytes.fromhex("4100e304") * 8
-    assert Arm().counts_by_flag(raw) == {"sve": 8}
+    assert Arm().count_by_flag(raw) == {"sve": 8}
 
 
 def test_taken_addresses_are_found():
     page, place = 0xB0000000, 0x91004000  # adrp x0, +0x1000; add x0, x0, #16
     body = b"".join(word.to_bytes(4, "little") for word in (place, page, place, RET))
-    assert list(Arm().addresses_taken(body, 0x400004)) == [0x401010]
+    assert list(Arm().list_taken_addresses(body, 0x400004)) == [0x401010]
     back = 0xF0FFFFE0  # adrp x0, -0x1000
     body = b"".join(word.to_bytes(4, "little") for word in (back, place))
-    assert list(Arm().addresses_taken(body, 0x400004)) == [0x3FF010]
+    assert list(Arm().list_taken_addresses(body, 0x400004)) == [0x3FF010]
 
 
 EXCLUSIVE = (
@@ -133,6 +133,6 @@ OTHERS = (
 
 def test_exclusive_loads_and_stores_are_older_than_atomic_instructions():
     arm = Arm()
-    assert {word: arm.older(frozenset([word])) for word in EXCLUSIVE} == dict.fromkeys(EXCLUSIVE, True)
-    assert not arm.older(frozenset(OTHERS))
-    assert arm.flags(frozenset(OTHERS)) == arm.newer
+    assert {word: arm.has_older(frozenset([word])) for word in EXCLUSIVE} == dict.fromkeys(EXCLUSIVE, True)
+    assert not arm.has_older(frozenset(OTHERS))
+    assert arm.find_flags(frozenset(OTHERS)) == arm.newer_flags

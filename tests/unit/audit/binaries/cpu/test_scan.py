@@ -50,11 +50,11 @@ def test_program_requires_only_flags_of_its_march(build, march, options):
 def test_missing_decoder_leaves_everything_unknown(build, monkeypatch):
     monkeypatch.setitem(sys.modules, "iced_x86", None)
     monkeypatch.delitem(sys.modules, "imagematrix.audit.binaries.cpu.x86", raising=False)
-    scan._decoder.cache_clear()
+    scan._get_decoder.cache_clear()
     try:
         assert scanned(build(PROGRAM, "-march=haswell")) == HostCode(whole=False)
     finally:
-        scan._decoder.cache_clear()
+        scan._get_decoder.cache_clear()
 
 
 def test_functions_that_use_a_flag_are_named(build):
@@ -67,7 +67,7 @@ def test_function_clones_are_dispatched_by_the_loader(build):
     clones = PROGRAM.replace("double sum", '__attribute__((target_clones("avx2", "default"))) double sum')
     code = scanned(build(clones))
     assert not code.required
-    assert not code.undecided
+    assert not code.undecided_flags
     assert {"ifunc", "names", "cpuid"} <= set(code.signs)
     assert "sum.avx2" in code.functions["avx"].names[0]
 
@@ -80,7 +80,7 @@ def test_code_behind_a_cpu_query_is_not_required(build):
     code = scanned(build(source))
     assert not code.required
     assert not code.chosen
-    assert code.undecided >= HASWELL  # nothing proves that the query decides
+    assert code.undecided_flags >= HASWELL  # nothing proves that the query decides
     assert code.signs == ("cpuid",)
 
 
@@ -88,7 +88,7 @@ def test_function_named_after_a_cpu_is_dispatched(build):
     source = FAST.format(name="sum_haswell") + SLOW + ASKING.format(query=CPUID, name="sum_haswell")
     code = scanned(build(source))
     assert code.chosen >= HASWELL
-    assert not code.undecided
+    assert not code.undecided_flags
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_queries_through_libraries_are_recognized(build, declared, query, sign):
     source += f"double sum(double *a) {{ return {query} ? other(a) : slow(a); }}"
     code = scanned(build(source, "-shared", "-fPIC"))
     assert not code.required
-    assert code.undecided >= HASWELL
+    assert code.undecided_flags >= HASWELL
     assert sign in code.signs
 
 
@@ -128,7 +128,7 @@ def test_uncalled_function_is_not_required(build):
     source = FAST.format(name="other") + "double (*sum)(double *) = other;"
     code = scanned(build(source, "-shared", "-fPIC"))
     assert not code.required
-    assert code.undecided >= HASWELL
+    assert code.undecided_flags >= HASWELL
 
 
 def test_code_in_main_is_required_despite_queries_elsewhere(build):
@@ -168,7 +168,7 @@ def test_code_without_symbols_is_decoded(build):
     )
     source += "int main(void) { return 0; }"
     code = scanned(build(source, "-mfma", "-s", "-static", "-fno-asynchronous-unwind-tables"))
-    assert "fma" in code.undecided
+    assert "fma" in code.undecided_flags
 
 
 EVEN_NEWER = """
@@ -193,13 +193,13 @@ def test_share_of_functions_shows_what_a_file_is_compiled_for(build, new, old, p
     code = scanned(build(choosing(new, old), "-shared", "-fPIC", "-s"))
     assert not code.required
     assert (code.probable, code.partial) == (probable, partial)
-    assert code.undecided >= probable | partial
+    assert code.undecided_flags >= probable | partial
 
 
 def test_few_functions_for_even_newer_cpus_are_not_probable(build):
     code = scanned(build(choosing(40, 0) + EVEN_NEWER, "-shared", "-fPIC", "-s"))
     assert code.probable == {"avx", "avx2", "fma"}
-    assert "avx512f" in code.undecided
+    assert "avx512f" in code.undecided_flags
 
 
 def test_functions_named_after_a_cpu_are_no_part_of_the_share(build):
@@ -243,7 +243,7 @@ def test_settings_of_go_are_proof(build, settings, required):
 
 
 def test_level_of_go_is_proof_without_a_decoder(build, monkeypatch):
-    monkeypatch.setattr(scan, "_decoder", lambda _: None)
+    monkeypatch.setattr(scan, "_get_decoder", lambda _: None)
     code = scanned(build(go_program((r"build\tGOAMD64=v3",))))
     assert code.required >= {"avx2", "bmi2", "fma", "sse4_2"}
     assert not code.whole
@@ -260,7 +260,7 @@ def test_unbounded_constructor_does_not_own_the_following_code(build):
     bare += '.section .init_array,\\"aw\\"\\n.quad bare\\n.previous");'
     source = f"int main(void) {{ return 0; }} int asks(void) {{ return {CPUID}; }}" + bare
     code = scanned(build(source, "-s", "-no-pie", "-fno-toplevel-reorder"))
-    assert code.undecided == {"avx"}
+    assert code.undecided_flags == {"avx"}
     assert not code.required
 
 
@@ -320,7 +320,7 @@ def test_damaged_files_never_crash(build):
     raw = build(PROGRAM, "-march=haswell", "-shared", "-fPIC").read_bytes()
     chance = random.Random(14)  # noqa: S311 - nothing is secret
     sections = int.from_bytes(raw[40:48], "little")
-    frames = next(elf.read_elf(Window(io.BytesIO(raw), 0, len(raw))).named(".eh_frame"))
+    frames = next(elf.read_elf(Window(io.BytesIO(raw), 0, len(raw))).find_sections(".eh_frame"))
     parts = (
         (16, 64),
         (64, 1024),

@@ -23,7 +23,7 @@ from imagematrix.audit.binaries.cpu.scan import scan_file
 from imagematrix.audit.binaries.cpu.scanners import Scanners
 from imagematrix.audit.binaries.window import Window
 from imagematrix.audit.images import layer
-from imagematrix.common.child_modules import child_command
+from imagematrix.common.child_modules import make_child_command
 from imagematrix.errors import AuditError
 
 SOON = 30  # seconds, on a slow machine
@@ -140,7 +140,7 @@ def test_program_that_embeds_python_scans_by_itself(libraries, monkeypatch, exec
 
 def test_parts_of_one_file_are_scanned_at_the_same_time(libraries, tmp_path):
     path = tmp_path / "all"
-    path.write_bytes(b"".join(window.at(0, window.size) for _, window in libraries.values()))
+    path.write_bytes(b"".join(window.read_at(0, window.size) for _, window in libraries.values()))
     with path.open("rb") as file, Scanners() as scanning:
         parts, start = {}, 0
         for name, (headers, window) in libraries.items():
@@ -214,7 +214,7 @@ def _runs(pid):
 def test_process_serves_until_its_connection_closes(libraries):
     own, other = Pipe()
     *_, (path, (headers, window)) = libraries.items()
-    command = [*child_command(scanners.__name__), str(other.fileno())]
+    command = [*make_child_command(scanners.__name__), str(other.fileno())]
     with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[other.fileno()]) as process:
         other.close()
         with closing(own):
