@@ -22,7 +22,7 @@ from imagematrix.images.oci.tree import ImageTree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
     from imagematrix.audit.binaries.device_code import DeviceCode
     from imagematrix.audit.binaries.host_code import HostCode
@@ -252,7 +252,7 @@ class Audit:
 
     @property
     def partial_flags(self) -> dict[str, str]:
-        """The CPU flags that the larger part of a file needs, without those that are required or probable."""
+        """The CPU flags that much of a file needs, without those that are required or probable."""
         known = self.flags | self._find_paths(lambda host: host.probable)
         paths = self._find_paths(lambda host: host.partial)
         return {flag: path for flag, path in paths.items() if flag not in known}
@@ -278,11 +278,20 @@ def audit_image(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
     """
     tree = ImageTree(image.layers)
     installed, damaged = list_packages(tree)
+    libraries_only = {
+        package.metadata
+        for package in installed
+        if nvidia_names.is_library_package(package.name, package.files)
+    }
     # A file that another package lists, too, is not NVIDIA's.
-    ordered = sorted(installed, key=lambda package: not nvidia_names.is_distributed(package.name))
+    ordered = sorted(installed, key=lambda package: package.metadata not in libraries_only)
     owners = {path: package for package in ordered for path in package.files}
-    versions = {path: package.version for path, package in owners.items() if _is_of_nvidia(path, package)}
-    files = sorted(_list_files(tree, owners), key=lambda examined: examined.path)
+    versions = {  # of NVIDIA's libraries; outside of its folder, a package may list files of others
+        path: package.version
+        for path, package in owners.items()
+        if package.metadata in libraries_only and path.startswith(f"{package.folder}/")
+    }
+    files = sorted(_list_files(tree, owners, versions), key=lambda examined: examined.path)
     listed = tuple(
         library
         for examined in files
@@ -333,12 +342,17 @@ def audit_image(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
     )
 
 
-def _list_files(tree: ImageTree[PlainFile], owners: Mapping[str, Package]) -> Iterator[ExaminedFile]:
-    """Yield the examined files, also those inside archives, each with the package that installed it."""
+def _list_files(
+    tree: ImageTree[PlainFile], owners: Mapping[str, Package], of_nvidia: Container[str]
+) -> Iterator[ExaminedFile]:
+    """Yield the examined files, also those inside archives, each with the package that installed it.
+
+    `of_nvidia` has the paths of the files that packages of NVIDIA's libraries installed.
+    """
     for path, node in tree.files():
         if node.file is not None:
             for examined in _list_inner(path, node.layer, node.file):
-                yield _add_package(examined, owners)
+                yield _add_package(examined, owners, of_nvidia)
 
 
 def _list_inner(path: str, layer: str, file: File) -> Iterator[ExaminedFile]:
@@ -353,7 +367,9 @@ def _list_inner(path: str, layer: str, file: File) -> Iterator[ExaminedFile]:
         yield from _list_inner(f"{path}{INNER}{name}", layer, inner)
 
 
-def _add_package(examined: ExaminedFile, owners: Mapping[str, Package]) -> ExaminedFile:
+def _add_package(
+    examined: ExaminedFile, owners: Mapping[str, Package], of_nvidia: Container[str]
+) -> ExaminedFile:
     package = owners.get(examined.path)
     if package is None:
         return examined
@@ -363,14 +379,9 @@ def _add_package(examined: ExaminedFile, owners: Mapping[str, Package]) -> Exami
         row.path == name for row in rows
     )
     nvidia = examined.nvidia
-    if _is_of_nvidia(examined.path, package):
+    if examined.path in of_nvidia:
         nvidia = f"the package {package.name} installed it"
     return replace(examined, name=name, package=package.name, nvidia=nvidia, is_listed=is_listed)
-
-
-def _is_of_nvidia(path: str, package: Package) -> bool:
-    """Whether a file that a package lists is NVIDIA's. Outside its folder, it may list files of others."""
-    return nvidia_names.is_distributed(package.name) and path.startswith(f"{package.folder}/")
 
 
 def _counts(examined: ExaminedFile) -> bool:

@@ -105,7 +105,7 @@ def _warn_of_unproven_flags(audited: Audit) -> Iterator[str]:
         )
     for path, flags in _group_by_path(audited.partial_flags, frozenset()):
         yield (
-            f"the larger part of {path} is compiled for CPUs with {' '.join(flags)}, but the image counts as "
+            f"much of {path} is compiled for CPUs with {' '.join(flags)}, but the image counts as "
             "one that runs without them: nothing proves that it asks for the CPU before it runs that code"
         )
 

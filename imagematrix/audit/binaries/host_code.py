@@ -25,7 +25,7 @@ class HostCode:
 
     `required` flags are in code that runs without checking the CPU. `chosen` flags are only in functions that
     the program calls on certain CPUs. For all other flags, the audit cannot decide: they are `probable` if
-    nearly all of the code is compiled for CPUs that have them, and `partial` if the larger part is. `signs`
+    nearly all of the code is compiled for CPUs that have them, and `partial` if much of it is. `signs`
     are evidence that the file detects the CPU: an instruction, a symbol, a file of the kernel, names of CPUs.
     `whole` is False if the file does not tell where functions begin.
     """

@@ -7,6 +7,10 @@ import re
 
 from imagematrix.hardware.vendors import user_mode
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 # Parts of a file name: lib, the library's name, and the version after .so or .a. auditwheel adds a hash to
 # the names of the libraries that it copies into a wheel.
 FILE = re.compile(
@@ -28,9 +32,15 @@ PACKAGES = re.compile(
 OF_DRIVER = re.compile(r"lib(?:nvidia-[a-z0-9-]+|nvcuvid|nvoptix|cudadebugger)\.so(?:\.\d+)*", re.ASCII)
 
 
-def is_distributed(package: str) -> bool:
-    """Whether NVIDIA distributes its libraries by a Python package of this normalised name."""
-    return PACKAGES.fullmatch(package) is not None
+def is_library_package(package: str, files: Iterable[str]) -> bool:
+    """Whether NVIDIA distributes libraries, and nothing else, by a Python package of this normalised name.
+
+    One that has modules of Python besides those that make its folders packages is a program of its own, as
+    nvidia-dali is: its device code decides.
+    """
+    return PACKAGES.fullmatch(package) is not None and all(
+        posixpath.basename(path) == "__init__.py" for path in files if path.endswith(".py")
+    )
 
 
 def is_nvidia_library(path: str, soname: str | None) -> bool:

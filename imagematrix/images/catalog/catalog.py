@@ -179,7 +179,7 @@ class Variant(Record):
     ("89", "90a"); all files have code wherever one of these cubins, or the PTX, runs. `device_code` is exact:
     every one of its entries needs code for a GPU, by cubin or PTX. If it is empty, `cubins` and `ptx` are its
     only entry. `cpu_flags` are the flags the code needs, by the kernel's names; `partial_flags` are further
-    ones that the larger part of a file needs, which may choose by the CPU. `march` and `vendor` name the
+    ones that much of a file needs, which may choose by the CPU. `march` and `vendor` name the
     compilation target and are only used to rank. `size` is in bytes. `digest` is None if the store
     has none. `oldest_driver` is the oldest driver that runs `cuda`, if the matrix states it because no table
     has the release. `axes` are the image's own axes, none about hardware, with the variant's values, sorted.

@@ -79,7 +79,7 @@ def warn(target: Target, variant: Variant) -> Iterator[str]:
     missing = sorted(_find_partial_flags(variant) - target.host.cpu.flags)
     if missing:
         yield (
-            f"the host's CPUs lack {' '.join(missing)}, for which the larger part of a program or library is "
+            f"the host's CPUs lack {' '.join(missing)}, for which much of a program or library is "
             "compiled: if it does not ask for the CPU before it runs that code, it ends with SIGILL"
         )
 

@@ -218,6 +218,17 @@ def test_files_that_a_package_of_nvidia_installed_decide_nothing(seen):
     )
 
 
+def test_kernels_of_a_program_that_nvidia_distributes_decide(seen):
+    """As in nvidia-dali, which has modules of Python; packages of libraries have none, or empty ones."""
+    names = ("nvidia/dali/libdali_kernels.so", "nvidia/__init__.py", "nvidia/dali/pipeline.py")
+    result = seen(
+        *packaged("nvidia-dali-cuda130", "2.4.0", *names),
+        *((f"{SITE}/{name}", NEW if name.endswith(".so") else b"") for name in names),
+    )
+    assert [one["name"] for one in result["device_code"]] == [names[0]]
+    assert uncounted(result) == {}
+
+
 @pytest.mark.parametrize(
     "members",
     [

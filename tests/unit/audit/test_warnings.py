@@ -168,7 +168,7 @@ def test_unlabelled_image_is_doubted_for_its_cpu_flags(audited, program):
     )
     (doubt,) = warn_of_unlabelled(audited(("opt/more.so", more)))
     assert doubt == (
-        "the larger part of /opt/more.so is compiled for CPUs with avx avx2 fma, but the image counts as one "
+        "much of /opt/more.so is compiled for CPUs with avx avx2 fma, but the image counts as one "
         "that runs without them: nothing proves that it asks for the CPU before it runs that code"
     )
 

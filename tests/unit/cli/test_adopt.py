@@ -184,10 +184,7 @@ def test_code_that_is_partly_for_newer_cpus_is_told_where_it_matters(cli, tmp_pa
     (tmp_path / "new.json").write_text(json.dumps(host))
     host["cpu"] |= {"flags": sorted({*host["cpu"]["flags"]} - {"avx", "avx2", "fma"})}
     (tmp_path / "old.json").write_text(json.dumps(host))
-    assert (
-        "the larger part of /opt/it.so"
-        in cli("adopt", adopted, "--as", "t:v1", "-o", tmp_path / "c.json").err
-    )
+    assert "much of /opt/it.so" in cli("adopt", adopted, "--as", "t:v1", "-o", tmp_path / "c.json").err
     told = {}
     for name in ("old", "new"):
         words = (

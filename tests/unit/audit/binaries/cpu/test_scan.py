@@ -202,6 +202,16 @@ def test_few_functions_for_even_newer_cpus_are_not_probable(build):
     assert "avx512f" in code.undecided_flags
 
 
+@pytest.mark.parametrize(("wide", "is_probable"), [(20, False), (60, True)])
+def test_functions_for_wide_registers_show_only_by_their_majority(build, wide, is_probable):
+    """Of bitsandbytes 0.50.2, which chooses by the CPU, a third of the functions uses AVX-512."""
+    more = "".join(EVEN_NEWER.replace("void more", f"void more{number}") for number in range(wide))
+    code = scanned(build(choosing(40, 0) + more, "-shared", "-fPIC", "-s"))
+    assert {"avx", "avx2", "fma"} <= code.probable | code.partial
+    assert ("avx512f" in code.probable) is is_probable
+    assert ("avx512f" in code.partial) is not is_probable
+
+
 def test_functions_named_after_a_cpu_are_no_part_of_the_share(build):
     code = scanned(build(choosing(40, 1, "kernel_avx2_"), "-shared", "-fPIC"))
     assert (code.probable, code.partial) == (frozenset(), frozenset())
