@@ -180,7 +180,7 @@ def compute_coverage(
 
     fleet = group_by_hardware(hosts, answer)
     _require_unambiguous(fleet)
-    catalog = selector.question.catalog
+    catalog = selector.query.catalog
     variants = _count_services(fleet, catalog, len(hosts))
     return Coverage(
         catalog=catalog,

@@ -81,8 +81,8 @@ def measure_losses(decision: Decision) -> Iterator[tuple[str, LossCounts]]:
 def _measure_loss(target: Target, best: Variant, other: Variant) -> LossCounts:
     if best.gpu and not other.gpu:
         return LossCounts(gpus=1, cpu_flags=_count_lost_flags(best, other))
-    code, instead = (BY_NAME["device-code"].place(target, variant) for variant in (best, other))
-    modes = [BY_NAME["driver"].place(target, variant) for variant in (best, other)]
+    code, instead = (BY_NAME["device-code"].rate(target, variant) for variant in (best, other))
+    modes = [BY_NAME["driver"].rate(target, variant) for variant in (best, other)]
     native = _is_native(code) and not _is_native(instead)
     return LossCounts(
         native_code=int(native),

@@ -18,7 +18,12 @@ from imagematrix.selection.candidate import find_failing_results
 from imagematrix.selection.decision import explain_ambiguity, find_indistinguishable
 from imagematrix.selection.gang import compatibility as alikeness
 from imagematrix.selection.gang.gang import ExcludedHosts, Gang, GangMember, NothingFitsAll
-from imagematrix.selection.hardware_key import keep_distinct_gpus, kind, make_hardware_key, make_order_key
+from imagematrix.selection.hardware_key import (
+    get_gpu_kind,
+    keep_distinct_gpus,
+    make_hardware_key,
+    make_order_key,
+)
 from imagematrix.selection.rule import Remedy, suggest_arguments
 from imagematrix.selection.selection_target import Target
 from imagematrix.selection.selector import get_cached_selector
@@ -64,7 +69,7 @@ def select_gang(
     GPUs, if `where` or `alike` is invalid, and if variants that fit differ in one of the image's own axes.
     """
     selector = get_cached_selector(catalog, where)
-    question = selector.question
+    question = selector.query
     names = alikeness.parse_alike(alike, question.catalog.variants)
     kinds = _group_by_hardware(_require_named_hosts(hosts), selector, gpus, allow_cpu=allow_cpu)
     serving = _find_serving_classes(_group_compatible_variants(question, names), kinds)
@@ -119,7 +124,7 @@ def _group_by_hardware(
 ) -> list[_HostKind]:
     """Return the kinds of hardware among the hosts, in the order of their first names; raise UsageError."""
     allow_cpu = allow_cpu or gpus == NONE
-    flags = selector.question.index.flags
+    flags = selector.query.index.flags
     found: dict[Hashable, _HostKind] = {}
     errors: list[tuple[str, UsageError]] = []
     for name, host in hosts.items():
@@ -141,7 +146,7 @@ def _group_by_hardware(
 
 
 def _make_kind(selector: Selector, host: Host, choice: Choice, *, allow_cpu: bool) -> _HostKind:
-    index = selector.question.index
+    index = selector.query.index
     several = _find_positions(selector, host, choice, allow_cpu=allow_cpu)
     targets: list[Target] = []
     positions: list[Positions] = []
@@ -150,7 +155,7 @@ def _make_kind(selector: Selector, host: Host, choice: Choice, *, allow_cpu: boo
     for places in several:
         gpus = tuple([choice.gpus[one] for one in places])
         target = keep_distinct_gpus(Target(host=host, gpus=gpus, allow_cpu=allow_cpu))
-        fits = index.fitting(target) & ~seen
+        fits = index.find_fitting(target) & ~seen
         if fits or not targets:
             targets.append(target)
             positions.append(places)
@@ -165,18 +170,18 @@ def _find_positions(selector: Selector, host: Host, choice: Choice, *, allow_cpu
     A variant that fits several GPUs of the host, but not all, gets the first of those.
     """
     every = tuple(range(choice.count))
-    if choice.count == len(choice.gpus) or len(set(map(kind, choice.gpus))) == 1:
+    if choice.count == len(choice.gpus) or len(set(map(get_gpu_kind, choice.gpus))) == 1:
         return [every]
-    index = selector.question.index
+    index = selector.query.index
     places = {id(gpu): place for place, gpu in enumerate(choice.gpus)}
     usual = [
         tuple(places[id(gpu)] for gpu in narrowed.gpus[: choice.count])
         for narrowed in selector.find_feasible_gpu_sets(host, choice)
     ]
-    kinds = list(map(kind, choice.gpus))
+    kinds = list(map(get_gpu_kind, choice.gpus))
     examples = dict(zip(kinds, choice.gpus, strict=True))
     fits = {
-        which: index.fitting(Target(host=host, gpus=(gpu,), allow_cpu=allow_cpu))
+        which: index.find_fitting(Target(host=host, gpus=(gpu,), allow_cpu=allow_cpu))
         for which, gpu in examples.items()
     }
     together = {
@@ -193,7 +198,7 @@ def _find_positions(selector: Selector, host: Host, choice: Choice, *, allow_cpu
 
 def _group_compatible_variants(question: Query, names: Sequence[str] | None) -> list[int]:
     """Return the sets of variants that may run together."""
-    return question.index.grouped(lambda variant: alikeness.make_compatibility_key(variant, names))
+    return question.index.group_by_need(lambda variant: alikeness.make_compatibility_key(variant, names))
 
 
 def _choose_members(
@@ -211,15 +216,15 @@ def _choose_members(
     rows = [[one.first(own) for one in kinds] for own in classes]
     least = min(max(number for number, _ in row) for row in rows)
     rows = [row for row in rows if max(number for number, _ in row) == least]
-    differing = index.differing(_unite_masks(pool for row in rows for _, pool in row))
+    differing = index.find_differing_axes(_unite_masks(pool for row in rows for _, pool in row))
     for criterion in index.criteria:
         rows = _narrow_rows(index, criterion, rows, kinds)
     # The variants are numbered in the order of their references.
     row = min(rows, key=lambda row: [pool & -pool for _, pool in row])
     members = []
     for place, (group, (number, pool)) in enumerate(zip(groups.values(), row, strict=True)):
-        (variant,) = index.members(pool & -pool)
-        leading = index.members(_unite_masks(row[place][1] for row in rows))
+        (variant,) = index.list_members(pool & -pool)
+        leading = index.list_members(_unite_masks(row[place][1] for row in rows))
         same = find_indistinguishable([variant, *(other for other in leading if other is not variant)])
         if not settled and (differing or len(same) > 1):
             why, remedy = explain_ambiguity(question.catalog, differing, leading if differing else same, WHOM)
@@ -245,7 +250,7 @@ def _narrow_rows(
             pools[which, number] = pools.get((which, number), 0) | pool
     for (which, number), pool in pools.items():
         merged: dict[Any, int] = {}
-        for place, members in index.scores(criterion, kinds[which].targets[number], pool):
+        for place, members in index.compute_scores(criterion, kinds[which].targets[number], pool):
             merged[place] = merged.get(place, 0) | members
         places[which, number] = sorted(merged.items())
     scored: list[tuple[Any, list[tuple[int, int]]]] = []
@@ -266,7 +271,7 @@ def _make_refusal(
     selector: Selector, names: tuple[str, ...] | None, kinds: Sequence[_HostKind]
 ) -> NothingFitsAll:
     """Return the error for hosts that no class serves, with the largest gang."""
-    question = selector.question
+    question = selector.query
     largest, served = _find_largest_class(question, names, kinds)
     inside = [one for one in kinds if one.served & largest]
     outside = [one for one in kinds if not one.served & largest]
@@ -308,10 +313,10 @@ def _group_excluded_hosts(question: Query, variants: int, kinds: Iterable[_HostK
         return [
             ExcludedHosts(hosts=tuple(name for one in kinds for name in one.hosts), nearest=None, rules=())
         ]
-    among = VariantIndex(tuple(index.members(variants)), index.criteria)
+    among = VariantIndex(tuple(index.list_members(variants)), index.criteria)
     found: dict[Hashable, tuple[str, tuple[RuleResult, ...], list[str]]] = {}
     for one in kinds:
-        nearest = among.nearest(one.targets[0])
+        nearest = among.find_nearest(one.targets[0])
         host, gpus = one.member(next(iter(one.hosts)), 0)
         target = replace(one.targets[0], host=host, gpus=gpus)
         failing = find_failing_results(target, nearest)
