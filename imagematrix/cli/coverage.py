@@ -136,7 +136,7 @@ def _write(html: Path, report: Coverage, sizes: Path | None, outdated: Path | No
 
 def _print(report: Coverage) -> None:
     def short(reference: str) -> str:
-        return escape_text(report.short(reference))
+        return escape_text(report.shorten_reference(reference))
 
     name = escape_text(f"{report.image}:{report.version}")
     print_lines(f"{name} serves {report.served} of {format_count(report.hosts, 'host')}")
