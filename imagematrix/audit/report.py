@@ -329,7 +329,7 @@ def _joined(versions: Iterable[str | None]) -> str | None:
 
 
 def _found(tree: ImageTree[PlainFile]) -> Iterator[FoundFile]:
-    for path, node in tree.files():
+    for path, node in tree.list_files():
         if node.file is not None:
             yield from _with_inner(path, node.layer, node.file)
 
@@ -459,7 +459,7 @@ def _drivers(
     tree: ImageTree[PlainFile], listed: Sequence[FoundFile], environment: Mapping[str, str]
 ) -> Iterator[DriverFile]:
     files = {found.path: found.file.driver for found in listed if found.file.driver}
-    for link, _ in tree.links():
+    for link, _ in tree.list_links():
         # Only the link's name, not its target's, shows that the file is a driver library.
         target = user_mode.parse_file_name(link)
         resolved = tree.find(link) if target and target[1] else None

@@ -56,10 +56,6 @@ def make_sort_key(criteria: Sequence[Criterion], target: Target, variant: Varian
     return (*(criterion.rate(target, variant) for criterion in criteria), variant.reference)
 
 
-def _score_gpu_use(_: Target, variant: Variant) -> bool:
-    return not variant.gpu
-
-
 def _score_device_code(target: Target, variant: Variant) -> tuple[int, int, bool] | None:
     driver = drivers.get_effective_driver(target, variant)
     matches = [device_code.rate_code(variant, gpu, driver) for gpu in target.gpus]
@@ -106,7 +102,7 @@ def _score_cpu_flags(_: Target, variant: Variant) -> int | None:
 # By name; CRITERIA has the usual order.
 BY_NAME = {
     # GPU variants before CPU-only ones
-    "gpu": Criterion(facts=(), need=attrgetter("gpu"), score=_score_gpu_use),
+    "gpu": Criterion(facts=(), need=attrgetter("gpu"), score=lambda _, variant: not variant.gpu),
     # a native cubin, then the nearest lower minor, then PTX, each with all parts before some; the worst match
     # among the GPUs decides
     "device-code": Criterion(

@@ -69,7 +69,7 @@ def list_contents(
 
 def _databases(tree: ImageTree[PlainFile]) -> Iterator[tuple[str, PlainFile]]:
     """Yield each file that may be a database, by its own path: folders such as /lib may be links."""
-    paths = (*packages.LISTS, *(f"{packages.FOLDER}/{name}" for name in tree.names(packages.FOLDER)))
+    paths = (*packages.LISTS, *(f"{packages.FOLDER}/{name}" for name in tree.list_names(packages.FOLDER)))
     yield from dict(filter(None, map(tree.find, paths))).items()
 
 

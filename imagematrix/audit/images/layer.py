@@ -94,10 +94,12 @@ def read_layer(stream: ByteStream, digest: str, start_scan: StartScan = scan_lat
         expanded = DecompressedStream(stream)
         with open_tar(expanded) as archive, _Decoding(start_scan) as decoding, PackageSources() as sources:
             for member in list_members(archive):
-                path = found.path_of(member)
+                path = found.read_path(member)
                 if path and path != "/":
-                    entry = found.link(member) or _entry(archive, member, path, digest, decoding, sources)
-                    found.put(path, entry, alike=(OTHER,))
+                    entry = found.read_link(member) or _entry(
+                        archive, member, path, digest, decoding, sources
+                    )
+                    found.add(path, entry, alike=(OTHER,))
                     texts += len(entry.text or b"") if isinstance(entry, PlainFile) else 0
                     if texts > ALL_TEXTS:
                         raise tarfile.ReadError(f"more than {ALL_TEXTS} bytes of text files")

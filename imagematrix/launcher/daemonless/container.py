@@ -63,7 +63,7 @@ def make_container(
     user's home if those mount it, else the one of root. Over variables that are `inherited`, all others win.
     Raises UsageError if the image has no command and the launch neither, and if its configuration is damaged.
     """
-    process = ImageProcess.of(config)
+    process = ImageProcess.from_config(config)
     given = options.entrypoint
     entrypoint, command = (process.entrypoint, process.command) if given is None else ((), ())
     args = (*((given,) if given else entrypoint), *(launch.command or command))

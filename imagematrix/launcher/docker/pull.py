@@ -80,6 +80,6 @@ def pull_unless_present(
     exact = f"{image}@{digest}" if digest else name
     if images.inspect_image(exact, over) is None:
         require_unpackable(exact, over)
-        pull_into_engine(exact, platform=platform, report=report, client=client)
+        pull_into_engine(exact, platform=platform, on_progress=report, client=client)
     if exact != name and images.inspect_image(name, over) is None:
         images.tag_image(exact, image, str(tag), client)

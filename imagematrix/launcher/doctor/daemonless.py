@@ -10,7 +10,7 @@ from pathlib import Path
 from imagematrix.common.programs import find_program
 from imagematrix.common.settings import DOCKER, Site, read_site
 from imagematrix.errors import EngineError, ImagematrixError, UsageError
-from imagematrix.images.local_store.folder import store_folder
+from imagematrix.images.local_store.folder import find_store_folder
 from imagematrix.launcher.daemonless import apptainer, image_root, namespace
 from imagematrix.launcher.daemonless.launch_folder import make_launch_folder
 from imagematrix.launcher.daemonless.start import choose_runtime
@@ -58,7 +58,7 @@ def gather_daemonless_facts() -> DaemonlessFacts:
     engine = tried(lambda: site.chosen("engine", None, "IMAGEMATRIX_ENGINE")) or DOCKER
     runtime = tried(lambda: choose_runtime(engine, site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME")).name)
     tried(_mounts)
-    store = tried(lambda: _store(store_folder(site)))
+    store = tried(lambda: _store(find_store_folder(site)))
     return DaemonlessFacts(
         engine=engine,
         runtime=runtime,

@@ -78,7 +78,7 @@ def find_live_leases(locks: Locks) -> ContainerLeases:
         lease, holder = _parse_lease(file.text)
         # Of a container on another machine or in another PID namespace, only its keeper is known to live.
         kept = file.held and holder is not None and not holder.is_here
-        if lease and holder and (kept or holder.alive(file.quiet_s, owner=file.owner)):
+        if lease and holder and (kept or holder.is_alive(file.quiet_s, owner=file.owner)):
             found.append((lease, holder))
         elif not file.held:
             locks.remove(name)

@@ -83,7 +83,14 @@ def group_by_hardware(
     for name in sorted(hosts):
         host = hosts[name]
         answer = explain(host)
-        groups.setdefault(_make_key(host, answer), (host, answer, []))[2].append(name)
+        if isinstance(answer, UsageError):
+            key: Hashable = (str(answer), answer.remedy, host.driver and host.driver.version)
+        elif answer.chosen_gpus in ((), host.gpus):
+            key = answer.decision.hardware
+        else:
+            # Which of its GPUs serve a count depends on all of them, also after an upgrade.
+            key = answer.decision.hardware, make_hardware_key(host, host.gpus, allow_cpu=False)
+        groups.setdefault(key, (host, answer, []))[2].append(name)
     return tuple(
         HardwareKind(hosts=tuple(names), sample=sample, answer=answer)
         for sample, answer, names in groups.values()
@@ -96,15 +103,6 @@ def get_miss(answer: Answer) -> Miss | None:
         remedy = Remedy(words=answer.remedy, shown=answer.shown) if answer.remedy else None
         return Miss(why=str(answer), remedy=remedy)
     return answer.miss
-
-
-def _make_key(host: Host, answer: Answer) -> Hashable:
-    if isinstance(answer, UsageError):
-        return str(answer), answer.remedy, host.driver and host.driver.version
-    if answer.chosen_gpus in ((), host.gpus):
-        return answer.decision.hardware
-    # Which of its GPUs serve a count depends on all of them, also after an upgrade.
-    return answer.decision.hardware, make_hardware_key(host, host.gpus, allow_cpu=False)
 
 
 def _describe_gpu(gpu: Gpu) -> str:

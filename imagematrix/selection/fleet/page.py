@@ -115,7 +115,8 @@ def _load_template() -> Template:
     environment.filters |= {
         "amount": _format_size,
         "brief": _format_number,
-        "digest": _shorten_digest,
+        # Enough of a digest to tell it from others; any other text as it is.
+        "digest": lambda text: text[:SHORT] if text.startswith("sha256:") else text,
         "named": _join_first_names,
         "number": "{:,}".format,
         "reasons": _group_by_reason,
@@ -133,11 +134,6 @@ def _sanitize_text(value: object) -> object:
 def _join_first_names(names: Sequence[str], most: int = NAMED) -> tuple[Sequence[str], int]:
     """Return the first names, and how many there are besides."""
     return names[:most], max(0, len(names) - most)
-
-
-def _shorten_digest(text: str) -> str:
-    """Return the beginning of a digest, which is enough to tell it from others; any other text as it is."""
-    return text[:SHORT] if text.startswith("sha256:") else text
 
 
 def _format_size(size: int | None) -> str:
