@@ -53,9 +53,7 @@ def find_gpus_newer_than(target: Target, driver: str) -> list[Gpu]:
 
     Drivers of Tegra parts come with JetPack, and have other branches.
     """
-    known = [
-        version for version in (driver, target.kernel_driver) if version and not versions.is_tegra(version)
-    ]
+    known = [name for name in (driver, target.kernel_driver) if name and not versions.is_tegra(name)]
     branch = min(map(versions.get_branch, known), default=None)
     return [gpu for gpu in target.gpus if branch is not None and branch < gpus.get_first_branch(gpu.compute)]
 

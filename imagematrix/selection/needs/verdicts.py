@@ -134,13 +134,9 @@ class Judge:
     def find_representatives(self, fact: str, value_class: ValueClass) -> tuple[Hashable, ...]:
         """Return the representatives of a value class in this rule's comparisons."""
         scale, compared = self._scope.vocabulary.scales[fact], self.compared[fact]
-        return tuple(
-            dict.fromkeys(
-                value
-                for sample in value_class.samples
-                for value in scale.find_representatives(compared, sample)
-            )
-        )
+        samples = value_class.samples
+        values = (value for sample in samples for value in scale.find_representatives(compared, sample))
+        return tuple(dict.fromkeys(values))
 
     def _is_satisfied(self, host: Any, gpus: tuple[Any, ...]) -> bool:
         rule, variant = self._applied.rule, self._applied.variant
@@ -187,14 +183,8 @@ class JudgedGrid:
 
         Without a driver, it has no facts of one.
         """
-        judge = self._judge
-        facts = tuple(
-            [
-                (fact, self._find_representatives(fact, node[fact]))
-                for fact in self._about_node
-                if fact in node
-            ]
-        )
+        judge, represent = self._judge, self._find_representatives
+        facts = tuple([(fact, represent(fact, node[fact])) for fact in self._about_node if fact in node])
         fits = self._fitting.get(facts)
         if fits is None:
             fits = self._grid.everything + 1 if judge.judge_node(facts, None) else 0
