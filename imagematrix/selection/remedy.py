@@ -160,21 +160,20 @@ class Remedies:
         ):
             return
 
-        # The nearest change: other kernel modules of the same version.
+        # The nearest changes: other kernel modules of the same version, then the version that is installed
+        # and only not loaded yet. Labels of nodes tell only that the versions differ, and not which it is.
+        nearest: list[tuple[Driver, str]] = []
         if loaded and newer and loaded.kind in OTHER_KIND:
-            driver = replace(loaded, kind=OTHER_KIND[loaded.kind])
-            if self._is_accepted(driver, variant, allowed):
-                yield self._suggest_driver(driver, variant, f"install the {driver.kind} kernel modules")
-
-        # Then the version that is installed and only not loaded yet. Labels of nodes tell only that the
-        # versions differ, and not the one that would be loaded.
+            kind = OTHER_KIND[loaded.kind]
+            nearest.append((replace(loaded, kind=kind), f"install the {kind} kernel modules"))
         library = loaded.user_mode if loaded and loaded.user_mode_differs else None
         if loaded and newer and library and versions.DRIVER.fullmatch(library):
             from imagematrix.hardware.host.nvidia import RELOAD
 
-            driver = replace(loaded, version=library)
+            nearest.append((replace(loaded, version=library), RELOAD))
+        for driver, words in nearest:
             if self._is_accepted(driver, variant, allowed):
-                yield self._suggest_driver(driver, variant, RELOAD)
+                yield self._suggest_driver(driver, variant, words)
 
         # Then other versions, one of each span in which all drivers get the same verdicts.
         spans = _find_driver_spans(variant)
