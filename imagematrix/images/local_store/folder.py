@@ -93,7 +93,7 @@ class StoredImage(Record):
     `root` is the path of its squashfs, or of the folder with its files, as `kind` says. `size` are bytes: of
     the squashfs, or of all files. `checksum` is the digest of the squashfs. `config` is the document of its
     configuration. `references`, `image`, `version`, `variant` and `terms` are the StoredName that it was
-    fetched by; `others` are those that it was pulled by since.
+    fetched by; `other_names` are those that it was pulled by since.
     """
 
     digest: str
@@ -107,7 +107,7 @@ class StoredImage(Record):
     variant: Mapping[str, Any]
     terms: Mapping[str, Any]
     checksum: str | None = None
-    others: tuple[StoredName, ...] = ()
+    other_names: tuple[StoredName, ...] = ()
 
     @property
     def names(self) -> tuple[StoredName, ...]:
@@ -119,7 +119,7 @@ class StoredImage(Record):
             variant=self.variant,
             terms=self.terms,
         )
-        return (name, *self.others)
+        return (name, *self.other_names)
 
     def to_json(self) -> dict[str, object]:
         """Return the document in the store, which says nothing of its place and of further names."""
@@ -423,7 +423,7 @@ def _parse_image(
         version=fields.text("version"),
         variant=fields.object_or_empty("variant").data,
         terms=fields.object_or_empty("terms").data,
-        others=other_names,
+        other_names=other_names,
     )
 
 
