@@ -349,7 +349,7 @@ def _list_files(
 
     `of_nvidia` has the paths of the files that packages of NVIDIA's libraries installed.
     """
-    for path, node in tree.files():
+    for path, node in tree.list_files():
         if node.file is not None:
             for examined in _list_inner(path, node.layer, node.file):
                 yield _add_package(examined, owners, of_nvidia)
@@ -507,7 +507,7 @@ def _list_drivers(
 ) -> Iterator[DriverFile]:
     """Yield the libraries of the user-mode driver, and which of them programs load."""
     drivers = {examined.path: examined.file.driver for examined in files if examined.file.driver}
-    for link, _ in tree.links():
+    for link, _ in tree.list_links():
         # Only the link's name, not its target's, shows that the file is a driver library.
         target = user_mode.parse_file_name(link)
         resolved = tree.find(link) if target and target[1] else None

@@ -127,7 +127,7 @@ def command(
 
 def _print_coverage(report: Coverage) -> None:
     def shorten(reference: str) -> str:
-        return escape_text(report.short(reference))
+        return escape_text(report.shorten_reference(reference))
 
     name = escape_text(f"{report.image}:{report.version}")
     print_lines(f"{name} serves {report.served} of {format_count(report.hosts, 'host')}")

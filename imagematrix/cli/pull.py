@@ -100,24 +100,24 @@ def command(
 
 def _find_store(to: str | None, *, is_required: bool) -> ImageStore | None:
     """Return the store to pull into, None for the engine; `is_required` if another option is for stores."""
-    from imagematrix.images.local_store.folder import ImageStore, store_folder
+    from imagematrix.images.local_store.folder import ImageStore, find_store_folder
 
     site = read_site()
     engine = site.choose_value("engine", None, "IMAGEMATRIX_ENGINE") or DOCKER
     if to is None and not is_required and engine == DOCKER:
         return None
-    return ImageStore(store_folder(site, to, named="--to"))
+    return ImageStore(find_store_folder(site, to, named="--to"))
 
 
 def _require_engine(*, described: bool) -> None:
     """Raise EngineError if no engine answers, UsageError if it runs on a machine that is not `described`."""
-    from imagematrix.images.local_store.folder import store_folder
+    from imagematrix.images.local_store.folder import find_store_folder
     from imagematrix.launcher.docker.remote_engine import find_engine_machine
 
     try:
         find_engine_machine(described=described)
     except EngineUnreachableError as error:
-        folder = quote_word(store_folder(read_site()))
+        folder = quote_word(find_store_folder(read_site()))
         error.remedy = f"{error.remedy}; or add --to {folder}, a folder that needs no engine"
         raise
 

@@ -12,13 +12,13 @@ from imagematrix.selection.rules import RULES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import Any
 
     from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.order import Criterion
     from imagematrix.selection.remedy import Remedies
-    from imagematrix.selection.rule import Distance, RuleResult, RuleWarning
+    from imagematrix.selection.rule import RuleResult, RuleWarning
     from imagematrix.selection.selection_target import Target
 
 # The fields that distinguish variants; no rule reads their own axes.
@@ -73,13 +73,15 @@ def rank_candidates(
 
     def rank_key(candidate: Candidate) -> tuple[Any, ...]:
         failing, variant = candidate.failing, candidate.variant
-        # `Index.nearest` finds the first of those that fail by the same order, without any reason.
+        # `VariantIndex.find_nearest` finds the first of those that fail in the same order, without reasons.
         return (
             bool(failing),
             any(result.rule == "platform" for result in failing),
             bool(failing and bool(target.gpus) is not variant.gpu),
             len(failing),
-            _measure_distances(sampled, variant),
+            # The last rules come first: they are about hardware. The others are about drivers, which are
+            # easier to change, on a node or in the last layer of an image.
+            tuple(rule.measure_refusal(sampled, variant) for rule in reversed(RULES)),
             *make_sort_key(criteria, sampled, variant),
         )
 
@@ -103,22 +105,22 @@ def evaluate_rules(
     target: Target, variant: Variant, remedies: Remedies | None = None
 ) -> tuple[RuleResult, ...]:
     """Return the results of all rules that apply to `variant`, or may apply because a fact is unknown."""
-    found = evaluate_without_remedies(target, variant)
-    if all(result.ok for result in found):
-        return found
+    results = evaluate_without_remedies(target, variant)
+    if all(result.ok for result in results):
+        return results
     from imagematrix.selection.remedy import Remedies
 
-    return (remedies or Remedies(target)).add_remedies(variant, found)
+    return (remedies or Remedies(target)).add_remedies(variant, results)
 
 
 def evaluate_without_remedies(target: Target, variant: Variant) -> tuple[RuleResult, ...]:
     """Return what `evaluate_rules` does, without the remedies, which take long to find."""
-    return tuple(rule.result(target, variant) for rule in RULES if rule.may_apply(variant))
+    return tuple(rule.evaluate(target, variant) for rule in RULES if rule.may_apply(variant))
 
 
 def collect_warnings(target: Target, variant: Variant) -> tuple[RuleWarning, ...]:
     """Return the warnings of all rules about a variant that fits."""
-    return tuple([warning for rule in RULES for warning in rule.warnings(target, variant)])
+    return tuple([warning for rule in RULES for warning in rule.collect_warnings(target, variant)])
 
 
 def find_failing_results(target: Target, variant: Variant) -> tuple[RuleResult, ...]:
@@ -126,16 +128,7 @@ def find_failing_results(target: Target, variant: Variant) -> tuple[RuleResult, 
     failing = (
         rule for rule in RULES if rule.need(variant) is not None and not rule.is_satisfied(target, variant)
     )
-    return tuple([rule.result(target, variant) for rule in failing])
-
-
-def _measure_distances(target: Target, variant: Variant) -> tuple[Distance, ...]:
-    """Return how far off a variant is, by every rule.
-
-    The last rules come first: they are about hardware. The others are about drivers, which are easier to
-    change, on a node or in the last layer of an image.
-    """
-    return tuple(rule.refusal_distance(target, variant) for rule in reversed(RULES))
+    return tuple([rule.evaluate(target, variant) for rule in failing])
 
 
 def _add_remedies(
@@ -148,27 +141,27 @@ def _add_remedies(
     failing = {
         candidate.reference: frozenset([result.rule for result in candidate.failing]) for candidate in ranked
     }
-    built = {
-        _find_fields_to_keep(result.rule, candidate.variant): candidate.reference
+    # The variants that satisfy a rule, by the fields that a build for that rule would keep.
+    satisfying = {
+        (result.rule, _KEPT_FIELDS[result.rule](candidate.variant)): candidate.reference
         for candidate in reversed(ranked)  # the last one stays, which is the best
         for result in candidate.rules
         if result.ok
     }
 
-    def existing(candidate: Candidate, result: RuleResult) -> RuleResult:
-        reference = None if result.ok else built.get(_find_fields_to_keep(result.rule, candidate.variant))
+    def name_existing_variant(candidate: Candidate, result: RuleResult) -> RuleResult:
+        """Replace the advice to build a variant by the one that exists already, if it helps."""
+        if result.ok:
+            return result
+        reference = satisfying.get((result.rule, _KEPT_FIELDS[result.rule](candidate.variant)))
         if reference is None or not failing[reference] < failing[candidate.reference]:
             return result
         return replace(result, remedy=Remedy(words=f"use {reference}, which differs only in this"))
 
     for candidate in refused:
         rules = remedies.add_remedies(candidate.variant, candidate.rules)
-        yield replace(candidate, rules=tuple(existing(candidate, result) for result in rules))
+        yield replace(candidate, rules=tuple(name_existing_variant(candidate, result) for result in rules))
 
 
-def _find_fields_to_keep(name: str, variant: Variant) -> Hashable:
-    """Return the fields of a variant except those that a build would change to make the rule `name` hold."""
-    return name, _OTHERS[name](variant)
-
-
-_OTHERS = {rule.name: attrgetter(*sorted(PARTS.difference(rule.parts))) for rule in RULES}
+# By rule, the fields of a variant except those that a build would change to make the rule hold.
+_KEPT_FIELDS = {rule.name: attrgetter(*sorted(PARTS.difference(rule.parts))) for rule in RULES}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SHOWN = 8  # indistinguishable variants listed in a message
 # Fields that come from the store or an audit, or name the source: the others state what a variant is.
 FROM_ELSEWHERE = ("reference", "digest", "size", "facts", "libraries", "partial_flags")
-_content: Callable[[Variant], Hashable] = attrgetter(
+_get_content: Callable[[Variant], Hashable] = attrgetter(
     *(name for name in Variant.__slots__ if name not in FROM_ELSEWHERE)
 )
 
@@ -43,15 +43,18 @@ class Decision:
         self._index = question.index
         self._target = target
         sampled = keep_distinct_gpus(target)
-        self._fitting = self._index.fitting(sampled)
-        self.differing = self._index.differing(self._fitting)
-        self._leading = (
-            find_indistinguishable(self._index.top_ranked(sampled, self._fitting)) if self._fitting else []
+        self._fitting = self._index.find_fitting(sampled)
+        self.differing = self._index.find_differing_axes(self._fitting)
+        # Several if nothing tells the best apart.
+        self._best = (
+            find_indistinguishable(self._index.find_top_ranked(sampled, self._fitting))
+            if self._fitting
+            else []
         )
-        self.variant = self._leading[0] if len(self._leading) == 1 and not self.differing else None
+        self.variant = self._best[0] if len(self._best) == 1 and not self.differing else None
 
     def __reduce__(self) -> tuple[Callable[[Query, Target], Decision], tuple[Query, Target]]:
-        # Decisions from a pool's workers share one question, with its index: see `_shared`.
+        # Decisions from a pool's workers share one Query, with its index: see `_share_query`.
         return Decision, (self.question, self._target)
 
     def __eq__(self, other: object) -> bool:
@@ -72,7 +75,7 @@ class Decision:
     @property
     def fits(self) -> frozenset[str]:
         """The references of all variants that fit."""
-        return self._index.references(self._fitting)
+        return self._index.collect_references(self._fitting)
 
     @property
     def target(self) -> Target:
@@ -91,13 +94,13 @@ class Decision:
     @property
     def ranked(self) -> list[Variant]:
         """All variants that fit, best first. It is computed each time."""
-        return self._index.ranked(self.target, self._fitting)
+        return self._index.rank_variants(self.target, self._fitting)
 
     @property
     def by_failures(self) -> list[frozenset[str]]:
         """The references of variants that fit, then of those that fail one rule, two, and so on."""
         masks = self._index.group_by_failure_count(self.target, self._index.everything)
-        return [self._index.references(mask) for mask in masks]
+        return [self._index.collect_references(mask) for mask in masks]
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -118,9 +121,9 @@ class Decision:
     @cached_property
     def ambiguity(self) -> tuple[str, Remedy] | None:
         """Why several fitting variants remain, and how to choose; None if one is best."""
-        if self.variant or not self._leading:
+        if self.variant or not self._best:
             return None
-        return explain_ambiguity(self.catalog, self.differing, self._leading)
+        return explain_ambiguity(self.catalog, self.differing, self._best)
 
     @cached_property
     def miss(self) -> Miss | None:
@@ -138,12 +141,12 @@ class Decision:
 def explain_ambiguity(
     catalog: Catalog,
     differing: Mapping[str, Sequence[str]],
-    leading: Sequence[Variant],
+    variants: Sequence[Variant],
     whom: str = "this host",
 ) -> tuple[str, Remedy]:
-    """Return why several fitting variants remain, and how to choose.
+    """Return why several fitting `variants` remain, and how to choose.
 
-    They differ in axes of the image, with these values, or if there are none, nothing tells them apart.
+    They are `differing` in axes of the image, with these values; if there are none, nothing tells them apart.
     """
     name = f"{catalog.image}:{catalog.version}"
     if differing:
@@ -155,11 +158,11 @@ def explain_ambiguity(
             f"variants of {name} that fit {whom} differ in {', '.join(open_axes)}",
             suggest_axis_values(
                 "choose with {}; in matrix.yaml an image may set `defaults`",
-                {axis: value for axis, value in leading[-1].axes if axis in differing},
+                {axis: value for axis, value in variants[-1].axes if axis in differing},
             ),
         )
-    remedy = Remedy(words=f"name one of them in place of {name}, such as {leading[0].reference}")
-    return f"variants of {name} cannot be told apart: {_references(leading)}", remedy
+    remedy = Remedy(words=f"name one of them in place of {name}, such as {variants[0].reference}")
+    return f"variants of {name} cannot be told apart: {_join_references(variants)}", remedy
 
 
 def warn_of_equal_variants(catalog: Catalog) -> Iterator[tuple[str, str]]:
@@ -169,25 +172,25 @@ def warn_of_equal_variants(catalog: Catalog) -> Iterator[tuple[str, str]]:
     """
     groups: dict[Hashable, list[Variant]] = {}
     for variant in catalog.variants:
-        groups.setdefault(_content(variant), []).append(variant)
+        groups.setdefault(_get_content(variant), []).append(variant)
     name = f"{catalog.image}:{catalog.version}"
-    for same in groups.values():
-        if len(same) > 1:
+    for variants in groups.values():
+        if len(variants) > 1:
             yield (
-                f"nothing tells {_references(same)} apart, so {name} alone chooses none of them",
-                f"adopt only one of them, or name it in place of {name}, such as {same[0].reference}",
+                f"nothing tells {_join_references(variants)} apart, so {name} alone chooses none of them",
+                f"adopt only one of them, or name it in place of {name}, such as {variants[0].reference}",
             )
 
 
-def _references(variants: Sequence[Variant]) -> str:
+def _join_references(variants: Sequence[Variant]) -> str:
     return shorten_words([variant.reference for variant in variants], SHOWN)
 
 
-def find_indistinguishable(leading: list[Variant]) -> list[Variant]:
+def find_indistinguishable(variants: list[Variant]) -> list[Variant]:
     """Return the variants that state the same about themselves as the first.
 
     Cells of a matrix never do, unless their images were built when labels lacked the image's own axes.
     """
-    first, *others = leading
-    content = _content(first)
-    return [first, *(variant for variant in others if _content(variant) == content)]
+    first, *rest = variants
+    content = _get_content(first)
+    return [first, *(variant for variant in rest if _get_content(variant) == content)]

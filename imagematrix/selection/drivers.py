@@ -53,7 +53,7 @@ def find_gpus_newer_than(target: Target, driver: str) -> list[Gpu]:
 
     Drivers of Tegra parts come with JetPack, and have other branches.
     """
-    known = [each for each in (driver, target.kernel_driver) if each and not versions.is_tegra(each)]
+    known = [name for name in (driver, target.kernel_driver) if name and not versions.is_tegra(name)]
     branch = min(map(versions.get_branch, known), default=None)
     return [gpu for gpu in target.gpus if branch is not None and branch < gpus.get_first_branch(gpu.compute)]
 
@@ -63,9 +63,9 @@ def get_first_branch_for(newer: list[Gpu]) -> int:
     return max(gpus.get_first_branch(gpu.compute) for gpu in newer)
 
 
-def get_last_branch_for(left: list[Gpu]) -> int:
+def get_last_branch_for(dropped: list[Gpu]) -> int:
     """Return the last driver branch that supports all of the GPUs that `find_gpus_dropped_by` returned."""
-    return min(gpu.last_branch for gpu in left if gpu.last_branch)
+    return min(gpu.last_branch for gpu in dropped if gpu.last_branch)
 
 
 def explain_vgpu(target: Target) -> str:
@@ -84,10 +84,9 @@ def get_branch_bounds(branches: Iterable[int]) -> tuple[str, ...]:
     return tuple(f"{bound}.0" for branch in sorted(branches) for bound in (branch, branch + 1))
 
 
-def measure_version_distance(one: str | None, other: str | None) -> tuple[int, ...]:
+def measure_version_distance(first: str | None, second: str | None) -> tuple[int, ...]:
     """Return how far apart two versions are, part by part; FAR if one is unknown."""
-    if not one or not other:
+    if not first or not second:
         return (FAR,)
-    return tuple(
-        abs(a - b) for a, b in zip(versions.make_sort_key(one), versions.make_sort_key(other), strict=False)
-    )
+    parts = zip(versions.make_sort_key(first), versions.make_sort_key(second), strict=False)
+    return tuple(abs(a - b) for a, b in parts)

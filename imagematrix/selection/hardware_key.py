@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 RANKED = frozenset(fact for criterion in BY_NAME.values() for fact in criterion.facts)
 LABEL = frozenset({"gpus.index", "gpus.name"})  # any reason may read these, through `Gpu.label`
-FACTS = frozenset(fact for some in (RULES, BY_NAME.values()) for one in some for fact in one.facts)
+FACTS = frozenset(
+    fact for readers in (RULES, BY_NAME.values()) for reader in readers for fact in reader.facts
+)
 DRIVER, GPUS = "driver.", "gpus."
 FLAGS = "cpu.flags"
 SIGNS = "accelerators"
@@ -29,26 +31,24 @@ SIGNS = "accelerators"
 
 def _make_facts_getter(names: Iterable[str], owner: str = "") -> Callable[[Any], Hashable]:
     """Return a function that returns the facts in `names` of a host's driver, a GPU or the host."""
-    own = sorted(name.removeprefix(owner) for name in names if name.startswith(owner))
-    return attrgetter(*own) if own else lambda _: None
+    attributes = sorted(name.removeprefix(owner) for name in names if name.startswith(owner))
+    return attrgetter(*attributes) if attributes else lambda _: None
 
 
 def _make_host_facts_getter(names: Iterable[str]) -> Callable[[Any], Hashable]:
     return _make_facts_getter(name for name in names if not name.startswith((DRIVER, GPUS)))
 
 
-_host = _make_host_facts_getter(FACTS - {FLAGS})
-_driver = _make_facts_getter(FACTS, DRIVER)
-_gpu = _make_facts_getter(FACTS | LABEL, GPUS)
+# What any rule or criterion reads, and what a reason may show.
+_get_host_facts = _make_host_facts_getter(FACTS - {FLAGS})
+_get_driver_facts = _make_facts_getter(FACTS, DRIVER)
+_get_gpu_facts = _make_facts_getter(FACTS | LABEL, GPUS)
 # Everything that rules and criteria read of a GPU: GPUs of one kind get the same verdicts.
-kind: Callable[[Gpu], Hashable] = _make_facts_getter(FACTS, GPUS)
-
-
-_ranked_host, _ranked_driver, _ranked_gpu = (
-    _make_host_facts_getter(RANKED),
-    _make_facts_getter(RANKED, DRIVER),
-    _make_facts_getter(RANKED, GPUS),
-)
+get_gpu_kind: Callable[[Gpu], Hashable] = _make_facts_getter(FACTS, GPUS)
+# What the criteria of the order read.
+_get_ranked_host_facts = _make_host_facts_getter(RANKED)
+_get_ranked_driver_facts = _make_facts_getter(RANKED, DRIVER)
+_get_ranked_gpu_facts = _make_facts_getter(RANKED, GPUS)
 
 
 def make_hardware_key(
@@ -58,9 +58,10 @@ def make_hardware_key(
 
     `flags` are the CPU flags that a catalog's variants need; without them, all flags of the host count.
     """
-    driver, own = host.driver, host.cpu.flags
-    has = own if flags is None else _reduce_flags(own, flags)
-    return _host(host), has, driver and _driver(driver), tuple(map(_gpu, gpus)), allow_cpu
+    driver, cpu_flags = host.driver, host.cpu.flags
+    flags_key = cpu_flags if flags is None else _reduce_flags(cpu_flags, flags)
+    driver_facts = driver and _get_driver_facts(driver)
+    return _get_host_facts(host), flags_key, driver_facts, tuple(map(_get_gpu_facts, gpus)), allow_cpu
 
 
 def make_fact_key(facts: Iterable[str], flags: frozenset[str]) -> Callable[[Target], Hashable]:
@@ -68,23 +69,23 @@ def make_fact_key(facts: Iterable[str], flags: frozenset[str]) -> Callable[[Targ
 
     As their `thresholds` say, they compare no flags but these, and see only whether there are `accelerators`.
     """
-    some = frozenset(facts)
-    single = _make_host_facts_getter(some - {FLAGS, SIGNS})
-    driver, gpu = _make_facts_getter(some, DRIVER), _make_facts_getter(some, GPUS)
-    of_gpus = any(fact.startswith(GPUS) for fact in some)
+    names = frozenset(facts)
+    get_host_facts = _make_host_facts_getter(names - {FLAGS, SIGNS})
+    get_driver_facts, get_gpu_facts = _make_facts_getter(names, DRIVER), _make_facts_getter(names, GPUS)
+    has_gpu_facts = any(fact.startswith(GPUS) for fact in names)
 
-    def read(target: Target) -> Hashable:
-        host, loaded = target.host, target.host.driver
+    def make_key(target: Target) -> Hashable:
+        host, driver = target.host, target.host.driver
         return (
             target.allow_cpu,
-            single(host),
-            FLAGS in some and _reduce_flags(host.cpu.flags, flags),
-            SIGNS in some and bool(host.accelerators),
-            loaded and driver(loaded),
-            of_gpus and tuple(map(gpu, target.gpus)),
+            get_host_facts(host),
+            FLAGS in names and _reduce_flags(host.cpu.flags, flags),
+            SIGNS in names and bool(host.accelerators),
+            driver and get_driver_facts(driver),
+            has_gpu_facts and tuple(map(get_gpu_facts, target.gpus)),
         )
 
-    return read
+    return make_key
 
 
 def _reduce_flags(flags: frozenset[str], among: frozenset[str]) -> Hashable:
@@ -94,10 +95,11 @@ def _reduce_flags(flags: frozenset[str], among: frozenset[str]) -> Hashable:
 
 def make_order_key(target: Target) -> Hashable:
     """Return what the criteria of the order read of a target: on equal ones, variants rank alike."""
-    driver = target.host.driver
-    return _ranked_host(target.host), driver and _ranked_driver(driver), tuple(map(_ranked_gpu, target.gpus))
+    host, driver = target.host, target.host.driver
+    gpu_facts = tuple(map(_get_ranked_gpu_facts, target.gpus))
+    return _get_ranked_host_facts(host), driver and _get_ranked_driver_facts(driver), gpu_facts
 
 
 def keep_distinct_gpus(target: Target) -> Target:
     """Return a target with one GPU of each kind, for which every rule has the same verdict."""
-    return replace(target, gpus=tuple({kind(gpu): gpu for gpu in target.gpus}.values()))
+    return replace(target, gpus=tuple({get_gpu_kind(gpu): gpu for gpu in target.gpus}.values()))

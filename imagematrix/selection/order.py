@@ -34,7 +34,7 @@ class Criterion(Record):
     need: Callable[[Variant], Hashable]
     score: Callable[[Target, Variant], Any]
 
-    def place(self, target: Target, variant: Variant) -> tuple[bool, Any]:
+    def rate(self, target: Target, variant: Variant) -> tuple[bool, Any]:
         """Return the score in a form that compares: None is worse than every score."""
         score = self.score(target, variant)
         return score is None, score
@@ -53,14 +53,10 @@ def make_sort_key(criteria: Sequence[Criterion], target: Target, variant: Varian
 
     No two variants of a catalog have the same reference, so that no two have the same key.
     """
-    return (*(criterion.place(target, variant) for criterion in criteria), variant.reference)
+    return (*(criterion.rate(target, variant) for criterion in criteria), variant.reference)
 
 
-def _cpu_only(_: Target, variant: Variant) -> bool:
-    return not variant.gpu
-
-
-def _device_code(target: Target, variant: Variant) -> tuple[int, int, bool] | None:
+def _score_device_code(target: Target, variant: Variant) -> tuple[int, int, bool] | None:
     driver = drivers.get_effective_driver(target, variant)
     matches = [device_code.rate_code(variant, gpu, driver) for gpu in target.gpus]
     worst = None if None in matches else max(filter(None, matches), default=None)
@@ -69,55 +65,59 @@ def _device_code(target: Target, variant: Variant) -> tuple[int, int, bool] | No
     return (*worst, any(device_code.has_partial_code(variant, gpu, driver) for gpu in target.gpus))
 
 
-def _driver_mode(_: Target, variant: Variant) -> int | None:
+def _score_driver_mode(_: Target, variant: Variant) -> int | None:
     mode = drivers.get_driver_mode(variant)
     return MODES[mode] if mode else None
 
 
-def _cuda(_: Target, variant: Variant) -> tuple[int, ...] | None:
+def _score_cuda(_: Target, variant: Variant) -> tuple[int, ...] | None:
     return tuple(-part for part in versions.make_sort_key(variant.cuda)) if variant.cuda else None
 
 
-def _cpu_need(variant: Variant) -> Hashable:
-    return _cpu_unknown(variant), cpu.need(variant)
+def _get_cpu_need(variant: Variant) -> Hashable:
+    return _has_unknown_flags(variant), cpu.need(variant)
 
 
-def _cpu_unknown(variant: Variant) -> bool:
+def _has_unknown_flags(variant: Variant) -> bool:
     """Whether the flags that the code needs are not all known; some may be."""
     return variant.source("cpu_flags") == UNKNOWN
 
 
-def _cpu_level(_: Target, variant: Variant) -> int | None:
-    return None if _cpu_unknown(variant) else -marches.get_level_rank(marches.get_level(variant.cpu_flags))
+def _score_cpu_level(_: Target, variant: Variant) -> int | None:
+    if _has_unknown_flags(variant):
+        return None
+    return -marches.get_level_rank(marches.get_level(variant.cpu_flags))
 
 
-def _cpu_vendor(target: Target, variant: Variant) -> int:
+def _score_cpu_vendor(target: Target, variant: Variant) -> int:
     if variant.vendor in (None, "generic"):
         return 1
     return 0 if variant.vendor == marches.get_host_vendor(target.host.cpu.vendor) else 2
 
 
-def _cpu_flags(_: Target, variant: Variant) -> int | None:
-    return None if _cpu_unknown(variant) else -len(cpu.get_needed_flags(variant))
+def _score_cpu_flags(_: Target, variant: Variant) -> int | None:
+    return None if _has_unknown_flags(variant) else -len(cpu.get_needed_flags(variant))
 
 
 # By name; CRITERIA has the usual order.
 BY_NAME = {
     # GPU variants before CPU-only ones
-    "gpu": Criterion(facts=(), need=attrgetter("gpu"), score=_cpu_only),
+    "gpu": Criterion(facts=(), need=attrgetter("gpu"), score=lambda _, variant: not variant.gpu),
     # a native cubin, then the nearest lower minor, then PTX, each with all parts before some; the worst match
     # among the GPUs decides
     "device-code": Criterion(
-        facts=("driver.version", "gpus.compute", "gpus.state"), need=device_code.need, score=_device_code
+        facts=("driver.version", "gpus.compute", "gpus.state"),
+        need=device_code.need,
+        score=_score_device_code,
     ),
     # the exact driver, then cuda-compat, then the host's
-    "driver": Criterion(facts=(), need=drivers.get_driver_mode, score=_driver_mode),
+    "driver": Criterion(facts=(), need=drivers.get_driver_mode, score=_score_driver_mode),
     # the newest CUDA release
-    "cuda": Criterion(facts=(), need=attrgetter("cuda"), score=_cuda),
+    "cuda": Criterion(facts=(), need=attrgetter("cuda"), score=_score_cuda),
     # the highest psABI level among the flags that the code needs
-    "cpu-level": Criterion(facts=(), need=_cpu_need, score=_cpu_level),
+    "cpu-level": Criterion(facts=(), need=_get_cpu_need, score=_score_cpu_level),
     # tuned for the host's CPU vendor, then generic, then tuned for another vendor
-    "cpu-vendor": Criterion(facts=("cpu.vendor",), need=attrgetter("vendor"), score=_cpu_vendor),
+    "cpu-vendor": Criterion(facts=("cpu.vendor",), need=attrgetter("vendor"), score=_score_cpu_vendor),
     # the most flags that the code needs
-    "cpu-flags": Criterion(facts=(), need=_cpu_need, score=_cpu_flags),
+    "cpu-flags": Criterion(facts=(), need=_get_cpu_need, score=_score_cpu_flags),
 }

@@ -1,4 +1,4 @@
-"""Questions: which variants of a catalog are considered, by their axes, for any host."""
+"""Queries: which variants of a catalog are considered, by their axes, for any host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     WhereKey = tuple[tuple[str, tuple[str, ...]], ...]  # the same, as a key
 
 EXAMPLE = 'write conditions such as {"python": "3.13"} or "python=3.13"'
-QUERIES = 8  # questions kept, which selections from other processes share
+QUERIES = 8  # queries kept, which selections from other processes share
 
 
 class Query:
@@ -34,53 +34,59 @@ class Query:
     `wanted` has the accepted values of each axis that is in `where` or has a default.
     """
 
-    def __init__(self, whole: Catalog, where: WhereKey) -> None:
-        self._whole = whole
+    def __init__(self, full_catalog: Catalog, where: WhereKey) -> None:
+        self._full_catalog = full_catalog
         self._where = where
-        self.wanted = _select_wanted(whole, where)
-        self.catalog = _select_excluded(whole, self.wanted)
-        self.index = VariantIndex(self.catalog.variants, order_criteria(whole.prefer))
+        self.wanted = _resolve_conditions(full_catalog, where)
+        for axis, value in full_catalog.defaults:
+            # A default decides an axis only if the query leaves it open.
+            if value in self.wanted.get(axis, (value,)):
+                self.wanted[axis] = frozenset([value])
+        self.catalog = _filter_catalog(full_catalog, self.wanted)
+        self.index = VariantIndex(self.catalog.variants, order_criteria(full_catalog.prefer))
 
     def __reduce__(self) -> tuple[Callable[[Catalog, WhereKey], Query], tuple[Catalog, WhereKey]]:
-        return _share_query, (self._whole, self._where)
+        return _share_query, (self._full_catalog, self._where)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Query):
             return NotImplemented
-        return self is other or (self._where == other._where and self._whole == other._whole)
+        return self is other or (self._where == other._where and self._full_catalog == other._full_catalog)
 
     def __hash__(self) -> int:
-        return hash((self._whole.image, self._whole.version, self._where))
+        return hash((self._full_catalog.image, self._full_catalog.version, self._where))
 
     @cached_property
-    def left_out(self) -> VariantIndex:
+    def excluded(self) -> VariantIndex:
         """The variants of the catalog that were not requested."""
-        kept = frozenset(variant.reference for variant in self.catalog.variants)
-        others = tuple(variant for variant in self._whole.variants if variant.reference not in kept)
-        return VariantIndex(others, order_criteria(self._whole.prefer))
+        requested = frozenset(variant.reference for variant in self.catalog.variants)
+        variants = tuple(
+            variant for variant in self._full_catalog.variants if variant.reference not in requested
+        )
+        return VariantIndex(variants, order_criteria(self._full_catalog.prefer))
 
     @property
     def words(self) -> str:
-        """The conditions, as words to append to "variants" in a sentence."""
-        wanted = [
-            f"{axis} {' or '.join(sorted(these, key=make_natural_key))}"
-            for axis, these in self.wanted.items()
+        """The conditions, as words to append to "variants" in a sentence: " with python 3.13 or 3.14"."""
+        conditions = [
+            f"{axis} {' or '.join(sorted(values, key=make_natural_key))}"
+            for axis, values in self.wanted.items()
         ]
-        return f" with {', '.join(wanted)}" if wanted else ""
+        return f" with {', '.join(conditions)}" if conditions else ""
 
-    def remedy(self, variant: Variant) -> Remedy:
+    def suggest_remedy(self, variant: Variant) -> Remedy:
         """Return how to request an excluded variant."""
-        own = read_axis_values(variant)
-        differing = [axis for axis, these in self.wanted.items() if not these & {*own.get(axis, ())}]
-        if all(axis in own for axis in differing):
-            return suggest_axis_values("pass {}", {axis: own[axis][0] for axis in differing})
+        present = read_axis_values(variant)
+        differing = [axis for axis, values in self.wanted.items() if not values & {*present.get(axis, ())}]
+        if all(axis in present for axis in differing):
+            return suggest_axis_values("pass {}", {axis: present[axis][0] for axis in differing})
         return Remedy(words=f"select it by its reference: {variant.reference}")
 
 
 @lru_cache(maxsize=QUERIES)
-def _share_query(whole: Catalog, where: WhereKey) -> Query:
-    """Return the same question for equal ones, so that selections from a pool's workers share it."""
-    return Query(whole, where)
+def _share_query(full_catalog: Catalog, where: WhereKey) -> Query:
+    """Return the same Query for equal arguments, so that selections from a pool's workers share it."""
+    return Query(full_catalog, where)
 
 
 def suggest_axis_values(words: str, where: Mapping[str, str]) -> Remedy:
@@ -93,7 +99,7 @@ def parse_where(texts: Sequence[str]) -> dict[str, list[str]]:
     """Return the conditions in the values of `--where`; raise UsageError if one is invalid."""
     if not texts:
         return {}
-    # Most questions have no conditions, and need not load the parser.
+    # Most queries have no conditions, and need not load the parser.
     from imagematrix.images.catalog.axis_conditions import ConditionError, parse_only
 
     try:
@@ -122,12 +128,12 @@ def normalize_where(where: Where | None) -> WhereKey:
     )
 
 
-def _format_words(given: object, what: str) -> tuple[str, ...]:
+def _format_words(value: object, what: str) -> tuple[str, ...]:
     """Return a word or a list of words as text.
 
     A number with a point is refused: YAML reads 3.10 as 3.1, which may be another value.
     """
-    words = given if isinstance(given, list | tuple) else (given,)
+    words = value if isinstance(value, list | tuple) else (value,)
     for word in words:
         if isinstance(word, float):
             raise UsageError(f"{word} as {what} may have lost digits", remedy=f"quote it: {str(word)!r}")
@@ -143,7 +149,7 @@ def narrow_catalog(catalog: Catalog, where: Where | None) -> Catalog:
 
     Raises UsageError, which lists the existing ones, if no variant has such an axis or value.
     """
-    return _select_excluded(catalog, _resolve_conditions(catalog, normalize_where(where)))
+    return _filter_catalog(catalog, _resolve_conditions(catalog, normalize_where(where)))
 
 
 def read_axis_values(variant: Variant) -> dict[str, tuple[str, ...]]:
@@ -155,30 +161,22 @@ def read_axis_values(variant: Variant) -> dict[str, tuple[str, ...]]:
     hardware = {
         "platform": (variant.platform,),
         "cuda": (variant.cuda or "none",),
-        "compute": tuple(map(_get_capability, get_served_targets(variant))),
+        "compute": tuple(map(_format_capability, get_served_targets(variant))),
         "march": (variant.march,) if variant.march else (),
         "driver": (driver.version or driver.mode,) if driver else (),
     }
-    own = {axis: (value,) for axis, value in variant.axes}
-    return own | {axis: value for axis, value in hardware.items() if value}
+    image_axes = {axis: (value,) for axis, value in variant.axes}
+    return image_axes | {axis: values for axis, values in hardware.items() if values}
 
 
-def _get_capability(target: str) -> str:
-    """Return the compute capability that a target such as "90a" is for."""
+def _format_capability(target: str) -> str:
+    """Return a target such as "90a" as matrix.yaml has it: "9.0a"."""
     digits = target.rstrip("af")
     return f"{digits[:-1]}.{digits[-1]}{target[len(digits) :]}"
 
 
-def _select_wanted(catalog: Catalog, where: WhereKey) -> dict[str, frozenset[str]]:
-    accepted = _resolve_conditions(catalog, where)
-    for axis, value in catalog.defaults:
-        # A default decides an axis only if the question leaves it open.
-        if value in accepted.get(axis, (value,)):
-            accepted[axis] = frozenset([value])
-    return accepted
-
-
 def _resolve_conditions(catalog: Catalog, where: WhereKey) -> dict[str, frozenset[str]]:
+    """Return the values of each axis that meet the conditions; raise UsageError if none exists."""
     if not where:
         return {}
     from imagematrix.images.catalog.axis_conditions import ConditionError, match_axes
@@ -190,26 +188,27 @@ def _resolve_conditions(catalog: Catalog, where: WhereKey) -> dict[str, frozense
         raise UsageError(str(error)) from error
 
 
-def _select_excluded(catalog: Catalog, wanted: Mapping[str, frozenset[str]]) -> Catalog:
+def _filter_catalog(catalog: Catalog, wanted: Mapping[str, frozenset[str]]) -> Catalog:
+    """Return a catalog with only the variants that have one of the `wanted` values on each axis."""
     if not wanted:
         return catalog
-    remaining = []
+    matches = []
     for variant in catalog.variants:
-        own = read_axis_values(variant)
-        if all(not these.isdisjoint(own.get(axis, ())) for axis, these in wanted.items()):
-            remaining.append(variant)
-    return replace(catalog, variants=tuple(remaining))
+        present = read_axis_values(variant)
+        if all(not values.isdisjoint(present.get(axis, ())) for axis, values in wanted.items()):
+            matches.append(variant)
+    return replace(catalog, variants=tuple(matches))
 
 
 def collect_axes(variants: Iterable[Variant]) -> dict[str, tuple[str, ...]]:
     """Return the axes of all variants with their values, the image's own first."""
     by_axis: dict[str, set[str]] = {}
     for variant in variants:
-        for axis, these in read_axis_values(variant).items():
-            by_axis.setdefault(axis, set()).update(these)
-    own = sorted(by_axis.keys() - {*HARDWARE})
+        for axis, values in read_axis_values(variant).items():
+            by_axis.setdefault(axis, set()).update(values)
+    image_axes = sorted(by_axis.keys() - {*HARDWARE})
     return {
         axis: tuple(sorted(by_axis[axis], key=make_natural_key))
-        for axis in (*own, *HARDWARE)
+        for axis in (*image_axes, *HARDWARE)
         if axis in by_axis
     }

@@ -16,13 +16,13 @@ from imagematrix.hardware.host.host import Driver
 from imagematrix.hardware.vendors import cuda, device_code, gpus, marches, versions
 from imagematrix.images.catalog.catalog import UserModeDriver
 from imagematrix.selection import drivers
-from imagematrix.selection.hardware_key import keep_distinct_gpus, kind
+from imagematrix.selection.hardware_key import get_gpu_kind, keep_distinct_gpus
 from imagematrix.selection.rule import Remedy, suggest_arguments
 from imagematrix.selection.rules import RULES, cpu
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+    from collections.abc import Hashable, Iterable, Iterator, Mapping
 
     from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.rule import Rule, RuleResult
@@ -37,13 +37,13 @@ OTHER_KIND = {"open": "proprietary", "proprietary": "open"}
 
 
 class Suggestion(Record):
-    """A remedy, and the rules that still refuse the variant once it is followed.
+    """A remedy, and the `remaining` rules that still refuse the variant once it is followed.
 
     `target` is the target after a change of the question or the driver; None for a change of the matrix.
     """
 
     remedy: Remedy
-    left: frozenset[str]
+    remaining: frozenset[str]
     target: Target | None = None
 
 
@@ -52,23 +52,35 @@ def find_failing_rules(target: Target, variant: Variant) -> frozenset[str]:
     return frozenset([rule.name for rule in RULES if not _rule_passes(rule, target, variant)])
 
 
+# How a remedy is found: by changing something and asking all rules again. What can be changed is
+#
+# - the question: `--allow-cpu`, or passing only some of the GPUs;
+# - the driver: other kernel modules, the installed version that is not loaded yet, a newer or an older one.
+#   Of the versions, one from each span in which all drivers get the same verdicts is enough;
+# - the matrix: another build, whose axes take values of the target. If the build is refused by another rule,
+#   the axis of that rule is changed, too.
+#
+# A change counts if the rule in question holds afterwards, and no rule fails that held before: `allowed` are
+# the other rules that refuse the variant anyway. The first change that counts is the nearest.
+
+
 class Remedies:
     """The remedies for a target. Variants that differ only in what no remedy depends on share them."""
 
     def __init__(self, target: Target) -> None:
-        self._whole = target
+        self._full_target = target
         self._target = keep_distinct_gpus(target)
-        self._found: dict[Hashable, Suggestion | None] = {}
-        self._driven: dict[Driver, Target] = {}
+        self._suggestions: dict[Hashable, Suggestion | None] = {}
+        self._targets_by_driver: dict[Driver, Target] = {}
 
-    def add_remedies(self, variant: Variant, verdicts: Iterable[RuleResult]) -> tuple[RuleResult, ...]:
+    def add_remedies(self, variant: Variant, results: Iterable[RuleResult]) -> tuple[RuleResult, ...]:
         """Return the results of rules for `variant` with the nearest change that ends each refusal."""
-        verdicts = tuple(verdicts)
-        failed = frozenset([result.rule for result in verdicts if not result.ok])
-        tried = self.find_nearest_changes(variant, failed)
+        results = tuple(results)
+        failed = frozenset([result.rule for result in results if not result.ok])
+        changes = self.find_nearest_changes(variant, failed)
         return tuple(
-            replace(result, remedy=change.remedy) if (change := tried.get(result.rule)) else result
-            for result in verdicts
+            replace(result, remedy=change.remedy) if (change := changes.get(result.rule)) else result
+            for result in results
         )
 
     def find_nearest_changes(self, variant: Variant, failed: frozenset[str]) -> dict[str, Suggestion | None]:
@@ -78,102 +90,111 @@ class Remedies:
         """
         # The flags that code needs change only with its march, so they matter to no other remedy.
         needs = tuple([rule.need(variant) for rule in RULES if rule is not cpu.RULE])
-        tried = {}
+        changes = {}
         for rule in RULES:
             if rule.name in failed:
                 key = (rule.name, failed, needs, cpu.need(variant) if rule is cpu.RULE else None)
-                if key not in self._found:
-                    self._found[key] = next(self._changes(variant, rule, failed), None)
-                tried[rule.name] = self._found[key]
-        return tried
+                if key not in self._suggestions:
+                    self._suggestions[key] = next(self._suggest_changes(variant, rule, failed), None)
+                changes[rule.name] = self._suggestions[key]
+        return changes
 
     def find_single_change(self, variant: Variant, failed: frozenset[str]) -> Suggestion | None:
         """Return a change of the matrix, or else of the driver, that ends every refusal; or None."""
         nothing = frozenset[str]()
         changes = chain.from_iterable(
-            self._drivers(variant, rule, nothing, newer=newer)
+            self._suggest_drivers(variant, rule, nothing, newer=newer)
             for rule in RULES
             if rule.name in failed
             for newer in (True, False)
         )
-        return self._matrix(variant, failed, failed, nothing) or next(changes, None)
+        return self._suggest_build(variant, failed, failed, nothing) or next(changes, None)
 
-    def _changes(self, variant: Variant, rule: Rule, failed: frozenset[str]) -> Iterator[Suggestion]:
+    def _suggest_changes(self, variant: Variant, rule: Rule, failed: frozenset[str]) -> Iterator[Suggestion]:
         """Yield the changes that end the refusal by `rule`, the nearest first."""
         allowed = failed - {rule.name}
-        yield from self._options(variant, rule, allowed)
+        yield from self._suggest_options(variant, rule, allowed)
         # A rule that reads no GPU asks for a newer driver, which more images profit from than from a build.
-        by_driver = not any(fact.startswith("gpus.") for fact in rule.facts)
-        if by_driver:
-            yield from self._drivers(variant, rule, allowed, newer=True)
-        built = self._matrix(variant, frozenset([rule.name]), failed, allowed)
-        if built:
-            yield built
-        if not by_driver:
-            yield from self._drivers(variant, rule, allowed, newer=True)
-        yield from self._drivers(variant, rule, allowed, newer=False)
+        is_driver_nearest = not any(fact.startswith("gpus.") for fact in rule.facts)
+        if is_driver_nearest:
+            yield from self._suggest_drivers(variant, rule, allowed, newer=True)
+        build = self._suggest_build(variant, frozenset([rule.name]), failed, allowed)
+        if build:
+            yield build
+        if not is_driver_nearest:
+            yield from self._suggest_drivers(variant, rule, allowed, newer=True)
+        yield from self._suggest_drivers(variant, rule, allowed, newer=False)
 
-    def _options(self, variant: Variant, rule: Rule, allowed: frozenset[str]) -> Iterator[Suggestion]:
+    def _suggest_options(self, variant: Variant, rule: Rule, allowed: frozenset[str]) -> Iterator[Suggestion]:
+        """Yield the changes of the question: to allow a CPU-only image, or to pass only some of the GPUs."""
         target = self._target
         if "accelerators" in rule.facts and not variant.gpu:
             consenting = replace(target, allow_cpu=True)
-            left = find_failing_rules(
-                consenting, variant
-            )  # all of `allowed`: no other rule reads the consent
+            remaining = find_failing_rules(consenting, variant)  # all of `allowed`: no other rule reads it
             remedy = suggest_arguments("pass {}", "--allow-cpu", allow_cpu=True)
-            yield Suggestion(remedy=remedy, left=left, target=consenting)
+            yield Suggestion(remedy=remedy, remaining=remaining, target=consenting)
         if len(target.gpus) > 1 and any(fact.startswith("gpus.") for fact in rule.facts):
-            left_by_kind = {
-                kind(gpu): find_failing_rules(replace(target, gpus=(gpu,)), variant) for gpu in target.gpus
+            failing_by_kind = {
+                get_gpu_kind(gpu): find_failing_rules(replace(target, gpus=(gpu,)), variant)
+                for gpu in target.gpus
             }
             for most in (frozenset[str](), allowed):
-                served = tuple(gpu for gpu in self._whole.gpus if left_by_kind[kind(gpu)] <= most)
+                full = self._full_target
+                served = tuple(gpu for gpu in full.gpus if failing_by_kind[get_gpu_kind(gpu)] <= most)
                 if served:
-                    named = make_spec(served)
-                    left = frozenset().union(*(left_by_kind[kind(gpu)] for gpu in served))
-                    remedy = suggest_arguments("pass {}", f"--gpus {named}", gpus=named)
-                    yield Suggestion(remedy=remedy, left=left, target=replace(self._whole, gpus=served))
+                    spec = make_spec(served)
+                    remaining = frozenset().union(*(failing_by_kind[get_gpu_kind(gpu)] for gpu in served))
+                    remedy = suggest_arguments("pass {}", f"--gpus {spec}", gpus=spec)
+                    yield Suggestion(remedy=remedy, remaining=remaining, target=replace(full, gpus=served))
 
-    def _drivers(
+    def _suggest_drivers(
         self, variant: Variant, rule: Rule, allowed: frozenset[str], *, newer: bool
     ) -> Iterator[Suggestion]:
         """Yield the changes of the host's driver, from the nearest version on."""
         loaded = self._target.host.driver
-        if not any(fact.startswith("driver.") for fact in rule.facts):
+        # No driver makes a GPU, and a Tegra driver comes with the board's software.
+        if (
+            not any(fact.startswith("driver.") for fact in rule.facts)
+            or (variant.gpu and not self._target.gpus)
+            or (loaded and versions.is_tegra(loaded.version))
+        ):
             return
-        if variant.gpu and not self._target.gpus:  # no driver makes a GPU
-            return
-        if loaded and versions.is_tegra(loaded.version):  # which comes with the board's software
-            return
-        # The nearest changes first: other modules of the same version, then the version that is installed and
-        # only not loaded yet.
+
+        # The nearest changes: other kernel modules of the same version, then the version that is installed
+        # and only not loaded yet. Labels of nodes tell only that the versions differ, and not which it is.
+        nearest: list[tuple[Driver, str]] = []
         if loaded and newer and loaded.kind in OTHER_KIND:
-            other = replace(loaded, kind=OTHER_KIND[loaded.kind])
-            yield from self._with(variant, allowed, other, lambda: f"install the {other.kind} kernel modules")
+            kind = OTHER_KIND[loaded.kind]
+            nearest.append((replace(loaded, kind=kind), f"install the {kind} kernel modules"))
         library = loaded.user_mode if loaded and loaded.user_mode_differs else None
-        # Labels of nodes tell only that the versions differ, and not the one that would be loaded.
         if loaded and newer and library and versions.DRIVER.fullmatch(library):
             from imagematrix.hardware.host.nvidia import RELOAD
 
-            reloaded = replace(loaded, version=library)
-            yield from self._with(variant, allowed, reloaded, lambda: RELOAD)
+            nearest.append((replace(loaded, version=library), RELOAD))
+        for driver, words in nearest:
+            if self._is_accepted(driver, variant, allowed):
+                yield self._suggest_driver(driver, variant, words)
+
+        # Then other versions, one of each span in which all drivers get the same verdicts.
         spans = _find_driver_spans(variant)
         current = versions.make_sort_key(loaded.version) if loaded else ()
-        wanted = [
+        candidates = [
             version
             for version in spans
             if (versions.make_sort_key(version) > current) is newer and version != (loaded and loaded.version)
         ]
-        for version in wanted if newer else reversed(wanted):
-            for kernel in self._kinds(version):
-                yield from self._with(variant, allowed, kernel, self._words(variant, allowed, kernel, spans))
+        for version in candidates if newer else reversed(candidates):
+            for driver in self._make_drivers(version):
+                if self._is_accepted(driver, variant, allowed):
+                    words = self._describe_drivers(driver, variant, allowed, spans)
+                    yield self._suggest_driver(driver, variant, words)
 
-    def _kinds(self, version: str) -> Iterator[Driver]:
+    def _make_drivers(self, version: str) -> Iterator[Driver]:
         """Yield a driver of `version` with the loaded kind of kernel modules, and with the other kind."""
         loaded = self._target.host.driver
         if loaded is None:
-            opened = all(gpus.is_supported("open", gpu.compute) for gpu in self._target.gpus)
-            yield Driver(version=version, kind="open" if opened else "proprietary", source="")
+            is_open = all(gpus.is_supported("open", gpu.compute) for gpu in self._target.gpus)
+            yield Driver(version=version, kind="open" if is_open else "proprietary", source="")
             return
         # An installed driver has both parts, so that the user-mode one follows the kernel's.
         user_mode = loaded.user_mode and version
@@ -181,119 +202,133 @@ class Remedies:
         if loaded.kind in OTHER_KIND:
             yield replace(loaded, version=version, user_mode=user_mode, kind=OTHER_KIND[loaded.kind])
 
-    def _with(
-        self, variant: Variant, allowed: frozenset[str], kernel: Driver, words: Callable[[], str]
-    ) -> Iterator[Suggestion]:
-        target = self._with_driver(kernel)
-        if not any(_find_causes(target, variant, allowed)):
-            change = ("driver", (("version", kernel.version), ("kind", kernel.kind)))
-            yield Suggestion(
-                remedy=Remedy(words=words(), change=change),
-                left=find_failing_rules(target, variant),
-                target=target,
-            )
+    def _is_accepted(self, driver: Driver, variant: Variant, allowed: frozenset[str]) -> bool:
+        """Whether only rules in `allowed` refuse the variant with a driver."""
+        return not any(_find_causes(self._replace_driver(driver), variant, allowed))
 
-    def _with_driver(self, kernel: Driver) -> Target:
+    def _replace_driver(self, driver: Driver) -> Target:
         """Return the target with a driver, of which few are tried for many variants."""
-        if kernel not in self._driven:
-            host = replace(self._target.host, driver=kernel)
-            self._driven[kernel] = replace(self._target, host=host)
-        return self._driven[kernel]
+        if driver not in self._targets_by_driver:
+            host = replace(self._target.host, driver=driver)
+            self._targets_by_driver[driver] = replace(self._target, host=host)
+        return self._targets_by_driver[driver]
 
-    def _words(
-        self, variant: Variant, allowed: frozenset[str], kernel: Driver, spans: list[str]
-    ) -> Callable[[], str]:
-        """Return a function that says which drivers do, from `kernel` on: up or down."""
-        loaded, version = self._target.host.driver, kernel.version
+    def _suggest_driver(self, driver: Driver, variant: Variant, words: str) -> Suggestion:
+        target = self._replace_driver(driver)
+        return Suggestion(
+            remedy=Remedy(
+                words=words, change=("driver", (("version", driver.version), ("kind", driver.kind)))
+            ),
+            remaining=find_failing_rules(target, variant),
+            target=target,
+        )
 
-        def does(other: str) -> bool:
-            driver = replace(kernel, version=other, user_mode=kernel.user_mode and other)
-            return not any(_find_causes(self._with_driver(driver), variant, allowed))
+    def _describe_drivers(
+        self, driver: Driver, variant: Variant, allowed: frozenset[str], spans: list[str]
+    ) -> str:
+        """Return which drivers are accepted, from `driver` on: "driver 550.54.14 or newer, but older than …".
 
-        # Called only for a change that helps, because finding its limits tries many drivers.
-        def words() -> str:
-            modules = (
-                f" with the {kernel.kind} kernel modules" if loaded and kernel.kind != loaded.kind else ""
-            )
-            if variant.driver and variant.driver.version == version:
-                return f"load driver {version}{modules}"
-            index = spans.index(version)
-            if loaded and versions.make_sort_key(version) < versions.make_sort_key(loaded.version):
-                fine = list(takewhile(does, reversed(spans[:index])))
-                oldest = fine[-1] if fine and len(fine) < index else None
-                older = " or older" if fine else ""
-                limit = f", but not older than {oldest}" if oldest else ""
-                return f"use a driver of branch {versions.get_branch(version)}{older}{limit}{modules}"
-            end = next((later for later in spans[index:] if not does(later)), None)
-            limit = f", but older than {end}" if end else ""
-            return f"driver {version} or newer{limit}{modules}"
+        It tries many drivers to find the limit, so it is called only for a driver that is accepted.
+        """
+        loaded, version = self._target.host.driver, driver.version
+        modules = f" with the {driver.kind} kernel modules" if loaded and driver.kind != loaded.kind else ""
+        if variant.driver and variant.driver.version == version:
+            return f"load driver {version}{modules}"
 
-        return words
+        def is_accepted(version: str) -> bool:
+            changed = replace(driver, version=version, user_mode=driver.user_mode and version)
+            return self._is_accepted(changed, variant, allowed)
 
-    def _matrix(
+        index = spans.index(version)
+        if loaded and versions.make_sort_key(version) < versions.make_sort_key(loaded.version):
+            older_spans = list(takewhile(is_accepted, reversed(spans[:index])))
+            oldest = older_spans[-1] if older_spans and len(older_spans) < index else None
+            older = " or older" if older_spans else ""
+            limit = f", but not older than {oldest}" if oldest else ""
+            return f"use a driver of branch {versions.get_branch(version)}{older}{limit}{modules}"
+        end = next((newer for newer in spans[index:] if not is_accepted(newer)), None)
+        limit = f", but older than {end}" if end else ""
+        return f"driver {version} or newer{limit}{modules}"
+
+    def _suggest_build(
         self, variant: Variant, ended: frozenset[str], failed: frozenset[str], allowed: frozenset[str]
     ) -> Suggestion | None:
         """Return a change of the matrix after which only rules in `allowed` refuse the variant, or None.
 
         It begins with the axes of the rules in `ended`. If the changed variant is refused by another rule, or
-        cannot be built, an axis of that is added.
+        cannot be built, the axis of that rule, or "cuda", is changed as well.
         """
-        wanted = {_get_axis(rule) for rule in RULES if rule.name in ended}
-        axes = {axis for axis in wanted if axis}
-        if len(axes) < len(wanted) or ("compute" in axes and not variant.gpu):
+        ended_axes = {_get_axis(rule) for rule in RULES if rule.name in ended}
+        axes = {axis for axis in ended_axes if axis}
+        if len(axes) < len(ended_axes) or ("compute" in axes and not variant.gpu):
             return None
         if "march" in axes and "platform" in failed:  # a march is one of an architecture
             axes.add("platform")
         while True:
             more: set[str] = set()
-            for values in self._values(variant, axes):
+            for values in self._list_axis_values(variant, axes):
                 built = _rebuild_variant(variant, values)
-                if not _is_feasible(built, values):
+                # The CUDA release has to compile for the capability; other code was compiled before.
+                release = cuda.get_release(built.cuda) if built.cuda and "compute" in values else None
+                if release and release.targets and not release.targets.issuperset(_collect_cubins(built)):
                     more.add("cuda")
                     continue
                 causes = list(_find_causes(self._target, built, allowed))
                 if not causes:
                     change = ("matrix", tuple(values.items()))
                     remedy = Remedy(words=_describe_build(values), change=change)
-                    return Suggestion(remedy=remedy, left=find_failing_rules(self._target, built))
+                    return Suggestion(remedy=remedy, remaining=find_failing_rules(self._target, built))
                 more.update(axis for rule in causes if (axis := _get_axis(rule)) is not None)
             if more <= axes:
                 return None
             axes |= more
 
-    def _values(self, variant: Variant, axes: set[str]) -> Iterator[dict[str, str]]:
+    def _list_axis_values(self, variant: Variant, axes: set[str]) -> Iterator[dict[str, str]]:
         """Yield values for `axes` that suit the host, the best first; none if there are none."""
         target = self._target
-        kernel = target.kernel_driver
+        kernel, flags = target.kernel_driver, target.host.cpu.flags
+        # The march that suits the host's CPUs best among those that name no product.
+        march = marches.get_level(flags) or BASELINE.get(target.host.arch)
         choices = {
             "platform": [target.platform],
             "compute": list(dict.fromkeys(gpu.compute for gpu in target.gpus if gpu.compute)),
-            "march": _rank_marches(target) if "platform" not in axes else [],
+            "march": [NAMES.get(march, march)] if march and flags and "platform" not in axes else [],
             "driver": [kernel, HOST] if kernel else [],
         }
         names = [axis for axis in choices if axis in axes and choices[axis]]
-        for values in product(*(choices[axis] for axis in names)):
-            chosen = dict(zip(names, values, strict=True))
+        for combination in product(*(choices[axis] for axis in names)):
+            values = dict(zip(names, combination, strict=True))
             if "cuda" in axes:
-                release = self._release(_rebuild_variant(variant, chosen))
+                release = self._find_nearest_release(_rebuild_variant(variant, values))
                 if release is None:
                     continue
-                chosen["cuda"] = release
-            if chosen:
-                yield chosen
+                values["cuda"] = release
+            if values:
+                yield values
 
-    def _release(self, variant: Variant) -> str | None:
-        """Return the CUDA release nearest to the variant's that targets its code and that the driver runs."""
-        release = variant.cuda or ""  # known, or no rule would ask for another
+    def _find_nearest_release(self, variant: Variant) -> str | None:
+        """Return the CUDA release nearest to the variant's that targets its code and that the driver runs.
+
+        The distance is the number of releases between them, or that of the versions if one is in no table.
+        """
+        current = variant.cuda or ""  # known, or no rule would ask for another
         driver, cubins = drivers.get_effective_driver(self._target, variant), _collect_cubins(variant)
-        able = [
+        releases = cuda.load_releases()
+        names = list(releases)
+
+        def distance(name: str) -> tuple[int, ...]:
+            if current in releases:
+                return (abs(names.index(name) - names.index(current)),)
+            return drivers.measure_version_distance(name, current)
+
+        sufficient = [
             name
-            for name, row in cuda.load_releases().items()
+            for name, row in releases.items()
             if row.targets.issuperset(cubins)
             and row.targets
             and (driver is None or cuda.driver_runs(name, driver))
         ]
-        return min(able, key=lambda name: _measure_release_distance(name, release), default=None)
+        return min(sufficient, key=distance, default=None)
 
 
 def _rule_passes(rule: Rule, target: Target, variant: Variant) -> bool:
@@ -315,11 +350,13 @@ def _find_driver_spans(variant: Variant) -> list[str]:
 
     It is the oldest known driver of the span.
     """
-    applying = [rule for rule in RULES if rule.need(variant) is not None]
     thresholds = {
-        str(turn) for rule in applying for turn in rule.thresholds(variant).get("driver.version", ())
+        str(version)
+        for rule in RULES
+        if rule.need(variant) is not None
+        for version in rule.thresholds(variant).get("driver.version", ())
     }
-    texts = {turn if "." in turn else f"{turn}.0" for turn in thresholds}
+    texts = {version if "." in version else f"{version}.0" for version in thresholds}
     starts = sorted(filter(versions.DRIVER.fullmatch, texts), key=versions.make_sort_key)
     if not starts:
         return []
@@ -356,40 +393,19 @@ def _rebuild_variant(variant: Variant, values: Mapping[str, str]) -> Variant:
     return replace(variant, **facts)
 
 
-def _is_feasible(variant: Variant, values: Mapping[str, str]) -> bool:
-    """Whether the CUDA release compiles for the capability; its other code was compiled before."""
-    row = cuda.get_release(variant.cuda) if variant.cuda and "compute" in values else None
-    return row is None or not row.targets or row.targets.issuperset(_collect_cubins(variant))
-
-
 def _collect_cubins(variant: Variant) -> set[str]:
     return {cubin for code in variant.code for cubin in code.cubins}
 
 
-def _rank_marches(target: Target) -> list[str]:
-    """Return the march that suits the host's CPUs best among those that name no product."""
-    flags = target.host.cpu.flags
-    name = marches.get_level(flags) or BASELINE.get(target.host.arch)
-    return [NAMES.get(name, name)] if name and flags else []
-
-
-def _measure_release_distance(name: str, other: str) -> tuple[int, ...]:
-    """Return how many releases lie between two, and by number if one is in no table."""
-    names = list(cuda.load_releases())
-    if other in names:
-        return (abs(names.index(name) - names.index(other)),)
-    return drivers.measure_version_distance(name, other)
-
-
 def _describe_build(values: Mapping[str, str]) -> str:
-    """Return the remedy that a build with these values of axes is."""
-    fors = [values["platform"]] if "platform" in values else []
-    fors += [f"{axis} {values[axis]}" for axis in ("compute", "march") if axis in values]
-    named = [f"CUDA {values['cuda']}"] if "cuda" in values else []
+    """Return the advice to build with these values: "build a variant for compute 9.0 with CUDA 12.8"."""
+    hardware = [values["platform"]] if "platform" in values else []
+    hardware += [f"{axis} {values[axis]}" for axis in ("compute", "march") if axis in values]
+    software = [f"CUDA {values['cuda']}"] if "cuda" in values else []
     if "driver" in values:
         exact = values["driver"] != HOST
-        named.append(f"driver {values['driver']}" if exact else "no driver of its own (driver: host)")
+        software.append(f"driver {values['driver']}" if exact else "no driver of its own (driver: host)")
     words = "build a variant"
-    if fors:
-        words += f" for {drivers.join_words(fors)}"
-    return f"{words} with {drivers.join_words(named)}" if named else words
+    if hardware:
+        words += f" for {drivers.join_words(hardware)}"
+    return f"{words} with {drivers.join_words(software)}" if software else words

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     Reason = tuple[str, str | None, str, str | None]  # need, have, why and advice
     Change = tuple[str, str | tuple[tuple[str, str | None], ...]]
 
-    class Tell(Protocol):
-        """Gives the reason of a verdict `ok`."""
+    class ReasonFunction(Protocol):
+        """Explains a verdict `ok`."""
 
         def __call__(self, target: Target, variant: Variant, *, ok: bool) -> Reason:
             """Return need, have, why and advice.
@@ -46,12 +46,13 @@ class Remedy(Record):
 
 
 def suggest_arguments(words: str, option: str, **arguments: object) -> Remedy:
-    """Return the remedy to ask with other `arguments` of `select`, which are `option` of the command.
+    """Return the remedy to call `select` with other `arguments`, or the command with `option`.
 
-    `words` have {} in their place.
+    The arguments, or the option, replace {} in `words`: "pass {}" becomes "pass allow_cpu=True" in the
+    library, and "pass --allow-cpu" on the command line.
     """
-    given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-    return Remedy(words=words.format(given), change=("option", option), shown=words.format(option))
+    call = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    return Remedy(words=words.format(call), change=("option", option), shown=words.format(option))
 
 
 class Refusal(Record):
@@ -151,11 +152,11 @@ class Rule(Record):
     need: Callable[[Variant], Hashable]
     is_satisfied: Callable[[Target, Variant], bool]
     thresholds: Callable[[Variant], Thresholds]
-    reason: Tell
+    reason: ReasonFunction
     distance: Callable[[Target, Variant], Distance]
     warn: Callable[[Target, Variant], Iterable[str]] | None = None
 
-    def result(self, target: Target, variant: Variant) -> RuleResult:
+    def evaluate(self, target: Target, variant: Variant) -> RuleResult:
         """Return the verdict with its reason."""
         source = variant.source(self.fact)
         if self.need(variant) is None:  # or whether it applies is unknown
@@ -171,14 +172,14 @@ class Rule(Record):
         """Whether the rule applies to a variant, or may apply because a fact is unknown."""
         return self.need(variant) is not None or variant.source(self.fact) == UNKNOWN
 
-    def warnings(self, target: Target, variant: Variant) -> tuple[RuleWarning, ...]:
+    def collect_warnings(self, target: Target, variant: Variant) -> tuple[RuleWarning, ...]:
         """Return the warnings about a variant for which the rule holds, or does not apply."""
         if self.warn is None or self.need(variant) is None:
             return ()
         return tuple([RuleWarning(kind=self.name, text=text) for text in self.warn(target, variant)])
 
-    def refusal_distance(self, target: Target, variant: Variant) -> Distance:
-        """Return the gap; if the rule holds or does not apply, an empty one, which is the least."""
+    def measure_refusal(self, target: Target, variant: Variant) -> Distance:
+        """Return the distance; if the rule holds or does not apply, an empty one, which is the least."""
         if self.need(variant) is None or self.is_satisfied(target, variant):
             return ()
         return self.distance(target, variant)

@@ -11,7 +11,7 @@ from imagematrix.hardware.gpu_request.spec import ALL, NONE, find_candidates
 from imagematrix.hardware.host.host import Host
 from imagematrix.images.catalog.catalog import Catalog
 from imagematrix.selection.decision import Decision
-from imagematrix.selection.hardware_key import kind, make_hardware_key
+from imagematrix.selection.hardware_key import get_gpu_kind, make_hardware_key
 from imagematrix.selection.query import Query, normalize_where
 from imagematrix.selection.selection import NothingFits, Selection
 from imagematrix.selection.selection_target import Target
@@ -80,8 +80,16 @@ def select_many(
     Of hosts by name, as `load_hosts` returns them, the names play no part.
     """
     selector = get_cached_selector(catalog, where)
+    if isinstance(hosts, Host):
+        raise UsageError(
+            "a single host instead of several", remedy="give a list of hosts, or call imagematrix.select"
+        )
+    if isinstance(hosts, Mapping):
+        hosts = hosts.values()
+    if isinstance(hosts, str) or not isinstance(hosts, Iterable):
+        raise UsageError(f"{hosts!r:.80} is not a list of hosts", remedy="read hosts with load_hosts(path)")
     answers: list[Selection | NothingFits | UsageError] = []
-    for host in _require_hosts(hosts):
+    for host in hosts:
         try:
             answers.append(selector.select(host, gpus=gpus, allow_cpu=allow_cpu))
         except (NothingFits, UsageError) as error:
@@ -107,12 +115,12 @@ class Selector:
     It caches the decisions for `keep` kinds.
     """
 
-    __slots__ = ("_decisions", "_keep", "_serving", "question")
+    __slots__ = ("_decisions", "_gpu_sets", "_keep", "query")
 
     def __init__(self, catalog: Catalog, where: WhereKey = (), *, keep: int = DECISIONS) -> None:
-        self.question = Query(catalog, where)
+        self.query = Query(catalog, where)
         self._decisions: dict[Hashable, Decision] = {}
-        self._serving: dict[Hashable, tuple[tuple[int, ...], ...]] = {}
+        self._gpu_sets: dict[Hashable, tuple[tuple[int, ...], ...]] = {}
         self._keep = keep
 
     def select(self, host: Host, *, gpus: Wanted = None, allow_cpu: bool = False) -> Selection:
@@ -143,58 +151,48 @@ class Selector:
         decision = self._decisions.get(key)
         if decision is None:
             target = Target(host=host, gpus=chosen, allow_cpu=allow_cpu)
-            decision = self._kept(self._decisions, key, Decision(self.question, target))
+            decision = self._keep_in(self._decisions, key, Decision(self.query, target))
         return Selection(host=host, chosen_gpus=chosen, decision=decision)
 
     def find_feasible_gpu_sets(self, host: Host, choice: Choice) -> tuple[Choice, ...]:
         """Narrow a choice of GPUs; see the function `find_feasible_gpu_sets`."""
         gpus = choice.gpus
-        if choice.count == len(gpus) or len(set(map(kind, gpus))) == 1:
+        # Usually all GPUs are taken, or it makes no difference which ones are.
+        if choice.count == len(gpus) or len(set(map(get_gpu_kind, gpus))) == 1:
             return (choice,)
         key = choice.count, make_hardware_key(host, gpus, allow_cpu=False)
-        choices = self._serving.get(key)
-        if choices is None:
-            choices = self._kept(self._serving, key, self._indices(host, choice))
-        return tuple(replace(choice, gpus=tuple(gpus[index] for index in indices)) for indices in choices)
+        gpu_sets = self._gpu_sets.get(key)
+        if gpu_sets is None:
+            gpu_sets = self._keep_in(self._gpu_sets, key, self._compute_gpu_sets(host, choice))
+        return tuple(replace(choice, gpus=tuple(gpus[index] for index in indices)) for indices in gpu_sets)
 
-    def _indices(self, host: Host, choice: Choice) -> tuple[tuple[int, ...], ...]:
+    def _compute_gpu_sets(self, host: Host, choice: Choice) -> tuple[tuple[int, ...], ...]:
         """Return the choices that `find_feasible_gpu_sets` returns, as indices of the choice's GPUs."""
-        kinds = list(map(kind, choice.gpus))
-        every = tuple(range(len(kinds)))
+        kinds = list(map(get_gpu_kind, choice.gpus))
+        all_gpus = tuple(range(len(kinds)))
         # A variant that fits each GPU fits all of them: no rule compares GPUs.
-        index = self.question.index
+        index = self.query.index
         examples = dict(zip(kinds, choice.gpus, strict=True))
-        fitting = {which: index.fitting(Target(host=host, gpus=(gpu,))) for which, gpu in examples.items()}
+        fitting = {kind: index.find_fitting(Target(host=host, gpus=(gpu,))) for kind, gpu in examples.items()}
         if choice.count == 1:
-            return (tuple(gpu for gpu in every if fitting[kinds[gpu]]) or every,)
-        served = {
-            frozenset(which for which, variants in fitting.items() if variants & variant)
+            return (tuple(gpu for gpu in all_gpus if fitting[kinds[gpu]]) or all_gpus,)
+        # The kinds of GPUs that each variant fits; of these sets, only the largest are of use.
+        kind_sets = {
+            frozenset(kind for kind, variants in fitting.items() if variants & variant)
             for variant in split_mask(index.everything)
         }
         largest = [
-            tuple(gpu for gpu in every if kinds[gpu] in together)
-            for together in served
-            if not any(together < other for other in served)
+            tuple(gpu for gpu in all_gpus if kinds[gpu] in kind_set)
+            for kind_set in kind_sets
+            if not any(kind_set < larger for larger in kind_sets)
         ]
-        return tuple(sorted(gpus for gpus in largest if len(gpus) >= choice.count)) or (every,)
+        return tuple(sorted(gpus for gpus in largest if len(gpus) >= choice.count)) or (all_gpus,)
 
-    def _kept(self, cache: dict[Hashable, T], key: Hashable, value: T) -> T:
+    def _keep_in(self, cache: dict[Hashable, T], key: Hashable, value: T) -> T:
         if len(cache) >= self._keep:
             cache.clear()
         cache[key] = value
         return value
-
-
-def _require_hosts(hosts: object) -> Iterable[Host]:
-    if isinstance(hosts, Host):
-        raise UsageError(
-            "a single host instead of several", remedy="give a list of hosts, or call imagematrix.select"
-        )
-    if isinstance(hosts, Mapping):
-        return hosts.values()
-    if isinstance(hosts, str) or not isinstance(hosts, Iterable):
-        raise UsageError(f"{hosts!r:.80} is not a list of hosts", remedy="read hosts with load_hosts(path)")
-    return hosts
 
 
 def get_cached_selector(catalog: Catalog, where: Where | None) -> Selector:
@@ -204,7 +202,7 @@ def get_cached_selector(catalog: Catalog, where: Where | None) -> Selector:
             f"{catalog!r:.80} is not a Catalog",
             remedy="open one with open_catalog(name)",
         )
-    return _selector(_IdentityHashedCatalog(catalog), normalize_where(where))
+    return _make_selector(_IdentityHashedCatalog(catalog), normalize_where(where))
 
 
 class _IdentityHashedCatalog:
@@ -223,5 +221,5 @@ class _IdentityHashedCatalog:
 
 
 @lru_cache(maxsize=CATALOGS)
-def _selector(same: _IdentityHashedCatalog, where: WhereKey) -> Selector:
-    return Selector(same.catalog, where)
+def _make_selector(hashed: _IdentityHashedCatalog, where: WhereKey) -> Selector:
+    return Selector(hashed.catalog, where)

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from imagematrix.selection.selection_target import Target
 
     Group = tuple[Variant, int]  # a variant, and the mask of all variants with the same needs
-    Decided = Sequence[tuple[Rule, Sequence[Group]]]  # what each rule decides on
+    GroupsByRule = Sequence[tuple[Rule, Sequence[Group]]]  # what each rule decides on
 
 KEPT = 256  # kinds of targets that a group keeps verdicts for
 NOTHING = (0, 0)
 
 
 class Verdicts:
-    """The verdicts of one rule for targets with equal facts, made when they are asked for.
+    """The verdicts of one rule for targets with equal facts, each computed when it is first needed.
 
     Thread-safe: what is known is swapped atomically, so at worst a verdict is computed twice.
     """
@@ -36,9 +36,9 @@ class Verdicts:
         self._rule = rule
         self._groups = groups
         self._known = NOTHING  # the variants with a verdict, and the ones for which the rule does not hold
-        self._gaps: dict[int, Distance] | None = None  # by the place of a group; few targets need any
+        self._gaps: dict[int, Distance] | None = None  # by the index of a group; few targets need any
 
-    def failing(self, target: Target, among: int) -> int:
+    def find_failing(self, target: Target, among: int) -> int:
         """Return variants for which the rule does not hold: all of those `among` these, and maybe others."""
         known, failing = self._known
         new = among & ~known if known else among  # equal masks of many targets are one object
@@ -49,23 +49,23 @@ class Verdicts:
             self._known = known | new if known else new, failing
         return failing
 
-    def gaps(self, target: Target, among: int) -> list[tuple[Distance, int]]:
+    def measure_gaps(self, target: Target, among: int) -> list[tuple[Distance, int]]:
         """Return how far off the rule is for the variants `among` these, in parts that have none in common.
 
         The least gap is that of variants for which the rule holds, or to which it does not apply.
         """
-        found: list[tuple[Distance, int]] = []
+        gaps: list[tuple[Distance, int]] = []
         if self._gaps is None:
             self._gaps = {}
-        for number, (example, members) in enumerate(self._groups):
-            own = members & among
-            if own:
-                gap = self._gaps.get(number)
+        for index, (example, members) in enumerate(self._groups):
+            part = members & among
+            if part:
+                gap = self._gaps.get(index)
                 if gap is None:
-                    gap = self._gaps[number] = self._rule.refusal_distance(target, example)
-                found.append((gap, own))
-                among ^= own
-        return [*found, ((), among)] if among else found
+                    gap = self._gaps[index] = self._rule.measure_refusal(target, example)
+                gaps.append((gap, part))
+                among ^= part
+        return [*gaps, ((), among)] if among else gaps
 
 
 class RuleGroups:
@@ -73,57 +73,57 @@ class RuleGroups:
 
     __slots__ = ("_order", "_rule_groups", "flags")
 
-    def __init__(self, decided: Decided) -> None:
+    def __init__(self, groups_by_rule: GroupsByRule) -> None:
         """Take what each rule decides on."""
-        self.flags = _collect_compared_flags(decided)
-        groups = _group_rules_by_facts([rule for rule, _ in decided])
+        # The CPU flags that rules compare.
+        self.flags = frozenset(
+            str(flag)
+            for rule, groups in groups_by_rule
+            if FLAGS in rule.facts
+            for example, _ in groups
+            for flag in rule.thresholds(example).get(FLAGS, ())
+        )
+        rule_groups = _group_rules_by_facts([rule for rule, _ in groups_by_rule])
         self._rule_groups = [
-            _RuleGroup([decided[place] for place in places], self.flags) for places in groups
+            _RuleGroup([groups_by_rule[index] for index in indices], self.flags) for indices in rule_groups
         ]
-        order = [place for places in groups for place in places]
+        # Verdicts come group by group, and are returned in the order of the rules.
+        order = [index for indices in rule_groups for index in indices]
         self._order = sorted(range(len(order)), key=order.__getitem__)
 
-    def verdicts(self, target: Target) -> list[Verdicts]:
+    def get_verdicts(self, target: Target) -> list[Verdicts]:
         """Return the verdicts of each rule."""
-        found = [verdicts for group in self._rule_groups for verdicts in group.verdicts(target)]
-        return [found[place] for place in self._order]
+        by_group = [verdicts for group in self._rule_groups for verdicts in group.get_verdicts(target)]
+        return [by_group[index] for index in self._order]
 
 
 class _RuleGroup:
-    __slots__ = ("_decided", "_kept", "_read")
+    __slots__ = ("_groups_by_rule", "_kept", "_make_key")
 
-    def __init__(self, decided: Decided, flags: frozenset[str]) -> None:
-        self._decided = decided
-        self._read = make_fact_key((fact for rule, _ in decided for fact in rule.facts), flags)
+    def __init__(self, groups_by_rule: GroupsByRule, flags: frozenset[str]) -> None:
+        self._groups_by_rule = groups_by_rule
+        self._make_key = make_fact_key((fact for rule, _ in groups_by_rule for fact in rule.facts), flags)
         self._kept: dict[Hashable, tuple[Verdicts, ...]] = {}
 
-    def verdicts(self, target: Target) -> tuple[Verdicts, ...]:
-        key = self._read(target)
+    def get_verdicts(self, target: Target) -> tuple[Verdicts, ...]:
+        key = self._make_key(target)
         verdicts = self._kept.get(key)
         if verdicts is None:
             if len(self._kept) >= KEPT:
                 self._kept.clear()
-            verdicts = self._kept[key] = tuple([Verdicts(rule, groups) for rule, groups in self._decided])
+            verdicts = tuple([Verdicts(rule, groups) for rule, groups in self._groups_by_rule])
+            self._kept[key] = verdicts
         return verdicts
 
 
 def _group_rules_by_facts(rules: Sequence[Rule]) -> list[list[int]]:
-    """Return the places of rules that share facts, directly or by way of others."""
+    """Return the indices of rules that share facts, directly or by way of others."""
     groups: list[tuple[set[str], list[int]]] = []
-    for place, rule in enumerate(rules):
-        facts, places = {*rule.facts}, [place]
+    for index, rule in enumerate(rules):
+        facts, indices = {*rule.facts}, [index]
         for group in [group for group in groups if group[0] & facts]:
             facts |= group[0]
-            places = [*group[1], *places]
+            indices = [*group[1], *indices]
             groups.remove(group)
-        groups.append((facts, places))
-    return [places for _, places in groups]
-
-
-def _collect_compared_flags(decided: Decided) -> frozenset[str]:
-    """Return the CPU flags that rules compare."""
-    reading = [(rule, groups) for rule, groups in decided if FLAGS in rule.facts]
-    thresholds = [
-        rule.thresholds(example).get(FLAGS, ()) for rule, groups in reading for example, _ in groups
-    ]
-    return frozenset(str(flag) for flags in thresholds for flag in flags)
+        groups.append((facts, indices))
+    return [indices for _, indices in groups]

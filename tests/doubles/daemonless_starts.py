@@ -49,7 +49,7 @@ def filled_store(tmp_path, monkeypatch):
 
 
 def put(store, name, config=CONFIG):
-    folder = Path(store.place(DIGESTS[name]))
+    folder = Path(store.get_folder(DIGESTS[name]))
     (folder / "root").mkdir(parents=True)
     document = {
         "schema": "imagematrix.stored-image/v1",

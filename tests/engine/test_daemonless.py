@@ -128,14 +128,14 @@ def test_gpus_are_free_again_when_the_container_has_ended(user):
     assert process.stdout.readline() == "ready\n"
     assert "requested 8 GPUs, 0 free" in user.run(*every, "true", code=10)
     assert squashfuses()
-    assert ImageStore(user.folder / "store").leases()
+    assert ImageStore(user.folder / "store").find_leases()
     process.send_signal(signal.SIGKILL)
     process.wait(30)
     if user.runtime == "runc":  # the container lives on, and keeps its GPUs
         assert "requested 8 GPUs, 0 free" in user.run(*every, "true", code=10)
         subprocess.run(["pkill", "-KILL", "-u", str(USER), "-x", "sleep"], check=True)
     wait_until(lambda: user.ends("run", *HOST, *every, "true") == 0, "free GPUs", 30)
-    wait_until(lambda: not ImageStore(user.folder / "store").leases(), "no lease", 30)
+    wait_until(lambda: not ImageStore(user.folder / "store").find_leases(), "no lease", 30)
     wait_until(lambda: not squashfuses(), "no mounted image", 30)
 
 

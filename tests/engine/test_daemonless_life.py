@@ -88,7 +88,7 @@ def launched(user, out):
 
 
 def leased(user):
-    return bool(ImageStore(user.folder / "store").leases())
+    return bool(ImageStore(user.folder / "store").find_leases())
 
 
 def busy(user):
@@ -122,7 +122,7 @@ def test_who_is_killed_at_a_step_of_a_start_leaves_nothing(user, launched, out, 
         for pid in children[:1]:
             kill(pid)
     else:
-        for holder in ImageStore(user.folder / "store").leases().values():
+        for holder in ImageStore(user.folder / "store").find_leases().values():
             kill(holder.pid)
     (out / "go").touch()
     if step == "open" and victim == "keeper" and user.runtime in OUTLIVING:

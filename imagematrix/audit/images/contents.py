@@ -47,7 +47,7 @@ def list_contents(
     unread = [(path, 1) for path in damaged]
 
     # Each database counts once, by the path that links such as /lib lead to.
-    paths = (*packages.LISTS, *(f"{packages.FOLDER}/{name}" for name in tree.names(packages.FOLDER)))
+    paths = (*packages.LISTS, *(f"{packages.FOLDER}/{name}" for name in tree.list_names(packages.FOLDER)))
     for path, file in dict(filter(None, map(tree.find, paths))).items():
         if file.database:
             installed += [replace(package, path=path) for package in file.database.packages]

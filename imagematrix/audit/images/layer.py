@@ -94,12 +94,12 @@ def read_layer(stream: ByteStream, digest: str, start_scan: StartScan = scan_lat
         expanded = DecompressedStream(stream)
         with open_tar(expanded) as archive, _PendingScans(start_scan) as pending, PackageSources() as sources:
             for member in list_members(archive):
-                path = listing.path_of(member)
+                path = listing.read_path(member)
                 if path and path != "/":
-                    entry = listing.link(member) or _read_entry(
+                    entry = listing.read_link(member) or _read_entry(
                         archive, member, path, digest, pending, sources
                     )
-                    listing.put(path, entry, alike=(OTHER,))
+                    listing.add(path, entry, alike=(OTHER,))
                     texts += len(entry.text or b"") if isinstance(entry, PlainFile) else 0
                     if texts > ALL_TEXTS:
                         raise tarfile.ReadError(f"more than {ALL_TEXTS} bytes of text files")

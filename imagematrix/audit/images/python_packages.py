@@ -76,7 +76,7 @@ class Package:
 def list_packages(tree: ImageTree[PlainFile]) -> tuple[list[Package], list[str]]:
     """Return the packages, and the paths of metadata that states no name or no version."""
     texts: dict[str, dict[str, tuple[str, bytes]]] = {}
-    for path, file in tree.files():
+    for path, file in tree.list_files():
         if file.text is not None and METADATA_FILES.fullmatch(path):
             folder, name = posixpath.split(path)
             if name.endswith(".egg-info"):

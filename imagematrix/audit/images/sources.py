@@ -17,7 +17,6 @@ from imagematrix.common import json_documents
 from imagematrix.common.image_reference import Reference, names_registry, split_version
 from imagematrix.common.json_documents import Fields
 from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
-from imagematrix.images.catalog.engine import catalog
 from imagematrix.images.engine.images import ExportedImage, inspect_image, read_digests
 from imagematrix.images.oci.archive import ImageArchive
 from imagematrix.images.oci.decompression import HashedStream
@@ -65,7 +64,7 @@ def read_images(
                 yield from read_archive(file, reference, platform, layers, sboms=sboms)
             return
         folder = LayoutFolder(path, AuditError)
-        if not folder.marked:
+        if not folder.is_marked:
             raise UnknownImageError(f"{reference} is not an OCI layout: {MARK} not found")
         source = _LayoutSource(folder, layers)
         yield from list_images(source, folder.index(), reference, platform, layout=True, sboms=sboms)
@@ -148,7 +147,7 @@ def _read_named_images(
         # It may be a version of ours in the engine, whose variants are images.
         variants: list[str] = []
         with contextlib.suppress(UnknownImageError, UsageError):
-            variants = [variant.reference for variant in catalog(reference).variants]
+            variants = [variant.reference for variant in load_catalog(reference).variants]
         for variant in variants:
             yield from _read_named_images(variant, platform, layers, sboms=sboms)
         if not variants:
@@ -251,7 +250,7 @@ class _ArchiveSource:
         return None
 
     def read_layers(self, names: Sequence[str]) -> tuple[Layer, ...]:
-        return tuple(map(self._archive.layer, names))
+        return tuple(map(self._archive.get_layer, names))
 
 
 def _read_small_blob(stream: ByteStream, digest: str) -> bytes:
@@ -294,7 +293,7 @@ def read_archive(
     archive = ImageArchive(stream, reference, read_layer)
     source = _ArchiveSource(archive)
     try:
-        saved = archive.saved
+        saved = archive.images
         if saved is None and archive.index is None:
             raise UnknownImageError(f"{reference} has neither manifest.json nor index.json")
         if saved is None:

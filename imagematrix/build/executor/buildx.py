@@ -125,7 +125,7 @@ class Buildx:
         if version is None:
             remedy = "use Docker, or --builder; images can be selected, pulled and run with this engine"
             raise EngineError("the engine is Podman, which has no BuildKit for builds", remedy=remedy)
-        if not releases.BUILDS.of(version):
+        if not releases.BUILDS.is_in(version):
             remedy = f"install {releases.BUILDS} or newer; images can be selected and run with this version"
             raise EngineError(f"Docker {version} is too old for builds", remedy=remedy)
 
@@ -204,7 +204,7 @@ class Buildx:
         if name is None or earlier is None:
             return ()
         layers = partial(earlier.find_base_layers, name, sources.images[base], sibling_references)
-        return self._known_bases(name, lambda: tuple(map(self._shared.blobs.hollow, layers())))
+        return self._known_bases(name, lambda: tuple(map(self._shared.blobs.touch_layer, layers())))
 
     def _find_known_layers(self, order: BuildRequest) -> frozenset[str]:
         """Return the digests of layers that the store has from the last build of an order's cell.
@@ -213,8 +213,8 @@ class Buildx:
         """
         layers = self._earlier.find_cell_layers(order) if self._earlier else ()
         for layer in layers:
-            self._shared.blobs.hollow(layer.exported)
-            self._shared.blobs.hollow(layer.digest)
+            self._shared.blobs.touch_layer(layer.exported)
+            self._shared.blobs.touch_layer(layer.digest)
             self._shared.rewriter.reuse_layer(layer, order.compression)
         return frozenset(layer.digest for layer in layers)
 
@@ -269,7 +269,7 @@ class Buildx:
             # Docker's classic store needs every layer with every image, so they are kept to the end.
             users = stack if self._docker.has_manifests else self._kept
             layers = self._read_layers(own.folder, digest)
-            users.enter_context(own.blobs.used(layers))
+            users.enter_context(own.blobs.keep_layers(layers))
             for one in first:
                 if unused := self._unused.pop(one.name, None):
                     unused.close()
@@ -285,7 +285,7 @@ class Buildx:
                 image, attested = own.rewriter.index(digest, kept, order.compression)
             else:
                 image, attested = own.rewriter.image(digest, kept, order.compression), None
-            users.enter_context(own.blobs.used(layout.LayoutImage(own.folder, image).archives))
+            users.enter_context(own.blobs.keep_layers(layout.LayoutImage(own.folder, image).archives))
             if self._docker.find_pinned_digest(order.sources.images.get(base or "", "")):
                 known |= kept
             yield BuiltImage(
@@ -369,7 +369,7 @@ class Buildx:
         with self._open_layout() as own:
             image, imported = self._export_prefix(one, own.folder, sources, log, step, options)
             unused = self._kept.enter_context(contextlib.ExitStack())
-            unused.enter_context(own.blobs.used(image.archives))
+            unused.enter_context(own.blobs.keep_layers(image.archives))
             self._unused[one.name] = unused
         return imported
 

@@ -70,7 +70,7 @@ def copy_version(
             if sign:
                 sign(digests)
             if receiving and (own := target.manifest(digests[0])):
-                receiving.listing(version, own)
+                receiving.require_signed_index(version, own)
 
         return publish(
             target,
@@ -100,7 +100,7 @@ def _read_published(source: Registry, version: str, policies: Sequence[Signature
         if entry.annotations[labels.VERSION] != version:
             raise UsageError(f"{name} has {entry.tag}, which is an image of another version")
     if checks := make_guard(source, policies):
-        checks.listing(version, found)
+        checks.require_signed_index(version, found)
     return entries
 
 

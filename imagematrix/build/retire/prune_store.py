@@ -40,7 +40,7 @@ def survey_store(
 
     Raises UnknownImageError if the store has none of the images in `only`, UsageError if it cannot be read.
     """
-    stored = {image.digest: image for image in store.whole()}
+    stored = {image.digest: image for image in store.list_intact_images()}
     every = [_make_candidate(image, image.names) for image in stored.values()]
     found = [one for one in every if not only or not {*only}.isdisjoint(one.images)]
     for name in only:
@@ -48,8 +48,8 @@ def survey_store(
             names = sorted({name for one in every for name in one.images})
             remedy = suggest_nearest(name, names) or (f"it has {', '.join(names)}" if names else None)
             raise UnknownImageError(f"{store} has no variant of {name}", remedy=remedy)
-    with store.explained():
-        users = store.leases()
+    with store.convert_errors():
+        users = store.find_leases()
     # Each name has the fate of its own version.
     judged = {
         one.id: [
@@ -73,7 +73,7 @@ def survey_store(
         ]
         if user := users.get(one.id):
             why.append(str(user))
-        if newer_s is not None and now.timestamp() - store.pulled(one.id) < newer_s:
+        if newer_s is not None and now.timestamp() - store.get_pull_time(one.id) < newer_s:
             why.append("younger")
         if not why and not hosts and (owner := find_other_owner(store, one.id)):
             why.append(f"files of {owner}")
@@ -94,10 +94,10 @@ def remove_image(store: ImageStore, image: PruneCandidate) -> None:
     remedy = (
         f"free a few kB there, such as with `rm -rf {quote_word(f'{store}/partial')}`, and run this again"
     )
-    with store.explained(full=remedy):
+    with store.convert_errors(full=remedy):
         if not remove_stored_image(store, image.id):
             raise EngineError(f"{image.names[0]} is in use now", remedy="run this again")
-        left = {(name.image, name.version) for other in store.whole() for name in other.names}
+        left = {(name.image, name.version) for other in store.list_intact_images() for name in other.names}
         for name in stored.names:
             if (name.image, name.version) not in left:
                 store.drop_catalog(name.image, name.version)

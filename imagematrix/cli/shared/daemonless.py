@@ -18,7 +18,7 @@ from imagematrix.common.record import replace
 from imagematrix.errors import UnknownImageError, UsageError
 from imagematrix.images.catalog.sources import open_catalog, require_signed
 from imagematrix.images.catalog.store import open_stored
-from imagematrix.images.local_store.folder import FOLDER, ImageStore, store_folder
+from imagematrix.images.local_store.folder import FOLDER, ImageStore, find_store_folder
 from imagematrix.launcher.daemonless.container import find_other_user, make_container
 from imagematrix.launcher.daemonless.options import make_site_binds, parse_container_options
 from imagematrix.launcher.docker.devices import DevicesError, check_device_nodes
@@ -110,7 +110,7 @@ class DaemonlessLaunch:
         self._inherited = inherited
         self._own_processes = own_processes
         self._policy = make_path(args.policy)
-        self.store = ImageStore(store_folder(site, args.store))
+        self.store = ImageStore(find_store_folder(site, args.store))
 
     def open_catalog(self) -> Catalog:
         """Return the catalog that is named, or else that of the store, or else that of the image's registry.

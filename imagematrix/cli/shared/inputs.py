@@ -90,10 +90,10 @@ def print_gpu_remark(selection: Selection, gpus: str | None) -> None:
     from imagematrix.cli.shared.output import print_info
     from imagematrix.hardware.gpu_request.choice import make_label
     from imagematrix.hardware.gpu_request.spec import find_candidates
-    from imagematrix.selection.hardware_key import kind
+    from imagematrix.selection.hardware_key import get_gpu_kind
 
     choice = find_candidates(selection.host.gpus, gpus)
-    if choice.count < len(choice.gpus) and len({*map(kind, choice.gpus)}) > 1:
+    if choice.count < len(choice.gpus) and len({*map(get_gpu_kind, choice.gpus)}) > 1:
         print_info(f"imagematrix: for {', '.join(map(make_label, selection.chosen_gpus))}")
     for warning in selection.warnings:
         print_info(f"imagematrix: {warning.text}")

@@ -29,7 +29,7 @@ def fetch_into_store(
     part: bool,
 ) -> StoredImage:
     """Return the image of a selection in a store, fetched if it is missing; raise as `fetch_selected`."""
-    watcher = FetchWatcher(report=display, waits=_report_waiting, evicted=_report_evicted)
+    watcher = FetchWatcher(on_progress=display, on_wait=_report_waiting, on_eviction=_report_evicted)
     return fetch_selected(
         selection, store, catalog=catalog, part=part, policy=policy, how=how, watcher=watcher
     )

@@ -53,7 +53,7 @@ def command(
     slurmstepd has ended that runs the step; outside of a step, the process that calls.
     """
     if operation is Operation.release:
-        _open_store(store).release(_find_holder())
+        _open_store(store).release_leases(_find_holder())
         return
     if uri is None:
         raise UsageError("get needs the URI of an image", remedy=f"such as {SCHEME}training:v1")
@@ -124,7 +124,7 @@ def _lease_image(images: ImageStore, fetch: Callable[[], StoredImage]) -> Stored
     holder = _find_holder()
     for _ in range(TRIES):
         stored = fetch()
-        lease = renew_while_alive(images.lease(stored.digest, holder), holder)
+        lease = renew_while_alive(images.take_lease(stored.digest, holder), holder)
         if images.find(stored.digest):  # another process may have removed it before it was leased
             return stored
         lease.release()
@@ -143,6 +143,6 @@ def _find_holder() -> int:
 
 def _open_store(store: str | None) -> ImageStore:
     from imagematrix.common.settings import read_site
-    from imagematrix.images.local_store.folder import ImageStore, store_folder
+    from imagematrix.images.local_store.folder import ImageStore, find_store_folder
 
-    return ImageStore(Path(store_folder(read_site(), store), FOLDER))
+    return ImageStore(Path(find_store_folder(read_site(), store), FOLDER))

@@ -78,16 +78,20 @@ class UseGuard(Record):
 
     def exempts(self, compute: str) -> bool:
         """Whether the package does not use the file on GPUs of this capability."""
-        own = make_sort_key(compute)
+        key = make_sort_key(compute)
         return any(
-            make_sort_key(low) <= own and (high is None or own <= make_sort_key(high))
+            make_sort_key(low) <= key and (high is None or key <= make_sort_key(high))
             for low, high in self.unless
         )
 
     @property
     def words(self) -> str:
         """The capabilities on which the package does not use the file, in words."""
-        return ", ".join([_range(low, high) for low, high in self.unless])
+        ranges = []
+        for low, high in self.unless:
+            end = f" to {high}" if high != low else ""
+            ranges.append(f"{low} and later" if high is None else f"{low}{end}")
+        return ", ".join(ranges)
 
     def to_json(self) -> dict[str, object]:
         """Return the `guard` of an element of `device_code`."""
@@ -138,12 +142,6 @@ class Code(Record):
             **({"guard": self.guard.to_json()} if self.guard else {}),
             **({"globs": list(self.globs)} if self.globs else {}),
         }
-
-
-def _range(low: str, high: str | None) -> str:
-    if high is None:
-        return f"{low} and later"
-    return low if low == high else f"{low} to {high}"
 
 
 def escape_glob(name: str) -> str:
@@ -329,16 +327,16 @@ class Catalog(Record):
         one, so may the first folders: "training:v1" may be registry:5000/ml/training:v1. Variants of adopted
         images have names of their own.
         """
-        exact = tuple(variant for variant in self.variants if variant.reference == name)
-        if exact:
-            return replace(self, variants=exact, defaults=())
+        matches = tuple(variant for variant in self.variants if variant.reference == name)
+        if matches:
+            return replace(self, variants=matches, defaults=())
         image, version = split_version(name)
-        path, own = _get_repository(image), _get_repository(self.image)
-        shortened = path == image and own.endswith(f"/{path}")
-        if path != own and not shortened:
+        path, repository = _get_repository(image), _get_repository(self.image)
+        shortened = path == image and repository.endswith(f"/{path}")
+        if path != repository and not shortened:
             return None
-        at = "@" if "@" in name else ":"
-        return self.named(f"{self.image}{at}{version}" if version else self.image)
+        separator = "@" if "@" in name else ":"
+        return self.named(f"{self.image}{separator}{version}" if version else self.image)
 
 
 def _get_repository(image: str) -> str:
@@ -436,19 +434,14 @@ def _read_device_code(fields: Fields, key: str) -> tuple[Code, ...]:
 
 
 def _read_parts(fields: Fields, key: str) -> tuple[FilePart, ...]:
-    return tuple(
-        FilePart(
-            count=_read_count(item, "count"), cubins=_read_codes(item, "cubins"), ptx=_read_ptx(item, "ptx")
-        )
-        for item in fields.objects(key)
-    )
-
-
-def _read_count(fields: Fields, key: str) -> int:
-    number = fields.integer(key)
-    if number < 1:
-        raise fields.fail(key, f"{number} is not a number of parts")
-    return number
+    parts = []
+    for item in fields.objects(key):
+        count = item.integer("count")
+        if count < 1:
+            raise item.fail("count", f"{count} is not a number of parts")
+        cubins, ptx = _read_codes(item, "cubins"), _read_ptx(item, "ptx")
+        parts.append(FilePart(count=count, cubins=cubins, ptx=ptx))
+    return tuple(parts)
 
 
 def _read_guard(fields: Fields) -> UseGuard | None:

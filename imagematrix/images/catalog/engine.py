@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FULL = ("docker.io/library/", "docker.io/", "localhost/")
 
 
-def catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog:
+def load_catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog:
     """Return the catalog of `name` (IMAGE:VERSION, or IMAGE if it has one version) in the local engine.
 
     It has one variant if `name` is a variant's reference or digest. Raises UnknownImageError if the engine
@@ -33,14 +33,14 @@ def catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog:
     of the policies requires.
     """
     image, _ = split_version(name)
-    existing = catalogs(image)
-    named_catalogs = [one for item in existing if (one := item.named(name))]
+    catalogs = load_catalogs(image)
+    named_catalogs = [part for catalog in catalogs if (part := catalog.named(name))]
     if not named_catalogs:
         if images.inspect_image(name):
             raise make_unlabelled_error(name)
-        raise UnknownImageError(f"the engine has no variant of {name}", remedy=_suggest_name(name, existing))
+        raise UnknownImageError(f"the engine has no variant of {name}", remedy=_suggest_name(name, catalogs))
     if len(named_catalogs) > 1:
-        versions = ", ".join(f"{image}:{item.version}" for item in named_catalogs)
+        versions = ", ".join(f"{image}:{catalog.version}" for catalog in named_catalogs)
         raise UnknownImageError(f"{image} has several versions", remedy=f"name one of {versions}")
     return _require_signed(named_catalogs, policies)[0]
 
@@ -73,16 +73,16 @@ def require_named(references: Iterable[str]) -> None:
 
 def _suggest_name(name: str, catalogs_of_image: list[Catalog]) -> str:
     """Return a suggestion for `name`, which is in none of the catalogs of its image."""
-    existing = catalogs_of_image or catalogs()
-    versions = [f"{item.image}:{item.version}" for item in existing]
-    variants = [one.reference for item in catalogs_of_image for one in item.variants]
+    catalogs = catalogs_of_image or load_catalogs()
+    versions = [f"{catalog.image}:{catalog.version}" for catalog in catalogs]
+    variants = [variant.reference for catalog in catalogs_of_image for variant in catalog.variants]
     if not versions:
         return "build variants with `imagematrix build`"
-    names = versions if split_version(name)[1] else list(dict.fromkeys(item.image for item in existing))
+    names = versions if split_version(name)[1] else list(dict.fromkeys(catalog.image for catalog in catalogs))
     return suggest_nearest(name, [*names, *variants], likeness=SLIP) or f"it has {', '.join(versions)}"
 
 
-def catalogs(image: str | None = None, policies: Sequence[SignaturePolicy] = ()) -> list[Catalog]:
+def load_catalogs(image: str | None = None, policies: Sequence[SignaturePolicy] = ()) -> list[Catalog]:
     """Return the catalogs of all images in the engine, or of one image, sorted by name and version.
 
     Raises SignatureError if an image lacks a signature that one of the policies requires.
@@ -94,8 +94,19 @@ def catalogs(image: str | None = None, policies: Sequence[SignaturePolicy] = ())
             continue
         for name, version, variant, terms in _read_variants(item):
             groups.setdefault((name, version), {})[variant.reference] = variant, terms
-    found = [_make_catalog(name, version, images) for (name, version), images in sorted(groups.items())]
-    return _require_signed(found, policies)
+    catalogs = []
+    for (name, version), members in sorted(groups.items()):
+        terms = labels.require_equal_terms(f"{name}:{version}", (terms for _, terms in members.values()))
+        catalogs.append(
+            Catalog(
+                image=name,
+                version=version,
+                variants=tuple(members[reference][0] for reference in sorted(members)),
+                prefer=terms.prefer,
+                defaults=terms.defaults,
+            )
+        )
+    return _require_signed(catalogs, policies)
 
 
 def _require_signed(catalogs: list[Catalog], policies: Sequence[SignaturePolicy]) -> list[Catalog]:
@@ -103,20 +114,9 @@ def _require_signed(catalogs: list[Catalog], policies: Sequence[SignaturePolicy]
     if policies:
         from imagematrix.images.catalog.signature_guard import require_variants
 
-        for each in catalogs:
-            require_variants(each.variants, policies, each.version)
+        for catalog in catalogs:
+            require_variants(catalog.variants, policies, catalog.version)
     return catalogs
-
-
-def _make_catalog(name: str, version: str, members: dict[str, tuple[Variant, Terms]]) -> Catalog:
-    terms = labels.require_equal_terms(f"{name}:{version}", (stated for _, stated in members.values()))
-    return Catalog(
-        image=name,
-        version=version,
-        variants=tuple(members[reference][0] for reference in sorted(members)),
-        prefer=terms.prefer,
-        defaults=terms.defaults,
-    )
 
 
 def _read_variants(item: Mapping[str, Any]) -> Iterator[tuple[str, str, Variant, Terms]]:
@@ -126,17 +126,16 @@ def _read_variants(item: Mapping[str, Any]) -> Iterator[tuple[str, str, Variant,
     """
     if not isinstance(item.get("Labels"), dict):
         return
-    given = item["Labels"]
-    if not all(
-        isinstance(given.get(key), str) for key in (labels.IMAGE, labels.VERSION, labels.CELL, labels.INPUT)
-    ):
+    image_labels = item["Labels"]
+    identity = [image_labels.get(key) for key in (labels.IMAGE, labels.VERSION, labels.CELL, labels.INPUT)]
+    if not all(isinstance(text, str) for text in identity):
         return
-    image, version = given[labels.IMAGE], given[labels.VERSION]
-    reference = f"{image}:{labels.make_tag(version, given[labels.CELL], given[labels.INPUT])}"
+    image, version, cell, input_digest = identity
+    reference = f"{image}:{labels.make_tag(version, cell, input_digest)}"
     if {reference, shorten_name(reference)} & {*_list_names(item.get("RepoTags"))}:
         digest = get_repository_digest(item, image)
-        variant = labels.read_variant(given, reference=reference, digest=digest, size=item.get("Size"))
-        yield image, version, variant, labels.read_terms(given, reference)
+        variant = labels.read_variant(image_labels, reference=reference, digest=digest, size=item.get("Size"))
+        yield image, version, variant, labels.read_terms(image_labels, reference)
 
 
 def get_repository_digest(item: Mapping[str, Any], image: str) -> str:

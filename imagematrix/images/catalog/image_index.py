@@ -66,13 +66,18 @@ def require_intact(manifest: Manifest, name: str) -> ImageIndex[IndexEntry]:
 
     Raises TagMovedError if it has variants, but not as `publish` has written it.
     """
-    found = _parse_image_index(manifest.raw, name)
-    changed = _describe_change(found)
-    if changed:
+    index = _parse_image_index(manifest.raw, name)
+    stated = index.annotations.get(labels.CONTENT)
+    change = None
+    if stated is None:  # an index without variants states nothing
+        change = "does not state its entries" if any(entry.ours for entry in index.entries) else None
+    elif stated != _hash_entries(index.entries):
+        change = "has other entries than it states"
+    if change:
         remedy = "delete the tag from the registry, and publish the version again; or raise the version"
-        message = f"{name} is not as imagematrix published it: {manifest.digest} {changed}"
+        message = f"{name} is not as imagematrix published it: {manifest.digest} {change}"
         raise TagMovedError(message, remedy=remedy)
-    return found
+    return index
 
 
 def read_published(manifest: Manifest | None, image: str, version: str) -> tuple[IndexEntry, ...]:
@@ -89,9 +94,9 @@ def read_published(manifest: Manifest | None, image: str, version: str) -> tuple
     except UsageError as error:
         message = f"{name} is {manifest.digest}, not the index of the version: {error}"
         raise TagMovedError(message, remedy=remedy) from error
-    found = tuple(map(published_index.annotations.get, (labels.IMAGE, labels.VERSION)))
-    if found != (Reference.parse(name).repository, version):
-        what = f"the index of {found[0]}:{found[1]}" if all(found) else "an index of another tool"
+    stated = tuple(map(published_index.annotations.get, (labels.IMAGE, labels.VERSION)))
+    if stated != (Reference.parse(name).repository, version):
+        what = f"the index of {stated[0]}:{stated[1]}" if all(stated) else "an index of another tool"
         message = f"{name} is {manifest.digest}, {what}, not of this version"
         raise TagMovedError(message, remedy=remedy)
     return published_index.entries
@@ -153,19 +158,11 @@ def read_listed_catalog(manifest: Manifest, image: str, version: str) -> Catalog
 
 
 def _parse_image_index(raw: bytes, name: str) -> ImageIndex[IndexEntry]:
-    found = manifests.parse_manifest(raw, name, IndexEntry)
-    if not isinstance(found, ImageIndex):
+    index = manifests.parse_manifest(raw, name, IndexEntry)
+    if not isinstance(index, ImageIndex):
         remedy = "name a version such as v1, which is an index of variants"
         raise UsageError(f"{name} is a single image, not an index of variants", remedy=remedy)
-    return found
-
-
-def _describe_change(found: ImageIndex[IndexEntry]) -> str | None:
-    """Return how another tool changed the index of a version, or None; an index without variants is none."""
-    stated = found.annotations.get(labels.CONTENT)
-    if stated is None:
-        return "does not state its entries" if any(entry.ours for entry in found.entries) else None
-    return None if stated == _hash_entries(found.entries) else "has other entries than it states"
+    return index
 
 
 def _hash_entries(entries: Iterable[IndexEntry]) -> str:

@@ -131,9 +131,9 @@ def read_terms(labels: Mapping[str, str], reference: str) -> Terms:
 
 def require_equal_terms(name: str, stated: Iterable[Terms]) -> Terms:
     """Return the terms that all variants of `name` state; raise UsageError if they differ."""
-    first, *others = sorted(set(stated), key=lambda terms: (terms.prefer, terms.defaults)) or [Terms()]
-    if others:
-        differing = " and ".join(map(str, (first, *others)))
+    first, *rest = sorted(set(stated), key=lambda terms: (terms.prefer, terms.defaults)) or [Terms()]
+    if rest:
+        differing = " and ".join(map(str, (first, *rest)))
         raise UsageError(
             f"the variants of {name} differ in their preferences: {differing}",
             remedy="rebuild all of them",
@@ -181,7 +181,7 @@ def hash_content(image: Mapping[str, Any]) -> str:
     from imagematrix.images.oci.manifest import compute_digest
 
     inner = _get_config(image)
-    others = {key: value for key, value in get_labels(image).items() if key != CONTENT}
+    other_labels = {key: value for key, value in get_labels(image).items() if key != CONTENT}
     rootfs = _get_mapping(image.get("rootfs")).get("diff_ids") or _get_mapping(image.get("RootFS")).get(
         "Layers"
     )
@@ -190,7 +190,7 @@ def hash_content(image: Mapping[str, Any]) -> str:
             image.get(key) or image.get(key.title()) or "" for key in ("os", "architecture", "variant")
         ],
         "layers": rootfs or [],
-        "labels": others,
+        "labels": other_labels,
         # An engine tells settings that the image does not have as empty ones.
         "settings": {key: value for key in SETTINGS if (value := inner.get(key)) not in EMPTY},
     }

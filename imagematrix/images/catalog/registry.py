@@ -33,7 +33,7 @@ CONFIGS = (
 )
 
 
-def catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog:
+def load_catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog:
     """Return the catalog of `name`, such as registry:5000/ml/training:v1.
 
     It has one variant if `name` is a variant's reference or digest. Raises UnknownImageError if the registry
@@ -48,12 +48,12 @@ def catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog:
             message = f"the registry {reference.registry} has no {name}"
             raise UnknownImageError(message, remedy=_suggest_reference(reference, registry))
         if guard:
-            guard.listing(reference.tag, manifest)
-        whole = image_index.read_listed_catalog(manifest, reference.name, reference.tag)
-        named = None if whole else read_entry(registry, reference.tag)
+            guard.require_signed_index(reference.tag, manifest)
+        version_catalog = image_index.read_listed_catalog(manifest, reference.name, reference.tag)
+        named = None if version_catalog else read_entry(registry, reference.tag)
         # An image that was built on a variant inherits its labels, but neither its tag nor its content. For a
         # version, a resolver answers with the variant itself.
-        own = (
+        is_variant = (
             named is not None
             and named.ours
             and (
@@ -62,11 +62,11 @@ def catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog:
                 or registry.digest(named.tag) == named.digest
             )
         )
-        if guard and named and own:
-            guard.variant(reference.tag, named)
-    if whole:
-        return whole
-    if named and own:
+        if guard and named and is_variant:
+            guard.require_signed_variant(reference.tag, named)
+    if version_catalog:
+        return version_catalog
+    if named and is_variant:
         # A named variant leaves no axis for defaults to decide.
         return replace(
             image_index.make_catalog(reference.name, named.annotations[labels.VERSION], [named]), defaults=()
@@ -77,7 +77,7 @@ def catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog:
     raise UnknownImageError(f"{name} is an index without variants of imagematrix")
 
 
-def catalogs(name: str, policies: Sequence[SignaturePolicy] = ()) -> list[Catalog]:
+def load_catalogs(name: str, policies: Sequence[SignaturePolicy] = ()) -> list[Catalog]:
     """Return the catalogs of all versions in the repository `name`.
 
     Raises EngineError, and SignatureError if one lacks a signature that one of the policies requires.
@@ -88,12 +88,12 @@ def catalogs(name: str, policies: Sequence[SignaturePolicy] = ()) -> list[Catalo
         guard = _make_guard(registry, policies)
         versions = _select_versions(registry.tags())
         manifests = zip(versions, pool.map(registry.manifest, versions), strict=True)
-        read = []
+        catalogs = []
         for version, manifest in manifests:
             if guard and manifest:
-                guard.listing(version, manifest)
-            read.append(image_index.read_listed_catalog(manifest, name, version) if manifest else None)
-    return [found for found in read if found is not None]
+                guard.require_signed_index(version, manifest)
+            catalogs.append(image_index.read_listed_catalog(manifest, name, version) if manifest else None)
+    return [catalog for catalog in catalogs if catalog is not None]
 
 
 def _make_guard(registry: Registry, policies: Sequence[SignaturePolicy]) -> Guard | None:
@@ -132,8 +132,8 @@ def read_entry(registry: Registry, tag: str) -> IndexEntry | None:
     something else, such as another index or a signature. Raises UsageError if it is damaged.
     """
     manifest = registry.manifest(tag)
-    if manifest and (own := image_index.get_attested_digest(manifest, tag)):
-        manifest = registry.manifest(own)
+    if manifest and (image_digest := image_index.get_attested_digest(manifest, tag)):
+        manifest = registry.manifest(image_digest)
     if manifest is None or manifest.media_type in INDEXES:
         return None
     where = f"{registry.name}:{tag}"

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.images.local_store.origins import ImageOrigin
-    from imagematrix.images.oci.byte_stream import ByteStream
     from imagematrix.images.trust.policy import SignaturePolicy
 
 DEEPEST = 3  # levels of nested indexes
@@ -29,16 +28,16 @@ MOST = 10_000  # manifests
 OURS = (labels.IMAGE, labels.VERSION, labels.CELL, labels.INPUT, labels.VARIANT)
 
 
-def catalog(name: str, image: str | None = None, policies: Sequence[SignaturePolicy] = ()) -> Catalog:
+def load_catalog(name: str, image: str | None = None, policies: Sequence[SignaturePolicy] = ()) -> Catalog:
     """Return the catalog in the layout or the archive `name` that an image's name refers to.
 
     Without `image` it has to have only one. The name is as for `Catalog.known_as`. Raises UnknownImageError
     if there is none, AuditError if it is damaged, UsageError if it cannot be read, and SignatureError if the
     registry in the labels has no signature that one of the policies requires.
     """
-    found = catalogs(name)
-    parts = found if image is None else [part for each in found if (part := each.known_as(image))]
-    listed = ", ".join(f"{each.image}:{each.version}" for each in parts or found)
+    catalogs = load_catalogs(name)
+    parts = catalogs if image is None else [part for catalog in catalogs if (part := catalog.known_as(image))]
+    listed = ", ".join(f"{catalog.image}:{catalog.version}" for catalog in parts or catalogs)
     if not parts:
         raise UnknownImageError(f"{name} has no variant of {image}", remedy=f"it has {listed}")
     if len(parts) > 1:
@@ -50,7 +49,7 @@ def catalog(name: str, image: str | None = None, policies: Sequence[SignaturePol
     return parts[0]
 
 
-def catalogs(name: str) -> list[Catalog]:
+def load_catalogs(name: str) -> list[Catalog]:
     """Return the catalogs in the layout or the archive `name`, sorted.
 
     Raises UnknownImageError if it has no variant, and what `catalog` raises.
@@ -58,7 +57,7 @@ def catalogs(name: str) -> list[Catalog]:
     groups: dict[tuple[str, str], list[image_index.IndexEntry]] = {}
     for (image, version), entry in _list_entries(name):
         entries = groups.setdefault((image, version), [])
-        if entry.digest not in [other.digest for other in entries]:
+        if entry.digest not in [listed.digest for listed in entries]:
             entries.append(entry)
     if not groups:
         raise UnknownImageError(f"{name} has no variant of imagematrix")
@@ -82,15 +81,15 @@ def _list_entries(name: str) -> Iterator[tuple[tuple[str, str], image_index.Inde
         return
     try:
         with Path(name).open("rb") as file:
-            archive = ImageArchive(file, name, _skip)
+            archive = ImageArchive(file, name, lambda *_: None)  # reads nothing of a layer
     except OSError as error:
         raise UsageError(f"{name}: {error.strerror}") from error
-    if archive.saved is None:
+    if archive.images is None:
         if archive.index is None:
             raise UnknownImageError(f"{name} has neither manifest.json nor index.json")
         yield from _read_listed(archive.index, archive.find, name, DEEPEST)
         return
-    for saved in archive.saved:
+    for saved in archive.images:
         digest = compute_digest(saved.config)
         manifests = [*archive.manifests.get(digest, ())]
         size = sum(layer.size for layer in manifests[0][1].layers or ()) if manifests else None
@@ -100,28 +99,28 @@ def _list_entries(name: str) -> Iterator[tuple[tuple[str, str], image_index.Inde
 def _read_layout(name: str) -> LayoutFolder:
     path = Path(name.removeprefix(LAYOUT))
     folder = LayoutFolder(path, AuditError)
-    if not folder.marked:
+    if not folder.is_marked:
         remedy = "for an image in it, name the folder without a tag" if ":" in path.name else None
         raise UsageError(f"{path} is not an OCI layout: {MARK} not found", remedy=remedy)
     return folder
 
 
 def _read_listed(
-    raw: bytes, blob: Callable[[str], bytes | None], name: str, deep: int
+    raw: bytes, blob: Callable[[str], bytes | None], name: str, depth: int
 ) -> Iterator[tuple[tuple[str, str], image_index.IndexEntry]]:
     """Yield the variants that an index lists, directly or through other indexes."""
-    found = parse_manifest(raw, name, Descriptor)
-    if not isinstance(found, ImageIndex):
+    index = parse_manifest(raw, name, Descriptor)
+    if not isinstance(index, ImageIndex):
         raise UsageError(f"{name}: {INDEX_FILE} is not an index")
-    if not deep or len(found.entries) > MOST:
+    if not depth or len(index.entries) > MOST:
         raise AuditError(f"{name} has too many images, or indexes nested too deeply")
-    for entry in found.entries:
+    for entry in index.entries:
         content = None if entry.attestation else blob(entry.digest)
         if content is None:  # a copy of an index may have only some of its images
             continue
         inner = parse_manifest(content, name, Descriptor)
         if isinstance(inner, ImageIndex):
-            yield from _read_listed(content, blob, name, deep - 1)
+            yield from _read_listed(content, blob, name, depth - 1)
         elif inner.config and inner.layers is not None and (config := blob(inner.config.digest)):
             yield from _make_entry(config, entry.digest, sum(layer.size for layer in inner.layers), name)
 
@@ -131,12 +130,12 @@ def _make_entry(
 ) -> Iterator[tuple[tuple[str, str], image_index.IndexEntry]]:
     """Yield image and version, and the entry as in the index of a version, if an image is a variant."""
     try:
-        given = labels.read_config_labels(config, name)
+        config_labels = labels.read_config_labels(config, name)
     except UsageError:  # the configuration of some artifact
         return
-    if not {*OURS} <= given.keys():
+    if not {*OURS} <= config_labels.keys():
         return
-    annotations = {key: given[key] for key in labels.ANNOTATED if key in given}
+    annotations = {key: config_labels[key] for key in labels.ANNOTATED if key in config_labels}
     if size is not None:
         annotations[labels.SIZE] = str(size)
     entry = image_index.IndexEntry(
@@ -146,8 +145,4 @@ def _make_entry(
         annotations=annotations,
         platform=image_index.make_platform(None),
     )
-    yield (given[labels.IMAGE], given[labels.VERSION]), entry
-
-
-def _skip(_name: str, _digest: str | None, content: ByteStream) -> None:
-    """Read nothing of a layer: the archive skips it."""
+    yield (config_labels[labels.IMAGE], config_labels[labels.VERSION]), entry

@@ -58,7 +58,7 @@ class Guard:
         self._source = RepositorySource(registry)
         self._requirements = requirements
 
-    def listing(self, tag: str, manifest: Manifest) -> None:
+    def require_signed_index(self, tag: str, manifest: Manifest) -> None:
         """Raise SignatureError unless the index of a version is signed, and has the tag of this version.
 
         Of an index without variants, and of a single image, nothing is required.
@@ -69,7 +69,7 @@ class Guard:
             prove_signature(self._source, self._name, manifest.digest, requirement)
             self._require_tag(requirement, tag, versions)
 
-    def variant(self, tag: str, named: image_index.IndexEntry) -> None:
+    def require_signed_variant(self, tag: str, named: image_index.IndexEntry) -> None:
         """Raise SignatureError unless the variant with a tag is signed, and has this tag."""
         for requirement in self._requirements:
             _find_signer(self._source, requirement, self._name, named.tag, named.digest)
@@ -128,12 +128,12 @@ def require_variants(
                 digest = get_signed_digest(variant)
                 for requirement in required:
                     _find_signer(source, requirement, name, str(tag), digest)
-                own = _read_own_tags(source, name, _find_image(source, name, digest))
-                versions = {labels.get_version(one) for one in own}
+                signed_tags = _read_own_tags(source, name, _find_image(source, name, digest))
+                signed_versions = {labels.get_version(signed_tag) for signed_tag in signed_tags}
                 for requirement in required:
-                    for said, signed in ((tag, own), (version, versions)):
-                        if said is not None:
-                            _require_tag(requirement, name, said, signed)
+                    for name_part, signed in ((tag, signed_tags), (version, signed_versions)):
+                        if name_part is not None:
+                            _require_tag(requirement, name, name_part, signed)
     return checked
 
 
@@ -144,11 +144,11 @@ def get_signed_digest(variant: Variant) -> str:
         raise SignatureError(
             f"the digest of {variant.reference} is not {variant.digest}, as its catalog says"
         )
-    found = digest or variant.digest
-    if found is None or not DIGEST.fullmatch(found):
+    signed = digest or variant.digest
+    if signed is None or not DIGEST.fullmatch(signed):
         message = f"{variant.reference} has no digest in its catalog, so its signature cannot be checked"
         raise SignatureError(message, remedy="use the catalog of its registry")
-    return found
+    return signed
 
 
 def find_signers(
@@ -191,7 +191,7 @@ def _get_requirements(policies: Iterable[SignaturePolicy], name: str) -> tuple[R
     if not names_registry(name):
         return collect_requirements(policies, name)
     registry, _, repository = get_identity(name).partition("/")
-    return collect_requirements([policy.on(registry) for policy in policies], repository)
+    return collect_requirements([policy.with_registry(registry) for policy in policies], repository)
 
 
 def _require_tag(requirement: Requirement, repository: str, tag: str, tags: set[str]) -> None:
@@ -205,11 +205,11 @@ def _read_own_tags(source: ManifestSource, repository: str, manifest: Manifest) 
 
     An image that was built on a variant has its labels, and is another image.
     """
-    found = parse_manifest(manifest.raw, repository, Descriptor)
-    texts = found.annotations
-    if labels.VERSION not in texts and isinstance(found, ImageManifest) and found.config:
+    parsed = parse_manifest(manifest.raw, repository, Descriptor)
+    texts = parsed.annotations
+    if labels.VERSION not in texts and isinstance(parsed, ImageManifest) and parsed.config:
         # An engine with the classic image store writes no annotations.
-        raw = source.content(repository, found.config.digest)
+        raw = source.content(repository, parsed.config.digest)
         config = json_documents.Fields(json_documents.parse_json(raw, repository), repository)
         inherited = labels.has_inherited(config.data)
         texts = {} if inherited else config.object_or_empty("config").named_texts("Labels")
@@ -235,15 +235,10 @@ def _find_signer(
     try:
         return prove_signature(source, repository, digest, requirement)
     except SignatureError:
-        of_version = _find_index_digest(source, repository, tag, digest)
-        if of_version is None:
+        # The signature of the version's index counts, if the image is in it as the variant with this tag.
+        version = labels.get_version(tag)
+        manifest = source.manifest(repository, version) if version != tag else None
+        catalog = image_index.read_listed_catalog(manifest, repository, version) if manifest else None
+        if manifest is None or find_listed_digest(catalog, repository, tag) != digest:
             raise
-        return prove_signature(source, repository, of_version, requirement)
-
-
-def _find_index_digest(source: ManifestSource, repository: str, tag: str, digest: str) -> str | None:
-    """Return the digest of the version's index, if the image `digest` is in it as the variant named `tag`."""
-    version = labels.get_version(tag)
-    manifest = source.manifest(repository, version) if version != tag else None
-    catalog = image_index.read_listed_catalog(manifest, repository, version) if manifest else None
-    return manifest.digest if manifest and find_listed_digest(catalog, repository, tag) == digest else None
+        return prove_signature(source, repository, manifest.digest, requirement)

@@ -1,8 +1,8 @@
 """The sources of catalogs: which one a name refers to.
 
-To add a source, add a module beside this one and a line in SOURCES. The module has two functions: `catalog`
-returns the Catalog of a name, and `catalogs` those of all versions of an image. Both get the policies that
-the images have to satisfy, and raise SignatureError if one does not.
+To add a source, add a module beside this one and a line in SOURCES. The module has two functions:
+`load_catalog` returns the Catalog of a name, and `load_catalogs` those of all versions of an image. Both get
+the policies that the images have to satisfy, and raise SignatureError if one does not.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     class Module(Protocol):
         """The interface of a source's module."""
 
-        def catalog(self, name: str, policies: Sequence[SignaturePolicy] = (), /) -> Catalog:
+        def load_catalog(self, name: str, policies: Sequence[SignaturePolicy] = (), /) -> Catalog:
             """Return the catalog of `name`.
 
             Raises UnknownImageError, EngineError or UsageError; SignatureError if a policy refuses an image.
             """
             ...
 
-        def catalogs(
+        def load_catalogs(
             self, image: str | None = None, policies: Sequence[SignaturePolicy] = (), /
         ) -> list[Catalog]:
             """Return the catalogs of all versions of an image, or of all images; raises the same."""
@@ -62,18 +62,14 @@ class CatalogSource(Record):
     def module(self) -> Module:
         """The source's module, loaded when it is needed."""
         # importlib would slow down `select`.
-        module: Module = __import__(f"imagematrix.images.catalog.{self.name}", fromlist=["catalog"])
+        module: Module = __import__(f"imagematrix.images.catalog.{self.name}", fromlist=["load_catalog"])
         return module
-
-
-def _always(_: str) -> bool:
-    return True
 
 
 # The first source that keeps an image is used.
 SOURCES = (
     CatalogSource(name="registry", keeps=names_registry),
-    CatalogSource(name="engine", keeps=_always),
+    CatalogSource(name="engine", keeps=lambda _: True),
 )
 
 
@@ -99,16 +95,24 @@ def open_catalog(name: str | PathLike[str], *, image: str | None = None, policy:
     if is_saved(text):
         from imagematrix.images.catalog import saved_images
 
-        return saved_images.catalog(text, image, load_image_policies(policy))
+        return saved_images.load_catalog(text, image, load_image_policies(policy))
     if text is not name or _is_path(text):
         catalog = Catalog.from_json(json_documents.read_json(text), text)
     else:
         source = next(source for source in SOURCES if source.keeps(text))
-        catalog = source.module.catalog(text, load_image_policies(policy))
-    return catalog if image is None else _select_part(catalog, image, text)
+        catalog = source.module.load_catalog(text, load_image_policies(policy))
+    if image is None:
+        return catalog
+    part = catalog.known_as(image)
+    if part is None:
+        version = f"{catalog.image}:{catalog.version}"
+        names = [version, catalog.image, *(variant.reference for variant in catalog.variants)]
+        remedy = suggest_nearest(image, names, likeness=SLIP)
+        raise UnknownImageError(f"{text} is the catalog of {version}, not of {image}", remedy=remedy)
+    return part
 
 
-def open_stored_catalog(image: str, note: Callable[[str], object], policy: Policy = None) -> Catalog:
+def open_stored_catalog(image: str, on_fallback: Callable[[str], object], policy: Policy = None) -> Catalog:
     """Return the catalog of `image` from the source that stores it; `policy` is as in `open_catalog`.
 
     If the registry in its name does not have the image, the engine's is used, and `note` is called with a
@@ -119,13 +123,13 @@ def open_stored_catalog(image: str, note: Callable[[str], object], policy: Polic
     policies = load_image_policies(policy)
     site = _read_site_of(image)
     if site is None:
-        return _open_from_store(image, note, policies)
+        return _open_from_store(image, on_fallback, policies)
     if not site.daemonless:
         try:
-            return _open_from_store(image, note, policies)
+            return _open_from_store(image, on_fallback, policies)
         except (EngineError, UnknownImageError) as error:
-            note(f"{error}: using {site.complete_name(image)}")
-    return SOURCES[0].module.catalog(site.complete_name(image), policies)
+            on_fallback(f"{error}: using {site.complete_name(image)}")
+    return SOURCES[0].module.load_catalog(site.complete_name(image), policies)
 
 
 def _read_site_of(image: str | None) -> Site | None:
@@ -137,19 +141,19 @@ def _read_site_of(image: str | None) -> Site | None:
 
 
 def _open_from_store(
-    image: str, note: Callable[[str], object], policies: Sequence[SignaturePolicy]
+    image: str, on_fallback: Callable[[str], object], policies: Sequence[SignaturePolicy]
 ) -> Catalog:
-    first, *others = [source for source in SOURCES if source.keeps(image)]
+    first, *rest = [source for source in SOURCES if source.keeps(image)]
     try:
-        return first.module.catalog(image, policies)
+        return first.module.load_catalog(image, policies)
     except UnknownImageError as error:
         unknown = error
-    for source in others:
+    for source in rest:
         try:
-            catalog = source.module.catalog(image, policies)
+            catalog = source.module.load_catalog(image, policies)
         except (EngineError, UnknownImageError):  # the first source's error says what is missing
             continue
-        note(f"{unknown}: using the {source.name}'s images")
+        on_fallback(f"{unknown}: using the {source.name}'s images")
         return catalog
     raise unknown
 
@@ -195,10 +199,10 @@ def list_catalogs(image: str | None = None, *, policy: Policy = None) -> list[Ca
         image = site.complete_name(image)
     homes = [source for source in SOURCES if source.keeps(image or "")]
     for source in homes:
-        catalogs = source.module.catalogs(image, policies)
+        catalogs = source.module.load_catalogs(image, policies)
         if catalogs or image is None:
             return catalogs
-    return [homes[-1].module.catalog(str(image), policies)]  # raises an error that lists existing images
+    return [homes[-1].module.load_catalog(str(image), policies)]  # raises an error that lists existing images
 
 
 def load_image_policies(policy: Policy) -> Sequence[SignaturePolicy]:
@@ -221,14 +225,3 @@ def _is_path(name: str) -> bool:
     if name.endswith(".json") or name.startswith((".", "/")) or is_saved(name):
         return True
     return os.path.exists(name) and not os.path.isdir(name)  # noqa: PTH110, PTH112 - pathlib is slow to load
-
-
-def _select_part(whole: Catalog, image: str, name: str) -> Catalog:
-    """Return the part of a catalog that `image` refers to."""
-    part = whole.known_as(image)
-    if part is None:
-        found = f"{whole.image}:{whole.version}"
-        names = [found, whole.image, *(variant.reference for variant in whole.variants)]
-        remedy = suggest_nearest(image, names, likeness=SLIP)
-        raise UnknownImageError(f"{name} is the catalog of {found}, not of {image}", remedy=remedy)
-    return part

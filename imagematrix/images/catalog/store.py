@@ -27,10 +27,10 @@ def open_stored(name: str, store: ImageStore) -> Catalog:
     Raises UnknownImageError if the store has no such catalog, UsageError if one cannot be read.
     """
     image, version = split_version(name)
-    exact = store.catalog(image, version) if version else None
+    exact = store.load_catalog(image, version) if version else None
     if exact is not None:
         return Catalog.from_json(exact, f"{store}: {name}")
-    catalogs = [Catalog.from_json(found, f"{store}: {image}") for found in store.catalogs(image)]
+    catalogs = [Catalog.from_json(document, f"{store}: {image}") for document in store.load_catalogs(image)]
     catalogs += _list_image_catalogs(store, image, {catalog.version for catalog in catalogs})
     named = [part for catalog in catalogs if (part := catalog.named(name))]
     if len(named) == 1:
@@ -60,21 +60,29 @@ def list_present(store: ImageStore, name: str | None = None) -> list[Catalog]:
     be read.
     """
     image, version = split_version(name) if name else (None, None)
-    found = [catalog for catalog in _list_image_catalogs(store, image) if version in (None, catalog.version)]
-    if name and not found:
+    catalogs = [
+        catalog for catalog in _list_image_catalogs(store, image) if version in (None, catalog.version)
+    ]
+    if name and not catalogs:
         raise UnknownImageError(
             f"the store {store} has no variant of {name}",
             remedy=f"run `imagematrix ls --store {quote_word(store)}`",
         )
-    return found
+    return catalogs
 
 
 def _list_image_catalogs(store: ImageStore, image: str | None, known: Collection[str] = ()) -> list[Catalog]:
     """Return the catalogs of an image's or all versions that are not `known`, with what the store has."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for one in (name for stored_image in store.whole() for name in stored_image.names):
-        if image in (None, one.image) and one.version not in known:
-            document = {"schema": SCHEMA, "image": one.image, "version": one.version, **one.terms}
-            kept = found.setdefault((one.image, one.version), document | {"variants": []})
-            kept["variants"].append(one.variant)
-    return [Catalog.from_json(found[key], f"{store}: {key[0]}") for key in sorted(found)]
+    documents: dict[tuple[str, str], dict[str, Any]] = {}
+    for name in (name for stored_image in store.list_intact_images() for name in stored_image.names):
+        if image in (None, name.image) and name.version not in known:
+            new = {
+                "schema": SCHEMA,
+                "image": name.image,
+                "version": name.version,
+                **name.terms,
+                "variants": [],
+            }
+            document = documents.setdefault((name.image, name.version), new)
+            document["variants"].append(name.variant)
+    return [Catalog.from_json(documents[key], f"{store}: {key[0]}") for key in sorted(documents)]

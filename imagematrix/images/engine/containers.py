@@ -85,19 +85,19 @@ def list_running_or_starting(
         for entry in created:
             if entry.get("Created", 0) < oldest or entry["Id"] in seen:
                 continue
-            labels = origins.launch_labels(entry.get("Labels"), entry.get("ImageID"))
+            labels = origins.select_launch_labels(entry.get("Labels"), entry.get("ImageID"))
             if TASK in labels or (LAUNCH in labels and attended(labels)):
                 continue
             container = _inspect_starting(engine, entry["Id"], max(EACH_S, deadline - time.monotonic()))
             if container:
-                containers.append(origins.described(container))
+                containers.append(origins.describe(container))
         return containers
 
 
 def _list_running(engine: Transport, origins: _Origins) -> list[dict[str, Any]]:
     listed = engine.get("/containers/json").expect(list)
     inspected = [_inspect(engine, entry["Id"]).expect_or_none(dict) for entry in listed]
-    return [origins.described(container) for container in inspected if container is not None]
+    return [origins.describe(container) for container in inspected if container is not None]
 
 
 def _inspect_starting(engine: Transport, container_id: str, answer_s: float) -> dict[str, Any] | None:
@@ -115,31 +115,33 @@ def _inspect(engine: Transport, container_id: str, answer_s: float | None = None
 
 
 class _Origins:
-    """What an engine tells of the images and runtimes of its containers, each asked once."""
+    """What an engine tells of the images and runtimes of its containers, each requested once."""
 
     def __init__(self, engine: Transport) -> None:
         self._engine = engine
         self._labels: dict[str, Mapping[str, str] | None] = {}
         self._info: Mapping[str, Any] | None = None
 
-    def described(self, container: dict[str, Any]) -> dict[str, Any]:
+    def describe(self, container: dict[str, Any]) -> dict[str, Any]:
         """Return a container with only the labels of its launch, and NVIDIA's runtime by its usual name."""
         config, host = container.get("Config") or {}, container.get("HostConfig") or {}
         if config.get("Labels"):
-            labels = self.launch_labels(config["Labels"], container.get("Image"))
+            labels = self.select_launch_labels(config["Labels"], container.get("Image"))
             container = {**container, "Config": {**config, "Labels": labels}}
         variables = dict(str(text).partition("=")[::2] for text in config.get("Env") or ())
         if runtime.requests_gpus(variables) and runtime.is_nvidia(host.get("Runtime"), self._information):
             container = {**container, "HostConfig": {**host, "Runtime": runtime.NVIDIA}}
         return container
 
-    def launch_labels(self, labels: Mapping[str, str] | None, image: object) -> dict[str, str]:
+    def select_launch_labels(self, labels: Mapping[str, str] | None, image: object) -> dict[str, str]:
         """Return those of a container's labels that its image, given by its id, does not have."""
         if not labels:
             return {}
         name = str(image or "")
         if name not in self._labels:
-            self._labels[name] = _get_labels(images.inspect_image(name, self._engine)) if name else None
+            inspected = images.inspect_image(name, self._engine) if name else None
+            config = inspected.get("Config", inspected) if inspected and "Id" in inspected else None
+            self._labels[name] = (config.get("Labels") or {}) if isinstance(config, dict) else None
         inherited = self._labels[name]
         if inherited is None:
             return {}
@@ -149,12 +151,6 @@ class _Origins:
         if self._info is None:
             self._info = system.get_info(self._engine)
         return self._info
-
-
-def _get_labels(image: object) -> Mapping[str, str] | None:
-    """Return the labels of an inspected image, None if it is not one."""
-    config = image.get("Config", image) if isinstance(image, dict) and "Id" in image else None
-    return (config.get("Labels") or {}) if isinstance(config, dict) else None
 
 
 def read_log_tail(label: str, lines: int) -> bytes:

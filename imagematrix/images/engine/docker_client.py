@@ -12,7 +12,7 @@ from imagematrix.images.engine.endpoint import find_certificates
 
 
 class Client(docker.DockerClient):
-    """A client of the engine at `where`; see `endpoint.address`. `timeout` is in seconds without data.
+    """A client of the engine at `where`; see `find_address`. `timeout` is in seconds without data.
 
     Raises docker.errors.DockerException, requests.RequestException or OSError if that is not reachable.
     """

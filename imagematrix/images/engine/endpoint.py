@@ -20,22 +20,22 @@ ROOT = 0
 def find_address() -> str:
     """Return the address of the engine as docker's command determines it: DOCKER_HOST, context, default."""
     name = get_context()
-    return os.environ.get("DOCKER_HOST") or (DEFAULT if name == "default" else _read_context_address(name))
+    address = os.environ.get("DOCKER_HOST")
+    return address or (DEFAULT if name == "default" else str(_read_endpoint(name)["Host"]))
 
 
 def get_context() -> str:
     """Return the name of the docker context in use; "default" if DOCKER_HOST overrides it."""
     if os.environ.get("DOCKER_HOST"):
         return "default"
-    return str(os.environ.get("DOCKER_CONTEXT") or _read_current_context() or "default")
-
-
-def _read_current_context() -> object:
+    name = os.environ.get("DOCKER_CONTEXT")
+    if name:
+        return name
     try:
         config = _read_json("config.json")
     except (OSError, ValueError):  # docker's command takes the default context then, too
-        return None
-    return config.get("currentContext") if isinstance(config, dict) else None
+        return "default"
+    return str((config.get("currentContext") if isinstance(config, dict) else None) or "default")
 
 
 def find_certificates() -> tuple[str, bool] | None:
@@ -46,15 +46,11 @@ def find_certificates() -> tuple[str, bool] | None:
     name = get_context()
     if name == "default":
         verify = bool(os.environ.get("DOCKER_TLS_VERIFY"))
-        given = verify or os.environ.get("DOCKER_TLS")  # which asks for TLS without verification
-        return (os.environ.get("DOCKER_CERT_PATH") or _get_folder(), verify) if given else None
+        wants_tls = verify or os.environ.get("DOCKER_TLS")  # which asks for TLS without verification
+        return (os.environ.get("DOCKER_CERT_PATH") or _get_folder(), verify) if wants_tls else None
     folder = f"{_get_folder()}/contexts/tls/{_hash_name(name)}/docker"
     skip = bool(_read_endpoint(name).get("SkipTLSVerify"))
     return (folder, not skip) if skip or os.path.isdir(folder) else None  # noqa: PTH112 - see below
-
-
-def _read_context_address(name: str) -> str:
-    return str(_read_endpoint(name)["Host"])
 
 
 def _read_endpoint(name: str) -> dict[str, Any]:

@@ -45,10 +45,10 @@ def inspect_image(reference: str, transport: Transport | None = None) -> dict[st
 
 def require_image(reference: str, transport: Transport | None = None) -> dict[str, Any]:
     """Return the same as `inspect_image`; raise EngineError if the image is not found."""
-    found = inspect_image(reference, transport)
-    if found is None:
+    image = inspect_image(reference, transport)
+    if image is None:
         raise make_refused_error(find_address(), f"no such image: {reference}")
-    return found
+    return image
 
 
 def get_history(reference: str, transport: Transport | None = None) -> list[Any] | None:

@@ -11,7 +11,7 @@ from imagematrix.images.engine import transport
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     import docker
@@ -46,7 +46,7 @@ class _LayerProgress:
         self._states: dict[str, str] = {}
         self._received: dict[str, int] = {}
 
-    def after(self, event: Mapping[str, Any]) -> PullProgress:
+    def update(self, event: Mapping[str, Any]) -> PullProgress:
         """Return the progress after an event."""
         layer, state = str(event.get("id")), event.get("status")
         if state in STATES:
@@ -69,7 +69,7 @@ def pull_image(
     name: str,
     *,
     platform: str | None = None,
-    report: Callable[[PullProgress], object] = ignore_progress,
+    on_progress: Callable[[PullProgress], object] = ignore_progress,
     client: docker.DockerClient | None = None,
 ) -> None:
     """Pull the image with this name, which has a tag, or a digest without a tag.
@@ -81,31 +81,20 @@ def pull_image(
     with contextlib.ExitStack() as stack:
         engine = client or stack.enter_context(contextlib.closing(transport.open_client()))
         layers = _LayerProgress()
-        report(layers.after({}))
-        with _convert_failures(name):
-            for event in _list_events(engine, name, platform):
-                if "error" in event:
-                    raise _make_failure(name, str(event["error"]))
-                report(layers.after(event))
+        on_progress(layers.update({}))
+        from docker.errors import APIError
 
-
-def _list_events(engine: docker.DockerClient, name: str, platform: str | None) -> Iterator[Mapping[str, Any]]:
-    api: Any = engine.api
-    repository, at, digest = name.partition("@")
-    given = (repository, digest) if at else (repository,)
-    return iter(api.pull(*given, stream=True, decode=True, platform=platform))
-
-
-@contextlib.contextmanager
-def _convert_failures(name: str) -> Iterator[None]:
-    """Raise our errors in place of those with which the engine refuses a pull at once."""
-    from docker.errors import APIError
-
-    try:
-        with transport.convert_errors(APIError):
-            yield
-    except APIError as error:
-        raise _make_failure(name, error.explanation or str(error)) from error
+        api: Any = engine.api
+        repository, at, digest = name.partition("@")
+        words = (repository, digest) if at else (repository,)
+        try:
+            with transport.convert_errors(APIError):
+                for event in api.pull(*words, stream=True, decode=True, platform=platform):
+                    if "error" in event:
+                        raise _make_failure(name, str(event["error"]))
+                    on_progress(layers.update(event))
+        except APIError as error:  # the engine refuses the pull at once
+            raise _make_failure(name, error.explanation or str(error)) from error
 
 
 def _make_failure(name: str, message: str) -> ImagematrixError:

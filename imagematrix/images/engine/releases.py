@@ -15,7 +15,7 @@ class Capability(Record):
     since: tuple[int, int]
     lost: tuple[int, int] = (0, 0)
 
-    def of(self, docker: str | None) -> bool:
+    def is_in(self, docker: str | None) -> bool:
         """Whether a version of Docker has it.
 
         True for None, another engine, and for what is no version: builds from the sources may have a name or

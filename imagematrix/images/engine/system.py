@@ -105,10 +105,10 @@ def _find_own_container(engine: UnixSocket) -> dict[str, Any] | None:
 
 def find_docker() -> str:
     """Return the absolute path of docker's command; raise EngineError if the node has none."""
-    found = find_program("docker")
-    if found is None:
+    program = find_program("docker")
+    if program is None:
         raise make_start_error(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
-    return found
+    return program
 
 
 def make_start_error(error: OSError) -> EngineError:

@@ -78,7 +78,7 @@ class UnixSocket:
 
     def get(self, resource: str, answer_s: float | None = None) -> EngineResponse:
         """Return the response for `resource`; raise EngineError."""
-        timeout = self._timeout(answer_s)
+        timeout = self._choose_timeout(answer_s)
         connection = self._request(resource, timeout)
         try:
             head, _, body = read_limited(iter(lambda: connection.recv(1 << 16), b"")).partition(b"\r\n\r\n")
@@ -95,22 +95,22 @@ class UnixSocket:
             body=body,
         )
 
-    def open(self, resource: str) -> socket.socket:
+    def open_response(self, resource: str) -> socket.socket:
         """Request `resource` and return the connection with the response; raise EngineError.
 
         The response includes its head, and ends when the engine closes the connection.
         """
         import socket
 
-        timeout = self._timeout()
+        timeout = self._choose_timeout()
         # Callers read lines, which the core's sockets cannot.
         connection = socket.socket(fileno=self._request(resource, timeout).detach())
         connection.settimeout(timeout)
         return connection
 
-    def _timeout(self, answer_s: float | None = None) -> float:
-        given = self._answer_s if answer_s is None else answer_s
-        return ANSWER_S if given is None else given
+    def _choose_timeout(self, answer_s: float | None = None) -> float:
+        chosen_s = self._answer_s if answer_s is None else answer_s
+        return ANSWER_S if chosen_s is None else chosen_s
 
     def _request(self, resource: str, timeout: float) -> _socket.socket:
         # HTTP/1.0 has neither chunks nor keep-alive: the body ends when the engine closes the connection.
@@ -150,7 +150,7 @@ class DockerPy:
 
 @contextlib.contextmanager
 def connect(transport: Transport | None = None) -> Iterator[Transport]:
-    """Yield `transport`, or else one to the engine at `endpoint.address`; raise EngineError."""
+    """Yield `transport`, or else one to the engine at `find_address`; raise EngineError."""
     if transport:
         yield transport
     elif local := open_local_socket():
@@ -161,7 +161,7 @@ def connect(transport: Transport | None = None) -> Iterator[Transport]:
 
 
 def open_local_socket(answer_s: float | None = None) -> UnixSocket | None:
-    """Return the transport to the engine at `endpoint.address`, None if that is not a local socket."""
+    """Return the transport to the engine at `find_address`, None if that is not a local socket."""
     where = find_address()
     return UnixSocket(where, answer_s) if where.startswith("unix://") else None
 

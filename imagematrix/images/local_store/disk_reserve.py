@@ -35,14 +35,14 @@ def fill_reserve(store: ImageStore) -> None:
                 file.write(os.urandom(SIZE))  # a file system that compresses gives zeros no room
 
 
-def call_with_reserve(store: ImageStore, step: Callable[[], T]) -> T:
+def call_with_reserve(store: ImageStore, action: Callable[[], T]) -> T:
     """Return what `step` returns; while the disk is too full for it, a file of the reserve makes room.
 
     Raises what `step` raises, such as OSError if the reserve is spent.
     """
     while True:
         try:
-            return step()
+            return action()
         except OSError as error:
             if error.errno not in FULL or not _spend_file(store):
                 raise

@@ -30,7 +30,7 @@ class StoreRoom:
         self._max_size = max_size
         self._evicted = evicted
 
-    def require(self, size: int) -> None:
+    def require_space(self, size: int) -> None:
         """Raise UsageError if the disk has no room for some bytes."""
         state = os.statvfs(self._store.path)
         free = state.f_bavail * state.f_frsize
@@ -42,7 +42,7 @@ class StoreRoom:
                 ),
             )
 
-    def make(self, size: int, kept: str | None = None) -> None:
+    def make_space(self, size: int, kept: str | None = None) -> None:
         """Remove images until one of a `size` fits, the least recently started first; raise UsageError.
 
         Those that containers run from stay, those that this user cannot remove, and the one with the digest
@@ -52,7 +52,9 @@ class StoreRoom:
             return
         if size > self._max_size:
             raise UsageError(f"the image needs {size} bytes, and {self._store} may have {self._max_size}")
-        images = sorted(self._store.whole(), key=lambda image: self._store.last_start(image.digest))
+        images = sorted(
+            self._store.list_intact_images(), key=lambda image: self._store.get_last_start(image.digest)
+        )
         total = sum(image.size for image in images)
         for image in images:
             if total + size <= self._max_size:
@@ -70,17 +72,20 @@ class StoreRoom:
 
 def get_lock_path(store: ImageStore, digest: str) -> Path:
     """Return the lock of an image, which whoever changes it has to hold."""
-    return Path(store.path, "locks", Path(store.place(digest)).name)
+    return Path(store.path, "locks", Path(store.get_folder(digest)).name)
 
 
 def find_other_owner(store: ImageStore, digest: str) -> str | None:
     """Return who owns a folder of an image that this user cannot empty, None if it can be removed."""
-    place = store.place(digest)
+    place = store.get_folder(digest)
     try:
         owner = os.lstat(place).st_uid  # of all its folders, which one process has made
     except FileNotFoundError:
         return None
-    if owner == os.geteuid() or all(map(_may_empty, _list_folders(place))):
+    may_change = os.R_OK | os.W_OK | os.X_OK
+    if owner == os.geteuid() or all(
+        os.access(folder, may_change, effective_ids=True) for folder in _list_folders(place)
+    ):
         return None
     try:
         return pwd.getpwuid(owner).pw_name
@@ -93,19 +98,19 @@ def remove_stored_image(store: ImageStore, digest: str) -> bool:
 
     Returns whether it is gone. A full disk is no obstacle while the store has its reserve. Raises OSError.
     """
-    place = Path(store.place(digest))
+    place = Path(store.get_folder(digest))
     gone = Path(store.path, "new", f"{place.name}.{os.urandom(8).hex()}")
     with ExitStack() as stack:
         lock = get_lock_path(store, digest)
         held = disk_reserve.call_with_reserve(store, lambda: stack.enter_context(hold_lock(lock, wait=False)))
-        if not held or store.leases(digest) or find_other_owner(store, digest):
+        if not held or store.find_leases(digest) or find_other_owner(store, digest):
             return False
         try:
             disk_reserve.call_with_reserve(store, lambda: place.rename(gone))
         except FileNotFoundError:
             return True
         # A lease is made before its image is looked for: one that came since then may have found it.
-        if store.leases(digest):
+        if store.find_leases(digest):
             gone.rename(place)
             return False
         disk_reserve.call_with_reserve(store, lambda: remove_tree(gone))
@@ -118,7 +123,3 @@ def _list_folders(path: str) -> Iterator[Path]:
     yield Path(path)
     for folder, names, _ in os.walk(path):
         yield from (inside for name in names if not (inside := Path(folder, name)).is_symlink())
-
-
-def _may_empty(folder: Path) -> bool:
-    return os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True)

@@ -45,15 +45,15 @@ PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 QUIET_S = 24 * 3600.0
 
 
-def store_folder(site: Site, option: str | None = None, *, named: str = "") -> str:
+def find_store_folder(site: Site, option: str | None = None, *, named: str = "") -> str:
     """Return the folder of the user's store (XDG Base Directory Specification, if nothing names another).
 
     `option` is the value of the option that is `named`. Raises UsageError if there is no home, and what
     `Site.chosen` raises.
     """
-    given = site.choose_value("store", option, "IMAGEMATRIX_STORE", named=named)
-    if given is not None:
-        return given
+    chosen = site.choose_value("store", option, "IMAGEMATRIX_STORE", named=named)
+    if chosen is not None:
+        return chosen
     data = os.environ.get("XDG_DATA_HOME", "")
     if not os.path.isabs(data):
         home = os.path.expanduser("~")  # noqa: PTH111
@@ -93,7 +93,7 @@ class StoredImage(Record):
     `root` is the path of its squashfs, or of the folder with its files, as `kind` says. `size` are bytes: of
     the squashfs, or of all files. `checksum` is the digest of the squashfs. `config` is the document of its
     configuration. `references`, `image`, `version`, `variant` and `terms` are the StoredName that it was
-    fetched by; `others` are those that it was pulled by since.
+    fetched by; `other_names` are those that it was pulled by since.
     """
 
     digest: str
@@ -107,19 +107,19 @@ class StoredImage(Record):
     variant: Mapping[str, Any]
     terms: Mapping[str, Any]
     checksum: str | None = None
-    others: tuple[StoredName, ...] = ()
+    other_names: tuple[StoredName, ...] = ()
 
     @property
     def names(self) -> tuple[StoredName, ...]:
         """All names, each of another catalog."""
-        own = StoredName(
+        name = StoredName(
             references=self.references,
             image=self.image,
             version=self.version,
             variant=self.variant,
             terms=self.terms,
         )
-        return (own, *self.others)
+        return (name, *self.other_names)
 
     def to_json(self) -> dict[str, object]:
         """Return the document in the store, which says nothing of its place and of further names."""
@@ -147,18 +147,18 @@ class Lease(Record):
     path: str | None
     holder: Holder
 
-    def of_container(self, pid: int, mounts: str = "") -> Self:
+    def with_container(self, pid: int, mounts: str = "") -> Self:
         """Return the lease with the first process of a container, and its mount namespace if that counts.
 
         It lasts as long as that process or the one that it named before. Raises EngineError if it cannot be
         written.
         """
-        holder = self.holder.of_container(pid, mounts)
+        holder = self.holder.with_container(pid, mounts)
         if self.path:
             try:
-                _write(self.path, holder.to_bytes())
+                _write_file(self.path, holder.to_bytes())
             except OSError as error:
-                raise _unprotected(self.path, error) from error
+                raise _make_unprotected_error(self.path, error) from error
         return replace(self, holder=holder)
 
     def renew(self) -> bool:
@@ -194,7 +194,7 @@ class ImageStore:
         return self.path
 
     @contextlib.contextmanager
-    def explained(self, full: str | None = None) -> Iterator[None]:
+    def convert_errors(self, full: str | None = None) -> Iterator[None]:
         """Raise UsageError for an OSError; `full` is the remedy for a full disk, by default to prune."""
         try:
             yield
@@ -209,71 +209,75 @@ class ImageStore:
             remedy = "name a store that you may write to" if error.errno in READ_ONLY else None
             raise UsageError(f"the store {self} cannot be used: {where}", remedy=remedy) from error
 
-    def place(self, digest: str) -> str:
+    def get_folder(self, digest: str) -> str:
         """Return the folder of an image."""
-        return os.path.join(self.path, "images", _hex(digest))
+        return os.path.join(self.path, "images", _get_hex(digest))
 
     def find(self, digest: str) -> StoredImage | None:
         """Return the image with a digest, or None if the store has none.
 
         Raises UsageError if it is damaged, or cannot be read.
         """
-        folder = self.place(digest)
+        folder = self.get_folder(digest)
         document = os.path.join(folder, DOCUMENT)
         if not os.path.isdir(folder):
             return None
         try:
-            image = _image(
-                json_documents.Fields(json_documents.read_json(document), document), folder, _others(folder)
+            image = _parse_image(
+                json_documents.Fields(json_documents.read_json(document), document),
+                folder,
+                _read_other_names(folder),
             )
         except UsageError as error:
-            raise _damaged(folder, str(error), error.remedy) from error
+            raise _make_damage_error(folder, str(error), error.remedy) from error
         if image.digest != digest:
-            raise _damaged(folder, f"its {DOCUMENT} is of {image.digest}")
+            raise _make_damage_error(folder, f"its {DOCUMENT} is of {image.digest}")
         try:
             state = os.stat(image.root)  # noqa: PTH116
         except OSError as error:
-            raise _damaged(folder, f"{image.root}: {error.strerror}") from error
+            raise _make_damage_error(folder, f"{image.root}: {error.strerror}") from error
         if image.kind == SQUASHFS and state.st_size != image.size:
-            raise _damaged(folder, f"{image.root} has {state.st_size} bytes instead of {image.size}")
+            raise _make_damage_error(
+                folder, f"{image.root} has {state.st_size} bytes instead of {image.size}"
+            )
         return image
 
-    def digests(self) -> list[str]:
+    def list_digests(self) -> list[str]:
         """Return the digests of all images, sorted."""
-        names = _names(os.path.join(self.path, "images"))
+        names = _list_names(os.path.join(self.path, "images"))
         return [digest for name in names if DIGEST.fullmatch(digest := f"sha256:{name}")]
 
-    def images(self) -> list[StoredImage]:
+    def list_images(self) -> list[StoredImage]:
         """Return all images, sorted by digest; raise UsageError if one is damaged."""
-        found = (self.find(digest) for digest in self.digests())
-        return [image for image in found if image]  # one may have gone meanwhile
+        images = (self.find(digest) for digest in self.list_digests())
+        return [image for image in images if image]  # one may have gone meanwhile
 
-    def whole(self) -> list[StoredImage]:
+    def list_intact_images(self) -> list[StoredImage]:
         """Return the images that are not damaged, sorted by digest."""
-        found = []
-        for digest in self.digests():
+        images = []
+        for digest in self.list_digests():
             with contextlib.suppress(UsageError):
-                found.append(self.find(digest))
-        return [image for image in found if image]
+                images.append(self.find(digest))
+        return [image for image in images if image]
 
-    def catalog(self, image: str, version: str) -> dict[str, Any] | None:
+    def load_catalog(self, image: str, version: str) -> dict[str, Any] | None:
         """Return the document of a version's catalog, as it was when something of it was last pulled.
 
         Raises UsageError if it cannot be read, or is of another version.
         """
-        name = f"{_quoted(f'{image}:{version}')}.json"
-        found = self._catalog(name)
-        if found and (found.get("image"), found.get("version")) != (image, version):
+        name = f"{_quote_name(f'{image}:{version}')}.json"
+        document = self._read_catalog(name)
+        if document and (document.get("image"), document.get("version")) != (image, version):
             path = os.path.join(self.path, "catalogs", name)
             raise UsageError(f"{path} is not the catalog of {image}:{version}", remedy="pull it again")
-        return found
+        return document
 
-    def catalogs(self, image: str | None = None) -> list[dict[str, Any]]:
+    def load_catalogs(self, image: str | None = None) -> list[dict[str, Any]]:
         """Return the documents of the catalogs of an image, or of all; raise UsageError."""
-        listed = (self._catalog(name) for name in _names(os.path.join(self.path, "catalogs")))
-        return [found for found in listed if found and image in (None, found.get("image"))]
+        documents = (self._read_catalog(name) for name in _list_names(os.path.join(self.path, "catalogs")))
+        return [document for document in documents if document and image in (None, document.get("image"))]
 
-    def _catalog(self, name: str) -> dict[str, Any] | None:
+    def _read_catalog(self, name: str) -> dict[str, Any] | None:
         path = os.path.join(self.path, "catalogs", name)
         if not name.endswith(".json") or name.startswith(".") or not os.path.exists(path):
             return None
@@ -285,7 +289,7 @@ class ImageStore:
 
         from imagematrix.common import files
 
-        name = f"{_quoted('{image}:{version}'.format_map(document))}.json"
+        name = f"{_quote_name('{image}:{version}'.format_map(document))}.json"
         files.replace_file(
             Path(self.path, "catalogs", name), json_documents.dump_json(document).encode(), 0o644
         )
@@ -293,90 +297,87 @@ class ImageStore:
     def drop_catalog(self, image: str, version: str) -> None:
         """Remove the catalog of a version, if there is one; raise OSError."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(self.path, "catalogs", f"{_quoted(f'{image}:{version}')}.json"))
+            os.unlink(os.path.join(self.path, "catalogs", f"{_quote_name(f'{image}:{version}')}.json"))
 
-    def lease(self, digest: str, pid: int | None = None) -> Lease:
+    def take_lease(self, digest: str, pid: int | None = None) -> Lease:
         """Return a lease on an image for this process, or the one with a `pid`, and note that it was started.
 
         Find the image afterwards: until then another process may remove it. The lease lasts as long as the
         process, also if it executes another program. For other machines, `Lease.renew` has to be called.
         Raises EngineError if it cannot be written, unless that is because the user may not write there.
         """
-        self._note_start(digest)
-        holder = Holder.of(pid)
-        name = f"{_hex(digest)}.{holder.host[:64].replace('/', '-')}.{holder.pid}.{holder.token}"
+        started = os.path.join(self.get_folder(digest), STARTED)
+        with contextlib.suppress(OSError):  # such as a read-only store
+            os.close(os.open(started, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666))
+            os.utime(started)
+        holder = Holder.from_pid(pid)
+        name = f"{_get_hex(digest)}.{holder.host[:64].replace('/', '-')}.{holder.pid}.{holder.token}"
         folder = os.path.join(self.path, "leases")
         path = os.path.join(folder, name)
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder)  # noqa: PTH102 - as of a store that was copied without it
-            _write(path, holder.to_bytes())
+            _write_file(path, holder.to_bytes())
         except OSError as error:
             if error.errno not in READ_ONLY:
-                raise _unprotected(path, error) from error
+                raise _make_unprotected_error(path, error) from error
             return Lease(path=None, holder=holder)
         return Lease(path=path, holder=holder)
 
-    def release(self, pid: int) -> None:
+    def release_leases(self, pid: int) -> None:
         """End all leases that last as long as a process of this machine, as far as this user may."""
-        holding = Holder.of(pid)
+        holding = Holder.from_pid(pid)
         folder = os.path.join(self.path, "leases")
-        for name in _names(folder):
+        for name in _list_names(folder):
             path = os.path.join(folder, name)
             with contextlib.suppress(OSError):
                 holder, _, _ = _read_lease(path)
                 if holder and holder.is_here and holding.process in (holder.process, holder.keeper):
                     os.unlink(path)
 
-    def leases(self, digest: str | None = None) -> dict[str, Holder]:
+    def find_leases(self, digest: str | None = None) -> dict[str, Holder]:
         """Return the digests of images with a live lease, of all or of one image, each with a holder.
 
         Raises OSError. Files of dead holders are removed, as far as this user may.
         """
         folder = os.path.join(self.path, "leases")
-        found: dict[str, Holder] = {}
-        prefix = _hex(digest) if digest else ""
-        names = [name for name in _names(folder) if name.startswith(prefix) and not name.startswith(".")]
-        now = self._now() if names else 0.0
+        holders: dict[str, Holder] = {}
+        prefix = _get_hex(digest) if digest else ""
+        names = [name for name in _list_names(folder) if name.startswith(prefix) and not name.startswith(".")]
+        now = self._read_clock() if names else 0.0
         for name in names:
             path = os.path.join(folder, name)
-            leased = f"sha256:{name.partition('.')[0]}"
-            if not DIGEST.fullmatch(leased):
+            digest_of_lease = f"sha256:{name.partition('.')[0]}"
+            if not DIGEST.fullmatch(digest_of_lease):
                 continue
             try:
-                holder, touched, owner = _read_lease(path)
+                holder, renewed, owner = _read_lease(path)
             except OSError as error:
                 if error.errno not in GONE:
                     raise
                 continue
-            if holder and holder.alive(now - touched, QUIET_S, owner):
-                found[leased] = holder
+            if holder and holder.is_alive(now - renewed, QUIET_S, owner):
+                holders[digest_of_lease] = holder
                 continue
             with contextlib.suppress(OSError):
                 os.unlink(path)
-        return found
+        return holders
 
-    def pulled(self, digest: str) -> float:
+    def get_pull_time(self, digest: str) -> float:
         """Return when an image came, in seconds since 1970."""
-        return self._time(digest, DOCUMENT)
+        return self._get_time(digest, DOCUMENT)
 
-    def last_start(self, digest: str) -> float:
+    def get_last_start(self, digest: str) -> float:
         """Return when a container was last started from an image, or when the image came if none was."""
-        return max(self.pulled(digest), self._time(digest, STARTED))
+        return max(self.get_pull_time(digest), self._get_time(digest, STARTED))
 
-    def _time(self, digest: str, name: str) -> float:
+    def _get_time(self, digest: str, name: str) -> float:
         try:
-            return os.stat(os.path.join(self.place(digest), name)).st_mtime  # noqa: PTH116
+            return os.stat(os.path.join(self.get_folder(digest), name)).st_mtime  # noqa: PTH116
         except OSError:
             return 0.0
 
-    def _note_start(self, digest: str) -> None:
-        path = os.path.join(self.place(digest), STARTED)
-        with contextlib.suppress(OSError):  # such as a read-only store
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666))
-            os.utime(path)
-
-    def _now(self) -> float:
+    def _read_clock(self) -> float:
         """Return the time of the file system's clock, which may differ from this machine's."""
         import time
 
@@ -399,11 +400,13 @@ def put_name(place: str | os.PathLike[str], name: StoredName) -> None:
 
     folder = Path(place, NAMES)
     folder.mkdir(exist_ok=True)
-    path = folder / f"{_quoted(f'{name.image}:{name.version}')}.json"
+    path = folder / f"{_quote_name(f'{name.image}:{name.version}')}.json"
     files.replace_file(path, json_documents.dump_json(name.to_json()).encode(), 0o644)
 
 
-def _image(fields: json_documents.Fields, folder: str, others: tuple[StoredName, ...]) -> StoredImage:
+def _parse_image(
+    fields: json_documents.Fields, folder: str, other_names: tuple[StoredName, ...]
+) -> StoredImage:
     fields.require_schema(SCHEMA)
     kind = fields.text("kind")
     if kind not in KINDS:
@@ -420,30 +423,32 @@ def _image(fields: json_documents.Fields, folder: str, others: tuple[StoredName,
         version=fields.text("version"),
         variant=fields.object_or_empty("variant").data,
         terms=fields.object_or_empty("terms").data,
-        others=others,
+        other_names=other_names,
     )
 
 
-def _others(folder: str) -> tuple[StoredName, ...]:
+def _read_other_names(folder: str) -> tuple[StoredName, ...]:
     """Return the further names of the image in a folder."""
-    names = os.path.join(folder, NAMES)
-    listed = [name for name in _names(names) if name.endswith(".json") and not name.startswith(".")]
-    return tuple(_name(os.path.join(names, name)) for name in listed)
+    names = []
+    for name in _list_names(os.path.join(folder, NAMES)):
+        if not name.endswith(".json") or name.startswith("."):
+            continue
+        path = os.path.join(folder, NAMES, name)
+        fields = json_documents.Fields(json_documents.read_json(path), path)
+        fields.require_schema(NAME_SCHEMA)
+        names.append(
+            StoredName(
+                references=fields.texts("references"),
+                image=fields.text("image"),
+                version=fields.text("version"),
+                variant=fields.object_or_empty("variant").data,
+                terms=fields.object_or_empty("terms").data,
+            )
+        )
+    return tuple(names)
 
 
-def _name(path: str) -> StoredName:
-    fields = json_documents.Fields(json_documents.read_json(path), path)
-    fields.require_schema(NAME_SCHEMA)
-    return StoredName(
-        references=fields.texts("references"),
-        image=fields.text("image"),
-        version=fields.text("version"),
-        variant=fields.object_or_empty("variant").data,
-        terms=fields.object_or_empty("terms").data,
-    )
-
-
-def _write(path: str, content: bytes) -> None:
+def _write_file(path: str, content: bytes) -> None:
     """Write a file that all users can read, whatever the umask: it appears complete. Raises OSError."""
     folder, name = os.path.split(path)
     draft = os.path.join(folder, f".{name}")
@@ -458,7 +463,7 @@ def _write(path: str, content: bytes) -> None:
         raise
 
 
-def _unprotected(path: str, error: OSError) -> EngineError:
+def _make_unprotected_error(path: str, error: OSError) -> EngineError:
     remedy = "check who may write there"
     if error.errno in FULL:
         remedy = f"free space there, or inodes: see `df {quote_word(path)}` and `df -i {quote_word(path)}`"
@@ -480,11 +485,11 @@ def _read_lease(path: str) -> tuple[Holder | None, float, int]:
         os.close(descriptor)
 
 
-def _damaged(folder: str, why: str, remedy: str | None = None) -> UsageError:
+def _make_damage_error(folder: str, why: str, remedy: str | None = None) -> UsageError:
     return UsageError(f"the image in {folder} is damaged: {why}", remedy=remedy or "pull it again")
 
 
-def _names(folder: str) -> list[str]:
+def _list_names(folder: str) -> list[str]:
     try:
         return sorted(os.listdir(folder))
     except FileNotFoundError:
@@ -493,13 +498,13 @@ def _names(folder: str) -> list[str]:
         raise UsageError(f"{folder}: {error.strerror}") from error
 
 
-def _hex(digest: str) -> str:
+def _get_hex(digest: str) -> str:
     if not DIGEST.fullmatch(digest):
         raise UsageError(f"{digest[:100]!r} is not a sha256 digest")
     return digest.removeprefix("sha256:")
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     """Return the name of an image as the name of a file, of which none begins with a dot."""
     quoted = "".join([letter if letter in PLAIN else "%" + letter.encode().hex() for letter in name])
     return f"%2e{quoted[1:]}" if quoted.startswith(".") else quoted

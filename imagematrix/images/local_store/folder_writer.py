@@ -28,7 +28,7 @@ ALL = 0o700
 
 
 def write_folder(
-    path: Path, members: Iterable[MergedFile], *, written: Callable[[int], object] = lambda _: None
+    path: Path, members: Iterable[MergedFile], *, on_bytes: Callable[[int], object] = lambda _: None
 ) -> None:
     """Write the members into the new folder `path`; raises OSError, and what `members` raises.
 
@@ -46,11 +46,11 @@ def write_folder(
                 folders.append(member)
                 if member.path != "/":
                     parent, _, name = member.path.rpartition("/")
-                    os.mkdir(name, ALL, dir_fd=inside.folder(parent))
+                    os.mkdir(name, ALL, dir_fd=inside.get_folder(parent))
             else:
-                _write(inside, member, written)
+                _write_member(inside, member, on_bytes)
         for folder in reversed(folders):  # the deepest first
-            descriptor = inside.folder(folder.path)
+            descriptor = inside.get_folder(folder.path)
             os.fchmod(descriptor, folder.mode & OWNED)
             os.utime(descriptor, (folder.mtime, folder.mtime))
 
@@ -61,13 +61,13 @@ def remove_tree(path: Path) -> None:
         path.chmod(ALL)
     descriptor = os.open(path, INSIDE)
     try:
-        _empty(descriptor)
+        _empty_folder(descriptor)
     finally:
         os.close(descriptor)
     path.rmdir()
 
 
-def _empty(folder: int) -> None:
+def _empty_folder(folder: int) -> None:
     with os.scandir(folder) as entries:
         below = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     for name, is_folder in below:
@@ -78,7 +78,7 @@ def _empty(folder: int) -> None:
             os.chmod(name, ALL, dir_fd=folder)
         descriptor = os.open(name, INSIDE, dir_fd=folder)
         try:
-            _empty(descriptor)
+            _empty_folder(descriptor)
         finally:
             os.close(descriptor)
         os.rmdir(name, dir_fd=folder)
@@ -98,15 +98,15 @@ class _Inside:
         os.close(self._last[1])
         os.close(self._root)
 
-    def folder(self, path: str) -> int:
+    def get_folder(self, path: str) -> int:
         """Return the descriptor of a folder, valid until the next call."""
         if path != self._last[0]:
-            opened = self.opened(path)
+            opened = self.open_folder(path)
             os.close(self._last[1])
             self._last = path, opened
         return self._last[1]
 
-    def opened(self, path: str) -> int:
+    def open_folder(self, path: str) -> int:
         """Open a folder."""
         here = os.dup(self._root)
         for name in path.split("/"):
@@ -119,12 +119,12 @@ class _Inside:
         return here
 
 
-def _write(inside: _Inside, member: MergedFile, written: Callable[[int], object]) -> None:
+def _write_member(inside: _Inside, member: MergedFile, on_bytes: Callable[[int], object]) -> None:
     parent, _, name = member.path.rpartition("/")
-    folder = inside.folder(parent)
+    folder = inside.get_folder(parent)
     if member.kind == tarfile.LNKTYPE:
         first, _, target = member.target.rpartition("/")
-        source = inside.opened(first)
+        source = inside.open_folder(first)
         try:
             os.link(target, name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
         finally:
@@ -136,21 +136,17 @@ def _write(inside: _Inside, member: MergedFile, written: Callable[[int], object]
         return
     descriptor = os.open(name, NEW, 0o600, dir_fd=folder)
     try:
-        left = member.size
-        while left:
-            piece = member.content.read(min(left, PIECE)) if member.content else b""
+        remaining = member.size
+        while remaining:
+            piece = member.content.read(min(remaining, PIECE)) if member.content else b""
             if not piece:
                 raise AuditError(f"{member.path[:200]!r} is truncated")
-            _write_all(descriptor, piece)
-            left -= len(piece)
-            written(len(piece))
+            rest = memoryview(piece)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            remaining -= len(piece)
+            on_bytes(len(piece))
         os.fchmod(descriptor, member.mode & OWNED)
         os.utime(descriptor, (member.mtime, member.mtime))
     finally:
         os.close(descriptor)
-
-
-def _write_all(descriptor: int, piece: bytes) -> None:
-    rest = memoryview(piece)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]

@@ -38,11 +38,11 @@ class NodeProcess(Record):
     started: str
 
     @classmethod
-    def of(cls, pid: int) -> Self:
+    def from_pid(cls, pid: int) -> Self:
         """Return the process with a `pid`, which runs."""
         return cls(pid=pid, started=_read_start_time(pid) or "")
 
-    def runs(self, owner: int | None = None) -> bool:
+    def is_running(self, owner: int | None = None) -> bool:
         """Whether it runs, as far as can be known; if an `owner` is given, as this user's process.
 
         One that is hidden counts, though its number may belong to another process by now.
@@ -78,7 +78,7 @@ class Holder(Record):
     mounts: str = ""
 
     @classmethod
-    def of(cls, pid: int | None = None) -> Self:
+    def from_pid(cls, pid: int | None = None) -> Self:
         """Return this process, or the one with a `pid`, with a new token."""
         pid = pid or os.getpid()
         return cls(
@@ -100,9 +100,9 @@ class Holder(Record):
         """The process itself."""
         return NodeProcess(pid=self.pid, started=self.started)
 
-    def of_container(self, pid: int, mounts: str = "") -> Self:
+    def with_container(self, pid: int, mounts: str = "") -> Self:
         """Return the holder with the first process of a container, kept by the process that it was."""
-        first = NodeProcess.of(pid)
+        first = NodeProcess.from_pid(pid)
         return replace(
             self, pid=first.pid, started=first.started, keeper=self.keeper or self.process, mounts=mounts
         )
@@ -119,7 +119,7 @@ class Holder(Record):
         """Whether it is a process of this machine since its last boot, in a PID namespace that is seen."""
         return bool(self.boot) and (self.boot, self.namespace) == (_read_text(BOOT), _read_pid_namespace())
 
-    def alive(self, quiet_s: float, dead_s: float = DEAD_S, owner: int | None = None) -> bool:
+    def is_alive(self, quiet_s: float, dead_s: float = DEAD_S, owner: int | None = None) -> bool:
         """Whether the process may still run, of which the last sign of life was seen `quiet_s` ago.
 
         What runs on this machine is looked up, as processes of the user `owner` if that is given. Processes
@@ -128,7 +128,7 @@ class Holder(Record):
         """
         if not self.is_here:
             return quiet_s < dead_s
-        if any(process.runs(owner) for process in (self.process, self.keeper) if process):
+        if any(process.is_running(owner) for process in (self.process, self.keeper) if process):
             return True
         return bool(self.mounts) and self._has_left(owner, unknown=quiet_s < dead_s)
 
@@ -136,11 +136,13 @@ class Holder(Record):
         """Whether any process is in the mount namespace; `unknown` if it may be one that nobody tells of."""
         doubtful = not os.path.exists("/proc/1")  # noqa: PTH110 - others' processes are hidden
         for pid in (int(name) for name in os.listdir("/proc") if name.isdecimal()):
-            found = read_mount_namespace(pid)
-            if found == self.mounts:
+            mounts = read_mount_namespace(pid)
+            if mounts == self.mounts:
                 return True
             # The processes of a container are younger than its first.
-            if not found and _is_younger(pid, self.started) and (owner is None or _belongs_to(pid, owner)):
+            start = None if mounts else _read_start_time(pid)
+            is_younger = start is not None and int(start) >= int(self.started or 0)
+            if is_younger and (owner is None or _belongs_to(pid, owner)):
                 doubtful = True
         return doubtful and unknown
 
@@ -209,11 +211,6 @@ def _belongs_to(pid: int, owner: int) -> bool:
         row.split()[1] for row in _read_text(f"/proc/{pid}/status").splitlines() if row.startswith("Uid:")
     ]
     return not uids or int(uids[0]) == owner or (uids[0] == "0" and owner == NOBODY)
-
-
-def _is_younger(pid: int, started: str) -> bool:
-    own = _read_start_time(pid)
-    return own is not None and int(own) >= int(started or 0)
 
 
 def _read_pid_namespace() -> str:

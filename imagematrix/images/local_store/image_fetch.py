@@ -87,15 +87,15 @@ class FetchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchWatcher:
-    """Who is told of a fetch.
+    """What is called during a fetch.
 
-    `waits` gets the process that is waited for if another one fetches the image, `evicted` each image that
-    was removed to make room.
+    `on_progress` gets how far the download is, `on_wait` the process that is waited for if another one
+    fetches the image, `on_eviction` each image that was removed to make room.
     """
 
-    report: Callable[[PullProgress], object] = ignore_progress
-    waits: Callable[[Holder], object] = lambda _: None
-    evicted: Callable[[StoredImage], object] = lambda _: None
+    on_progress: Callable[[PullProgress], object] = ignore_progress
+    on_wait: Callable[[Holder], object] = lambda _: None
+    on_eviction: Callable[[StoredImage], object] = lambda _: None
 
 
 DEFAULT, NOBODY = FetchOptions(), FetchWatcher()
@@ -117,50 +117,51 @@ def fetch_image(
     AuditError, EngineError.
     """
 
-    def there() -> StoredImage | None:
+    def find_present() -> StoredImage | None:
         with contextlib.suppress(UsageError):  # a damaged one is replaced
-            found = store.find(digest)
-            return None if found and how.unpacked and found.kind != FOLDER else found
+            image = store.find(digest)
+            return None if image and how.unpacked and image.kind != FOLDER else image
         return None
 
-    if found := there():
+    if image := find_present():
         with contextlib.suppress(OSError):  # such as a read-only store
             _keep_catalog(store, published)
-            _keep_names(found, [published.name], store.place(digest))
-        return found
+            _keep_names(image, [published.name], store.get_folder(digest))
+        return image
     if not how.unpacked:
         require_mksquashfs()
-    with store.explained():
+    with store.convert_errors():
         for name in PARTS:
             Path(store.path, name).mkdir(parents=True, exist_ok=True)
         disk_reserve.fill_reserve(store)
         _keep_catalog(store, published)
         lock = get_lock_path(store, digest)
-        with hold_lock(lock, watcher.waits, lambda: there() is not None) as held:
-            if held:
+        with hold_lock(lock, watcher.on_wait, lambda: find_present() is not None) as is_held:
+            if is_held:
                 remove_dead_files(lock.parent)
                 _remove_leftovers(store, lock.name)
-                with source() as images:
-                    room = StoreRoom(store, how.max_size, watcher.evicted)
-                    _Fetch(store, digest, watcher.report, room).run(images, published, there, how)
-    found = store.find(digest)
-    if found is None:
+                with source() as origin:
+                    room = StoreRoom(store, how.max_size, watcher.on_eviction)
+                    fetch = _Fetch(store, digest, watcher.on_progress, room)
+                    fetch.run(origin, published, find_present, how)
+    image = store.find(digest)
+    if image is None:
         raise UsageError(f"{digest} was removed from {store} just after it had come", remedy="try again")
     # Another process may have fetched it by another name, for a user to whose images this one cannot add any.
     with contextlib.suppress(OSError):
-        _keep_names(found, [published.name], store.place(digest))
-    return found
+        _keep_names(image, [published.name], store.get_folder(digest))
+    return image
 
 
 class _Fetch:
     """The fetch of one image, while this process has its lock."""
 
     def __init__(
-        self, store: ImageStore, digest: str, report: Callable[[PullProgress], object], room: StoreRoom
+        self, store: ImageStore, digest: str, on_progress: Callable[[PullProgress], object], room: StoreRoom
     ) -> None:
         self._store = store
         self._digest = digest
-        self._report = report
+        self._on_progress = on_progress
         self._room = room
         self._lock = threading.Lock()
         self._layers = self._downloaded = self._received = 0
@@ -169,27 +170,33 @@ class _Fetch:
         self,
         source: ImageOrigin,
         published: CatalogEntry,
-        there: Callable[[], StoredImage | None],
+        find_present: Callable[[], StoredImage | None],
         how: FetchOptions,
     ) -> None:
         """Fetch the image, unless another process brings it meanwhile that was thought to be dead."""
-        place = Path(self._store.place(self._digest))
+        place = Path(self._store.get_folder(self._digest))
         partial = Path(self._store.path, "partial", place.name)
         new = Path(self._store.path, "new", f"{place.name}.{os.urandom(8).hex()}")
         partial.mkdir(exist_ok=True)
         os.utime(partial)  # for `_remove_leftovers`
-        parts = source.parts(self._digest)
+        parts = source.read_parts(self._digest)
         self._layers = len({*parts.layers})
         expected = parts.size + parts.size // 4  # a squashfs is a little larger than the compressed layers
-        self._room.make(expected)
-        self._room.require(source.missing(parts, partial) + expected)
-        layers = [*source.layers(parts, partial, self._note_received, self._note_downloaded)]
+        self._room.make_space(expected)
+        self._room.require_space(source.count_missing_bytes(parts, partial) + expected)
+        layers = [*source.fetch_layers(parts, partial, self._note_received, self._note_downloaded)]
         if how.added:
-            layers.append(_make_layer(how.added(parts.config)))
+            tar = how.added(parts.config)
+            tar_digest = f"sha256:{hashlib.sha256(tar).hexdigest()}"
+            layers.append(
+                LayerFile(
+                    open=lambda: io.BytesIO(tar), name="what is added", digest=tar_digest, tar=tar_digest
+                )
+            )
         image = MergedImage(layers)
         new.mkdir()
         try:
-            stored = self._written(new, image, published, parts, unpacked=how.unpacked)
+            stored = self._write_image(new, image, published, parts, unpacked=how.unpacked)
             document = new / DOCUMENT
             document.write_text(json.dumps(stored.to_json(), indent=1) + "\n")
             with contextlib.suppress(UsageError):  # a damaged one is replaced
@@ -197,11 +204,11 @@ class _Fetch:
                     _keep_names(stored, earlier.names, new)
             _sync_path(document)
             _sync_path(new)
-            if there():
+            if find_present():
                 remove_tree(new)
                 return
             if place.exists():  # a damaged one, or one of the other kind
-                self._require_idle()
+                self._require_unused()
                 place.rename(f"{new}.gone")
             _rename_folder(new, place)
             _sync_path(place.parent)
@@ -213,9 +220,9 @@ class _Fetch:
             if leftover.exists():
                 with contextlib.suppress(OSError):  # a later command sweeps it
                     remove_tree(leftover)
-        self._room.make(0, kept=self._digest)
+        self._room.make_space(0, kept=self._digest)
 
-    def _written(
+    def _write_image(
         self, new: Path, image: MergedImage, published: CatalogEntry, parts: ImageParts, *, unpacked: bool
     ) -> StoredImage:
         """Write the files of an image into the folder `new`."""
@@ -223,12 +230,12 @@ class _Fetch:
         root = new / ROOTS[kind]
         checksum = None
         if unpacked:
-            self._room.require(image.size)
-            write_folder(root, image.members())
+            self._room.require_space(image.size)
+            write_folder(root, image.list_members())
             os.sync()
             size = image.size
         else:
-            write_squashfs(root, image.members(), image.latest)
+            write_squashfs(root, image.list_members(), image.latest)
             _sync_path(root)
             with root.open("rb") as file:
                 checksum = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
@@ -248,8 +255,8 @@ class _Fetch:
             terms=name.terms,
         )
 
-    def _require_idle(self) -> None:
-        if user := self._store.leases(self._digest).get(self._digest):
+    def _require_unused(self) -> None:
+        if user := self._store.find_leases(self._digest).get(self._digest):
             raise UsageError(
                 f"{self._digest} in {self._store} cannot be replaced: {user} runs from it",
                 remedy="try again when it has ended",
@@ -258,20 +265,16 @@ class _Fetch:
     def _note_received(self, size: int) -> None:
         with self._lock:
             self._received += size
-            self._tell()
+            self._report_progress()
 
     def _note_downloaded(self) -> None:
         with self._lock:
             self._downloaded += 1
-            self._tell()
+            self._report_progress()
 
-    def _tell(self) -> None:
-        self._report(PullProgress(layers=self._layers, downloaded=self._downloaded, received=self._received))
-
-
-def _make_layer(tar: bytes) -> LayerFile:
-    digest = f"sha256:{hashlib.sha256(tar).hexdigest()}"
-    return LayerFile(open=lambda: io.BytesIO(tar), name="what is added", digest=digest, tar=digest)
+    def _report_progress(self) -> None:
+        progress = PullProgress(layers=self._layers, downloaded=self._downloaded, received=self._received)
+        self._on_progress(progress)
 
 
 def _keep_catalog(store: ImageStore, published: CatalogEntry) -> None:
@@ -280,20 +283,20 @@ def _keep_catalog(store: ImageStore, published: CatalogEntry) -> None:
     if published.part:
         return
     with contextlib.suppress(UsageError):  # a damaged one is replaced
-        if store.catalog(catalog["image"], catalog["version"]) == catalog:
+        if store.load_catalog(catalog["image"], catalog["version"]) == catalog:
             return
     store.put_catalog(catalog)
 
 
 def _keep_names(image: StoredImage, names: Iterable[StoredName], place: str | Path) -> None:
     """Keep names of an image in its folder, except for those of catalogs of which it has one."""
-    known = {(one.image, one.version) for one in image.names}
+    known = {(known_name.image, known_name.version) for known_name in image.names}
     for name in names:
         if (name.image, name.version) not in known:
             put_name(place, name)
 
 
-def _remove_leftovers(store: ImageStore, own: str) -> None:
+def _remove_leftovers(store: ImageStore, locked_name: str) -> None:
     """Remove what dead processes left: images that never became whole, and downloads that nobody continues.
 
     Each is removed only with the lock of its image; this process has the one for the image `own`.
@@ -303,7 +306,9 @@ def _remove_leftovers(store: ImageStore, own: str) -> None:
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             if path.parent.name == "partial" and time.time() - path.stat().st_mtime < STALE_S:
                 continue
-            if name == own or stack.enter_context(hold_lock(Path(store.path, "locks", name), wait=False)):
+            if name == locked_name or stack.enter_context(
+                hold_lock(Path(store.path, "locks", name), wait=False)
+            ):
                 remove_tree(path)
 
 

@@ -29,26 +29,26 @@ def renew_while_alive(lease: Lease, pid: int) -> Lease:
     """
     if lease.path is None:
         return lease
-    holder = Holder.of(pid)
+    holder = Holder.from_pid(pid)
     # A signal is for the processes of the user, such as the notice of a batch system that a job will end.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         renewing = os.fork()
         if renewing == 0:
-            _renew(lease, holder)
-        return lease.of_container(renewing)
+            _run_renewal(lease, holder)
+        return lease.with_container(renewing)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _renew(lease: Lease, holder: Holder) -> Never:
+def _run_renewal(lease: Lease, holder: Holder) -> Never:
     try:
         # Nobody waits for its output, and no terminal ends it.
         os.setsid()
         for descriptor in range(3):
             os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
         os.closerange(3, DESCRIPTORS)
-        while holder.alive(quiet_s=0) and lease.renew():
+        while holder.is_alive(quiet_s=0) and lease.renew():
             time.sleep(RENEW_S)
         lease.release()
     finally:

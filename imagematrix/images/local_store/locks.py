@@ -33,7 +33,7 @@ DAMAGED = Holder(host="?", pid=0, started="", boot="", namespace="", token="dama
 @contextlib.contextmanager
 def hold_lock(
     path: Path,
-    tell: Callable[[Holder], object] = lambda _: None,
+    on_wait: Callable[[Holder], object] = lambda _: None,
     until: Callable[[], bool] = lambda: False,
     *,
     wait: bool = True,
@@ -44,7 +44,7 @@ def hold_lock(
     holds it. `tell` gets the holder that is waited for, once and then now and then. Raises OSError.
     """
     with _make_own_file(path.parent) as mine:
-        if not _acquire(path, mine, tell, until, wait=wait):
+        if not _acquire_lock(path, mine, on_wait, until, wait=wait):
             yield False
             return
         ended = threading.Event()
@@ -63,74 +63,74 @@ def remove_dead_files(folder: Path) -> None:
     """Remove files that dead processes left in a folder of locks; locks themselves stay."""
     with _make_own_file(folder) as mine, contextlib.suppress(OSError):
         for path in folder.iterdir():
-            found = _find_holder(path, mine)
-            if found is None or found[1]:
+            state = _find_holder(path, mine)
+            if state is None or state[1]:
                 continue
             if path.name.startswith(MINE):
                 path.unlink(missing_ok=True)
             elif "." in path.name:  # a lock on the removal of another one
-                _break(path, found[0], mine)
+                _break_lock(path, state[0], mine)
 
 
 @contextlib.contextmanager
 def _make_own_file(folder: Path) -> Iterator[Path]:
     """Yield a new file that names this process, for links to it."""
-    own = Holder.of()
-    path = folder / f"{MINE}{own.host[:64].replace('/', '-')}-{own.pid}-{own.token}"
+    process = Holder.from_pid()
+    path = folder / f"{MINE}{process.host[:64].replace('/', '-')}-{process.pid}-{process.token}"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(descriptor, 0o644)  # whatever the umask: other users have to read whose it is
-            file.write(own.to_bytes())
+            file.write(process.to_bytes())
         yield path
     finally:
         path.unlink(missing_ok=True)
 
 
-def _acquire(
+def _acquire_lock(
     path: Path,
     mine: Path,
-    tell: Callable[[Holder], object],
+    on_wait: Callable[[Holder], object],
     until: Callable[[], bool],
     *,
     wait: bool,
 ) -> bool:
-    pause, told = FIRST_WAIT_S, 0.0
+    pause, reported = FIRST_WAIT_S, 0.0
     while not until():
         if _is_linked(mine, path):
             return True
-        found = _find_holder(path, mine)
-        if found is None:  # it was released just now
+        state = _find_holder(path, mine)
+        if state is None:  # it was released just now
             continue
-        other, alive = found
-        if not alive:
-            _break(path, other, mine)
+        current, is_alive = state
+        if not is_alive:
+            _break_lock(path, current, mine)
             continue
         if not wait:
             return False
-        if not told or time.monotonic() - told > TOLD_S:
-            told = time.monotonic()
-            tell(other)
+        if not reported or time.monotonic() - reported > TOLD_S:
+            reported = time.monotonic()
+            on_wait(current)
         time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - so that waiters do not ask all at once
         pause = min(pause * 1.5, LONGEST_WAIT_S)
     return False
 
 
-def _break(path: Path, dead: Holder, mine: Path) -> None:
+def _break_lock(path: Path, dead: Holder, mine: Path) -> None:
     """Remove the lock of a dead holder, unless another process does."""
     right = path.with_name(f"{path.name}.{dead.token}")
     if _is_linked(mine, right):
-        found = _find_holder(path, mine)
-        if found and found[0].token == dead.token:
+        state = _find_holder(path, mine)
+        if state and state[0].token == dead.token:
             gone = mine.with_name(f"{mine.name}.gone")
             path.rename(gone)
             gone.unlink()
         right.unlink()
         return
-    breaker = _find_holder(right, mine)
-    if breaker and not breaker[1]:
-        _break(right, breaker[0], mine)
-    elif breaker:
+    breaker_state = _find_holder(right, mine)
+    if breaker_state and not breaker_state[1]:
+        _break_lock(right, breaker_state[0], mine)
+    elif breaker_state:
         time.sleep(FIRST_WAIT_S)
 
 
@@ -165,12 +165,12 @@ def _find_holder(path: Path, mine: Path) -> tuple[Holder, bool] | None:
 def _read_lock(path: Path, mine: Path) -> tuple[Holder, bool]:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        found = holder.read_holder(descriptor) or DAMAGED
+        owner = holder.read_holder(descriptor) or DAMAGED
         os.utime(mine)  # the file system's clock, which may differ from this machine's
         quiet_s = mine.stat().st_mtime - os.fstat(descriptor).st_mtime
     finally:
         os.close(descriptor)
-    return found, found.alive(quiet_s)
+    return owner, owner.is_alive(quiet_s)
 
 
 def _renew_until(path: Path, ended: threading.Event) -> None:

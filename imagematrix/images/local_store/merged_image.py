@@ -82,12 +82,12 @@ class _Attributes:
 
 @dataclass(frozen=True, slots=True)
 class _OwnFolder(Folder):
-    own: _Attributes
+    attributes: _Attributes
 
 
 @dataclass(frozen=True, slots=True)
 class _OwnLink(Symlink):
-    own: _Attributes
+    attributes: _Attributes
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # two files are never the same one
@@ -97,7 +97,7 @@ class _Content:
     place: int
     size: int
     special: bool
-    own: _Attributes
+    attributes: _Attributes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,19 +115,21 @@ class MergedImage:
     of all files, `latest` is the latest of all times.
     """
 
-    def __init__(self, layers: Sequence[LayerFile], report: Callable[[int], object] = lambda _: None) -> None:
+    def __init__(
+        self, layers: Sequence[LayerFile], on_bytes: Callable[[int], object] = lambda _: None
+    ) -> None:
         self._layers = layers
-        self._report = report
+        self._report = on_bytes
         listed: list[_ListedLayer] = []
         for layer in layers:
-            listed.append(self._listed(layer))
-            if sum(len(one.entries) for one in listed) > layer_entries.MOST:
+            listed.append(self._list_layer(layer))
+            if sum(len(listed_layer.entries) for listed_layer in listed) > layer_entries.MOST:
                 raise AuditError(f"the layers have more than {layer_entries.MOST} files")
         self._tree: ImageTree[_Content] = ImageTree(listed)
         self._names: dict[_Content, list[str]] = {}
         self.left_out = 0
-        for path, file in self._tree.files():
-            _bounded(path)
+        for path, file in self._tree.list_files():
+            _require_bounded(path)
             if file.special:
                 self.left_out += 1
             else:
@@ -144,37 +146,41 @@ class MergedImage:
         ]
         self.size = sum(file.size for file in self._names)
         self.latest = max(
-            *(member.mtime for member in self._folders_and_links()),
-            *(file.own.mtime for file in self._names),
+            *(member.mtime for member in self._list_folders_and_links()),
+            *(file.attributes.mtime for file in self._names),
             0,
         )
 
-    def members(self) -> Iterator[MergedFile]:
+    def list_members(self) -> Iterator[MergedFile]:
         """Yield all members; the content of each has to be read before the next. Raises AuditError."""
-        yield from self._folders_and_links()
+        yield from self._list_folders_and_links()
         for layer, wanted in zip(self._layers, self._wanted, strict=True):
             if wanted:
-                yield from self._files(layer, wanted)
-        for file, (first, *others) in self._names.items():
-            for path in others:
-                yield _member(path, tarfile.LNKTYPE, file.own, target=first)
+                yield from self._list_files(layer, wanted)
+        for file, (first, *more_paths) in self._names.items():
+            for path in more_paths:
+                yield _make_member(path, tarfile.LNKTYPE, file.attributes, target=first)
 
-    def _folders_and_links(self) -> Iterator[MergedFile]:
-        for path, folder in self._tree.folders():
-            _bounded(path)
-            own = (
-                folder.own
+    def _list_folders_and_links(self) -> Iterator[MergedFile]:
+        for path, folder in self._tree.list_folders():
+            _require_bounded(path)
+            attributes = (
+                folder.attributes
                 if isinstance(folder, _OwnFolder)
                 else _Attributes(mode=IMPLIED, uid=0, gid=0, mtime=0)
             )
-            yield _member(path or "/", tarfile.DIRTYPE, own)
-        for path, link in self._tree.links():
-            _bounded(path)
-            own = link.own if isinstance(link, _OwnLink) else _Attributes(mode=0o777, uid=0, gid=0, mtime=0)
-            yield _member(path, tarfile.SYMTYPE, own, target=link.target)
+            yield _make_member(path or "/", tarfile.DIRTYPE, attributes)
+        for path, link in self._tree.list_links():
+            _require_bounded(path)
+            attributes = (
+                link.attributes
+                if isinstance(link, _OwnLink)
+                else _Attributes(mode=0o777, uid=0, gid=0, mtime=0)
+            )
+            yield _make_member(path, tarfile.SYMTYPE, attributes, target=link.target)
 
-    def _files(self, layer: LayerFile, wanted: Mapping[int, _Content]) -> Iterator[MergedFile]:
-        with self._opened(layer) as archive:
+    def _list_files(self, layer: LayerFile, wanted: Mapping[int, _Content]) -> Iterator[MergedFile]:
+        with self._open_layer(layer) as archive:
             for place, member in enumerate(list_members(archive)):
                 file = wanted.get(place)
                 if file is None:
@@ -182,35 +188,35 @@ class MergedImage:
                 content = archive.extractfile(member) if member.isfile() else None
                 if content is None or member.size != file.size:
                     raise tarfile.ReadError("it changed while it was read")
-                checked = _Checked(content, layer)
+                checked = _FileContent(content, layer)
                 path = self._names[file][0]
-                yield _member(path, tarfile.REGTYPE, file.own, size=file.size, content=checked)
+                yield _make_member(path, tarfile.REGTYPE, file.attributes, size=file.size, content=checked)
 
-    def _listed(self, layer: LayerFile) -> _ListedLayer:
-        found: LayerListing[_Content] = LayerListing()
-        with self._opened(layer, tar=layer.tar) as archive:
+    def _list_layer(self, layer: LayerFile) -> _ListedLayer:
+        listing: LayerListing[_Content] = LayerListing()
+        with self._open_layer(layer, tar=layer.tar) as archive:
             for place, member in enumerate(list_members(archive)):
-                path = found.path_of(member)
+                path = listing.read_path(member)
                 if path is None:
                     continue
-                entry = _entry(member, found.link(member), place, path)
+                entry = _make_entry(member, listing.read_link(member), place, path)
                 if path != "/" or isinstance(entry, Folder):
-                    found.put(path, entry)
+                    listing.add(path, entry)
         return _ListedLayer(
             digest=layer.name,
-            entries=found.entries,
-            removed=frozenset(found.removed),
-            emptied=frozenset(found.emptied),
+            entries=listing.entries,
+            removed=frozenset(listing.removed),
+            emptied=frozenset(listing.emptied),
         )
 
     @contextlib.contextmanager
-    def _opened(self, layer: LayerFile, tar: str | None = None) -> Iterator[tarfile.TarFile]:
+    def _open_layer(self, layer: LayerFile, tar: str | None = None) -> Iterator[tarfile.TarFile]:
         """Open the tar of a layer; at the end, compare its digests and raise AuditError."""
-        with _explained(layer), layer.open() as stream:
+        with _convert_errors(layer), layer.open() as stream:
             raw = HashedStream(stream, layer.digest) if layer.digest else None
             expanded = DecompressedStream(raw or stream)
             content = HashedStream(expanded, tar) if tar else None
-            with open_tar(_Observed(content or expanded, self._report)) as archive:
+            with open_tar(_ObservedStream(content or expanded, self._report)) as archive:
                 yield archive
                 read_to_the_end(archive, expanded if content is None else content, expanded)
             for hashed in (raw, content):
@@ -219,7 +225,7 @@ class MergedImage:
 
 
 @contextlib.contextmanager
-def _explained(layer: LayerFile) -> Iterator[None]:
+def _convert_errors(layer: LayerFile) -> Iterator[None]:
     """Raise AuditError if a layer cannot be read."""
     try:
         yield
@@ -227,7 +233,7 @@ def _explained(layer: LayerFile) -> Iterator[None]:
         raise AuditError(f"the layer {layer.name} cannot be read: {error}") from error
 
 
-class _Checked:
+class _FileContent:
     """The content of a file in a layer, with errors of the layer."""
 
     def __init__(self, stream: ByteStream, layer: LayerFile) -> None:
@@ -235,16 +241,16 @@ class _Checked:
         self._layer = layer
 
     def read(self, size: int = -1, /) -> bytes:
-        with _explained(self._layer):
+        with _convert_errors(self._layer):
             return self._stream.read(size)
 
 
-class _Observed:
+class _ObservedStream:
     """A stream that tells how many bytes are read from it."""
 
-    def __init__(self, stream: ByteStream, report: Callable[[int], object]) -> None:
+    def __init__(self, stream: ByteStream, on_bytes: Callable[[int], object]) -> None:
         self._stream = stream
-        self._report = report
+        self._report = on_bytes
 
     def read(self, size: int = -1, /) -> bytes:
         piece = self._stream.read(size)
@@ -252,29 +258,29 @@ class _Observed:
         return piece
 
 
-def _entry(
+def _make_entry(
     member: tarfile.TarInfo, link: Symlink | Hardlink | None, place: int, path: str
 ) -> Folder | Symlink | Hardlink | _Content:
     if isinstance(link, Hardlink):
         return link
-    own = _Attributes(
+    attributes = _Attributes(
         mode=member.mode & PERMISSIONS,
         uid=member.uid & LATEST,
         gid=member.gid & LATEST,
         mtime=min(max(int(member.mtime), 0), LATEST),
     )
     if isinstance(link, Symlink):
-        return _OwnLink(link.target, own)
+        return _OwnLink(link.target, attributes)
     if member.isdir():
-        return _OwnFolder(own)
+        return _OwnFolder(attributes)
     require_dense(member, path)
-    return _Content(place, member.size, not member.isfile(), own)
+    return _Content(place, member.size, not member.isfile(), attributes)
 
 
-def _member(
+def _make_member(
     path: str,
     kind: bytes,
-    own: _Attributes,
+    attributes: _Attributes,
     *,
     size: int = 0,
     target: str = "",
@@ -283,17 +289,17 @@ def _member(
     return MergedFile(
         path=path,
         kind=kind,
-        mode=own.mode,
-        uid=own.uid,
-        gid=own.gid,
-        mtime=own.mtime,
+        mode=attributes.mode,
+        uid=attributes.uid,
+        gid=attributes.gid,
+        mtime=attributes.mtime,
         size=size,
         target=target,
         content=content,
     )
 
 
-def _bounded(path: str) -> None:
+def _require_bounded(path: str) -> None:
     """Raise AuditError if a path is too long, as links to folders can make it, or too deep."""
     if len(path) > LONGEST_PATH or path.count("/") > DEEPEST:
         raise AuditError(f"the path {path[:80]!r}… has {len(path)} characters, {path.count('/')} levels")

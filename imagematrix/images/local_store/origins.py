@@ -65,14 +65,18 @@ class ImageParts:
 class ImageOrigin(Protocol):
     """Where images come from."""
 
-    def parts(self, digest: str) -> ImageParts:
+    def read_parts(self, digest: str) -> ImageParts:
         """Return the parts of the image with a digest; raise UnknownImageError, AuditError, EngineError."""
 
-    def missing(self, parts: ImageParts, folder: Path) -> int:
+    def count_missing_bytes(self, parts: ImageParts, folder: Path) -> int:
         """Return how many bytes `layers` will write to a folder."""
 
-    def layers(
-        self, parts: ImageParts, folder: Path, received: Callable[[int], object], done: Callable[[], object]
+    def fetch_layers(
+        self,
+        parts: ImageParts,
+        folder: Path,
+        on_bytes: Callable[[int], object],
+        on_layer: Callable[[], object],
     ) -> Sequence[LayerFile]:
         """Return the layers, which are written to `folder` if need be; raise what `parts` does, and OSError.
 
@@ -86,30 +90,45 @@ class RegistryOrigin:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
-    def parts(self, digest: str) -> ImageParts:
+    def read_parts(self, digest: str) -> ImageParts:
         """Return the parts of an image; see ImageOrigin."""
-        return _parts(self._manifest, self._registry.blob, digest)
 
-    def _manifest(self, digest: str) -> bytes | None:
-        manifest = self._registry.manifest(digest)
-        return manifest.raw if manifest else None
+        def get_manifest(digest: str) -> bytes | None:
+            manifest = self._registry.manifest(digest)
+            return manifest.raw if manifest else None
 
-    def missing(self, parts: ImageParts, folder: Path) -> int:
+        return _read_parts(get_manifest, self._registry.blob, digest)
+
+    def count_missing_bytes(self, parts: ImageParts, folder: Path) -> int:
         """Return how many bytes are missing; see ImageOrigin."""
-        pairs = zip(parts.layers, parts.sizes, strict=True)
-        return sum(size - _held(_file(folder, digest), size) for digest, size in pairs)
+        missing = 0
+        for digest, size in zip(parts.layers, parts.sizes, strict=True):
+            path = _get_layer_path(folder, digest)
+            partial_path = _get_partial_path(path)
+            if not path.exists():
+                missing += size - (min(partial_path.stat().st_size, size) if partial_path.exists() else 0)
+        return missing
 
-    def layers(
-        self, parts: ImageParts, folder: Path, received: Callable[[int], object], done: Callable[[], object]
+    def fetch_layers(
+        self,
+        parts: ImageParts,
+        folder: Path,
+        on_bytes: Callable[[int], object],
+        on_layer: Callable[[], object],
     ) -> Sequence[LayerFile]:
         """Return the layers; see ImageOrigin."""
         sizes = dict(zip(parts.layers, parts.sizes, strict=True))
         stopped = threading.Event()
 
+        def receive(size: int) -> None:
+            if stopped.is_set():
+                raise AuditError("another layer cannot be read")
+            on_bytes(size)
+
         def fetch(digest: str) -> None:
             if not stopped.is_set():
-                self._fetch(digest, sizes[digest], folder, partial(_unless, stopped, received))
-                done()
+                self._fetch(digest, sizes[digest], folder, receive)
+                on_layer()
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
             try:
@@ -117,14 +136,14 @@ class RegistryOrigin:
                     fetched.result()
             finally:
                 stopped.set()
-        return _files(parts, folder)
+        return _list_layer_files(parts, folder)
 
-    def _fetch(self, digest: str, size: int, folder: Path, received: Callable[[int], object]) -> None:
+    def _fetch(self, digest: str, size: int, folder: Path, on_bytes: Callable[[int], object]) -> None:
         """Download a layer, from where an earlier command stopped."""
-        path = _file(folder, digest)
+        path = _get_layer_path(folder, digest)
         if path.exists():
             return
-        part = _part(path)
+        part = _get_partial_path(path)
         with part.open("a+b") as file:
             file.seek(0)
             hashed = hashlib.sha256()
@@ -136,7 +155,7 @@ class RegistryOrigin:
                     while file.tell() < size and (piece := stream.read(min(PIECE, size - file.tell()))):
                         file.write(piece)
                         hashed.update(piece)
-                        received(len(piece))
+                        on_bytes(len(piece))
             file.flush()
             os.fsync(file.fileno())
         if f"sha256:{hashed.hexdigest()}" != digest:
@@ -154,31 +173,32 @@ class LayoutOrigin:
     def __init__(self, folder: LayoutFolder) -> None:
         self._folder = folder
 
-    def parts(self, digest: str) -> ImageParts:
+    def read_parts(self, digest: str) -> ImageParts:
         """Return the parts of an image; see ImageOrigin."""
-        return _parts(self._folder.blob, self._config, digest)
 
-    def _config(self, digest: str) -> bytes:
-        raw = self._folder.blob(digest)
-        if raw is None:
-            raise AuditError(f"{digest} not found in the layout {self._folder}")
-        return raw
+        def get_config(digest: str) -> bytes:
+            raw = self._folder.blob(digest)
+            if raw is None:
+                raise AuditError(f"{digest} not found in the layout {self._folder}")
+            return raw
 
-    def missing(self, parts: ImageParts, folder: Path) -> int:  # noqa: ARG002 - as in ImageOrigin
+        return _read_parts(self._folder.blob, get_config, digest)
+
+    def count_missing_bytes(self, parts: ImageParts, folder: Path) -> int:  # noqa: ARG002 - as in ImageOrigin
         """Return how many bytes are missing; see ImageOrigin."""
         return 0
 
-    def layers(
+    def fetch_layers(
         self,
         parts: ImageParts,
         folder: Path,  # noqa: ARG002 - as in ImageOrigin
-        received: Callable[[int], object],
-        done: Callable[[], object],
+        on_bytes: Callable[[int], object],
+        on_layer: Callable[[], object],
     ) -> Sequence[LayerFile]:
         """Return the layers; see ImageOrigin."""
         for size in parts.sizes:
-            received(size)
-            done()
+            on_bytes(size)
+            on_layer()
         return [
             LayerFile(open=partial(self._folder.open, digest), name=digest, digest=digest, tar=tar)
             for digest, tar in zip(parts.layers, parts.tars, strict=True)
@@ -191,65 +211,87 @@ class ArchiveOrigin:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def parts(self, digest: str) -> ImageParts:
+    def read_parts(self, digest: str) -> ImageParts:
         """Return the parts of an image; see ImageOrigin."""
-        archive = self._read(lambda _name, _digest, content: _length(content))
-        for listed in archive.saved or ():
-            config = compute_digest(listed.config)
-            if digest in (config, *(manifest for manifest, _ in archive.manifests.get(config, ()))):
-                names = tuple(map(archive.file_of, listed.layers))
-                return _described(listed.config, config, names, tuple(map(archive.layer, names)))
-        parts = _parts(archive.find, archive.blob, digest)
-        return replace(parts, layers=tuple(map(archive.file_of, parts.layers)))
 
-    def missing(self, parts: ImageParts, folder: Path) -> int:
+        def measure(_name: str, _digest: str | None, content: ByteStream) -> int:
+            size = 0
+            while piece := content.read(PIECE):
+                size += len(piece)
+            return size
+
+        archive = self._read(measure)
+        for image in archive.images or ():
+            config = compute_digest(image.config)
+            if digest in (config, *(manifest for manifest, _ in archive.manifests.get(config, ()))):
+                names = tuple(map(archive.get_file_name, image.layers))
+                return _read_config(image.config, config, names, tuple(map(archive.get_layer, names)))
+        parts = _read_parts(archive.find, archive.blob, digest)
+        return replace(parts, layers=tuple(map(archive.get_file_name, parts.layers)))
+
+    def count_missing_bytes(self, parts: ImageParts, folder: Path) -> int:
         """Return how many bytes are missing; see ImageOrigin."""
         pairs = zip(parts.layers, parts.sizes, strict=True)
-        return sum(size for name, size in pairs if not _file(folder, name).exists())
+        return sum(size for name, size in pairs if not _get_layer_path(folder, name).exists())
 
-    def layers(
-        self, parts: ImageParts, folder: Path, received: Callable[[int], object], done: Callable[[], object]
+    def fetch_layers(
+        self,
+        parts: ImageParts,
+        folder: Path,
+        on_bytes: Callable[[int], object],
+        on_layer: Callable[[], object],
     ) -> Sequence[LayerFile]:
         """Return the layers; see ImageOrigin."""
 
         def copy(name: str, digest: str | None, content: ByteStream) -> bool:
-            if name in parts.layers:
-                _copy(content, _file(folder, name), digest, received)
-                done()
+            if name not in parts.layers:
+                return True
+            path = _get_layer_path(folder, name)
+            hashed = HashedStream(content, digest or "")
+            with _get_partial_path(path).open("wb") as file:
+                while piece := hashed.read(PIECE):
+                    file.write(piece)
+                    on_bytes(len(piece))
+                file.flush()
+                os.fsync(file.fileno())
+            if digest:
+                hashed.finish()
+            _get_partial_path(path).rename(path)
+            on_layer()
             return True
 
         archive = self._read(copy)
         for layer in parts.layers:
-            archive.layer(layer)  # raises AuditError if it was damaged
-        return _files(parts, folder)
+            archive.get_layer(layer)  # raises AuditError if it was damaged
+        return _list_layer_files(parts, folder)
 
     def _read(self, read_layer: Callable[[str, str | None, ByteStream], L]) -> ImageArchive[L]:
         with self._path.open("rb") as file:
             return ImageArchive(file, str(self._path), read_layer)
 
 
-def _parts(
-    manifest: Callable[[str], bytes | None], config: Callable[[str], bytes], digest: str
+def _read_parts(
+    get_manifest: Callable[[str], bytes | None], get_config: Callable[[str], bytes], digest: str
 ) -> ImageParts:
     """Return the parts of the image with the manifest `digest`, or of the one image in an index."""
-    raw = manifest(digest)
-    found = parse_manifest(raw, digest, Descriptor) if raw is not None else None
-    if isinstance(found, ImageIndex):
-        images = [entry.digest for entry in found.entries if not entry.attestation]
-        raw = manifest(images[0]) if len(images) == 1 else None
-        found = parse_manifest(raw, digest, Descriptor) if raw is not None else None
-    if not isinstance(found, ImageManifest) or found.config is None or found.layers is None:
+    raw = get_manifest(digest)
+    parsed = parse_manifest(raw, digest, Descriptor) if raw is not None else None
+    if isinstance(parsed, ImageIndex):
+        images = [entry.digest for entry in parsed.entries if not entry.attestation]
+        raw = get_manifest(images[0]) if len(images) == 1 else None
+        parsed = parse_manifest(raw, digest, Descriptor) if raw is not None else None
+    if not isinstance(parsed, ImageManifest) or parsed.config is None or parsed.layers is None:
         raise UnknownImageError(f"there is no image with the digest {digest}")
-    layers = [layer for layer in found.layers if not layer.foreign]
-    return _described(
-        config(found.config.digest),
-        found.config.digest,
+    layers = [layer for layer in parsed.layers if not layer.foreign]
+    return _read_config(
+        get_config(parsed.config.digest),
+        parsed.config.digest,
         tuple(layer.digest for layer in layers),
         tuple(layer.size for layer in layers),
     )
 
 
-def _described(raw: bytes, name: str, layers: tuple[str, ...], sizes: tuple[int, ...]) -> ImageParts:
+def _read_config(raw: bytes, name: str, layers: tuple[str, ...], sizes: tuple[int, ...]) -> ImageParts:
     fields = Fields(json_documents.parse_json(raw, name), name)
     root = fields.object_or_empty("rootfs")
     tars: tuple[str | None, ...] = root.texts("diff_ids") if root.has("diff_ids") else ()
@@ -260,56 +302,23 @@ def _described(raw: bytes, name: str, layers: tuple[str, ...], sizes: tuple[int,
     return ImageParts(config=fields.data, layers=layers, sizes=sizes, tars=tars)
 
 
-def _files(parts: ImageParts, folder: Path) -> list[LayerFile]:
+def _list_layer_files(parts: ImageParts, folder: Path) -> list[LayerFile]:
     """Return layers that are in a folder, where their own digests have been checked."""
     return [
-        LayerFile(open=partial(_open, _file(folder, layer)), name=layer, tar=tar)
+        LayerFile(open=partial(_open_file, _get_layer_path(folder, layer)), name=layer, tar=tar)
         for layer, tar in zip(parts.layers, parts.tars, strict=True)
     ]
 
 
-def _open(path: Path) -> BinaryIO:
+def _open_file(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def _file(folder: Path, layer: str) -> Path:
+def _get_layer_path(folder: Path, layer: str) -> Path:
     """Return the path of a layer in a folder; the name of an archive's file may be anything."""
     return folder / hashlib.sha256(layer.encode(errors="surrogateescape")).hexdigest()
 
 
-def _part(path: Path) -> Path:
+def _get_partial_path(path: Path) -> Path:
     """Return the path of a layer that is not complete yet."""
     return path.with_suffix(".part")
-
-
-def _held(path: Path, size: int) -> int:
-    """Return how much of a layer is in its file."""
-    if path.exists():
-        return size
-    return min(_part(path).stat().st_size, size) if _part(path).exists() else 0
-
-
-def _copy(content: ByteStream, path: Path, digest: str | None, received: Callable[[int], object]) -> None:
-    hashed = HashedStream(content, digest or "")
-    with _part(path).open("wb") as file:
-        while piece := hashed.read(PIECE):
-            file.write(piece)
-            received(len(piece))
-        file.flush()
-        os.fsync(file.fileno())
-    if digest:
-        hashed.finish()
-    _part(path).rename(path)
-
-
-def _length(content: ByteStream) -> int:
-    length = 0
-    while piece := content.read(PIECE):
-        length += len(piece)
-    return length
-
-
-def _unless(stopped: threading.Event, received: Callable[[int], object], size: int) -> None:
-    if stopped.is_set():
-        raise AuditError("another layer cannot be read")
-    received(size)

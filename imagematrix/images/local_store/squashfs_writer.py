@@ -34,10 +34,10 @@ LONGEST = 1 << 16  # bytes of its messages
 
 def require_mksquashfs() -> str:
     """Return the path of mksquashfs; raise UsageError if there is none."""
-    found = find_program(PROGRAM)
-    if found is None:
+    program = find_program(PROGRAM)
+    if program is None:
         raise UsageError(f"{PROGRAM} is not installed", remedy=REMEDY)
-    return found
+    return program
 
 
 def write_squashfs(
@@ -46,7 +46,7 @@ def write_squashfs(
     latest: int,
     *,
     processors: int | None = None,
-    written: Callable[[int], object] = lambda _: None,
+    on_bytes: Callable[[int], object] = lambda _: None,
 ) -> None:
     """Write the members, of which the first is the root, to the new file `path`.
 
@@ -55,8 +55,8 @@ def write_squashfs(
     all. `written` is told the bytes of content as they are passed on. Raises UsageError without
     squashfs-tools, EngineError if they fail, OSError if the disk is full, and what `members` raises.
     """
-    every = iter(members)
-    root = next(every)
+    remaining = iter(members)
+    root = next(remaining)
     command = [
         require_mksquashfs(),
         "-",
@@ -85,7 +85,7 @@ def write_squashfs(
             stdin = cast("IO[bytes]", process.stdin)
             try:
                 with contextlib.suppress(BrokenPipeError):  # it ended, and says why
-                    _write_tar(stdin, every, written)
+                    _write_tar(stdin, remaining, on_bytes)
                     complete = True
             except BaseException:
                 process.kill()
@@ -94,32 +94,28 @@ def write_squashfs(
                 with contextlib.suppress(BrokenPipeError):
                     stdin.close()
         errors.seek(0)
-        said = errors.read(LONGEST).decode(errors="replace")
+        messages = errors.read(LONGEST).decode(errors="replace")
     if process.returncode or not complete:
-        if FULL in said:
+        if FULL in messages:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        raise EngineError(f"{PROGRAM}: {make_headline(said)}", remedy=REMEDY)
+        raise EngineError(f"{PROGRAM}: {make_headline(messages)}", remedy=REMEDY)
 
 
-def _write_tar(file: IO[bytes], members: Iterable[MergedFile], written: Callable[[int], object]) -> None:
+def _write_tar(file: IO[bytes], members: Iterable[MergedFile], on_bytes: Callable[[int], object]) -> None:
     for member in members:
-        file.write(_header(member))
+        info = tarfile.TarInfo(member.path.lstrip("/"))
+        info.type, info.mode, info.mtime, info.size = member.kind, member.mode, member.mtime, member.size
+        info.uid, info.gid = member.uid, member.gid
+        info.linkname = member.target.lstrip("/") if member.kind == tarfile.LNKTYPE else member.target
+        file.write(info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape"))
         if member.content:
-            left = member.size
-            while left:
-                piece = member.content.read(min(left, PIECE))
+            remaining = member.size
+            while remaining:
+                piece = member.content.read(min(remaining, PIECE))
                 if not piece:
                     raise AuditError(f"{member.path[:200]!r} is truncated")
                 file.write(piece)
-                left -= len(piece)
-                written(len(piece))
+                remaining -= len(piece)
+                on_bytes(len(piece))
             file.write(bytes(-member.size % BLOCK))
     file.write(bytes(2 * BLOCK))
-
-
-def _header(member: MergedFile) -> bytes:
-    info = tarfile.TarInfo(member.path.lstrip("/"))
-    info.type, info.mode, info.mtime, info.size = member.kind, member.mode, member.mtime, member.size
-    info.uid, info.gid = member.uid, member.gid
-    info.linkname = member.target.lstrip("/") if member.kind == tarfile.LNKTYPE else member.target
-    return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")

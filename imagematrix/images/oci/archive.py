@@ -71,7 +71,7 @@ class ImageArchive(Generic[L]):
                 for count, member in enumerate(archive):
                     if count > MOST:
                         raise tarfile.ReadError(f"more than {MOST} files")
-                    self._take(archive, member)
+                    self._read_member(archive, member)
         except (tarfile.TarError, OSError, EOFError, ValueError) as error:
             why, remedy = str(error), None
             if expanded.unsupported:
@@ -85,7 +85,7 @@ class ImageArchive(Generic[L]):
         return self._documents.get(INDEX_FILE)
 
     @property
-    def saved(self) -> tuple[SavedImage, ...] | None:
+    def images(self) -> tuple[SavedImage, ...] | None:
         """The images that `docker save` lists, or None; raises UsageError, AuditError."""
         if SAVED_FILE not in self._documents:
             return None
@@ -93,7 +93,7 @@ class ImageArchive(Generic[L]):
         return tuple(
             SavedImage(
                 names=image.texts("RepoTags") if image.has("RepoTags") else (),
-                config=self._document(image.text("Config")),
+                config=self._get_document(image.text("Config")),
                 layers=image.texts("Layers"),
             )
             for image in json_documents.Fields({"images": listed}, SAVED_FILE).objects("images")
@@ -105,9 +105,9 @@ class ImageArchive(Generic[L]):
         by_config: defaultdict[str, list[tuple[str, ImageManifest]]] = defaultdict(list)
         for raw in self._documents.values():
             with contextlib.suppress(UsageError):  # any other document
-                found = parse_manifest(raw, SAVED_FILE, Descriptor)
-                if isinstance(found, ImageManifest) and found.config and found.layers is not None:
-                    by_config[found.config.digest].append((compute_digest(raw), found))
+                parsed = parse_manifest(raw, SAVED_FILE, Descriptor)
+                if isinstance(parsed, ImageManifest) and parsed.config and parsed.layers is not None:
+                    by_config[parsed.config.digest].append((compute_digest(raw), parsed))
         return by_config
 
     @cached_property
@@ -116,35 +116,37 @@ class ImageArchive(Generic[L]):
         by_image: defaultdict[str, list[str]] = defaultdict(list)
         for raw in self._documents.values():
             with contextlib.suppress(UsageError):  # any other document
-                found = parse_manifest(raw, SAVED_FILE, Descriptor)
-                for entry in found.entries if isinstance(found, ImageIndex) else ():
+                parsed = parse_manifest(raw, SAVED_FILE, Descriptor)
+                for entry in parsed.entries if isinstance(parsed, ImageIndex) else ():
                     if entry.attests and entry.digest not in by_image[entry.attests]:
                         by_image[entry.attests].append(entry.digest)
         return by_image
 
     def blob(self, digest: str) -> bytes:
         """Return a manifest or a configuration; raise AuditError."""
-        return self._document(_path(digest))
+        return self._get_document(_get_blob_path(digest))
 
     def find(self, digest: str) -> bytes | None:
         """Return a manifest or a configuration, None if there is none; raise AuditError."""
-        return self._document(_path(digest)) if _path(digest) in self._documents else None
+        return (
+            self._get_document(_get_blob_path(digest)) if _get_blob_path(digest) in self._documents else None
+        )
 
-    def file_of(self, name: str) -> str:
+    def get_file_name(self, name: str) -> str:
         """Return the name of the file with a layer, which is given by its digest or a name."""
-        name = _path(name) if name.startswith("sha256:") else name
+        name = _get_blob_path(name) if name.startswith("sha256:") else name
         return self._links.get(name, name)
 
-    def layer(self, name: str) -> L:
+    def get_layer(self, name: str) -> L:
         """Return the layer with a digest or a name in the archive; raise AuditError."""
-        layer = self._layers.get(self.file_of(name))
+        layer = self._layers.get(self.get_file_name(name))
         if layer is None:
             raise AuditError(f"{name} not found in the archive")
         if isinstance(layer, AuditError):
             raise layer
         return layer
 
-    def _take(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+    def _read_member(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         name = posixpath.normpath(member.name)
         if member.issym() or member.islnk():  # Docker 24 and older write a layer's second use as a link
             base = posixpath.dirname(name) if member.issym() else ""
@@ -165,11 +167,11 @@ class ImageArchive(Generic[L]):
             except AuditError as error:  # it may be no layer; raised only if an image needs it
                 self._layers[name] = error
 
-    def _document(self, name: str) -> bytes:
+    def _get_document(self, name: str) -> bytes:
         raw = self._documents.get(name)
         if raw is None:
             raise AuditError(f"{name[:200]} not found in the archive")
-        if BLOB.fullmatch(name) and _path(compute_digest(raw)) != name:
+        if BLOB.fullmatch(name) and _get_blob_path(compute_digest(raw)) != name:
             digest = f"sha256:{posixpath.basename(name)}"
             raise AuditError(f"the content of blob {digest} does not match its digest")
         return raw
@@ -187,6 +189,6 @@ class _Prefixed:
         return head or self._stream.read(size)
 
 
-def _path(digest: str) -> str:
+def _get_blob_path(digest: str) -> str:
     """Return the name of a blob in an archive."""
     return f"blobs/sha256/{digest.removeprefix('sha256:')}"

@@ -30,7 +30,12 @@ class DecompressedStream:
 
     def __init__(self, stream: ByteStream) -> None:
         self._raw = _CountedStream(stream)
-        self._file = _open_stream(self._raw)
+        head = self._raw.head
+        self._file: ByteStream = self._raw
+        if head.startswith(GZIP):
+            self._file = ungzip(self._raw)
+        elif head == ZSTD or (head[1:] == b"\x2a\x4d\x18" and head[0] in SKIPPABLE):
+            self._file = unzstd(self._raw)
         self.produced = 0
 
     @property
@@ -92,11 +97,3 @@ class _CountedStream:
         data = self._stream.read(size - len(ahead) if size >= 0 else size)
         self.read_so_far += len(data)
         return ahead + data if ahead else data
-
-
-def _open_stream(raw: _CountedStream) -> ByteStream:
-    if raw.head.startswith(GZIP):
-        return ungzip(raw)
-    if raw.head == ZSTD or (raw.head[1:] == b"\x2a\x4d\x18" and raw.head[0] in SKIPPABLE):
-        return unzstd(raw)
-    return raw

@@ -37,7 +37,7 @@ class LayerListing(Generic[F]):
         self.emptied: set[str] = set()
         self._used: set[str] = set()  # paths that other entries depend on: folders, targets of hard links
 
-    def path_of(self, member: tarfile.TarInfo) -> str | None:
+    def read_path(self, member: tarfile.TarInfo) -> str | None:
         """Return the path of a member, or None if it is a whiteout, which is noted."""
         path = make_absolute(member.name)
         folder, name = posixpath.split(path)
@@ -49,13 +49,13 @@ class LayerListing(Generic[F]):
             return path
         return None
 
-    def link(self, member: tarfile.TarInfo) -> Symlink | Hardlink | None:
+    def read_link(self, member: tarfile.TarInfo) -> Symlink | Hardlink | None:
         """Return the entry of a link, None if the member is none."""
         if member.issym():
             return Symlink(_shorten_name(member.linkname))
         return Hardlink(make_absolute(member.linkname)) if member.islnk() else None
 
-    def put(self, path: str, entry: Folder | Symlink | Hardlink | F, *, alike: Iterable[object] = ()) -> None:
+    def add(self, path: str, entry: Folder | Symlink | Hardlink | F, *, alike: Iterable[object] = ()) -> None:
         """Add an entry, replacing an earlier one at its path.
 
         Refuses that if other entries depend on the earlier one, unless it is a folder or one of `alike`: an

@@ -50,20 +50,20 @@ class LayoutFolder:
         return str(self._folder)
 
     @property
-    def marked(self) -> bool:
+    def is_marked(self) -> bool:
         """Whether it says that it is a layout."""
         return (self._folder / MARK).is_file()
 
     def index(self) -> bytes:
         """Return the index of its images."""
-        return self._small(self._folder / INDEX_FILE)
+        return self._read_small(self._folder / INDEX_FILE)
 
     def blob(self, digest: str) -> bytes | None:
         """Return a small blob, such as a manifest, or None if there is none with this digest."""
         path = get_blob_path(self._folder, digest)
         if not path.is_file():
             return None
-        raw = self._small(path)
+        raw = self._read_small(path)
         if compute_digest(raw) != digest:
             raise self._failure(f"{self}: the content of blob {digest} does not match its digest")
         return raw
@@ -75,7 +75,7 @@ class LayoutFolder:
         except OSError as error:
             raise self._failure(f"{self}: {digest} cannot be read: {error.strerror}") from error
 
-    def _small(self, path: Path) -> bytes:
+    def _read_small(self, path: Path) -> bytes:
         try:
             with path.open("rb") as file:
                 raw = file.read(LIMIT + 1)
@@ -140,8 +140,8 @@ class LayoutImage:
     def archive(self, reference: str, layers: Iterable[str]) -> Iterator[bytes]:
         """Yield the tar for `docker load` in chunks: named `reference`, with the given `layers`.
 
-        An engine with the containerd image store already has the others. Raises HollowError if the bytes of a
-        given layer have been removed.
+        An engine with the containerd image store already has the others. Raises MissingBlobError if the bytes
+        of a given layer have been removed.
         """
         index = {
             "schemaVersion": 2,
@@ -200,7 +200,7 @@ class Blobs:
         self._users: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def hollow(self, digest: str) -> Path:
+    def touch_layer(self, digest: str) -> Path:
         """Return the file of a layer that BuildKit is not to send; it is empty if it is new."""
         self._folder.mkdir(exist_ok=True)
         path = self._folder / digest.removeprefix("sha256:")
@@ -208,7 +208,7 @@ class Blobs:
         return path
 
     @contextlib.contextmanager
-    def used(self, digests: Iterable[str]) -> Iterator[None]:
+    def keep_layers(self, digests: Iterable[str]) -> Iterator[None]:
         """Keep the bytes of these layers while this context is active."""
         used_digests = set(digests)
         with self._lock:
@@ -237,7 +237,7 @@ def get_blob_path(folder: Path, digest: str) -> Path:
 
 
 def require_blob(path: Path) -> Path:
-    """Return the path of a layer; raise HollowError if its bytes have been removed."""
+    """Return the path of a layer; raise MissingBlobError if its bytes have been removed."""
     if not path.stat().st_size:
         raise MissingBlobError(path.name)
     return path

@@ -25,14 +25,16 @@ def read_config_layers(
     layers: Iterable[tuple[str, int]], config: Mapping[str, Any]
 ) -> tuple[SizedLayer, ...]:
     """Return layers, given as digest and size, with the instructions in a configuration's history."""
-    listed = list(layers)
-    history = [step for step in config.get("history") or [] if isinstance(step, dict)]
-    made_by = [_strip_decoration(step.get("created_by")) for step in history if not step.get("empty_layer")]
-    if len(made_by) != len(listed):  # the history is optional
-        made_by = [""] * len(listed)
+    layer_list = list(layers)
+    history = [entry for entry in config.get("history") or [] if isinstance(entry, dict)]
+    made_by = [
+        _strip_decoration(entry.get("created_by")) for entry in history if not entry.get("empty_layer")
+    ]
+    if len(made_by) != len(layer_list):  # the history is optional
+        made_by = [""] * len(layer_list)
     return tuple(
         SizedLayer(digest=digest, size=size, made_by=words)
-        for (digest, size), words in zip(listed, made_by, strict=True)
+        for (digest, size), words in zip(layer_list, made_by, strict=True)
     )
 
 
@@ -43,7 +45,7 @@ def read_history_layers(
 
     The list does not mark which entries are layers: None if that is ambiguous.
     """
-    entries = [(_strip_decoration(step.get("CreatedBy")), int(step.get("Size") or 0)) for step in history][
+    entries = [(_strip_decoration(entry.get("CreatedBy")), int(entry.get("Size") or 0)) for entry in history][
         ::-1
     ]
     for empty in (MAKING, ()):

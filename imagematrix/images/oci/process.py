@@ -26,30 +26,26 @@ class ImageProcess(Record):
     folder: str
 
     @classmethod
-    def of(cls, config: Fields) -> Self:
+    def from_config(cls, config: Fields) -> Self:
         """Return the process in `config`, the object of that name in the document of a configuration.
 
         Raises UsageError if it is damaged, or has text that no process can get.
         """
+        folder = config.text_or_none("WorkingDir") or ""
+        _require_passable(config, "WorkingDir", folder)
         return cls(
-            entrypoint=_texts(config, "Entrypoint"),
-            command=_texts(config, "Cmd"),
-            variables=_texts(config, "Env"),
-            folder=_folder(config),
+            entrypoint=_read_texts(config, "Entrypoint"),
+            command=_read_texts(config, "Cmd"),
+            variables=_read_texts(config, "Env"),
+            folder=os.path.normpath(f"/{folder.lstrip('/')}"),
         )
 
 
-def _texts(config: Fields, key: str) -> tuple[str, ...]:
+def _read_texts(config: Fields, key: str) -> tuple[str, ...]:
     texts = config.texts(key) if config.has(key) else ()
     for text in texts:
         _require_passable(config, key, text)
     return texts
-
-
-def _folder(config: Fields) -> str:
-    folder = config.text_or_none("WorkingDir") or ""
-    _require_passable(config, "WorkingDir", folder)
-    return os.path.normpath(f"/{folder.lstrip('/')}")
 
 
 def _require_passable(config: Fields, key: str, text: str) -> None:

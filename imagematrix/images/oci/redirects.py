@@ -44,6 +44,6 @@ class Redirects:
             message = f"{self._first.authority} redirects more than {REDIRECTS} times"
             raise EngineError(message, remedy=REMEDY)
         self._left -= 1
-        self.url = self.url.onward(where)
+        self.url = self.url.follow(where)
         self.trusted = self.trusted and self.url.origin == self._first.origin
         return True

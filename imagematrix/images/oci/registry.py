@@ -87,18 +87,20 @@ class Registry:
 
     def blob_url(self, digest: str) -> Url:
         """Return the URL of a blob, for other clients."""
-        return self._named("blobs", digest)
+        return self._make_url_of("blobs", digest)
 
     def tags(self) -> list[str]:
         """Return the repository's tags; empty if there is no such repository."""
-        url = self._url("tags/list?n=1000")
+        url = self._make_url("tags/list?n=1000")
         tags: list[str] = []
         for _ in range(PAGES):
-            answer = self._ask("GET", url)
+            answer = self._request("GET", url)
             if answer.status == MISSING and not tags:
                 return []
-            self._expect(answer, OK, "the list of tags")
-            tags += self._listed(answer, lambda fields: fields.texts("tags") if fields.has("tags") else ())
+            self._require_status(answer, OK, "the list of tags")
+            tags += self._parse_list(
+                answer, lambda fields: fields.texts("tags") if fields.has("tags") else ()
+            )
             if answer.next is None:
                 return tags
             # Always in this registry, because behind a proxy it may name a host of its own.
@@ -107,22 +109,22 @@ class Registry:
 
     def manifest(self, tag: str) -> Manifest | None:
         """Return the manifest or the index with a tag or a digest; None if there is none."""
-        answer = self._ask("GET", self._named("manifests", tag), {"Accept": ", ".join(MANIFESTS)})
+        answer = self._request("GET", self._make_url_of("manifests", tag), {"Accept": ", ".join(MANIFESTS)})
         if answer.status == MISSING:
             return None
-        self._expect(answer, OK, tag)
+        self._require_status(answer, OK, tag)
         digest = compute_digest(answer.body)
         if DIGEST.fullmatch(tag) and tag != digest:
-            raise self._mismatch(tag)
+            raise self._make_mismatch_error(tag)
         media_type = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         return Manifest(digest=digest, media_type=media_type, raw=answer.body)
 
     def digest(self, tag: str) -> str | None:
         """Return the digest of a tag; None if there is no such tag."""
-        answer = self._ask("HEAD", self._named("manifests", tag), {"Accept": ", ".join(MANIFESTS)})
+        answer = self._request("HEAD", self._make_url_of("manifests", tag), {"Accept": ", ".join(MANIFESTS)})
         if answer.status == MISSING:
             return None
-        self._expect(answer, OK, tag)
+        self._require_status(answer, OK, tag)
         digest = answer.headers.get("Docker-Content-Digest", "")
         if DIGEST.fullmatch(digest):
             return digest
@@ -131,10 +133,10 @@ class Registry:
 
     def blob(self, digest: str) -> bytes:
         """Return a small blob, such as an image's configuration."""
-        answer = self._ask("GET", self.blob_url(digest))
-        self._expect(answer, OK, digest)
+        answer = self._request("GET", self.blob_url(digest))
+        self._require_status(answer, OK, digest)
         if digest != compute_digest(answer.body):
-            raise self._mismatch(digest)
+            raise self._make_mismatch_error(digest)
         return answer.body
 
     @contextlib.contextmanager
@@ -144,15 +146,15 @@ class Registry:
         An interrupted transfer is resumed if the registry supports ranges. Reading raises UnknownImageError
         if there is no such blob, EngineError if the transfer keeps failing.
         """
-        blob = ResumedStream(lambda at: self._blob(digest, start + at), self._unreachable)
+        blob = ResumedStream(lambda at: self._open_blob(digest, start + at), self._make_unreachable_error)
         with contextlib.closing(blob):
             yield blob
 
     @contextlib.contextmanager
-    def _blob(self, digest: str, start: int) -> Iterator[ByteStream]:
+    def _open_blob(self, digest: str, start: int) -> Iterator[ByteStream]:
         """Yield a blob from offset `start`."""
         if not self.has_blob(digest):  # also fetches a token
-            raise self._refusal(MISSING, f"{self._reference.name}@{digest}")
+            raise self._make_refusal(MISSING, f"{self._reference.name}@{digest}")
         wanted = {"Range": f"bytes={start}-"} if start else {}
         with contextlib.ExitStack() as stack:
 
@@ -162,9 +164,9 @@ class Registry:
                     self._client.stream(self.blob_url(digest), wanted, self._authorization)
                 )
 
-            answer = self._retried(ask)
+            answer = self._send_with_retries(ask)
             if answer.status not in (OK, PARTIAL):
-                raise self._refusal(answer.status, f"{self._reference.name}@{digest}", answer.codes)
+                raise self._make_refusal(answer.status, f"{self._reference.name}@{digest}", answer.codes)
             skipped = start if answer.status == OK else 0  # the range may be ignored
             while skipped and (passed := len(answer.stream.read(min(skipped, PIECE)))):
                 skipped -= passed
@@ -172,16 +174,24 @@ class Registry:
 
     def has_blob(self, digest: str) -> bool:
         """Whether the repository has a blob."""
-        answer = self._ask("HEAD", self.blob_url(digest))
+        answer = self._request("HEAD", self.blob_url(digest))
         if answer.status == MISSING:
             return False
-        self._expect(answer, OK, digest)
+        self._require_status(answer, OK, digest)
         return True
 
     def push_blob(self, digest: str, file: IO[bytes]) -> None:
         """Upload the content of `file` from its beginning."""
+
         # An upload is two requests: if the second fails, it restarts with the first.
-        self._expect(self._retried(lambda: self._upload(digest, file)), CREATED, digest)
+        def upload() -> RegistryResponse:
+            session = self._send_authorized("POST", self._make_url("blobs/uploads/"))
+            if session.status != ACCEPTED:
+                return session
+            url = session.url.follow(session.headers.get("Location", "")).with_query(f"digest={digest}")
+            return self._send_authorized("PUT", url, {"Content-Type": "application/octet-stream"}, file)
+
+        self._require_status(self._send_with_retries(upload), CREATED, digest)
 
     def push_manifest(self, tag: str, raw: bytes, media_type: str) -> None:
         """Push a manifest or an index under a tag, replacing the tag's previous one.
@@ -190,11 +200,11 @@ class Registry:
         repeated: while another client pushes the same blob, docker-registry 2.8 on a file system rewrites the
         file that links the blob to the repository, and a read in between finds that file empty.
         """
-        answer = self._ask("PUT", self._named("manifests", tag), {"Content-Type": media_type}, raw)
+        answer = self._request("PUT", self._make_url_of("manifests", tag), {"Content-Type": media_type}, raw)
         name = f"{self._reference.name}:{tag}"
         if answer.status in UNFIT and has_zstd(raw) and not UNKNOWN_BLOBS & {*answer.codes}:
-            raise EngineError(str(self._refusal(answer.status, name, answer.codes)), remedy=GZIP_REMEDY)
-        self._expect(answer, CREATED, tag)
+            raise EngineError(str(self._make_refusal(answer.status, name, answer.codes)), remedy=GZIP_REMEDY)
+        self._require_status(answer, CREATED, tag)
 
     def withdraw(self, tag: str, digest: str) -> bool:
         """Delete a tag, or else its manifest; return whether the tag is gone.
@@ -203,7 +213,7 @@ class Registry:
         """
         for name in (tag, digest):
             with contextlib.suppress(EngineError):  # for example, it issues no token for deleting
-                self._ask("DELETE", self._named("manifests", name))
+                self._request("DELETE", self._make_url_of("manifests", name))
             if self.digest(tag) is None:
                 return True
         return False
@@ -215,15 +225,15 @@ class Registry:
         manifest that has a tag, so the tags are then deleted first. Raises EngineError if the registry
         permits no deletion at all.
         """
-        if self._deleted(digest):
+        if self._delete(digest):
             return True
         for tag in tags:
             with contextlib.suppress(EngineError):  # few registries can delete only a tag
-                self._deleted(tag)
-        return self._deleted(digest)
+                self._delete(tag)
+        return self._delete(digest)
 
-    def _deleted(self, name: str) -> bool:
-        answer = self._ask("DELETE", self._named("manifests", name))
+    def _delete(self, name: str) -> bool:
+        answer = self._request("DELETE", self._make_url_of("manifests", name))
         if answer.status in (OK, ACCEPTED, NO_CONTENT, MISSING):
             return True
         if answer.status in REFERENCED and "UNSUPPORTED" not in answer.codes:
@@ -235,7 +245,7 @@ class Registry:
             registry = self._reference.registry
             remedy = "enable deletion in its configuration (docker-registry: storage, delete, enabled: true)"
             raise EngineError(f"the registry {registry} permits no deletion of {what}", remedy=remedy)
-        raise self._refusal(answer.status, what, answer.codes)
+        raise self._make_refusal(answer.status, what, answer.codes)
 
     def referrers(self, digest: str) -> list[str] | None:
         """Return the digests of the manifests whose subject this is; None if the registry does not tell.
@@ -243,48 +253,36 @@ class Registry:
         Registries without this API have them under a tag instead (OCI distribution specification, "Referrers
         Tag Schema").
         """
-        answer = self._ask("GET", self._named("referrers", digest))
+        answer = self._request("GET", self._make_url_of("referrers", digest))
         if answer.status != OK:
             return None
-        return self._listed(
+        return self._parse_list(
             answer, lambda fields: [entry.text("digest") for entry in fields.objects("manifests")]
         )
 
-    def _listed(
+    def _parse_list(
         self, answer: RegistryResponse, read: Callable[[json_documents.Fields], Iterable[str]]
     ) -> list[str]:
         """Return what `read` finds in an answer; raise EngineError if the answer is something else."""
-        registry = self._reference.registry
+        registry, where = self._reference.registry, str(answer.url)
         try:
-            return [
-                *read(
-                    json_documents.Fields(
-                        json_documents.parse_json(answer.body, str(answer.url)), str(answer.url)
-                    )
-                )
-            ]
+            fields = json_documents.Fields(json_documents.parse_json(answer.body, where), where)
+            return list(read(fields))
         except UsageError as error:
             remedy = "check the name of the registry, and a proxy in front of it"
             raise EngineError(
                 f"the registry {registry} does not answer as one: {error}", remedy=remedy
             ) from error
 
-    def _upload(self, digest: str, file: IO[bytes]) -> RegistryResponse:
-        begun = self._authorized("POST", self._url("blobs/uploads/"))
-        if begun.status != ACCEPTED:
-            return begun
-        url = begun.url.onward(begun.headers.get("Location", "")).with_query(f"digest={digest}")
-        return self._authorized("PUT", url, {"Content-Type": "application/octet-stream"}, file)
-
-    def _ask(
+    def _request(
         self, method: str, url: Url, headers: Mapping[str, str] | None = None, data: bytes | None = None
     ) -> RegistryResponse:
-        return self._retried(lambda: self._authorized(method, url, headers, data))
+        return self._send_with_retries(lambda: self._send_authorized(method, url, headers, data))
 
-    def _retried(self, ask: Callable[[], A]) -> A:
-        return call_with_retries(ask, self._unreachable)
+    def _send_with_retries(self, request: Callable[[], A]) -> A:
+        return call_with_retries(request, self._make_unreachable_error)
 
-    def _authorized(
+    def _send_authorized(
         self,
         method: str,
         url: Url,
@@ -293,41 +291,41 @@ class Registry:
     ) -> RegistryResponse:
         """Send a request, and again with the Authorization that the registry's challenge requests."""
         # The registry may send an upload to another host, which must not get the credentials.
-        ours = self._ours(url)
-        given = self._authorization if ours else None
-        answer = self._client.send(method, url, headers, data, given)
-        if answer.status != UNAUTHORIZED or not ours or not answer.trusted:
+        is_ours = self._is_ours(url)
+        authorization = self._authorization if is_ours else None
+        answer = self._client.send(method, url, headers, data, authorization)
+        if answer.status != UNAUTHORIZED or not is_ours or not answer.trusted:
             return answer
-        requested = self._answer(answer.headers.get("WWW-Authenticate", ""))
-        if requested == given:
+        requested = self._answer_challenge(answer.headers.get("WWW-Authenticate", ""))
+        if requested == authorization:
             return answer
         self._authorization = requested
         return self._client.send(method, url, headers, data, requested)
 
-    def _ours(self, url: Url) -> bool:
+    def _is_ours(self, url: Url) -> bool:
         return url.origin == self._base.origin
 
-    def _named(self, kind: str, name: str) -> Url:
+    def _make_url_of(self, kind: str, name: str) -> Url:
         """Return the URL of a manifest or a blob; raise UsageError for a name that leads elsewhere.
 
         Lists in a registry and documents of others name some of them.
         """
         if not (DIGEST.fullmatch(name) or TAG.fullmatch(name)):
             raise UsageError(f"{self.name} can have no tag or digest {name[:80]!r}")
-        return self._url(f"{kind}/{name}")
+        return self._make_url(f"{kind}/{name}")
 
-    def _url(self, resource: str) -> Url:
+    def _make_url(self, resource: str) -> Url:
         return replace(self._base, target=f"{self._base.target}/{resource}")
 
-    def _answer(self, challenge: str) -> str:
+    def _answer_challenge(self, challenge: str) -> str:
         """Return the Authorization for a challenge: Basic, or a token of the service in it."""
         registry = self._reference.registry
-        login = _login(registry)
+        login = _find_login(registry)
         basic = login.basic if login else None
         kind, _, parameters = challenge.partition(" ")
         if kind.lower() != "bearer":
             if basic is None:
-                raise self._refusal(UNAUTHORIZED, self._reference.name)
+                raise self._make_refusal(UNAUTHORIZED, self._reference.name)
             return basic
         try:
             query = parse_keqv_list(parse_http_list(parameters))
@@ -343,24 +341,24 @@ class Registry:
         if login and login.identity:
             query |= {"grant_type": "refresh_token", "refresh_token": login.identity, "client_id": CLIENT}
             form = urlencode(query).encode()
-            answer = self._retried(lambda: self._client.send("POST", realm, FORM, form))
+            answer = self._send_with_retries(lambda: self._client.send("POST", realm, FORM, form))
         else:
             url = realm.with_query(urlencode(query))
-            answer = self._retried(lambda: self._client.send("GET", url, authorization=basic))
+            answer = self._send_with_retries(lambda: self._client.send("GET", url, authorization=basic))
         if answer.status in (UNAUTHORIZED, FORBIDDEN):
-            raise self._refusal(answer.status, self._reference.name)
+            raise self._make_refusal(answer.status, self._reference.name)
         try:
-            return f"Bearer {_token(answer, str(realm))}"
+            return f"Bearer {_read_token(answer, str(realm))}"
         except UsageError as error:
             # Convert it: a UsageError would blame the command, an UnknownImageError the image's name.
             raise EngineError(f"the registry {registry} did not issue a token: {error}") from error
 
-    def _expect(self, answer: RegistryResponse, status: int, what: str) -> None:
+    def _require_status(self, answer: RegistryResponse, status: int, what: str) -> None:
         if answer.status != status:
             name = f"{self._reference.name}:{what}"
-            raise self._refusal(answer.status, name, answer.codes, pushed=status == CREATED)
+            raise self._make_refusal(answer.status, name, answer.codes, pushed=status == CREATED)
 
-    def _refusal(
+    def _make_refusal(
         self, status: int, what: str, codes: Sequence[str] = (), *, pushed: bool = False
     ) -> ImagematrixError:
         registry = self._reference.registry
@@ -373,17 +371,17 @@ class Registry:
         why = f": {', '.join(codes)}" if codes else ""
         return EngineError(f"the registry {registry} answered {status} for {what}{why}", remedy=remedy)
 
-    def _mismatch(self, digest: str) -> EngineError:
+    def _make_mismatch_error(self, digest: str) -> EngineError:
         remedy = "its storage, or a proxy in front of it, is damaged"
         registry = self._reference.registry
         return EngineError(
             f"the registry {registry} answered with content that does not match {digest}", remedy=remedy
         )
 
-    def _unreachable(self, error: requests.RequestException) -> EngineError:
+    def _make_unreachable_error(self, error: requests.RequestException) -> EngineError:
         registry = self._reference.registry
         url = Url.parse(str(error.request.url)) if error.request is not None else self._base
-        elsewhere = "" if self._ours(url) else f" (at {url.authority})"
+        elsewhere = "" if self._is_ours(url) else f" (at {url.authority})"
         what = "cannot be reached"
         remedy = "check the name, and that the registry is running; the same command continues from here"
         if isinstance(error, requests.exceptions.ChunkedEncodingError):
@@ -394,11 +392,7 @@ class Registry:
         return EngineError(message, remedy=remedy)
 
 
-def _tags(fields: json_documents.Fields) -> Sequence[str]:
-    return fields.texts("tags") if fields.has("tags") else ()
-
-
-def _token(answer: RegistryResponse, realm: str) -> str:
+def _read_token(answer: RegistryResponse, realm: str) -> str:
     """Return the token in an answer; raise UsageError if it has none."""
     if answer.status != OK:
         raise UsageError(f"{realm} answered {answer.status}")
@@ -409,7 +403,7 @@ def _token(answer: RegistryResponse, realm: str) -> str:
     return token
 
 
-def _login(registry: str) -> _Login | None:
+def _find_login(registry: str) -> _Login | None:
     """Return the login that docker's configuration or its credential helper has, or else the site's file."""
     from docker import auth, errors
 
@@ -422,10 +416,10 @@ def _login(registry: str) -> _Login | None:
     except (errors.DockerException, OSError, ValueError) as error:
         raise EngineError(f"docker's credentials for {name} cannot be read: {error}") from error
     # docker-py returns a helper's answer, and identity tokens, under capitalized names.
-    given = {key.lower(): value for key, value in (credentials or {}).items() if value}
-    if "identitytoken" in given:
-        return _Login(identity=given["identitytoken"])
-    if "username" not in given:
+    fields = {key.lower(): value for key, value in (credentials or {}).items() if value}
+    if "identitytoken" in fields:
+        return _Login(identity=fields["identitytoken"])
+    if "username" not in fields:
         return None
-    pair = f"{given['username']}:{given.get('password', '')}"
+    pair = f"{fields['username']}:{fields.get('password', '')}"
     return _Login(basic=f"Basic {base64.b64encode(pair.encode()).decode()}")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from imagematrix.errors import ImagematrixError
     from imagematrix.images.oci.byte_stream import ByteStream
 
-    Failure = Callable[[requests.RequestException], ImagematrixError]
+    ErrorFactory = Callable[[requests.RequestException], ImagematrixError]
 
 TRIES = 3
 PAUSE = 0.3  # seconds, doubled from one try to the next
@@ -35,23 +35,27 @@ TRANSIENT = (408, 429, 500, 502, 503, 504)
 # session is lost, because the registry restarted, or because another replica of it got the second request.
 LOST = {"MANIFEST_BLOB_UNKNOWN", "BLOB_UPLOAD_UNKNOWN", "BLOB_UPLOAD_INVALID"}
 
+# Transient errors, and one of them that is not: a ConnectionError, too.
+DROPPED = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
+BAD_CERTIFICATE = requests.exceptions.SSLError
+
 T = TypeVar("T")
 
 
-def call_with_retries(ask: Callable[[], T], failure: Failure) -> T:
-    """Return what `ask` returns, which is called again after a transient error or response.
+def call_with_retries(request: Callable[[], T], make_error: ErrorFactory) -> T:
+    """Return what `request` returns, which is called again after a transient error or response.
 
-    Raises the `failure` of an error that lasts.
+    Raises what `make_error` returns for an error that lasts.
     """
     attempt = 1
     while True:
         pause = PAUSE * 2 ** (attempt - 1)
         try:
-            result = ask()
+            result = request()
         except (requests.RequestException, urllib3.exceptions.HTTPError) as raw:
             error = _convert_error(raw)
-            if attempt == TRIES or not _is_transient(error):
-                raise failure(error) from error
+            if attempt == TRIES or not isinstance(error, DROPPED) or isinstance(error, BAD_CERTIFICATE):
+                raise make_error(error) from error
         else:
             wait = _get_wait_s(result) if isinstance(result, RegistryResponse) else None
             if attempt == TRIES or wait is None or wait > PATIENCE:
@@ -62,22 +66,24 @@ def call_with_retries(ask: Callable[[], T], failure: Failure) -> T:
 
 
 class ResumedStream:
-    """A stream that `opened` opens at an offset, and reopens at the current one after transient errors.
+    """A stream that `open_at` opens at an offset, and reopens at the current one after transient errors.
 
     It gives up after as many attempts in a row without a byte as a request. The reader has to compare the
     bytes with their digest.
     """
 
-    def __init__(self, opened: Callable[[int], AbstractContextManager[ByteStream]], failure: Failure) -> None:
-        self._opened = opened
-        self._failure = failure
+    def __init__(
+        self, open_at: Callable[[int], AbstractContextManager[ByteStream]], make_error: ErrorFactory
+    ) -> None:
+        self._open_at = open_at
+        self._make_error = make_error
         self._at = 0
         self._stream: ByteStream | None = None
         self._closing = contextlib.ExitStack()
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return the next bytes; raise the `failure` of an error if the transfer cannot be resumed."""
-        data = call_with_retries(lambda: self._read(size), self._failure)
+        """Return the next bytes; raise an error of `make_error` if the transfer cannot be resumed."""
+        data = call_with_retries(lambda: self._read(size), self._make_error)
         self._at += len(data)
         return data
 
@@ -89,16 +95,11 @@ class ResumedStream:
     def _read(self, size: int) -> bytes:
         try:
             if self._stream is None:
-                self._stream = self._closing.enter_context(self._opened(self._at))
+                self._stream = self._closing.enter_context(self._open_at(self._at))
             return self._stream.read(size)
         except (requests.RequestException, urllib3.exceptions.HTTPError):
             self.close()
             raise
-
-
-def _is_transient(error: requests.RequestException) -> bool:
-    transient = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
-    return isinstance(error, transient) and not isinstance(error, requests.exceptions.SSLError)
 
 
 def _get_wait_s(response: RegistryResponse) -> float | None:

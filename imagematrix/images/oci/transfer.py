@@ -97,8 +97,8 @@ class HttpClient:
         Raises requests.RequestException if there is no answer, EngineError if it is too large, or for
         redirects that `Redirects` does not follow.
         """
-        with self._followed(method, url, headers or {}, data, authorization) as (at, answer):
-            return RegistryResponse(**_parts(at, answer), body=_bounded(at.url, answer))
+        with self._follow_redirects(method, url, headers or {}, data, authorization) as (at, answer):
+            return RegistryResponse(**_make_fields(at, answer), body=_read_bounded(at.url, answer))
 
     @contextlib.contextmanager
     def stream(
@@ -107,12 +107,12 @@ class HttpClient:
         """Yield the answer for `url` with its body of any size as a stream; see `send`."""
         # The raw stream would still have a content encoding.
         headers = {"Accept-Encoding": "identity", **headers}
-        with self._followed("GET", url, headers, None, authorization) as (at, answer):
-            body = _bounded(at.url, answer) if answer.status_code >= FAILED else b""
-            yield StreamedResponse(**_parts(at, answer), body=body, stream=answer.raw)
+        with self._follow_redirects("GET", url, headers, None, authorization) as (at, answer):
+            body = _read_bounded(at.url, answer) if answer.status_code >= FAILED else b""
+            yield StreamedResponse(**_make_fields(at, answer), body=body, stream=answer.raw)
 
     @contextlib.contextmanager
-    def _followed(
+    def _follow_redirects(
         self,
         method: str,
         url: Url,
@@ -129,7 +129,7 @@ class HttpClient:
                 if form or not redirects.follow(answer.status_code, answer.headers):
                     yield redirects, answer
                     return
-                _bounded(redirects.url, answer)  # read it, to reuse the connection
+                _read_bounded(redirects.url, answer)  # read it, to reuse the connection
 
     def _request(
         self,
@@ -181,7 +181,7 @@ class _HttpSession(requests.Session):
         """Return None, to follow no redirect: requests would read the whole redirecting answer."""
 
 
-class _Paced(io.RawIOBase):
+class _PacedSocket(io.RawIOBase):
     """The received bytes of a socket, with a minimum speed.
 
     The timeout of a socket limits only silence: a server that sends single bytes would never exceed it.
@@ -215,7 +215,7 @@ class _Paced(io.RawIOBase):
 class _Response(http.client.HTTPResponse):
     def __init__(self, sock: socket.socket, *words: Any, **named: Any) -> None:
         super().__init__(sock, *words, **named)
-        self.fp = io.BufferedReader(_Paced(self.fp.detach()))
+        self.fp = io.BufferedReader(_PacedSocket(self.fp.detach()))
 
 
 class _Http(HTTPConnection):
@@ -245,7 +245,7 @@ def get_cause(error: BaseException) -> str:
     return str(getattr(error, "strerror", None) or error)
 
 
-def _parts(at: Redirects, answer: requests.Response) -> dict[str, Any]:
+def _make_fields(at: Redirects, answer: requests.Response) -> dict[str, Any]:
     """Return the fields of a RegistryResponse except its body."""
     return {
         "status": answer.status_code,
@@ -256,7 +256,7 @@ def _parts(at: Redirects, answer: requests.Response) -> dict[str, Any]:
     }
 
 
-def _bounded(url: Url, answer: requests.Response) -> bytes:
+def _read_bounded(url: Url, answer: requests.Response) -> bytes:
     raw = bytearray()
     for chunk in answer.iter_content(1 << 16):
         raw += chunk

@@ -74,14 +74,14 @@ class _Directory:
     inner: dict[str, Any] = field(default_factory=dict)  # of _Directory, Symlink, or a file's entry
     removed: set[str] = field(default_factory=set)
     emptied: bool = False
-    own: Folder | None = None
+    entry: Folder | None = None
 
     def cover(self, upper: _Directory) -> None:
         """Merge the same folder of the next layer into this one."""
         waiting = [(self, upper)]
         while waiting:
             below, above = waiting.pop()
-            below.own = above.own or below.own
+            below.entry = above.entry or below.entry
             if above.emptied:
                 below.inner.clear()
             for name in above.removed:
@@ -100,24 +100,24 @@ class ImageTree(Generic[F]):
     def __init__(self, layers: Iterable[TreeLayer[F]]) -> None:
         self._root = _Directory()
         for layer in layers:
-            self._apply(layer)
+            self._apply_layer(layer)
 
-    def files(self) -> Iterator[tuple[str, F]]:
+    def list_files(self) -> Iterator[tuple[str, F]]:
         """Yield the path and the entry of every file, sorted by path. Names of one file share an entry."""
-        return ((path, node) for path, node in self._all() if not isinstance(node, _Directory | Symlink))
+        return ((path, node) for path, node in self._walk() if not isinstance(node, _Directory | Symlink))
 
-    def links(self) -> Iterator[tuple[str, Symlink]]:
+    def list_links(self) -> Iterator[tuple[str, Symlink]]:
         """Yield the path and the entry of each symbolic link, sorted by path."""
-        return ((path, node) for path, node in self._all() if isinstance(node, Symlink))
+        return ((path, node) for path, node in self._walk() if isinstance(node, Symlink))
 
-    def folders(self) -> Iterator[tuple[str, Folder | None]]:
+    def list_folders(self) -> Iterator[tuple[str, Folder | None]]:
         """Yield the path and the entry of each folder, sorted: the root, "", is the first.
 
         The entry is None if no layer has one, only something in the folder.
         """
-        return ((path, node.own) for path, node in self._all() if isinstance(node, _Directory))
+        return ((path, node.entry) for path, node in self._walk() if isinstance(node, _Directory))
 
-    def _all(self) -> Iterator[tuple[str, Any]]:
+    def _walk(self) -> Iterator[tuple[str, Any]]:
         waiting: list[tuple[str, Any]] = [("", self._root)]
         while waiting:
             path, node = waiting.pop()
@@ -133,12 +133,12 @@ class ImageTree(Generic[F]):
             return None
         return f"/{'/'.join(names)}", node
 
-    def names(self, folder: str) -> list[str]:
+    def list_names(self, folder: str) -> list[str]:
         """Return the names in a folder, sorted; none if it does not exist."""
         _, node = _walk_path(self._root, folder)
         return sorted(node.inner) if isinstance(node, _Directory) else []
 
-    def _apply(self, layer: TreeLayer[F]) -> None:
+    def _apply_layer(self, layer: TreeLayer[F]) -> None:
         upper = _Directory()
         for path in layer.emptied:
             _make_folder(upper, path, layer.digest).emptied = True
@@ -151,19 +151,19 @@ class ImageTree(Generic[F]):
             folder = _make_folder(upper, parent, layer.digest)
             if isinstance(entry, Folder):
                 if not name:
-                    upper.own = entry
+                    upper.entry = entry
                     continue
                 here = folder.inner.get(name)
                 if not isinstance(here, _Directory):
                     here = folder.inner[name] = _Directory()
-                here.own = entry
+                here.entry = entry
             elif isinstance(entry, Hardlink):
-                folder.inner[name] = self._linked(upper, entry, path, layer.digest)
+                folder.inner[name] = self._find_link_target(upper, entry, path, layer.digest)
             else:
                 folder.inner[name] = entry
         self._root.cover(upper)
 
-    def _linked(self, upper: _Directory, entry: Hardlink, path: str, digest: str) -> F | Symlink:
+    def _find_link_target(self, upper: _Directory, entry: Hardlink, path: str, digest: str) -> F | Symlink:
         parent, _, name = entry.target.rpartition("/")
         for root in (upper, self._root):
             _, folder = _walk_path(root, parent)

@@ -42,11 +42,11 @@ class _Members:
         self._ahead = b""  # bytes that were read but not decompressed
 
     def read(self, size: int = -1, /) -> bytes:
-        return read_exactly(self._next, size)
+        return read_exactly(self._read_next, size)
 
-    def _next(self, size: int) -> bytes:
+    def _read_next(self, size: int) -> bytes:
         while True:
-            if self._member.eof and not self._begins():
+            if self._member.eof and not self._begin_member():
                 return b""
             self._ahead = self._ahead or self._raw.read(PIECE)
             try:
@@ -60,7 +60,7 @@ class _Members:
             if ended and not self._member.eof:
                 raise EOFError("the stream ends before its end is marked")
 
-    def _begins(self) -> bool:
+    def _begin_member(self) -> bool:
         """Whether another member follows the one that has ended; if so, begin with it."""
         ahead = self._member.unused_data.lstrip(b"\0")
         while not ahead and (piece := self._raw.read(PIECE)):

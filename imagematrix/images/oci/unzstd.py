@@ -91,8 +91,8 @@ class _ZstdProgram:
         )
         self._failed: list[BaseException] = []
         self._ended = False
-        weakref.finalize(self, _end, self._process)
-        feeding = threading.Thread(target=_feed, args=(raw, self._process, self._failed), daemon=True)
+        weakref.finalize(self, _end_process, self._process)
+        feeding = threading.Thread(target=_feed_process, args=(raw, self._process, self._failed), daemon=True)
         feeding.start()
         self._feeding = feeding
 
@@ -101,21 +101,18 @@ class _ZstdProgram:
         data = b"" if self._ended or not size else self._process.stdout.read(size)
         if size and not self._ended and (size < 0 or len(data) < size):
             self._ended = True
-            self._finish()
+            assert self._process.stderr is not None  # noqa: S101 - as above
+            message = self._process.stderr.read(SAID).decode(errors="replace").strip()
+            code = self._process.wait()
+            self._feeding.join()
+            if self._failed:
+                raise self._failed[0]
+            if code:
+                raise ValueError(message.partition("\n")[0].removeprefix(STDIN) or f"zstd ended with {code}")
         return data
 
-    def _finish(self) -> None:
-        assert self._process.stderr is not None  # noqa: S101 - as above
-        said = self._process.stderr.read(SAID).decode(errors="replace").strip()
-        code = self._process.wait()
-        self._feeding.join()
-        if self._failed:
-            raise self._failed[0]
-        if code:
-            raise ValueError(said.partition("\n")[0].removeprefix(STDIN) or f"zstd ended with {code}")
 
-
-def _feed(raw: ByteStream, process: subprocess.Popen[bytes], failed: list[BaseException]) -> None:
+def _feed_process(raw: ByteStream, process: subprocess.Popen[bytes], failed: list[BaseException]) -> None:
     """Write a stream to the program; keep the error of the stream, if there is one, for its reader."""
     assert process.stdin is not None  # noqa: S101 - for the type checker
     try:
@@ -128,7 +125,7 @@ def _feed(raw: ByteStream, process: subprocess.Popen[bytes], failed: list[BaseEx
         failed.append(error)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end_process(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
     for pipe in (process.stdout, process.stderr):

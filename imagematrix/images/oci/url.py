@@ -72,18 +72,17 @@ class Url:
         Raises EngineError if it is invalid.
         """
         try:
-            return Url.parse(self._resolved(_require_visible(reference)))
+            text = _require_visible(reference)
+            if text.startswith("//"):
+                text = f"{self.scheme}:{text}"
+            elif not SCHEME.match(text):  # `urljoin` would take http:path and http:///path for paths
+                text = urljoin(str(self), text)
+            return Url.parse(text)
         except ValueError as error:
             message = f"{self.authority} returned an invalid address: {reference[:LONGEST]!r}"
             raise EngineError(message, remedy=REMEDY) from error
 
-    def _resolved(self, reference: str) -> str:
-        if reference.startswith("//"):
-            return f"{self.scheme}:{reference}"
-        # `urljoin` would take http:path and http:///path for paths.
-        return reference if SCHEME.match(reference) else urljoin(str(self), reference)
-
-    def onward(self, reference: str) -> Url:
+    def follow(self, reference: str) -> Url:
         """Return the URL at which a request to this one goes on; see `join`.
 
         Raises EngineError, too, if that would leave TLS.

@@ -22,7 +22,7 @@ SITE = "/etc/imagematrix/policy.json"
 VARIABLE = "IMAGEMATRIX_POLICY"
 
 
-def list_policy_files(given: str | PathLike[str] | None = None) -> tuple[str, ...]:
+def list_policy_files(path: str | PathLike[str] | None = None) -> tuple[str, ...]:
     """Return the files of the policies, each of which an image has to satisfy; none if there is no policy.
 
     They are the site's, and the user's: `given`, or else the one that the environment names. Raises
@@ -36,9 +36,9 @@ def list_policy_files(given: str | PathLike[str] | None = None) -> tuple[str, ..
         pass
     except OSError as error:
         raise UsageError(f"{SITE} cannot be read: {error.strerror}") from error
-    own = os.fspath(given) if given is not None else os.environ.get(VARIABLE) or None
-    if own is not None and own not in files:
-        files.append(own)
+    user_file = os.fspath(path) if path is not None else os.environ.get(VARIABLE) or None
+    if user_file is not None and user_file not in files:
+        files.append(user_file)
     return tuple(files)
 
 

@@ -63,11 +63,11 @@ class SignaturePolicy:
             registry=fields.text_or_none("registry") or "",
         )
 
-    def on(self, registry: str) -> SignaturePolicy:
+    def with_registry(self, registry: str) -> SignaturePolicy:
         """Return the policy with `registry` in the names of signed repositories, unless it names another."""
         return self if self.registry else replace(self, registry=registry)
 
-    def requirement(self, repository: str) -> Requirement | None:
+    def get_requirement(self, repository: str) -> Requirement | None:
         """Return what is required of a repository, or None if it needs no signature.
 
         Raises SignatureError if there is no rule and other images are denied.
@@ -90,8 +90,8 @@ def load_policies(files: Iterable[str]) -> tuple[SignaturePolicy, ...]:
 
 def collect_requirements(policies: Iterable[SignaturePolicy], repository: str) -> tuple[Requirement, ...]:
     """Return what all policies require of a repository; raise SignatureError if one of them denies it."""
-    required = [policy.requirement(repository) for policy in policies]
-    return tuple(one for one in required if one is not None)
+    required = [policy.get_requirement(repository) for policy in policies]
+    return tuple(requirement for requirement in required if requirement is not None)
 
 
 def _parse_rule(fields: json_documents.Fields, folder: Path) -> SignatureRule:

@@ -25,7 +25,7 @@ from imagematrix.images.trust.files import read_trusted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from imagematrix.images.oci.manifest import Manifest
@@ -109,10 +109,13 @@ def prove_signature(source: ManifestSource, repository: str, digest: str, requir
             payload = source.content(repository, payload_digest)
             key = next((candidate for candidate in keys if candidate.verifies(payload, signature)), None)
             # Nothing in a payload is parsed before its signature holds: anybody may have pushed it.
-            fault = _find_fault(payload, where, digest, identity) if key else _name_keys(keys)
-            if key and fault is None:
+            if key is None:
+                wrong.append(f"it is not signed with {' or '.join(key.name for key in keys)}")
+                continue
+            fault = _find_fault(payload, where, digest, identity)
+            if fault is None:
                 return key
-            wrong.append(str(fault))
+            wrong.append(fault)
     except (UsageError, UnknownImageError) as error:
         raise SignatureError(f"the signatures of {repository}@{digest} cannot be read: {error}") from error
     faults = "; ".join(dict.fromkeys(wrong)) or "the list is empty"
@@ -131,8 +134,8 @@ def make_signature_tag(digest: str) -> str:
 
 def _list_payloads(manifest: Manifest, where: str) -> Iterator[tuple[str, bytes]]:
     """Yield the digest of each payload with its signature."""
-    found = parse_manifest(manifest.raw, where, Descriptor)
-    layers = (found.layers or ()) if isinstance(found, ImageManifest) else ()
+    parsed = parse_manifest(manifest.raw, where, Descriptor)
+    layers = (parsed.layers or ()) if isinstance(parsed, ImageManifest) else ()
     for layer in layers[:TRIED]:
         signature = layer.annotations.get(SIGNATURE)
         if layer.media_type != PAYLOAD or signature is None:
@@ -158,7 +161,3 @@ def _find_fault(payload: bytes, where: str, digest: str, identity: str) -> str |
     return (
         None if reference == identity else f"the signature is for an image of {reference}, not of {identity}"
     )
-
-
-def _name_keys(keys: Sequence[Key]) -> str:
-    return f"it is not signed with {' or '.join(key.name for key in keys)}"

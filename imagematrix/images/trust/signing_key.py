@@ -59,7 +59,7 @@ class SigningKey:
                 secret = password.encode() if password and b"ENCRYPTED" in raw else None
                 private = load_pem_private_key(raw, secret)
         except TypeError as error:  # an encrypted key without a password
-            raise _is_encrypted(path) from error
+            raise _make_password_error(str(path)) from error
         except (ValueError, UnsupportedAlgorithm) as error:
             message = f"{path} is not a private key in PEM, or {PASSWORD} is wrong"
             raise UsageError(message, remedy="such as cosign.key") from error
@@ -86,7 +86,7 @@ def make_payload(identity: str, digest: str) -> bytes:
 def _decrypt_key(text: bytes, where: str, password: str | None) -> bytes:
     """Return the key in PKCS #8 from cosign's format; raise UsageError, ValueError if it is damaged."""
     if password is None:
-        raise UsageError(f"{where} is encrypted", remedy=f"set {PASSWORD} to its password")
+        raise _make_password_error(where)
     fields = json_documents.Fields(json_documents.parse_json(base64.b64decode(text), where), where)
     kdf, cipher = fields.object_or_empty("kdf"), fields.object_or_empty("cipher")
     kinds = kdf.text("name"), cipher.text("name")
@@ -109,5 +109,5 @@ def _decrypt_key(text: bytes, where: str, password: str | None) -> bytes:
         raise UsageError(f"{where} cannot be decrypted", remedy=f"check {PASSWORD}") from error
 
 
-def _is_encrypted(path: Path) -> UsageError:
-    return UsageError(f"{path} is encrypted", remedy=f"set {PASSWORD} to its password")
+def _make_password_error(where: str) -> UsageError:
+    return UsageError(f"{where} is encrypted", remedy=f"set {PASSWORD} to its password")

@@ -272,7 +272,7 @@ def _is_accepted(request: web.Request, media_type: str) -> bool:
 def _require_unpackable(request: web.Request, manifest: Manifest) -> None:
     """Raise UsageError if the client is a Docker that cannot unpack the layers of an image."""
     client = DOCKER.match(request.headers.get("User-Agent", ""))
-    if client and not releases.ZSTD_LAYERS.of(client[1]) and has_zstd(manifest.raw):
+    if client and not releases.ZSTD_LAYERS.is_in(client[1]) and has_zstd(manifest.raw):
         raise UsageError(
             f"the image has layers compressed with zstd, which Docker {client[1]} cannot unpack",
             remedy=releases.ZSTD_REMEDY,
@@ -363,7 +363,7 @@ async def _serve(
         journal=ResolverLog(note),
         mirrors=registry.partition("/")[0] or None,
         token=settings.token,
-        policies=[policy.on(registry) for policy in policies],
+        policies=[policy.with_registry(registry) for policy in policies],
         state=StateFolder(settings.state, settings.upstream.rstrip("/"), note) if settings.state else None,
     )
     health = Health(lambda: None, resolver.answer_own)

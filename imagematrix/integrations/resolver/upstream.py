@@ -226,7 +226,7 @@ class LayoutUpstream:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._layout = LayoutFolder(folder, EngineError)
-        if not self._layout.marked:
+        if not self._layout.is_marked:
             raise UsageError(f"{folder} is not an OCI layout: {MARK} not found")
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:

@@ -51,4 +51,4 @@ class SwarmNode:
 
         It does so for tasks on nodes that are not managers, whatever their release.
         """
-        return self.manager and not OVERLAYS_WITH_GPUS.of(self.engine)
+        return self.manager and not OVERLAYS_WITH_GPUS.is_in(self.engine)

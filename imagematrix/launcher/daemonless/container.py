@@ -63,7 +63,7 @@ def make_container(
     user's home if those mount it, else the one of root. All other variables override `inherited` ones.
     Raises UsageError if the image has no command and the launch neither, and if its configuration is damaged.
     """
-    process = ImageProcess.of(config)
+    process = ImageProcess.from_config(config)
     entrypoint, command = process.entrypoint, process.command
     if options.entrypoint is not None:  # which also replaces the image's command
         entrypoint, command = (options.entrypoint,) if options.entrypoint else (), ()

@@ -162,7 +162,7 @@ class LeaseHolder:
     def _name_first_process(self, first: int) -> None:
         """Name the container's first process in the leases, and its mount namespace if that counts."""
         mounts = "" if self._isolated else read_mount_namespace(first)
-        self._lease = self._lease.of_container(first, mounts)
+        self._lease = self._lease.with_container(first, mounts)
         if self._claim:
             self._claim.extend_to(self._lease.holder)
 

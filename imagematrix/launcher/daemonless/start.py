@@ -104,7 +104,7 @@ def run_container(
     # Before anything of the image is mounted: it could bring a program of this name.
     squashfuse = find_program(*image_root.PROGRAMS) if image.kind == SQUASHFS else None
 
-    lease = store.lease(image.digest)
+    lease = store.take_lease(image.digest)
     if lease.path is None:
         warn(f"{store} cannot be written to, so nothing protects the image there while the container runs")
     try:

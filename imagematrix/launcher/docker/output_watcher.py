@@ -66,7 +66,7 @@ class OutputWatcher:
             engine = transport.open_local_socket()
             if engine is None:
                 return
-            with engine.open(f"/events?since={self._since}&{filters}") as connection:
+            with engine.open_response(f"/events?since={self._since}&{filters}") as connection:
                 connection.settimeout(None)  # the container may start much later: its image is pulled first
                 with connection.makefile("rb") as lines:
                     while lines.readline().strip():
@@ -97,7 +97,7 @@ class OutputWatcher:
         engine = transport.open_local_socket()
         if engine is None:
             raise EngineError("the engine is no longer at a local socket")
-        return engine.open(f"/containers/{container}/logs?{query}")
+        return engine.open_response(f"/containers/{container}/logs?{query}")
 
 
 def _receive_available(connection: socket.socket) -> tuple[bytes, bool]:

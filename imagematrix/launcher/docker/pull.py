@@ -79,6 +79,6 @@ def pull_unless_present(
     exact = f"{image}@{digest}" if digest else name
     if images.inspect_image(exact, engine) is None:
         require_unpackable(exact, engine)
-        pull_into_engine(exact, platform=platform, report=on_progress, client=client)
+        pull_into_engine(exact, platform=platform, on_progress=on_progress, client=client)
     if exact != name and images.inspect_image(name, engine) is None:
         images.tag_image(exact, image, str(tag), client)

@@ -22,7 +22,7 @@ def require_unpackable(reference: str, transport: Transport | None = None) -> No
     that lack something; if it does not answer, the pull says why.
     """
     docker = system.get_docker_version(transport)
-    if releases.ZSTD_LAYERS.of(docker):
+    if releases.ZSTD_LAYERS.is_in(docker):
         return
     name, _, digest = reference.partition("@")
     image, tag = split_version(name)

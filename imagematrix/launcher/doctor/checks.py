@@ -244,7 +244,7 @@ def _check_engine(facts: NodeFacts) -> Verdicts:
             f"GPUs are not the engine's",
             "run `env -u DOCKER_HOST DOCKER_CONTEXT=default imagematrix doctor`",
         )
-    elif not engine.podman and not ZSTD_LAYERS.of(engine.version):
+    elif not engine.podman and not ZSTD_LAYERS.is_in(engine.version):
         yield _make_warning(
             f"the engine at {engine.address} is Docker {name}: it cannot unpack layers compressed with zstd, "
             f"which builds write by default",

@@ -11,7 +11,7 @@ from pathlib import Path
 from imagematrix.common.programs import find_program
 from imagematrix.common.settings import DOCKER, Site, read_site
 from imagematrix.errors import EngineError, ImagematrixError, UsageError
-from imagematrix.images.local_store.folder import store_folder
+from imagematrix.images.local_store.folder import find_store_folder
 from imagematrix.launcher.daemonless import apptainer, image_root, namespace
 from imagematrix.launcher.daemonless.launch_folder import make_launch_folder
 from imagematrix.launcher.daemonless.start import choose_runtime
@@ -61,7 +61,7 @@ def gather_daemonless_facts() -> DaemonlessFacts:
     with collect_error():
         _try_mount()
     with collect_error():
-        store = _require_store(store_folder(site))
+        store = _require_store(find_store_folder(site))
 
     squashfs = None
     if find_program(*image_root.PROGRAMS) is None:

@@ -80,7 +80,7 @@ def find_live_leases(locks: Locks) -> ContainerLeases:
         lease, holder = _parse_lease(file.text)
         # Of a container on another machine or in another PID namespace, only its keeper is known to live.
         is_kept = file.is_held and holder is not None and not holder.is_here
-        if lease and holder and (is_kept or holder.alive(file.quiet_s, owner=file.owner)):
+        if lease and holder and (is_kept or holder.is_alive(file.quiet_s, owner=file.owner)):
             leases.append((lease, holder))
         elif not file.is_held:
             locks.remove(name)

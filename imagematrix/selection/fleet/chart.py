@@ -104,11 +104,11 @@ class ChartRow:
             for result in foreign or failing:
                 refused.setdefault((result.rule, result.why), []).append(variant.reference)
         return tuple(
-            (rule, why, tuple(sorted(some)))
-            for (rule, why), some in sorted(refused.items(), key=lambda item: (-len(item[1]), item[0]))
+            (rule, why, tuple(sorted(variants)))
+            for (rule, why), variants in sorted(refused.items(), key=lambda item: (-len(item[1]), item[0]))
         )
 
-    def cells(self, columns: Iterable[ChartColumn]) -> list[ChartCell]:
+    def make_cells(self, columns: Iterable[ChartColumn]) -> list[ChartCell]:
         """Return a cell for each column."""
         hosts, fits = dict(self.selected), frozenset().union(*(kind.fits for kind in self.kinds))
         references = [column.service.reference for column in columns]
@@ -126,7 +126,8 @@ class Chart:
     @property
     def headlines(self) -> list[tuple[str, int]]:
         """The headings that columns share, with the number of these columns."""
-        return [(name, len(list(some))) for name, some in groupby(self.columns, lambda one: one.group)]
+        groups = groupby(self.columns, lambda column: column.group)
+        return [(name, len(list(columns))) for name, columns in groups]
 
 
 def make_chart(coverage: Coverage, *, cells: int = CELLS) -> Chart:
@@ -136,37 +137,30 @@ def make_chart(coverage: Coverage, *, cells: int = CELLS) -> Chart:
     GPUs and the model of their CPU; without the level of their CPU.
     """
     columns = _make_columns(coverage)
-    shown = max(1, cells // max(1, len(columns)))
-    groupings = [
-        _group_rows(coverage.kinds, look) for look in (_make_row_key, _make_hardware_key, _make_device_key)
-    ]
-    rows = next((some for some in groupings if len(some) <= shown), groupings[-1])
-    places = {column.service.reference: place for place, column in enumerate(columns)}
+    room = max(1, cells // max(1, len(columns)))
+    make_keys: tuple[Callable[[HardwareKind], Hashable], ...] = (
+        lambda kind: (kind.gpus, kind.driver, kind.level, kind.cpu, kind.selected, kind.fits),
+        lambda kind: (kind.models, kind.driver, kind.level),
+        lambda kind: (kind.models, kind.driver, kind.sample.arch),
+    )
+    groupings = [_group_rows(coverage.kinds, make_key) for make_key in make_keys]
+    rows = next((rows for rows in groupings if len(rows) <= room), groupings[-1])
+    positions = {column.service.reference: position for position, column in enumerate(columns)}
     # From the upper left to the lower right; those without an image come first.
-    ordered = sorted(rows[:shown], key=lambda row: places[row.selected[0][0]] if row.selected else -1)
-    return Chart(columns=tuple(columns), rows=tuple(ordered), hidden=tuple(rows[shown:]))
+    shown = sorted(rows[:room], key=lambda row: positions[row.selected[0][0]] if row.selected else -1)
+    return Chart(columns=tuple(columns), rows=tuple(shown), hidden=tuple(rows[room:]))
 
 
-def _make_row_key(kind: HardwareKind) -> Hashable:
-    return kind.gpus, kind.driver, kind.level, kind.cpu, kind.selected, kind.fits
-
-
-def _make_hardware_key(kind: HardwareKind) -> Hashable:
-    return kind.models, kind.driver, kind.level
-
-
-def _make_device_key(kind: HardwareKind) -> Hashable:
-    return kind.models, kind.driver, kind.sample.arch
-
-
-def _group_rows(kinds: Iterable[HardwareKind], look: Callable[[HardwareKind], Hashable]) -> list[ChartRow]:
-    """Return kinds that look alike as rows, the most hosts first."""
+def _group_rows(
+    kinds: Iterable[HardwareKind], make_key: Callable[[HardwareKind], Hashable]
+) -> list[ChartRow]:
+    """Return kinds with equal keys as rows, the most hosts first."""
     groups: dict[Hashable, list[HardwareKind]] = {}
     for kind in kinds:
-        groups.setdefault(look(kind), []).append(kind)
+        groups.setdefault(make_key(kind), []).append(kind)
     rows = [
-        ChartRow(kinds=tuple(sorted(some, key=lambda one: (-len(one.hosts), one.hosts))))
-        for some in groups.values()
+        ChartRow(kinds=tuple(sorted(group, key=lambda kind: (-len(kind.hosts), kind.hosts))))
+        for group in groups.values()
     ]
     return sorted(rows, key=lambda row: (-len(row.hosts), row.hosts))
 
@@ -186,7 +180,7 @@ def _make_columns(coverage: Coverage) -> list[ChartColumn]:
             columns.append(
                 ChartColumn(
                     group=group,
-                    label=_make_label(variant),
+                    label=_make_column_label(variant),
                     service=services[variant.reference],
                     smallest=variant.reference in smallest,
                     first=not columns or columns[-1].group != group,
@@ -217,15 +211,15 @@ def _name_group(variant: Variant) -> str:
     if not variant.gpu:
         return "CPU only"
     if variant.driver is None or variant.driver.version is None:
-        carried = "the host's driver"
+        driver = "the host's driver"
     elif variant.driver.mode == "compat":
-        carried = f"cuda-compat {variant.driver.version}"
+        driver = f"cuda-compat {variant.driver.version}"
     else:
-        carried = variant.driver.version
-    return f"CUDA {variant.cuda} \N{MIDDLE DOT} {carried}"
+        driver = variant.driver.version
+    return f"CUDA {variant.cuda} \N{MIDDLE DOT} {driver}"
 
 
-def _make_label(variant: Variant) -> str:
+def _make_column_label(variant: Variant) -> str:
     codes = [f"sm_{cubin}" for cubin in get_served_targets(variant)] + [
         f"PTX {ptx.target}" for ptx in variant.ptx
     ]
@@ -236,5 +230,5 @@ def _make_label(variant: Variant) -> str:
 
 def _get_common_text(texts: Iterable[str]) -> str | None:
     """Return the only text of several, or None if they differ."""
-    first, *others = dict.fromkeys(texts)
-    return None if others else first
+    first, *rest = dict.fromkeys(texts)
+    return None if rest else first

@@ -80,7 +80,7 @@ class LimitedVariants:
 
     def to_json(self) -> dict[str, object]:
         """Return the Coverage document's `at_most`."""
-        return {"chosen": self.chosen.to_json(), "by_number": [one.to_json() for one in self.by_number]}
+        return {"chosen": self.chosen.to_json(), "by_number": [choice.to_json() for choice in self.by_number]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -110,7 +110,7 @@ class Coverage:
         """The image's version, as the catalog has it."""
         return self.catalog.version
 
-    def short(self, reference: str) -> str:
+    def shorten_reference(self, reference: str) -> str:
         """Return a variant's reference without the prefix that all in the catalog share."""
         return reference.removeprefix(f"{self.image}:{self.version}-")
 
@@ -144,7 +144,7 @@ class Coverage:
             "version": self.version,
             "hosts": self.hosts,
             "served": self.served,
-            "unserved": [unserved.to_json() for unserved in self.unserved],
+            "unserved": [group.to_json() for group in self.unserved],
             "unused": [service.reference for service in self.unused],
             "variants": [service.to_json() for service in self.variants],
             "smallest": self.smallest.to_json(),
@@ -172,25 +172,32 @@ def compute_coverage(
         raise UsageError("no hosts given")
     selector = Selector(catalog, normalize_where(where), keep=len(hosts))  # so that nothing is decided twice
 
-    def answer(host: Host) -> Answer:
+    def explain(host: Host) -> Answer:
         try:
             return selector.explain(host, gpus=gpus, allow_cpu=allow_cpu)
         except UsageError as error:
             return error
 
-    fleet = group_by_hardware(hosts, answer)
+    fleet = group_by_hardware(hosts, explain)
     _require_unambiguous(fleet)
-    catalog = selector.question.catalog
-    variants = _count_services(fleet, catalog, len(hosts))
+    catalog = selector.query.catalog
+    services = _count_services(fleet, catalog, len(hosts))
+
+    # Among equally good variants, the smallest set has those that serve the most hosts now.
+    bit = {service.reference: 1 << index for index, service in enumerate(services)}
+    demands = {kind.fits for kind in fleet if kind.fits}
+    cover = find_cover(sum(bit[reference] for reference in demand) for demand in demands)
+    smallest = [services[member.bit_length() - 1].reference for member in split_mask(cover.members)]
+
     return Coverage(
         catalog=catalog,
         hosts=len(hosts),
         kinds=fleet,
         unserved=group_unserved((why, kind.hosts) for kind in fleet if (why := get_miss(kind.answer))),
-        variants=variants,
-        smallest=_find_smallest({kind.fits for kind in fleet if kind.fits}, variants),
+        variants=services,
+        smallest=SmallestSet(variants=tuple(smallest), least=cover.least),
         upgrades=tuple(
-            compute_upgrade(fleet, answer, old, new) for old, new in sorted((drivers or {}).items())
+            compute_upgrade(fleet, explain, old, new) for old, new in sorted((drivers or {}).items())
         ),
     )
 
@@ -242,12 +249,6 @@ def _count_services(kinds: Iterable[HardwareKind], catalog: Catalog, total: int)
         )
         for reference, names in hosts.items()
     ]
-    return tuple(sorted(services, key=lambda one: (-len(one.hosts), -one.fits, one.reference)))
-
-
-def _find_smallest(demands: Iterable[frozenset[str]], variants: tuple[Service, ...]) -> SmallestSet:
-    """Return the smallest set; among equally good variants, those are taken that serve the most hosts now."""
-    bit = {service.reference: 1 << index for index, service in enumerate(variants)}
-    smallest = find_cover(sum(bit[reference] for reference in demand) for demand in demands)
-    chosen = [variants[member.bit_length() - 1].reference for member in split_mask(smallest.members)]
-    return SmallestSet(variants=tuple(chosen), least=smallest.least)
+    return tuple(
+        sorted(services, key=lambda service: (-len(service.hosts), -service.fits, service.reference))
+    )

@@ -46,12 +46,14 @@ class HardwareKind:
     def gpus(self) -> str:
         """A description of the hosts' GPUs."""
         counts = Counter(_describe_gpu(gpu) for gpu in self.sample.gpus)
-        return ", ".join([*(f"{count} x {gpu}" for gpu, count in counts.items()), *self._others]) or "no GPU"
+        words = [f"{count} x {gpu}" for gpu, count in counts.items()]
+        return ", ".join([*words, *self._other_accelerators]) or "no GPU"
 
     @property
     def models(self) -> str:
         """The description of the hosts' GPUs without their number."""
-        return ", ".join(sorted({*map(_describe_gpu, self.sample.gpus), *self._others})) or "no GPU"
+        models = {*map(_describe_gpu, self.sample.gpus), *self._other_accelerators}
+        return ", ".join(sorted(models)) or "no GPU"
 
     @property
     def driver(self) -> str:
@@ -69,22 +71,29 @@ class HardwareKind:
         return self.sample.cpu.level or self.sample.arch
 
     @property
-    def _others(self) -> list[str]:
+    def _other_accelerators(self) -> list[str]:
         return [accelerator.where for accelerator in self.sample.accelerators]
 
 
 def group_by_hardware(
-    hosts: Mapping[str, Host], answer: Callable[[Host], Answer]
+    hosts: Mapping[str, Host], explain: Callable[[Host], Answer]
 ) -> tuple[HardwareKind, ...]:
     """Return the kinds of hardware among `hosts`, in the order of their first hosts' names."""
     groups: dict[Hashable, tuple[Host, Answer, list[str]]] = {}
     for name in sorted(hosts):
         host = hosts[name]
-        answered = answer(host)
-        groups.setdefault(_make_key(host, answered), (host, answered, []))[2].append(name)
+        answer = explain(host)
+        if isinstance(answer, UsageError):
+            key: Hashable = (str(answer), answer.remedy, host.driver and host.driver.version)
+        elif answer.chosen_gpus in ((), host.gpus):
+            key = answer.decision.hardware
+        else:
+            # Which of its GPUs serve a count depends on all of them, also after an upgrade.
+            key = answer.decision.hardware, make_hardware_key(host, host.gpus, allow_cpu=False)
+        groups.setdefault(key, (host, answer, []))[2].append(name)
     return tuple(
-        HardwareKind(hosts=tuple(names), sample=sample, answer=answered)
-        for sample, answered, names in groups.values()
+        HardwareKind(hosts=tuple(names), sample=sample, answer=answer)
+        for sample, answer, names in groups.values()
     )
 
 
@@ -94,15 +103,6 @@ def get_miss(answer: Answer) -> Miss | None:
         remedy = Remedy(words=answer.remedy, shown=answer.shown) if answer.remedy else None
         return Miss(why=str(answer), remedy=remedy)
     return answer.miss
-
-
-def _make_key(host: Host, answer: Answer) -> Hashable:
-    if isinstance(answer, UsageError):
-        return str(answer), answer.remedy, host.driver and host.driver.version
-    if answer.chosen_gpus in ((), host.gpus):
-        return answer.decision.hardware
-    # Which of its GPUs serve a count depends on all of them, also after an upgrade.
-    return answer.decision.hardware, make_hardware_key(host, host.gpus, allow_cpu=False)
 
 
 def _describe_gpu(gpu: Gpu) -> str:

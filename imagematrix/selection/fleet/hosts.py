@@ -23,7 +23,7 @@ from imagematrix.hardware.host.host import Host
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
     from typing import Any, BinaryIO
 
     from imagematrix.hardware.host.host import Accelerator, Cpu, Gpu, MigDevice
@@ -36,11 +36,11 @@ SUFFIX = ".json"
 OF_LINES = (".ndjson", ".jsonl")  # suffixes of files with a host on each line
 # In a document without backslashes, where no quotes are inside a string: UUIDs, PCI addresses as a Host has
 # them, minor numbers and amounts of memory. A document is valid with any of them, unless two GPUs share one.
-OWN = re.compile(
+VARYING = re.compile(
     rb'"(?:((?:minor|memory_mib)": ?)(0|[1-9][0-9]{0,8})(?![0-9.eE])'
     rb'|((?:GPU|MIG)-[0-9A-Za-z/-]{8,64}|[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")'
 )
-# The parts that OWN splits a document into.
+# The parts that VARYING splits a document into.
 REST, NAMES, NUMBERS, TEXTS = (slice(place, None, 4) for place in range(4))
 UNKNOWN = None, ()
 FLAGS, MINOR = b'"flags"', b"minor"
@@ -62,23 +62,30 @@ def load_hosts(*paths: str | Path, stream: BinaryIO | None = None) -> dict[str, 
     """
     hosts: dict[str, Host] = {}
     errors: list[UsageError] = []
-    reader = HostReader()
-    for name, read in _list_sources(map(_require_path, paths), stream, reader):
-        try:
-            host = read()
-        except UsageError as error:
-            errors.append(error)
+    for name, host in _read_hosts(paths, stream):
+        if isinstance(host, UsageError):
+            errors.append(host)
             continue
         if name in hosts:
             errors.append(UsageError(f"duplicate host name: {name}"))
         hosts[name] = host
+    if len(errors) == 1:
+        raise errors[0]
     if errors:
-        raise _join_errors(errors)
+        remedy = next((error.remedy for error in errors if error.remedy), None)
+        lines = shorten_lines([*map(str, errors)], SHOWN)
+        raise UsageError(f"cannot read {len(errors)} hosts:", *lines, remedy=remedy)
     return hosts
 
 
+# How a HostReader is fast. A document is split by VARYING into what all nodes of a kind have in common and
+# facts such as UUIDs. The common part is the key of the kind. When it is seen a second time, it is parsed
+# with stand-ins for the varying facts; where these turn up in the Host shows which fact is which. From then
+# on, a document of the kind is a copy of that Host with its own facts in place of the stand-ins.
+
+
 class HostReader:
-    """Reads Host documents, and caches what it reads for those that differ only in flags and facts of OWN."""
+    """Reads Host documents; those that differ only in varying facts and in flags are parsed once."""
 
     __slots__ = ("_cpus", "_flags", "_kinds")
 
@@ -91,16 +98,20 @@ class HostReader:
         """Return the Host that the document `raw` describes; `where` names it in a UsageError."""
         if len(raw) > json_documents.LIMIT:
             raise UsageError(f"{where}: longer than {json_documents.LIMIT // 2**20} MiB", remedy=ADVICE)
-        return self._known(raw) or self.share(Host.from_json(_parse_document(raw, where), where))
+        host = self._read_known(raw)
+        if host:
+            return host
+        try:
+            data = json_documents.parse_json(raw, where)
+        except UsageError as error:
+            raise UsageError(str(error), remedy=ADVICE) from error
+        return self.share(Host.from_json(data, where))
 
     def share(self, host: Host) -> Host:
         """Return `host` with the Cpu object of an earlier equal host: the flags are most of its memory."""
-        return replace(host, cpu=self._shared(host.cpu))
+        return replace(host, cpu=self._cpus.setdefault(host.cpu, host.cpu))
 
-    def _shared(self, cpu: Cpu) -> Cpu:
-        return self._cpus.setdefault(cpu, cpu)
-
-    def _known(self, raw: bytes) -> Host | None:
+    def _read_known(self, raw: bytes) -> Host | None:
         """Return the Host of a document of a known kind, or None, as for any that may be invalid."""
         if len(raw) > LONGEST:
             return None
@@ -109,24 +120,24 @@ class HostReader:
         flags, closing, after = flags_text.partition(b"]")
         if colon.strip() != b":" or not closing or FLAGS in after or b"\\" in raw or not raw.isascii():
             return None
-        parts = OWN.split(b"".join([before, FLAGS, colon, opening, closing, after]))
-        host, known = self._kind(parts)
-        words = self._words(flags.lower()) if host else None
-        if host is None or words is None:
+        parts = VARYING.split(b"".join([before, FLAGS, colon, opening, closing, after]))
+        host, stand_ins = self._find_kind(parts)
+        flag_set = self._parse_flags(flags.lower()) if host else None
+        if host is None or flag_set is None:
             return None
-        own = []
+        facts: list[int | str] = []
         unique = []  # among the GPUs of a host
         for name, number, text in zip(parts[NAMES], parts[NUMBERS], parts[TEXTS], strict=True):
-            own.append(int(number) if name else text.decode())
+            facts.append(int(number) if name else text.decode())
             if not name or name.startswith(MINOR):
                 unique.append(number if name else text.lower())
         if len({*unique}) < len(unique):
             return None
-        return _replace_facts(
-            host, self._shared(replace(host.cpu, flags=words)), dict(zip(known, own, strict=True))
-        )
+        cpu = replace(host.cpu, flags=flag_set)
+        cpu = self._cpus.setdefault(cpu, cpu)
+        return _replace_facts(host, cpu, dict(zip(stand_ins, facts, strict=True)))
 
-    def _kind(self, parts: Sequence[bytes]) -> Kind:
+    def _find_kind(self, parts: Sequence[bytes]) -> Kind:
         """Return what is known of a kind of documents: nothing if this is the first."""
         key = *parts[REST], *parts[NAMES]
         if key not in self._kinds:  # many documents are the only ones of their kind
@@ -137,80 +148,83 @@ class HostReader:
         kind = self._kinds[key] = self._kinds[key] or _parse_kind(parts)
         return kind
 
-    def _words(self, text: bytes) -> frozenset[str] | None:
-        """Return the words in a list, or None if it is not a list of strings."""
-        words = self._flags.get(text)
-        if words is None:
+    def _parse_flags(self, text: bytes) -> frozenset[str] | None:
+        """Return the flags in a list, or None if it is not a list of strings."""
+        flags = self._flags.get(text)
+        if flags is None:
             try:
-                words = frozenset(map(intern, json.loads(b"[%b]" % text)))
+                flags = frozenset(map(intern, json.loads(b"[%b]" % text)))
             except (ValueError, TypeError, RecursionError):
                 return None
             if len(self._flags) >= LISTS:
                 self._flags.clear()
-            self._flags[text] = words
-        return words
+            self._flags[text] = flags
+        return flags
 
 
 def _parse_kind(parts: Sequence[bytes]) -> Kind:
-    """Return a Host of a kind with facts of OWN of which no two are equal, and these facts.
+    """Return a Host of a kind with stand-ins for its varying facts, of which no two are equal, and these.
 
     The Host is None if the document is invalid, or has such facts elsewhere.
     """
-    known: list[str | int] = []
-    written = [parts[0]]
+    stand_ins: list[str | int] = []
+    document = [parts[0]]
     for number, (name, text, rest) in enumerate(zip(parts[NAMES], parts[TEXTS], parts[4::4], strict=True)):
         if name:
-            known.append(number)
-            written += [b'"', name, str(number).encode(), rest]
+            stand_ins.append(number)
+            document += [b'"', name, str(number).encode(), rest]
         else:
-            instead = f"GPU-{number:08}" if text.startswith((b"GPU", b"MIG")) else f"{number:04x}:ff:ff.7"
-            known.append(instead)
-            written += [b'"', instead.encode(), b'"', rest]
+            stand_in = f"GPU-{number:08}" if text.startswith((b"GPU", b"MIG")) else f"{number:04x}:ff:ff.7"
+            stand_ins.append(stand_in)
+            document += [b'"', stand_in.encode(), b'"', rest]
     try:
-        data = json_documents.parse_json(b"".join(written), "")
+        data = json_documents.parse_json(b"".join(document), "")
         host = Host.from_json(data)
     except UsageError:
         return UNKNOWN
-    own = {*known}
-    found = Counter(fact for fact in _list_own_facts(host) if fact in own)
+    expected = Counter(stand_ins)
+    counts = Counter(fact for fact in _list_varying_facts(host) if fact in expected)
     flags = data["cpu"].get("flags") if isinstance(data, dict) else None
-    return (host, tuple(known)) if found == Counter(known) and flags == [] else UNKNOWN
+    return (host, tuple(stand_ins)) if counts == expected and flags == [] else UNKNOWN
 
 
-def _list_own_facts(host: Host) -> Iterator[str | int | None]:
-    """Yield what a host has of the facts that OWN describes."""
+def _list_varying_facts(host: Host) -> Iterator[str | int | None]:
+    """Yield what a host has of the facts that VARYING describes."""
     for gpu in host.gpus:
         yield from (gpu.uuid, gpu.pci_bus_id, gpu.minor, gpu.memory_mib)
         for device in gpu.mig or ():
             yield from (device.uuid, device.memory_mib)
-    yield from (sign.where for sign in host.accelerators)
+    yield from (accelerator.where for accelerator in host.accelerators)
 
 
-def _require_path(path: str | Path) -> Path:
-    try:
-        return Path(path)
-    except TypeError as error:
-        raise UsageError(f"{path!r:.80} is not the path of a file") from error
-
-
-def _list_sources(
-    paths: Iterable[Path], stream: BinaryIO | None, reader: HostReader
-) -> Iterator[tuple[str, Callable[[], Host]]]:
-    """Yield each host's name with a function that reads the host."""
-    seen: set[Path] = set()
-    for path in paths:
+def _read_hosts(
+    paths: Iterable[str | Path], stream: BinaryIO | None
+) -> Iterator[tuple[str, Host | UsageError]]:
+    """Yield the name of each host with the host, or why it cannot be read."""
+    reader = HostReader()
+    read_files: set[Path] = set()
+    for text in paths:
+        try:
+            path = Path(text)
+        except TypeError as error:
+            raise UsageError(f"{text!r:.80} is not the path of a file") from error
         if stream is not None and path == STREAM:
             yield from _read_stream(stream, STREAM_NAME, reader)
             continue
         for file in _list_files(path):
-            if file.absolute() in seen:
+            if file.absolute() in read_files:
                 continue
-            seen.add(file.absolute())
+            read_files.add(file.absolute())
             if file.suffix in OF_LINES:
-                with _open_file(file) as opened:
-                    yield from _read_stream(opened, str(file), reader)
-            else:
-                yield str(file).removesuffix(SUFFIX), partial(_read_saved, file, reader)
+                with _open_file(file) as lines:
+                    yield from _read_stream(lines, str(file), reader)
+                continue
+            host: Host | UsageError
+            try:
+                host = reader.share(Host.load(file))
+            except UsageError as error:
+                host = error
+            yield str(file).removesuffix(SUFFIX), host
 
 
 def _list_files(path: Path) -> list[Path]:
@@ -231,20 +245,33 @@ def _open_file(file: Path) -> BinaryIO:
         raise UsageError(f"{str(file)!r:.80} is not the path of a file") from error
 
 
-def _read_saved(file: Path, reader: HostReader) -> Host:
-    return reader.share(Host.load(file))
-
-
-def _read_stream(stream: BinaryIO, name: str, reader: HostReader) -> Iterator[tuple[str, Callable[[], Host]]]:
-    parsed = _read_lines(stream, name)
-    first = next(parsed, None)
+def _read_stream(stream: BinaryIO, name: str, reader: HostReader) -> Iterator[tuple[str, Host | UsageError]]:
+    """Yield the hosts of a stream, which are on lines of their own or a JSON list."""
+    lines = _read_lines(stream, name)
+    first = next(lines, None)
     if first is None:  # most likely, what should have written them failed
         raise UsageError(f"{name}: no hosts found")
-    if first[1].lstrip().startswith(b"["):
-        yield from _read_list(first[1] + stream.read(json_documents.LIMIT), name, reader)
+    host: Host | UsageError
+    if not first[1].lstrip().startswith(b"["):
+        for where, raw in chain([first], lines):
+            try:
+                host = reader.read(raw, where)
+            except UsageError as error:
+                host = error
+            yield where, host
         return
-    for where, raw in chain([first], parsed):
-        yield where, partial(reader.read, raw, where)
+
+    document = first[1] + stream.read(json_documents.LIMIT)
+    if len(document) > json_documents.LIMIT:
+        raise UsageError(f"{name}: longer than {json_documents.LIMIT // 2**20} MiB", remedy=ADVICE)
+    items = json_documents.parse_json(document, name)
+    for number, item in enumerate(items if isinstance(items, list) else (), 1):
+        where = f"{name}:{number}"
+        try:
+            host = reader.share(Host.from_json(item, where))
+        except UsageError as error:
+            host = error
+        yield where, host
 
 
 def _read_lines(stream: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
@@ -257,56 +284,27 @@ def _read_lines(stream: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
             yield f"{name}:{number}", line.rstrip(b"\r\n")
 
 
-def _read_list(raw: bytes, name: str, reader: HostReader) -> Iterator[tuple[str, Callable[[], Host]]]:
-    if len(raw) > json_documents.LIMIT:
-        raise UsageError(f"{name}: longer than {json_documents.LIMIT // 2**20} MiB", remedy=ADVICE)
-    items = json_documents.parse_json(raw, name)
-    for number, item in enumerate(items if isinstance(items, list) else (), 1):
-        where = f"{name}:{number}"
-        yield where, partial(_read_item, item, where, reader)
-
-
-def _read_item(item: object, where: str, reader: HostReader) -> Host:
-    return reader.share(Host.from_json(item, where))
-
-
-def _parse_document(raw: bytes, where: str) -> object:
-    try:
-        return json_documents.parse_json(raw, where)
-    except UsageError as error:
-        raise UsageError(str(error), remedy=ADVICE) from error
-
-
-def _join_errors(errors: list[UsageError]) -> UsageError:
-    """Return one error for all, with a line for each."""
-    if len(errors) == 1:
-        return errors[0]
-    remedy = next((error.remedy for error in errors if error.remedy), None)
-    told = shorten_lines([*map(str, errors)], SHOWN)
-    return UsageError(f"cannot read {len(errors)} hosts:", *told, remedy=remedy)
-
-
 def _replace_facts(host: Host, cpu: Cpu, values: Mapping[str | int | None, Any]) -> Host:
-    """Return `host` with another CPU, and with other facts, by those that it has."""
+    """Return `host` with another CPU, and with the `values` in place of the facts that it has."""
 
-    def gpu(old: Gpu) -> Gpu:
+    def replace_gpu(gpu: Gpu) -> Gpu:
         return replace(
-            old,
-            uuid=values.get(old.uuid, old.uuid),
-            pci_bus_id=values.get(old.pci_bus_id, old.pci_bus_id),
-            minor=values.get(old.minor, old.minor),
-            memory_mib=values.get(old.memory_mib, old.memory_mib),
-            mig=old.mig and tuple(map(device, old.mig)),
+            gpu,
+            uuid=values.get(gpu.uuid, gpu.uuid),
+            pci_bus_id=values.get(gpu.pci_bus_id, gpu.pci_bus_id),
+            minor=values.get(gpu.minor, gpu.minor),
+            memory_mib=values.get(gpu.memory_mib, gpu.memory_mib),
+            mig=gpu.mig and tuple(map(replace_device, gpu.mig)),
         )
 
-    def device(old: MigDevice) -> MigDevice:
-        uuid, memory = values.get(old.uuid, old.uuid), values.get(old.memory_mib, old.memory_mib)
-        return replace(old, uuid=uuid, memory_mib=memory)
+    def replace_device(device: MigDevice) -> MigDevice:
+        uuid = values.get(device.uuid, device.uuid)
+        return replace(device, uuid=uuid, memory_mib=values.get(device.memory_mib, device.memory_mib))
 
-    def sign(old: Accelerator) -> Accelerator:
-        return replace(old, where=values.get(old.where, old.where))
+    def replace_accelerator(accelerator: Accelerator) -> Accelerator:
+        return replace(accelerator, where=values.get(accelerator.where, accelerator.where))
 
     gpus, accelerators = host.gpus, host.accelerators
     if values:
-        gpus, accelerators = tuple(map(gpu, gpus)), tuple(map(sign, accelerators))
+        gpus, accelerators = tuple(map(replace_gpu, gpus)), tuple(map(replace_accelerator, accelerators))
     return replace(host, cpu=cpu, gpus=gpus, accelerators=accelerators)

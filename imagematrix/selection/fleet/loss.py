@@ -49,14 +49,14 @@ class LossCounts:
     cpu_flags: int = 0
 
     def __add__(self, other: LossCounts) -> LossCounts:
-        return LossCounts.of(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+        return LossCounts.from_amounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
-    def times(self, hosts: int) -> LossCounts:
+    def multiply(self, hosts: int) -> LossCounts:
         """Return the loss of so many hosts that each lose this."""
-        return LossCounts.of(*(amount * hosts for amount in astuple(self)))
+        return LossCounts.from_amounts(*(amount * hosts for amount in astuple(self)))
 
     @classmethod
-    def of(cls, *amounts: int) -> LossCounts:
+    def from_amounts(cls, *amounts: int) -> LossCounts:
         """Return the loss with these amounts, in the order of the fields."""
         return cls(**{field.name: amount for field, amount in zip(fields(cls), amounts, strict=True)})
 
@@ -78,30 +78,29 @@ def measure_losses(decision: Decision) -> Iterator[tuple[str, LossCounts]]:
         yield variant.reference, worst
 
 
-def _measure_loss(target: Target, best: Variant, other: Variant) -> LossCounts:
-    if best.gpu and not other.gpu:
-        return LossCounts(gpus=1, cpu_flags=_count_lost_flags(best, other))
-    code, instead = (BY_NAME["device-code"].place(target, variant) for variant in (best, other))
-    modes = [BY_NAME["driver"].place(target, variant) for variant in (best, other)]
-    native = _is_native(code) and not _is_native(instead)
+def _measure_loss(target: Target, best: Variant, variant: Variant) -> LossCounts:
+    """Return what a target loses if it gets a variant instead of the best one."""
+    cpu_flags = len(get_needed_flags(best) - get_needed_flags(variant))
+    if best.gpu and not variant.gpu:
+        return LossCounts(gpus=1, cpu_flags=cpu_flags)
+    rate_code, rate_driver = BY_NAME["device-code"].rate, BY_NAME["driver"].rate
+    best_code, code = rate_code(target, best), rate_code(target, variant)
+    loses_native = _is_native(best_code) and not _is_native(code)
+    has_older_cuda = (
+        best.cuda is not None
+        and variant.cuda is not None
+        and versions.make_sort_key(variant.cuda) < versions.make_sort_key(best.cuda)
+    )
     return LossCounts(
-        native_code=int(native),
-        own_code=int(not native and code < instead),
-        driver=int(modes[0] < modes[1]),
-        cuda=int(bool(best.cuda and other.cuda) and _order_release(other) < _order_release(best)),
-        cpu_flags=_count_lost_flags(best, other),
+        native_code=int(loses_native),
+        own_code=int(not loses_native and best_code < code),
+        driver=int(rate_driver(target, best) < rate_driver(target, variant)),
+        cuda=int(has_older_cuda),
+        cpu_flags=cpu_flags,
     )
 
 
-def _is_native(place: tuple[bool, tuple[int, int, bool] | None]) -> bool:
-    """Whether a place by the criterion device-code is that of native code; unknown code is none."""
-    _, score = place
+def _is_native(rating: tuple[bool, tuple[int, int, bool] | None]) -> bool:
+    """Whether a rating by the criterion device-code is that of native code; unknown code is not."""
+    _, score = rating
     return score is not None and score[0] != PTX
-
-
-def _order_release(variant: Variant) -> tuple[int, ...]:
-    return versions.make_sort_key(variant.cuda) if variant.cuda else ()
-
-
-def _count_lost_flags(best: Variant, other: Variant) -> int:
-    return len(get_needed_flags(best) - get_needed_flags(other))

@@ -54,13 +54,13 @@ def find_needed_variants(
 
     The defaults of the catalog play no part. Raises UsageError if `always` has more than `limit`.
     """
-    whole = Selector(replace(catalog, defaults=()), keep=len(hosts))
-    fleet = group_by_hardware(hosts, whole.explain)
+    selector = Selector(replace(catalog, defaults=()), keep=len(hosts))
+    fleet = group_by_hardware(hosts, selector.explain)
     decisions = [
         (kind, decision)
-        for selector in _make_selectors(catalog)
+        for axes_selector in _make_selectors(catalog)
         for kind in fleet
-        if (decision := selector.explain(kind.sample).decision).fits
+        if (decision := axes_selector.explain(kind.sample).decision).fits
     ]
     if limit is None:
         limited, demands = None, []
@@ -70,13 +70,13 @@ def find_needed_variants(
         limited = choose_at_most(demands, limit, always=always)
         chosen = {*limited.variants}
     chosen.update(always)
-    others = frozenset(variant.reference for variant in catalog.variants) - chosen
-    misses = [(why, kind.hosts) for kind in fleet if not kind.fits and (why := get_miss(kind.answer))]
+    unneeded = frozenset(variant.reference for variant in catalog.variants) - chosen
+    misses = [(miss, kind.hosts) for kind in fleet if not kind.fits and (miss := get_miss(kind.answer))]
     if limited:
         misses += _find_excluded_hosts(demands, limited)
     return NeededVariants(
         variants=frozenset(chosen),
-        nearest=_find_nearest_hosts(fleet, whole, others),
+        nearest=_find_nearest_hosts(fleet, selector, unneeded),
         unserved=group_unserved(misses),
         limited=limited,
     )
@@ -103,34 +103,30 @@ def _make_selectors(catalog: Catalog) -> list[Selector]:
     groups: dict[object, list[Variant]] = {}
     for variant in catalog.variants:
         groups.setdefault(variant.axes, []).append(variant)
-    return [Selector(replace(catalog, variants=tuple(some), defaults=())) for some in groups.values()]
+    return [Selector(replace(catalog, variants=tuple(group), defaults=())) for group in groups.values()]
 
 
 def _find_excluded_hosts(
     demands: Iterable[HostDemand], limited: LimitedChoice
 ) -> list[tuple[Miss, tuple[str, ...]]]:
     kept = frozenset(limited.variants)
-    return [
-        (
-            Miss(
-                why=f"it fits none of the variants that are kept; of all, it would get {one.fits[0][0]}",
-                remedy=Remedy(words="raise --at-most"),
-            ),
-            one.hosts,
-        )
-        for one in demands
-        if one.lost(kept) is None
-    ]
+    misses = []
+    for demand in demands:
+        if demand.find_loss(kept) is None:
+            best, _ = demand.fits[0]
+            why = f"it fits none of the variants that are kept; of all, it would get {best}"
+            misses.append((Miss(why=why, remedy=Remedy(words="raise --at-most")), demand.hosts))
+    return misses
 
 
 def _find_nearest_hosts(
-    fleet: Iterable[HardwareKind], whole: Selector, variants: frozenset[str]
+    fleet: Iterable[HardwareKind], selector: Selector, variants: frozenset[str]
 ) -> dict[str, str]:
     """Return for each variant the first host of those that fail the fewest of its rules."""
-    by_failures = [(kind.hosts[0], whole.explain(kind.sample).decision.by_failures) for kind in fleet]
+    fleet_failures = [(kind.hosts[0], selector.explain(kind.sample).decision.by_failures) for kind in fleet]
     nearest: dict[str, str] = {}
-    for failures in range(max((len(some) for _, some in by_failures), default=0)):
-        for host, some in by_failures:
-            left = variants.difference(nearest)
-            nearest |= dict.fromkeys(sorted(left & some[failures]), host)
+    for count in range(max((len(by_failures) for _, by_failures in fleet_failures), default=0)):
+        for host, by_failures in fleet_failures:
+            remaining = variants.difference(nearest)
+            nearest |= dict.fromkeys(sorted(remaining & by_failures[count]), host)
     return nearest

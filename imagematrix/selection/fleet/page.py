@@ -14,7 +14,7 @@ from imagematrix.selection.fleet.upgrade import Loss
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
     from jinja2 import Template
 
@@ -49,9 +49,13 @@ def render_page(
 
     `storage` adds what the variants take, `aged` what is outdated.
     """
+    # Names of hosts are paths, shown without the folder that all of them share. commonpath refuses names of
+    # which some are absolute; what follows the last slash is no folder.
+    names = [name for kind in coverage.kinds for name in kind.hosts]
+    folder, slash, _ = commonprefix(names).rpartition("/")  # noqa: RUF071
     return _load_template().render(
-        short=coverage.short,
-        host=_make_name_shortener([name for kind in coverage.kinds for name in kind.hosts]),
+        short=coverage.shorten_reference,
+        host=lambda name: name.removeprefix(folder + slash),
         coverage=coverage,
         chart=make_chart(coverage, cells=cells),
         storage=storage,
@@ -75,24 +79,24 @@ class _PageReason:
     miss: Miss
 
 
-def _group_by_reason(some: Iterable[UnservedHosts | Loss]) -> list[_PageReason]:
+def _group_by_reason(losses: Iterable[UnservedHosts | Loss]) -> list[_PageReason]:
     """Group hosts whose reasons differ only in the nearest variant, the most hosts first."""
     groups: dict[Hashable, list[UnservedHosts | Loss]] = {}
-    for one in some:
-        miss = one.miss
-        said = None if miss.told else (miss.why, miss.shown)
-        key = said, tuple((rule.rule, rule.why, rule.shown) for rule in miss.relevant)
-        groups.setdefault(key, []).append(one)
+    for loss in losses:
+        miss = loss.miss
+        words = None if miss.told else (miss.why, miss.shown)
+        key = words, tuple((rule.rule, rule.why, rule.shown) for rule in miss.relevant)
+        groups.setdefault(key, []).append(loss)
     reasons = [
         _PageReason(
-            hosts=sorted(host for one in alike for host in one.hosts),
-            old=sorted({one.old for one in alike if isinstance(one, Loss)}),
-            nearest=sorted({one.miss.nearest for one in alike if one.miss.nearest}),
-            miss=alike[0].miss,
+            hosts=sorted(host for loss in group for host in loss.hosts),
+            old=sorted({loss.old for loss in group if isinstance(loss, Loss)}),
+            nearest=sorted({loss.miss.nearest for loss in group if loss.miss.nearest}),
+            miss=group[0].miss,
         )
-        for alike in groups.values()
+        for group in groups.values()
     ]
-    return sorted(reasons, key=lambda one: (-len(one.hosts), one.hosts))
+    return sorted(reasons, key=lambda reason: (-len(reason.hosts), reason.hosts))
 
 
 @cache
@@ -111,7 +115,8 @@ def _load_template() -> Template:
     environment.filters |= {
         "amount": _format_size,
         "brief": _format_number,
-        "digest": _shorten_digest,
+        # Enough of a digest to tell it from others; any other text as it is.
+        "digest": lambda text: text[:SHORT] if text.startswith("sha256:") else text,
         "named": _join_first_names,
         "number": "{:,}".format,
         "reasons": _group_by_reason,
@@ -129,18 +134,6 @@ def _sanitize_text(value: object) -> object:
 def _join_first_names(names: Sequence[str], most: int = NAMED) -> tuple[Sequence[str], int]:
     """Return the first names, and how many there are besides."""
     return names[:most], max(0, len(names) - most)
-
-
-def _shorten_digest(text: str) -> str:
-    """Return the beginning of a digest, which is enough to tell it from others; any other text as it is."""
-    return text[:SHORT] if text.startswith("sha256:") else text
-
-
-def _make_name_shortener(names: Sequence[str]) -> Callable[[str], str]:
-    """Return a function that takes the folder that all hosts share from a host's name, which is a path."""
-    # commonpath refuses names of which some are absolute; what follows the last slash is no folder.
-    folder, slash, _ = commonprefix(names).rpartition("/")  # noqa: RUF071
-    return lambda name: name.removeprefix(folder + slash)
 
 
 def _format_size(size: int | None) -> str:

@@ -126,7 +126,7 @@ def _drop_implied_rows(rows: list[int], budget: _Budget) -> list[int]:
     kept: list[int] = []
     for row in sorted(set(rows), key=lambda row: (row.bit_count(), row)):
         budget.spend(len(kept) + 1)
-        if not any(other & row == other for other in kept):
+        if not any(kept_row & row == kept_row for kept_row in kept):
             kept.append(row)
     return kept
 
@@ -141,7 +141,7 @@ def _drop_dominated_members(rows: list[int], budget: _Budget) -> int:
     useful = 0
     for member in sorted(rows_of, key=lambda member: (-rows_of[member].bit_count(), member)):
         budget.spend(len(kept) + 1)
-        if not any(other & rows_of[member] == rows_of[member] for other in kept):
+        if not any(kept_rows & rows_of[member] == rows_of[member] for kept_rows in kept):
             kept.append(rows_of[member])
             useful |= member
     return useful
@@ -154,9 +154,9 @@ def _split_independent_rows(rows: list[int]) -> list[list[int]]:
         touching = [part for part in parts if part[0] & row]
         parts = [part for part in parts if not part[0] & row]
         union, members = row, [row]
-        for other, others in touching:
-            union |= other
-            members = others + members
+        for mask, part_rows in touching:
+            union |= mask
+            members = part_rows + members
         parts.append((union, members))
     return [sorted(members, key=lambda row: (row.bit_count(), row)) for _, members in parts]
 

@@ -36,20 +36,21 @@ def load_findings(path: Path) -> tuple[StalenessFinding, ...]:
     """Return the findings in the document of `outdated --json`; raise UsageError if it is not one."""
     fields = json_documents.Fields(json_documents.read_json(path), str(path))
     fields.require_schema(SCHEMA)
-    return tuple(map(_parse_finding, fields.objects("findings")))
-
-
-def _parse_finding(one: json_documents.Fields) -> StalenessFinding:
-    cells = [f"{cell.text('image')}:{cell.text('version')}" for cell in one.objects("cells")]
-    return StalenessFinding(
-        kind=one.text("kind"),
-        name=one.text("name"),
-        used=one.text("used"),
-        now=one.text_or_none("now"),
-        why=one.text("why"),
-        source=one.text("source"),
-        date=one.text_or_none("date"),
-        cells=len(cells),
-        images=tuple(dict.fromkeys(cells)),
-        hosts=one.texts("hosts"),
-    )
+    findings = []
+    for finding in fields.objects("findings"):
+        cells = [f"{cell.text('image')}:{cell.text('version')}" for cell in finding.objects("cells")]
+        findings.append(
+            StalenessFinding(
+                kind=finding.text("kind"),
+                name=finding.text("name"),
+                used=finding.text("used"),
+                now=finding.text_or_none("now"),
+                why=finding.text("why"),
+                source=finding.text("source"),
+                date=finding.text_or_none("date"),
+                cells=len(cells),
+                images=tuple(dict.fromkeys(cells)),
+                hosts=finding.texts("hosts"),
+            )
+        )
+    return tuple(findings)

@@ -32,17 +32,19 @@ class Storage:
     layers: Mapping[str, int]
     compressed: bool
 
-    def pulled(self, reference: str) -> int | None:
+    def get_pull_size(self, reference: str) -> int | None:
         """Return the bytes of a variant, which a node without any of its layers pulls; None if unknown."""
-        return self.taken([reference]) if reference in self.variants else None
+        return self.sum_sizes([reference]) if reference in self.variants else None
 
-    def own(self, reference: str) -> int | None:
+    def get_unshared_size(self, reference: str) -> int | None:
         """Return the bytes of the layers of a variant that no other variant has; None if unknown."""
         if reference not in self.variants:
             return None
-        return sum(self.layers[digest] for digest in self.variants[reference] if self._users[digest] == 1)
+        return sum(
+            self.layers[digest] for digest in self.variants[reference] if self._use_counts[digest] == 1
+        )
 
-    def taken(self, references: Iterable[str]) -> int:
+    def sum_sizes(self, references: Iterable[str]) -> int:
         """Return the bytes of these variants together, each layer counted once."""
         digests = frozenset().union(*(self.variants.get(reference, ()) for reference in references))
         return sum(self.layers[digest] for digest in digests)
@@ -50,20 +52,20 @@ class Storage:
     @cached_property
     def total(self) -> int:
         """The bytes of all variants together, each layer counted once."""
-        return self.taken(self.variants)
+        return self.sum_sizes(self.variants)
 
     @cached_property
     def largest(self) -> int:
         """The bytes of the largest variant."""
-        return max(map(self.taken, ([reference] for reference in self.variants)), default=0)
+        return max(map(self.sum_sizes, ([reference] for reference in self.variants)), default=0)
 
     @cached_property
     def unshared(self) -> int:
         """The bytes of all variants if they shared no layer."""
-        return sum(self.taken([reference]) for reference in self.variants)
+        return sum(self.sum_sizes([reference]) for reference in self.variants)
 
     @cached_property
-    def _users(self) -> Counter[str]:
+    def _use_counts(self) -> Counter[str]:
         return Counter(digest for digests in self.variants.values() for digest in digests)
 
 
@@ -74,28 +76,28 @@ def load_storage(path: Path, catalog: Catalog) -> Storage:
     """
     fields = json_documents.Fields(json_documents.read_json(path), str(path))
     fields.require_schema(SCHEMA)
-    wanted = {variant.reference for variant in catalog.variants}
-    found = {one.text("reference"): one for one in fields.objects("variants")}
+    references = {variant.reference for variant in catalog.variants}
+    entries = {entry.text("reference"): entry for entry in fields.objects("variants")}
     variants = {
-        reference: frozenset(one.texts("layers"))
-        for reference, one in found.items()
-        if reference in wanted and one.has("size")
+        reference: frozenset(entry.texts("layers"))
+        for reference, entry in entries.items()
+        if reference in references and entry.has("size")
     }
-    if wanted.isdisjoint(found):
+    if references.isdisjoint(entries):
         name = f"{catalog.image}:{catalog.version}"
         raise UsageError(
             f"{path} has no variant of {name}",
             remedy=f"write it with `imagematrix ls {quote_word(name)} --size --json`",
         )
-    listed = fields.object_or_empty("layers")
+    layer_fields = fields.object_or_empty("layers")
     layers = {}
     for digest in frozenset().union(*variants.values()):
-        size = listed.object_or_empty(digest).integer("size")
+        size = layer_fields.object_or_empty(digest).integer("size")
         if size < 0:
-            raise listed.fail(digest, "expected a size that is not negative")
+            raise layer_fields.fail(digest, "expected a size that is not negative")
         layers[digest] = size
     return Storage(
         variants=variants,
         layers=layers,
-        compressed=all(found[reference].boolean("compressed") for reference in variants),
+        compressed=all(entries[reference].boolean("compressed") for reference in variants),
     )

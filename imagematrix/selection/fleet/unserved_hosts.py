@@ -26,7 +26,7 @@ class UnservedHosts:
 def group_unserved(misses: Iterable[tuple[Miss, Iterable[str]]]) -> tuple[UnservedHosts, ...]:
     """Group the hosts of equal misses, the most hosts first."""
     groups: dict[Miss, list[str]] = {}
-    for reason, names in misses:
-        groups.setdefault(reason, []).extend(names)
-    some = [UnservedHosts(hosts=tuple(sorted(names)), miss=reason) for reason, names in groups.items()]
-    return tuple(sorted(some, key=lambda one: (-len(one.hosts), one.hosts)))
+    for miss, names in misses:
+        groups.setdefault(miss, []).extend(names)
+    unserved = [UnservedHosts(hosts=tuple(sorted(names)), miss=miss) for miss, names in groups.items()]
+    return tuple(sorted(unserved, key=lambda group: (-len(group.hosts), group.hosts)))

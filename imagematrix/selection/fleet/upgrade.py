@@ -89,7 +89,7 @@ def parse_upgrades(texts: Iterable[str]) -> dict[str, str]:
 
 
 def compute_upgrade(
-    kinds: Collection[HardwareKind], answer: Callable[[Host], Answer], old: str, new: str
+    kinds: Collection[HardwareKind], explain: Callable[[Host], Answer], old: str, new: str
 ) -> Upgrade:
     """Return the changes for hosts in `kinds` with driver `old` after an upgrade to `new`.
 
@@ -109,26 +109,32 @@ def compute_upgrade(
         if driver is None or driver.version != old:
             continue
         hosts += len(kind.hosts)
-        was, upgraded = kind.selected, answer(_upgrade_host(kind.sample, new))
-        becomes, why = getattr(upgraded, "selected", None), get_miss(upgraded)
-        if becomes == was:
+        # An installed driver has both parts, so that the user-mode one follows the kernel's.
+        user_mode = driver.user_mode and new
+        answer = explain(replace(kind.sample, driver=replace(driver, version=new, user_mode=user_mode)))
+        old_variant, new_variant, miss = kind.selected, getattr(answer, "selected", None), get_miss(answer)
+        if new_variant == old_variant:
             unchanged += len(kind.hosts)
-        elif becomes is not None:
-            changes.setdefault((was, becomes), []).extend(kind.hosts)
-        elif was is not None and why is not None:
-            losses.setdefault((was, why), []).extend(kind.hosts)
-    lost = [Loss(old=was, hosts=tuple(sorted(names)), miss=why) for (was, why), names in losses.items()]
-    moved = [
-        Change(old=was, new=becomes, hosts=tuple(sorted(names))) for (was, becomes), names in changes.items()
+        elif new_variant is not None:
+            changes.setdefault((old_variant, new_variant), []).extend(kind.hosts)
+        elif old_variant is not None and miss is not None:
+            losses.setdefault((old_variant, miss), []).extend(kind.hosts)
+    lost = [
+        Loss(old=old_variant, hosts=tuple(sorted(names)), miss=miss)
+        for (old_variant, miss), names in losses.items()
     ]
-    moved.sort(key=_sort_by_hosts)
+    changed = [
+        Change(old=old_variant, new=new_variant, hosts=tuple(sorted(names)))
+        for (old_variant, new_variant), names in changes.items()
+    ]
+    changed.sort(key=_make_sort_key)
     return Upgrade(
         old=old,
         new=new,
         hosts=hosts,
-        lost=tuple(sorted(lost, key=_sort_by_hosts)),
-        changed=tuple(change for change in moved if change.old is not None),
-        gained=tuple(change for change in moved if change.old is None),
+        lost=tuple(sorted(lost, key=_make_sort_key)),
+        changed=tuple(change for change in changed if change.old is not None),
+        gained=tuple(change for change in changed if change.old is None),
         unchanged=unchanged,
     )
 
@@ -151,11 +157,5 @@ def _require_plausible(old: str, new: str) -> None:
         )
 
 
-def _sort_by_hosts(some: Loss | Change) -> tuple[int, tuple[str, ...]]:
-    return -len(some.hosts), some.hosts
-
-
-def _upgrade_host(host: Host, new: str) -> Host:
-    """Return a host after an upgrade of its driver, in the kernel and in user mode."""
-    own = host.driver and host.driver.user_mode and new
-    return replace(host, driver=host.driver and replace(host.driver, version=new, user_mode=own))
+def _make_sort_key(group: Loss | Change) -> tuple[int, tuple[str, ...]]:
+    return -len(group.hosts), group.hosts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, replace
 
 from imagematrix.errors import UsageError
 from imagematrix.selection.fleet.loss import LossCounts, measure_losses
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from imagematrix.selection.decision import Decision
-    from imagematrix.selection.fleet.p_median import Median
 
 SMALL = 20  # numbers of variants of which each is tried
 
@@ -26,7 +25,7 @@ class HostDemand:
     hosts: tuple[str, ...]
     fits: tuple[tuple[str, LossCounts], ...]
 
-    def lost(self, variants: Collection[str]) -> LossCounts | None:
+    def find_loss(self, variants: Collection[str]) -> LossCounts | None:
         """Return what a host loses if there are only these variants, or None if none of them fits."""
         return next((loss for reference, loss in self.fits if reference in variants), None)
 
@@ -83,24 +82,36 @@ def choose_at_most(
             f"at most {limit} are too few: {len(always)} variants are for plain pulls",
             remedy=f"allow at least {len(always)}",
         )
-    demands = [one for one in demands if one.fits]
+    demands = [demand for demand in demands if demand.fits]
     order = _order_variants(demands, always)
-    place = {reference: index for index, reference in enumerate(order)}
+    index = {reference: number for number, reference in enumerate(order)}
     scale = _LossScale(demands)
-    counts: Counter[tuple[tuple[str, LossCounts], ...]] = Counter()  # hosts that lose the same by each
-    for one in demands:
-        counts[one.fits] += len(one.hosts)
-    found = find_median(
+    counts: Counter[tuple[tuple[str, LossCounts], ...]] = (
+        Counter()
+    )  # hosts that lose the same by each variant
+    for demand in demands:
+        counts[demand.fits] += len(demand.hosts)
+    median = find_median(
         [
-            {place[reference]: scale.number(loss.times(hosts)) for reference, loss in fits}
+            {index[reference]: scale.encode(loss.multiply(hosts)) for reference, loss in fits}
             for fits, hosts in counts.items()
         ],
-        [scale.number(LossCounts(left_out=hosts)) for hosts in counts.values()],
+        [scale.encode(LossCounts(left_out=hosts)) for hosts in counts.values()],
         limit,
-        kept=[place[reference] for reference in always],
+        kept=[index[reference] for reference in always],
         work=work,
     )
-    return _make_result(found, limit, order, demands, scale)
+
+    kept = {order[member] for member in median.members}
+    losses = [(demand.hosts, demand.find_loss(kept)) for demand in demands]
+    return LimitedChoice(
+        limit=limit,
+        variants=tuple(reference for reference in order if reference in kept),
+        loss=scale.decode(median.cost),
+        least=scale.decode(max(0, median.least)),
+        left_out=tuple(sorted({name for hosts, loss in losses if loss is None for name in hosts})),
+        worse=len({name for hosts, loss in losses if loss for name in hosts if loss != LossCounts()}),
+    )
 
 
 def choose_for_each_number(
@@ -115,9 +126,9 @@ def choose_for_each_number(
     Of large numbers, only some are tried. `answer` is one of the choices, if it is known. All others share
     the steps of one search.
     """
-    demands = [one for one in demands if one.fits]
+    demands = [demand for demand in demands if demand.fits]
     fewest = max(1, len(always))
-    most = max(fewest, len({one.fits[0][0] for one in demands}.union(always)))
+    most = max(fewest, len({demand.fits[0][0] for demand in demands}.union(always)))
     numbers = _list_limits(fewest, most, answer.limit if answer else fewest)
     points: list[LimitedChoice] = []
     for limit in numbers:
@@ -133,9 +144,9 @@ def choose_for_each_number(
     return tuple(points)
 
 
-def _list_limits(fewest: int, most: int, asked: int) -> list[int]:
+def _list_limits(fewest: int, most: int, requested: int) -> list[int]:
     """Return the numbers to try: all small ones, then each a fifth more than the one before."""
-    numbers = {number for number in (fewest, most, asked) if fewest <= number <= most}
+    numbers = {number for number in (fewest, most, requested) if fewest <= number <= most}
     number = fewest
     while number < most:
         numbers.add(number)
@@ -144,55 +155,38 @@ def _list_limits(fewest: int, most: int, asked: int) -> list[int]:
 
 
 class _LossScale:
-    """Losses as numbers that have the same order, also after they are summed over all hosts."""
+    """Losses as numbers that have the same order, also after they are summed over all hosts.
+
+    The number has a digit for each field of a loss, the worst first; the base of a digit is greater than the
+    most that all hosts together can lose of that field.
+    """
 
     def __init__(self, demands: Sequence[HostDemand]) -> None:
-        most = LossCounts(left_out=sum(len(one.hosts) for one in demands))
-        for one in demands:
-            most += _collect_greatest_losses(one).times(len(one.hosts))
+        most = LossCounts(left_out=sum(len(demand.hosts) for demand in demands))
+        for demand in demands:
+            losses = [astuple(loss) for _, loss in demand.fits]
+            most += LossCounts.from_amounts(*map(max, zip(*losses, strict=True))).multiply(len(demand.hosts))
         self._bases = [amount + 1 for amount in astuple(most)]
 
-    def number(self, loss: LossCounts) -> int:
+    def encode(self, loss: LossCounts) -> int:
         number = 0
         for base, amount in zip(self._bases, astuple(loss), strict=True):
             number = number * base + amount
         return number
 
-    def loss(self, number: int) -> LossCounts:
+    def decode(self, number: int) -> LossCounts:
         amounts = []
         for base in reversed(self._bases[1:]):
             number, amount = divmod(number, base)
             amounts.append(amount)
-        return LossCounts.of(number, *reversed(amounts))
-
-
-def _collect_greatest_losses(one: HostDemand) -> LossCounts:
-    """Return the most that a host loses of each kind, by any variant."""
-    return LossCounts.of(
-        *(max(getattr(loss, field.name) for _, loss in one.fits) for field in fields(LossCounts))
-    )
+        return LossCounts.from_amounts(number, *reversed(amounts))
 
 
 def _order_variants(demands: Sequence[HostDemand], always: Collection[str]) -> list[str]:
     """Return all variants: those first that most hosts choose now, then by reference."""
     hosts = dict.fromkeys(always, 0)
-    for one in demands:
-        for reference, _ in one.fits:
+    for demand in demands:
+        for reference, _ in demand.fits:
             hosts.setdefault(reference, 0)
-        hosts[one.fits[0][0]] += len(one.hosts)
+        hosts[demand.fits[0][0]] += len(demand.hosts)
     return sorted(hosts, key=lambda reference: (-hosts[reference], reference))
-
-
-def _make_result(
-    found: Median, limit: int, order: Sequence[str], demands: Sequence[HostDemand], scale: _LossScale
-) -> LimitedChoice:
-    kept = {order[member] for member in found.members}
-    lost = [(one.hosts, one.lost(kept)) for one in demands]
-    return LimitedChoice(
-        limit=limit,
-        variants=tuple(reference for reference in order if reference in kept),
-        loss=scale.loss(found.cost),
-        least=scale.loss(max(0, found.least)),
-        left_out=tuple(sorted({name for hosts, loss in lost if loss is None for name in hosts})),
-        worse=len({name for hosts, loss in lost if loss for name in hosts if loss != LossCounts()}),
-    )

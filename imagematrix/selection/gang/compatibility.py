@@ -35,8 +35,8 @@ def parse_alike(alike: Alike, variants: Iterable[Variant]) -> tuple[str, ...] | 
     """
     if alike is None:
         return None
-    listed = re.split(r"[\s,]+", alike.strip()) if isinstance(alike, str) else list(alike)
-    names = tuple(dict.fromkeys(listed))
+    words = re.split(r"[\s,]+", alike.strip()) if isinstance(alike, str) else list(alike)
+    names = tuple(dict.fromkeys(words))
     present = {name for variant in variants for name, _ in variant.libraries or ()}
     for name in names:
         if not isinstance(name, str) or not LIBRARY.fullmatch(name):
@@ -63,15 +63,17 @@ def make_compatibility_key(variant: Variant, names: Sequence[str] | None) -> Has
 
 def count_unknown_versions(variants: Iterable[Variant], names: Sequence[str]) -> dict[str, int]:
     """Return for each name the number of variants of which the version is unknown, if there are any."""
-    each = list(variants)
-    counts = {name: sum(_get_version(variant, name) == UNKNOWN for variant in each) for name in names}
+    variants = list(variants)
+    counts = {name: sum(_get_version(variant, name) == UNKNOWN for variant in variants) for name in names}
     return {name: count for name, count in counts.items() if count}
 
 
 def describe_shared_libraries(variant: Variant, names: Sequence[str]) -> str:
     """Return what a variant shares with those that are like it, as in "cuda 12.4, nccl 2.27.3, no mpi"."""
     versions = {name: _get_version(variant, name) for name in names}
-    return ", ".join(f"no {name}" if own == NONE else f"{name} {own}" for name, own in versions.items())
+    return ", ".join(
+        f"no {name}" if version == NONE else f"{name} {version}" for name, version in versions.items()
+    )
 
 
 def _get_version(variant: Variant, name: str) -> str:

@@ -105,8 +105,8 @@ class Gang(Record):
     @property
     def variants(self) -> tuple[Variant, ...]:
         """The variants that the members run, sorted by reference."""
-        each = {member.variant.reference: member.variant for member in self.members}
-        return tuple([each[reference] for reference in sorted(each)])
+        by_reference = {member.variant.reference: member.variant for member in self.members}
+        return tuple([by_reference[reference] for reference in sorted(by_reference)])
 
     @property
     def by_name(self) -> Mapping[str, GangMember]:
@@ -116,25 +116,25 @@ class Gang(Record):
     def selection(self, name: str) -> Selection:
         """Return the Selection of the member of this name, as for `launch`: it has no other candidates."""
         member = self.by_name[name]
-        alone = self.catalog.named(member.variant.reference)
-        assert alone is not None  # noqa: S101 - the variant is from it; for the type checker
+        catalog = self.catalog.named(member.variant.reference)
+        assert catalog is not None  # noqa: S101 - the variant is from it; for the type checker
         target = Target(host=member.host, gpus=member.chosen_gpus, allow_cpu=True)
-        decision = Decision(Query(alone, ()), target)
+        decision = Decision(Query(catalog, ()), target)
         return Selection(host=member.host, chosen_gpus=member.chosen_gpus, decision=decision)
 
     def to_json(self) -> dict[str, object]:
         """Return the Gang document."""
-        one = self.variants[0] if self.complete and self.alike is None else None
+        variant = self.variants[0] if self.complete and self.alike is None else None
         return {
             "schema": SCHEMA,
             "image": self.catalog.image,
             "version": self.catalog.version,
             "alike": None if self.alike is None else list(self.alike),
             "complete": self.complete,
-            "selected": one.reference if one else None,
-            "digest": one.digest if one else None,
+            "selected": variant.reference if variant else None,
+            "digest": variant.digest if variant else None,
             "members": [member.to_json() for member in self.members],
-            "left": [left.to_json() for left in self.left],
+            "left": [excluded.to_json() for excluded in self.left],
             "unknown": dict(self.unknown),
         }
 
@@ -146,6 +146,6 @@ class NothingFitsAll(UnservedError):  # noqa: N818 - named as NothingFits
     """
 
     def __init__(self, message: str, *, gang: Gang, remedy: str, shown: str | None = None) -> None:
-        left = shorten_lines([*map(str, gang.left)], SHOWN)
-        super().__init__(f"{message}:" if left else message, *left, remedy=remedy, shown=shown)
+        lines = shorten_lines([*map(str, gang.left)], SHOWN)
+        super().__init__(f"{message}:" if lines else message, *lines, remedy=remedy, shown=shown)
         self.gang = gang

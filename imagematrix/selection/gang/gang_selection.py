@@ -11,14 +11,19 @@ from collections.abc import Iterable, Mapping
 from imagematrix.common.record import Record, replace
 from imagematrix.common.text import format_count, quote_word, shorten_lines
 from imagematrix.errors import UsageError
-from imagematrix.hardware.gpu_request.choice import merge_gpus as joined
+from imagematrix.hardware.gpu_request.choice import merge_gpus
 from imagematrix.hardware.gpu_request.spec import NONE, find_candidates
 from imagematrix.hardware.host.host import Host
 from imagematrix.selection.candidate import find_failing_results
 from imagematrix.selection.decision import explain_ambiguity, find_indistinguishable
-from imagematrix.selection.gang import compatibility as alikeness
+from imagematrix.selection.gang import compatibility
 from imagematrix.selection.gang.gang import ExcludedHosts, Gang, GangMember, NothingFitsAll
-from imagematrix.selection.hardware_key import keep_distinct_gpus, kind, make_hardware_key, make_order_key
+from imagematrix.selection.hardware_key import (
+    get_gpu_kind,
+    keep_distinct_gpus,
+    make_hardware_key,
+    make_order_key,
+)
 from imagematrix.selection.rule import Remedy, suggest_arguments
 from imagematrix.selection.selection_target import Target
 from imagematrix.selection.selector import get_cached_selector
@@ -39,9 +44,20 @@ if TYPE_CHECKING:
     from imagematrix.selection.selector import Selector
 
     Positions = tuple[int, ...]  # of GPUs in a Choice
+    Cell = tuple[int, int]  # the index of a target, and a set of variants that fit it
+    Row = list[Cell]  # one for each kind of hosts
 
 SHOWN = 20  # hosts that a message lists
 WHOM = "all hosts"
+
+# How a gang is chosen. Hosts of equal hardware are a kind. Variants that may run together are a class: one
+# variant alone, or with `alike` all that have the same versions. A class is a possible answer if it has a
+# variant for each kind.
+#
+# Each such class is a row with a cell for each kind: the first target (a choice of the hosts' GPUs) that a
+# variant of the class fits, and all variants of the class that fit it. By each criterion of the order, a row
+# is as good as its worst cell: only the best rows stay, and in their cells only the best variants. So no host
+# fares better at the expense of the one that fares worst.
 
 
 def select_gang(
@@ -64,13 +80,25 @@ def select_gang(
     GPUs, if `where` or `alike` is invalid, and if variants that fit differ in one of the image's own axes.
     """
     selector = get_cached_selector(catalog, where)
-    question = selector.question
-    names = alikeness.parse_alike(alike, question.catalog.variants)
-    kinds = _group_by_hardware(_require_named_hosts(hosts), selector, gpus, allow_cpu=allow_cpu)
-    serving = _find_serving_classes(_group_compatible_variants(question, names), kinds)
+    query = selector.query
+    names = compatibility.parse_alike(alike, query.catalog.variants)
+    if isinstance(hosts, Host | str) or not isinstance(hosts, Iterable):
+        raise UsageError(f"{hosts!r:.80} are not hosts by name", remedy="read hosts with load_hosts(path)")
+    if isinstance(hosts, Mapping):
+        by_name = dict(sorted(hosts.items()))
+    else:
+        by_name = dict(sorted((str(number), host) for number, host in enumerate(hosts, 1)))
+    for host in by_name.values():
+        if not isinstance(host, Host):
+            raise UsageError(f"{host!r:.80} is not a Host", remedy="read one with Host.load(path)")
+    if not by_name:
+        raise UsageError("a gang of no hosts", remedy="read hosts with load_hosts(path)")
+
+    kinds = _group_by_hardware(by_name, selector, gpus, allow_cpu=allow_cpu)
+    serving = _find_serving_classes(_group_compatible_variants(query, names), kinds)
     if not serving:
-        raise _make_refusal(selector, names, kinds)
-    return Gang(catalog=question.catalog, alike=names, members=_choose_members(question, serving, kinds))
+        raise _make_refusal(query, names, kinds)
+    return Gang(catalog=query.catalog, alike=names, members=_choose_members(query, serving, kinds))
 
 
 class _HostKind(Record):
@@ -87,31 +115,18 @@ class _HostKind(Record):
     fitting: tuple[int, ...]
 
     @property
-    def served(self) -> int:
+    def variants(self) -> int:
         """The variants that fit one of the targets."""
         return sum(self.fitting)
 
-    def first(self, pool: int) -> tuple[int, int]:
+    def find_cell(self, pool: int) -> Cell:
         """Return the first target that variants of a set fit, and these variants."""
-        return next((number, own & pool) for number, own in enumerate(self.fitting) if own & pool)
+        return next((index, fits & pool) for index, fits in enumerate(self.fitting) if fits & pool)
 
-    def member(self, name: str, number: int) -> tuple[Host, tuple[Gpu, ...]]:
+    def choose_gpus(self, name: str, target: int) -> tuple[Host, tuple[Gpu, ...]]:
         """Return a host with the GPUs of a target."""
         host, choice = self.hosts[name]
-        return host, joined(choice.gpus[place] for place in self.positions[number])
-
-
-def _require_named_hosts(hosts: object) -> dict[str, Host]:
-    if isinstance(hosts, Host | str) or not isinstance(hosts, Iterable):
-        raise UsageError(f"{hosts!r:.80} are not hosts by name", remedy="read hosts with load_hosts(path)")
-    pairs = hosts.items() if isinstance(hosts, Mapping) else ((str(n), one) for n, one in enumerate(hosts, 1))
-    named = dict(pairs)
-    for host in named.values():
-        if not isinstance(host, Host):
-            raise UsageError(f"{host!r:.80} is not a Host", remedy="read one with Host.load(path)")
-    if not named:
-        raise UsageError("a gang of no hosts", remedy="read hosts with load_hosts(path)")
-    return {name: named[name] for name in sorted(named)}
+        return host, merge_gpus(choice.gpus[position] for position in self.positions[target])
 
 
 def _group_by_hardware(
@@ -119,8 +134,8 @@ def _group_by_hardware(
 ) -> list[_HostKind]:
     """Return the kinds of hardware among the hosts, in the order of their first names; raise UsageError."""
     allow_cpu = allow_cpu or gpus == NONE
-    flags = selector.question.index.flags
-    found: dict[Hashable, _HostKind] = {}
+    flags = selector.query.index.flags
+    kinds: dict[Hashable, _HostKind] = {}
     errors: list[tuple[str, UsageError]] = []
     for name, host in hosts.items():
         try:
@@ -129,34 +144,37 @@ def _group_by_hardware(
             errors.append((name, error))
             continue
         key = choice.count, make_hardware_key(host, choice.gpus, allow_cpu=allow_cpu, flags=flags)
-        if key not in found:
-            found[key] = _make_kind(selector, host, choice, allow_cpu=allow_cpu)
-        found[key].hosts[name] = host, choice
+        if key not in kinds:
+            kinds[key] = _make_kind(selector, host, choice, allow_cpu=allow_cpu)
+        kinds[key].hosts[name] = host, choice
     if errors:
-        first, *others = [f"{name}: {error}" for name, error in errors]
+        first, *rest = [f"{name}: {error}" for name, error in errors]
         raise UsageError(
-            first, *shorten_lines(others, SHOWN - 1, more="and {} more hosts"), remedy=errors[0][1].remedy
+            first, *shorten_lines(rest, SHOWN - 1, more="and {} more hosts"), remedy=errors[0][1].remedy
         )
-    return list(found.values())
+    return list(kinds.values())
 
 
 def _make_kind(selector: Selector, host: Host, choice: Choice, *, allow_cpu: bool) -> _HostKind:
-    index = selector.question.index
-    several = _find_positions(selector, host, choice, allow_cpu=allow_cpu)
+    """Return the kind of a host, without any hosts yet."""
+    index = selector.query.index
     targets: list[Target] = []
-    positions: list[Positions] = []
+    kept_positions: list[Positions] = []
     fitting: list[int] = []
-    seen = 0
-    for places in several:
-        gpus = tuple([choice.gpus[one] for one in places])
+    variants = 0
+    for positions in _find_positions(selector, host, choice, allow_cpu=allow_cpu):
+        gpus = tuple([choice.gpus[position] for position in positions])
         target = keep_distinct_gpus(Target(host=host, gpus=gpus, allow_cpu=allow_cpu))
-        fits = index.fitting(target) & ~seen
+        # A choice of GPUs is of use only for variants that fit no earlier one.
+        fits = index.find_fitting(target) & ~variants
         if fits or not targets:
             targets.append(target)
-            positions.append(places)
+            kept_positions.append(positions)
             fitting.append(fits)
-            seen |= fits
-    return _HostKind(hosts={}, targets=tuple(targets), positions=tuple(positions), fitting=tuple(fitting))
+            variants |= fits
+    return _HostKind(
+        hosts={}, targets=tuple(targets), positions=tuple(kept_positions), fitting=tuple(fitting)
+    )
 
 
 def _find_positions(selector: Selector, host: Host, choice: Choice, *, allow_cpu: bool) -> list[Positions]:
@@ -164,198 +182,187 @@ def _find_positions(selector: Selector, host: Host, choice: Choice, *, allow_cpu
 
     A variant that fits several GPUs of the host, but not all, gets the first of those.
     """
-    every = tuple(range(choice.count))
-    if choice.count == len(choice.gpus) or len(set(map(kind, choice.gpus))) == 1:
-        return [every]
-    index = selector.question.index
-    places = {id(gpu): place for place, gpu in enumerate(choice.gpus)}
-    usual = [
-        tuple(places[id(gpu)] for gpu in narrowed.gpus[: choice.count])
+    if choice.count == len(choice.gpus) or len(set(map(get_gpu_kind, choice.gpus))) == 1:
+        return [tuple(range(choice.count))]
+    index = selector.query.index
+    position_by_id = {id(gpu): position for position, gpu in enumerate(choice.gpus)}
+    preferred = [
+        tuple(position_by_id[id(gpu)] for gpu in narrowed.gpus[: choice.count])
         for narrowed in selector.find_feasible_gpu_sets(host, choice)
     ]
-    kinds = list(map(kind, choice.gpus))
+    kinds = list(map(get_gpu_kind, choice.gpus))
     examples = dict(zip(kinds, choice.gpus, strict=True))
-    fits = {
-        which: index.fitting(Target(host=host, gpus=(gpu,), allow_cpu=allow_cpu))
-        for which, gpu in examples.items()
+    fitting = {
+        kind: index.find_fitting(Target(host=host, gpus=(gpu,), allow_cpu=allow_cpu))
+        for kind, gpu in examples.items()
     }
-    together = {
-        frozenset(which for which, variants in fits.items() if variants & variant)
+    kind_sets = {
+        frozenset(kind for kind, variants in fitting.items() if variants & variant)
         for variant in split_mask(index.everything)
     }
-    others = (
-        tuple(place for place, which in enumerate(kinds) if which in some)[: choice.count]
-        for some in together
+    first_positions = (
+        tuple(position for position, kind in enumerate(kinds) if kind in kind_set)[: choice.count]
+        for kind_set in kind_sets
     )
-    enough = sorted(some for some in others if len(some) == choice.count)
-    return list(dict.fromkeys([*usual, *enough]))
+    sufficient = sorted(positions for positions in first_positions if len(positions) == choice.count)
+    return list(dict.fromkeys([*preferred, *sufficient]))
 
 
-def _group_compatible_variants(question: Query, names: Sequence[str] | None) -> list[int]:
-    """Return the sets of variants that may run together."""
-    return question.index.grouped(lambda variant: alikeness.make_compatibility_key(variant, names))
+def _group_compatible_variants(query: Query, names: Sequence[str] | None) -> list[int]:
+    """Return the classes: the sets of variants that may run together."""
+    return query.index.group_by_need(lambda variant: compatibility.make_compatibility_key(variant, names))
 
 
 def _choose_members(
-    question: Query, classes: Sequence[int], kinds: Sequence[_HostKind], *, settled: bool = False
+    query: Query, classes: Sequence[int], kinds: Sequence[_HostKind], *, take_first: bool = False
 ) -> tuple[GangMember, ...]:
     """Return the members of the best of the classes, each of which serves all kinds; raise UsageError.
 
-    If it is `settled` which class is the answer, the first of the best variants is taken.
+    With `take_first`, the first of the best variants is taken even if nothing tells them apart.
     """
-    index = question.index
+    index = query.index
+    # Kinds that differ only in what neither a rule nor a criterion reads get the same variants.
     groups: dict[Hashable, list[_HostKind]] = {}
-    for one in kinds:
-        groups.setdefault((one.fitting, tuple(map(make_order_key, one.targets))), []).append(one)
+    for kind in kinds:
+        groups.setdefault((kind.fitting, tuple(map(make_order_key, kind.targets))), []).append(kind)
     kinds = [group[0] for group in groups.values()]
-    rows = [[one.first(own) for one in kinds] for own in classes]
-    least = min(max(number for number, _ in row) for row in rows)
-    rows = [row for row in rows if max(number for number, _ in row) == least]
-    differing = index.differing(_unite_masks(pool for row in rows for _, pool in row))
+
+    # The preferred choices of GPUs come before all criteria.
+    rows = [[kind.find_cell(variants) for kind in kinds] for variants in classes]
+    least = min(max(target for target, _ in row) for row in rows)
+    rows = [row for row in rows if max(target for target, _ in row) == least]
+    differing = index.find_differing_axes(_unite_masks(pool for row in rows for _, pool in row))
     for criterion in index.criteria:
         rows = _narrow_rows(index, criterion, rows, kinds)
     # The variants are numbered in the order of their references.
-    row = min(rows, key=lambda row: [pool & -pool for _, pool in row])
+    best = min(rows, key=lambda row: [pool & -pool for _, pool in row])
+
     members = []
-    for place, (group, (number, pool)) in enumerate(zip(groups.values(), row, strict=True)):
-        (variant,) = index.members(pool & -pool)
-        leading = index.members(_unite_masks(row[place][1] for row in rows))
-        same = find_indistinguishable([variant, *(other for other in leading if other is not variant)])
-        if not settled and (differing or len(same) > 1):
-            why, remedy = explain_ambiguity(question.catalog, differing, leading if differing else same, WHOM)
+    for column, (group, (target, pool)) in enumerate(zip(groups.values(), best, strict=True)):
+        (variant,) = index.list_members(pool & -pool)
+        equals = index.list_members(_unite_masks(row[column][1] for row in rows))
+        twins = find_indistinguishable([variant, *(equal for equal in equals if equal is not variant)])
+        if not take_first and (differing or len(twins) > 1):
+            why, remedy = explain_ambiguity(query.catalog, differing, equals if differing else twins, WHOM)
             raise UsageError(why, remedy=remedy.words, shown=remedy.shown)
-        for one in group:
-            for name in one.hosts:
-                host, gpus = one.member(name, number)
+        for kind in group:
+            for name in kind.hosts:
+                host, gpus = kind.choose_gpus(name, target)
                 members.append(GangMember(name=name, host=host, variant=variant, chosen_gpus=gpus))
     return tuple(sorted(members, key=lambda member: member.name))
 
 
 def _narrow_rows(
-    index: VariantIndex,
-    criterion: Criterion,
-    rows: list[list[tuple[int, int]]],
-    kinds: Sequence[_HostKind],
-) -> list[list[tuple[int, int]]]:
-    """Return the rows whose worst place by a criterion is the best, with the best variants for each kind."""
-    places: dict[tuple[int, int], list[tuple[Any, int]]] = {}
-    pools: dict[tuple[int, int], int] = {}
+    index: VariantIndex, criterion: Criterion, rows: list[Row], kinds: Sequence[_HostKind]
+) -> list[Row]:
+    """Return the rows whose worst score by a criterion is the best, with the best variants for each kind."""
+    # Score all variants of a column at once: rows share many of them.
+    pools: dict[tuple[int, int], int] = {}  # by column and target
     for row in rows:
-        for which, (number, pool) in enumerate(row):
-            pools[which, number] = pools.get((which, number), 0) | pool
-    for (which, number), pool in pools.items():
+        for column, (target, pool) in enumerate(row):
+            pools[column, target] = pools.get((column, target), 0) | pool
+    scores: dict[tuple[int, int], list[tuple[Any, int]]] = {}
+    for (column, target), pool in pools.items():
         merged: dict[Any, int] = {}
-        for place, members in index.scores(criterion, kinds[which].targets[number], pool):
-            merged[place] = merged.get(place, 0) | members
-        places[which, number] = sorted(merged.items())
-    scored: list[tuple[Any, list[tuple[int, int]]]] = []
+        for score, members in index.compute_scores(criterion, kinds[column].targets[target], pool):
+            merged[score] = merged.get(score, 0) | members
+        scores[column, target] = sorted(merged.items())
+
+    narrowed: list[tuple[Any, Row]] = []
     for row in rows:
-        placed = [
-            next(one for one in places[which, number] if one[1] & pool)
-            for which, (number, pool) in enumerate(row)
+        best = [
+            next((score, members) for score, members in scores[column, target] if members & pool)
+            for column, (target, pool) in enumerate(row)
         ]
-        narrowed = [
-            (number, members & pool) for (number, pool), (_, members) in zip(row, placed, strict=True)
-        ]
-        scored.append((max(place for place, _ in placed), narrowed))
-    best = min(worst for worst, _ in scored)
-    return [narrowed for worst, narrowed in scored if worst == best]
+        cells = [(target, members & pool) for (target, pool), (_, members) in zip(row, best, strict=True)]
+        narrowed.append((max(score for score, _ in best), cells))
+    least = min(worst for worst, _ in narrowed)
+    return [row for worst, row in narrowed if worst == least]
 
 
-def _make_refusal(
-    selector: Selector, names: tuple[str, ...] | None, kinds: Sequence[_HostKind]
-) -> NothingFitsAll:
+def _make_refusal(query: Query, names: tuple[str, ...] | None, kinds: Sequence[_HostKind]) -> NothingFitsAll:
     """Return the error for hosts that no class serves, with the largest gang."""
-    question = selector.question
-    largest, served = _find_largest_class(question, names, kinds)
-    inside = [one for one in kinds if one.served & largest]
-    outside = [one for one in kinds if not one.served & largest]
-    unknown = alikeness.count_unknown_versions(question.catalog.variants, names or ())
+    # The class that serves the most hosts; of equals, that of the first reference.
+    hosts: dict[int, int] = {}
+    for kind in kinds:
+        hosts[kind.variants] = hosts.get(kind.variants, 0) + len(kind.hosts)
+    largest, served = 0, 0
+    for variants in sorted(_group_compatible_variants(query, names), key=lambda mask: mask & -mask):
+        count = sum(count for mask, count in hosts.items() if mask & variants)
+        if count > served:
+            largest, served = variants, count
+
+    inside = [kind for kind in kinds if kind.variants & largest]
+    outside = [kind for kind in kinds if not kind.variants & largest]
+    unknown = compatibility.count_unknown_versions(query.catalog.variants, names or ())
     gang = Gang(
-        catalog=question.catalog,
+        catalog=query.catalog,
         alike=names,
-        members=_choose_members(question, [largest], inside, settled=True) if inside else (),
-        left=tuple(
-            _group_excluded_hosts(question, largest if inside else question.index.everything, outside)
-        ),
+        members=_choose_members(query, [largest], inside, take_first=True) if inside else (),
+        left=tuple(_group_excluded_hosts(query, largest if inside else query.index.everything, outside)),
         unknown=tuple(unknown.items()),
     )
-    number = served + sum(len(left.hosts) for left in gang.left)
-    remedy = _find_remedy(question, gang, kinds)
+    number = served + sum(len(excluded.hosts) for excluded in gang.left)
+    remedy = _find_remedy(query, gang, kinds)
     return NothingFitsAll(
         _explain_exclusion(gang, number), gang=gang, remedy=remedy.words, shown=remedy.shown
     )
 
 
-def _find_largest_class(
-    question: Query, names: tuple[str, ...] | None, kinds: Iterable[_HostKind]
-) -> tuple[int, int]:
-    """Return the class that serves the most hosts, and how many; of equals that of the first reference."""
-    hosts: dict[int, int] = {}
-    for one in kinds:
-        hosts[one.served] = hosts.get(one.served, 0) + len(one.hosts)
-    best = (0, 0)
-    for own in sorted(_group_compatible_variants(question, names), key=lambda own: own & -own):
-        served = sum(count for mask, count in hosts.items() if mask & own)
-        best = max(best, (own, served), key=lambda each: each[1])
-    return best
-
-
-def _group_excluded_hosts(question: Query, variants: int, kinds: Iterable[_HostKind]) -> list[ExcludedHosts]:
-    """Return the hosts that a set of variants leaves out, by the rules that the nearest of them fails."""
-    index = question.index
+def _group_excluded_hosts(query: Query, variants: int, kinds: Iterable[_HostKind]) -> list[ExcludedHosts]:
+    """Return the hosts that a set of variants does not serve, by the rules that the nearest of them fails."""
+    index = query.index
     if not index.everything:
-        return [
-            ExcludedHosts(hosts=tuple(name for one in kinds for name in one.hosts), nearest=None, rules=())
-        ]
-    among = VariantIndex(tuple(index.members(variants)), index.criteria)
-    found: dict[Hashable, tuple[str, tuple[RuleResult, ...], list[str]]] = {}
-    for one in kinds:
-        nearest = among.nearest(one.targets[0])
-        host, gpus = one.member(next(iter(one.hosts)), 0)
-        target = replace(one.targets[0], host=host, gpus=gpus)
+        hosts = tuple(name for kind in kinds for name in kind.hosts)
+        return [ExcludedHosts(hosts=hosts, nearest=None, rules=())]
+    members = VariantIndex(tuple(index.list_members(variants)), index.criteria)
+    by_reason: dict[tuple[str, tuple[RuleResult, ...]], list[str]] = {}
+    for kind in kinds:
+        nearest = members.find_nearest(kind.targets[0])
+        host, gpus = kind.choose_gpus(next(iter(kind.hosts)), 0)
+        target = replace(kind.targets[0], host=host, gpus=gpus)
         failing = find_failing_results(target, nearest)
-        found.setdefault((nearest.reference, failing), (nearest.reference, failing, []))[2].extend(one.hosts)
+        by_reason.setdefault((nearest.reference, failing), []).extend(kind.hosts)
     return [
         ExcludedHosts(hosts=tuple(sorted(names)), nearest=reference, rules=failing)
-        for reference, failing, names in found.values()
+        for (reference, failing), names in by_reason.items()
     ]
 
 
 def _explain_exclusion(gang: Gang, hosts: int) -> str:
     name = f"{gang.catalog.image}:{gang.catalog.version}"
-    same = f" that are alike in {', '.join(gang.alike)}" if gang.alike else ""
-    what = f"no variants of {name}{same} fit" if gang.alike is not None else f"no variant of {name} fits"
+    alike = f" that are alike in {', '.join(gang.alike)}" if gang.alike else ""
+    what = f"no variants of {name}{alike} fit" if gang.alike is not None else f"no variant of {name} fits"
     if not gang.members:
         return f"{what} any of the {format_count(hosts, 'host')}"
     variant = gang.members[0].variant
-    shared = alikeness.describe_shared_libraries(variant, gang.alike or ())
+    shared = compatibility.describe_shared_libraries(variant, gang.alike or ())
     most = f"those with {shared} fit" if shared else "the best fit"
     most = f"{variant.reference} fits" if gang.alike is None else most
     return f"{what} all {hosts} hosts: {most} {len(gang.members)}, but not"
 
 
-def _find_remedy(question: Query, gang: Gang, kinds: Sequence[_HostKind]) -> Remedy:
+def _find_remedy(query: Query, gang: Gang, kinds: Sequence[_HostKind]) -> Remedy:
     if gang.unknown:
-        told = ", ".join(
+        unknown = ", ".join(
             f"{name} is unknown of {format_count(number, 'variant')}" for name, number in gang.unknown
         )
         return Remedy(
-            words=f"{told}, which are like no other: build them again, or adopt them, which reads their bytes"
+            words=f"{unknown}, which are like no other: "
+            "build them again, or adopt them, which reads their bytes"
         )
-    if gang.alike is None and _find_serving_classes(
-        _group_compatible_variants(question, alikeness.USUAL), kinds
-    ):
-        usual = ",".join(alikeness.USUAL)
-        return suggest_arguments("{} lets hosts run different variants", f"--alike {usual}", alike=usual)
+    usual = compatibility.USUAL
+    if gang.alike is None and _find_serving_classes(_group_compatible_variants(query, usual), kinds):
+        names = ",".join(usual)
+        return suggest_arguments("{} lets hosts run different variants", f"--alike {names}", alike=names)
     name = f"{gang.catalog.image}:{gang.catalog.version}"
     return Remedy(words=f"see with `imagematrix explain {quote_word(name)} --host FILE` what a host needs")
 
 
 def _find_serving_classes(classes: Iterable[int], kinds: Sequence[_HostKind]) -> list[int]:
     """Return the classes that have a variant for each kind."""
-    served = {one.served for one in kinds}
-    return [own for own in classes if all(mask & own for mask in served)]
+    masks = {kind.variants for kind in kinds}
+    return [variants for variants in classes if all(mask & variants for mask in masks)]
 
 
 def _unite_masks(masks: Iterable[int]) -> int:

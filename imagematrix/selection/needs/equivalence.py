@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     class Scale(Protocol):
         """The values of one fact."""
 
-        def value_classes(self, compared: AbstractSet[Hashable]) -> tuple[ValueClass, ...]:
+        def make_value_classes(self, compared: AbstractSet[Hashable]) -> tuple[ValueClass, ...]:
             """Return all values, in value classes that comparisons with some values do not tell apart."""
 
-        def reduced(self, compared: AbstractSet[Hashable], sample: Hashable) -> tuple[Hashable, ...]:
+        def find_representatives(
+            self, compared: AbstractSet[Hashable], sample: Hashable
+        ) -> tuple[Hashable, ...]:
             """Return the representatives of the sample's equivalence class under the rules' comparisons."""
 
 
@@ -61,7 +63,7 @@ class NameScale:
     unknown: str | None = None
     other: str | None = None
 
-    def value_classes(self, compared: AbstractSet[Hashable]) -> tuple[ValueClass, ...]:
+    def make_value_classes(self, compared: AbstractSet[Hashable]) -> tuple[ValueClass, ...]:
         """Return a value class for each compared name, one for the rest, and those that are told alike."""
         further = tuple(sorted(str(name) for name in compared if name not in self.names))
         rest = tuple(name for name in self.names if name not in compared)
@@ -74,7 +76,7 @@ class NameScale:
             *(ValueClass((shown,), tuple(samples)) for shown, samples in merged.items()),
         )
 
-    def reduced(self, compared: AbstractSet[Hashable], sample: Hashable) -> tuple[Hashable, ...]:
+    def find_representatives(self, compared: AbstractSet[Hashable], sample: Hashable) -> tuple[Hashable, ...]:
         """Return the sample if it is compared or unknown, else a name that is not compared."""
         return (sample if sample is None or sample in compared else REST,)
 
@@ -91,7 +93,7 @@ class NumberScale:
     last: int
     unknown: int | None = None
 
-    def value_classes(self, compared: AbstractSet[Hashable]) -> tuple[ValueClass, ...]:
+    def make_value_classes(self, compared: AbstractSet[Hashable]) -> tuple[ValueClass, ...]:
         """Return a value class for each interval, and one for an unknown number."""
         starts, values = _split_numbers(self, frozenset(compared))
         ends = [*starts[1:], self.last + 1]
@@ -103,7 +105,7 @@ class NumberScale:
             ),
         )
 
-    def reduced(self, compared: AbstractSet[Hashable], sample: Hashable) -> tuple[Hashable, ...]:
+    def find_representatives(self, compared: AbstractSet[Hashable], sample: Hashable) -> tuple[Hashable, ...]:
         """Return the first value of the sample's interval."""
         starts, values = _split_numbers(self, frozenset(compared))
         if sample is None or sample in values:
@@ -129,13 +131,13 @@ class TruthScale:
 
     samples: tuple[Hashable, Hashable] = (True, False)
 
-    def value_classes(self, _: AbstractSet[Hashable]) -> tuple[ValueClass, ...]:
+    def make_value_classes(self, _: AbstractSet[Hashable]) -> tuple[ValueClass, ...]:
         """Return both, True first."""
         return tuple(
             ValueClass((value,), (sample,)) for value, sample in zip((True, False), self.samples, strict=True)
         )
 
-    def reduced(self, _: AbstractSet[Hashable], sample: Hashable) -> tuple[Hashable, ...]:
+    def find_representatives(self, _: AbstractSet[Hashable], sample: Hashable) -> tuple[Hashable, ...]:
         """Return the sample."""
         return (sample,)
 
@@ -149,7 +151,7 @@ class VersionScale:
     or None if it has no order.
     """
 
-    def value_classes(self, compared: AbstractSet[Hashable]) -> tuple[ValueClass, ...]:
+    def make_value_classes(self, compared: AbstractSet[Hashable]) -> tuple[ValueClass, ...]:
         """Return a value class for each interval, without the texts that are compared, and for each text."""
         texts = _list_texts(frozenset(compared))
         return (
@@ -161,7 +163,7 @@ class VersionScale:
             ),
         )
 
-    def reduced(self, compared: AbstractSet[Hashable], sample: Hashable) -> tuple[Hashable, ...]:
+    def find_representatives(self, compared: AbstractSet[Hashable], sample: Hashable) -> tuple[Hashable, ...]:
         """Return a text that is compared or unordered, else the first and last version of its interval.
 
         Both have to fit: a rule may compare a driver's branch with the last one of a GPU.
@@ -185,8 +187,8 @@ def _split_versions(texts: tuple[str, ...]) -> tuple[Interval, ...]:
 
     These are texts that no rule compares with.
     """
-    reached = {start for text in texts for start in _version_bounds(versions.make_sort_key(text))}
-    starts = sorted({OLDEST} | {start for start in reached if start > OLDEST})
+    bounds = {bound for text in texts for bound in _list_version_bounds(versions.make_sort_key(text))}
+    starts = sorted({OLDEST} | {bound for bound in bounds if bound > OLDEST})
     intervals: list[Interval] = []
     for start, end in zip_longest(starts, starts[1:]):
         last = (GREATEST,) * PARTS if end is None else _find_version_before(end)
@@ -202,7 +204,7 @@ def _make_distinct_text(version: Version, texts: tuple[str, ...]) -> str:
     return next(text for text in written if text not in texts and not versions.is_tegra(text))
 
 
-def _version_bounds(version: Version) -> Iterator[Version]:
+def _list_version_bounds(version: Version) -> Iterator[Version]:
     """Yield the versions at which comparisons with one may change, with and without trailing zeros."""
     parts = [*version[:PARTS]]
     while len(parts) > 1 and not parts[-1]:
@@ -214,17 +216,17 @@ def _version_bounds(version: Version) -> Iterator[Version]:
         (*version[:PARTS], 0),
         (*parts, *[0] * (PARTS - len(parts) - 1), 1) if len(parts) < PARTS else (*parts[:-1], parts[-1] + 1),
     ):
-        reached = _find_least_reachable(start)
-        if reached and LEAST <= len(reached) <= PARTS:
-            yield reached
+        bound = _find_least_valid_version(start)
+        if bound and LEAST <= len(bound) <= PARTS:
+            yield bound
 
 
-def _find_least_reachable(version: Version) -> Version | None:
+def _find_least_valid_version(version: Version) -> Version | None:
     """Return the least version not below this one that a driver can have; None if there is none."""
     for index, part in enumerate(version):
         if part > GREATEST:
             raised = (*version[: index - 1], version[index - 1] + 1) if index else ()
-            return _find_least_reachable(raised if len(raised) != 1 else (*raised, 0)) if raised else None
+            return _find_least_valid_version(raised if len(raised) != 1 else (*raised, 0)) if raised else None
     return version
 
 
@@ -235,26 +237,24 @@ def _find_version_before(end: Version) -> Version:
     return end[:-1] if len(end) > LEAST else (end[0] - 1, *[GREATEST] * (PARTS - 1))
 
 
-def _capability_bounds(value: Hashable) -> Iterator[int]:
-    """Yield the first capability that is not below one, and the first above it, times ten."""
+def _list_capability_bounds(value: Hashable) -> tuple[int, int]:
+    """Return the first capability that is not below one, and the first above it, times ten."""
     major, minor, *_ = (*versions.make_sort_key(str(value).rstrip(".")), 0)
     start = 10 * major + min(minor, 10)
-    yield from (start, start + 1)
-
-
-def _branch_bounds(value: Hashable) -> Iterator[int]:
-    """Yield a branch: a GPU whose support ends between two that rules compare is treated as the older one."""
-    yield int(str(value))
+    return start, start + 1
 
 
 COMPUTES = NumberScale(
-    starts=_capability_bounds,
+    starts=_list_capability_bounds,
     value=lambda code: f"{code // 10}.{code % 10}",
     last=TOP,
     unknown=UNKNOWN_COMPUTE,
 )
+# A GPU whose support ends between two branches that rules compare is treated as one of the older branch.
 BRANCHES = NumberScale(
-    starts=_branch_bounds, value=lambda last: None if last == NEWEST else last, last=NEWEST
+    starts=lambda branch: (int(str(branch)),),
+    value=lambda branch: None if branch == NEWEST else branch,
+    last=NEWEST,
 )
 
 

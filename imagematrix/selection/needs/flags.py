@@ -38,32 +38,33 @@ def find_flag_conditions(rule: AppliedRule, scope: Scope) -> tuple[FlagCondition
     name, vocabulary = rule.rule.name, scope.vocabulary
     if rule.compared.keys() - {ARCH, FLAGS}:
         raise UnsupportedConditionError(f"the rule {name} combines CPU flags with other facts")
-    told = vocabulary.flags(scope.arch)
-    elsewhere = frozenset().union(*map(vocabulary.flags, ARCHITECTURES)) - told
-    compared = frozenset(map(str, rule.compared[FLAGS])) - elsewhere
-    found = _find_minimal_conditions(get_judge(rule, scope).with_flags, compared)
-    if found is None:
+    vocabulary_flags = vocabulary.flags(scope.arch)
+    foreign = frozenset().union(*map(vocabulary.flags, ARCHITECTURES)) - vocabulary_flags
+    compared = frozenset(map(str, rule.compared[FLAGS])) - foreign
+    conditions = _find_minimal_conditions(get_judge(rule, scope).judge_flags, compared)
+    if conditions is None:
         raise UnsupportedConditionError(
             f"the rule {name} combines too many CPU flags for {vocabulary.carrier}"
         )
-    untold = frozenset().union(*(some.present | some.absent for some in found)) - told
-    if untold:
-        lack = f"that {vocabulary.carrier} do not have: {', '.join(sorted(untold))}"
+    flags = frozenset().union(*(condition.present | condition.absent for condition in conditions))
+    missing = flags - vocabulary_flags
+    if missing:
+        lack = f"that {vocabulary.carrier} do not have: {', '.join(sorted(missing))}"
         raise UnsupportedConditionError(f"the rule {name} compares cpu.flags {lack}")
-    return found
+    return conditions
 
 
-def combine_conditions(every: Iterable[Iterable[FlagCondition]]) -> tuple[FlagCondition, ...]:
-    """Return the alternatives that meet one of each group."""
-    found: dict[FlagCondition, None] = {}
-    for some in product(*every):
+def combine_conditions(groups: Iterable[Iterable[FlagCondition]]) -> tuple[FlagCondition, ...]:
+    """Return the alternatives that meet one condition of each group."""
+    combined: dict[FlagCondition, None] = {}
+    for conditions in product(*groups):
         flags = FlagCondition(
-            present=frozenset().union(*(each.present for each in some)),
-            absent=frozenset().union(*(each.absent for each in some)),
+            present=frozenset().union(*(condition.present for condition in conditions)),
+            absent=frozenset().union(*(condition.absent for condition in conditions)),
         )
         if not flags.present & flags.absent:
-            found[flags] = None
-    return tuple(found)
+            combined[flags] = None
+    return tuple(combined)
 
 
 def _find_minimal_conditions(
@@ -72,9 +73,9 @@ def _find_minimal_conditions(
     """Return the alternatives, or None if there are too many flags for them."""
     loose, fits = compared, compared
     if len(compared) > TABLE:
-        some = (compared, *(compared - {flag} for flag in sorted(compared)), frozenset[str]())
+        samples = (compared, *(compared - {flag} for flag in sorted(compared)), frozenset[str]())
         # No flag has this name: the empty set may be one that fits.
-        fits = next(filter(holds, some), frozenset({""}))
+        fits = next(filter(holds, samples), frozenset({""}))
         if fits == {""}:
             return None
         # What fits with and without a flag may depend on it together with others.

@@ -32,47 +32,58 @@ class Grid:
         """The set of all combinations."""
         return (1 << prod(map(len, self.value_classes.values()))) - 1
 
-    def sets(self, fact: str, key: Callable[[ValueClass], Key]) -> dict[Key, int]:
+    def group_by(self, fact: str, key: Callable[[ValueClass], Key]) -> dict[Key, int]:
         """Return the combinations by what a function returns for their value class of a fact."""
-        found: dict[Key, int] = {}
-        members, stride = self._first(fact), self.strides[fact]
+        groups: dict[Key, int] = {}
+        members, stride = self._select_first(fact), self.strides[fact]
         for value in map(key, self.value_classes[fact]):
-            found[value] = found.get(value, 0) | members
+            groups[value] = groups.get(value, 0) | members
             members <<= stride
-        return found
+        return groups
 
-    def where(self, fact: str, holds: Callable[[ValueClass], bool]) -> int:
+    def select(self, fact: str, holds: Callable[[ValueClass], bool]) -> int:
         """Return the combinations whose value class of a fact meets a condition; none for other facts."""
-        return self.sets(fact, holds).get(True, 0) if fact in self.value_classes else 0
+        return self.group_by(fact, holds).get(True, 0) if fact in self.value_classes else 0
 
-    def parts(self, sets: Iterable[int]) -> dict[int, tuple[Part, ...]]:
-        """Return each of some sets as the products of conditions that together contain it."""
+    def split_into_products(self, sets: Iterable[int]) -> dict[int, tuple[Part, ...]]:
+        """Return each set as the products of conditions that together contain it."""
         distinct = list(dict.fromkeys(sets))
-        # Products are searched in what is left when value classes that no set tells apart are one value.
-        groups = {fact: self._groups(fact, distinct) for fact in self.value_classes}
-        widths = [len(some) for some in groups.values()]
-        firsts = {
+
+        # Value classes of a fact that no set tells apart count as one value: far fewer combinations remain.
+        groups: dict[
+            str, list[list[int]]
+        ] = {}  # for each fact, the indices of the value classes of each value
+        for fact, value_classes in self.value_classes.items():
+            stride, first = self.strides[fact], self._select_first(fact)
+            by_members: dict[tuple[int, ...], list[int]] = {}
+            for index in range(len(value_classes)):
+                key = tuple(members >> index * stride & first for members in distinct)
+                by_members.setdefault(key, []).append(index)
+            groups[fact] = [*by_members.values()]
+        widths = [len(values) for values in groups.values()]
+
+        # The bit of the first combination in each cell stands for all combinations in it.
+        bits = {
             cell: sum(
-                some[value][0] * self.strides[fact]
-                for value, (fact, some) in zip(cell, groups.items(), strict=True)
+                values[value][0] * self.strides[fact]
+                for value, (fact, values) in zip(cell, groups.items(), strict=True)
             )
             for cell in product(*map(range, widths))
         }
-        return {
-            members: tuple(
+        products: dict[int, tuple[Part, ...]] = {}
+        for members in distinct:
+            boxes = find_hyperrectangles({cell for cell, bit in bits.items() if members >> bit & 1}, widths)
+            products[members] = tuple(
                 {
                     fact: tuple(
-                        self.value_classes[fact][index] for value in sorted(values) for index in some[value]
+                        self.value_classes[fact][index] for value in sorted(side) for index in values[value]
                     )
-                    for (fact, some), values in zip(groups.items(), box, strict=True)
-                    if len(values) < len(some)
+                    for (fact, values), side in zip(groups.items(), box, strict=True)
+                    if len(side) < len(values)
                 }
-                for box in find_hyperrectangles(
-                    {cell for cell, first in firsts.items() if members >> first & 1}, widths
-                )
+                for box in boxes
             )
-            for members in distinct
-        }
+        return products
 
     @cached_property
     def strides(self) -> dict[str, int]:
@@ -80,36 +91,29 @@ class Grid:
         widths = [len(value_classes) for value_classes in self.value_classes.values()]
         return {fact: prod(widths[index + 1 :]) for index, fact in enumerate(self.value_classes)}
 
-    def _first(self, fact: str) -> int:
+    def _select_first(self, fact: str) -> int:
         """Return the combinations with a fact's first value class: as many bits as its stride, repeated."""
         stride = self.strides[fact]
         # As 999999 // 999 is 1001: one bit for each run of all value classes.
         repeated = self.everything // ((1 << stride * len(self.value_classes[fact])) - 1)
         return repeated * ((1 << stride) - 1)
 
-    def _groups(self, fact: str, sets: list[int]) -> list[list[int]]:
-        """Return the indices of a fact's value classes, grouped where no set distinguishes them."""
-        stride, first = self.strides[fact], self._first(fact)
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for index in range(len(self.value_classes[fact])):
-            groups.setdefault(tuple(members >> index * stride & first for members in sets), []).append(index)
-        return [*groups.values()]
-
 
 def find_intervals(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Yield the first and the last number of each run of consecutive numbers; the input is sorted."""
     for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        some = [number for _, number in run]
-        yield some[0], some[-1]
+        interval = [number for _, number in run]
+        yield interval[0], interval[-1]
 
 
 def find_hyperrectangles(cells: AbstractSet[Cell], widths: Sequence[int]) -> tuple[Box, ...]:
     """Return products that together contain exactly the given cells; none can be enlarged.
 
-    The values of fact i are the numbers below `widths[i]`. The order is that of the least values.
+    The values of fact i are the numbers below `widths[i]`. The order is that of the least values. Products
+    may overlap: the three cells (0, 0), (0, 1) and (1, 0) of a square are {0} x {0, 1} and {0, 1} x {0}.
     """
-    found = dict.fromkeys(_grow_hyperrectangle(box, cells, widths) for box in _split_cells(cells))
-    return tuple(sorted(found, key=lambda box: [sorted(values) for values in box]))
+    boxes = dict.fromkeys(_grow_hyperrectangle(box, cells, widths) for box in _split_cells(cells))
+    return tuple(sorted(boxes, key=lambda box: [sorted(values) for values in box]))
 
 
 def _split_cells(cells: AbstractSet[Cell]) -> Iterator[Box]:
@@ -120,10 +124,10 @@ def _split_cells(cells: AbstractSet[Cell]) -> Iterator[Box]:
         return
     for first, *rest in cells:
         rows.setdefault(first, set()).add((*rest,))
-    for some in {frozenset(row): None for row in rows.values()}:
+    for row_cells in {frozenset(row): None for row in rows.values()}:
         # Boxes may overlap: a value that has more combinations takes part in those of fewer, too.
-        values = frozenset(value for value, row in rows.items() if row >= some)
-        yield from ((values, *box) for box in _split_cells(some))
+        values = frozenset(value for value, row in rows.items() if row >= row_cells)
+        yield from ((values, *box) for box in _split_cells(row_cells))
 
 
 def _grow_hyperrectangle(box: Box, cells: AbstractSet[Cell], widths: Sequence[int]) -> Box:

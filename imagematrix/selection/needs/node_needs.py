@@ -48,7 +48,7 @@ def derive_needs(
     Raises UsageError if the vocabulary cannot express what a rule compares for this variant.
     """
     try:
-        return tuple(_derive_cached_needs(variant, vocabulary, allow_cpu=allow_cpu, listed=listed))
+        return tuple(_derive_needs(variant, vocabulary, allow_cpu=allow_cpu, listed=listed))
     except UnsupportedConditionError as error:
         raise UsageError(
             f"{variant.reference}: {error}",
@@ -56,16 +56,18 @@ def derive_needs(
         ) from None
 
 
-def _derive_cached_needs(
+def _derive_needs(
     variant: Variant, vocabulary: Vocabulary, *, allow_cpu: bool, listed: bool
 ) -> Iterator[Need]:
     rules = find_applied_rules(RULES, variant, vocabulary)
     about_flags = [rule for rule in rules if FLAGS in rule.compared]
-    others = tuple(rule for rule in rules if FLAGS not in rule.compared)
+    about_facts = tuple(rule for rule in rules if FLAGS not in rule.compared)
     for arch in sorted({str(arch) for rule in rules for arch in rule.compared.get(ARCH, ())}):
         scope = Scope(arch=arch, allow_cpu=allow_cpu, vocabulary=vocabulary)
-        found = find_alternatives(others, scope, listed=listed)
-        flags = combine_conditions(find_flag_conditions(rule, scope) for rule in about_flags if found)
+        alternatives = find_alternatives(about_facts, scope, listed=listed)
+        conditions = combine_conditions(
+            find_flag_conditions(rule, scope) for rule in about_flags if alternatives
+        )
         platform = ARCHITECTURES.get(arch, arch)
-        for way, some in product(found, flags):
-            yield replace(way, arch=platform, flags=some.present, without=some.absent)
+        for need, flags in product(alternatives, conditions):
+            yield replace(need, arch=platform, flags=flags.present, without=flags.absent)

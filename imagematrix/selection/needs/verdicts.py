@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from imagematrix.selection.needs.grid import Grid
     from imagematrix.selection.rule import Rule
 
-    Seen = tuple[tuple[str, tuple[Hashable, ...]], ...]  # facts, each with the values that stand for all
+    Representatives = tuple[
+        tuple[str, tuple[Hashable, ...]], ...
+    ]  # facts, each with the values that stand for all
 
 ARCH, FLAGS = "arch", "cpu.flags"
 CPU, DRIVER, GPUS = "cpu.", "driver.", "gpus."
@@ -42,9 +44,9 @@ class _Sample:
         self.__dict__.update(known, _kind=kind, _owner=owner)
 
     def __getattr__(self, name: str) -> object:
-        found = getattr(self._kind, name, None)
-        if isinstance(found, property) and found.fget:
-            return found.fget(self)
+        attribute = getattr(self._kind, name, None)
+        if isinstance(attribute, property) and attribute.fget:
+            return attribute.fget(self)
         raise _UnstatedError(f"{self._owner}{name}")
 
 
@@ -66,6 +68,7 @@ class AppliedRule:
         return _collect_thresholds(self)
 
 
+# Cached for equal needs, which are what an AppliedRule is compared by.
 @lru_cache(maxsize=4096)
 def _collect_thresholds(applied: AppliedRule) -> Mapping[str, frozenset[Hashable]]:
     return {fact: frozenset(values) for fact, values in applied.rule.thresholds(applied.variant).items()}
@@ -74,15 +77,18 @@ def _collect_thresholds(applied: AppliedRule) -> Mapping[str, frozenset[Hashable
 def find_applied_rules(
     rules: Iterable[Rule], variant: Variant, vocabulary: Vocabulary
 ) -> tuple[AppliedRule, ...]:
-    """Return the rules that apply; raise InexpressibleError if one compares facts that are not told."""
+    """Return the rules that apply.
+
+    Raises UnsupportedConditionError if one compares facts that the vocabulary does not have.
+    """
     needs = ((rule, rule.need(variant)) for rule in rules)
     applying = tuple(
         AppliedRule(rule=rule, need=need, variant=variant) for rule, need in needs if need is not None
     )
-    for each in applying:
-        for fact in each.compared:
-            if not _is_told(vocabulary, fact):
-                raise UnsupportedConditionError(_describe_missing_fact(each.rule, fact, vocabulary))
+    for applied in applying:
+        for fact in applied.compared:
+            if not _is_known_fact(vocabulary, fact):
+                raise UnsupportedConditionError(_describe_missing_fact(applied.rule, fact, vocabulary))
     return applying
 
 
@@ -102,37 +108,37 @@ class Judge:
         self.compared = applied.compared
         self._applied, self._scope = applied, scope
         # Evaluating rules takes most of the time, and most nodes and GPUs look alike to one rule.
-        self._hosts: dict[Seen, list[_Sample]] = {}
-        self._gpus: dict[Seen, list[tuple[_Sample]]] = {}
-        self._verdicts: dict[tuple[Seen, Seen | None], bool] = {}
+        self._hosts: dict[Representatives, list[_Sample]] = {}
+        self._gpus: dict[Representatives, list[tuple[_Sample]]] = {}
+        self._verdicts: dict[tuple[Representatives, Representatives | None], bool] = {}
 
-    def fits(self, node: Seen, gpu: Seen | None) -> bool:
+    def judge_node(self, node: Representatives, gpu: Representatives | None) -> bool:
         """Return the verdict on all nodes that look like this to the rule, with a GPU or without one."""
         fits = self._verdicts.get((node, gpu))
         if fits is None:
             if node not in self._hosts:
-                self._hosts[node] = [self._host(facts) for facts in _iterate_choices(node)]
+                self._hosts[node] = [self._make_host(facts) for facts in _iterate_choices(node)]
             if gpu is not None and gpu not in self._gpus:
                 self._gpus[gpu] = [(_Sample(Gpu, GPUS, facts),) for facts in _iterate_choices(gpu)]
             passed = [()] if gpu is None else self._gpus[gpu]
-            fits = all(self._holds(host, gpus) for host in self._hosts[node] for gpus in passed)
+            fits = all(self._is_satisfied(host, gpus) for host in self._hosts[node] for gpus in passed)
             self._verdicts[node, gpu] = fits
         return fits
 
-    def with_flags(self, flags: frozenset[str]) -> bool:
+    def judge_flags(self, flags: frozenset[str]) -> bool:
         """Return the verdict on nodes that have, of the CPU flags that the rule compares, only these."""
         # With and without a GPU that has no facts, so that a rule which also reads GPUs is found out.
-        host = self._host({FLAGS: flags})
-        return all(self._holds(host, gpus) for gpus in ((), (_Sample(Gpu, GPUS, {}),)))
+        host = self._make_host({FLAGS: flags})
+        return all(self._is_satisfied(host, gpus) for gpus in ((), (_Sample(Gpu, GPUS, {}),)))
 
-    def seen(self, fact: str, value_class: ValueClass) -> tuple[Hashable, ...]:
+    def find_representatives(self, fact: str, value_class: ValueClass) -> tuple[Hashable, ...]:
         """Return the representatives of a value class in this rule's comparisons."""
         scale, compared = self._scope.vocabulary.scales[fact], self.compared[fact]
-        return tuple(
-            dict.fromkeys(value for one in value_class.samples for value in scale.reduced(compared, one))
-        )
+        samples = value_class.samples
+        values = (value for sample in samples for value in scale.find_representatives(compared, sample))
+        return tuple(dict.fromkeys(values))
 
-    def _holds(self, host: Any, gpus: tuple[Any, ...]) -> bool:
+    def _is_satisfied(self, host: Any, gpus: tuple[Any, ...]) -> bool:
         rule, variant = self._applied.rule, self._applied.variant
         try:
             return rule.is_satisfied(Target(host=host, gpus=gpus, allow_cpu=self._scope.allow_cpu), variant)
@@ -141,7 +147,7 @@ class Judge:
                 _describe_missing_fact(rule, str(error), self._scope.vocabulary)
             ) from None
 
-    def _host(self, facts: Mapping[str, object]) -> _Sample:
+    def _make_host(self, facts: Mapping[str, object]) -> _Sample:
         """Return a host with these facts, and those that are the same for all nodes."""
         known = {fact: value for fact, value in facts.items() if "." not in fact}
         if ARCH in self.compared:
@@ -169,51 +175,54 @@ class JudgedGrid:
     def __init__(self, judge: Judge, grid: Grid) -> None:
         self._judge, self._grid = judge, grid
         self._about_node = [fact for fact in judge.compared if not fact.startswith(GPUS)]
-        self._seen = cache(judge.seen)
-        self._known: dict[Seen, int] = {}
+        self._find_representatives = cache(judge.find_representatives)
+        self._fitting: dict[Representatives, int] = {}
 
-    def fitting(self, node: Mapping[str, ValueClass]) -> int:
+    def find_fitting(self, node: Mapping[str, ValueClass]) -> int:
         """Return the combinations with which a node fits, of which these facts are known.
 
         Without a driver, it has no facts of one.
         """
-        judge = self._judge
-        seen = tuple([(fact, self._seen(fact, node[fact])) for fact in self._about_node if fact in node])
-        fits = self._known.get(seen)
+        judge, represent = self._judge, self._find_representatives
+        facts = tuple([(fact, represent(fact, node[fact])) for fact in self._about_node if fact in node])
+        fits = self._fitting.get(facts)
         if fits is None:
-            fits = self._grid.everything + 1 if judge.fits(seen, None) else 0
+            fits = self._grid.everything + 1 if judge.judge_node(facts, None) else 0
             for gpu, members in self._gpus:
-                if judge.fits(seen, gpu):
+                if judge.judge_node(facts, gpu):
                     fits |= members
-            self._known[seen] = fits
+            self._fitting[facts] = fits
         return fits
 
     @cached_property
-    def _gpus(self) -> list[tuple[Seen, int]]:
+    def _gpus(self) -> list[tuple[Representatives, int]]:
         """The combinations that the rule does not tell apart, with how it sees them."""
         facts = [fact for fact in self._grid.value_classes if fact in self._judge.compared]
-        sets = [self._grid.sets(fact, partial(self._judge.seen, fact)).items() for fact in facts]
+        sets = [
+            self._grid.group_by(fact, partial(self._judge.find_representatives, fact)).items()
+            for fact in facts
+        ]
         return [
             (
-                tuple(zip(facts, (values for values, _ in choice), strict=True)),
-                reduce(and_, (some for _, some in choice), self._grid.everything),
+                tuple(zip(facts, (values for values, _ in combination), strict=True)),
+                reduce(and_, (members for _, members in combination), self._grid.everything),
             )
-            for choice in product(*sets)
+            for combination in product(*sets)
         ]
 
 
-def _iterate_choices(seen: Seen) -> Iterator[dict[str, Hashable]]:
+def _iterate_choices(representatives: Representatives) -> Iterator[dict[str, Hashable]]:
     """Yield all choices of one value for each fact."""
-    facts = [fact for fact, _ in seen]
-    for some in product(*(values for _, values in seen)):
-        yield dict(zip(facts, some, strict=True))
+    facts = [fact for fact, _ in representatives]
+    for choice in product(*(values for _, values in representatives)):
+        yield dict(zip(facts, choice, strict=True))
 
 
-def _is_told(vocabulary: Vocabulary, fact: str) -> bool:
+def _is_known_fact(vocabulary: Vocabulary, fact: str) -> bool:
     return fact in {ARCH, FLAGS} or fact in vocabulary.scales
 
 
 def _describe_missing_fact(rule: Rule, fact: str, vocabulary: Vocabulary) -> str:
-    if _is_told(vocabulary, fact):
+    if _is_known_fact(vocabulary, fact):
         return f"the rule {rule.name} reads {fact} without stating the values that it compares"
     return f"the rule {rule.name} compares {fact}, which {vocabulary.carrier} do not have"

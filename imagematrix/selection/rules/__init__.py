@@ -13,8 +13,8 @@ from imagematrix.selection.rules import (
     platform,
 )
 
-# `platform` has to be the first: see `Index.nearest`. Of the others, the last ones count most for what is
-# nearest (`_distances` in `candidate`), so those about hardware follow those about drivers.
+# `platform` has to be the first: see `VariantIndex.find_nearest`. Of the others, the last ones count most for
+# what is nearest (`rank_candidates`), so those about hardware follow those about drivers.
 RULES = (
     platform.RULE,
     driver_exact.RULE,

@@ -45,6 +45,7 @@ def get_needed_flags(variant: Variant) -> frozenset[str]:
     return _compute_needed_flags(variant.cpu_flags, variant.platform, variant.signed_returns)
 
 
+# Cached by the three values, because hashing a variant takes longer than computing its flags.
 @lru_cache(maxsize=KEPT)
 def _compute_needed_flags(flags: frozenset[str], platform: str, signed: bool) -> frozenset[str]:  # noqa: FBT001 - a key
     needed = flags - marches.IGNORED.get(get_machine(platform), frozenset())
@@ -64,7 +65,7 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
     flags = target.host.cpu.flags
     if not flags:
         return wanted, None, "the flags of the host's CPUs could not be read", "probe the host again"
-    missing = " ".join(_find_missing_flags(target, variant))
+    missing = " ".join(sorted(get_needed_flags(variant) - flags))
     why = f"the host's CPUs lack {missing}, {_describe_source(target, variant)}"
     return wanted, f"all but {missing}", why, f"build a variant that needs no {missing}"
 
@@ -92,9 +93,9 @@ def _describe_source(target: Target, variant: Variant) -> str:
     """Return how the code needs the flags that are missing; if only probably, with how to overrule it."""
     if variant.source("cpu_flags") != PROBABLE:
         return "which the code needs"
-    left = ",".join(sorted(get_needed_flags(variant) & target.host.cpu.flags)) or NONE
+    remaining = ",".join(sorted(get_needed_flags(variant) & target.host.cpu.flags)) or NONE
     overrule = (
-        f"adopt the image with --cpu-flags {left}"
+        f"adopt the image with --cpu-flags {remaining}"
         if variant.march is None
         else "state `cpu_code: claim` at the image in matrix.yaml"
     )
@@ -102,10 +103,6 @@ def _describe_source(target: Target, variant: Variant) -> str:
         "which the code probably needs, because most of a program or library is compiled for it; "
         f"if it asks for the CPU before it runs that code, {overrule}"
     )
-
-
-def _find_missing_flags(target: Target, variant: Variant) -> list[str]:
-    return sorted(get_needed_flags(variant) - target.host.cpu.flags)
 
 
 RULE = Rule(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Sequence
 
     from imagematrix.hardware.host.host import Gpu
-    from imagematrix.images.catalog.catalog import Code, FilePart, UseGuard, Variant
+    from imagematrix.images.catalog.catalog import Code, FilePart, Variant
     from imagematrix.selection.rule import Distance, Reason, Thresholds
     from imagematrix.selection.selection_target import Target
 
@@ -64,14 +64,9 @@ def is_satisfied(target: Target, variant: Variant) -> bool:
     if not variant.gpu:
         return target.allow_cpu or not (target.gpus or target.host.accelerators)
     # Without PTX, the driver plays no part, and `thresholds` does not name it.
-    driver = drivers.get_effective_driver(target, variant) if _has_ptx(variant) else None
+    has_ptx = any(code.ptx for code in variant.code) if variant.device_code else bool(variant.ptx)
+    driver = drivers.get_effective_driver(target, variant) if has_ptx else None
     return bool(target.gpus) and all(_is_served(variant, gpu, driver) for gpu in target.gpus)
-
-
-def _has_ptx(variant: Variant) -> bool:
-    if not variant.device_code:  # the only entry is the variant's own
-        return bool(variant.ptx)
-    return any(code.ptx for code in variant.code)
 
 
 def _is_undecided(variant: Variant) -> bool:
@@ -120,29 +115,30 @@ def _rate_files(code: Code | FilePart | Variant, gpu: Gpu, driver: str | None) -
     if distances:
         return CUBIN, min(distances)
     for ptx in code.ptx:
-        if ptx_runs(ptx.target, compute) and _compiles(driver, ptx.isa):
+        # Minor-version compatibility does not cover PTX: the driver's own release has to compile it.
+        if (
+            driver is not None
+            and ptx_runs(ptx.target, compute)
+            and _release_compiles(cuda.get_newest_cuda(driver), ptx.isa)
+        ):
             return PTX, 0
     return None
 
 
 def get_served_targets(variant: Variant) -> tuple[str, ...]:
     """Return the targets of the variant's cubins on whose own GPUs all of its code runs, in order."""
+
+    def is_served(compute: str) -> bool:
+        return all(
+            any(cubin_runs(cubin, compute) for cubin in code.cubins)
+            or any(ptx_runs(ptx.target, compute) for ptx in code.ptx)
+            for code in variant.code
+            if code.decides(compute)
+        )
+
     targets = {target for code in variant.code for target in code.cubins}
     return tuple(
-        [
-            target
-            for target in sorted(targets, key=make_sort_key)
-            if all(
-                _reaches_target(code, target) for code in variant.code if code.decides(get_capability(target))
-            )
-        ]
-    )
-
-
-def _reaches_target(code: Code, target: str) -> bool:
-    compute = get_capability(target)
-    return any(cubin_runs(cubin, compute) for cubin in code.cubins) or any(
-        ptx_runs(ptx.target, compute) for ptx in code.ptx
+        [target for target in sorted(targets, key=make_sort_key) if is_served(get_capability(target))]
     )
 
 
@@ -153,30 +149,21 @@ def thresholds(variant: Variant) -> Thresholds:
     """
     if not variant.gpu:
         return {"accelerators": ()}
-    entries = variant.code
-    targets = {target for code in entries for target in code.targets}
-    guarded = {bound for code in entries if code.guard for bound in _find_guard_bounds(code.guard)}
-    isas = {ptx.isa for code in entries for ptx in code.ptx}
-    compiling = {
-        driver for isa in isas for driver in cuda.find_verdict_bounds(partial(_release_compiles, isa=isa))
-    }
-    return {
-        "gpus.state": USABLE,
-        "gpus.compute": sorted(guarded.union(*(get_bounds(target) for target in targets))),
-        **(
-            {"driver.version": sorted(compiling)}
-            if isas and not drivers.get_deciding_user_mode_driver(variant)
-            else {}
-        ),
-    }
-
-
-def _find_guard_bounds(guard: UseGuard) -> Iterator[str]:
-    """Yield the capabilities at which a package begins or ceases to use a file."""
-    for low, high in guard.unless:
-        yield low
-        if high:
-            yield "{}.{}".format(*divmod(int(high.replace(".", "")) + 1, 10))  # 9.0 follows 8.9
+    targets = {target for code in variant.code for target in code.targets}
+    computes = set().union(*(get_bounds(target) for target in targets))
+    for code in variant.code:
+        # The capabilities at which a package begins or ceases to use a file.
+        for low, high in code.guard.unless if code.guard else ():
+            computes.add(low)
+            if high:
+                computes.add("{}.{}".format(*divmod(int(high.replace(".", "")) + 1, 10)))  # 9.0 follows 8.9
+    thresholds: dict[str, Iterable[str]] = {"gpus.state": USABLE, "gpus.compute": sorted(computes)}
+    isas = {ptx.isa for code in variant.code for ptx in code.ptx}
+    if isas and not drivers.get_deciding_user_mode_driver(variant):
+        thresholds["driver.version"] = sorted(
+            {bound for isa in isas for bound in cuda.find_verdict_bounds(partial(_release_compiles, isa=isa))}
+        )
+    return thresholds
 
 
 def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
@@ -208,30 +195,26 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
 
 
 def distance(target: Target, variant: Variant) -> Distance:
-    """Return how many GPUs lack device code, and the distance of the code for the worst match."""
+    """Return how many GPUs lack device code, and the distance of the code for the worst match.
+
+    The distance for a GPU is that of the code that is furthest off among all that has to run on it.
+    """
+    far: Distance = (drivers.FAR,)
     lacking = _find_lacking_gpus(target, variant)
-    return len(lacking), *max((_measure_nearest(variant, gpu) for gpu in lacking), default=(drivers.FAR,))
+    by_gpu: list[Distance] = []
+    for gpu in lacking:
+        by_file = []
+        for code in _select_deciding_code(variant, gpu):
+            capabilities = map(get_capability, code.targets)
+            distances = (drivers.measure_version_distance(name, gpu.compute) for name in capabilities)
+            by_file.append(min(distances, default=far))
+        by_gpu.append(max(by_file, default=far))
+    return len(lacking), *max(by_gpu, default=far)
 
 
 def _find_lacking_gpus(target: Target, variant: Variant) -> list[Gpu]:
     driver = drivers.get_effective_driver(target, variant)
     return [gpu for gpu in target.gpus if not _is_served(variant, gpu, driver)]
-
-
-def _measure_nearest(variant: Variant, gpu: Gpu) -> Distance:
-    """Return the distance of the code that is furthest off among all that has to run."""
-    far = (drivers.FAR,)
-    nearest = (
-        min(
-            (
-                drivers.measure_version_distance(get_capability(target), gpu.compute)
-                for target in code.targets
-            ),
-            default=far,
-        )
-        for code in _select_deciding_code(variant, gpu)
-    )
-    return max(nearest, default=far)
 
 
 def warn(target: Target, variant: Variant) -> Iterator[str]:
@@ -276,11 +259,6 @@ def _name_files(codes: Sequence[Code]) -> str:
     return f"{codes[0].name} and {more} more" if more else codes[0].name
 
 
-def _compiles(driver: str | None, isa: str) -> bool:
-    """Whether a driver compiles PTX of an ISA version. Minor-version compatibility does not cover this."""
-    return driver is not None and _release_compiles(cuda.get_newest_cuda(driver), isa)
-
-
 def _release_compiles(release: str | None, isa: str) -> bool:
     """Whether the drivers of a CUDA release, the newest that they support, compile PTX of an ISA version."""
     newest = cuda.load_releases()[release].ptx_isa if release else None
@@ -289,16 +267,16 @@ def _release_compiles(release: str | None, isa: str) -> bool:
 
 def _describe_code(variant: Variant) -> str:
     """Return the variant's device code in words, or nothing for a CPU-only variant."""
-    kinds = [_format_code(code) for code in variant.code]
-    if len(kinds) > 1:
-        return shorten_words([f"one of {words}" for words in kinds], SHOWN, " and ", "; and {} more")
-    return "".join(kinds) or ("device code" if variant.gpu else "")
-
-
-def _format_code(code: Code) -> str:
-    parts = [f"sm_{cubin}" for cubin in code.cubins]
-    parts += [f"PTX {ptx.target} (ISA {ptx.isa})" for ptx in code.ptx]
-    return ", ".join(parts)
+    entries = [
+        ", ".join(
+            [f"sm_{cubin}" for cubin in code.cubins]
+            + [f"PTX {ptx.target} (ISA {ptx.isa})" for ptx in code.ptx]
+        )
+        for code in variant.code
+    ]
+    if len(entries) > 1:
+        return shorten_words([f"one of {entry}" for entry in entries], SHOWN, " and ", "; and {} more")
+    return "".join(entries) or ("device code" if variant.gpu else "")
 
 
 def _format_computes(gpus: Iterable[Gpu]) -> str | None:
@@ -320,8 +298,8 @@ def _explain_lack(variant: Variant, unserved: list[Gpu], driver: str | None) -> 
         return f"{gpu.label} {state}", "see the warnings of `imagematrix probe`"
     if gpu.compute is None:
         return f"the compute capability of {gpu.label} is unknown", "probe the host with NVML"
-    same = [str(other.index) for other in unserved if other.compute == gpu.compute]
-    only = f"{'GPU' if len(same) == 1 else 'GPUs'} {drivers.join_words(same)}"
+    indices = [str(unserved_gpu.index) for unserved_gpu in unserved if unserved_gpu.compute == gpu.compute]
+    only = f"{'GPU' if len(indices) == 1 else 'GPUs'} {drivers.join_words(indices)}"
     advice = f"build a variant for compute {gpu.compute}, and pass only {only}"
     lacking = [code for code in _select_deciding_code(variant, gpu) if _rate_files(code, gpu, driver) is None]
     without = [code for code in lacking if not _describe_compilable_ptx(code, gpu, driver)]
@@ -330,17 +308,12 @@ def _explain_lack(variant: Variant, unserved: list[Gpu], driver: str | None) -> 
         text = _describe_compilable_ptx(lacking[0], gpu, driver)
         return f"for {gpu.label} {_name_files(lacking[:1])} has {text}{unless}", advice
     why = f"no device code in {_name_files(without)} runs on {gpu.label}, compute capability {gpu.compute}"
-    counted = [
-        _describe_parts(code, gpu, driver) for code in without[:1] if _has_some_code(code, gpu, driver)
-    ]
-    # An entry is the code of the project's own parts, or of PTX only what all parts have.
-    more = f": {counted[0]} none, and {REST}" if counted else ""
+    # Parts of a file may have code for the GPU although the file as a whole has none: an entry is the code of
+    # the project's own parts, or of PTX only what all parts have.
+    more = ""
+    if without and any(_rate_files(part, gpu, driver) for part in without[0].parts):
+        more = f": {_describe_parts(without[0], gpu, driver)} none, and {REST}"
     return f"{why}{more}{unless}", advice
-
-
-def _has_some_code(code: Code, gpu: Gpu, driver: str | None) -> bool:
-    """Whether parts of a file have code for a GPU for which the file as a whole has none."""
-    return any(_rate_files(part, gpu, driver) for part in code.parts)
 
 
 def _describe_compilable_ptx(code: Code, gpu: Gpu, driver: str | None) -> str | None:
@@ -356,16 +329,17 @@ def _suggest_options(variant: Variant, lacking: list[Code], gpu: Gpu, driver: st
     if not lacking or not all(_is_partly_covered(variant, code, gpu, driver) for code in lacking):
         return ""
     globs = dict.fromkeys(glob for code in lacking for glob in code.globs or (code.glob,))
-    options = " ".join(f"--optional {_quote_word(glob)}" for glob in globs)
-    others = sum(code.files - 1 for code in lacking if not code.globs)
+    quoted = [glob.replace("'", "'\\''") for glob in globs]
+    options = " ".join(f"--optional '{glob}'" for glob in quoted)
+    unnamed = sum(code.files - 1 for code in lacking if not code.globs)
     listing = f"`imagematrix verify --json {quote_word(variant.reference)}`"
-    more = f", and the same for {others} more that {listing} lists" if others else ""
-    asked = "".join(_describe_guards(code, gpu) for code in lacking)
+    more = f", and the same for {unnamed} more that {listing} lists" if unnamed else ""
+    guards = "".join(_describe_guard(code, gpu) for code in lacking)
     unused = "if the image does not use this on such GPUs"
-    return f"{asked}; {unused}, adopt the image with {options}{more}"
+    return f"{guards}; {unused}, adopt the image with {options}{more}"
 
 
-def _describe_guards(code: Code, gpu: Gpu) -> str:
+def _describe_guard(code: Code, gpu: Gpu) -> str:
     """Return in words what the package's own sources say about files that have no code for a GPU."""
     if code.guard is None:
         return ""
@@ -373,12 +347,6 @@ def _describe_guards(code: Code, gpu: Gpu) -> str:
     if not code.guard.unless:
         return f"; {where} asks for the capability in a way that cannot be evaluated"
     return f"; by {where}, {_name_files([code])} is used on {gpu.compute}"
-
-
-def _quote_word(word: str) -> str:
-    """Return a word as a shell takes it."""
-    letters = word.replace("'", "'\\''")
-    return f"'{letters}'"
 
 
 def _is_partly_covered(variant: Variant, code: Code, gpu: Gpu, driver: str | None) -> bool:
@@ -389,10 +357,10 @@ def _is_partly_covered(variant: Variant, code: Code, gpu: Gpu, driver: str | Non
     package, slash, _ = code.name.partition("/")
     if not (slash and package):
         return False
-    others = variant.code
+    entries = variant.code
     if not code.name.endswith(LOOSE):
-        others = tuple(other for other in others if other.name.startswith(f"{package}/"))
-    return any(_rate_files(other, gpu, driver) is not None for other in others)
+        entries = tuple(entry for entry in entries if entry.name.startswith(f"{package}/"))
+    return any(_rate_files(entry, gpu, driver) is not None for entry in entries)
 
 
 RULE = Rule(

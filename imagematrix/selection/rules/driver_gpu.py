@@ -25,9 +25,9 @@ def need(variant: Variant) -> tuple[int, bool] | tuple[()] | None:
 
     Return None if the variant needs none.
     """
-    own = drivers.get_baked_driver(variant)
-    if own:
-        return versions.get_branch(own), versions.is_tegra(own)
+    baked = drivers.get_baked_driver(variant)
+    if baked:
+        return versions.get_branch(baked), versions.is_tegra(baked)
     return () if variant.driver or variant.gpu else None
 
 
@@ -43,11 +43,11 @@ def is_satisfied(target: Target, variant: Variant) -> bool:
 
 def thresholds(variant: Variant) -> Thresholds:
     """Return the branches that are the first or the last to support GPUs, and the capabilities of these."""
-    own = drivers.get_baked_driver(variant)
-    branches = (versions.get_branch(own),) if own else tuple(sorted(gpus.list_last_branches()))
+    baked = drivers.get_baked_driver(variant)
+    branches = (versions.get_branch(baked),) if baked else tuple(sorted(gpus.list_last_branches()))
     first = gpus.list_first_branches()
     bounds = {
-        *drivers.get_branch_bounds(() if own else branches),
+        *drivers.get_branch_bounds(() if baked else branches),
         *(f"{branch}.0" for branch in first.values()),
     }
     return {
@@ -68,9 +68,9 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
         return wanted, driver, f"driver {driver} is not known to lack support for a GPU that is passed", None
     if driver is None:
         return wanted, driver, drivers.NO_DRIVER, "load an NVIDIA driver"
-    if left := drivers.find_gpus_dropped_by(target, driver):
-        last = drivers.get_last_branch_for(left)
-        labels = drivers.join_words([gpu.label for gpu in left])
+    if dropped := drivers.find_gpus_dropped_by(target, driver):
+        last = drivers.get_last_branch_for(dropped)
+        labels = drivers.join_words([gpu.label for gpu in dropped])
         why = f"driver {driver} does not support {labels}: branch {last} is the last that does"
         return (
             f"a driver of branch {last} or older",
@@ -93,8 +93,9 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
     kind = target.host.driver.kind if target.host.driver else None
     labels = drivers.join_words([gpu.label for gpu in _find_undriven_gpus(target)])
     why = f"the {kind} kernel modules of NVIDIA's driver do not drive {labels}"
-    other = "proprietary" if kind == "open" else "open"
-    return f"the {other} kernel modules", f"{driver} ({kind})", why, f"install the {other} kernel modules"
+    other_kind = "proprietary" if kind == "open" else "open"
+    modules = f"the {other_kind} kernel modules"
+    return modules, f"{driver} ({kind})", why, f"install {modules}"
 
 
 def distance(target: Target, variant: Variant) -> Distance:

@@ -39,22 +39,22 @@ def thresholds(_: Variant) -> Thresholds:
 
 def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:  # noqa: ARG001
     """Return need, have, why and advice."""
-    kernel, own = target.kernel_driver, _get_user_mode_driver(target)
+    kernel, user_mode = target.kernel_driver, _get_user_mode_driver(target)
     wanted = f"the node's user-mode driver {kernel}" if kernel else "the node's user-mode driver"
     if not ok:
         from imagematrix.hardware.host.nvidia import RELOAD, describe_mismatch
 
-        return wanted, own, describe_mismatch(own, kernel or ""), RELOAD
-    if own is None:
+        return wanted, user_mode, describe_mismatch(user_mode, kernel or ""), RELOAD
+    if user_mode is None:
         return wanted, None, "the version of the node's user-mode driver is unknown", None
-    return wanted, own, "the node's user-mode driver has the version of the kernel module", None
+    return wanted, user_mode, "the node's user-mode driver has the version of the kernel module", None
 
 
 def distance(target: Target, _: Variant) -> Distance:
     """Return how far the user-mode driver is from the kernel's: by branch, then within it."""
-    own = _get_user_mode_driver(target)
+    user_mode = _get_user_mode_driver(target)
     # Labels of nodes tell only that the versions differ.
-    known = own if own and versions.DRIVER.fullmatch(own) else None
+    known = user_mode if user_mode and versions.DRIVER.fullmatch(user_mode) else None
     return drivers.measure_version_distance(known, target.kernel_driver)
 
 

@@ -39,9 +39,15 @@ def thresholds(variant: Variant) -> Thresholds:
     """Return the values in the conditions; those on CUDA are conditions on the driver that supports it."""
     from imagematrix.hardware.vendors import requirements
 
+    def is_met(condition: Condition, release: str | None) -> bool:
+        return release is not None and condition.is_met(release)
+
     thresholds: dict[str, list[str]] = {}
     for condition in requirements.list_conditions(variant.requires):
-        values = _find_release_bounds(condition) if condition.name == "cuda" else (condition.value,)
+        values: tuple[str, ...] = (condition.value,)
+        if condition.name == "cuda":
+            # The first drivers of the releases at which the condition gives another verdict.
+            values = cuda.find_verdict_bounds(partial(is_met, condition))
         thresholds.setdefault(FACTS[condition.name], []).extend(values)
     return thresholds
 
@@ -72,11 +78,6 @@ def _find_unmet(target: Target, variant: Variant) -> list[tuple[Gpu | None, str]
         for expression in variant.requires
         if not requirements.is_met(requirements.parse_requirement(expression), partial(_is_met, target, gpu))
     ]
-
-
-def _find_release_bounds(condition: Condition) -> tuple[str, ...]:
-    """Return the first drivers of the releases at which a condition on CUDA gives another verdict."""
-    return cuda.find_verdict_bounds(lambda release: release is not None and condition.is_met(release))
 
 
 def _is_met(target: Target, gpu: Gpu | None, condition: Condition) -> bool:

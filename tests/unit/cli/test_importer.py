@@ -66,14 +66,14 @@ def test_get_prints_a_path_and_release_can_be_called_twice(call, tmp_path):
     assert squashfs.read_bytes().startswith(b"hsqs")
     # It is for enroot only: `run` starts images without the added files.
     assert not (tmp_path / "store/images").exists()
-    (holder,) = ImageStore(tmp_path / "store/enroot").leases().values()
+    (holder,) = ImageStore(tmp_path / "store/enroot").find_leases().values()
     # This process is root's in a cluster, so the lease names the one that renews it.
     assert holder.keeper.pid == os.getpid()
     for _ in range(2):
         released = call("release")
         assert (released.returncode, released.stdout, released.stderr) == (0, "", "")
     assert squashfs.exists()
-    assert ImageStore(tmp_path / "store/enroot").leases() == {}
+    assert ImageStore(tmp_path / "store/enroot").find_leases() == {}
     assert call("get", "docker://training:v1").stdout == first.stdout
 
 
@@ -109,7 +109,7 @@ class Evicting(ImageStore):
         self.fetched += 1
         return SimpleNamespace(digest="sha256:1")
 
-    def lease(self, digest, pid=None):  # noqa: ARG002 - as in ImageStore
+    def take_lease(self, digest, pid=None):  # noqa: ARG002 - as in ImageStore
         self.leased.append(digest)
         return SimpleNamespace(path=None, release=self.leased.pop)
 

@@ -83,7 +83,7 @@ def test_the_task_gets_the_gpus_that_it_may_open_and_the_job_s_variables(run, tm
 def test_the_image_s_variables_win_over_the_job_s_and_slurm_s_over_both(run, filled_store):
     from daemonless_starts import put
 
-    Path(filled_store.place(DIGESTS["gpu"]), "root").rmdir()
+    Path(filled_store.get_folder(DIGESTS["gpu"]), "root").rmdir()
     put(filled_store, "gpu", {"config": {"Env": ["LR=image", "SLURM_PROCID=9"], "Entrypoint": ["entry"]}})
     _, ((container, *_),) = run({"LR": "job", "SLURM_PROCID": "1"})
     assert container.environment["LR"] == "image"

@@ -82,14 +82,14 @@ def test_a_layout_and_an_archive_need_no_registry(pull, tmp_path, image_store):
     for catalog in (f"oci:{layout(tmp_path / 'layout', image)}", archived(tmp_path / "a.tar", image)):
         result = pull("training:v1", "--catalog", catalog)
         assert (result.code, result.out) == (0, f"training:{name}@{image.digest}\n"), result.err
-    assert image_store.catalog("training", "v1")
+    assert image_store.load_catalog("training", "v1")
 
 
 def test_a_variant_that_is_named_does_not_stand_for_its_version(pull, published, image_store):
     assert pull(reference(published, "one").partition("@")[0]).code == 0
-    assert image_store.catalogs() == []
+    assert image_store.load_catalogs() == []
     assert pull(published).code == 0
-    assert len(image_store.catalogs()) == 1
+    assert len(image_store.load_catalogs()) == 1
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_saved_catalog_whose_images_are_in_no_registry_is_no_source(pull, tmp_
 
 
 def test_who_waits_is_told_for_whom(pull, published, image_store, monkeypatch):
-    holder = Holder.of()
+    holder = Holder.from_pid()
     Path(image_store.path, "locks").mkdir(parents=True)
     digest = variant("two")[0].digest
     lock = Path(image_store.path, "locks", digest[7:])
@@ -174,7 +174,7 @@ def test_what_makes_room_is_told(pull, server, image_store):
     result = pull(put(server, larger, version="v2"), "--max-size", "1.5M")
     assert result.code == 0
     assert f"removed {server.address}/ml/training:{large[1]} (0.9 MB) to make room" in result.err
-    assert image_store.digests() == [larger[0].digest]
+    assert image_store.list_digests() == [larger[0].digest]
     result = pull(put(server, variant("one", tar(("h", os.urandom(3_000_000))))), "--max-size", "1.5M")
     assert result.code == 2
     assert "may have 1500000" in result.err
@@ -202,11 +202,11 @@ def test_old_versions_are_shown_and_then_removed(prune, versions, image_store):
     shown = prune("--keep", "1")
     assert shown.code == 0
     assert "1 image would be removed" in shown.err
-    assert len(image_store.digests()) == 2
+    assert len(image_store.list_digests()) == 2
     done = prune("--keep", "1", "--yes")
     assert (done.code, done.err) == (0, "removed 1 image\n")
-    assert [image.references[0] for image in image_store.images()] == versions[1:]
-    assert [one["version"] for one in image_store.catalogs()] == ["v2"]
+    assert [image.references[0] for image in image_store.list_images()] == versions[1:]
+    assert [one["version"] for one in image_store.load_catalogs()] == ["v2"]
     assert prune("--keep", "1", "--yes").err == "nothing to remove\n"
 
 
@@ -221,8 +221,8 @@ def test_its_json_is_that_of_prune(prune, versions, conforms):
 
 @pytest.mark.usefixtures("versions")
 def test_what_a_container_runs_from_stays(prune, image_store):
-    digest = next(one.digest for one in image_store.images() if one.version == "v1")
-    lease = image_store.lease(digest)
+    digest = next(one.digest for one in image_store.list_images() if one.version == "v1")
+    lease = image_store.take_lease(digest)
     result = prune("--keep", "1", "--yes")
     assert f"process {os.getpid()} on {os.uname().nodename}" in result.out
     assert result.err == "nothing to remove\n"
@@ -232,16 +232,16 @@ def test_what_a_container_runs_from_stays(prune, image_store):
 @pytest.mark.usefixtures("versions")
 def test_what_came_lately_stays(prune, image_store):
     assert prune("--newer", "1h", "--yes").err == "nothing to remove\n"
-    for digest in image_store.digests():
-        os.utime(f"{image_store.place(digest)}/image.json", (0, 0))
+    for digest in image_store.list_digests():
+        os.utime(f"{image_store.get_folder(digest)}/image.json", (0, 0))
     assert prune("--newer", "1h", "--yes").err == "removed 2 images\n"
-    assert image_store.catalogs() == []
+    assert image_store.load_catalogs() == []
 
 
 @pytest.mark.usefixtures("versions")
 def test_what_hosts_need_stays(prune, profiles, image_store):
     assert prune("--hosts", profiles["laptop"], "--yes").code == 0
-    assert [image.version for image in image_store.images()] == ["v2"]
+    assert [image.version for image in image_store.list_images()] == ["v2"]
 
 
 @pytest.mark.usefixtures("versions")
@@ -253,12 +253,12 @@ def test_only_the_named_images_are_considered(prune, server):
 
 
 def test_an_image_that_is_in_use_now_is_not_removed(prune, versions, image_store):
-    digest = next(one.digest for one in image_store.images() if one.version == "v1")
+    digest = next(one.digest for one in image_store.list_images() if one.version == "v1")
     with hold_lock(Path(image_store.path, "locks", digest[7:])):
         result = prune("--keep", "1", "--yes")
     assert result.code == 8
     assert f"{versions[0]} is in use now" in result.err
-    assert len(image_store.digests()) == 2
+    assert len(image_store.list_digests()) == 2
     assert listed(image_store, "new") == []
 
 

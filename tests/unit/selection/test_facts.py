@@ -213,7 +213,7 @@ def test_equal_needs_have_equal_verdicts(host, variant, other, allow_cpu):
         for rule in RULES:
             if rule.need(variant) == rule.need(twin) is not None:
                 assert rule.is_satisfied(target, variant) is rule.is_satisfied(target, twin)
-                assert rule.refusal_distance(target, variant) == rule.refusal_distance(target, twin)
+                assert rule.measure_refusal(target, variant) == rule.measure_refusal(target, twin)
         for criterion in BY_NAME.values():
             if criterion.need(variant) == criterion.need(twin):
                 assert criterion.score(target, variant) == criterion.score(target, twin)

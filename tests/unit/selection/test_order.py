@@ -27,7 +27,7 @@ def first():
         }
         (best,) = result
         index = VariantIndex(variants, order_criteria())
-        assert index.best(target, index.everything) is best
+        assert index.get_best(target, index.everything) is best
         return best.reference
 
     return ask

@@ -138,7 +138,7 @@ def test_nearest_variant_is_the_first_candidate(host, catalog, allow_cpu):
     if selection.selected is None and catalog.variants:
         index = VariantIndex(catalog.variants, order_criteria(catalog.prefer))
         target = keep_distinct_gpus(Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu))
-        assert index.nearest(target).reference == selection.candidates[0].reference
+        assert index.find_nearest(target).reference == selection.candidates[0].reference
 
 
 @given(hosts, catalogs, st.integers(1, 3))

@@ -486,7 +486,7 @@ A100 = {"compute": "8.0", "name": "NVIDIA A100-SXM4-40GB", "memory_mib": 40960}
         ([], "2", [[0, 1, 2, 3, 4]]),
     ],
 )
-def test_serving_returns_the_gpu_sets_that_fit(make, cubins, wanted, expected):
+def test_gpu_sets_returns_the_gpu_sets_that_fit(make, cubins, wanted, expected):
     host = make.host(*(make.gpu(index, **(A100 if index % 2 else T4)) for index in range(5)))
     variants = (make.variant(f"t:{number}", cubins=one) for number, one in enumerate(cubins))
     choice = find_candidates(host.gpus, wanted)
@@ -514,7 +514,7 @@ def test_narrowed_choices_are_cached_for_each_kind_of_hardware(make):
     for number in range(5):
         gpus = (make.gpu(number, **T4), make.gpu(number + 1, **A100))
         assert selector.select(make.host(*gpus), gpus=1).gpus == (f"GPU-{number + 1}",)
-        assert len(selector._serving) <= 2
+        assert len(selector._gpu_sets) <= 2
 
 
 def test_an_unknown_user_mode_driver_of_the_node_is_a_warning(make, conforms):

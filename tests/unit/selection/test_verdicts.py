@@ -40,8 +40,8 @@ def test_an_index_that_was_asked_before_answers_as_a_new_one(some, catalog, allo
     for host in (*some, *some):
         target = keep_distinct_gpus(Target(host=host, gpus=host.gpus, allow_cpu=allow_cpu))
         new = VariantIndex(catalog.variants, criteria)
-        fitting = index.fitting(target)
-        assert index.members(fitting) == [
+        fitting = index.find_fitting(target)
+        assert index.list_members(fitting) == [
             variant
             for variant in sorted(catalog.variants, key=lambda one: one.reference)
             if all(rule.need(variant) is None or rule.is_satisfied(target, variant) for rule in RULES)
@@ -50,9 +50,9 @@ def test_an_index_that_was_asked_before_answers_as_a_new_one(some, catalog, allo
             target, index.everything
         )
         if catalog.variants:
-            assert index.nearest(target) == new.nearest(target)
+            assert index.find_nearest(target) == new.find_nearest(target)
         if fitting:
-            assert index.top_ranked(target, fitting) == new.top_ranked(target, fitting)
+            assert index.find_top_ranked(target, fitting) == new.find_top_ranked(target, fitting)
 
 
 @given(twins(), catalogs, allowed)
@@ -74,29 +74,29 @@ def test_verdicts_are_kept_for_a_bounded_number_of_targets(make):
     groups = RuleGroups(decided)
     for number in range(KEPT + 2):
         host = make.host(make.gpu(name=f"NVIDIA {number}", pci_device_id=f"{number:04x}"))
-        groups.verdicts(Target(host=host, gpus=host.gpus))
+        groups.get_verdicts(Target(host=host, gpus=host.gpus))
     assert all(len(group._kept) <= KEPT for group in groups._rule_groups)
 
 
-def test_rules_that_share_no_fact_are_in_panels_of_their_own(make):
+def test_rules_that_share_no_fact_are_in_groups_of_their_own(make):
     variant = make.variant(compressed_fatbin=True, requires=("cuda>1",))
     decided = [(rule, [(variant, 1)]) for rule in RULES if rule.need(variant) is not None]
     groups = RuleGroups(decided)
-    names = [{rule.name for rule, _ in group._decided} for group in groups._rule_groups]
+    names = [{rule.name for rule, _ in group._groups_by_rule} for group in groups._rule_groups]
     assert {"cpu"} in names
     assert {"platform"} in names
     assert len(names) == 3
     host = make.host(make.gpu())
-    verdicts = groups.verdicts(Target(host=host, gpus=host.gpus))
+    verdicts = groups.get_verdicts(Target(host=host, gpus=host.gpus))
     assert [one._rule.name for one in verdicts] == [rule.name for rule, _ in decided]
 
 
-def test_leading_variants_are_kept_for_a_bounded_number_of_sets(make, monkeypatch):
+def test_top_ranked_variants_are_kept_for_a_bounded_number_of_sets(make, monkeypatch):
     monkeypatch.setattr(index_module, "KEPT", 2)
     variants = tuple(make.variant(f"t:{number}", march=f"m{number}") for number in range(4))
     index = VariantIndex(variants, order_criteria())
     host = make.host(make.gpu())
     target = Target(host=host, gpus=host.gpus)
     for number, variant in enumerate(variants):
-        assert index.top_ranked(target, 1 << number) == [variant]
-        assert len(index._leading) <= 2
+        assert index.find_top_ranked(target, 1 << number) == [variant]
+        assert len(index._top_ranked) <= 2

@@ -148,7 +148,7 @@ def classify_nodes(
     version. Raises UsageError if `where` leaves one of the image's own axes open.
     """
     selector = Selector(catalog, normalize_where(where))
-    _require_labelled_facts(selector.question.catalog)
+    _require_labelled_facts(selector.query.catalog)
 
     def answer(host: Host) -> Answer:
         try:
@@ -163,7 +163,7 @@ def classify_nodes(
         if ambiguity:
             raise UsageError(f"{kind.hosts[0]}: {ambiguity[0]}", remedy=ambiguity[1].shown)
     return Classes(
-        catalog=selector.question.catalog,
+        catalog=selector.query.catalog,
         classes=_name_classes(hardware, by_name),
         upgrades=tuple(
             compute_upgrade(hardware, answer, old, new) for old, new in sorted((drivers or {}).items())

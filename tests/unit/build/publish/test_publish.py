@@ -12,7 +12,7 @@ from imagematrix.build.publish.publish import publish
 from imagematrix.errors import EngineError, TagMovedError, UnknownImageError, UsageError
 from imagematrix.hardware.vendors import marches
 from imagematrix.images.catalog import image_index, labels
-from imagematrix.images.catalog.registry import catalogs
+from imagematrix.images.catalog.registry import load_catalogs
 from imagematrix.images.catalog.sources import open_catalog
 from imagematrix.images.oci.manifest import ATTESTED, DOCKER_LIST, INDEX
 from imagematrix.images.oci.registry import Registry
@@ -174,7 +174,7 @@ def test_version_tag_with_anything_else_is_refused(registry, repository, add_var
 def test_changed_index_is_not_read(registry, repository, add_variant, image, make):
     add_variant("a")
     found = make(repository=repository, registry=registry, add_variant=add_variant)
-    for read in (lambda: open_catalog(f"{image}:v1"), lambda: catalogs(image)):
+    for read in (lambda: open_catalog(f"{image}:v1"), lambda: load_catalogs(image)):
         with pytest.raises(TagMovedError, match=f"{image}:v1 is not as imagematrix published it: {found}"):
             read()
 

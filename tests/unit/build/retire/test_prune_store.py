@@ -70,13 +70,15 @@ def test_an_image_stays_while_one_of_its_names_needs_it(image_store, pulled):
     ]
     assert shown.images == ("r:5000/t", "mirror:5000/t")
     prune(image_store)
-    assert old in image_store.digests()
+    assert old in image_store.list_digests()
     pulled("v2", "mirror:5000/t")
     assert reasons(image_store)["r:5000/t:v1"] == ""
     prune(image_store)
-    assert old not in image_store.digests()
-    assert image_store.catalog("mirror:5000/t", "v1") is image_store.catalog("r:5000/t", "v1") is None
-    assert image_store.catalog("mirror:5000/t", "v2")
+    assert old not in image_store.list_digests()
+    assert (
+        image_store.load_catalog("mirror:5000/t", "v1") is image_store.load_catalog("r:5000/t", "v1") is None
+    )
+    assert image_store.load_catalog("mirror:5000/t", "v2")
 
 
 def test_an_image_stays_if_it_has_a_name_that_is_not_considered(image_store, pulled):

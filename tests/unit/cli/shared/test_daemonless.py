@@ -55,9 +55,9 @@ def test_gpus_in_use_are_an_error(run, monkeypatch, capfd):
 
 
 def test_an_image_that_is_not_in_the_store_is_pulled(run, store, monkeypatch):
-    Path(store.place(DIGESTS["gpu"]), "image.json").unlink()
-    Path(store.place(DIGESTS["gpu"]), "root").rmdir()
-    Path(store.place(DIGESTS["gpu"])).rmdir()
+    Path(store.get_folder(DIGESTS["gpu"]), "image.json").unlink()
+    Path(store.get_folder(DIGESTS["gpu"]), "root").rmdir()
+    Path(store.get_folder(DIGESTS["gpu"])).rmdir()
     asked = []
 
     def fetch(selection, _, **how):

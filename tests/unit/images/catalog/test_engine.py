@@ -10,7 +10,7 @@ from imagematrix.common.image_reference import split_version
 from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import Variant
-from imagematrix.images.catalog.engine import catalog, catalogs
+from imagematrix.images.catalog.engine import load_catalog, load_catalogs
 from imagematrix.images.catalog.sources import open_catalog, require_not_built_on
 
 SHORT = "0123456789ab"
@@ -46,7 +46,7 @@ def test_invalid_image_name_is_rejected(name):
 def test_labels_restore_the_catalog(engine, shipped_catalog):
     engine.add_catalog(shipped_catalog)
     result = open_catalog("training:v1")
-    assert result == catalog("training")
+    assert result == load_catalog("training")
     assert len(engine.requests) == 2
     assert {variant.size for variant in result.variants} == {81_000_000}
     references = [variant.reference for variant in result.variants]
@@ -154,7 +154,7 @@ def test_variant_with_its_name_is_confirmed(engine):
 
 def test_catalog_is_read_with_one_request(engine):
     add_image(engine)
-    assert len(catalog("training:v1").variants) == 1
+    assert len(load_catalog("training:v1").variants) == 1
     assert len(engine.requests) == 1
 
 
@@ -163,7 +163,7 @@ def test_podman_prefix_of_short_names_is_removed(engine, full):
     engine.add_catalog(one())
     (reference,) = engine.images[0]["RepoTags"]
     engine.images[0] |= {"RepoTags": [full + reference], "RepoDigests": [f"{full}training@{DIGEST}"]}
-    (variant,) = catalog("training:v1").variants
+    (variant,) = load_catalog("training:v1").variants
     assert (variant.reference, variant.digest) == (reference, DIGEST)
 
 
@@ -185,7 +185,7 @@ def test_images_of_docker_hub_are_found_as_docker_lists_them(engine, image, list
         "RepoTags": [reference.replace(image, listed)],
         "RepoDigests": [f"{listed}@{DIGEST}"],
     }
-    (variant,) = catalog(f"{image}:v1").variants
+    (variant,) = load_catalog(f"{image}:v1").variants
     assert (variant.reference, variant.digest) == (reference, DIGEST)
     engine.images[0]["Labels"][labels.INPUTS] = "{}"
     with EngineStore() as store:
@@ -196,7 +196,7 @@ def test_digest_is_the_manifest_s_or_the_image_id(engine):
     engine.add_catalog(one(cell="cpu-znver3"))
     engine.add_catalog(one())
     engine.images[1]["RepoDigests"] = ["other@sha256:1", f"training@{DIGEST}"]
-    first, second = catalog("training:v1").variants
+    first, second = load_catalog("training:v1").variants
     assert first.digest == engine.images[0]["Id"]
     assert second.digest == DIGEST
 
@@ -216,13 +216,13 @@ def test_foreign_images_are_skipped(engine, foreign):
     engine.add_catalog(one())
     engine.add_image(foreign, RepoTags=["derived:latest"])
     engine.add_image(foreign, RepoTags=None)
-    assert len(catalog("training").variants) == 1
+    assert len(load_catalog("training").variants) == 1
 
 
 def test_malformed_entries_are_skipped(engine):
     engine.add_catalog(one())
     engine.images += ["text", None, 3, []]
-    assert len(catalogs()) == 1
+    assert len(load_catalogs()) == 1
 
 
 @pytest.mark.parametrize(
@@ -244,46 +244,46 @@ def test_error_for_damaged_labels_names_the_image(engine, label, expected):
     if label is None:
         del own[labels.VARIANT]
     with pytest.raises(UsageError, match=rf"training:v1-cpu-znver4-{SHORT}: .*{expected}"):
-        catalog("training:v1")
+        load_catalog("training:v1")
 
 
 def test_invalid_size_is_rejected(engine):
     engine.add_catalog(one())
     engine.images[0]["Size"] = "big"
     with pytest.raises(UsageError, match="size: expected an integer, found a string"):
-        catalog("training:v1")
+        load_catalog("training:v1")
 
 
 def test_several_versions_require_a_choice(engine):
     engine.add_catalog(one(version="v2"))
     engine.add_catalog(one())
-    assert [(item.image, item.version) for item in catalogs("training")] == [
+    assert [(item.image, item.version) for item in load_catalogs("training")] == [
         ("training", "v1"),
         ("training", "v2"),
     ]
-    assert catalog("training:v2").version == "v2"
+    assert load_catalog("training:v2").version == "v2"
     with pytest.raises(UnknownImageError, match="training has several versions") as caught:
-        catalog("training")
+        load_catalog("training")
     assert caught.value.remedy == "name one of training:v1, training:v2"
     assert caught.value.exit_code == 4
 
 
 def test_error_for_an_unknown_image_lists_existing_ones(engine):
     with pytest.raises(UnknownImageError, match="the engine has no variant of training:v1") as caught:
-        catalog("training:v1")
+        load_catalog("training:v1")
     assert caught.value.remedy == "build variants with `imagematrix build`"
     engine.add_catalog(one(image="reg:5000/ml/serving"))
     with pytest.raises(UnknownImageError) as caught:
-        catalog("training:v1")
+        load_catalog("training:v1")
     assert caught.value.remedy == "it has reg:5000/ml/serving:v1"
     with pytest.raises(UnknownImageError, match="no variant of reg:5000/ml/serving:v9"):
-        catalog("reg:5000/ml/serving:v9")
+        load_catalog("reg:5000/ml/serving:v9")
 
 
 def test_missing_engine_is_an_engine_error(docker_host):
     docker_host("unix:///nowhere/docker.sock")
     with pytest.raises(EngineError) as caught:
-        catalog("training:v1")
+        load_catalog("training:v1")
     assert caught.value.remedy
 
 
@@ -292,36 +292,36 @@ def test_catalog_takes_the_preference_of_its_images(engine):
     engine.add_catalog(one())
     for item in engine.images:
         item["Labels"][labels.PREFER] = "cuda,driver"
-    assert catalog("training:v1").prefer == ("cuda", "driver")
+    assert load_catalog("training:v1").prefer == ("cuda", "driver")
     del engine.images[0]["Labels"][labels.PREFER]
     with pytest.raises(UsageError, match="differ in their preferences: the usual order and cuda,driver"):
-        catalog("training:v1")
+        load_catalog("training:v1")
     engine.images[0]["Labels"] |= {labels.PREFER: "cuda,driver", labels.DEFAULTS: '{"python":"3.13"}'}
     with pytest.raises(
         UsageError, match=r"differ in their preferences: cuda,driver and cuda,driver python=3\.13"
     ):
-        catalog("training:v1")
+        load_catalog("training:v1")
     engine.images[1]["Labels"][labels.DEFAULTS] = '{"python":"3.13"}'
-    assert catalog("training:v1").defaults == (("python", "3.13"),)
+    assert load_catalog("training:v1").defaults == (("python", "3.13"),)
     for damaged in ("3.13", "[]", '{"cuda": "12.4"}', '{"python": 3}', "[" * 100_000):
         engine.images[0]["Labels"][labels.DEFAULTS] = damaged
         with pytest.raises(UsageError, match=r"io\.imagematrix\.defaults"):
-            catalog("training:v1")
+            load_catalog("training:v1")
     del engine.images[0]["Labels"][labels.DEFAULTS]
     engine.images[0]["Labels"][labels.PREFER] = "speed"
     with pytest.raises(UsageError, match="'speed' is not one of gpu, device-code"):
-        catalog("training:v1")
+        load_catalog("training:v1")
 
 
 def test_variant_is_found_by_reference_or_digest(engine):
     engine.add_catalog(one(cell="cpu-znver3"))
     engine.add_catalog(one())
-    own = catalog("training:v1").variants[0]
+    own = load_catalog("training:v1").variants[0]
     for name in (own.reference, f"training@{own.digest}", f"{own.reference}@{own.digest}"):
-        result = catalog(name)
+        result = load_catalog(name)
         assert (result.version, result.variants) == ("v1", (own,))
     with pytest.raises(UnknownImageError):
-        catalog(f"other@{own.digest}")
+        load_catalog(f"other@{own.digest}")
 
 
 def test_misspelled_name_gets_a_suggestion(engine):
@@ -330,10 +330,10 @@ def test_misspelled_name_gets_a_suggestion(engine):
 
     def remedy(name):
         with pytest.raises(UnknownImageError) as caught:
-            catalog(name)
+            load_catalog(name)
         return caught.value.remedy
 
-    (variant,) = catalog("training").variants
+    (variant,) = load_catalog("training").variants
     assert remedy("trainign") == "did you mean 'training'?"
     assert remedy("trainign:v1") == "did you mean 'training:v1'?"
     assert remedy("training:v9") == "did you mean 'training:v1'?"
@@ -349,7 +349,7 @@ def test_image_without_labels_of_its_own_is_to_be_adopted(engine, labelled):
     there = json.dumps({"Config": {"Labels": labelled}}).encode()
     engine.responses["GET", "/images/app:plain/json"] = 200, there
     with pytest.raises(UnknownImageError) as caught:
-        catalog("app:plain")
+        load_catalog("app:plain")
     assert str(caught.value) == "app:plain has no labels of its own that say which hosts it fits"
     adopt = "`imagematrix adopt app:plain --as app:plain -o app-plain.json`"
     then = "then pass --catalog app-plain.json"

@@ -195,7 +195,7 @@ def test_the_engine_is_not_asked_about_them():
 
 def test_a_source_of_images_is_found_by_the_name(tmp_path, two):
     name = f"oci:{layout(tmp_path / 'l', *two)}"
-    assert source.open_source(name).parts(two[0].digest).layers == tuple(two[0].layers)
+    assert source.open_source(name).read_parts(two[0].digest).layers == tuple(two[0].layers)
     path = archived(tmp_path / "a.tar", *two)
-    assert len(source.open_source(path).parts(two[0].digest).layers) == 2
+    assert len(source.open_source(path).read_parts(two[0].digest).layers) == 2
     assert tag(labels_of("one")) == variant("one")[1]

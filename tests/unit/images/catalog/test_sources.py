@@ -66,13 +66,14 @@ def test_image_without_a_registry_is_read_from_the_engine(engine, shipped_catalo
 def shelf(monkeypatch, shipped_catalog):
     """An additional source, for images and catalogs whose names begin with "shelf."."""
 
-    def catalog(name, _policies=()):
+    def load_catalog(name, _policies=()):
         if name.endswith(":v9"):
             raise UnknownImageError(f"{name} not found")
         return shipped_catalog
 
     module = SimpleNamespace(
-        catalog=catalog, catalogs=lambda image, _policies=(): [shipped_catalog] if image else []
+        load_catalog=load_catalog,
+        load_catalogs=lambda image, _policies=(): [shipped_catalog] if image else [],
     )
     monkeypatch.setitem(sys.modules, "imagematrix.images.catalog.shelf", module)
 

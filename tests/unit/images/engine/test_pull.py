@@ -31,7 +31,7 @@ class Engine(Double):
 def reported(*events):
     """Return the progress after the last of these events."""
     seen: list[PullProgress] = []
-    pull_image(NAME, report=seen.append, client=Engine(*events))
+    pull_image(NAME, on_progress=seen.append, client=Engine(*events))
     return seen[-1]
 
 

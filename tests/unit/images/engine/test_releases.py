@@ -25,15 +25,15 @@ from imagematrix.images.engine.releases import BUILDS, OVERLAYS_WITH_GPUS, ZSTD_
     ],
 )
 def test_a_capability_begins_and_ends_with_a_release(version, builds, zstd_layers, overlays):
-    found = (BUILDS.of(version), ZSTD_LAYERS.of(version), OVERLAYS_WITH_GPUS.of(version))
+    found = (BUILDS.is_in(version), ZSTD_LAYERS.is_in(version), OVERLAYS_WITH_GPUS.is_in(version))
     assert found == (builds, zstd_layers, overlays)
 
 
 @pytest.mark.parametrize("version", [None, "", "dev", "library-import", "9" * 40, "\u0661\u0669.1"])
 def test_what_is_no_release_of_docker_is_taken_for_new(version):
-    assert BUILDS.of(version)
-    assert ZSTD_LAYERS.of(version)
-    assert OVERLAYS_WITH_GPUS.of(version)
+    assert BUILDS.is_in(version)
+    assert ZSTD_LAYERS.is_in(version)
+    assert OVERLAYS_WITH_GPUS.is_in(version)
 
 
 def test_a_capability_is_named_by_its_first_release():

@@ -24,7 +24,7 @@ from imagematrix.images.local_store.folder import (
     ImageStore,
     Lease,
     StoredImage,
-    store_folder,
+    find_store_folder,
 )
 from imagematrix.images.local_store.holder import Holder
 
@@ -40,7 +40,7 @@ def store(image_store):
 
 def add(store, digest=DIGEST, **changes):
     """Put an image into a store; return its record."""
-    place = Path(store.place(digest))
+    place = Path(store.get_folder(digest))
     place.mkdir()
     kind = changes.get("kind", SQUASHFS)
     image = StoredImage(
@@ -71,15 +71,15 @@ def add(store, digest=DIGEST, **changes):
 def test_an_image_is_found_by_its_digest(store, kind):
     image = add(store, kind=kind)
     assert store.find(DIGEST) == image
-    assert store.images() == store.whole() == [image]
+    assert store.list_images() == store.list_intact_images() == [image]
     assert store.find(OTHER) is None
 
 
 def test_a_store_that_does_not_exist_is_empty(image_store):
-    assert image_store.images() == image_store.catalogs() == []
+    assert image_store.list_images() == image_store.load_catalogs() == []
     assert image_store.find(DIGEST) is None
-    assert image_store.catalog("t", "v1") is None
-    assert image_store.leases() == {}
+    assert image_store.load_catalog("t", "v1") is None
+    assert image_store.find_leases() == {}
     image_store.drop_catalog("t", "v1")
     assert not Path(image_store.path).exists()
 
@@ -88,7 +88,7 @@ def test_other_files_in_a_store_are_no_images(store):
     image = add(store)
     for name in ("x", "1" * 63, ".hidden"):
         Path(store.path, "images", name).mkdir()
-    assert store.images() == [image]
+    assert store.list_images() == [image]
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ def test_other_files_in_a_store_are_no_images(store):
 )
 def test_a_damaged_image_is_an_error_with_a_remedy(store, damage, message):
     add(store)
-    damage(Path(store.place(DIGEST)))
+    damage(Path(store.get_folder(DIGEST)))
     with pytest.raises(UsageError, match=message) as caught:
-        store.images()
+        store.list_images()
     assert caught.value.remedy
-    assert store.whole() == []
+    assert store.list_intact_images() == []
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_damaged_image_is_an_error_with_a_remedy(store, damage, message):
 )
 def test_fields_of_an_image_are_checked(store, change, message):
     image = add(store)
-    Path(store.place(DIGEST), "image.json").write_text(json.dumps(image.to_json() | change))
+    Path(store.get_folder(DIGEST), "image.json").write_text(json.dumps(image.to_json() | change))
     with pytest.raises(UsageError, match=message):
         store.find(DIGEST)
 
@@ -141,7 +141,7 @@ def test_only_digests_are_looked_for(store, digest):
 
 @given(st.text(min_size=1, max_size=60).filter(lambda name: name < "\ud800"))
 def test_any_name_of_an_image_is_the_name_of_one_file(name):
-    quoted = folder._quoted(name)
+    quoted = folder._quote_name(name)
     assert "/" not in quoted
     assert not quoted.startswith(".")
     assert quoted.isascii()
@@ -149,7 +149,7 @@ def test_any_name_of_an_image_is_the_name_of_one_file(name):
 
 @given(st.text("a./%:", max_size=6), st.text("a./%:", max_size=6))
 def test_two_names_are_never_the_same_file(first, second):
-    assert (folder._quoted(first) == folder._quoted(second)) == (first == second)
+    assert (folder._quote_name(first) == folder._quote_name(second)) == (first == second)
 
 
 def test_catalogs_are_kept_by_image_and_version(store):
@@ -158,38 +158,38 @@ def test_catalogs_are_kept_by_image_and_version(store):
     other = {"image": "r:5000/u", "version": "v1"}
     for document in (one, two, other, one | {"n": 2}):
         store.put_catalog(document)
-    assert store.catalog("r:5000/t", "v1") == one | {"n": 2}
-    assert store.catalogs("r:5000/t") == [one | {"n": 2}, two]
-    assert len(store.catalogs()) == 3
+    assert store.load_catalog("r:5000/t", "v1") == one | {"n": 2}
+    assert store.load_catalogs("r:5000/t") == [one | {"n": 2}, two]
+    assert len(store.load_catalogs()) == 3
     store.drop_catalog("r:5000/t", "v1")
-    assert store.catalog("r:5000/t", "v1") is None
+    assert store.load_catalog("r:5000/t", "v1") is None
 
 
 def test_a_damaged_catalog_is_an_error(store):
     Path(store.path, "catalogs", "t%3av1.json").write_bytes(b"[")
     with pytest.raises(UsageError, match="not JSON"):
-        store.catalog("t", "v1")
+        store.load_catalog("t", "v1")
     Path(store.path, "catalogs", "t%3av1.json").write_bytes(b'{"image": "t", "version": "v0"}')
     with pytest.raises(UsageError, match=r"t%3av1\.json is not the catalog of t:v1"):
-        store.catalog("t", "v1")
+        store.load_catalog("t", "v1")
 
 
 def test_a_lease_lasts_until_it_is_released(store):
     add(store)
-    lease = store.lease(DIGEST)
-    assert {digest: one.pid for digest, one in store.leases().items()} == {DIGEST: os.getpid()}
-    assert store.leases(OTHER) == {}
+    lease = store.take_lease(DIGEST)
+    assert {digest: one.pid for digest, one in store.find_leases().items()} == {DIGEST: os.getpid()}
+    assert store.find_leases(OTHER) == {}
     lease.release()
     lease.release()
-    assert store.leases() == {}
+    assert store.find_leases() == {}
 
 
 def test_a_lease_ends_with_its_process(store):
     with subprocess.Popen(["sleep", "60"]) as process:
-        store.lease(DIGEST, process.pid)
-        assert store.leases(DIGEST)[DIGEST].pid == process.pid
+        store.take_lease(DIGEST, process.pid)
+        assert store.find_leases(DIGEST)[DIGEST].pid == process.pid
         process.kill()
-    assert store.leases() == {}
+    assert store.find_leases() == {}
     assert listed(store, "leases") == []
 
 
@@ -197,16 +197,16 @@ def test_a_lease_outlives_the_execution_of_another_program(store):
     code = f"""
 import os
 from imagematrix.images.local_store.folder import ImageStore
-ImageStore({store.path!r}).lease({DIGEST!r})
+ImageStore({store.path!r}).take_lease({DIGEST!r})
 os.execvp("sleep", ["sleep", "60"])
 """
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         deadline = time.monotonic() + 30
-        while not store.leases() and time.monotonic() < deadline:
+        while not store.find_leases() and time.monotonic() < deadline:
             time.sleep(0.02)
         while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n" and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert store.leases()[DIGEST].pid == process.pid
+        assert store.find_leases()[DIGEST].pid == process.pid
         process.kill()
 
 
@@ -214,12 +214,12 @@ os.execvp("sleep", ["sleep", "60"])
     ("quiet_s", "live"), [(0, True), (folder.QUIET_S - 60, True), (folder.QUIET_S + 60, False)]
 )
 def test_a_lease_of_another_machine_counts_until_it_is_quiet_for_long(store, quiet_s, live):
-    other = replace(Holder.of(), boot="another")
+    other = replace(Holder.from_pid(), boot="another")
     path = Path(store.path, "leases", f"{'1' * 64}.node7.12.abc")
     path.write_bytes(other.to_bytes())
     seen = time.time() - quiet_s
     os.utime(path, (seen, seen))
-    assert bool(store.leases()) == live
+    assert bool(store.find_leases()) == live
     assert path.exists() == live
     if live:
         Lease(path=str(path), holder=other).renew()
@@ -230,29 +230,29 @@ def test_a_lease_of_another_machine_counts_until_it_is_quiet_for_long(store, qui
 def test_other_files_are_no_leases(store, name):
     path = Path(store.path, "leases", name)
     path.write_bytes(b"damaged")
-    assert store.leases() == {}
+    assert store.find_leases() == {}
 
 
 @pytest.mark.parametrize("removed", [errno.ENOENT, errno.ESTALE])  # here, and on another machine
 def test_a_lease_that_is_removed_while_it_is_read_is_none(store, monkeypatch, removed):
-    store.lease(DIGEST)
+    store.take_lease(DIGEST)
 
     def read(_):
         raise OSError(removed, os.strerror(removed))
 
     monkeypatch.setattr(folder, "read_holder", read)
-    assert store.leases() == {}
+    assert store.find_leases() == {}
 
 
 def test_a_lease_that_cannot_be_read_is_an_error(store, monkeypatch):
-    store.lease(DIGEST)
+    store.take_lease(DIGEST)
 
     def read(_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(folder, "read_holder", read)
     with pytest.raises(OSError, match="Input/output"):
-        store.leases()
+        store.find_leases()
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM])
@@ -260,10 +260,10 @@ def test_a_store_that_cannot_be_written_to_has_no_leases(store, monkeypatch, cod
     def refuse(*_):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(folder, "_write", refuse)
-    lease = store.lease(DIGEST)
+    monkeypatch.setattr(folder, "_write_file", refuse)
+    lease = store.take_lease(DIGEST)
     assert lease.path is None
-    assert lease.of_container(os.getpid()).path is None
+    assert lease.with_container(os.getpid()).path is None
     lease.renew()
     lease.release()
 
@@ -272,13 +272,13 @@ def test_a_store_that_cannot_be_written_to_has_no_leases(store, monkeypatch, cod
     ("code", "remedy"), [(errno.ENOSPC, "free space there"), (errno.EIO, "who may write")]
 )
 def test_a_lease_that_cannot_be_written_is_an_error(store, monkeypatch, code, remedy):
-    lease = store.lease(DIGEST)
+    lease = store.take_lease(DIGEST)
 
     def refuse(*_):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(folder, "_write", refuse)
-    for call in (lambda: store.lease(DIGEST), lambda: lease.of_container(os.getpid())):
+    monkeypatch.setattr(folder, "_write_file", refuse)
+    for call in (lambda: store.take_lease(DIGEST), lambda: lease.with_container(os.getpid())):
         with pytest.raises(EngineError, match="nothing would protect the image") as caught:
             call()
         assert remedy in caught.value.remedy
@@ -286,42 +286,42 @@ def test_a_lease_that_cannot_be_written_is_an_error(store, monkeypatch, code, re
 
 def test_a_lease_lasts_as_long_as_the_container_or_its_keeper(store):
     with subprocess.Popen(["sleep", "60"]) as keeper, subprocess.Popen(["sleep", "60"]) as first:
-        lease = store.lease(DIGEST, keeper.pid).of_container(first.pid)
+        lease = store.take_lease(DIGEST, keeper.pid).with_container(first.pid)
         assert Path(lease.path).stat().st_mode & 0o777 == 0o644
         keeper.kill()
         keeper.wait()
-        assert store.leases()[DIGEST].pid == first.pid
+        assert store.find_leases()[DIGEST].pid == first.pid
         first.kill()
         first.wait()
-        assert store.leases() == {}
+        assert store.find_leases() == {}
     assert listed(store, "leases") == []
 
 
 def test_a_lease_lasts_while_any_process_is_in_the_container(store):
     with subprocess.Popen(["true"]) as ended:
         ended.wait()
-        gone = replace(Holder.of(), pid=ended.pid)
+        gone = replace(Holder.from_pid(), pid=ended.pid)
     path = Path(store.path, "leases", f"{'1' * 64}.node7.12.abc")
     for mounts, live in ((str(Path("/proc/self/ns/mnt").readlink()), True), ("mnt:[1]", False)):
         path.write_bytes(replace(gone, mounts=mounts).to_bytes())
-        assert bool(store.leases()) == live
+        assert bool(store.find_leases()) == live
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_a_lease_of_another_user_for_a_process_that_is_not_theirs_does_not_count(store):
-    lease = store.lease(DIGEST)
+    lease = store.take_lease(DIGEST)
     os.chown(lease.path, 65534, -1)  # of root's process, it may be a file on NFS
-    assert store.leases()
+    assert store.find_leases()
     os.chown(lease.path, 12345, -1)
-    assert store.leases() == {}
+    assert store.find_leases() == {}
     assert not Path(lease.path).exists()
 
 
 @pytest.mark.parametrize("pid", [0, -1, 1 << 22, 1 << 70])
 def test_numbers_of_no_process_are_dead(store, pid):
     path = Path(store.path, "leases", f"{'1' * 64}.node7.12.abc")
-    path.write_bytes(replace(Holder.of(), pid=pid).to_bytes())
-    assert store.leases() == {}
+    path.write_bytes(replace(Holder.from_pid(), pid=pid).to_bytes())
+    assert store.find_leases() == {}
 
 
 def test_processes_that_are_hidden_live(store, monkeypatch):
@@ -335,21 +335,21 @@ def test_processes_that_are_hidden_live(store, monkeypatch):
     monkeypatch.setattr(holder, "_is_hidden", lambda _: True)
     path = Path(store.path, "leases", f"{'1' * 64}.node7.12.abc")
     for pid, live in ((4711, True), (4712, False)):
-        path.write_bytes(replace(Holder.of(), pid=pid, started="1").to_bytes())
-        assert bool(store.leases()) == live
+        path.write_bytes(replace(Holder.from_pid(), pid=pid, started="1").to_bytes())
+        assert bool(store.find_leases()) == live
         if live:
-            assert "hidden from this user" in str(store.leases()[DIGEST])
+            assert "hidden from this user" in str(store.find_leases()[DIGEST])
 
 
 def test_starts_are_noted(store):
     add(store)
-    document = Path(store.place(DIGEST), "image.json")
+    document = Path(store.get_folder(DIGEST), "image.json")
     os.utime(document, (1000, 1000))
-    assert (store.pulled(DIGEST), store.last_start(DIGEST)) == (1000, 1000)
-    store.lease(DIGEST)
-    assert store.pulled(DIGEST) == 1000
-    assert store.last_start(DIGEST) > time.time() - 60
-    assert store.last_start(OTHER) == 0
+    assert (store.get_pull_time(DIGEST), store.get_last_start(DIGEST)) == (1000, 1000)
+    store.take_lease(DIGEST)
+    assert store.get_pull_time(DIGEST) == 1000
+    assert store.get_last_start(DIGEST) > time.time() - 60
+    assert store.get_last_start(OTHER) == 0
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_the_default_store_is_that_of_the_environment(monkeypatch, environment, 
     monkeypatch.setenv("HOME", "/h")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert store_folder(Site()) == expected
+    assert find_store_folder(Site()) == expected
 
 
 def test_without_a_home_there_is_no_default_store(monkeypatch):
@@ -376,7 +376,7 @@ def test_without_a_home_there_is_no_default_store(monkeypatch):
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
     with pytest.raises(UsageError, match="no folder for a store"):
-        store_folder(Site())
+        find_store_folder(Site())
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_without_a_home_there_is_no_default_store(monkeypatch):
     ],
 )
 def test_errors_of_the_system_name_the_store(image_store, code, message, remedy):
-    with pytest.raises(UsageError, match=message) as caught, image_store.explained():
+    with pytest.raises(UsageError, match=message) as caught, image_store.convert_errors():
         raise OSError(code, os.strerror(code), "/f")
     assert (remedy or "") in (caught.value.remedy or "")
 

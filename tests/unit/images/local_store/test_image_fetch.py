@@ -59,7 +59,7 @@ def test_an_image_has_its_merged_files_and_what_its_catalog_says(server, image_s
     assert found == image_store.find(image.digest)
     assert found.references == ("t:v1-x",)
     assert found.config["architecture"] == "amd64"
-    assert image_store.catalog("t", "v1") == CATALOG
+    assert image_store.load_catalog("t", "v1") == CATALOG
     assert listed(image_store, "new") == listed(image_store, "partial") == listed(image_store, "locks") == []
 
 
@@ -77,7 +77,7 @@ def test_an_image_that_is_there_is_not_fetched_again(server, image_store):
     changed = replace(PUBLISHED, catalog=CATALOG | {"variants": [{}]})
     assert fetch_image(image_store, from_registry(server), image.digest, changed) == first
     assert server.requests == []
-    assert image_store.catalog("t", "v1")["variants"] == [{}]
+    assert image_store.load_catalog("t", "v1")["variants"] == [{}]
 
 
 def test_an_image_may_have_names_in_several_catalogs(server, image_store):
@@ -103,7 +103,7 @@ def test_a_name_that_is_damaged_damages_the_image(server, image_store):
     fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
     other = replace(PUBLISHED, catalog=CATALOG | {"version": "v2"})
     fetch_image(image_store, from_registry(server), image.digest, other)
-    (path,) = Path(image_store.place(image.digest), "names").iterdir()
+    (path,) = Path(image_store.get_folder(image.digest), "names").iterdir()
     path.write_text('{"schema": "imagematrix.stored-name/v2"}')
     with pytest.raises(UsageError, match=r"is damaged: .*unsupported schema"):
         image_store.find(image.digest)
@@ -115,7 +115,7 @@ def test_a_part_of_a_catalog_does_not_replace_it(server, image_store):
     image, name = variant()
     put(server, (image, name))
     fetch_image(image_store, from_registry(server), image.digest, replace(PUBLISHED, part=True))
-    assert image_store.catalog("t", "v1") is None
+    assert image_store.load_catalog("t", "v1") is None
 
 
 def test_a_store_that_cannot_be_written_to_gives_what_it_has(server, image_store, monkeypatch):
@@ -146,7 +146,7 @@ def test_an_image_that_a_container_runs_from_is_not_replaced(server, image_store
     image, name = variant()
     put(server, (image, name))
     fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
-    lease = image_store.lease(image.digest)
+    lease = image_store.take_lease(image.digest)
     with pytest.raises(UsageError, match="cannot be replaced: process"):
         fetch_image(image_store, from_registry(server), image.digest, PUBLISHED, UNPACKED)
     lease.release()
@@ -161,16 +161,16 @@ def test_two_processes_that_both_fetch_an_image_leave_one(server, image_store, t
     put(server, (image, name))
 
     class Slow(LayoutOrigin):
-        def layers(self, *words):
+        def fetch_layers(self, *words):
             get_lock_path(image_store, image.digest).unlink()
             fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
-            image_store.lease(image.digest)
-            return super().layers(*words)
+            image_store.take_lease(image.digest)
+            return super().fetch_layers(*words)
 
     folder = Path(layout(tmp_path / "layout", image))
     slow = Slow(LayoutFolder(folder, AuditError))
     found = fetch_image(image_store, lambda: contextlib.nullcontext(slow), image.digest, PUBLISHED)
-    assert image_store.images() == [found]
+    assert image_store.list_images() == [found]
     assert listed(image_store, "new") == []
 
 
@@ -179,7 +179,11 @@ def test_the_progress_counts_layers_and_bytes(server, image_store):
     put(server, (image, name))
     seen: list[Any] = []
     fetch_image(
-        image_store, from_registry(server), image.digest, PUBLISHED, watcher=FetchWatcher(report=seen.append)
+        image_store,
+        from_registry(server),
+        image.digest,
+        PUBLISHED,
+        watcher=FetchWatcher(on_progress=seen.append),
     )
     size = sum(len(image.blobs[layer]) for layer in {*image.layers})
     assert (seen[-1].layers, seen[-1].downloaded, seen[-1].received) == (2, 2, size)
@@ -200,7 +204,11 @@ def test_a_download_goes_on_where_an_earlier_command_stopped(server, image_store
     server.requests.clear()
     seen: list[Any] = []
     fetch_image(
-        image_store, from_registry(server), image.digest, PUBLISHED, watcher=FetchWatcher(report=seen.append)
+        image_store,
+        from_registry(server),
+        image.digest,
+        PUBLISHED,
+        watcher=FetchWatcher(on_progress=seen.append),
     )
     assert seen[-1].received == len(image.blobs[image.layers[0]]) - held
     assert not partial.exists()
@@ -350,7 +358,7 @@ def test_archives_are_read(image_store, tmp_path, kind):
         digest,
         PUBLISHED,
         UNPACKED,
-        FetchWatcher(report=seen.append),
+        FetchWatcher(on_progress=seen.append),
     )
     assert sorted(files(found.root)) == ["bin/tool", "data/new", "etc/os-release"]
     assert (seen[-1].layers, seen[-1].downloaded) == (2, 2)

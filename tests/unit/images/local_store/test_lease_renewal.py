@@ -32,7 +32,7 @@ def step():
 @pytest.fixture
 def lease(tmp_path, step):
     Path(tmp_path, "leases").mkdir()
-    return ImageStore(tmp_path).lease(DIGEST, step.pid)
+    return ImageStore(tmp_path).take_lease(DIGEST, step.pid)
 
 
 def children():
@@ -86,5 +86,5 @@ def test_it_has_nothing_of_the_process_that_starts_it_and_no_signal_ends_it(leas
 
 def test_a_store_that_cannot_be_written_to_has_nothing_to_renew(step):
     before = children()
-    renew_while_alive(Lease(path=None, holder=Holder.of()), step.pid)
+    renew_while_alive(Lease(path=None, holder=Holder.from_pid()), step.pid)
     assert children() == before

@@ -51,7 +51,7 @@ def hold(lock):
 
 def elsewhere(lock, *, quiet_s):
     """Make a lock of a process of another machine that was last seen `quiet_s` ago."""
-    other = replace(Holder.of(), boot="another", host="node7")
+    other = replace(Holder.from_pid(), boot="another", host="node7")
     lock.write_bytes(other.to_bytes())
     seen = time.time() - quiet_s
     os.utime(lock, (seen, seen))
@@ -111,7 +111,7 @@ def test_a_killed_process_holds_nothing(lock, hold):
 
 
 def test_a_pid_that_another_process_has_now_holds_nothing(lock):
-    lock.write_bytes(replace(Holder.of(), started="1").to_bytes())
+    lock.write_bytes(replace(Holder.from_pid(), started="1").to_bytes())
     with hold_lock(lock, wait=False) as held:
         assert held
 
@@ -158,7 +158,7 @@ def test_any_content_of_a_lock_is_read(content):
 
 
 def test_the_lock_on_breaking_a_lock_may_be_of_a_dead_process_too(lock):
-    dead = replace(Holder.of(), started="1")
+    dead = replace(Holder.from_pid(), started="1")
     breaker = replace(dead, token="0123")  # noqa: S106 - no password
     lock.write_bytes(dead.to_bytes())
     lock.with_name(f"lock.{dead.token}").write_bytes(breaker.to_bytes())
@@ -168,10 +168,10 @@ def test_the_lock_on_breaking_a_lock_may_be_of_a_dead_process_too(lock):
 
 
 def test_a_lock_that_another_process_breaks_just_now_is_waited_for(lock):
-    dead = replace(Holder.of(), started="1")
+    dead = replace(Holder.from_pid(), started="1")
     lock.write_bytes(dead.to_bytes())
     right = lock.with_name(f"lock.{dead.token}")
-    right.write_bytes(Holder.of().to_bytes())
+    right.write_bytes(Holder.from_pid().to_bytes())
     asked = []
 
     def until():
@@ -187,19 +187,19 @@ def test_a_lock_that_another_process_breaks_just_now_is_waited_for(lock):
 
 
 def test_what_a_process_left_that_was_killed_while_it_broke_a_lock_is_swept(lock):
-    dead = replace(Holder.of(), started="1")
+    dead = replace(Holder.from_pid(), started="1")
     left, kept = lock.with_name("lock.0123"), lock.with_name("lock.4567")
     left.write_bytes(dead.to_bytes())
-    kept.write_bytes(Holder.of().to_bytes())
+    kept.write_bytes(Holder.from_pid().to_bytes())
     remove_dead_files(lock.parent)
     assert [*lock.parent.iterdir()] == [kept]
 
 
 def test_the_successor_of_a_dead_holder_keeps_its_lock(lock):
     """Whoever comes late with the right to break the lock of a dead process finds another's there."""
-    dead = replace(Holder.of(), started="1")
+    dead = replace(Holder.from_pid(), started="1")
     with hold_lock(lock), locks._make_own_file(lock.parent) as mine:
-        locks._break(lock, dead, mine)
+        locks._break_lock(lock, dead, mine)
         assert lock.exists()
     assert [*lock.parent.iterdir()] == []
 

@@ -36,7 +36,7 @@ def listed(*layers):
     """Return the members as path, and content or target, in their order."""
     return [
         (one.path, one.content.read() if one.content else one.target or None)
-        for one in merged(*layers).members()
+        for one in merged(*layers).list_members()
     ]
 
 
@@ -93,7 +93,7 @@ def test_attributes_are_those_of_the_topmost_layer_that_lists_the_path():
         ],
         ["d/g", entry("e/h")],
     )
-    found = {one.path: (one.mode, one.uid, one.gid, one.mtime) for one in image.members()}
+    found = {one.path: (one.mode, one.uid, one.gid, one.mtime) for one in image.list_members()}
     assert found["/"] == (0o700, 0, 0, 5)
     assert found["/d"] == found["/d/f"] == (0o2750, 7, 8, 99)
     assert found["/e"] == (0o755, 0, 0, 0)
@@ -105,7 +105,7 @@ def test_times_are_those_that_squashfs_can_have(time, kept):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         archive.addfile(entry("f", mtime=time))
-    (_, file) = MergedImage([layer_file(buffer.getvalue())]).members()
+    (_, file) = MergedImage([layer_file(buffer.getvalue())]).list_members()
     assert file.mtime == kept
 
 
@@ -116,7 +116,7 @@ def test_devices_pipes_and_sockets_are_left_out_and_counted():
         [".wh.dev", "x"],
         [special("p", kinds[2])],
     )
-    assert [one.path for one in image.members()] == ["/", "/x"]
+    assert [one.path for one in image.list_members()] == ["/", "/x"]
     assert image.left_out == 1
 
 
@@ -124,7 +124,7 @@ def test_devices_pipes_and_sockets_are_left_out_and_counted():
 def test_every_compression_of_layers_is_read(packed):
     raw = tar(("f", b"1" * 9999))
     image = MergedImage([layer_file(packed(raw))])
-    assert [one.content.read() for one in image.members() if one.content] == [b"1" * 9999]
+    assert [one.content.read() for one in image.list_members() if one.content] == [b"1" * 9999]
     assert image.size == 9999
 
 
@@ -136,7 +136,7 @@ def test_sparse_files_have_their_holes(tmp_path):
         file.seek(1 << 15)
         file.write(b"x")
     raw = subprocess.run(["tar", "-S", "-C", tmp_path, "-c", "s"], check=True, capture_output=True).stdout
-    (content,) = [one.content.read() for one in MergedImage([layer_file(raw)]).members() if one.content]
+    (content,) = [one.content.read() for one in MergedImage([layer_file(raw)]).list_members() if one.content]
     assert content == bytes(1 << 15) + b"x" + bytes((1 << 15) - 1)
 
 
@@ -171,7 +171,7 @@ def test_a_layer_that_is_damaged_between_the_two_readings_is_refused():
     raw = gzip.compress(tar(("a", os.urandom(300_000))))
     raws = [raw, raw[: len(raw) // 2]]
     image = MergedImage([LayerFile(open=lambda: layer_file(raws.pop(0)).open(), name="l")])
-    members = image.members()
+    members = image.list_members()
     next(members)
     content = next(members).content
     with pytest.raises(AuditError, match="the layer l cannot be read"):
@@ -201,7 +201,7 @@ def test_a_layer_is_compared_with_its_digests():
     other = digest(b"")
     layer = layer_file(gzip.compress(raw))
     good = LayerFile(open=layer.open, name="l", tar=digest(raw))
-    assert [one.path for one in MergedImage([good]).members()] == ["/", "/a"]
+    assert [one.path for one in MergedImage([good]).list_members()] == ["/", "/a"]
     for wrong in ({"tar": other}, {"digest": other}):
         with pytest.raises(AuditError, match=f"{other} does not match its digest"):
             MergedImage([LayerFile(open=layer.open, name="l", **wrong)])
@@ -212,7 +212,7 @@ def test_a_layer_that_changes_between_the_two_readings_is_refused():
     layer = LayerFile(open=lambda: layer_file(raws.pop(0)).open(), name="l", digest=digest(raws[0]))
     image = MergedImage([layer])
     with pytest.raises(AuditError, match="does not match its digest"):
-        for _ in image.members():
+        for _ in image.list_members():
             pass
 
 
@@ -220,7 +220,7 @@ def test_a_layer_that_loses_a_file_between_the_two_readings_is_refused():
     raws = [tar(("a", b"1")), tar(("a", b"22"))]
     image = MergedImage([LayerFile(open=lambda: layer_file(raws.pop(0)).open(), name="l")])
     with pytest.raises(AuditError, match="it changed while it was read"):
-        for _ in image.members():
+        for _ in image.list_members():
             pass
 
 
@@ -350,7 +350,7 @@ def test_an_unpacked_image_is_what_engines_and_overlayfs_make_of_its_layers(laye
         reject()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder, "root")
-        write_folder(root, image.members())
+        write_folder(root, image.list_members())
         found = on_disk(root)
         assert found == expected
         for names in names_by_file(expected).values():

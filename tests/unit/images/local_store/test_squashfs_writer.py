@@ -33,7 +33,7 @@ def image(*members):
 
 
 def written(path, whole, **how):
-    write_squashfs(path, whole.members(), whole.latest, **how)
+    write_squashfs(path, whole.list_members(), whole.latest, **how)
     return path.read_bytes()
 
 

@@ -23,7 +23,7 @@ def tree(*layers):
 
 
 def paths(*layers):
-    return [path for path, _ in tree(*layers).files()]
+    return [path for path, _ in tree(*layers).list_files()]
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_last_entry_of_a_path_counts():
 
 def test_folder_names_are_listed():
     whole = tree(["a/x", "a/b/y"])
-    assert whole.names("/a") == ["b", "x"]
-    assert whole.names("/a/x") == whole.names("/none") == []
+    assert whole.list_names("/a") == ["b", "x"]
+    assert whole.list_names("/a/x") == whole.list_names("/none") == []
 
 
 NAMES = st.lists(st.sampled_from(["a", "b", "c", ".", ".wh.a", ".wh..wh..opq"]), min_size=1, max_size=4)
@@ -135,5 +135,5 @@ def test_every_file_of_a_tree_is_found(layers):
         whole = tree(*([special(name, kinds[kind], target) for name, kind, target in one] for one in layers))
     except AuditError:  # a later entry replaces a link that files are below
         reject()
-    for path, file in whole.files():
+    for path, file in whole.list_files():
         assert whole.find(path) == (path, file)

@@ -246,9 +246,12 @@ def test_malformed_payload_is_rejected(front, published, signer, policy, payload
 
 
 def test_policy_defaults_to_the_upstream_registry(policy):
-    assert policy(registry=None).on("other:1/mirror").requirement("ml/a").identity == "other:1/mirror/ml/a"
-    assert policy().on("other:1").requirement("ml/a").identity == "registry.example:5000/ml/a"
-    assert policy(registry=None).on("").requirement("ml/a").identity == "ml/a"
+    assert (
+        policy(registry=None).with_registry("other:1/mirror").get_requirement("ml/a").identity
+        == "other:1/mirror/ml/a"
+    )
+    assert policy().with_registry("other:1").get_requirement("ml/a").identity == "registry.example:5000/ml/a"
+    assert policy(registry=None).with_registry("").get_requirement("ml/a").identity == "ml/a"
 
 
 @pytest.mark.parametrize(
@@ -280,7 +283,7 @@ def test_first_matching_rule_applies(policy, tmp_path):
         {"repository": "*", "keys": ["cosign.pub"]},
     ]
     loaded = policy(rules=rules)
-    assert [loaded.requirement(name).keys[0].name for name in ("ml/training", "ml/other", "other")] == [
+    assert [loaded.get_requirement(name).keys[0].name for name in ("ml/training", "ml/other", "other")] == [
         "first.pub",
         "cosign.pub",
         "cosign.pub",

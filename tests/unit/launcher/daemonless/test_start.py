@@ -70,8 +70,8 @@ class Store(ImageStore):
         super().__init__(path)
         self.released = []
 
-    def lease(self, *_):
-        return Lease(path=self.path if Path(self.path).is_file() else None, holder=Holder.of())
+    def take_lease(self, *_):
+        return Lease(path=self.path if Path(self.path).is_file() else None, holder=Holder.from_pid())
 
     def find(self, _):
         return None

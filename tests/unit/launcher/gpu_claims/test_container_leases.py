@@ -35,7 +35,7 @@ def first():
 
 
 def test_a_container_keeps_its_gpus_when_its_keeper_is_dead(locks, first):
-    name, held = hold_container_lease(locks, LEASE, Holder.of(first.pid))
+    name, held = hold_container_lease(locks, LEASE, Holder.from_pid(first.pid))
     release_locks(held)
     ((lease, holder),) = find_live_leases(locks)
     assert (lease, holder.pid) == (LEASE, first.pid)
@@ -48,7 +48,7 @@ def test_a_container_keeps_its_gpus_when_its_keeper_is_dead(locks, first):
 
 
 def test_a_file_stays_while_its_keeper_lives(locks, first):
-    name, held = hold_container_lease(locks, LEASE, Holder.of(first.pid))
+    name, held = hold_container_lease(locks, LEASE, Holder.from_pid(first.pid))
     first.kill()
     first.wait()
     assert find_live_leases(locks) == []
@@ -57,7 +57,7 @@ def test_a_file_stays_while_its_keeper_lives(locks, first):
 
 
 def test_a_container_elsewhere_lives_as_long_as_its_keeper(locks):
-    name, held = hold_container_lease(locks, LEASE, replace(Holder.of(), boot="another"))
+    name, held = hold_container_lease(locks, LEASE, replace(Holder.from_pid(), boot="another"))
     os.utime(f"{locks.path}/{name}", (0, 0))
     assert len(find_live_leases(locks)) == 1
     release_locks(held)
@@ -91,7 +91,7 @@ def test_who_else_may_have_a_gpu(lease, common, excludes):
 
 def test_a_share_is_used_with_its_size(first):
     share = replace(LEASE, vram_mib=100, share="share-1")
-    (consumer,) = compute_lease_usage([(share, Holder.of(first.pid))])["nvidia1"]
+    (consumer,) = compute_lease_usage([(share, Holder.from_pid(first.pid))])["nvidia1"]
     assert (consumer.vram_mib, consumer.owner_ids) == (100, frozenset({"share-1"}))
     assert share.is_held((), {"nvidia1": (consumer,)})
     assert not share.is_held((), {})

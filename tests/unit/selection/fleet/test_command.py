@@ -232,7 +232,9 @@ def test_the_first_argument_may_be_the_image(ask):
 
 def test_catalog_is_read_from_a_registry(cli, saved, monkeypatch, make):
     names = []
-    monkeypatch.setattr(registry, "catalog", lambda name, _policies: names.append(name) or make.catalog())
+    monkeypatch.setattr(
+        registry, "load_catalog", lambda name, _policies: names.append(name) or make.catalog()
+    )
     result = cli("coverage", saved / "fleet", "--catalog", "reg:5000/t:v1")
     assert (result.code, names) == (3, ["reg:5000/t:v1"])
     assert "t:v1 has no variants" in result.out

@@ -46,7 +46,7 @@ def lost(demands, variants):
         each = next(
             (loss for name, loss in one.fits if name in variants), LossCounts(left_out=bool(one.fits))
         )
-        total += each.times(len(one.hosts))
+        total += each.multiply(len(one.hosts))
     return total
 
 

@@ -72,9 +72,9 @@ def three(make):
 def test_layers_that_variants_share_are_counted_once(saved, three):
     storage = load_storage(saved(SIZES), three)
     assert (storage.total, storage.unshared, storage.largest, storage.compressed) == (111, 112, 101, True)
-    assert [storage.pulled(f"t:v1-{name}") for name in "abc"] == [11, 101, None]
-    assert [storage.own(f"t:v1-{name}") for name in "abc"] == [10, 100, None]
-    assert storage.taken(["t:v1-a", "t:v1-c"]) == 11
+    assert [storage.get_pull_size(f"t:v1-{name}") for name in "abc"] == [11, 101, None]
+    assert [storage.get_unshared_size(f"t:v1-{name}") for name in "abc"] == [10, 100, None]
+    assert storage.sum_sizes(["t:v1-a", "t:v1-c"]) == 11
 
 
 def test_sizes_of_another_image_are_refused(saved, make):

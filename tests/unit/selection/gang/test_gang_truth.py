@@ -105,7 +105,7 @@ def best(some, found, catalog, names, *, allow_cpu):
             for place, target in enumerate(targets)
         )
         worst = [
-            max(criterion.place(target, one) for target, one in zip(targets, each, strict=True))
+            max(criterion.rate(target, one) for target, one in zip(targets, each, strict=True))
             for criterion in criteria
         ]
         ranked.append((worst, [one.reference for one in each]))

@@ -80,23 +80,23 @@ def shown(value_classes: tuple[ValueClass, ...]):
 
 def test_the_values_of_a_fact_are_those_that_rules_tell_apart():
     names = NameScale(names=("a", "b", "c"), other="other")
-    assert shown(names.value_classes({"a", "x"})) == [("a",), ("b", "c"), ("other",)]
-    assert names.value_classes({"a", "x"})[-1].samples[1:] == (
+    assert shown(names.make_value_classes({"a", "x"})) == [("a",), ("b", "c"), ("other",)]
+    assert names.make_value_classes({"a", "x"})[-1].samples[1:] == (
         "x",
     )  # told like any other name, so both have to fit
     numbers = NumberScale(starts=lambda value: (int(str(value)),), value=lambda number: number, last=99)
-    assert shown(numbers.value_classes({10, 20})) == [(0, 9), (10, 19), (20, 98), (99, 99)]
-    assert numbers.reduced({10}, 15) == (10,)
-    assert shown(TruthScale().value_classes(set())) == [(True,), (False,)]
+    assert shown(numbers.make_value_classes({10, 20})) == [(0, 9), (10, 19), (20, 98), (99, 99)]
+    assert numbers.find_representatives({10}, 15) == (10,)
+    assert shown(TruthScale().make_value_classes(set())) == [(True,), (False,)]
 
 
 def test_the_intervals_of_driver_versions():
     versions = VersionScale()
-    value_classes = versions.value_classes({"550", "535.5.1"})
+    value_classes = versions.make_value_classes({"550", "535.5.1"})
     starts = [value_class.shown[0] for value_class in value_classes]
     assert starts[0] == (100, 0)
     assert (550, 0) in starts
     assert "535.5.1" in starts  # by itself: a rule may compare texts
     assert "550" not in starts  # no driver has this text
-    low, high = map(str, versions.reduced({"550"}, "549.1"))
+    low, high = map(str, versions.find_representatives({"550"}, "549.1"))
     assert (low, high[:4]) == ("100.000", "549.")  # 100.00 could be a Tegra driver

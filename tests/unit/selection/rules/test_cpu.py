@@ -106,10 +106,10 @@ def test_code_that_is_partly_for_newer_cpus_is_a_warning(make):
     partial = frozenset({"avx", "avx2", "pku"})
     variant = make.cpu_variant(cpu_flags=frozenset({"pni"}), partial_flags=partial)
     host = make.host(march="sandybridge", without=("pku",))
-    (warning,) = RULE.warnings(Target(host=host, gpus=()), variant)
+    (warning,) = RULE.collect_warnings(Target(host=host, gpus=()), variant)
     assert warning.kind == "cpu"
     assert warning.text == (
         "the host's CPUs lack avx2, for which much of a program or library is compiled: if it "
         "does not ask for the CPU before it runs that code, it ends with SIGILL"
     )
-    assert RULE.warnings(Target(host=make.host(march="haswell"), gpus=()), variant) == ()
+    assert RULE.collect_warnings(Target(host=make.host(march="haswell"), gpus=()), variant) == ()
