@@ -52,7 +52,7 @@ def split_jobs(
         return tuple(
             Job(
                 name=name,
-                only=_make_only_condition(group, images=by_image),
+                only=_make_only_condition(group, by_image=by_image),
                 shard=WHOLE,
                 platforms=(group[0].platform,),
             )
@@ -71,7 +71,7 @@ def split_jobs(
     )
 
 
-def _make_only_condition(cells: Sequence[Cell], *, images: bool) -> str:
+def _make_only_condition(cells: Sequence[Cell], *, by_image: bool) -> str:
     """Return the condition that selects a cell with all its images, or only with the images of `cells`."""
     words = [f"{axis}={value}" for axis, value in cells[0].axes.items()]
-    return ",".join(words + [f"image={cell.image.name}" for cell in cells if images])
+    return ",".join(words + [f"image={cell.image.name}" for cell in cells if by_image])
