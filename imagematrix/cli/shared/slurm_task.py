@@ -89,7 +89,7 @@ def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
     folders = tuple(Bind(source=path, target=path) for path in task.folders)
     terminal = all(map(os.isatty, range(3)))
     options = ContainerOptions(
-        environment=task.own,
+        environment=task.scheduler_variables,
         binds=(),
         labels={},
         folder=_find_folder((*make_site_binds(site.mounts), *folders)),
@@ -100,7 +100,7 @@ def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
         read_only=False,
     )
     made = DaemonlessLaunch(
-        args, image, options, site, folders=folders, inherited=task.inherited, own_processes=False
+        args, image, options, site, folders=folders, inherited=task.job_variables, own_processes=False
     )
     node = probe()
     if configuration is not None:
@@ -113,9 +113,9 @@ def _start(image: str, task: SlurmTask, configuration: str | None) -> int:
     runtime = choose_runtime(
         DEFAULT if engine == DOCKER else engine,
         site.chosen("runtime", None, "IMAGEMATRIX_RUNTIME"),
-        of_user=task.rank,
+        of_user=task.is_pmix_rank,
     )
-    if task.rank and runtime.as_root:
+    if task.is_pmix_rank and runtime.as_root:
         _require_no_mpi(chosen, runtime.name)
     for warning in chosen.warnings:
         warn(warning.text)
