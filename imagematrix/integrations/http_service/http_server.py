@@ -81,7 +81,7 @@ async def serve_http(
     logger = logging.getLogger(__name__)
     logger.addFilter(_is_unexpected)
     connections = Connections(limits or Limits())
-    application.middlewares.insert(0, connections.answering)
+    application.middlewares.insert(0, connections.answer_request)
     runner = web.AppRunner(
         application,
         access_log=None,
@@ -100,7 +100,7 @@ async def serve_http(
             try:
                 async with asyncio.TaskGroup() as group:  # a service that lets nobody in any more ends
                     tasks = [
-                        group.create_task(_accept(listener, connections, tls=tls is not None)),
+                        group.create_task(_accept_clients(listener, connections, tls=tls is not None)),
                         group.create_task(connections.serve(server, tls)),
                     ]
                     try:
@@ -141,13 +141,13 @@ def _bind_socket(address: Address) -> socket.socket:
     except OSError as error:
         raise UsageError(f"cannot listen on {address}: {os.strerror(error.errno or 0)}") from error
     listener.setblocking(False)
-    # What it accepts has the same.
+    # The sockets of accepted clients inherit these.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENDING)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVING)
     return listener
 
 
-async def _accept(listener: socket.socket, connections: Connections, *, tls: bool) -> None:
+async def _accept_clients(listener: socket.socket, connections: Connections, *, tls: bool) -> None:
     loop, accepted = asyncio.get_running_loop(), 0
     while True:
         try:
@@ -155,7 +155,7 @@ async def _accept(listener: socket.socket, connections: Connections, *, tls: boo
         except OSError:  # the client has gone, or there are too many open files
             await asyncio.sleep(RETRY_S)
             continue
-        connections.arrive(client, peer, tls=tls)
+        connections.add_client(client, peer, tls=tls)
         accepted += 1
         if accepted % BATCH == 0:  # a client that waits already is accepted without a pause
             await asyncio.sleep(0)

@@ -233,7 +233,7 @@ class Resolver:
         earlier = self._choices.get(key)
         if earlier and earlier[0] is catalog and earlier[1] == nodes:
             return earlier[2]
-        chosen = await self._workers.call(resolve_tag, nodes, tag, held=catalog)
+        chosen = await self._workers.call(resolve_tag, nodes, tag, cached=catalog)
         self._choices.put(key, (catalog, nodes, chosen))
         return chosen
 
@@ -246,7 +246,7 @@ class Resolver:
         if latest and latest[1].catalog:
             nodes = await self._locally(self._nodes.read)
             with contextlib.suppress(NothingFits, UsageError):
-                await self._workers.call(resolve_tag, nodes, latest[0][1], held=latest[1].catalog)
+                await self._workers.call(resolve_tag, nodes, latest[0][1], cached=latest[1].catalog)
         else:
             await self._locally(self._nodes.host, None)
 
@@ -258,7 +258,7 @@ class Resolver:
             raise UnknownImageError(f"{reference.repository}:{reference.tag} has no variants")
         nodes = await self._locally(self._nodes.read)
         document = await self._workers.call(
-            explain_tag, nodes, reference.tag, held=version.catalog, size=LARGE
+            explain_tag, nodes, reference.tag, cached=version.catalog, size=LARGE
         )
         return _make_response(document.encode(), {"Content-Type": "application/json; charset=utf-8"})
 
@@ -373,7 +373,7 @@ async def _serve(
         serving = serve_http(resolver.application(), address, grace_s=GRACE_S, limits=LIMITS)
         where = f"serving {settings.upstream} on {await stack.enter_async_context(serving)}"
         if health_address:
-            where += f", health on {await stack.enter_async_context(health.served(health_address))}"
+            where += f", health on {await stack.enter_async_context(health.serve(health_address))}"
         ended = asyncio.Event()
         for signal_number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(signal_number, ended.set)

@@ -91,7 +91,7 @@ async def _serve(
         bound = await stack.enter_async_context(serving)
         where = f"answering reviews on {bound}"
         if health_address:
-            where += f", health on {await stack.enter_async_context(health.served(health_address))}"
+            where += f", health on {await stack.enter_async_context(health.serve(health_address))}"
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, ended.put_nowait, number)
         note(where)
@@ -154,7 +154,7 @@ class Server:
         await self._answered(_own_review(policies), policies)
 
     async def _answered(self, raw: bytes, policies: tuple[AdmissionPolicy, ...]) -> ReviewAnswer:
-        return await self._workers.call(answer_review, raw, held=policies, size=len(raw))
+        return await self._workers.call(answer_review, raw, cached=policies, size=len(raw))
 
     async def _review(self, _: web.Request) -> web.Response:
         start = time.perf_counter()

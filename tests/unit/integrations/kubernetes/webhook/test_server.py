@@ -36,8 +36,8 @@ def patch_of(response):
 class Here(Workers):
     """Workers that do their work at once, in this process."""
 
-    async def call(self, function, *arguments, held, **_):
-        return function(*arguments, held)
+    async def call(self, function, *arguments, cached, **_):
+        return function(*arguments, cached)
 
 
 @asynccontextmanager
