@@ -99,7 +99,7 @@ def command(
     _check(gpus, vram, job=job, wait=wait, remove=remove, json=json)
     with closing(transport.open_client()) as client:
         manager = Manager(client)
-        nodes = manager.nodes()
+        nodes = manager.list_nodes()
         service = SwarmService(
             name=name or make_service_name(image, os.urandom(4).hex()),
             image=make_image_name(image, resolver),
@@ -112,9 +112,9 @@ def command(
             volumes=tuple(volume or ()),
             constraints=tuple(constraint or ()),
         )
-        for doubt, remedy in _doubts(nodes, service, manager.overlays(service.networks)):
+        for doubt, remedy in _doubts(nodes, service, manager.select_overlays(service.networks)):
             warn(doubt, remedy)
-        identifier = None if dry_run else manager.create(service)
+        identifier = None if dry_run else manager.create_service(service)
         if identifier and wait:
             print_info(f"created service {service.name}")
             sys.exit(
@@ -123,7 +123,7 @@ def command(
     if json:
         print_json(service.to_json(identifier))
     else:
-        print_document(f"{identifier or shlex.join(service.docker())}\n", "see it with --json")
+        print_document(f"{identifier or shlex.join(service.to_command())}\n", "see it with --json")
 
 
 def _check(gpus: int | None, vram: str | None, *, job: bool, wait: bool, remove: bool, json: bool) -> None:
@@ -200,13 +200,13 @@ class JobWait:
             self._handle_interrupt()
             raise
         if self.remove:
-            self.manager.remove(self.identifier)
+            self.manager.remove_service(self.identifier)
         return self._find_exit_code(tasks)
 
     def _handle_interrupt(self) -> None:
         name = self.service.name
         if self.remove:
-            self.manager.remove(self.identifier)
+            self.manager.remove_service(self.identifier)
             print_info(f"removed service {name}")
         else:
             print_info(
@@ -254,5 +254,5 @@ class JobWait:
     def _find_slot(self, task: str) -> int:
         """Return the number of a task in the job."""
         if task not in self._slots:
-            self._slots |= {listed.id: listed.slot for listed in self.manager.tasks(self.identifier)}
+            self._slots |= {listed.id: listed.slot for listed in self.manager.list_tasks(self.identifier)}
         return self._slots.get(task, 0)

@@ -36,7 +36,7 @@ def keep_present_gpus(host: Host, tree: Tree) -> Host:
     If the kernel does not show the driver, as in a sandbox, the GPUs stay as they were.
     """
     kernel = nvidia.read_nvidia(tree)
-    gpus = tuple(_find_present(host.gpus, kernel)) if kernel.loaded else host.gpus
+    gpus = tuple(_match_gpus(host.gpus, kernel)) if kernel.loaded else host.gpus
     return replace(
         host,
         driver=kernel.driver,
@@ -54,7 +54,8 @@ def find_gpus(gpus: Iterable[Gpu], uuids: Iterable[str]) -> tuple[Gpu, ...]:
     return tuple(by_uuid[uuid] for uuid in uuids)
 
 
-def _find_present(gpus: Iterable[Gpu], kernel: Kernel) -> Iterable[Gpu]:
+def _match_gpus(gpus: Iterable[Gpu], kernel: Kernel) -> Iterable[Gpu]:
+    """Yield the GPUs that the kernel still shows at their PCI addresses, with their current minor numbers."""
     information = {gpu.bus_id: gpu for gpu in kernel.information if gpu.bus_id}
     for gpu in gpus:
         current = information.get(gpu.pci_bus_id or "")
