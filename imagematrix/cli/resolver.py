@@ -125,7 +125,7 @@ def command(
             policy=policy,
             state=state,
         ),
-        note=print_info,
+        on_message=print_info,
     )
 
 
