@@ -72,4 +72,6 @@ def command(
             return {}
         return survey_open_outside_pods(gpus, str(root)) if root else survey_outside_pods(gpus)
 
-    serve(PluginSettings(offer=offered, usage=usage, folder=device_plugins, kubelet=kubelet), note=print_info)
+    serve(
+        PluginSettings(offer=offered, usage=usage, folder=device_plugins, kubelet=kubelet), on_line=print_info
+    )

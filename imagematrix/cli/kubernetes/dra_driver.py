@@ -68,7 +68,7 @@ def command(
     if dry_run:
         groups = slices.split_devices(slices.make_devices(probed(), {}))
         made = [
-            slices.make_slice(node, None, index, count=len(groups), generation=1, listed=group)
+            slices.make_slice(node, None, index, count=len(groups), generation=1, devices=group)
             for index, group in enumerate(groups)
         ]
         print_document(f"{dump_yaml(*made)}\n")
@@ -91,13 +91,13 @@ def command(
         if kubeconfig
         else find_cluster_api("give --kubeconfig FILE"),
         probe=probed,
-        usage=seen.usage,
-        plugins=seen.plugins,
-        require=seen.require,
+        survey_usage=seen.usage,
+        survey_plugins=seen.plugins,
+        require_devices=seen.require,
         kubelet=kubelet,
         cdi_root=cdi_root or cdi.FOLDER,
     )
-    serve(settings, note=print_info)
+    serve(settings, on_line=print_info)
 
 
 class _OnNode:

@@ -145,7 +145,7 @@ def command(
     print_manifests(made)
     kept = certificate.chain == before.tls.chain
     print_info("the certificate is kept" if kept else "the certificate is new; both authorities are trusted")
-    for resource in before.without(made):
+    for resource in before.list_obsolete(made):
         warn(f"no longer part of the installation: {resource}", _removal(resource))
 
 

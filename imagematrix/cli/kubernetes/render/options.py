@@ -66,8 +66,8 @@ def warn_of_omitted(grouped: Classes, classes: Sequence[NodeClass]) -> None:
     for each in classes:
         if each.miss:
             continue
-        if len(each.placeable) < len(each.nodes):
-            names = ", ".join(node.name for node in each.nodes if node not in each.placeable)
+        if len(each.placeable_nodes) < len(each.nodes):
+            names = ", ".join(node.name for node in each.nodes if node not in each.placeable_nodes)
             warn(f"no pods of the class {each.name} for nodes with another class label: {names}", RELABEL)
         elif each.variant and each.variant.digest is None:
             warn(

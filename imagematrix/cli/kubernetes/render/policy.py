@@ -48,9 +48,9 @@ def command(
     made = admitting(used_as or version, grouped, deny=deny)
     print_manifests(make_policy_objects(made, name or named))
     warn_of_omitted(grouped, grouped.classes)
-    if made.left_out:
-        which = shorten_words(made.left_out, SHOWN)
+    if made.omitted_labels:
+        which = shorten_words(made.omitted_labels, SHOWN)
         warn(
-            f"no room in a policy for {format_count(len(made.left_out), 'label')}: {which}",
+            f"no room in a policy for {format_count(len(made.omitted_labels), 'label')}: {which}",
             f"let pods that select nodes by them also select {CLASS}",
         )

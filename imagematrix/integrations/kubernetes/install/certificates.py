@@ -38,7 +38,7 @@ def make_certificate(names: Sequence[str], now: dt.datetime | None = None) -> Tl
     authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     authority_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "imagematrix webhook authority")])
 
-    def builder(subject: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    def begin_certificate(subject: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
@@ -50,7 +50,7 @@ def make_certificate(names: Sequence[str], now: dt.datetime | None = None) -> Tl
         )
 
     authority = (
-        builder(authority_name, authority_key.public_key())
+        begin_certificate(authority_name, authority_key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_make_signing_key_usage(), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
@@ -58,7 +58,7 @@ def make_certificate(names: Sequence[str], now: dt.datetime | None = None) -> Tl
     )
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "imagematrix webhook")])
     chain = (
-        builder(subject, key.public_key())
+        begin_certificate(subject, key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -106,21 +106,23 @@ def get_end_of_trust(tls: Tls) -> dt.datetime | None:
     """Return when clients stop to trust a valid certificate, or None if they do not trust it at all."""
     chain = x509.load_pem_x509_certificates(tls.chain)
     authorities = x509.load_pem_x509_certificates(tls.authorities)
-    trusted = [each for each in authorities if each == chain[-1] or _is_issued_by(chain[-1], each)]
+    last = chain[-1]
+    trusted = [authority for authority in authorities if authority == last or _is_issued_by(last, authority)]
     if not trusted:
         return None
-    return min(each.not_valid_after_utc for each in (*chain, max(trusted, key=_get_end)))
+    end = max(authority.not_valid_after_utc for authority in trusted)
+    return min(end, *(certificate.not_valid_after_utc for certificate in chain))
 
 
 def merge_authorities(authorities: Sequence[bytes], now: dt.datetime) -> bytes:
     """Return all authorities in some PEM texts that have not expired, without duplicates."""
-    every = [each for text in authorities for each in x509.load_pem_x509_certificates(text)]
-    valid = dict.fromkeys(each for each in every if each.not_valid_after_utc > now)
-    return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in valid)
-
-
-def _get_end(certificate: x509.Certificate) -> dt.datetime:
-    return certificate.not_valid_after_utc
+    certificates = [
+        certificate for text in authorities for certificate in x509.load_pem_x509_certificates(text)
+    ]
+    valid = dict.fromkeys(
+        certificate for certificate in certificates if certificate.not_valid_after_utc > now
+    )
+    return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in valid)
 
 
 def _is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
@@ -132,11 +134,11 @@ def _is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) ->
 
 
 def _make_signing_key_usage() -> x509.KeyUsage:
-    others = (
+    other_usages = (
         *("content_commitment", "crl_sign", "data_encipherment", "decipher_only", "digital_signature"),
         *("encipher_only", "key_agreement", "key_encipherment"),
     )
-    return x509.KeyUsage(key_cert_sign=True, **dict.fromkeys(others, False))
+    return x509.KeyUsage(key_cert_sign=True, **dict.fromkeys(other_usages, False))
 
 
 def _read_file(path: Path) -> bytes:

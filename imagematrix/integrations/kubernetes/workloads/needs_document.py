@@ -36,16 +36,16 @@ def make_needs_document(
 
 
 def _describe_variant(variant: Variant, dra_driver: str, *, allow_cpu: bool) -> dict[str, Any]:
-    ways = derive_needs(variant, VOCABULARY, allow_cpu=allow_cpu)
-    listed = derive_needs(variant, VOCABULARY, allow_cpu=allow_cpu, listed=True)
+    needs = derive_needs(variant, VOCABULARY, allow_cpu=allow_cpu)
+    listed_needs = derive_needs(variant, VOCABULARY, allow_cpu=allow_cpu, listed=True)
     return {
         "reference": variant.reference,
         "digest": variant.digest,
-        "terms": [{"matchExpressions": list(term)} for term in terms_for_our_labels(ways)],
+        "terms": [{"matchExpressions": list(term)} for term in terms_for_our_labels(needs)],
         "terms_without_labels": [
-            {"matchExpressions": list(term)} for term in terms_for_foreign_labels(listed)
+            {"matchExpressions": list(term)} for term in terms_for_foreign_labels(listed_needs)
         ],
-        "device": dra_selectors.make_selector(ways)
+        "device": dra_selectors.make_selector(needs)
         if dra_driver == slices.DRIVER
-        else nvidia_dra_selectors.make_nvidia_selector(listed),
+        else nvidia_dra_selectors.make_nvidia_selector(listed_needs),
     }
