@@ -228,7 +228,9 @@ class Connections:
             while (known or strangers) and admitted < batch and not self._full:
                 is_known = known and (self._admitted % 8 or not strangers)
                 client, peer = known.popleft() if is_known else strangers.pop()
-                if _has_left(client, tls=tls is not None):
+                # A client that only sends no more could read an answer, but would have to send for TLS.
+                state = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+                if state == CLOSED or (tls is not None and state == CLOSE_WAIT):
                     self._turn_away(client)
                 elif peer in self._crowded or not self._make_place_for(peer):
                     self._crowded.add(peer)
@@ -442,12 +444,6 @@ class Connections:
         self._unfinished.pop(connection, None)
         self._free_body(connection)
         self._free_answer(connection)
-
-
-def _has_left(client: socket.socket, *, tls: bool) -> bool:
-    """Whether a client would not read an answer; one who only sends no more could, but needs that for TLS."""
-    state = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
-    return state == CLOSED or (tls and state == CLOSE_WAIT)
 
 
 def _close_if_cancelled(client: socket.socket, handshake: asyncio.Task[None]) -> None:

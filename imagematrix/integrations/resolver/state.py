@@ -112,13 +112,18 @@ class StateFolder:
 
     def _write_entries(self, entries: dict[str, Descriptor], new_blobs: Mapping[str, bytes]) -> None:
         """Write new contents and the index, and remove the contents that no entry needs any more."""
+        manifests = [
+            {key: value for key, value in saved.to_json().items() if key != "platform"}
+            for saved in entries.values()
+        ]
+        index = {"schemaVersion": 2, "manifests": manifests, "annotations": {UPSTREAM: self._upstream}}
         try:
             # Contents before the index that names them, and removals last: a kill in between leaves no entry
             # without content.
             for digest, raw in new_blobs.items():
                 files.replace_file(get_blob_path(self._folder, digest), raw)
             files.replace_file(self._folder / MARK, VERSION)
-            files.replace_file(self._folder / INDEX_FILE, _make_index(self._upstream, entries))
+            files.replace_file(self._folder / INDEX_FILE, json.dumps(index, indent=1).encode())
         except OSError as error:
             if not self._failed:
                 self._on_warning(
@@ -200,12 +205,3 @@ def _make_entry(name: str, digest: str, media_type: str, raw: bytes) -> Descript
     return Descriptor(
         digest=digest, size=len(raw), media_type=media_type, annotations={NAME: name}, platform={}
     )
-
-
-def _make_index(upstream: str, entries: Mapping[str, Descriptor]) -> bytes:
-    manifests = [
-        {key: value for key, value in saved.to_json().items() if key != "platform"}
-        for saved in entries.values()
-    ]
-    index = {"schemaVersion": 2, "manifests": manifests, "annotations": {UPSTREAM: upstream}}
-    return json.dumps(index, indent=1).encode()

@@ -162,12 +162,16 @@ class RegistryUpstream:
         redirects = Redirects(request.method, registry.blob_url(digest))
         while True:
             login = registry.authorization if redirects.trusted else None
+            # As requests finds it; the variable may omit the scheme.
+            proxy = select_proxy(str(redirects.url), get_environ_proxies(str(redirects.url)))
+            if proxy and "://" not in proxy:
+                proxy = f"http://{proxy}"
             request_context = self._open_session().request(
                 request.method,
                 URL(str(redirects.url), encoded=True),  # sent as it is
                 headers=headers | ({"Authorization": login} if login else {}),
                 allow_redirects=False,
-                proxy=_find_proxy(str(redirects.url)),
+                proxy=proxy,
             )
             answer = await stack.enter_async_context(request_context)
             if not redirects.follow(answer.status, answer.headers):
@@ -195,12 +199,6 @@ class RegistryUpstream:
                 read_bufsize=PIECE // 2,
             )
         return self._session
-
-
-def _find_proxy(url: str) -> str | None:
-    """Return the proxy for a URL, as requests finds it; the variable may omit the scheme."""
-    proxy = select_proxy(url, get_environ_proxies(url))
-    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
 
 
 def _make_tls_context() -> ssl.SSLContext:

@@ -82,7 +82,7 @@ def collect_node_options(lines: Iterable[str], node: str) -> dict[str, str] | No
         values = parse_options(line)
         if values.get(NODE, "").upper() == DEFAULT:
             defaults |= values
-        elif names_node(values.get(NODE, ""), node):
+        elif is_node_in(values.get(NODE, ""), node):
             result = {**defaults, **(result or {}), **values}
     return result
 
@@ -93,7 +93,7 @@ def get_features(lines: Iterable[str], node: str) -> tuple[str, ...]:
     return tuple(word for word in values.get("features", "").split(",") if word)
 
 
-def names_node(expression: str, node: str) -> bool:
+def is_node_in(expression: str, node: str) -> bool:
     """Whether an expression such as "gpu[01-16,20],login" names a node."""
     for part in filter(None, re.split(r",(?![^\[]*\])", expression)):
         # Each pair of brackets stands for digits: gpu[01-16]-ib is gpu(\d+)-ib.

@@ -93,14 +93,14 @@ def parse_assigned_gpus(environment: Iterable[str], image: Iterable[str]) -> Ass
     kinds = [
         kind for kind in values if make_variable_name(kind) == make_variable_name(GPU) or _is_memory(kind)
     ]
+    if not kinds:
+        return AssignedGpus()
     if len(kinds) > 1:
         raise UsageError(
             f"a task can have one kind of GPU resource, but this task has {', '.join(sorted(kinds))}",
             remedy="request only one of them in the service",
         )
-    for kind in kinds:
-        return _parse_assignment(kind, values[kind])
-    return AssignedGpus()
+    return _parse_assignment(kinds[0], values[kinds[0]])
 
 
 def rewrite_bundle(bundle: str, devices: Iterable[str], environment: Mapping[str, str]) -> None:

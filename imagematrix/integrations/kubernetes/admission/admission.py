@@ -212,7 +212,16 @@ def _find_possible_classes(pod: Json, policy: AdmissionPolicy) -> list[PodClass]
         possible &= by_label.find(key, partial(eq, value))
     terms = get_required_terms(spec)
     if terms is not None:
-        possible &= reduce(or_, (_match_term(term, by_label) for term in terms), 0)
+        matching = 0
+        for term in terms:
+            requirements = [requirement for name in REQUIREMENTS for requirement in term.get(name) or ()]
+            if requirements:  # a term without any matches no node
+                classes = (
+                    by_label.find(requirement["key"], _make_value_test(requirement))
+                    for requirement in requirements
+                )
+                matching |= reduce(and_, classes, by_label.all)
+        possible &= matching
     return [
         pod_class
         for index, pod_class in enumerate(policy.classes)
@@ -246,15 +255,6 @@ class _ClassesByLabel:
             self._by_value[key] = without, [*by_value.items()]
         without, classes_by_value = self._by_value[key]
         return reduce(or_, (bits for value, bits in classes_by_value if is_met(value)), without)
-
-
-def _match_term(term: Json, by_label: _ClassesByLabel) -> int:
-    """Return the classes that may match a term; none matches a term without requirements."""
-    requirements = [requirement for name in REQUIREMENTS for requirement in term.get(name) or ()]
-    matches = (
-        by_label.find(requirement["key"], _make_value_test(requirement)) for requirement in requirements
-    )
-    return reduce(and_, matches, by_label.all) if requirements else 0
 
 
 def _make_value_test(requirement: Json) -> Callable[[str], bool]:

@@ -85,6 +85,11 @@ def make_variables(policy: AdmissionPolicy) -> dict[str, str]:
     class_names = ", ".join(f"variables.{name}" for name in classes)
     has_affinity = f"has(object.spec.affinity) && has({NODE_AFFINITY})"
     counts = [f"(has(object.spec.{name}) && size(object.spec.{name}) > {WIDEST})" for name in LISTS]
+    is_wide_term = " || ".join(
+        f"(has(t.{name}) && (size(t.{name}) > {WIDEST} || "
+        f"t.{name}.exists(e, has(e.values) && size(e.values) > {WANTED})))"
+        for name in REQUIREMENTS
+    )
     is_on_node = f"has(object.spec.nodeName) && object.spec.nodeName in c[{_quote(NODES)}]"
     return {
         **classes,
@@ -94,11 +99,7 @@ def make_variables(policy: AdmissionPolicy) -> dict[str, str]:
         "required": f"{has_affinity} && has({SELECTOR})",
         "terms": f"variables.required && has({TERMS}) ? {TERMS} : []",
         "wide": " || ".join(
-            [
-                f"size(variables.terms) > {WIDEST}",
-                *counts,
-                f"variables.terms.exists(t, {_make_width_condition()})",
-            ]
+            [f"size(variables.terms) > {WIDEST}", *counts, f"variables.terms.exists(t, {is_wide_term})"]
         ),
         "left": f"variables.classes.filter(c, {NEW} ? {_make_class_condition()} : {is_on_node})",
         "images": f"variables.left.map(c, c[{_quote(IMAGE)}][0]).filter(i, i != '')",
@@ -181,15 +182,6 @@ def _make_class_map(pod_class: PodClass) -> str:
     return f"{{{', '.join(lists)}}}"
 
 
-def _make_width_condition() -> str:
-    """Return the condition on a term that has too many requirements or values."""
-    return " || ".join(
-        f"(has(t.{name}) && (size(t.{name}) > {WIDEST} || "
-        f"t.{name}.exists(e, has(e.values) && size(e.values) > {WANTED})))"
-        for name in REQUIREMENTS
-    )
-
-
 def _make_class_condition() -> str:
     labels, wanted, node = "object.metadata.labels", "object.spec.nodeSelector", _quote(NODE)
     labelled = f"!has({labels}) || !({_quote(CLASS)} in {labels})"
@@ -197,17 +189,14 @@ def _make_class_condition() -> str:
     bound = "!has(object.spec.nodeName) || object.spec.nodeName == ''"
     bound += f" || !({node} in c) || object.spec.nodeName in c[{node}]"
     selected = f"!has({wanted}) || {wanted}.all(k, !(k in c) || {wanted}[k] in c[k])"
-    matched = f"!variables.required || variables.terms.exists(t, {_make_term_condition()})"
-    return f"({' && '.join(f'({condition})' for condition in (labelled, bound, selected, matched))})"
-
-
-def _make_term_condition() -> str:
+    # A term matches if it has requirements, and all hold as far as the class has values of their labels.
     has_any = " || ".join(f"(has(t.{name}) && size(t.{name}) > 0)" for name in REQUIREMENTS)
     meets_all = " && ".join(
         f"(!has(t.{name}) || t.{name}.all(e, !(e.key in c) || {_make_requirement_condition()}))"
         for name in REQUIREMENTS
     )
-    return f"({has_any}) && {meets_all}"
+    matched = f"!variables.required || variables.terms.exists(t, ({has_any}) && {meets_all})"
+    return f"({' && '.join(f'({condition})' for condition in (labelled, bound, selected, matched))})"
 
 
 def _make_requirement_condition() -> str:

@@ -85,19 +85,11 @@ def list_allocated_devices(
         raise ClaimError(
             f"the claim or its class has parameters for {DRIVER}, which has none", remedy="remove them"
         )
-    return tuple(
-        AllocatedDevice(
-            name=result.text("device"),
-            request=_get_request(result),
-            share=result.text_or_none("shareID"),
-        )
-        for result in results
-    )
-
-
-def _get_request(result: Fields) -> str:
-    """Return the name of a request; an alternative of one is written REQUEST/ALTERNATIVE."""
-    request = result.text("request").partition("/")[0]
-    if not DNS_LABEL.fullmatch(request):
-        raise ClaimError(f"invalid request {request[:80]!r}")
-    return request
+    devices = []
+    for result in results:
+        name = result.text("device")
+        request = result.text("request").partition("/")[0]  # an alternative is REQUEST/ALTERNATIVE
+        if not DNS_LABEL.fullmatch(request):
+            raise ClaimError(f"invalid request {request[:80]!r}")
+        devices.append(AllocatedDevice(name=name, request=request, share=result.text_or_none("shareID")))
+    return tuple(devices)

@@ -232,27 +232,23 @@ class DraDriver:
         return grpc.method_handlers_generic_handler(DRA_PLUGIN, methods)
 
     async def _answer_prepare(self, reference: ClaimReference) -> Any:
-        answer = load_message("NodePrepareResourceResponse")
+        """Prepare a claim and return the answer to kubelet, with its devices or the error."""
+        answer, uid = load_message("NodePrepareResourceResponse"), reference.uid
         try:
-            devices = await self._prepare_claim(reference)
+            if not reference.is_valid:
+                raise ClaimError(f"invalid claim {str(reference)[:320]!r} with the UID {uid[:80]!r}")
+            claim = await send_request(self._settings.api, "GET", reference.path)
+            devices = list_allocated_devices(claim, reference, self._settings.node)
+            async with self._turn:
+                is_new = await asyncio.to_thread(self._prepare_devices, reference, devices)
         except ImagematrixError as error:
             # Kubelet asks again, every few seconds.
-            self._report(reference.uid, f"claim {reference}: refused: {error}")
+            self._report(uid, f"claim {reference}: refused: {error}")
             return answer(error=str(error))
-        self._report(reference.uid, None)
-        return answer(devices=_format_devices(reference, self._settings.node, devices))
-
-    async def _prepare_claim(self, reference: ClaimReference) -> tuple[AllocatedDevice, ...]:
-        """Prepare a claim and return its devices; raise ImagematrixError."""
-        if not reference.is_valid:
-            raise ClaimError(f"invalid claim {str(reference)[:320]!r} with the UID {reference.uid[:80]!r}")
-        claim = await send_request(self._settings.api, "GET", reference.path)
-        devices = list_allocated_devices(claim, reference, self._settings.node)
-        async with self._turn:
-            is_new = await asyncio.to_thread(self._prepare_devices, reference, devices)
         if is_new:
             self._log(f"claim {reference}: prepared {', '.join(device.name for device in devices)}")
-        return devices
+        self._report(uid, None)
+        return answer(devices=_format_devices(reference, self._settings.node, devices))
 
     def _prepare_devices(self, reference: ClaimReference, devices: tuple[AllocatedDevice, ...]) -> bool:
         """Record a claim's devices on this node; return whether they were not recorded before."""

@@ -122,7 +122,13 @@ def reduce_pod(fields: json_documents.Fields) -> dict[str, Any]:
         **({"resourceClaims": [{}]} if list(spec.objects("resourceClaims")) else {}),
     }
     for name in LISTS:
-        containers = [_reduce_container(container) for container in spec.objects(name)]
+        containers = []
+        for container in spec.objects(name):
+            resources = container.object_or_empty("resources")
+            quantities = {kind: resources.named_texts(kind) for kind in ("limits", "requests")}
+            present = {kind: texts for kind, texts in quantities.items() if texts}
+            texts = _reduce_texts(container, "image", "restartPolicy")
+            containers.append(texts | ({"resources": present} if present else {}))
         reduced |= {name: containers} if containers else {}
     return {"kind": "Pod", "metadata": {"labels": {CLASS: label}} if label else {}, "spec": reduced}
 
@@ -146,13 +152,6 @@ def _reduce_terms(spec: json_documents.Fields) -> list[dict[str, Any]] | None:
         }
         for term in selector.objects("nodeSelectorTerms")
     ]
-
-
-def _reduce_container(fields: json_documents.Fields) -> dict[str, Any]:
-    resources = fields.object_or_empty("resources")
-    quantities = {name: resources.named_texts(name) for name in ("limits", "requests")}
-    present = {name: texts for name, texts in quantities.items() if texts}
-    return _reduce_texts(fields, "image", "restartPolicy") | ({"resources": present} if present else {})
 
 
 def _reduce_texts(fields: json_documents.Fields, *keys: str) -> dict[str, Any]:

@@ -92,7 +92,14 @@ class Cluster:
         by_class: dict[str, list[NodeCounts]] = {}
         for node in self.nodes:
             by_class.setdefault(node.node_class, []).append(node)
-        return {name: (len(nodes), _sum_counts(nodes)) for name, nodes in sorted(by_class.items())}
+        classes = {}
+        for name, nodes in sorted(by_class.items()):
+            sums: dict[str, Count] = {}
+            for count in (count for node in nodes for count in node.counts):
+                resource = count.resource
+                sums[resource] = sums.get(resource, Count(resource=resource)) + count
+            classes[name] = len(nodes), tuple(sums[resource] for resource in sorted(sums))
+        return classes
 
     def to_json(self) -> dict[str, object]:
         """Return the KubernetesGpus document."""
@@ -291,11 +298,3 @@ def select_gpu_quantities(quantities: Mapping[str, str]) -> dict[str, int]:
 def _parse_quantity(text: str) -> int:
     match = QUANTITY.fullmatch(text)
     return int(match[1]) * FACTORS[match[2]] if match else 0
-
-
-def _sum_counts(nodes: Iterable[NodeCounts]) -> tuple[Count, ...]:
-    sums: dict[str, Count] = {}
-    for node in nodes:
-        for count in node.counts:
-            sums[count.resource] = sums.get(count.resource, Count(resource=count.resource)) + count
-    return tuple(sums[resource] for resource in sorted(sums))

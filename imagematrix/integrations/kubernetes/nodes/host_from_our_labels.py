@@ -68,8 +68,20 @@ def _read_gpus(labels: Mapping[str, str]) -> tuple[tuple[Gpu, ...], tuple[str, .
         values = labels.get(f"{our_labels.KIND}{kind}", "").split("_")
         if len(values) == FIELDS:
             name = labels.get(f"{our_labels.NAME}{kind}", "")
-            for _ in range(min(_parse_count(values[0]) or 0, count - len(gpus))):
-                gpus.append(_read_gpu(len(gpus), name, values))
+            number, compute, brand, device, state, memory = values
+            described = min(_parse_count(number) or 0, count - len(gpus))
+            gpus += [
+                Gpu(
+                    index=index,
+                    name=our_labels.restore_spaces(name) or None,
+                    pci_device_id=device if re.fullmatch("[0-9a-f]{4}", device, re.ASCII) else None,
+                    compute=compute if CAPABILITY.fullmatch(compute) else None,
+                    brand=None if brand == our_labels.NONE else brand,
+                    memory_mib=parse_natural(memory),
+                    state=state,
+                )
+                for index in range(len(gpus), len(gpus) + described)
+            ]
     warnings: tuple[str, ...] = ()
     if stated is None:
         warnings = (f"label {our_labels.COUNT} missing or invalid: the number of GPUs is unknown",)
@@ -78,19 +90,6 @@ def _read_gpus(labels: Mapping[str, str]) -> tuple[tuple[Gpu, ...], tuple[str, .
         warnings = (f"labels describe {len(gpus)} of {count} GPUs",)
     gpus += [Gpu(index=index, state="unconfirmed") for index in range(len(gpus), count)]
     return tuple(gpus), warnings
-
-
-def _read_gpu(index: int, name: str, values: list[str]) -> Gpu:
-    _, compute, brand, device, state, memory = values
-    return Gpu(
-        index=index,
-        name=our_labels.restore_spaces(name) or None,
-        pci_device_id=device if re.fullmatch("[0-9a-f]{4}", device, re.ASCII) else None,
-        compute=compute if CAPABILITY.fullmatch(compute) else None,
-        brand=None if brand == our_labels.NONE else brand,
-        memory_mib=parse_natural(memory),
-        state=state,
-    )
 
 
 def _parse_count(text: str | None) -> int | None:

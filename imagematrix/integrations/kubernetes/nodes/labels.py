@@ -220,6 +220,13 @@ def _make_gpu_labels(host_gpus: tuple[Gpu, ...]) -> dict[str, str]:
         gpus.is_data_centre(None if gpu["brand"] == NONE else gpu["brand"], restore_spaces(gpu["name"]))
         for gpu in facts
     )
+    # `read_our_labels` reads the GPUs from these: for each kind one label, and one for its name.
+    kinds = {}
+    counts = Counter(tuple(gpu.items()) for gpu in facts)
+    for index, (kind, count) in enumerate(sorted(counts.items())[:KINDS]):
+        *values, name = (value for _, value in kind)
+        kinds[f"{KIND}{index}"] = "_".join([str(count), *values])
+        kinds[f"{NAME}{index}"] = name
     return {
         GPU_STATES: states if is_valid_value(states) else OTHER,
         LEAST: str(min(computes)),
@@ -228,7 +235,7 @@ def _make_gpu_labels(host_gpus: tuple[Gpu, ...]) -> dict[str, str]:
         DATA_CENTRE: str(proved).lower(),
         **_count_values(COMPUTE, (gpu["compute"] for gpu in facts)),
         **_count_values(BRAND, (gpu["brand"] for gpu in facts)),
-        **_make_kind_labels(facts),
+        **kinds,
     }
 
 
@@ -248,17 +255,6 @@ def _make_gpu_facts(gpu: Gpu) -> dict[str, str]:
 
 def _count_values(key: str, values: Iterable[str]) -> dict[str, str]:
     return {f"{key}{value}": str(count) for value, count in Counter(values).items()}
-
-
-def _make_kind_labels(facts: list[dict[str, str]]) -> dict[str, str]:
-    """Return the labels from which `read_our_labels` reads GPUs: for each kind one, and one for its name."""
-    counts = Counter(tuple(gpu.items()) for gpu in facts)
-    labels = {}
-    for index, (kind, count) in enumerate(sorted(counts.items())[:KINDS]):
-        *values, name = (value for _, value in kind)
-        labels[f"{KIND}{index}"] = "_".join([str(count), *values])
-        labels[f"{NAME}{index}"] = name
-    return labels
 
 
 def _summarize_gpus(labels: Mapping[str, str]) -> str:

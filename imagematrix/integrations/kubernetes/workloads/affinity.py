@@ -37,18 +37,24 @@ KEYS = (
 )
 
 
-def terms_for_our_labels(needs: Iterable[Need]) -> tuple[Term, ...]:
+def make_terms_for_our_labels(needs: Iterable[Need]) -> tuple[Term, ...]:
     """Return the terms on our own labels that admit a node if, and only if, one of the needs holds."""
     terms = []
     for need in needs:
-        requirements = [*_match_our_flags(need), *_match_our_driver_and_gpus(need)]
+        level, requirements = _get_level(need), []
+        if level:
+            requirements.append(match_above(our_labels.LEVEL, marches.get_level_rank(level) - 1))
+        further = sorted(need.flags - _get_implied_flags(level))
+        requirements += [match_label(f"{our_labels.FLAG}{flag}") for flag in further]
+        requirements += [match_no_label(f"{our_labels.FLAG}{flag}") for flag in sorted(need.without)]
+        requirements += _match_our_driver_and_gpus(need)
         if requirements and not any(requirement["operator"] in POSITIVE for requirement in requirements):
             requirements.append(match_label(our_labels.COUNT))  # every node with our labels has it
         terms.append((*_match_platform(need.arch, alone=not requirements), *requirements))
     return tuple(terms)
 
 
-def terms_for_foreign_labels(needs: Iterable[Need]) -> tuple[Term, ...]:
+def make_terms_for_foreign_labels(needs: Iterable[Need]) -> tuple[Term, ...]:
     """Return the terms on labels of NFD and NVIDIA that admit a node only if one of the needs holds.
 
     The needs are those of listed GPUs. The terms assume that NFD's flags show the psABI level, that all GPUs
@@ -82,7 +88,7 @@ def get_required_terms(spec: dict[str, Any]) -> list[dict[str, Any]] | None:
     return None if selector is None else selector.get("nodeSelectorTerms") or []
 
 
-def term_admits(terms: Iterable[Term], labels: Mapping[str, str]) -> bool:
+def is_admitted(terms: Iterable[Term], labels: Mapping[str, str]) -> bool:
     """Whether a node with these labels meets all requirements of a term; an empty term admits none."""
     return any(
         term and all(is_requirement_met(requirement, labels.get(requirement["key"])) for requirement in term)
@@ -156,15 +162,6 @@ def _match_platform(arch: str, *, alone: bool) -> list[Requirement]:
     ]
 
 
-def _match_our_flags(need: Need) -> list[Requirement]:
-    level = _get_level(need)
-    expressions = [match_above(our_labels.LEVEL, marches.get_level_rank(level) - 1)] if level else []
-    expressions += [
-        match_label(f"{our_labels.FLAG}{flag}") for flag in sorted(need.flags - _get_implied_flags(level))
-    ]
-    return expressions + [match_no_label(f"{our_labels.FLAG}{flag}") for flag in sorted(need.without)]
-
-
 def _match_our_driver_and_gpus(need: Need) -> list[Requirement]:
     expressions = _match_our_driver(need)
     if need.gpus is not None and not need.states:  # only nodes with GPUs have a label with their states
@@ -173,8 +170,10 @@ def _match_our_driver_and_gpus(need: Need) -> list[Requirement]:
     if need.accelerators is not None:
         key = our_labels.ACCELERATORS
         expressions.append(match_above(key, 0) if need.accelerators else match_value_in(key, "0"))
-    if need.states:
-        expressions.append(match_value_in(our_labels.GPU_STATES, *_list_subsets(need.states)))
+    if need.states:  # the label has the states of all GPUs, sorted and joined
+        sizes = range(1, min(len(need.states), MIXED) + 1)
+        subsets = chain.from_iterable(combinations(sorted(need.states), size) for size in sizes)
+        expressions.append(match_value_in(our_labels.GPU_STATES, *map("_".join, subsets)))
     expressions += _match_our_computes(need)
     if need.brands:
         # No operator asks about all of a node's GPUs, so the labels of all other brands have to be absent.
@@ -240,13 +239,6 @@ def _match_our_computes(need: Need) -> list[Requirement]:
     return [*expressions, match_no_label(f"{our_labels.COMPUTE}{our_labels.UNKNOWN}")]
 
 
-def _list_subsets(words: tuple[str, ...]) -> list[str]:
-    """Return the values that a label with up to `MIXED` of these words can have: sorted and joined."""
-    sizes = range(1, min(len(words), MIXED) + 1)
-    subsets = chain.from_iterable(combinations(sorted(words), size) for size in sizes)
-    return ["_".join(subset) for subset in subsets]
-
-
 def _match_nfd_flags(need: Need) -> list[Requirement] | None:
     if need.without:
         return None
@@ -274,17 +266,15 @@ def _match_nvidia_driver_and_gpus(need: Need) -> Iterator[list[Requirement]]:
     common = [match_above(host_from_nfd_labels.GPU_COUNT, 0)]
     if "vgpu" not in (need.states or ("vgpu",)):
         common.append(match_value_not_in(host_from_nfd_labels.VGPU, "true"))
-    for driver in _match_nvidia_driver(need):
+    if need.driver:
+        drivers = [[match_value_in(host_from_nfd_labels.DRIVER_FULL, need.driver)]]
+    else:
+        lower = _match_driver_at_least(need.oldest) if need.oldest else [[]]
+        upper = _match_driver_below(need.below) if need.below else [[]]
+        drivers = [[*at_least, *below] for at_least in lower for below in upper]
+    for driver in drivers:
         for compute in _match_nvidia_computes(need):
             yield [*common, *driver, *compute]
-
-
-def _match_nvidia_driver(need: Need) -> list[list[Requirement]]:
-    if need.driver:
-        return [[match_value_in(host_from_nfd_labels.DRIVER_FULL, need.driver)]]
-    lower = _match_driver_at_least(need.oldest) if need.oldest else [[]]
-    upper = _match_driver_below(need.below) if need.below else [[]]
-    return [[*at_least, *less] for at_least in lower for less in upper]
 
 
 def _match_driver_at_least(version: tuple[int, ...]) -> list[list[Requirement]]:

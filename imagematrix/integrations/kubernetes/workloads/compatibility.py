@@ -7,7 +7,7 @@ https://kubernetes-sigs.github.io/node-feature-discovery, "Image Compatibility A
 from __future__ import annotations
 
 from imagematrix.integrations.kubernetes.nodes import labels as our_labels
-from imagematrix.integrations.kubernetes.workloads.affinity import match_value_in, terms_for_our_labels
+from imagematrix.integrations.kubernetes.workloads.affinity import make_terms_for_our_labels, match_value_in
 from imagematrix.selection.needs.node_needs import derive_needs
 
 TYPE_CHECKING = False
@@ -28,7 +28,7 @@ def make_compatibility(variant: Variant, *, allow_cpu: bool = False) -> dict[str
             match_value_in(our_labels.ARCH, need.arch),
             *(requirement for requirement in term if requirement["key"].startswith(our_labels.PREFIX)),
         )
-        for need, term in zip(needs, terms_for_our_labels(needs), strict=True)
+        for need, term in zip(needs, make_terms_for_our_labels(needs), strict=True)
     ]
     rule = {"name": "imagematrix", "matchAny": [{"matchFeatures": _make_matchers(term)} for term in terms]}
     return {

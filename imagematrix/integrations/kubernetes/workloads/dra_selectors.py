@@ -42,7 +42,16 @@ def make_selector(needs: Iterable[Need]) -> str | None:
 
 def _make_conditions(need: Need) -> Iterator[str]:
     yield from _match_driver(need)
-    yield from _match_computes(need)
+    if need.computes is not None:
+        name = "cudaComputeCapability"
+        codes = [code for code in need.computes if code >= 0]
+        alternatives = [
+            " && ".join((_match_attribute(name), *match_compute_between(_get_attribute(name), *interval)))
+            for interval in find_intervals(codes)
+        ]
+        if len(codes) < len(need.computes):  # an unknown capability is allowed
+            alternatives.append(_match_no_attribute(name))
+        yield join_alternatives(alternatives) if alternatives else "false"
     if need.states:
         yield f"{_get_attribute('state')} in [{_quote_words(need.states)}]"
     yield from _match_one_of("brand", need.brands, labels.NONE)
@@ -72,19 +81,6 @@ def _match_driver(need: Need) -> Iterator[str]:
         is_known = _match_attribute("userModeDriver")
         differs = f"{_get_attribute('userModeDriver')} != {driver}"
         yield f"({is_known} && {differs})" if need.differs else f"!({is_known} && {differs})"
-
-
-def _match_computes(need: Need) -> Iterator[str]:
-    if need.computes is None:
-        return
-    name = "cudaComputeCapability"
-    codes = [code for code in need.computes if code >= 0]
-    known = [
-        " && ".join((_match_attribute(name), *match_compute_between(_get_attribute(name), *interval)))
-        for interval in find_intervals(codes)
-    ]
-    unknown = [_match_no_attribute(name)] if len(codes) < len(need.computes) else []
-    yield join_alternatives([*known, *unknown]) if known or unknown else "false"
 
 
 def _match_one_of(name: str, values: tuple[str | None, ...] | None, absent: str | None) -> Iterator[str]:

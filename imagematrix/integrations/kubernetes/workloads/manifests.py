@@ -70,7 +70,10 @@ def name_objects(name: str, placements: Sequence[Placement], *, suffix: int = 0)
     _require_name(name)
     longest = LONGEST - suffix
     if len(placements) > 1:
-        return [_join_names(name, placement.classes[0].name, longest) for placement in placements]
+        # Long names lose their middle, and keep the hash at the end of the class's name.
+        start = name[: longest - HASH - 1].rstrip("-")
+        rest = longest - len(start) - 1
+        return [f"{start}-{placement.classes[0].name[-rest:].strip('-')}" for placement in placements]
     if len(name) > longest:
         raise UsageError(
             f"invalid name {name}: the names of its pods would have more than {LONGEST} characters",
@@ -184,9 +187,3 @@ def _make_pod_template(
             "containers": [container],
         },
     }
-
-
-def _join_names(name: str, class_name: str, longest: int) -> str:
-    """Return the names of a workload and a class, joined. Long names lose their middle and keep the hash."""
-    start = name[: longest - HASH - 1].rstrip("-")
-    return f"{start}-{class_name[-(longest - len(start) - 1) :].strip('-')}"

@@ -6,8 +6,8 @@ from imagematrix.integrations.kubernetes.dra import slices
 from imagematrix.integrations.kubernetes.nodes.labels import VOCABULARY
 from imagematrix.integrations.kubernetes.workloads import dra_selectors, nvidia_dra_selectors
 from imagematrix.integrations.kubernetes.workloads.affinity import (
-    terms_for_foreign_labels,
-    terms_for_our_labels,
+    make_terms_for_foreign_labels,
+    make_terms_for_our_labels,
 )
 from imagematrix.selection.needs.node_needs import derive_needs
 
@@ -41,9 +41,9 @@ def _describe_variant(variant: Variant, dra_driver: str, *, allow_cpu: bool) -> 
     return {
         "reference": variant.reference,
         "digest": variant.digest,
-        "terms": [{"matchExpressions": list(term)} for term in terms_for_our_labels(needs)],
+        "terms": [{"matchExpressions": list(term)} for term in make_terms_for_our_labels(needs)],
         "terms_without_labels": [
-            {"matchExpressions": list(term)} for term in terms_for_foreign_labels(listed_needs)
+            {"matchExpressions": list(term)} for term in make_terms_for_foreign_labels(listed_needs)
         ],
         "device": dra_selectors.make_selector(needs)
         if dra_driver == slices.DRIVER

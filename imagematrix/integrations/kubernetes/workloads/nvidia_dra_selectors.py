@@ -61,7 +61,12 @@ def _make_conditions(need: Need) -> tuple[str, ...] | None:
         compute, intervals = f"{ATTRIBUTES}.cudaComputeCapability", find_intervals(computes)
         alternatives = [" && ".join(match_compute_between(compute, *interval)) for interval in intervals]
         conditions.append(join_alternatives(alternatives))
-    return (*conditions, *_match_data_centre(need))
+    if need.data_centre:
+        brands = sorted(gpus.DATA_CENTRE_BRANDS.intersection(need.brands or our_labels.BRANDS))
+        quoted, other_names = ", ".join(f'"{brand}"' for brand in brands), "|".join(gpus.OTHER_NAMES)
+        conditions.append(f"{ATTRIBUTES}.brand.lowerAscii() in [{quoted}]")
+        conditions.append(f'!{ATTRIBUTES}.productName.lowerAscii().matches("(^| )({other_names})( |$)")')
+    return tuple(conditions)
 
 
 def _match_driver(need: Need) -> Iterator[str]:
@@ -74,14 +79,6 @@ def _match_driver(need: Need) -> Iterator[str]:
         yield f"{driver}.compareTo({make_semver(need.below)}) < 0"
     for version in sorted(need.other_than):
         yield f"{driver}.compareTo({make_semver(versions.make_sort_key(version))}) != 0"
-
-
-def _match_data_centre(need: Need) -> Iterator[str]:
-    if need.data_centre:
-        brands = sorted(gpus.DATA_CENTRE_BRANDS.intersection(need.brands or our_labels.BRANDS))
-        quoted, other_names = ", ".join(f'"{brand}"' for brand in brands), "|".join(gpus.OTHER_NAMES)
-        yield f"{ATTRIBUTES}.brand.lowerAscii() in [{quoted}]"
-        yield f'!{ATTRIBUTES}.productName.lowerAscii().matches("(^| )({other_names})( |$)")'
 
 
 def _find_supported_computes(need: Need) -> tuple[int, ...] | None:

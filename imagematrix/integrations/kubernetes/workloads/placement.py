@@ -11,9 +11,9 @@ from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
 from imagematrix.integrations.kubernetes.nodes.labels import CLASS, VOCABULARY
 from imagematrix.integrations.kubernetes.workloads.affinity import (
+    is_admitted,
+    make_terms_for_foreign_labels,
     match_value_in,
-    term_admits,
-    terms_for_foreign_labels,
 )
 from imagematrix.selection.needs.node_needs import derive_needs
 from imagematrix.selection.selection import NothingFits
@@ -135,15 +135,15 @@ def _make_terms(classes: tuple[NodeClass, ...], variant: Variant) -> tuple[Term,
             if any(map(node_class.has_label, node_class.placeable_nodes))
         }
     )
-    terms: tuple[Term, ...] = (
-        ((match_value_in(CLASS, *names), *_match_other_nodes(classes)),) if names else ()
-    )
+    terms: tuple[Term, ...] = ()
+    if names:
+        terms = ((match_value_in(CLASS, *names), *_match_other_nodes(classes)),)
     if not all(node_class.has_label(node) for node_class in classes for node in node_class.placeable_nodes):
-        terms += terms_for_foreign_labels(derive_needs(variant, VOCABULARY, allow_cpu=True, listed=True))
+        terms += make_terms_for_foreign_labels(derive_needs(variant, VOCABULARY, allow_cpu=True, listed=True))
     for node_class in classes:
         for node in node_class.placeable_nodes:
             # Labels of NFD and NVIDIA may be too few for a class, and pods would wait forever.
-            if not term_admits(terms, node.labels):
+            if not is_admitted(terms, node.labels):
                 raise UsageError(
                     f"labels do not distinguish nodes of the class {node_class.name} from others",
                     remedy=f"label them with `imagematrix kubernetes labels`, such as {node.name}",

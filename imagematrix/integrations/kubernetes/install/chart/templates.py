@@ -127,7 +127,17 @@ def render_templates() -> dict[str, str]:
         start = NOTHING if kind == "Deployment" else ""
         file_name = f"{name.removeprefix('imagematrix-')}-{kind.lower()}.yaml"
         files[file_name] = start + _render_document(writer, manifest)
-    return files | {"_helpers.tpl": _render_helpers(writer)}
+
+    # A named template has the condition that a pod uses one of the images.
+    expressions = []
+    for names in (IMAGES[:1], IMAGES):
+        manifests = _make_manifests(dataclasses.replace(BASE, names=names))
+        (hook,) = manifests["MutatingWebhookConfiguration", NAME]["webhooks"]
+        expressions.append(hook["matchConditions"][0]["expression"])
+    single, double = expressions
+    joined = writer.render_joined(make_repeated(single, single, double, "images", IMAGES))
+    helpers = f'{{{{- define "imagematrix.images" -}}}}\n{joined}\n{{{{- end }}}}\n'
+    return files | {"_helpers.tpl": helpers}
 
 
 def _make_objects(
@@ -188,15 +198,3 @@ def _render_certificate() -> str:
     }.items():
         text = text.replace(word, value)
     return text
-
-
-def _render_helpers(writer: Writer) -> str:
-    """Return the named template of the condition that a pod uses one of the images."""
-    expressions = []
-    for names in (IMAGES[:1], IMAGES):
-        manifests = _make_manifests(dataclasses.replace(BASE, names=names))
-        (hook,) = manifests["MutatingWebhookConfiguration", NAME]["webhooks"]
-        expressions.append(hook["matchConditions"][0]["expression"])
-    single, double = expressions
-    joined = make_repeated(single, single, double, "images", IMAGES)
-    return f'{{{{- define "imagematrix.images" -}}}}\n{writer.render_joined(joined)}\n{{{{- end }}}}\n'
