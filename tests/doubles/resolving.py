@@ -52,7 +52,7 @@ class Front:
         self._upstream = open_upstream(upstream)
         self._resolver = Resolver(
             upstream=self._upstream,
-            nodes=HostSources(here=node, classes=classes or {}),
+            nodes=HostSources(this_node=node, classes=classes or {}),
             log=self.log,
             state=StateFolder(state, upstream, self.notes.append) if state else None,
             **options,

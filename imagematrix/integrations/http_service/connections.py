@@ -1,10 +1,12 @@
-"""The connections of a service: their number, what they make it keep, and which of them give way.
+"""The connections of a service: how many there are, what memory they take, and which of them give way.
 
-A client that connects waits *outside*, not read, until it begins to ask and there is a place for it. Its
-connection is *asking* until its request is whole: through the handshake of TLS, the head and the body. Then
-it is being answered, and then it is idle. When there is no place, the oldest connection without a whole
-request gives way, unless it is young: in a flood of new clients, each would give way to the next before it
-could ask anything. One whose request is whole is answered, if its client is not too slow to read.
+A client that connects waits *outside*, and nothing is read from it, until it begins to send and there is a
+place for it. Its connection is *asking* until the request is whole: during the handshake of TLS, the head and
+the body. Then the service answers it, and afterwards it is idle.
+
+When there is no place for a new client, the oldest connection without a whole request gives way, unless it is
+young: in a flood of new clients, each connection would give way to the next before its request could be
+whole. A connection whose request is whole gets its answer, unless its client reads too slowly.
 """
 
 from __future__ import annotations
@@ -176,7 +178,7 @@ class Connections:
         self._loop.add_reader(client, on_sent, client)
 
     def _await_record(self, client: socket.socket) -> None:
-        """Wait until the first record of TLS is whole; one who sends a part of it costs nothing more."""
+        """Wait until the first record of TLS is whole; until then, a client costs nothing more."""
         head = b""
         with contextlib.suppress(OSError):  # as above
             head = client.recv(RECORD, socket.MSG_PEEK)
@@ -210,10 +212,10 @@ class Connections:
     async def _admit(self, server: web.Server, tls: ssl.SSLContext | None) -> None:
         """Give places to the clients that ask, a few in each turn of the loop.
 
-        Those of addresses that got answers before go before strangers, but for each eighth. Of them, the
-        oldest goes first, as each gets its turn soon; of strangers, which may be any number, the newest, so
-        that not all get theirs too late. Those of an address that has all its connections keep nobody else
-        waiting.
+        Clients of known addresses, which got answers before, go before strangers, except that every eighth
+        place is for a stranger. Known clients are few, so the oldest goes first, and all get their turn soon.
+        Strangers may be any number, so the newest goes first: with the oldest first, all would get their turn
+        too late. An address that has all its connections does not hold up the others.
         """
         last = _get_time()
         while True:
@@ -354,27 +356,23 @@ class Connections:
         size = self._limits.body if request.content_length is None else request.content_length
         if size > self._limits.body:
             raise web.HTTPRequestEntityTooLarge(self._limits.body, size)
-        if size > SMALL:
-            await self._reserve_room(connection, size)
+        if size > SMALL:  # it waits for room; the oldest connection whose body is not whole gives way
+            connection.awaits_room = True
+            while self._body_bytes + size > self._limits.bodies:
+                oldest = next((waiting for waiting in self._unfinished if waiting.body_size), None)
+                if oldest:
+                    self._drop(oldest)
+                else:  # all are whole, and will be answered
+                    self._room_freed.clear()
+                    await self._room_freed.wait()
+            connection.awaits_room, connection.body_size = False, size
+            self._body_bytes += size
         body = bytearray()
         async for piece in request.content.iter_any():
             body += piece
             if len(body) > self._limits.body:
                 raise web.HTTPRequestEntityTooLarge(self._limits.body, len(body))
         return bytes(body)
-
-    async def _reserve_room(self, connection: _Connection, size: int) -> None:
-        """Reserve room for a body; the oldest connection whose body is not whole gives way."""
-        connection.awaits_room = True
-        while self._body_bytes + size > self._limits.bodies:
-            oldest = next((waiting for waiting in self._unfinished if waiting.body_size), None)
-            if oldest:
-                self._drop(oldest)
-            else:  # all are whole, and will be answered
-                self._room_freed.clear()
-                await self._room_freed.wait()
-        connection.awaits_room, connection.body_size = False, size
-        self._body_bytes += size
 
     def _free_body(self, connection: _Connection) -> None:
         self._body_bytes -= connection.body_size

@@ -76,8 +76,7 @@ async def serve_http(
     At the end, requests in progress get `grace_s` more seconds, and then no connection is left. Raises
     UsageError if listening on the address fails.
     """
-    _allow_files()
-    _map_large_blocks()
+    _prepare_process()
     logger = logging.getLogger(__name__)
     logger.addFilter(_is_unexpected)
     connections = Connections(limits or Limits())
@@ -116,22 +115,20 @@ async def serve_http(
         await connections.end()
 
 
-def _map_large_blocks() -> None:
-    """Let malloc map each large block on its own, so that the system has its memory back when it is freed.
+def _prepare_process() -> None:
+    """Let this process open more files, and give memory back to the system.
 
-    Otherwise the size from which it does that grows to that of the bodies and answers that were freed, and
-    the blocks of later ones lie between small ones that stay: glibc's mallopt(3), M_MMAP_THRESHOLD.
+    The limit of open files is often 1,024, for old programs. Large blocks are mapped on their own by malloc,
+    so that the system has their memory back when they are freed. Otherwise the size from which malloc does
+    that grows to that of the bodies and answers that were freed, and the blocks of later ones lie between
+    small ones that stay: glibc's mallopt(3), M_MMAP_THRESHOLD.
     """
-    with contextlib.suppress(AttributeError):  # another C library
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED)
-
-
-def _allow_files() -> None:
-    """Raise the number of open files as far as this process may: often it is 1,024, for old programs."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < FILES:
         with contextlib.suppress(OSError):  # a service may be forbidden to change limits
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(FILES, hard), hard))
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED)
 
 
 def _bind_socket(address: Address) -> socket.socket:

@@ -56,14 +56,14 @@ def resolve_tag(nodes: HostSources, tag: str, catalog: Catalog) -> ResolvedTag:
     resolved = _make_resolved_tag(request.to_tag(catalog.version), selection)
     if request.node_class is None:
         return resolved
-    here = explain(nodes.get_host(None), catalog, gpus=request.gpus, where=dict(request.where))
-    if resolved.reference not in here.fits:
+    selection_here = explain(nodes.get_host(None), catalog, gpus=request.gpus, where=dict(request.where))
+    if resolved.reference not in selection_here.fits:
         message = f"class {request.node_class} gets {resolved.reference}, which does not fit this node"
         raise UsageError(
             message, remedy=f"run `imagematrix explain {quote_word(resolved.reference)}` on this node"
         )
     # The class decides on the variant, but the container gets the GPUs of this node.
-    return replace(resolved, gpus=here.gpus)
+    return replace(resolved, gpus=selection_here.gpus)
 
 
 def explain_tag(nodes: HostSources, tag: str, catalog: Catalog) -> str:

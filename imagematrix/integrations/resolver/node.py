@@ -35,7 +35,7 @@ class HostSource(Protocol):
 class HostSources:
     """This node, and by name the nodes that represent classes. Their facts are read when they are needed."""
 
-    here: HostSource
+    this_node: HostSource
     classes: Mapping[str, HostSource]
 
     def get_host(self, node_class: str | None) -> Host:
@@ -43,7 +43,7 @@ class HostSources:
 
         Raises EngineError if the host cannot be read: a temporary error, not a verdict about an image.
         """
-        node = self.here if node_class is None else self.classes.get(node_class)
+        node = self.this_node if node_class is None else self.classes.get(node_class)
         if node is not None:
             try:
                 return node.read_host()
@@ -56,7 +56,7 @@ class HostSources:
     def read_all(self) -> HostSources:
         """Return the hosts as they are now, which other processes can use."""
         classes = {name: _read_host(node) for name, node in self.classes.items()}
-        return HostSources(here=_read_host(self.here), classes=classes)
+        return HostSources(this_node=_read_host(self.this_node), classes=classes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -357,7 +357,7 @@ async def _run_resolver(
     registry = "" if settings.upstream.startswith(LAYOUT) else settings.upstream.rstrip("/")
     resolver = Resolver(
         upstream=upstream,
-        nodes=HostSources(here=settings.node, classes=settings.classes),
+        nodes=HostSources(this_node=settings.node, classes=settings.classes),
         log=ResolverLog(on_message),
         mirrors=registry.partition("/")[0] or None,
         token=settings.token,

@@ -104,9 +104,10 @@ class TagCache:
     async def find(self, repository: str, tag: str) -> CachedTag | None:
         """Return the upstream's version for a tag, or else for the part of the tag before its first dash.
 
-        The latter counts only if it has variants, among which the rest of the tag can choose. While the
-        upstream cannot be read, the last known version is returned. Raises EngineError if none is known,
-        SignatureError if the policy does not admit it, UsageError if its catalog is damaged.
+        For `v1-python3.13`, that is the version `v1-python3.13` if the upstream has this tag, and else `v1`,
+        if it has variants, among which `python3.13` chooses. While the upstream cannot be read, the last
+        known version is returned. Raises EngineError if none is known, SignatureError if the policy does not
+        admit it, UsageError if its catalog is damaged.
         """
         name = get_version(tag)
         if name == tag:

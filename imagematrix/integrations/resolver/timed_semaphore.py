@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class TimedSemaphore:
     """At most `count` turns at a time; after `longest_s` seconds, a turn lets another one begin.
 
-    The keys for which somebody waits get their turns one after the other, so that a flood of requests with
+    The keys for which requests wait get their turns one after the other, so that a flood of requests with
     one key delays no other. Of those with one key the newest goes first: in a flood, the oldest wait until
     they give up, and a client that comes now gets an answer. To be used in one event loop.
     """

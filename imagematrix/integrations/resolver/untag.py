@@ -126,11 +126,13 @@ class ContainerdNames:
     def _run_ctr(self, *words: str) -> str:
         command = ["ctr", "--namespace", self.namespace, "images", *words]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+            process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
         except FileNotFoundError:
             raise EngineError("ctr not found", remedy="install containerd's client") from None
         except subprocess.TimeoutExpired:
             raise EngineError(f"containerd did not answer in {TIMEOUT_S} s") from None
-        if done.returncode:
-            raise EngineError(done.stderr.strip() or "ctr failed", remedy="check that containerd is running")
-        return done.stdout
+        if process.returncode:
+            raise EngineError(
+                process.stderr.strip() or "ctr failed", remedy="check that containerd is running"
+            )
+        return process.stdout

@@ -186,10 +186,19 @@ class RegistryUpstream:
             return registry
 
     def _open_session(self) -> aiohttp.ClientSession:
+        """Return the session; raise EngineError if the certificate authorities cannot be read."""
         if self._session is None:
+            # They are in a file or a folder, as for requests.
+            path = next(filter(None, map(os.environ.get, AUTHORITIES)), None)
+            folder = path if path and Path(path).is_dir() else None
+            try:
+                tls = ssl.create_default_context(cafile=None if folder else path, capath=folder)
+            except OSError as error:
+                message = f"the certificate authorities in {path} cannot be read: {error.strerror or error}"
+                raise EngineError(message) from error
             self._session = aiohttp.ClientSession(
                 # As many connections as there are clients.
-                connector=aiohttp.TCPConnector(limit=0, ssl=_make_tls_context()),
+                connector=aiohttp.TCPConnector(limit=0, ssl=tls),
                 # A layer of gigabytes may take as long as it takes, if its bytes keep coming.
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S),
                 # A digest and a range are those of the bytes as stored.
@@ -199,20 +208,6 @@ class RegistryUpstream:
                 read_bufsize=PIECE // 2,
             )
         return self._session
-
-
-def _make_tls_context() -> ssl.SSLContext:
-    """Return the TLS context, with certificate authorities from a file or a folder, as in requests.
-
-    Raises EngineError if they cannot be read.
-    """
-    path = next(filter(None, map(os.environ.get, AUTHORITIES)), None)
-    folder = path if path and Path(path).is_dir() else None
-    try:
-        return ssl.create_default_context(cafile=None if folder else path, capath=folder)
-    except OSError as error:
-        message = f"the certificate authorities in {path} cannot be read: {error.strerror or error}"
-        raise EngineError(message) from error
 
 
 class LayoutUpstream:

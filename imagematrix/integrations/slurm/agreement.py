@@ -132,8 +132,8 @@ def _load_hosts(step: SlurmStep, folder: str) -> dict[str, Host]:
 def _require_same_node(node: str, saved: Host, current: Host) -> None:
     """Raise ProbeError if a node is not what its entry says: the other tasks decide by the entry."""
     differing = [
-        f"{what} {now} instead of {then}"
-        for what, now, then in (
+        f"{fact} {now} instead of {then}"
+        for fact, now, then in (
             ("the architecture", current.arch, saved.arch),
             ("driver", current.driver and current.driver.version, saved.driver and saved.driver.version),
         )

@@ -78,7 +78,7 @@ def find_differences(
 def get_release() -> tuple[int, int] | None:
     """Return the release of slurmd on this node, None if there is none or it does not say."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["slurmd", "-V"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -89,7 +89,7 @@ def get_release() -> tuple[int, int] | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = RELEASE.search(done.stdout)
+    match = RELEASE.search(process.stdout)
     return (int(match[1]), int(match[2])) if match else None
 
 

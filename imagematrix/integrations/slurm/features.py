@@ -46,7 +46,7 @@ def make_features(host: Host) -> tuple[str, ...]:
 
 
 def make_word(name: str) -> str:
-    """Return the name of a product as it stands in features and types: "NVIDIA H200" is nvidia-h200."""
+    """Return the name of a product as features and types write it: "NVIDIA H200" is nvidia-h200."""
     return OTHER.sub("-", name.lower()).strip("-")
 
 

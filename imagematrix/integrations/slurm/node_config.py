@@ -1,4 +1,4 @@
-"""What a node says in Slurm's configuration: its GPUs and features, and how tasks in containers start.
+"""The lines about a node in Slurm's configuration: its GPUs, its features, and how tasks in containers start.
 
 See oci.conf(5), gres.conf(5) and slurm.conf(5).
 """

@@ -39,7 +39,7 @@ class SlurmStep(Record):
 def find_step(image: str, environment: Mapping[str, str]) -> SlurmStep | None:
     """Return the step of a task with these variables, None if it has one node only; raise UsageError.
 
-    slurmstepd tells every task when this run of its job began. Where it tells none, `start` is empty in all
+    slurmstepd passes to every task when this run of its job began. Where it does not, `start` is empty in all
     tasks of the step, so that they agree all the same. In a first run there is no number of restarts.
     """
     nodes = environment.get("SLURM_STEP_NODELIST", "")

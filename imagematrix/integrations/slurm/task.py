@@ -1,4 +1,4 @@
-"""A task of a Slurm job, for which slurmstepd starts this program with no variables: what its files tell.
+"""A task of a Slurm job, read from its files: slurmstepd starts this program for it without any variables.
 
 See oci.conf(5), and srun(1) for the variables of a task.
 """

@@ -141,7 +141,7 @@ def replace_file(
 
 def _validate_draft(draft: Path, path: Path) -> str | None:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["dockerd", "--validate", "--config-file", str(draft)],
             capture_output=True,
             text=True,
@@ -153,9 +153,9 @@ def _validate_draft(draft: Path, path: Path) -> str | None:
         return "dockerd not found"
     except subprocess.TimeoutExpired:
         return f"`dockerd --validate` took over {VALIDATE_S:g} seconds"
-    if done.returncode == 0:
+    if process.returncode == 0:
         return None
-    output = done.stderr.strip()
+    output = process.stderr.strip()
     if NO_SUCH_FLAG in output:
         return "this dockerd cannot validate a file"
     raise UsageError(f"{path} would be invalid: {output.replace(str(draft), str(path))}")

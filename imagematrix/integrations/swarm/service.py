@@ -113,10 +113,16 @@ class SwarmService:
             words += ["--restart-condition", "none"]
         for kind, count in self.reservation.resources.items():
             words += ["--generic-resource", f"{kind}={count}"]
+        mounts = []
+        for volume in self.volumes:
+            source, target, *mode = volume.split(":")
+            kind = "bind" if source.startswith("/") else "volume"
+            readonly = ",readonly" if mode == ["ro"] else ""
+            mounts.append(f"type={kind},source={source},target={target}{readonly}")
         options = (
             ("--constraint", self.placement),
             ("--network", self.networks),
-            ("--mount", map(_make_mount, self.volumes)),
+            ("--mount", mounts),
             ("--env", self.environment),
             ("--label", _format_pairs(self.labels)),
             ("--container-label", _format_pairs(self.container_labels)),
@@ -163,12 +169,6 @@ def make_service_name(image: str, token: str) -> str:
     """Return a name for a service with this image: the image's last component, and a unique token."""
     component = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
     return f"{INVALID.sub('-', component)[:NAME_LENGTH]}-{token}"
-
-
-def _make_mount(volume: str) -> str:
-    source, target, *mode = volume.split(":")
-    kind = "bind" if source.startswith("/") else "volume"
-    return f"type={kind},source={source},target={target}" + (",readonly" if mode == ["ro"] else "")
 
 
 def _format_pairs(mapping: dict[str, str]) -> list[str]:

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 VALID = dt.timedelta(days=365)
 SKEW = dt.timedelta(hours=1)  # greatest difference between the clocks of a cluster
 LONGEST = 1 << 20  # bytes to read from a file
+# What the authority's key is not for: it only signs certificates.
+UNUSED = (
+    *("content_commitment", "crl_sign", "data_encipherment", "decipher_only", "digital_signature"),
+    *("encipher_only", "key_agreement", "key_encipherment"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +54,11 @@ def make_certificate(names: Sequence[str], now: dt.datetime | None = None) -> Tl
             .not_valid_after(now + VALID)
         )
 
+    usage = x509.KeyUsage(key_cert_sign=True, **dict.fromkeys(UNUSED, False))
     authority = (
         begin_certificate(authority_name, authority_key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_make_signing_key_usage(), critical=True)
+        .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
@@ -131,14 +137,6 @@ def _is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) ->
     except (InvalidSignature, TypeError, ValueError):
         return False
     return True
-
-
-def _make_signing_key_usage() -> x509.KeyUsage:
-    other_usages = (
-        *("content_commitment", "crl_sign", "data_encipherment", "decipher_only", "digital_signature"),
-        *("encipher_only", "key_agreement", "key_encipherment"),
-    )
-    return x509.KeyUsage(key_cert_sign=True, **dict.fromkeys(other_usages, False))
 
 
 def _read_file(path: Path) -> bytes:

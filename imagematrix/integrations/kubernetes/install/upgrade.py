@@ -76,7 +76,11 @@ def read_installation(path: Path, namespace: str) -> PreviousInstallation:
     secret = _require_single(by_resource, "Secret", where)
     configuration = _require_single(by_resource, "MutatingWebhookConfiguration", where)
     data = json_documents.Fields(by_resource[secret], where).object_or_empty("data")
-    client = _require_client_config(json_documents.Fields(by_resource[configuration], where), where)
+    webhooks = json_documents.Fields(by_resource[configuration], where).objects("webhooks")
+    hooks = [hook for hook in webhooks if hook.text_or_none("name") == HOOK]
+    if len(hooks) != 1:
+        raise UsageError(f"{where}: expected one webhook {HOOK}, found {len(hooks)}", remedy=WRITTEN)
+    client = hooks[0].object_or_empty("clientConfig")
     if secret.namespace != namespace:
         raise UsageError(
             f"{where}: installed to the namespace {secret.namespace[:80]!r}",
@@ -124,14 +128,6 @@ def _require_single(resources: Iterable[Resource], kind: str, where: str) -> Res
     if len(matches) != 1:
         raise UsageError(f"{where}: expected one {kind} {NAME}, found {len(matches)}", remedy=WRITTEN)
     return matches[0]
-
-
-def _require_client_config(configuration: json_documents.Fields, where: str) -> json_documents.Fields:
-    """Return how the API server reaches the webhook; raise UsageError unless there is one webhook of ours."""
-    hooks = [hook for hook in configuration.objects("webhooks") if hook.text_or_none("name") == HOOK]
-    if len(hooks) != 1:
-        raise UsageError(f"{where}: expected one webhook {HOOK}, found {len(hooks)}", remedy=WRITTEN)
-    return hooks[0].object_or_empty("clientConfig")
 
 
 def _decode_field(fields: json_documents.Fields, key: str) -> bytes:

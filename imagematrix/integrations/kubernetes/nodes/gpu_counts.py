@@ -288,13 +288,9 @@ def _is_schedulable(fields: json_documents.Fields, status: json_documents.Fields
 
 def select_gpu_quantities(quantities: Mapping[str, str]) -> dict[str, int]:
     """Return the quantities of GPUs, without zeros: kubelet keeps resources that have no devices any more."""
-    return {
-        resource: quantity
-        for resource, text in quantities.items()
-        if GPU.fullmatch(resource) and (quantity := _parse_quantity(text))
-    }
-
-
-def _parse_quantity(text: str) -> int:
-    match = QUANTITY.fullmatch(text)
-    return int(match[1]) * FACTORS[match[2]] if match else 0
+    selected = {}
+    for resource, text in quantities.items():
+        match = QUANTITY.fullmatch(text) if GPU.fullmatch(resource) else None
+        if match and int(match[1]):
+            selected[resource] = int(match[1]) * FACTORS[match[2]]
+    return selected

@@ -50,7 +50,7 @@ class Taint:
 class ClusterNode:
     """A node: its name, its valid labels, and the Host that they describe.
 
-    The others say which pods it takes: whether it is `cordoned`, its taints, and what it offers to pods.
+    The other fields decide which pods it takes: whether it is `cordoned`, its taints, and what it offers.
     """
 
     name: str
@@ -161,16 +161,10 @@ def _parse_node(fields: json_documents.Fields) -> ClusterNode:
 
 def _filter_labels(labels: Mapping[str, str]) -> tuple[dict[str, str], int]:
     """Return the labels that an API server would accept, and the number of invalid ones."""
-    valid = {
-        key: value
-        for key, value in list(labels.items())[:LABELS]
-        if our_labels.is_valid_value(value) and _is_valid_key(key)
-    }
+    valid = {}
+    for key, value in list(labels.items())[:LABELS]:
+        prefix, slash, name = key.rpartition("/")
+        has_prefix = not slash or PREFIX.fullmatch(prefix)
+        if has_prefix and name and our_labels.is_valid_value(name) and our_labels.is_valid_value(value):
+            valid[key] = value
     return valid, len(labels) - len(valid)
-
-
-def _is_valid_key(key: str) -> bool:
-    prefix, slash, name = key.rpartition("/")
-    if slash and not PREFIX.fullmatch(prefix):
-        return False
-    return bool(name) and our_labels.is_valid_value(name)

@@ -21,7 +21,7 @@ from imagematrix.launcher.gpu_claims.usage import find_consumers, list_lock_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from imagematrix.hardware.host.host import Gpu, Host
     from imagematrix.launcher.gpu_claims.usage import Usage
@@ -70,7 +70,16 @@ def make_offer(host: Host, *, by: Iterable[str] = (), vram: bool = False) -> Dev
     kinds = frozenset(by)
     resources: dict[str, dict[str, str]] = {GPU: {}} if whole else {}
     for name, unit in units.items():
-        for resource in _list_resources(host, unit, kinds):
+        if unit.mig is not None:
+            (device,) = unit.mig
+            names = [_make_resource_name(MIG, device.profile or labels.UNKNOWN)]
+        else:
+            names = [GPU]
+            if "product" in kinds and unit.name:
+                names.append(_make_resource_name(f"{GPU}-", MAKER.sub("", unit.name)))
+            if "class" in kinds:
+                names.append(_make_resource_name(CLASS, labels.make_labels(host)[labels.CLASS]))
+        for resource in names:
             resources.setdefault(resource, {})[name] = name
     shares = {}
     for name, unit in units.items() if vram else ():
@@ -178,19 +187,6 @@ def find_held_units(offer: DeviceOffer, devices: Iterable[str]) -> tuple[str, ..
     UUIDs too.
     """
     return tuple(uuid for uuid in parse_uuids(devices) if uuid in offer.units)
-
-
-def _list_resources(host: Host, unit: Gpu, by: frozenset[str]) -> Iterator[str]:
-    """Yield the resources that offer a unit, but for shares."""
-    if unit.mig is not None:
-        (device,) = unit.mig
-        yield _make_resource_name(MIG, device.profile or labels.UNKNOWN)
-        return
-    yield GPU
-    if "product" in by and unit.name:
-        yield _make_resource_name(f"{GPU}-", MAKER.sub("", unit.name))
-    if "class" in by:
-        yield _make_resource_name(CLASS, labels.make_labels(host)[labels.CLASS])
 
 
 def _make_resource_name(prefix: str, word: str) -> str:

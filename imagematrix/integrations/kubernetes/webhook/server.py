@@ -111,8 +111,8 @@ async def _run_webhook(
             )
         ]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if any(task.result() == signal.SIGTERM for task in done):
+            ended_tasks, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if any(task.result() == signal.SIGTERM for task in ended_tasks):
                 server.is_ending = True
                 await asyncio.sleep(DRAIN_S)
         finally:

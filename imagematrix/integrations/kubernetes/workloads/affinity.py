@@ -278,7 +278,11 @@ def _match_nvidia_driver_and_gpus(need: Need) -> Iterator[list[Requirement]]:
 
 
 def _match_driver_at_least(version: tuple[int, ...]) -> list[list[Requirement]]:
-    """Return the alternatives for a driver to be of at least this version; trailing zeros do not count."""
+    """Return the alternatives for a driver to be of at least this version; trailing zeros do not count.
+
+    Each label has one part of the version, so the parts are compared one after the other. At least 550.54.14
+    is `major > 550`, or `major = 550 and minor > 54`, or `major = 550 and minor = 54 and revision >= 14`.
+    """
     parts = [*version]
     while parts and not parts[-1]:
         parts.pop()
@@ -286,7 +290,6 @@ def _match_driver_at_least(version: tuple[int, ...]) -> list[list[Requirement]]:
         [match_above(key, part - 1), match_below(key, part + 1)]
         for key, part in zip(KEYS, parts, strict=False)
     ]
-    # Labels have one number each: a version is greater if its parts up to one are equal, and that is greater.
     greater = [
         [*chain.from_iterable(equal[:index]), match_above(key, part)]
         for index, (key, part) in enumerate(zip(KEYS, parts, strict=False))
@@ -296,6 +299,7 @@ def _match_driver_at_least(version: tuple[int, ...]) -> list[list[Requirement]]:
 
 
 def _match_driver_below(version: tuple[int, ...]) -> list[list[Requirement]]:
+    """Return the alternatives for a driver to be below this version, part by part as above."""
     equal = [
         [match_above(key, part - 1), match_below(key, part + 1)]
         for key, part in zip(KEYS, version, strict=False)

@@ -118,7 +118,11 @@ def _make_conditional_items(node: list[Any], base: list[Any], off: list[Any], co
 def _make_repeated_items(
     node: list[Any], single: list[Any], double: list[Any], value: str, texts: tuple[str, str]
 ) -> list[Any]:
-    """Return a list with an Each for the items that a second element repeats."""
+    """Return a list with an Each for the items that a second element repeats.
+
+    For the elements a and b, `single` may be [x, a, y] and `double` [x, a, b, y]. The block [b] follows the
+    items of a, and is the same but for the element's text. So [a] becomes an Each, and x and y stay.
+    """
     more = len(double) - len(single)
     # The lists are equal up to the first item of the second element.
     pairs = enumerate(zip(single, double, strict=False))
