@@ -135,7 +135,7 @@ def _write_cdi(host: Host, output: Path | None) -> None:
         with report_write_errors(path):
             cdi.write_spec(path, gpus.document)
         print_info(f"wrote {format_count(len(gpus.document['devices']), 'device')} to {path}")
-    for reason in gpus.left_out:
+    for reason in gpus.excluded:
         warn(reason)
     for problem in find_absent_nodes(path for path in gpus.paths if path not in host.devices):
         warn(str(problem), problem.remedy)
@@ -169,14 +169,14 @@ class _MatrixFile:
             needs=self._needs,
         )
 
-    def cells(self) -> list[Cell]:
+    def list_cells(self) -> list[Cell]:
         from imagematrix.build.plan.planner import PlanContext
 
         plan = self._plan_cells(PlanContext())
         # A cell that fails here may be built elsewhere; if it fails there, its job reports that.
         return [item.cell for item in plan.with_status(PlanStatus.BUILD, PlanStatus.FAILED)]
 
-    def orders(self, source_of: Callable[[str], str]) -> list[BuildRequest]:
+    def make_requests(self, find_source: Callable[[str], str]) -> list[BuildRequest]:
         from imagematrix.build.executor import labels
         from imagematrix.build.executor.compiler import Compilers
         from imagematrix.build.matrix import promised_variants
@@ -209,15 +209,15 @@ class _MatrixFile:
                 )
             compilers = Compilers(items, session.builder.export)
             pins = {base: session.pin_permanently(base, digest) for base, digest in plan.bases.items()}
-            orders = []
+            requests = []
             for item in items:
                 images = {base: pins[base] for base in item.bases}
-                images |= {need: source_of(need) for need in item.needs}
+                images |= {need: find_source(need) for need in item.needs}
                 sources = plan.given.sources(item.cell, item.cell.image.context or self._file.parent, images)
                 entry = promised_variants.make_variant(
                     item.cell, compilers.flags(item, sources), item.reference
                 )
-                orders.append(
+                requests.append(
                     BuildRequest(
                         reference=item.reference,
                         dockerfile=item.dockerfile,
@@ -226,4 +226,4 @@ class _MatrixFile:
                         compression=item.cell.image.compression,
                     )
                 )
-            return orders
+            return requests

@@ -124,7 +124,7 @@ def command(
             policy=policy,
             state=state,
         ),
-        note=print_info,
+        on_message=print_info,
     )
 
 

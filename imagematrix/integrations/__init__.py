@@ -1,4 +1,4 @@
-"""Other systems that ask for images and GPUs: what each is told, and what answers it.
+"""The interfaces to other systems that use images and GPUs: what they have to know, and what serves them.
 
 `kubernetes`, `swarm` and `slurm` describe nodes to a scheduler, and start the images of what it places there.
 `resolver` is a read-only registry on a node, which answers a version's tag with the variant that fits the

@@ -35,7 +35,7 @@ class SimulatedNode:
     def __init__(self, name):
         self.name = name
 
-    def host(self):
+    def read_host(self):
         return Host.load(HOSTS / f"{self.name}.json")
 
 
@@ -48,12 +48,12 @@ class Front:
     def __init__(self, upstream, node, *, classes=None, state=None, threads=None, limits=None, **options):
         self._limits = limits or LIMITS
         self.notes: list[str] = []
-        self.journal = ResolverLog(self.notes.append)
+        self.log = ResolverLog(self.notes.append)
         self._upstream = open_upstream(upstream)
         self._resolver = Resolver(
             upstream=self._upstream,
-            nodes=HostSources(here=node, classes=classes or {}),
-            journal=self.journal,
+            nodes=HostSources(this_node=node, classes=classes or {}),
+            log=self.log,
             state=StateFolder(state, upstream, self.notes.append) if state else None,
             **options,
         )
@@ -67,7 +67,8 @@ class Front:
         self.session.trust_env = False
 
     async def _start(self):
-        self._serving = serve_http(self._resolver.application(), Address("127.0.0.1", 0), limits=self._limits)
+        application = self._resolver.make_application()
+        self._serving = serve_http(application, Address("127.0.0.1", 0), limits=self._limits)
         return str(await self._serving.__aenter__())
 
     async def _stop(self):
@@ -90,7 +91,7 @@ class Front:
 
     def answer_own(self):
         """Let it make an answer of its own, as for its health."""
-        self._run(self._resolver.answer_own())
+        self._run(self._resolver.check_answer())
 
     def kept(self):
         """Return the manifests that it keeps, of tags and of digests."""

@@ -17,6 +17,7 @@ from imagematrix.common import json_documents
 from imagematrix.common.image_reference import Reference, names_registry, split_version
 from imagematrix.common.json_documents import Fields
 from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
+from imagematrix.images.catalog.engine import load_catalog
 from imagematrix.images.engine.images import ExportedImage, inspect_image, read_digests
 from imagematrix.images.oci.archive import ImageArchive
 from imagematrix.images.oci.decompression import HashedStream

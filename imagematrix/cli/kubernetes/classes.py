@@ -52,7 +52,7 @@ def command(
         print_json(classes.to_json())
     else:
         _print_classes(classes)
-    if not classes.complete:
+    if not classes.is_complete:
         raise typer.Exit(NothingFits.exit_code)
 
 

@@ -75,4 +75,4 @@ def command(
     settings = PluginSettings(
         offer=make_node_offer, usage=survey_usage, folder=device_plugins, kubelet=kubelet
     )
-    serve(settings, note=print_info)
+    serve(settings, on_line=print_info)

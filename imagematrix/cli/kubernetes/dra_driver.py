@@ -68,7 +68,7 @@ def command(
     if dry_run:
         groups = slices.split_devices(slices.make_devices(probe_node(), {}))
         documents = [
-            slices.make_slice(node, None, index, count=len(groups), generation=1, listed=group)
+            slices.make_slice(node, None, index, count=len(groups), generation=1, devices=group)
             for index, group in enumerate(groups)
         ]
         print_document(f"{dump_yaml(*documents)}\n")
@@ -91,13 +91,13 @@ def command(
         if kubeconfig
         else find_cluster_api("give --kubeconfig FILE"),
         probe=probe_node,
-        usage=view.survey_usage,
-        plugins=view.survey_plugin_usage,
-        require=view.require_nodes,
+        survey_usage=view.survey_usage,
+        survey_plugins=view.survey_plugin_usage,
+        require_devices=view.require_nodes,
         kubelet=kubelet,
         cdi_root=cdi_root or cdi.FOLDER,
     )
-    serve(settings, note=print_info)
+    serve(settings, on_line=print_info)
 
 
 class _NodeView:

@@ -91,5 +91,5 @@ def command(
             policy=policy,
             events=Events(lease) if lease else None,
         ),
-        note=print_info,
+        on_line=print_info,
     )

@@ -89,7 +89,7 @@ def _start_container(image: str, task: SlurmTask, configuration: str | None) -> 
     folders = tuple(Bind(source=path, target=path) for path in task.folders)
     terminal = all(map(os.isatty, range(3)))
     options = ContainerOptions(
-        environment=task.own,
+        environment=task.scheduler_variables,
         binds=(),
         labels={},
         folder=_find_working_folder((*make_site_binds(site.mounts), *folders)),
@@ -100,7 +100,7 @@ def _start_container(image: str, task: SlurmTask, configuration: str | None) -> 
         read_only=False,
     )
     daemonless = DaemonlessLaunch(
-        args, image, options, site, folders=folders, inherited=task.inherited, own_processes=False
+        args, image, options, site, folders=folders, inherited=task.job_variables, own_processes=False
     )
     node = probe()
     if configuration is not None:
@@ -112,9 +112,9 @@ def _start_container(image: str, task: SlurmTask, configuration: str | None) -> 
     runtime = choose_runtime(
         DEFAULT if engine == DOCKER else engine,
         site.choose_value("runtime", None, "IMAGEMATRIX_RUNTIME"),
-        of_user=task.rank,
+        of_user=task.is_pmix_rank,
     )
-    if task.rank and runtime.as_root:
+    if task.is_pmix_rank and runtime.as_root:
         _require_no_mpi(selection, runtime.name)
     for warning in selection.warnings:
         warn(warning.text)

@@ -53,11 +53,11 @@ def command(
     config = parse_engine_config(text, str(file))
     node = Host.load(host) if host else probe()
     engine = engine_file.find_daemon(file.absolute())
-    engine.refuse(FLAGS)
+    engine.refuse_flags(FLAGS)
     changed = merge_config(config, make_offer(node, vram), str(runtime.absolute()))
     locks = locate_locks()
     settings = RuntimeSettings(
-        data_root=engine.data_root(config), address=engine.address(config), host=node, locks=locks
+        data_root=engine.get_data_root(config), address=engine.get_address(config), host=node, locks=locks
     )
     if locks != SHARED:
         print_info(f"tasks will use the GPU locks in {locks}, as launches must")

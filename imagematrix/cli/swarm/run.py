@@ -98,7 +98,7 @@ def command(
     _require_compatible_options(gpus, vram, job=job, wait=wait, remove=remove, json=json)
     with closing(transport.open_client()) as client:
         manager = Manager(client)
-        nodes = manager.nodes()
+        nodes = manager.list_nodes()
         service = SwarmService(
             name=name or make_service_name(image, os.urandom(4).hex()),
             image=make_image_name(image, resolver),
@@ -111,9 +111,9 @@ def command(
             volumes=tuple(volume or ()),
             constraints=tuple(constraint or ()),
         )
-        for doubt, remedy in _find_doubts(nodes, service, manager.overlays(service.networks)):
+        for doubt, remedy in _find_doubts(nodes, service, manager.select_overlays(service.networks)):
             warn(doubt, remedy)
-        identifier = None if dry_run else manager.create(service)
+        identifier = None if dry_run else manager.create_service(service)
         if identifier and wait:
             print_info(f"created service {service.name}")
             sys.exit(
@@ -122,7 +122,7 @@ def command(
     if json:
         print_json(service.to_json(identifier))
     else:
-        print_document(f"{identifier or shlex.join(service.docker())}\n", "see it with --json")
+        print_document(f"{identifier or shlex.join(service.to_command())}\n", "see it with --json")
 
 
 def _require_compatible_options(
@@ -206,7 +206,7 @@ class JobWait:
                 warn(f"output of {name} may be incomplete: {error}")
         except (KeyboardInterrupt, SystemExit):
             if self.remove:
-                self.manager.remove(self.identifier)
+                self.manager.remove_service(self.identifier)
                 print_info(f"removed service {name}")
             else:
                 print_info(
@@ -215,7 +215,7 @@ class JobWait:
                 )
             raise
         if self.remove:
-            self.manager.remove(self.identifier)
+            self.manager.remove_service(self.identifier)
 
         failed = [task for task in tasks if task.state != COMPLETE]
         for task in failed:
@@ -237,7 +237,7 @@ class JobWait:
             return
         if self.service.replicas > 1:
             if task not in self._slots:  # the number of each task in the job
-                self._slots |= {listed.id: listed.slot for listed in self.manager.tasks(self.identifier)}
+                self._slots |= {listed.id: listed.slot for listed in self.manager.list_tasks(self.identifier)}
             prefix = f"{self.service.name}.{self._slots.get(task, 0)} | ".encode()
             line = prefix + line.removesuffix(b"\n") + b"\n"
         output = sys.stdout if stream == "stdout" else sys.stderr

@@ -27,7 +27,7 @@ class GpuSpec:
 
     document: dict[str, Any]
     paths: tuple[str, ...]
-    left_out: tuple[str, ...]
+    excluded: tuple[str, ...]
 
 
 def make_gpu_spec(host: Host) -> GpuSpec:
@@ -36,41 +36,41 @@ def make_gpu_spec(host: Host) -> GpuSpec:
     Raises ProbeError if none can be passed to a container.
     """
     devices: dict[str, tuple[str, ...]] = {}
-    every: list[Gpu] = []
-    left_out = []
+    passable: list[Gpu] = []
+    reasons = []
     for gpu in host.gpus:
         if gpu.state != "ok":
-            left_out.append(f"{gpu.label} is left out: its state is {gpu.state}")
+            reasons.append(f"{gpu.label} is left out: its state is {gpu.state}")
             continue
         try:
-            for name, part in _list_device_names(gpu):
-                devices.setdefault(name, list_device_nodes(host, [part]))
+            for name, device in _list_device_names(gpu):
+                devices.setdefault(name, list_device_nodes(host, [device]))
         except ProbeError as error:
-            left_out.append(f"{gpu.label} is left out: {error}")
+            reasons.append(f"{gpu.label} is left out: {error}")
         else:
-            every.append(gpu)
-    if not every:
+            passable.append(gpu)
+    if not passable:
         raise ProbeError(
-            "; ".join(["no GPU of this node can be passed to a container", *left_out]),
+            "; ".join(["no GPU of this node can be passed to a container", *reasons]),
             remedy="run `imagematrix doctor` on the node",
         )
-    paths = list_device_nodes(host, every)
+    paths = list_device_nodes(host, passable)
     return GpuSpec(
-        document=cdi.make_spec(CDI_KIND, {**devices, ALL: paths}), paths=paths, left_out=tuple(left_out)
+        document=cdi.make_spec(CDI_KIND, {**devices, ALL: paths}), paths=paths, excluded=tuple(reasons)
     )
 
 
 def _list_device_names(gpu: Gpu) -> Iterator[tuple[str, Gpu]]:
     """Yield the names of a GPU and of its MIG devices, as in `--gpus`, if CDI devices can have them."""
     yield str(gpu.index), gpu
-    if _is_name(gpu.uuid, "GPU-"):
+    if _is_device_name(gpu.uuid, "GPU-"):
         yield gpu.uuid, gpu
     for part in list_mig_devices(gpu):
         (device,) = part.mig or ()
         yield name_mig_device(gpu, device), part
-        if _is_name(device.uuid, "MIG-"):
+        if _is_device_name(device.uuid, "MIG-"):
             yield device.uuid, part
 
 
-def _is_name(uuid: str | None, beginning: str) -> TypeGuard[str]:
-    return uuid is not None and uuid.startswith(beginning) and cdi.NAME.fullmatch(uuid) is not None
+def _is_device_name(uuid: str | None, prefix: str) -> TypeGuard[str]:
+    return uuid is not None and uuid.startswith(prefix) and cdi.NAME.fullmatch(uuid) is not None

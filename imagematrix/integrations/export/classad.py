@@ -51,21 +51,21 @@ ATTRIBUTES: dict[str, tuple[str, Callable[[Host], Value]]] = {
     ),
     "ImGpuNames": (
         "For each GPU, in the order of the probe: its name.",
-        lambda host: _collect_distinct(host, "name"),
+        lambda host: _list_gpu_facts(host, "name"),
     ),
-    "ImGpuUuids": ("Its UUID.", lambda host: _collect_distinct(host, "uuid")),
-    "ImGpuComputes": ("Its compute capability, as text.", lambda host: _collect_distinct(host, "compute")),
-    "ImGpuMemoryMib": ("Its memory in MiB.", lambda host: _collect_distinct(host, "memory_mib")),
-    "ImGpuStates": ("Its state, `ok` if it works.", lambda host: _collect_distinct(host, "state")),
+    "ImGpuUuids": ("Its UUID.", lambda host: _list_gpu_facts(host, "uuid")),
+    "ImGpuComputes": ("Its compute capability, as text.", lambda host: _list_gpu_facts(host, "compute")),
+    "ImGpuMemoryMib": ("Its memory in MiB.", lambda host: _list_gpu_facts(host, "memory_mib")),
+    "ImGpuStates": ("Its state, `ok` if it works.", lambda host: _list_gpu_facts(host, "state")),
     "ImGpuMigDevices": (
         "The number of its MIG devices.",
         lambda host: [len(gpu.mig or ()) for gpu in host.gpus],
     ),
     "ImGpuComputeMin": (
         "The least compute capability of the GPUs, as a number.",
-        lambda host: _get_bound(host, min),
+        lambda host: _get_compute_bound(host, min),
     ),
-    "ImGpuComputeMax": ("The greatest one.", lambda host: _get_bound(host, max)),
+    "ImGpuComputeMax": ("The greatest one.", lambda host: _get_compute_bound(host, max)),
     "ImAccelerators": (
         "The number of signs of other accelerators.",
         lambda host: len(host.accelerators),
@@ -75,7 +75,7 @@ ATTRIBUTES: dict[str, tuple[str, Callable[[Host], Value]]] = {
 
 def make_attribute_lines(host: Host) -> list[str]:
     """Return a line for each attribute whose value is known; without one, HTCondor takes it as UNDEFINED."""
-    values = ((name, of(host)) for name, (_, of) in ATTRIBUTES.items())
+    values = ((name, get_value(host)) for name, (_, get_value) in ATTRIBUTES.items())
     return [f"{name} = {_format_literal(value)}" for name, value in values if value is not None]
 
 
@@ -85,20 +85,20 @@ def make_variant_line(image: str, selection: Selection | None) -> str:
     It has the last part of the image's name. Names in ClassAds have letters, digits and underscores.
     """
     name = re.sub(r"[^a-z0-9]", "_", split_version(image)[0].rpartition("/")[2])
-    found = selection.selected if selection else None
+    reference = selection.selected if selection else None
     if selection and selection.digest:
-        found = f"{found}@{selection.digest}"
-    return f"{VARIANT}{name} = {_format_literal(found)}"
+        reference = f"{reference}@{selection.digest}"
+    return f"{VARIANT}{name} = {_format_literal(reference)}"
 
 
-def _collect_distinct(host: Host, fact: str) -> Value:
+def _list_gpu_facts(host: Host, fact: str) -> Value:
     return [getattr(gpu, fact) for gpu in host.gpus]
 
 
-def _get_bound(host: Host, of: Callable[..., Gpu]) -> Value:
+def _get_compute_bound(host: Host, choose: Callable[..., Gpu]) -> Value:
     if not host.gpus or any(gpu.compute is None for gpu in host.gpus):
         return None
-    return float(of(host.gpus, key=lambda gpu: versions.make_sort_key(gpu.compute)).compute or 0)
+    return float(choose(host.gpus, key=lambda gpu: versions.make_sort_key(gpu.compute)).compute or 0)
 
 
 def _format_literal(value: Value) -> str:

@@ -18,19 +18,15 @@ def make_variables(host: Host, glibc: str | None) -> dict[str, str | None]:
 
     `glibc` is the version of its C library.
     """
+    capabilities = [gpu.compute for gpu in host.gpus if host.driver and gpu.usable]
+    known = [compute for compute in capabilities if compute is not None]
+    # A capability that is unknown may be the least one.
+    least = min(known, key=versions.make_sort_key, default="") if known == capabilities else None
     return {
         "CONDA_OVERRIDE_CUDA": cuda.get_newest_cuda(host.driver.version) if host.driver else "",
-        "CONDA_OVERRIDE_CUDA_ARCH": _get_least_capability(host),
+        "CONDA_OVERRIDE_CUDA_ARCH": least,
         "CONDA_OVERRIDE_ARCHSPEC": archspec.find_best_name(
             host.arch, host.cpu.flags, marches.get_host_vendor(host.cpu.vendor), host.cpu.model
         ),
         "CONDA_OVERRIDE_GLIBC": glibc,
     }
-
-
-def _get_least_capability(host: Host) -> str | None:
-    capabilities = [gpu.compute for gpu in host.gpus if gpu.usable]
-    if host.driver is None or not capabilities:
-        return ""
-    known = [compute for compute in capabilities if compute is not None]
-    return min(known, key=versions.make_sort_key) if len(known) == len(capabilities) else None

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 
+from imagematrix.integrations.export.export_target import ExportTarget
 from imagematrix.integrations.export.jobs import split_jobs
-from imagematrix.integrations.export.target import ExportTarget
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from imagematrix.integrations.export.export_target import ExportSource
     from imagematrix.integrations.export.jobs import Job
-    from imagematrix.integrations.export.target import ExportSource
 
 LIMIT = 256  # jobs of a matrix: docs.github.com, "Workflow syntax", jobs.<job_id>.strategy.matrix
 
@@ -34,7 +34,7 @@ def make_github_matrix(jobs: Iterable[Job]) -> str:
 def _make_files(source: ExportSource, wanted: int | None) -> dict[str, str]:
     return {
         "github.json": make_github_matrix(
-            split_jobs(source.cells(), LIMIT, expression=source.expression, wanted=wanted)
+            split_jobs(source.list_cells(), LIMIT, expression=source.expression, wanted=wanted)
         )
     }
 

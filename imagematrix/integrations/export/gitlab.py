@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from imagematrix.integrations.export.export_target import ExportTarget
 from imagematrix.integrations.export.jobs import split_jobs
-from imagematrix.integrations.export.target import ExportTarget
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from imagematrix.integrations.export.export_target import ExportSource
     from imagematrix.integrations.export.jobs import Job
-    from imagematrix.integrations.export.target import ExportSource
 
 LIMIT = 200  # jobs of parallel:matrix: docs.gitlab.com, "CI/CD YAML syntax reference"
 
@@ -30,7 +30,7 @@ def make_gitlab_pipeline(jobs: Iterable[Job]) -> str:
 def _make_files(source: ExportSource, wanted: int | None) -> dict[str, str]:
     return {
         "gitlab.yml": make_gitlab_pipeline(
-            split_jobs(source.cells(), LIMIT, expression=source.expression, wanted=wanted)
+            split_jobs(source.list_cells(), LIMIT, expression=source.expression, wanted=wanted)
         )
     }
 

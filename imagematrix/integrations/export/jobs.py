@@ -14,7 +14,7 @@ from imagematrix.images.catalog import axis_conditions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from imagematrix.build.matrix.matrix import Cell
 
@@ -48,30 +48,23 @@ def split_jobs(
         raise UsageError(f"invalid number of jobs: {wanted} exceeds the limit of {limit} for one matrix")
     count = min(len(by_id), wanted or limit)
     if count == len(by_id):
+        # A job selects its cell with all images, or only with those that `expression` selects.
         by_image = "image" in axis_conditions.parse_only(expression) if expression else False
-        return tuple(
-            Job(
-                name=name,
-                only=_make_only_condition(group, images=by_image),
-                shard=WHOLE,
-                platforms=(group[0].platform,),
-            )
-            for name, group in by_id.items()
-        )
+        jobs = []
+        for name, group in by_id.items():
+            words = [f"{axis}={value}" for axis, value in group[0].axes.items()]
+            words += [f"image={cell.image.name}" for cell in group if by_image]
+            platforms = (group[0].platform,)
+            jobs.append(Job(name=name, only=",".join(words), shard=WHOLE, platforms=platforms))
+        return tuple(jobs)
     # The build distributes the cells, by durations too, so each shard may get cells of every platform.
-    platforms = tuple(dict.fromkeys(cell.platform for cell, *_ in by_id.values()))
+    all_platforms = tuple(dict.fromkeys(cell.platform for cell, *_ in by_id.values()))
     return tuple(
         Job(
             name=f"shard-{number}-of-{count}",
             only=expression,
             shard=Shard(number=number, count=count),
-            platforms=platforms,
+            platforms=all_platforms,
         )
         for number in range(1, count + 1)
     )
-
-
-def _make_only_condition(cells: Sequence[Cell], *, images: bool) -> str:
-    """Return the condition that selects a cell with all its images, or only with the images of `cells`."""
-    words = [f"{axis}={value}" for axis, value in cells[0].axes.items()]
-    return ",".join(words + [f"image={cell.image.name}" for cell in cells if images])

@@ -6,7 +6,7 @@ from imagematrix.integrations.export import bake, github, gitlab
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.integrations.export.target import ExportTarget
+    from imagematrix.integrations.export.export_target import ExportTarget
 
 TARGETS: dict[str, ExportTarget] = {
     target.name: target

@@ -1,10 +1,12 @@
-"""The connections of a service: their number, what they make it keep, and which of them give way.
+"""The connections of a service: how many there are, what memory they take, and which of them give way.
 
-A client that connects waits *outside*, not read, until it begins to ask and there is a place for it. Its
-connection is *asking* until its request is whole: through the handshake of TLS, the head and the body. Then
-it is being answered, and then it is idle. When there is no place, the oldest connection without a whole
-request gives way, unless it is young: in a flood of new clients, each would give way to the next before it
-could ask anything. One whose request is whole is answered, if its client is not too slow to read.
+A client that connects waits *outside*, and nothing is read from it, until it begins to send and there is a
+place for it. Its connection is *asking* until the request is whole: during the handshake of TLS, the head and
+the body. Then the service answers it, and afterwards it is idle.
+
+When there is no place for a new client, the oldest connection without a whole request gives way, unless it is
+young: in a flood of new clients, each connection would give way to the next before its request could be
+whole. A connection whose request is whole gets its answer, unless its client reads too slowly.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ CLOSED, CLOSE_WAIT = 7, 8  # of include/net/tcp_states.h
 SMALL = 1 << 16  # bytes of a body that take no room: less than the buffers of a connection
 
 _BODY: ContextVar[bytes] = ContextVar("body")  # each request has a context of its own
-_KEEP: ContextVar[Callable[[int], None]] = ContextVar("keep")
+_RESERVE: ContextVar[Callable[[int], None]] = ContextVar("keep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +70,11 @@ class Limits:
 
 
 def reserve_memory(size: int) -> None:
-    """Take memory for the answer to the request at hand, in bytes, until it is sent.
+    """Reserve memory for the answer to the request at hand, in bytes, until it is sent.
 
     Raises HTTPTooManyRequests if clients that read fast enough have all of it.
     """
-    _KEEP.get()(size)
+    _RESERVE.get()(size)
 
 
 def read_body() -> bytes:
@@ -91,40 +93,44 @@ class _Arrival:
 class _Connection:
     """A connection, and what it has of the service.
 
-    It was admitted in the turn `turn` of the loop. `close` ends it at once. `room` are the bytes that its
-    body takes of the room for bodies, and it is `held` while it waits for that room. Its answer keeps `kept`
-    bytes.
+    It was admitted in the turn `turn` of the loop. `close` ends it at once. `body_size` are the bytes that
+    its body takes of the room for bodies, and `awaits_room` is set while it waits for them. Its answer keeps
+    `answer_size` bytes.
     """
 
     def __init__(self, client: socket.socket, peer: str, turn: int) -> None:
         self.turn = turn
         self.socket, self.peer, self.descriptor = client, peer, client.fileno()
-        self.asking, self.idle, self.held, self.room, self.kept = True, False, False, 0, 0
+        self.is_asking, self.is_idle, self.awaits_room = True, False, False
+        self.body_size, self.answer_size = 0, 0
         self.close: Callable[[], object] = client.close
         self.opened = _get_time()
         self.pace = Pace(None, self.opened, 0)
 
     @property
-    def gone(self) -> bool:
+    def is_closed(self) -> bool:
         return self.socket.fileno() < 0
 
     @property
-    def sending(self) -> bool:
+    def is_sending(self) -> bool:
         """Whether an answer is still queued for the client."""
         try:
-            return Traffic.of(self.socket).queued > 0
+            return Traffic.measure(self.socket).queued > 0
         except OSError:  # it is closed
             return False
 
-    def look(self, least: float) -> None:
-        """See how far the client has come; an idle client that sends something begins a request."""
-        traffic = Traffic.of(self.socket)
-        self.asking = self.asking or (self.idle and traffic.given > self.pace.moved)
-        asking = self.asking and not self.held
-        self.pace = self.pace.after(_get_time(), traffic, asking=asking, least=least)
+    def update_pace(self, least: float) -> None:
+        """See how far the client has come; an idle client that sends something begins a request.
 
-    def slow_s(self) -> float:
-        return self.pace.slow_s(_get_time()) if self.pace.owed else 0.0
+        Raises OSError if the connection is closed.
+        """
+        traffic = Traffic.measure(self.socket)
+        self.is_asking = self.is_asking or (self.is_idle and traffic.received > self.pace.moved)
+        asking = self.is_asking and not self.awaits_room
+        self.pace = self.pace.update(_get_time(), traffic, asking=asking, least=least)
+
+    def get_slow_s(self) -> float:
+        return self.pace.get_slow_s(_get_time()) if self.pace.owed else 0.0
 
 
 class Connections:
@@ -135,12 +141,12 @@ class Connections:
         self._loop = asyncio.get_running_loop()
         self._turn = 0  # of those in which clients may be admitted
         self._all: dict[int, _Connection] = {}  # by file descriptor
-        self._waiting: dict[_Connection, None] = {}  # those without a whole request, the oldest first
-        self._kept = 0  # bytes of answers
+        self._unfinished: dict[_Connection, None] = {}  # those without a whole request, the oldest first
+        self._answer_bytes = 0  # that all answers keep
         self._forgot_closed = -math.inf  # when closed connections were last looked for
         self._peers: Counter[str] = Counter()
-        self._taken = 0  # bytes of the room for bodies
-        self._freed = asyncio.Event()
+        self._body_bytes = 0  # that are taken of the room for bodies
+        self._room_freed = asyncio.Event()
         self._opening: set[asyncio.Task[None]] = set()
         self._outside: dict[socket.socket, _Arrival] = {}  # the newest last
         self._most_outside = min(OUTSIDE, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
@@ -152,30 +158,32 @@ class Connections:
         self._crowded: set[str] = set()  # addresses of which some wait because they have all their places
         self._full = False  # so that some wait of any address
 
-    def arrive(self, client: socket.socket, peer: str, *, tls: bool) -> None:
+    def add_client(self, client: socket.socket, peer: str, *, tls: bool) -> None:
         """Take a new client from an IP address; it waits outside until it asks and has a place."""
         if len(self._outside) >= self._most_outside:  # the oldest goes that asks nothing
-            silent = (one for one in self._outside if not self._asks(one))
+            silent = (outsider for outsider in self._outside if not self._is_asking(outsider))
             self._turn_away(next(silent, next(iter(self._outside))))
         self._outside[client] = _Arrival(peer, _get_time())
         if tls:
-            self._when_sent(client, RECORD, self._await_record)
+            self._await_bytes(client, RECORD, self._await_record)
         else:
-            self._when_sent(client, 1, self._note_asking)
+            self._await_bytes(client, 1, self._note_asking)
 
-    def _when_sent(self, client: socket.socket, size: int, then: Callable[[socket.socket], None]) -> None:
-        """Call `then` when a client has sent `size` bytes, or sends no more."""
+    def _await_bytes(
+        self, client: socket.socket, size: int, on_sent: Callable[[socket.socket], None]
+    ) -> None:
+        """Call `on_sent` when a client has sent `size` bytes, or sends no more."""
         with contextlib.suppress(OSError):  # reading it tells
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
-        self._loop.add_reader(client, then, client)
+        self._loop.add_reader(client, on_sent, client)
 
     def _await_record(self, client: socket.socket) -> None:
-        """Wait until the first record of TLS is whole; one who sends a part of it costs nothing more."""
+        """Wait until the first record of TLS is whole; until then, a client costs nothing more."""
         head = b""
         with contextlib.suppress(OSError):  # as above
             head = client.recv(RECORD, socket.MSG_PEEK)
         if head[:1] == HANDSHAKE:
-            self._when_sent(client, RECORD + int.from_bytes(head[3:]), self._note_asking)
+            self._await_bytes(client, RECORD + int.from_bytes(head[3:]), self._note_asking)
         else:  # it speaks no TLS, or has gone
             self._note_asking(client)
 
@@ -194,7 +202,7 @@ class Connections:
         self._loop.remove_reader(client)
         client.close()
 
-    def _asks(self, client: socket.socket) -> bool:
+    def _is_asking(self, client: socket.socket) -> bool:
         return client in self._known or client in self._strangers
 
     def _forget_asking(self, client: socket.socket) -> None:
@@ -204,10 +212,10 @@ class Connections:
     async def _admit(self, server: web.Server, tls: ssl.SSLContext | None) -> None:
         """Give places to the clients that ask, a few in each turn of the loop.
 
-        Those of addresses that got answers before go before strangers, but for each eighth. Of them, the
-        oldest goes first, as each gets its turn soon; of strangers, which may be any number, the newest, so
-        that not all get theirs too late. Those of an address that has all its connections keep nobody else
-        waiting.
+        Clients of known addresses, which got answers before, go before strangers, except that every eighth
+        place is for a stranger. Known clients are few, so the oldest goes first, and all get their turn soon.
+        Strangers may be any number, so the newest goes first: with the oldest first, all would get their turn
+        too late. An address that has all its connections does not hold up the others.
         """
         last = _get_time()
         while True:
@@ -222,14 +230,16 @@ class Connections:
             while (known or strangers) and admitted < batch and not self._full:
                 is_known = known and (self._admitted % 8 or not strangers)
                 client, peer = known.popleft() if is_known else strangers.pop()
-                if _has_left(client, tls=tls is not None):
+                # A client that only sends no more could read an answer, but would have to send for TLS.
+                state = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+                if state == CLOSED or (tls is not None and state == CLOSE_WAIT):
                     self._turn_away(client)
-                elif peer in self._crowded or not self._has_place_of(peer):
+                elif peer in self._crowded or not self._make_place_for(peer):
                     self._crowded.add(peer)
-                elif self._has_place():
+                elif self._make_place():
                     self._forget_asking(client)
                     del self._outside[client]
-                    self._open(client, peer, server, tls)
+                    self._open_connection(client, peer, server, tls)
                     admitted += 1
                     self._admitted += 1
                 else:
@@ -238,26 +248,30 @@ class Connections:
                 self._somebody_asks.clear()
             await asyncio.sleep(0 if admitted else ADMIT_S)
 
-    def _has_place_of(self, peer: str) -> bool:
-        """Whether an address may have one more connection, after another of its own gave way if need be."""
+    def _make_place_for(self, peer: str) -> bool:
+        """Let a connection of an address give way if it has all of its own; return False if none can."""
         if self._peers[peer] >= self._limits.peer:
             self._forget_closed()
-        return self._peers[peer] < self._limits.peer or self._one_gives_way(lambda each: each.peer == peer)
+        if self._peers[peer] < self._limits.peer:
+            return True
+        return self._drop_one(lambda connection: connection.peer == peer)
 
-    def _has_place(self) -> bool:
-        """Whether there is a place for one more, after another gave way if need be."""
+    def _make_place(self) -> bool:
+        """Let another connection give way if there is no place for one more; return False if none can."""
         if len(self._all) >= self._limits.clients:
             self._forget_closed()
-        return len(self._all) < self._limits.clients or self._one_gives_way(lambda _: True)
+        return len(self._all) < self._limits.clients or self._drop_one(lambda _: True)
 
-    def _open(self, client: socket.socket, peer: str, server: web.Server, tls: ssl.SSLContext | None) -> None:
+    def _open_connection(
+        self, client: socket.socket, peer: str, server: web.Server, tls: ssl.SSLContext | None
+    ) -> None:
         """Give a connection to the server, after the handshake of TLS."""
         earlier = self._all.get(client.fileno())
         if earlier:  # it is closed, because its descriptor is free
             self._forget(earlier)
         connection = _Connection(client, peer, self._turn)
         self._all[connection.descriptor] = connection
-        self._waiting[connection] = None
+        self._unfinished[connection] = None
         self._peers[peer] += 1
         task = asyncio.create_task(self._shake_hands(connection, server, tls))
         connection.close = task.cancel
@@ -268,9 +282,8 @@ class Connections:
     async def _shake_hands(
         self, connection: _Connection, server: web.Server, tls: ssl.SSLContext | None
     ) -> None:
-        loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError):  # the client has gone, or speaks no TLS
-            transport, _ = await loop.connect_accepted_socket(server, connection.socket, ssl=tls)
+            transport, _ = await self._loop.connect_accepted_socket(server, connection.socket, ssl=tls)
             connection.close = transport.abort
 
     async def serve(self, server: web.Server, tls: ssl.SSLContext | None) -> None:
@@ -283,15 +296,15 @@ class Connections:
         while True:
             await asyncio.sleep(LOOK_S)
             for client, arrival in [*self._outside.items()]:
-                if not self._asks(client) and _get_time() - arrival.since >= self._limits.slow_s:
+                if not self._is_asking(client) and _get_time() - arrival.since >= self._limits.slow_s:
                     self._turn_away(client)
             for connection in [*self._all.values()]:
                 try:
-                    connection.look(self._limits.least)
+                    connection.update_pace(self._limits.least)
                 except OSError:  # it is closed
                     self._forget(connection)
                 else:
-                    if connection.slow_s() >= self._limits.slow_s:
+                    if connection.get_slow_s() >= self._limits.slow_s:
                         self._drop(connection)
 
     async def end(self) -> None:
@@ -305,18 +318,22 @@ class Connections:
         await asyncio.sleep(0)  # the loop closes the sockets
 
     @web.middleware
-    async def answering(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def answer_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Read the whole request, and note that it has to be answered until the last byte is sent."""
-        task, connection = asyncio.current_task(), self._of(request)
+        client = request.transport and request.transport.get_extra_info("socket")
+        connection = self._all.get(client.fileno()) if client else None
+        if connection is None:
+            raise ConnectionResetError("the client has gone")
+        task = asyncio.current_task()
         assert task is not None  # noqa: S101 - for the type checker
         # aiohttp sends the answer in the task of the request.
-        task.add_done_callback(lambda _: self._answered(connection))
-        connection.asking, connection.idle = True, False
-        _KEEP.set(partial(self._keep, connection))
-        _BODY.set(await self._body(connection, request))
-        connection.asking = False
+        task.add_done_callback(lambda _: self._note_answered(connection))
+        connection.is_asking, connection.is_idle = True, False
+        _RESERVE.set(partial(self._reserve_answer, connection))
+        _BODY.set(await self._read_body(connection, request))
+        connection.is_asking = False
         connection.pace = Pace(None, _get_time(), 0)  # it owes nothing
-        self._waiting.pop(connection, None)
+        self._unfinished.pop(connection, None)
         try:
             response = await handler(request)
         finally:
@@ -325,60 +342,49 @@ class Connections:
             response.force_close()  # or its next request would come before those who wait
         return response
 
-    def _keep(self, connection: _Connection, size: int) -> None:
-        while self._kept + size > self._limits.answers:
-            keeping = [each for each in self._all.values() if each.kept]
-            if not self._slowest_gives_way(keeping):
-                raise web.HTTPTooManyRequests(text=f"{len(keeping)} answers are being read: try again later")
-        connection.kept += size
-        self._kept += size
+    def _reserve_answer(self, connection: _Connection, size: int) -> None:
+        while self._answer_bytes + size > self._limits.answers:
+            reading = [connection for connection in self._all.values() if connection.answer_size]
+            if not self._drop_slowest(reading):
+                raise web.HTTPTooManyRequests(text=f"{len(reading)} answers are being read: try again later")
+        connection.answer_size += size
+        self._answer_bytes += size
 
-    def _of(self, request: web.Request) -> _Connection:
-        transport = request.transport
-        client = transport and transport.get_extra_info("socket")
-        connection = self._all.get(client.fileno()) if client else None
-        if connection is None:
-            raise ConnectionResetError("the client has gone")
-        return connection
-
-    async def _body(self, connection: _Connection, request: web.Request) -> bytes:
+    async def _read_body(self, connection: _Connection, request: web.Request) -> bytes:
         if not request.body_exists:
             return b""
         size = self._limits.body if request.content_length is None else request.content_length
         if size > self._limits.body:
             raise web.HTTPRequestEntityTooLarge(self._limits.body, size)
-        if size > SMALL:
-            await self._take(connection, size)
-        read = bytearray()
+        if size > SMALL:  # it waits for room; the oldest connection whose body is not whole gives way
+            connection.awaits_room = True
+            while self._body_bytes + size > self._limits.bodies:
+                oldest = next((waiting for waiting in self._unfinished if waiting.body_size), None)
+                if oldest:
+                    self._drop(oldest)
+                else:  # all are whole, and will be answered
+                    self._room_freed.clear()
+                    await self._room_freed.wait()
+            connection.awaits_room, connection.body_size = False, size
+            self._body_bytes += size
+        body = bytearray()
         async for piece in request.content.iter_any():
-            read += piece
-            if len(read) > self._limits.body:
-                raise web.HTTPRequestEntityTooLarge(self._limits.body, len(read))
-        return bytes(read)
-
-    async def _take(self, connection: _Connection, size: int) -> None:
-        """Take room for a body; the oldest whose body is not whole gives way."""
-        connection.held = True
-        while self._taken + size > self._limits.bodies:
-            oldest = next((each for each in self._waiting if each.room), None)
-            if oldest:
-                self._drop(oldest)
-            else:  # all are whole, and will be answered
-                self._freed.clear()
-                await self._freed.wait()
-        connection.held, connection.room = False, size
-        self._taken += size
+            body += piece
+            if len(body) > self._limits.body:
+                raise web.HTTPRequestEntityTooLarge(self._limits.body, len(body))
+        return bytes(body)
 
     def _free_body(self, connection: _Connection) -> None:
-        self._taken -= connection.room
-        connection.room = 0
-        self._freed.set()
+        self._body_bytes -= connection.body_size
+        connection.body_size = 0
+        self._room_freed.set()
 
     def _free_answer(self, connection: _Connection) -> None:
-        self._kept -= connection.kept
-        connection.kept = 0
+        self._answer_bytes -= connection.answer_size
+        connection.answer_size = 0
 
-    def _answered(self, connection: _Connection) -> None:
+    def _note_answered(self, connection: _Connection) -> None:
+        """Note that an answer is sent, or that its client has gone: what it kept is free, and it is idle."""
         self._answered_peers[connection.peer] = None
         self._answered_peers.move_to_end(connection.peer)
         if len(self._answered_peers) > KNOWN:
@@ -387,34 +393,35 @@ class Connections:
         self._free_answer(connection)
         if self._all.get(connection.descriptor) is not connection:
             return
-        self._waiting.pop(connection, None)
-        self._waiting[connection] = None  # as the newest
-        connection.asking, connection.idle, connection.held = False, True, False
+        self._unfinished.pop(connection, None)
+        self._unfinished[connection] = None  # as the newest
+        connection.is_asking, connection.is_idle, connection.awaits_room = False, True, False
         with contextlib.suppress(OSError):  # it is closed
-            connection.pace = Pace.start(None, _get_time(), Traffic.of(connection.socket))
+            connection.pace = Pace.start(None, _get_time(), Traffic.measure(connection.socket))
 
-    def _one_gives_way(self, among: Callable[[_Connection], bool]) -> bool:
+    def _drop_one(self, is_eligible: Callable[[_Connection], bool]) -> bool:
         """Drop the oldest connection without a whole request, or else one that reads its answer slowly."""
-        for connection in filter(among, self._waiting):
-            gives_way = not connection.sending if connection.idle else not self._is_young(connection)
+        for connection in filter(is_eligible, self._unfinished):
+            if connection.is_idle:
+                gives_way = not connection.is_sending
+            else:  # unless it is young
+                in_turns = self._turn - connection.turn >= YOUNG_TURNS
+                gives_way = in_turns and _get_time() - connection.opened >= YOUNG_S
             if gives_way:
                 self._drop(connection)
                 return True
-        return self._slowest_gives_way(filter(among, self._all.values()))
+        return self._drop_slowest(filter(is_eligible, self._all.values()))
 
-    def _is_young(self, connection: _Connection) -> bool:
-        return self._turn - connection.turn < YOUNG_TURNS or _get_time() - connection.opened < YOUNG_S
-
-    def _slowest_gives_way(self, among: Iterable[_Connection]) -> bool:
-        slowest = max(among, key=_Connection.slow_s, default=None)
-        if slowest is None or slowest.slow_s() < SHORT_S:
+    def _drop_slowest(self, connections: Iterable[_Connection]) -> bool:
+        slowest = max(connections, key=_Connection.get_slow_s, default=None)
+        if slowest is None or slowest.get_slow_s() < SHORT_S:
             return False
         self._drop(slowest)
         return True
 
     def _drop(self, connection: _Connection) -> None:
         self._forget(connection)
-        if not connection.gone:  # or the transport has no loop any more
+        if not connection.is_closed:  # or the transport has no loop any more
             connection.close()
 
     def _forget_closed(self) -> None:
@@ -422,8 +429,9 @@ class Connections:
         if _get_time() - self._forgot_closed < MOMENT_S:
             return
         self._forgot_closed = _get_time()
-        for connection in [each for each in self._all.values() if each.gone]:
-            self._forget(connection)
+        for connection in [*self._all.values()]:
+            if connection.is_closed:
+                self._forget(connection)
 
     def _forget(self, connection: _Connection) -> None:
         if self._all.get(connection.descriptor) is connection:
@@ -431,19 +439,13 @@ class Connections:
             self._peers[connection.peer] -= 1
             if not self._peers[connection.peer]:
                 del self._peers[connection.peer]
-        self._waiting.pop(connection, None)
+        self._unfinished.pop(connection, None)
         self._free_body(connection)
         self._free_answer(connection)
 
 
-def _has_left(client: socket.socket, *, tls: bool) -> bool:
-    """Whether a client would not read an answer; one who only sends no more could, but needs that for TLS."""
-    state = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
-    return state == CLOSED or (tls and state == CLOSE_WAIT)
-
-
-def _close_if_cancelled(client: socket.socket, opened: asyncio.Task[None]) -> None:
-    if opened.cancelled():  # perhaps before it gave the connection to the loop
+def _close_if_cancelled(client: socket.socket, handshake: asyncio.Task[None]) -> None:
+    if handshake.cancelled():  # perhaps before it gave the connection to the loop
         client.close()
 
 

@@ -41,7 +41,7 @@ class Health:
     async def follow(self) -> None:
         """Make answers until cancelled, in the service's event loop."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._turn())
+            group.create_task(self._note_turns())
             while True:
                 try:
                     await self._answer()
@@ -53,14 +53,14 @@ class Health:
                 await asyncio.sleep(ASK_S)
 
     @contextlib.asynccontextmanager
-    async def served(self, address: Address) -> AsyncIterator[Address]:
+    async def serve(self, address: Address) -> AsyncIterator[Address]:
         """Serve /healthz and /readyz; yield the address with its port; see `serve_http`."""
         bound: Future[Address] = Future()
         ended = threading.Event()
 
         async def serve() -> None:
-            async with serve_http(self.application(), address, limits=LIMITS) as found:
-                bound.set_result(found)
+            async with serve_http(self.make_application(), address, limits=LIMITS) as listening:
+                bound.set_result(listening)
                 await asyncio.to_thread(ended.wait)
 
         def run() -> None:
@@ -78,23 +78,24 @@ class Health:
             ended.set()
             await asyncio.to_thread(thread.join)
 
-    async def _turn(self) -> None:
+    async def _note_turns(self) -> None:
+        """Note again and again that the event loop turns."""
         while True:
             self._turned = time.monotonic()
             await asyncio.sleep(ASK_S)
 
-    def application(self) -> web.Application:
+    def make_application(self) -> web.Application:
         """Return the application."""
         application = web.Application()
-        application.router.add_get("/healthz", self._alive)
-        application.router.add_get("/readyz", self._ready)
+        application.router.add_get("/healthz", self._show_alive)
+        application.router.add_get("/readyz", self._show_ready)
         return application
 
-    async def _alive(self, _: web.Request) -> web.Response:
+    async def _show_alive(self, _: web.Request) -> web.Response:
         still_s = time.monotonic() - self._turned
         return _format_problem(f"nothing was done for {still_s:.0f} s" if still_s > ALIVE_S else None)
 
-    async def _ready(self, _: web.Request) -> web.Response:
+    async def _show_ready(self, _: web.Request) -> web.Response:
         late = time.monotonic() - self._answered >= FRESH_S
         return _format_problem(self._problem() or (self._failure if late else None))
 

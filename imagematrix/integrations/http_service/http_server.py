@@ -76,12 +76,11 @@ async def serve_http(
     At the end, requests in progress get `grace_s` more seconds, and then no connection is left. Raises
     UsageError if listening on the address fails.
     """
-    _allow_files()
-    _map_large_blocks()
+    _prepare_process()
     logger = logging.getLogger(__name__)
     logger.addFilter(_is_unexpected)
     connections = Connections(limits or Limits())
-    application.middlewares.insert(0, connections.answering)
+    application.middlewares.insert(0, connections.answer_request)
     runner = web.AppRunner(
         application,
         access_log=None,
@@ -100,7 +99,7 @@ async def serve_http(
             try:
                 async with asyncio.TaskGroup() as group:  # a service that lets nobody in any more ends
                     tasks = [
-                        group.create_task(_accept(listener, connections, tls=tls is not None)),
+                        group.create_task(_accept_clients(listener, connections, tls=tls is not None)),
                         group.create_task(connections.serve(server, tls)),
                     ]
                     try:
@@ -116,22 +115,20 @@ async def serve_http(
         await connections.end()
 
 
-def _map_large_blocks() -> None:
-    """Let malloc map each large block on its own, so that the system has its memory back when it is freed.
+def _prepare_process() -> None:
+    """Let this process open more files, and give memory back to the system.
 
-    Otherwise the size from which it does that grows to that of the bodies and answers that were freed, and
-    the blocks of later ones lie between small ones that stay: glibc's mallopt(3), M_MMAP_THRESHOLD.
+    The limit of open files is often 1,024, for old programs. Large blocks are mapped on their own by malloc,
+    so that the system has their memory back when they are freed. Otherwise the size from which malloc does
+    that grows to that of the bodies and answers that were freed, and the blocks of later ones lie between
+    small ones that stay: glibc's mallopt(3), M_MMAP_THRESHOLD.
     """
-    with contextlib.suppress(AttributeError):  # another C library
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED)
-
-
-def _allow_files() -> None:
-    """Raise the number of open files as far as this process may: often it is 1,024, for old programs."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < FILES:
         with contextlib.suppress(OSError):  # a service may be forbidden to change limits
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(FILES, hard), hard))
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED)
 
 
 def _bind_socket(address: Address) -> socket.socket:
@@ -141,13 +138,13 @@ def _bind_socket(address: Address) -> socket.socket:
     except OSError as error:
         raise UsageError(f"cannot listen on {address}: {os.strerror(error.errno or 0)}") from error
     listener.setblocking(False)
-    # What it accepts has the same.
+    # The sockets of accepted clients inherit these.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENDING)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVING)
     return listener
 
 
-async def _accept(listener: socket.socket, connections: Connections, *, tls: bool) -> None:
+async def _accept_clients(listener: socket.socket, connections: Connections, *, tls: bool) -> None:
     loop, accepted = asyncio.get_running_loop(), 0
     while True:
         try:
@@ -155,7 +152,7 @@ async def _accept(listener: socket.socket, connections: Connections, *, tls: boo
         except OSError:  # the client has gone, or there are too many open files
             await asyncio.sleep(RETRY_S)
             continue
-        connections.arrive(client, peer, tls=tls)
+        connections.add_client(client, peer, tls=tls)
         accepted += 1
         if accepted % BATCH == 0:  # a client that waits already is accepted without a pause
             await asyncio.sleep(0)

@@ -18,19 +18,22 @@ Debt = Literal["bytes", "reading"]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a client has taken and given since it connected, and what is still queued for it, in bytes."""
+    """What was sent to a client and received from it, and what is still queued for it, in bytes.
 
-    taken: int
-    given: int
+    What is sent counts when the client's kernel has acknowledged it.
+    """
+
+    sent: int
+    received: int
     queued: int
 
     @classmethod
-    def of(cls, connection: socket.socket) -> Traffic:
+    def measure(cls, connection: socket.socket) -> Traffic:
         """Return the traffic of a connection; raises OSError if it is closed."""
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, COUNTS_AT + COUNTS.size)
-        taken, given = COUNTS.unpack_from(info, COUNTS_AT)
+        sent, received = COUNTS.unpack_from(info, COUNTS_AT)
         queue = fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(QUEUED.size))
-        return cls(taken, given, QUEUED.unpack(queue)[0])
+        return cls(sent, received, QUEUED.unpack(queue)[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +50,20 @@ class Pace:
     @classmethod
     def start(cls, owed: Debt | None, now: float, traffic: Traffic) -> Pace:
         """Return the pace of a client that is not slow at the time `now`, in seconds."""
-        return cls(owed, now, traffic.taken if owed == "reading" else traffic.given)
+        return cls(owed, now, traffic.sent if owed == "reading" else traffic.received)
 
-    def after(self, now: float, traffic: Traffic, *, asking: bool, least: float) -> Pace:
+    def update(self, now: float, traffic: Traffic, *, asking: bool, least: float) -> Pace:
         """Return the pace at a later look.
 
         A client owes the reading of what is queued for it, or else, while it is `asking`, the rest of its
         request. It is not slow if it has moved `least` bytes/s since it was slow.
         """
         owed: Debt | None = "reading" if traffic.queued else "bytes" if asking else None
-        here = Pace.start(owed, now, traffic)
-        if owed is None or owed != self.owed or here.moved - self.moved >= least * (now - self.since):
-            return here
+        current = Pace.start(owed, now, traffic)
+        if owed is None or owed != self.owed or current.moved - self.moved >= least * (now - self.since):
+            return current
         return self
 
-    def slow_s(self, now: float) -> float:
+    def get_slow_s(self, now: float) -> float:
         """Return for how many seconds the client has been slow."""
         return now - self.since

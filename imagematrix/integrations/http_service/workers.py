@@ -36,7 +36,7 @@ LIMIT_S = 2.0
 MEMORY = 1 << 30  # bytes of address space
 WAITING = 32  # calls of large work; of more, the largest fails
 NICENESS = 5  # more than that of the service, which goes first
-HELD = 8  # objects that a process holds for later calls
+CACHED = 8  # objects that a process keeps for later calls
 REMEDY = "try again later"
 SIZE = struct.Struct("!Q")  # before each message
 
@@ -57,16 +57,18 @@ class Workers:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def call(
-        self, function: Callable[..., Result], *arguments: object, held: object, size: int = 0
+        self, function: Callable[..., Result], *arguments: object, cached: object, size: int = 0
     ) -> Result:
-        """Return what `function` returns for the arguments and `held`, or raise its ImagematrixError.
+        """Return what `function` returns for the arguments and `cached`, or raise its ImagematrixError.
 
-        Calls with the smallest `size` go first. `held`, which must not change, is sent to a process only
+        Calls with the smallest `size` go first. `cached`, which must not change, is sent to a process only
         once. Raises EngineError if the call takes more than the limits.
         """
-        worker = await self._next(size)
+        worker = await self._await_worker(size)
         # A client that leaves must not leave a process in the middle of a message.
-        return await asyncio.shield(self._task(self._called(worker, size, function, held, arguments)))
+        return await asyncio.shield(
+            self._create_task(self._call_worker(worker, size, function, cached, arguments))
+        )
 
     async def end(self) -> None:
         """End the processes; what they were doing fails."""
@@ -76,62 +78,63 @@ class Workers:
         for worker in self._all:
             worker.end()
 
-    async def _called(
+    async def _call_worker(
         self,
         worker: _Worker,
         size: int,
         function: Callable[..., Result],
-        held: object,
+        cached: object,
         arguments: tuple[object, ...],
     ) -> Result:
         try:
             await worker.start()
             async with asyncio.timeout(self._limit_s):
-                done: Result | ImagematrixError = await worker.call(function, held, arguments)
+                result: Result | ImagematrixError = await worker.call(function, cached, arguments)
         except (TimeoutError, EOFError, OSError) as error:
             worker.end()
             message = f"the work took more than {self._limit_s:g} s, or too much memory"
             raise EngineError(message, remedy=REMEDY) from error
         finally:
-            self._task(self._released(worker, size))
-        if isinstance(done, ImagematrixError):
+            self._create_task(self._release(worker, size))
+        if isinstance(result, ImagematrixError):
             try:
-                raise done
+                raise result
             finally:
-                del done  # an error and the frame that raised it would keep each other, and the arguments
-        return done
+                del result  # an error and the frame that raised it would keep each other, and the arguments
+        return result
 
-    async def _next(self, size: int) -> _Worker:
+    async def _await_worker(self, size: int) -> _Worker:
+        """Return a free process for a call, when it is the call's turn."""
         turn: asyncio.Future[_Worker] = asyncio.get_running_loop().create_future()
         waiting = size, next(self._order), turn
         heapq.heappush(self._queue, waiting)
-        self._begin()
+        self._assign_workers()
         self._refuse_largest()
         try:
             return await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._remove(waiting)
+                self._remove_waiting(waiting)
             elif not turn.exception():
-                self._task(self._released(turn.result(), size))
+                self._create_task(self._release(turn.result(), size))
             raise
         finally:
             del turn, waiting  # as above
 
     def _refuse_largest(self) -> None:
         """Let the largest call fail if too many large ones wait."""
-        large = [each for each in self._queue if each[0] > SMALL and not each[2].done()]
+        large = [waiting for waiting in self._queue if waiting[0] > SMALL and not waiting[2].done()]
         if len(large) > WAITING:
             largest = max(large)
-            self._remove(largest)
+            self._remove_waiting(largest)
             largest[2].set_exception(EngineError("too much work is waiting", remedy=REMEDY))
 
-    def _remove(self, waiting: tuple[int, int, asyncio.Future[_Worker]]) -> None:
+    def _remove_waiting(self, waiting: tuple[int, int, asyncio.Future[_Worker]]) -> None:
         if waiting in self._queue:  # or it was popped before its caller could leave
             self._queue.remove(waiting)
             heapq.heapify(self._queue)
 
-    def _begin(self) -> None:
+    def _assign_workers(self) -> None:
         """Give free processes to the smallest calls that wait."""
         while self._queue and self._free:
             size, _, turn = self._queue[0]
@@ -142,29 +145,38 @@ class Workers:
                 self._large += size > SMALL
                 turn.set_result(self._free.pop())
 
-    async def _released(self, worker: _Worker, size: int) -> None:
+    async def _release(self, worker: _Worker, size: int) -> None:
         with contextlib.suppress(OSError, EOFError):  # the next call tries again
             await worker.start()
         self._large -= size > SMALL
         self._free.append(worker)
-        self._begin()
+        self._assign_workers()
 
-    def _task(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+    def _create_task(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(_retrieve)
+        task.add_done_callback(_retrieve_error)
         return task
 
 
+class _ObjectCache(dict[int, object]):
+    """The latest objects by number; both ends of a connection add the same, and so drop the same."""
+
+    def add(self, number: int, value: object) -> None:
+        self[number] = value
+        if len(self) > CACHED:
+            del self[next(iter(self))]
+
+
 class _Worker:
-    """A process, and the objects that it holds, each with its number; the oldest is dropped first."""
+    """A process, and the objects that it has in its cache, each with its number."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._modules = modules
         self._process: subprocess.Popen[bytes] | None = None
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._held: dict[int, object] = {}
+        self._cache = _ObjectCache()
         self._numbers = itertools.count()
 
     async def start(self) -> None:
@@ -181,17 +193,19 @@ class _Worker:
             raise
         self._streams = reader, writer
 
-    async def call(self, function: Callable[..., object], held: object, arguments: tuple[object, ...]) -> Any:
+    async def call(
+        self, function: Callable[..., object], cached: object, arguments: tuple[object, ...]
+    ) -> Any:
         """Return the result of a call, or the ImagematrixError that it raised."""
         if self._streams is None:
             raise EOFError
         reader, writer = self._streams
-        number = next((key for key, each in self._held.items() if each is held), None)
+        number = next((key for key, value in self._cache.items() if value is cached), None)
         new = number is None
         if number is None:
             number = next(self._numbers)
-            _store_object(self._held, number, held)
-        message = pickle.dumps((function, number, held if new else None, new, arguments))
+            self._cache.add(number, cached)
+        message = pickle.dumps((function, number, cached if new else None, new, arguments))
         writer.write(SIZE.pack(len(message)))
         writer.write(message)
         await writer.drain()
@@ -205,18 +219,18 @@ class _Worker:
         if self._process:
             self._process.kill()
             self._process.wait()
-        self._process, self._streams, self._held = None, None, {}
+        self._process, self._streams, self._cache = None, None, _ObjectCache()
 
 
 def _start_process(modules: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    ours, its = socket.socketpair()
-    with its:
-        command = [*make_child_command(__name__), str(its.fileno()), *modules]
+    parent, child = socket.socketpair()
+    with child:
+        command = [*make_child_command(__name__), str(child.fileno()), *modules]
         try:
             # In a session of its own, it gets no signal from a terminal.
-            return subprocess.Popen(command, pass_fds=[its.fileno()], start_new_session=True), ours
+            return subprocess.Popen(command, pass_fds=[child.fileno()], start_new_session=True), parent
         except OSError:
-            ours.close()
+            parent.close()
             raise
 
 
@@ -231,16 +245,16 @@ def main() -> None:
     descriptor, *modules = sys.argv[1:]
     for module in modules:
         importlib.import_module(module)
-    held: dict[int, object] = {}
+    cache = _ObjectCache()
     with socket.socket(fileno=int(descriptor)) as connection, connection.makefile("rb") as calls:
         _send(connection, b"")
         while size := calls.read(SIZE.size):
             message = calls.read(SIZE.unpack(size)[0])
-            function, number, new_held, new, arguments = pickle.loads(message)  # noqa: S301 - from our parent
+            function, number, value, new, arguments = pickle.loads(message)  # noqa: S301 - from our parent
             if new:
-                _store_object(held, number, new_held)
+                cache.add(number, value)
             try:
-                result = function(*arguments, held[number])
+                result = function(*arguments, cache[number])
             except ImagematrixError as error:
                 result = error
             _send(connection, pickle.dumps(result))
@@ -250,12 +264,6 @@ def _send(connection: socket.socket, message: bytes) -> None:
     connection.sendall(SIZE.pack(len(message)) + message)
 
 
-def _store_object(held: dict[int, object], number: int, one: object) -> None:
-    held[number] = one
-    if len(held) > HELD:
-        del held[next(iter(held))]
-
-
-def _retrieve(task: asyncio.Task[Any]) -> None:
+def _retrieve_error(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
         task.exception()  # or asyncio would warn if the client has left

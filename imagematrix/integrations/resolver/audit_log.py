@@ -16,12 +16,12 @@ TAGS = 1_000  # whose variants are remembered and counted; clients can combine t
 
 
 class ResolverLog:
-    """The counters of this process; `note` is called with each line."""
+    """The counters of this process; `on_line` is called with each line."""
 
     TYPE = CONTENT_TYPE_LATEST
 
-    def __init__(self, note: Callable[[str], None]) -> None:
-        self._note = note
+    def __init__(self, on_line: Callable[[str], None]) -> None:
+        self._on_line = on_line
         self._chosen: dict[str, ResolvedTag] = {}  # by tag, the one that changed least recently first
         self._registry = CollectorRegistry()
         self._answers = Counter(
@@ -42,36 +42,36 @@ class ResolverLog:
             registry=self._registry,
         )
 
-    def answered(self, method: str, status: int) -> None:
+    def count_answer(self, method: str, status: int) -> None:
         """Count an answer. Unusual methods, which clients can invent, share one counter."""
         self._answers.labels(method if method in METHODS else "other", str(status)).inc()
 
-    def chose(self, tag: str, chosen: ResolvedTag, keys: Sequence[str]) -> None:
+    def log_choice(self, tag: str, variant: ResolvedTag, keys: Sequence[str]) -> None:
         """Log a tag's variant and the `keys` that signed it, the first time and after every change."""
         earlier = self._chosen.get(tag)
-        if earlier is None or earlier.digest != chosen.digest:
+        if earlier is None or earlier.digest != variant.digest:
             self._chosen.pop(tag, None)
-            self._chosen[tag] = chosen
+            self._chosen[tag] = variant
             if len(self._chosen) > TAGS:
                 oldest = next(iter(self._chosen))
                 self._choices.remove(oldest, self._chosen.pop(oldest).reference)
             signed = f", signed with {' and '.join(keys)}" if keys else ""
-            self._note(f"{tag} is {chosen}{signed}")
-            self._choices.labels(tag, chosen.reference).inc()
+            self._on_line(f"{tag} is {variant}{signed}")
+            self._choices.labels(tag, variant.reference).inc()
 
-    def refused(self, path: str, error: ImagematrixError) -> None:
+    def log_refusal(self, path: str, error: ImagematrixError) -> None:
         """Log why a request was refused."""
-        self._note(f"{path}: {error.details}")
+        self._on_line(f"{path}: {error.details}")
 
-    def aborted(self, path: str, why: str) -> None:
+    def log_abort(self, path: str, why: str) -> None:
         """Log an answer that the client or the upstream aborted."""
-        self._note(f"{path}: aborted: {why}")
+        self._on_line(f"{path}: aborted: {why}")
 
-    def stale(self, tag: str, error: EngineError) -> None:
+    def log_stale_answer(self, tag: str, error: EngineError) -> None:
         """Log an answer from the last known state."""
         self._stale.inc()
-        self._note(f"{tag} is answered from the last known state: {error}")
+        self._on_line(f"{tag} is answered from the last known state: {error}")
 
-    def text(self) -> bytes:
+    def format_metrics(self) -> bytes:
         """Return the counters in Prometheus's exposition format."""
         return generate_latest(self._registry)

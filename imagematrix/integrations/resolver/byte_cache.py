@@ -16,10 +16,10 @@ ENTRY = 1_024  # bytes that an entry takes besides its content
 
 
 class ByteCache(Generic[K, V]):
-    """Values by key, at most `limit` bytes as measured by `size`. One larger than that is not kept."""
+    """Values by key, at most `limit` bytes as `measure` returns them. A larger value is not kept."""
 
-    def __init__(self, limit: int, size: Callable[[V], int]) -> None:
-        self._limit, self._size = limit, size
+    def __init__(self, limit: int, measure: Callable[[V], int]) -> None:
+        self._limit, self._measure = limit, measure
         self._values: OrderedDict[K, V] = OrderedDict()
         self._total = 0
 
@@ -36,7 +36,7 @@ class ByteCache(Generic[K, V]):
         """Keep a value in place of an earlier one."""
         self.drop(key)
         self._values[key] = value
-        self._total += self._size(value) + ENTRY
+        self._total += self._measure(value) + ENTRY
         while self._total > self._limit:
             self.drop(next(iter(self._values)))
 
@@ -44,4 +44,4 @@ class ByteCache(Generic[K, V]):
         """Drop the value of a key, if there is one."""
         value = self._values.pop(key, None)
         if value is not None:
-            self._total -= self._size(value) + ENTRY
+            self._total -= self._measure(value) + ENTRY

@@ -44,36 +44,36 @@ def resolve_tag(nodes: HostSources, tag: str, catalog: Catalog) -> ResolvedTag:
     every reason; UsageError if the tag is invalid, the choice is ambiguous, or the variant of the class does
     not fit this node.
     """
-    requested = parse_request(tag, catalog)
-    host = nodes.host(requested.node_class)
-    selection = explain(host, catalog, gpus=requested.gpus, where=dict(requested.where))
+    request = parse_request(tag, catalog)
+    host = nodes.get_host(request.node_class)
+    selection = explain(host, catalog, gpus=request.gpus, where=dict(request.where))
     # `select` would advise --where, an option that a client of a registry does not have.
     if selection.variant is None and selection.decision.differing:
         axis, (value, *_) = next(iter(selection.decision.differing.items()))
         message = f"variants of {catalog.image}:{tag} that fit differ in {axis}"
         raise UsageError(message, remedy=f"name one in the tag, such as {tag}-{axis}{value}")
-    selection = select(host, catalog, gpus=requested.gpus, where=dict(requested.where))
-    chosen = _make_result(requested.tag(catalog.version), selection)
-    if requested.node_class is None:
-        return chosen
-    here = explain(nodes.host(None), catalog, gpus=requested.gpus, where=dict(requested.where))
-    if chosen.reference not in here.fits:
-        message = f"class {requested.node_class} gets {chosen.reference}, which does not fit this node"
+    selection = select(host, catalog, gpus=request.gpus, where=dict(request.where))
+    resolved = _make_resolved_tag(request.to_tag(catalog.version), selection)
+    if request.node_class is None:
+        return resolved
+    selection_here = explain(nodes.get_host(None), catalog, gpus=request.gpus, where=dict(request.where))
+    if resolved.reference not in selection_here.fits:
+        message = f"class {request.node_class} gets {resolved.reference}, which does not fit this node"
         raise UsageError(
-            message, remedy=f"run `imagematrix explain {quote_word(chosen.reference)}` on this node"
+            message, remedy=f"run `imagematrix explain {quote_word(resolved.reference)}` on this node"
         )
     # The class decides on the variant, but the container gets the GPUs of this node.
-    return replace(chosen, gpus=here.gpus)
+    return replace(resolved, gpus=selection_here.gpus)
 
 
 def explain_tag(nodes: HostSources, tag: str, catalog: Catalog) -> str:
     """Return the Selection document for `tag`, as JSON; raise UsageError if the tag is invalid."""
-    requested = parse_request(tag, catalog)
-    host = nodes.host(requested.node_class)
-    return json.dumps(explain(host, catalog, gpus=requested.gpus, where=dict(requested.where)).to_json())
+    request = parse_request(tag, catalog)
+    host = nodes.get_host(request.node_class)
+    return json.dumps(explain(host, catalog, gpus=request.gpus, where=dict(request.where)).to_json())
 
 
-def _make_result(tag: str, selection: Selection) -> ResolvedTag:
+def _make_resolved_tag(tag: str, selection: Selection) -> ResolvedTag:
     variant = selection.variant
     if variant is None or variant.digest is None:
         raise UsageError(f"{selection.selected} has no digest in its catalog")

@@ -23,10 +23,10 @@ server = "http://{address}"
 
 def require_mirrorable(upstream: str) -> str:
     """Return `upstream` if it is a registry that containerd can mirror; raise UsageError otherwise."""
-    named = f"{upstream}/repository"
-    if "/" in upstream or upstream.startswith("oci:") or not names_registry(named):
+    repository = f"{upstream}/repository"
+    if "/" in upstream or upstream.startswith("oci:") or not names_registry(repository):
         raise UsageError(f"containerd mirrors only whole registries, and {upstream} is not one")
-    Reference.parse(named)
+    Reference.parse(repository)
     return upstream
 
 

@@ -24,10 +24,10 @@ INTERVAL_S = 1.0  # the shortest time between two checks for a change
 
 
 class HostSource(Protocol):
-    """A node. `host` returns its current facts, or raises ProbeError or UsageError."""
+    """A node whose facts can be read."""
 
-    def host(self) -> Host:
-        """Return the host. Thread-safe."""
+    def read_host(self) -> Host:
+        """Return the current facts of the node, or raise ProbeError or UsageError. Thread-safe."""
         ...
 
 
@@ -35,46 +35,46 @@ class HostSource(Protocol):
 class HostSources:
     """This node, and by name the nodes that represent classes. Their facts are read when they are needed."""
 
-    here: HostSource
+    this_node: HostSource
     classes: Mapping[str, HostSource]
 
-    def host(self, node_class: str | None) -> Host:
+    def get_host(self, node_class: str | None) -> Host:
         """Return the host of a class, or of this node; raise UsageError if there is no such class.
 
         Raises EngineError if the host cannot be read: a temporary error, not a verdict about an image.
         """
-        node = self.here if node_class is None else self.classes.get(node_class)
+        node = self.this_node if node_class is None else self.classes.get(node_class)
         if node is not None:
             try:
-                return node.host()
+                return node.read_host()
             except ImagematrixError as error:
                 raise EngineError(f"the node cannot be read: {error}", remedy=error.remedy) from error
         names = ", ".join(sorted(self.classes)) or "none"
         remedy = f"classes of this resolver: {names}; `--class NAME=FILE` adds one"
         raise UsageError(f"class {node_class!r} not found", remedy=remedy)
 
-    def read(self) -> HostSources:
+    def read_all(self) -> HostSources:
         """Return the hosts as they are now, which other processes can use."""
         classes = {name: _read_host(node) for name, node in self.classes.items()}
-        return HostSources(here=_read_host(self.here), classes=classes)
+        return HostSources(this_node=_read_host(self.this_node), classes=classes)
 
 
 @dataclass(frozen=True, slots=True)
 class _HostResult:
     """A host that was read, or why it could not be."""
 
-    found: Host | ImagematrixError
+    result: Host | ImagematrixError
 
-    def host(self) -> Host:
+    def read_host(self) -> Host:
         """Return the host; see HostSource."""
-        if isinstance(self.found, ImagematrixError):
-            raise self.found
-        return self.found
+        if isinstance(self.result, ImagematrixError):
+            raise self.result
+        return self.result
 
 
 def _read_host(node: HostSource) -> _HostResult:
     try:
-        return _HostResult(node.host())
+        return _HostResult(node.read_host())
     except ImagematrixError as error:
         return _HostResult(error)
 
@@ -85,9 +85,9 @@ class SavedHost:
     def __init__(self, path: Path) -> None:
         self._reloaded = _ReloadedHost(lambda: read_stamp(path), lambda: Host.load(path))
 
-    def host(self) -> Host:
+    def read_host(self) -> Host:
         """Return the host; see HostSource."""
-        return self._reloaded.value()
+        return self._reloaded.get_host()
 
 
 class ProbedHost:
@@ -96,32 +96,35 @@ class ProbedHost:
     def __init__(self) -> None:
         self._reloaded = _ReloadedHost(_read_state_without_nvml, probe)
 
-    def host(self) -> Host:
+    def read_host(self) -> Host:
         """Return the host; see HostSource."""
-        return self._reloaded.value()
+        return self._reloaded.get_host()
 
 
 class _ReloadedHost:
-    """A host that is read again after `state` changed, which is checked at most once in `INTERVAL_S`."""
+    """A host that is read again when its state changed, which is checked at most once in `INTERVAL_S`.
 
-    def __init__(self, state: Callable[[], Hashable], read: Callable[[], Host]) -> None:
-        self._state = state
-        self._read = read
+    `read_state` is cheap, and returns the same as long as `load_host` would return the same.
+    """
+
+    def __init__(self, read_state: Callable[[], Hashable], load_host: Callable[[], Host]) -> None:
+        self._read_state = read_state
+        self._load_host = load_host
         self._lock = threading.Lock()
-        self._seen: Hashable = None
-        self._value: Host | None = None
+        self._state: Hashable = None
+        self._host: Host | None = None
         self._checked = -INTERVAL_S
 
-    def value(self) -> Host:
+    def get_host(self) -> Host:
         with self._lock:
-            if self._value is None or time.monotonic() - self._checked >= INTERVAL_S:
+            if self._host is None or time.monotonic() - self._checked >= INTERVAL_S:
                 # Before the host: what changes between the two is found at the next check.
-                seen = self._state()
-                if self._value is None or seen != self._seen:
-                    self._value = self._read()
-                    self._seen = seen
+                state = self._read_state()
+                if self._host is None or state != self._state:
+                    self._host = self._load_host()
+                    self._state = state
                 self._checked = time.monotonic()
-            return self._value
+            return self._host
 
 
 def _read_state_without_nvml() -> Hashable:

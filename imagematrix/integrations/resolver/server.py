@@ -89,7 +89,7 @@ class Resolver:
         *,
         upstream: Upstream,
         nodes: HostSources,
-        journal: ResolverLog,
+        log: ResolverLog,
         mirrors: str | None = None,
         token: str | None = None,
         policies: Sequence[SignaturePolicy] = (),
@@ -98,9 +98,9 @@ class Resolver:
         self._upstream = upstream
         # Local work has its own threads, because asyncio's may all wait for an upstream that hangs.
         self._local = ThreadPoolExecutor(DECIDING)
-        self._versions = TagCache(upstream, journal, self._local, policies, state)
+        self._versions = TagCache(upstream, log, self._local, policies, state)
         self._nodes = nodes
-        self._journal = journal
+        self._log = log
         self._choices: ByteCache[tuple[str, str], tuple[Catalog, HostSources, ResolvedTag]] = ByteCache(
             CHOICES, lambda _: 0
         )
@@ -108,12 +108,12 @@ class Resolver:
         self._mirrors = mirrors
         self._token = token
 
-    def application(self) -> web.Application:
+    def make_application(self) -> web.Application:
         """Return the application."""
-        application = web.Application(middlewares=[self._guarded])
+        application = web.Application(middlewares=[self._guard_request])
         application.router.add_get("/metrics", self._show_metrics)
         application.router.add_get("/explain/{name:.+}", self._explain)
-        application.router.add_get("/{path:v2/?}", self._base)
+        application.router.add_get("/{path:v2/?}", self._show_version)
         application.router.add_get("/v2/{path:.+}", self._serve)
         return application
 
@@ -122,10 +122,10 @@ class Resolver:
         await self._workers.end()
 
     @web.middleware
-    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _guard_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Check the token, and convert errors to answers that engines show."""
         try:
-            if self._token and not self._admitted(request):
+            if self._token and not self._has_token(request):
                 response: web.StreamResponse = _make_error(
                     401, "log in with the token as password, as any user"
                 )
@@ -134,52 +134,61 @@ class Resolver:
                 response = await handler(request)
         except (ConnectionError, asyncio.CancelledError) as error:
             # The client has gone, or the answer has begun and can only be truncated.
-            self._journal.aborted(request.path, str(error) or "the client has disconnected")
+            self._log.log_abort(request.path, str(error) or "the client has disconnected")
             raise
         except web.HTTPException as error:
             response = _make_error(error.status, error.text or error.reason)
         except UnknownImageError as error:
             response = _make_error(MISSING, _format_sentence(error))
-        except EngineError as error:  # before its base class: `sweep` removes a name that is refused with 403
-            self._journal.refused(request.path, error)
+        except EngineError as error:  # before its base class: `untag` removes a name that is refused with 403
+            self._log.log_refusal(request.path, error)
             response = _make_error(UNAVAILABLE, _format_sentence(error))
         except ImagematrixError as error:
-            self._journal.refused(request.path, error)
+            self._log.log_refusal(request.path, error)
             response = _make_error(DENIED, _format_sentence(error))
-        self._journal.answered(request.method, response.status)
+        self._log.count_answer(request.method, response.status)
         return response
 
-    def _admitted(self, request: web.Request) -> bool:
+    def _has_token(self, request: web.Request) -> bool:
         try:
-            given = BasicAuth.decode(request.headers.get("Authorization", ""), encoding="utf-8")
+            login = BasicAuth.decode(request.headers.get("Authorization", ""), encoding="utf-8")
         except ValueError:
             return False
-        return hmac.compare_digest(given.password.encode(), str(self._token).encode())
+        return hmac.compare_digest(login.password.encode(), str(self._token).encode())
 
     async def _show_metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._journal.text(), headers={"Content-Type": self._journal.TYPE})
+        return web.Response(body=self._log.format_metrics(), headers={"Content-Type": self._log.TYPE})
 
-    async def _base(self, _: web.Request) -> web.Response:
+    async def _show_version(self, _: web.Request) -> web.Response:
         return web.json_response({}, headers=API)
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
-        matched = PATH.fullmatch(request.path)
-        if matched is None:
+        """Answer a request for a manifest, a blob, or the list of tags."""
+        match = PATH.fullmatch(request.path)
+        if match is None:
             raise web.HTTPNotFound(text="not found: this registry has manifests, blobs and tags")
-        repository, kind, name = matched["repository"], matched["kind"], matched["name"]
-        self._check(request, repository)
+        repository, kind, name = match["repository"], match["kind"], match["name"]
+
+        # All of the name has to be valid: what the upstream would take for a tag or a digest in it is not
+        # what the policies are asked about.
+        if not REPOSITORY.fullmatch(repository):
+            raise web.HTTPBadRequest(text=f"invalid repository: {repository[:80]!r}")
+        namespace = request.query.get("ns")  # containerd sends the registry that it wants
+        if namespace and self._mirrors and namespace != self._mirrors:
+            raise web.HTTPForbidden(text=f"this resolver serves {self._mirrors}, not {namespace[:80]!r}")
+
         if kind == "tags":
             if name != "list":
                 raise web.HTTPNotFound
-            tags = await self._versions.tags(repository)
+            tags = await self._versions.list_tags(repository)
             return web.json_response({"name": repository, "tags": tags}, headers=API)
         if kind == "blobs":
             if not DIGEST.fullmatch(name):
                 raise web.HTTPBadRequest(text=f"invalid digest: {name[:80]!r}")
-            return await self._upstream.blob(request, repository, name)
+            return await self._upstream.serve_blob(request, repository, name)
         if not (DIGEST.fullmatch(name) or TAG.fullmatch(name)):
             raise web.HTTPBadRequest(text=f"invalid tag: {name[:80]!r}")
-        manifest = await self._found(repository, name)
+        manifest = await self._find_manifest(repository, name)
         if not _is_accepted(request, manifest.media_type):
             raise web.HTTPNotFound(
                 text=f"{repository}:{name} is {manifest.media_type}, which the client does not accept"
@@ -188,77 +197,66 @@ class Resolver:
         headers = {**API, "Content-Type": manifest.media_type, "Docker-Content-Digest": manifest.digest}
         return _make_response(manifest.raw, headers)
 
-    def _check(self, request: web.Request, repository: str) -> None:
-        """Raise HTTPBadRequest for an invalid repository, HTTPForbidden if a request names another registry.
-
-        All of the name has to be valid: what the upstream would take for a tag or a digest in it is not what
-        the policies are asked about.
-        """
-        if not REPOSITORY.fullmatch(repository):
-            raise web.HTTPBadRequest(text=f"invalid repository: {repository[:80]!r}")
-        namespace = request.query.get("ns")  # containerd sends the registry that it wants
-        if namespace and self._mirrors and namespace != self._mirrors:
-            raise web.HTTPForbidden(text=f"this resolver serves {self._mirrors}, not {namespace[:80]!r}")
-
-    async def _found(self, repository: str, name: str) -> Manifest:
+    async def _find_manifest(self, repository: str, name: str) -> Manifest:
         """Return the manifest that answers a tag or a digest."""
         if DIGEST.fullmatch(name):
-            manifest = await self._versions.manifest(repository, name)
+            manifest = await self._versions.find_manifest(repository, name)
             if manifest is None:
                 raise UnknownImageError(f"{repository}@{name} not found")
             return manifest
-        version = await self._version(repository, name)
+        version = await self._find_version(repository, name)
         if version.catalog is None:
             return version.manifest
-        chosen = await self._resolved(version.catalog, name)
-        self._journal.chose(f"{repository}:{chosen.tag}", chosen, [key.name for key in version.keys])
-        manifest = await self._versions.manifest(repository, chosen.digest)
+        resolved = await self._resolve_tag(version.catalog, name)
+        self._log.log_choice(f"{repository}:{resolved.tag}", resolved, [key.name for key in version.keys])
+        manifest = await self._versions.find_manifest(repository, resolved.digest)
         if manifest is None:
-            raise EngineError(f"the index of {repository}:{name} lists {chosen.digest}, which is missing")
+            raise EngineError(f"the index of {repository}:{name} lists {resolved.digest}, which is missing")
         return manifest
 
-    async def _version(self, repository: str, tag: str) -> CachedTag:
+    async def _find_version(self, repository: str, tag: str) -> CachedTag:
         """Return the upstream's manifest for a tag, or else for the version that the tag begins with."""
         version = await self._versions.find(repository, tag)
         if version is None:
             raise UnknownImageError(f"{repository}:{tag} not found")
         return version
 
-    async def _locally(self, work: Callable[..., Result], *arguments: object) -> Result:
+    async def _run_locally(self, work: Callable[..., Result], *arguments: object) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._local, work, *arguments)
 
-    async def _resolved(self, catalog: Catalog, tag: str) -> ResolvedTag:
-        nodes = await self._locally(self._nodes.read)
+    async def _resolve_tag(self, catalog: Catalog, tag: str) -> ResolvedTag:
+        """Return the variant for a tag, chosen again only if the catalog or a node has changed."""
+        nodes = await self._run_locally(self._nodes.read_all)
         key = catalog.image, tag
         earlier = self._choices.get(key)
         if earlier and earlier[0] is catalog and earlier[1] == nodes:
             return earlier[2]
-        chosen = await self._workers.call(resolve_tag, nodes, tag, held=catalog)
-        self._choices.put(key, (catalog, nodes, chosen))
-        return chosen
+        resolved = await self._workers.call(resolve_tag, nodes, tag, cached=catalog)
+        self._choices.put(key, (catalog, nodes, resolved))
+        return resolved
 
-    async def answer_own(self) -> None:
+    async def check_answer(self) -> None:
         """Make an answer of this process's own: choose the variant of the tag that was requested last.
 
         Raises EngineError if there is none; that no variant fits is an answer.
         """
-        latest = self._versions.latest()
+        latest = self._versions.get_latest()
         if latest and latest[1].catalog:
-            nodes = await self._locally(self._nodes.read)
+            nodes = await self._run_locally(self._nodes.read_all)
             with contextlib.suppress(NothingFits, UsageError):
-                await self._workers.call(resolve_tag, nodes, latest[0][1], held=latest[1].catalog)
+                await self._workers.call(resolve_tag, nodes, latest[0][1], cached=latest[1].catalog)
         else:
-            await self._locally(self._nodes.host, None)
+            await self._run_locally(self._nodes.get_host, None)
 
     async def _explain(self, request: web.Request) -> web.Response:
         """Answer with the Selection document of IMAGE:TAG."""
         reference = Reference.parse(f"localhost/{request.match_info['name']}")
-        version = await self._version(reference.repository, reference.tag)
+        version = await self._find_version(reference.repository, reference.tag)
         if version.catalog is None:
             raise UnknownImageError(f"{reference.repository}:{reference.tag} has no variants")
-        nodes = await self._locally(self._nodes.read)
+        nodes = await self._run_locally(self._nodes.read_all)
         document = await self._workers.call(
-            explain_tag, nodes, reference.tag, held=version.catalog, size=LARGE
+            explain_tag, nodes, reference.tag, cached=version.catalog, size=LARGE
         )
         return _make_response(document.encode(), {"Content-Type": "application/json; charset=utf-8"})
 
@@ -319,7 +317,7 @@ class ResolverSettings:
     policy: Path | None = None
     state: Path | None = None
 
-    def address(self) -> Address:
+    def get_address(self) -> Address:
         """Return the address to listen on; raise UsageError if it is invalid, or needs a token."""
         address = Address.parse(self.listen)
         if not ipaddress.ip_address(address.host).is_loopback and not self.token:
@@ -330,8 +328,8 @@ class ResolverSettings:
         return address
 
 
-def serve(settings: ResolverSettings, note: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM; `note` is called with the address, the choices and the refusals.
+def serve(settings: ResolverSettings, on_message: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; `on_message` is called with the address, the choices and the refusals.
 
     Raises UsageError for invalid settings, ImagematrixError if the node cannot be probed.
     """
@@ -340,70 +338,72 @@ def serve(settings: ResolverSettings, note: Callable[[str], None]) -> None:
             raise UsageError(
                 f"invalid class name: {name!r}; expected letters, digits, '.' and '_', as in a tag"
             )
-    address = settings.address()
+    address = settings.get_address()
     health = Address.parse(settings.health) if settings.health else None
     policies = load_policies(list_policy_files(settings.policy))
     for node in (settings.node, *settings.classes.values()):
-        node.host()
-    asyncio.run(_serve(settings, policies, address, health, note))
+        node.read_host()
+    asyncio.run(_run_resolver(settings, policies, address, health, on_message))
 
 
-async def _serve(
+async def _run_resolver(
     settings: ResolverSettings,
     policies: Sequence[SignaturePolicy],
     address: Address,
     health_address: Address | None,
-    note: Callable[[str], None],
+    on_message: Callable[[str], None],
 ) -> None:
     upstream = open_upstream(settings.upstream)
     registry = "" if settings.upstream.startswith(LAYOUT) else settings.upstream.rstrip("/")
     resolver = Resolver(
         upstream=upstream,
-        nodes=HostSources(here=settings.node, classes=settings.classes),
-        journal=ResolverLog(note),
+        nodes=HostSources(this_node=settings.node, classes=settings.classes),
+        log=ResolverLog(on_message),
         mirrors=registry.partition("/")[0] or None,
         token=settings.token,
         policies=[policy.with_registry(registry) for policy in policies],
-        state=StateFolder(settings.state, settings.upstream.rstrip("/"), note) if settings.state else None,
+        state=StateFolder(settings.state, settings.upstream.rstrip("/"), on_message)
+        if settings.state
+        else None,
     )
-    health = Health(lambda: None, resolver.answer_own)
+    health = Health(lambda: None, resolver.check_answer)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(upstream.close)
         stack.push_async_callback(resolver.end)
-        serving = serve_http(resolver.application(), address, grace_s=GRACE_S, limits=LIMITS)
+        serving = serve_http(resolver.make_application(), address, grace_s=GRACE_S, limits=LIMITS)
         where = f"serving {settings.upstream} on {await stack.enter_async_context(serving)}"
         if health_address:
-            where += f", health on {await stack.enter_async_context(health.served(health_address))}"
+            where += f", health on {await stack.enter_async_context(health.serve(health_address))}"
         ended = asyncio.Event()
         for signal_number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(signal_number, ended.set)
-        note(where)
-        tasks = [asyncio.create_task(_watch_node(settings, note)), asyncio.create_task(health.follow())]
+        on_message(where)
+        tasks = [asyncio.create_task(_watch_node(settings, on_message)), asyncio.create_task(health.follow())]
         await ended.wait()
         for task in tasks:
             task.cancel()
 
 
-async def _watch_node(settings: ResolverSettings, note: Callable[[str], None]) -> None:
+async def _watch_node(settings: ResolverSettings, on_message: Callable[[str], None]) -> None:
     """Report changes of the node, and touch the file `changed`.
 
     The file is touched at the start, too, because the node may have changed before.
     """
-    seen: Host | None = None
+    last: Host | None = None
     loop = asyncio.get_running_loop()
     executor = ThreadPoolExecutor(1)  # asyncio's threads may all wait for an upstream that hangs
     while True:
         try:
-            host = await loop.run_in_executor(executor, settings.node.host)
+            host = await loop.run_in_executor(executor, settings.node.read_host)
         except ImagematrixError as error:
-            note(str(error))
+            on_message(str(error))
         else:
-            if seen is not None and host != seen:
-                note("the node has changed: new answers may differ from the images in the engine")
-            if settings.changed and host != seen:
+            if last is not None and host != last:
+                on_message("the node has changed: new answers may differ from the images in the engine")
+            if settings.changed and host != last:
                 try:
                     await loop.run_in_executor(executor, settings.changed.touch)
                 except OSError as error:
-                    note(f"{settings.changed} cannot be touched: {error.strerror}")
-            seen = host
+                    on_message(f"{settings.changed} cannot be touched: {error.strerror}")
+            last = host
         await asyncio.sleep(WATCH_S)

@@ -36,17 +36,17 @@ OTHERS_WRITE = 0o022  # bits of a mode
 class StateFolder:
     """Contents of `upstream` by name (REPOSITORY:TAG or REPOSITORY@DIGEST), saved in a folder below `folder`.
 
-    Contents of another upstream are ignored. Thread-safe. If something cannot be written, `note` is called
-    with a message, and the resolver keeps running. Raises UsageError if the folder cannot be used, or if
-    other users can write to it.
+    Contents of another upstream are ignored. Thread-safe. If something cannot be written, `on_warning` is
+    called with a message, and the resolver keeps running. Raises UsageError if the folder cannot be used, or
+    if other users can write to it.
     """
 
-    def __init__(self, folder: Path, upstream: str, note: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, upstream: str, on_warning: Callable[[str], None]) -> None:
         self._folder = folder / FOLDER  # a folder of its own, in which unknown files can be removed
         self._layout = LayoutFolder(self._folder, EngineError)
         self._blobs = get_blob_path(self._folder, "")
         self._upstream = upstream
-        self._note = note
+        self._on_warning = on_warning
         self._lock = threading.Lock()
         self._failed = False
         try:
@@ -58,10 +58,10 @@ class StateFolder:
         if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
             message = f"other users can write to {self._folder}"
             raise UsageError(message, remedy="pass a folder that only the resolver's user can write to")
-        self._entries = self._read()
-        self._remove_others()
+        self._entries = self._load_entries()
+        self._remove_unlisted()
 
-    def tags(self) -> Iterator[tuple[str, str]]:
+    def list_tags(self) -> Iterator[tuple[str, str]]:
         """Yield repositories and tags, the oldest first."""
         for name in list(self._entries):
             repository, _, tag = name.rpartition(":")
@@ -71,7 +71,7 @@ class StateFolder:
     def manifest(self, repository: str, reference: str) -> Manifest | None:
         """Return the saved manifest of a tag or a digest, or None if it is missing or damaged."""
         entry = self._entries.get(_join_name(repository, reference))
-        raw = self._content(entry.digest) if entry else None
+        raw = self._read_blob(entry.digest) if entry else None
         if entry is None or raw is None:
             return None
         return Manifest(digest=entry.digest, media_type=entry.media_type, raw=raw)
@@ -83,7 +83,7 @@ class StateFolder:
             raise UnknownImageError(f"{repository}@{digest} not found in {self._folder}")
         return manifest.raw
 
-    def keep(self, repository: str, reference: str, manifest: Manifest) -> None:
+    def save(self, repository: str, reference: str, manifest: Manifest) -> None:
         """Save the content of a tag or a digest, removing the oldest entries beyond the limits."""
         name = _join_name(repository, reference)
         entry = _make_entry(name, manifest.digest, manifest.media_type, manifest.raw)
@@ -95,46 +95,52 @@ class StateFolder:
             while len(entries) > 1 and (total > LIMIT or len(entries) > NAMES):
                 # The first entry is the one that changed least recently.
                 total -= entries.pop(next(iter(entries))).size
-            self._change(entries, {entry.digest: manifest.raw})
+            self._write_entries(entries, {entry.digest: manifest.raw})
 
     def drop(self, repository: str, reference: str) -> None:
         """Remove the content of a tag or a digest."""
         name = _join_name(repository, reference)
         with self._lock:
             if name in self._entries:
-                self._change({key: saved for key, saved in self._entries.items() if key != name}, {})
+                self._write_entries({key: saved for key, saved in self._entries.items() if key != name}, {})
 
-    def _content(self, digest: str) -> bytes | None:
+    def _read_blob(self, digest: str) -> bytes | None:
         try:
             return self._layout.blob(digest)
         except EngineError:
             return None
 
-    def _change(self, entries: dict[str, Descriptor], new: Mapping[str, bytes]) -> None:
+    def _write_entries(self, entries: dict[str, Descriptor], new_blobs: Mapping[str, bytes]) -> None:
+        """Write new contents and the index, and remove the contents that no entry needs any more."""
+        manifests = [
+            {key: value for key, value in saved.to_json().items() if key != "platform"}
+            for saved in entries.values()
+        ]
+        index = {"schemaVersion": 2, "manifests": manifests, "annotations": {UPSTREAM: self._upstream}}
         try:
             # Contents before the index that names them, and removals last: a kill in between leaves no entry
             # without content.
-            for digest, raw in new.items():
+            for digest, raw in new_blobs.items():
                 files.replace_file(get_blob_path(self._folder, digest), raw)
             files.replace_file(self._folder / MARK, VERSION)
-            files.replace_file(self._folder / INDEX_FILE, _make_index(self._upstream, entries))
+            files.replace_file(self._folder / INDEX_FILE, json.dumps(index, indent=1).encode())
         except OSError as error:
             if not self._failed:
-                self._note(
+                self._on_warning(
                     f"{self._folder} cannot be written, so the saved state is incomplete: {error.strerror}"
                 )
             self._failed = True
             return
         self._failed = False
-        gone = {saved.digest for saved in self._entries.values()} - {
+        unlisted = {saved.digest for saved in self._entries.values()} - {
             saved.digest for saved in entries.values()
         }
         self._entries = entries
-        for digest in gone:
-            with contextlib.suppress(OSError):  # `_remove_others` does it at the next start
+        for digest in unlisted:
+            with contextlib.suppress(OSError):  # `_remove_unlisted` does it at the next start
                 get_blob_path(self._folder, digest).unlink()
 
-    def _read(self) -> dict[str, Descriptor]:
+    def _load_entries(self) -> dict[str, Descriptor]:
         """Return the entries in index.json, none if it cannot be read."""
         path = self._folder / INDEX_FILE
         if not path.is_file():
@@ -147,7 +153,7 @@ class StateFolder:
                 raise UsageError(f"{path} was not saved for {self._upstream}")
             for entry in index.entries:
                 name = entry.annotations.get(NAME)
-                raw = self._content(entry.digest)
+                raw = self._read_blob(entry.digest)
                 if name is None or raw is None:
                     continue
                 total += len(raw)
@@ -155,39 +161,39 @@ class StateFolder:
                     break
                 entries[name] = _make_entry(name, entry.digest, entry.media_type, raw)
         except ImagematrixError as error:
-            self._note(f"starting without the saved state: {error}")
+            self._on_warning(f"starting without the saved state: {error}")
             return {}
         return entries
 
-    def _remove_others(self) -> None:
+    def _remove_unlisted(self) -> None:
         """Remove files without an entry, such as those of a killed process."""
-        kept = {get_blob_path(self._folder, saved.digest) for saved in self._entries.values()}
+        listed = {get_blob_path(self._folder, saved.digest) for saved in self._entries.values()}
         for path in (*self._folder.glob(".*"), *self._blobs.iterdir()):
-            if path not in kept and path.is_dir() and not path.is_symlink():
+            if path not in listed and path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
-            elif path not in kept:
+            elif path not in listed:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
 
-class Recorder:
-    """A source that records in `read` each tag or digest and the content that was read for it."""
+class RecordingSource:
+    """A source that records in `contents` each tag or digest and the content that was read for it."""
 
     def __init__(self, source: ManifestSource) -> None:
         self._source = source
-        self.read: list[tuple[str, Manifest]] = []
+        self.contents: list[tuple[str, Manifest]] = []
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
         """Return a manifest; see ManifestSource."""
         manifest = self._source.manifest(repository, reference)
         if manifest is not None:
-            self.read.append((reference, manifest))
+            self.contents.append((reference, manifest))
         return manifest
 
     def content(self, repository: str, digest: str) -> bytes:
         """Return a small blob; see ManifestSource."""
         raw = self._source.content(repository, digest)
-        self.read.append((digest, Manifest(digest=digest, media_type=BLOB, raw=raw)))
+        self.contents.append((digest, Manifest(digest=digest, media_type=BLOB, raw=raw)))
         return raw
 
 
@@ -199,12 +205,3 @@ def _make_entry(name: str, digest: str, media_type: str, raw: bytes) -> Descript
     return Descriptor(
         digest=digest, size=len(raw), media_type=media_type, annotations={NAME: name}, platform={}
     )
-
-
-def _make_index(upstream: str, entries: Mapping[str, Descriptor]) -> bytes:
-    listed = [
-        {key: value for key, value in saved.to_json().items() if key != "platform"}
-        for saved in entries.values()
-    ]
-    data = {"schemaVersion": 2, "manifests": listed, "annotations": {UPSTREAM: upstream}}
-    return json.dumps(data, indent=1).encode()

@@ -41,8 +41,8 @@ class TagRequest:
         """The equivalent value of `--gpus`."""
         return NONE if self.cpu else None
 
-    def tag(self, version: str) -> str:
-        """Return a tag that requests this of a version, whatever the order of words in another one."""
+    def to_tag(self, version: str) -> str:
+        """Return a tag that requests this of a version, the same for every order of its words."""
         words = [f"{axis}{make_tag_word(value)}" for axis, value in self.where]
         node_class = [f"{CLASS}{self.node_class}"] if self.node_class else []
         return "-".join([version, *sorted(words), *([CPU] if self.cpu else []), *node_class])
@@ -66,24 +66,24 @@ def parse_request(tag: str, catalog: Catalog) -> TagRequest:
         tuple(sorted(reading)) for reading in _parse_all_ways(rest, [*words.items(), (CPU, (CPU, ""))], ())
     }
     if len(readings) == 1:
-        asked = dict(readings.pop())
-        node_class = asked.pop(CLASS, None)
+        values = dict(readings.pop())
+        node_class = values.pop(CLASS, None)
         return TagRequest(
-            cpu=asked.pop(CPU, None) is not None, node_class=node_class, where=tuple(asked.items())
+            cpu=values.pop(CPU, None) is not None, node_class=node_class, where=tuple(values.items())
         )
-    what = "is ambiguous" if readings else f"is not a tag of {catalog.image}"
+    problem = "is ambiguous" if readings else f"is not a tag of {catalog.image}"
     valid = ", ".join(sorted([*words, CPU, "class.NAME"]))
     remedy = f"valid words after {catalog.version}-, joined by dashes: {valid}"
-    raise UsageError(f"{tag} {what}", remedy=remedy)
+    raise UsageError(f"{tag} {problem}", remedy=remedy)
 
 
 def _parse_all_ways(
     rest: str, words: Sequence[tuple[str, tuple[str, str]]], before: tuple[tuple[str, str], ...]
 ) -> Iterator[tuple[tuple[str, str], ...]]:
     """Yield every way to parse `rest` after the words `before`; the value of an axis may contain dashes."""
-    named = CLASS_NAME.match(rest)
-    readings = [*words, (named[0], (CLASS, named[1]))] if named else words
-    for name, pair in readings:
+    match = CLASS_NAME.match(rest)
+    candidates = [*words, (match[0], (CLASS, match[1]))] if match else words
+    for name, pair in candidates:
         if pair[0] in dict(before) or not f"{rest}-".startswith(f"{name}-"):
             continue
         if rest == name:

@@ -21,7 +21,7 @@ from imagematrix.images.oci.manifest import INDEXES
 from imagematrix.images.trust.policy import collect_requirements
 from imagematrix.images.trust.signature import is_signature, prove_signature
 from imagematrix.integrations.resolver.byte_cache import ENTRY, ByteCache
-from imagematrix.integrations.resolver.state import Recorder
+from imagematrix.integrations.resolver.state import RecordingSource
 
 Result = TypeVar("Result")
 
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from imagematrix.integrations.resolver.upstream import Upstream
 
 MANIFESTS = VERSIONS = 32 << 20  # bytes to keep of each
-SMALL = (
-    1 << 16
-)  # bytes of a manifest, of which others keep half: few large ones must not displace all small ones
+# Bytes of a small manifest. Small and large ones have half of MANIFESTS each, so that few large ones do not
+# displace all small ones.
+SMALL = 1 << 16
 READING = 4  # threads that read what is not kept; versions, which all need, are read by others
 WAITING = 64  # requests for that; more are refused
 CLIENTS = 400  # that wait for them, so that there are always places for others; more are refused
@@ -77,18 +77,18 @@ class TagCache:
     def __init__(
         self,
         upstream: Upstream,
-        journal: ResolverLog,
+        log: ResolverLog,
         executor: Executor,
         policies: Sequence[SignaturePolicy] = (),
         state: StateFolder | None = None,
     ) -> None:
         self._upstream = upstream
-        self._journal = journal
+        self._log = log
         self._executor = executor
         self._policies = policies
         self._state = state
         self._versions: ByteCache[tuple[str, str], tuple[float, CachedTag]] = ByteCache(
-            VERSIONS, lambda kept: PARSED * len(kept[1].manifest.raw)
+            VERSIONS, lambda entry: PARSED * len(entry[1].manifest.raw)
         )
         self._absent: ByteCache[tuple[str, str], float] = ByteCache(ABSENT, lambda _: 0)
         self._small: ByteCache[tuple[str, str], Manifest] = ByteCache(MANIFESTS // 2, _measure_size)
@@ -99,53 +99,60 @@ class TagCache:
         self._tasks: dict[tuple[str, str], asyncio.Task[CachedTag | None]] = {}
         self._manifests: dict[tuple[str, str], asyncio.Task[Manifest | None]] = {}
         if state:
-            self._restore(state)
+            self._restore_versions(state)
 
     async def find(self, repository: str, tag: str) -> CachedTag | None:
         """Return the upstream's version for a tag, or else for the part of the tag before its first dash.
 
-        The latter counts only if it has variants, among which the rest of the tag can choose. While the
-        upstream cannot be read, the last known version is returned. Raises EngineError if none is known,
-        SignatureError if the policy does not admit it, UsageError if its catalog is damaged.
+        For `v1-python3.13`, that is the version `v1-python3.13` if the upstream has this tag, and else `v1`,
+        if it has variants, among which `python3.13` chooses. While the upstream cannot be read, the last
+        known version is returned. Raises EngineError if none is known, SignatureError if the policy does not
+        admit it, UsageError if its catalog is damaged.
         """
         name = get_version(tag)
         if name == tag:
-            return await self._version(repository, tag)
+            return await self._find_version(repository, tag)
         _, earlier = self._versions.get((repository, name)) or (0.0, None)
         try:
             # If the version is known, it can answer for the tag, so the wait is short.
-            version = await self._version(repository, tag, hurry=earlier is not None)
+            version = await self._find_version(repository, tag, hurry=earlier is not None)
         except EngineError:
             if earlier is None:
                 raise
             digest = find_listed_digest(earlier.catalog, repository, tag)
-            manifest = await self.manifest(repository, digest) if digest else None
+            manifest = await self.find_manifest(repository, digest) if digest else None
             version = replace(earlier, manifest=manifest, catalog=None) if manifest else None
         if version is not None:
             return version
-        version = await self._version(repository, name)
+        version = await self._find_version(repository, name)
         return version if version and version.catalog else None
 
-    async def tags(self, repository: str) -> list[str]:
+    async def list_tags(self, repository: str) -> list[str]:
         """Return the upstream's tags of a repository; raises EngineError if it cannot be read."""
-        return await self._reading(partial(self._upstream.tags, repository))
+        return await self._run_reader(partial(self._upstream.list_tags, repository))
 
-    async def _reading(self, read: Callable[[], Result]) -> Result:
+    async def _run_reader(self, read: Callable[[], Result]) -> Result:
         async with _require_free(self._reads):
             return await asyncio.get_running_loop().run_in_executor(self._readers, read)
 
-    def latest(self) -> tuple[tuple[str, str], CachedTag] | None:
+    def get_latest(self) -> tuple[tuple[str, str], CachedTag] | None:
         """Return the version that was used last, with its repository and tag, or None."""
-        found = [*self._versions][-1:]
-        return (found[0][0], found[0][1][1]) if found else None
+        for key, (_, version) in [*self._versions][-1:]:
+            return key, version
+        return None
 
-    async def _version(self, repository: str, tag: str, *, hurry: bool = False) -> CachedTag | None:
+    async def _find_version(self, repository: str, tag: str, *, hurry: bool = False) -> CachedTag | None:
+        """Return the upstream's version for a tag, or the last known one if the upstream does not answer.
+
+        The wait for the upstream ends after PATIENCE_S if the last answer is known or with `hurry`, and
+        sooner if that answer is recent.
+        """
         key = repository, tag
         at, earlier = self._versions.get(key) or (self._absent.get(key) or -math.inf, None)
         if earlier is not None and time.monotonic() - at < FRESH_S:
             return earlier
         recent = time.monotonic() - at < RECENT_S
-        task = _share_task(self._tasks, key, partial(self._ask, key))
+        task = _share_task(self._tasks, key, partial(self._refresh_version, key))
         try:
             patience_s = min(BRIEF_S, PATIENCE_S) if recent else PATIENCE_S
             return await asyncio.wait_for(task, patience_s if recent or earlier or hurry else None)
@@ -159,36 +166,45 @@ class TagCache:
             unavailable = error
             if earlier is None:
                 raise
-        self._journal.stale(f"{repository}:{tag}", unavailable)
+        self._log.log_stale_answer(f"{repository}:{tag}", unavailable)
         return earlier
 
-    async def manifest(self, repository: str, digest: str) -> Manifest | None:
+    async def find_manifest(self, repository: str, digest: str) -> Manifest | None:
         """Return the manifest with a digest, or None.
 
         Raises EngineError if the upstream cannot be read and the manifest is not known, SignatureError if the
         policy does not admit it: no version lists it, and it is not signed itself.
         """
         key = repository, digest
-        entry = self._small.get(key) or self._large.get(key)
-        if entry is not None:
-            return entry
+        manifest = self._small.get(key) or self._large.get(key)
+        if manifest is not None:
+            return manifest
         async with _require_free(self._clients):
-            return await _share_task(self._manifests, key, partial(self._find_manifest, repository, digest))
+            return await _share_task(self._manifests, key, partial(self._load_manifest, repository, digest))
 
-    async def _find_manifest(self, repository: str, digest: str) -> Manifest | None:
+    async def _load_manifest(self, repository: str, digest: str) -> Manifest | None:
+        """Return a manifest from the saved state or from the upstream, and keep it."""
         listed = any(
             digest in version.digests for (name, _), (_, version) in self._versions if name == repository
         )
-        # The content of a digest never changes, so the saved manifest is as good as the upstream's.
-        entry = await self._saved(repository, digest)
-        if entry is None or (not listed and collect_requirements(self._policies, repository)):
-            entry = await self._reading(partial(self._read_digest, repository, digest, entry, listed=listed))
-        if entry is not None:
-            (self._small if _measure_size(entry) <= SMALL else self._large).put((repository, digest), entry)
-        return entry
+        # The content of a digest never changes, so the saved manifest is as good as the upstream's. It is
+        # read in threads of its own, as all others may wait for an upstream that hangs.
+        manifest = None
+        if self._state is not None:
+            loop = asyncio.get_running_loop()
+            manifest = await loop.run_in_executor(self._executor, self._state.manifest, repository, digest)
+        if manifest is None or (not listed and collect_requirements(self._policies, repository)):
+            manifest = await self._run_reader(
+                partial(self._read_manifest, repository, digest, manifest, listed=listed)
+            )
+        if manifest is not None:
+            cache = self._small if _measure_size(manifest) <= SMALL else self._large
+            cache.put((repository, digest), manifest)
+        return manifest
 
-    async def _ask(self, key: tuple[str, str]) -> CachedTag | None:
-        version = await asyncio.to_thread(self._read, *key)
+    async def _refresh_version(self, key: tuple[str, str]) -> CachedTag | None:
+        """Read the version for a tag, and remember it, or that there is none."""
+        version = await asyncio.to_thread(self._read_version, *key)
         if version is None:
             self._versions.drop(key)
             self._absent.put(key, time.monotonic())
@@ -197,50 +213,44 @@ class TagCache:
             self._versions.put(key, (time.monotonic(), version))
         return version
 
-    def _read(self, repository: str, tag: str) -> CachedTag | None:
+    def _read_version(self, repository: str, tag: str) -> CachedTag | None:
         _, earlier = self._versions.get((repository, tag)) or (0.0, None)
-        if earlier is not None and earlier.manifest.digest == self._upstream.digest(repository, tag):
+        if earlier is not None and earlier.manifest.digest == self._upstream.get_digest(repository, tag):
             return earlier  # its catalog has cached decisions
         manifest = self._upstream.manifest(repository, tag)
         if manifest is None:
             if self._state:
                 self._state.drop(repository, tag)
             return None
-        source = Recorder(self._upstream)
+        source = RecordingSource(self._upstream)
         version = _verify_tag(source, self._policies, repository, tag, manifest)
         if self._state:
-            for reference, content in ((tag, manifest), *source.read):
-                self._state.keep(repository, reference, content)
+            for reference, content in ((tag, manifest), *source.contents):
+                self._state.save(repository, reference, content)
         return version
 
-    async def _saved(self, repository: str, digest: str) -> Manifest | None:
-        """Return a saved manifest, even while all other threads wait for an upstream that hangs."""
-        if self._state is None:
-            return None
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self._state.manifest, repository, digest)
-
-    def _read_digest(
+    def _read_manifest(
         self, repository: str, digest: str, saved: Manifest | None, *, listed: bool
     ) -> Manifest | None:
+        """Return a manifest, whose signature is verified unless a version lists it, and save it."""
         manifest = saved or self._upstream.manifest(repository, digest)
         required = collect_requirements(self._policies, repository)
         for requirement in required if manifest and not listed else ():
             prove_signature(self._upstream, repository, digest, requirement)
         if manifest and self._state:
-            self._state.keep(repository, digest, manifest)
+            self._state.save(repository, digest, manifest)
         return manifest
 
-    def _restore(self, state: StateFolder) -> None:
-        """Examine the saved versions as if they came from the upstream."""
-        for repository, tag in state.tags():
+    def _restore_versions(self, state: StateFolder) -> None:
+        """Verify the saved versions as if they came from the upstream, and keep them."""
+        for repository, tag in state.list_tags():
             manifest = None if is_signature(tag) else state.manifest(repository, tag)
             if manifest is None:
                 continue
             try:
                 version = _verify_tag(state, self._policies, repository, tag, manifest)
             except ImagematrixError as error:
-                self._journal.refused(f"{repository}:{tag} from the saved state", error)
+                self._log.log_refusal(f"{repository}:{tag} from the saved state", error)
             else:
                 # It is never fresh, so the upstream is asked first.
                 self._versions.put((repository, tag), (-math.inf, version))
@@ -256,21 +266,21 @@ def _require_free(places: asyncio.Semaphore) -> asyncio.Semaphore:
 def _share_task(
     tasks: dict[tuple[str, str], asyncio.Task[Result]],
     key: tuple[str, str],
-    begin: Callable[[], Coroutine[Any, Any, Result]],
+    work: Callable[[], Coroutine[Any, Any, Result]],
 ) -> asyncio.Future[Result]:
-    """Return the task of a key, which `begin` begins if there is none: those who ask at one time share it.
+    """Return the task of a key, which does `work`; requests for one key at the same time share the task.
 
     A client that gives up does not end it for others.
     """
 
-    def end(task: asyncio.Task[Result]) -> None:
+    def forget(task: asyncio.Task[Result]) -> None:
         del tasks[key]
         if not task.cancelled():
             task.exception()  # retrieve it, or asyncio would warn if nobody waits for the task any longer
 
     if key not in tasks:
-        tasks[key] = asyncio.create_task(begin())
-        tasks[key].add_done_callback(end)
+        tasks[key] = asyncio.create_task(work())
+        tasks[key].add_done_callback(forget)
     return asyncio.shield(tasks[key])
 
 
@@ -281,7 +291,7 @@ def _measure_size(manifest: Manifest) -> int:
 def _verify_tag(
     source: ManifestSource, policies: Sequence[SignaturePolicy], repository: str, tag: str, manifest: Manifest
 ) -> CachedTag:
-    """Return the Version for `manifest`, which `source` has for a tag.
+    """Return the CachedTag for `manifest`, which `source` has for a tag.
 
     Raises SignatureError if the policy requires a signature that is missing or wrong, UsageError for a
     damaged catalog, EngineError if `source` cannot be read.

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 class TimedSemaphore:
     """At most `count` turns at a time; after `longest_s` seconds, a turn lets another one begin.
 
-    The keys for which somebody waits get their turns one after the other, so that a flood of requests with
+    The keys for which requests wait get their turns one after the other, so that a flood of requests with
     one key delays no other. Of those with one key the newest goes first: in a flood, the oldest wait until
-    they give up, and who comes now gets an answer. To be used in one event loop.
+    they give up, and a client that comes now gets an answer. To be used in one event loop.
     """
 
     def __init__(self, count: int, longest_s: float) -> None:
@@ -24,18 +24,18 @@ class TimedSemaphore:
         self._waiting: OrderedDict[Hashable, list[asyncio.Future[None]]] = OrderedDict()  # the newest last
 
     @contextlib.asynccontextmanager
-    async def turn(self, key: Hashable) -> AsyncIterator[None]:
+    async def take_turn(self, key: Hashable) -> AsyncIterator[None]:
         """Wait for a turn, which lasts as long as the block."""
         loop = asyncio.get_running_loop()
         if self._free:
             self._free -= 1
         else:
-            begun = loop.create_future()
-            self._waiting.setdefault(key, []).append(begun)
+            begin = loop.create_future()
+            self._waiting.setdefault(key, []).append(begin)
             try:
-                await begun
+                await begin
             except asyncio.CancelledError:
-                if not begun.cancelled():  # its turn began before it left
+                if not begin.cancelled():  # its turn began before it left
                     self._begin_next()
                 raise
         with contextlib.ExitStack() as turn:  # which ends once: at the end of the block, or before
@@ -47,10 +47,10 @@ class TimedSemaphore:
     def _begin_next(self) -> None:
         while self._waiting:
             key, waiting = self._waiting.popitem(last=False)
-            begun = waiting.pop()
+            begin = waiting.pop()
             if waiting:
                 self._waiting[key] = waiting  # as the last of all keys
-            if not begun.cancelled():
-                begun.set_result(None)
+            if not begin.cancelled():
+                begin.set_result(None)
                 return
         self._free += 1

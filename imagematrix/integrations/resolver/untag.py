@@ -25,32 +25,31 @@ OK, UNAUTHORIZED, DENIED = 200, 401, 403
 def untag(
     names: DockerNames | ContainerdNames,
     address: str,
-    note: Callable[[str], None],
+    on_failure: Callable[[str], None],
     *,
     token: str | None = None,
 ) -> list[str]:
     """Remove the names that the resolver at `address` now answers with another image, or refuses.
 
-    Containers keep running. `note` is called with a message for each name that could not be removed. `token`
-    is the resolver's password. Returns the removed names, sorted. Raises EngineError if the engine or the
-    resolver cannot be reached, UsageError if the token is wrong.
+    Containers keep running. `on_failure` is called with a message for each name that could not be removed.
+    `token` is the resolver's password. Returns the removed names, sorted. Raises EngineError if the engine or
+    the resolver cannot be reached, UsageError if the token is wrong.
     """
     removed = []
-    for name, digests in sorted(names.held()):
-        answered = _ask_resolver(address, name.removeprefix(names.prefix), token)
-        if answered is None or answered in digests:
+    for name, digests in sorted(names.list_names()):
+        if not _is_outdated(name.removeprefix(names.prefix), digests, address, token):
             continue
         try:
             names.remove(name)
         except EngineError as error:
-            note(f"{name} was not removed: {error}")
+            on_failure(f"{name} was not removed: {error}")
         else:
             removed.append(name)
     return removed
 
 
-def _ask_resolver(address: str, name: str, token: str | None) -> str | None:
-    """Return the digest that the resolver answers for a name, "" if it refuses, None if it has no answer."""
+def _is_outdated(name: str, digests: frozenset[str], address: str, token: str | None) -> bool:
+    """Whether the resolver refuses a name, or answers it with another digest; other errors say nothing."""
     import requests
 
     repository, _, tag = name.rpartition(":")
@@ -70,8 +69,9 @@ def _ask_resolver(address: str, name: str, token: str | None) -> str | None:
     if answer.status_code == UNAUTHORIZED:
         raise UsageError(f"the resolver at {address} needs a token", remedy="pass it with --token-file")
     if answer.status_code == OK:
-        return answer.headers.get("Docker-Content-Digest") or None
-    return "" if answer.status_code == DENIED else None
+        digest = answer.headers.get("Docker-Content-Digest")
+        return bool(digest) and digest not in digests
+    return answer.status_code == DENIED
 
 
 class DockerNames:
@@ -81,14 +81,14 @@ class DockerNames:
         self.prefix = f"{address}/"
         self._client = transport.open_client()
 
-    def held(self) -> Iterator[tuple[str, frozenset[str]]]:
+    def list_names(self) -> Iterator[tuple[str, frozenset[str]]]:
         """Yield each name and the digests of its image."""
         with transport.convert_errors():
-            over = transport.DockerPy(self._client)
+            docker_py = transport.DockerPy(self._client)
             for image in self._client.api.images():
                 for name in image.get("RepoTags") or ():
                     if name.startswith(self.prefix):
-                        yield name, images.get_digests(name, over)
+                        yield name, images.get_digests(name, docker_py)
 
     def remove(self, name: str) -> None:
         """Remove only the name, by force: otherwise Docker refuses if a container uses it."""
@@ -111,9 +111,9 @@ class ContainerdNames:
         """The common beginning of the names."""
         return f"{self.registry}/"
 
-    def held(self) -> Iterator[tuple[str, frozenset[str]]]:
+    def list_names(self) -> Iterator[tuple[str, frozenset[str]]]:
         """Yield each name with a tag, and the digests of its image."""
-        for line in self._ctr("list").splitlines():
+        for line in self._run_ctr("list").splitlines():
             name, *rest = line.split()
             digests = frozenset(word for word in rest if DIGEST.fullmatch(word))
             if name.startswith(self.prefix) and digests and "@" not in name:
@@ -121,16 +121,18 @@ class ContainerdNames:
 
     def remove(self, name: str) -> None:
         """Remove a name."""
-        self._ctr("remove", name)
+        self._run_ctr("remove", name)
 
-    def _ctr(self, *words: str) -> str:
+    def _run_ctr(self, *words: str) -> str:
         command = ["ctr", "--namespace", self.namespace, "images", *words]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+            process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
         except FileNotFoundError:
             raise EngineError("ctr not found", remedy="install containerd's client") from None
         except subprocess.TimeoutExpired:
             raise EngineError(f"containerd did not answer in {TIMEOUT_S} s") from None
-        if done.returncode:
-            raise EngineError(done.stderr.strip() or "ctr failed", remedy="check that containerd is running")
-        return done.stdout
+        if process.returncode:
+            raise EngineError(
+                process.stderr.strip() or "ctr failed", remedy="check that containerd is running"
+            )
+        return process.stdout

@@ -49,15 +49,15 @@ class Upstream(ManifestSource, Protocol):
     Methods that are not coroutines block; they are thread-safe.
     """
 
-    def digest(self, repository: str, tag: str) -> str | None:
+    def get_digest(self, repository: str, tag: str) -> str | None:
         """Return the digest of a tag without its manifest, None if there is no such tag."""
         ...
 
-    def tags(self, repository: str) -> list[str]:
+    def list_tags(self, repository: str) -> list[str]:
         """Return the tags of a repository, none if there is no such repository."""
         ...
 
-    async def blob(self, request: web.Request, repository: str, digest: str, /) -> web.StreamResponse:
+    async def serve_blob(self, request: web.Request, repository: str, digest: str, /) -> web.StreamResponse:
         """Answer a request for a blob, or for a range of it, without keeping the blob in memory."""
         ...
 
@@ -92,7 +92,7 @@ class RegistryUpstream:
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
         """Return a manifest; see Upstream."""
-        manifest = self._registry(repository).manifest(reference)
+        manifest = self._get_registry(repository).manifest(reference)
         if manifest is None:
             return None
         try:
@@ -103,31 +103,32 @@ class RegistryUpstream:
             raise EngineError(f"{self._name}/{repository} has a damaged manifest: {error}") from error
         return replace(manifest, media_type=media_type)
 
-    def digest(self, repository: str, tag: str) -> str | None:
+    def get_digest(self, repository: str, tag: str) -> str | None:
         """Return the digest of a tag; see Upstream."""
-        return self._registry(repository).digest(tag)
+        return self._get_registry(repository).digest(tag)
 
     def content(self, repository: str, digest: str) -> bytes:
         """Return a small blob; see ManifestSource."""
-        return self._registry(repository).blob(digest)
+        return self._get_registry(repository).blob(digest)
 
-    def tags(self, repository: str) -> list[str]:
+    def list_tags(self, repository: str) -> list[str]:
         """Return the tags; see Upstream."""
-        return self._registry(repository).tags()
+        return self._get_registry(repository).tags()
 
-    async def blob(self, request: web.Request, repository: str, digest: str) -> web.StreamResponse:
+    async def serve_blob(self, request: web.Request, repository: str, digest: str) -> web.StreamResponse:
         """Forward a blob; see Upstream. The registry may redirect to another host."""
-        registry = self._registry(repository)
+        registry = self._get_registry(repository)
         async with contextlib.AsyncExitStack() as stack:
             try:
-                async with self._openings.turn(digest):
-                    answer = await self._asked(stack, request, registry, digest)
+                async with self._openings.take_turn(digest):
+                    answer = await self._request_blob(stack, request, registry, digest)
                 if answer.status == UNAUTHORIZED:
                     # Tokens expire; this request gets a new one.
                     await asyncio.to_thread(registry.has_blob, digest)
-                    answer = await self._asked(stack, request, registry, digest)
+                    answer = await self._request_blob(stack, request, registry, digest)
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: an invalid address
-                raise self._unreadable(error) from error
+                reason = str(error) or type(error).__name__
+                raise EngineError(f"the registry {self._name} cannot be read: {reason}") from error
             size = answer.content_length
             reserve_memory(KEPT if size is None else min(size, KEPT))
             headers = {name: answer.headers[name] for name in ANSWER_HEADERS if name in answer.headers}
@@ -149,7 +150,7 @@ class RegistryUpstream:
         if self._session is not None:
             await self._session.close()
 
-    async def _asked(
+    async def _request_blob(
         self, stack: contextlib.AsyncExitStack, request: web.Request, registry: Registry, digest: str
     ) -> aiohttp.ClientResponse:
         """Follow redirects and return the answer for a blob.
@@ -157,22 +158,26 @@ class RegistryUpstream:
         Only the registry gets the Authorization. The proxies are the same as for manifests; aiohttp's own
         detection of proxies would also use logins from ~/.netrc.
         """
-        wanted = {name: request.headers[name] for name in REQUEST_HEADERS if name in request.headers}
+        headers = {name: request.headers[name] for name in REQUEST_HEADERS if name in request.headers}
         redirects = Redirects(request.method, registry.blob_url(digest))
         while True:
             login = registry.authorization if redirects.trusted else None
-            request_context = self._opened().request(
+            # As requests finds it; the variable may omit the scheme.
+            proxy = select_proxy(str(redirects.url), get_environ_proxies(str(redirects.url)))
+            if proxy and "://" not in proxy:
+                proxy = f"http://{proxy}"
+            request_context = self._open_session().request(
                 request.method,
                 URL(str(redirects.url), encoded=True),  # sent as it is
-                headers=wanted | ({"Authorization": login} if login else {}),
+                headers=headers | ({"Authorization": login} if login else {}),
                 allow_redirects=False,
-                proxy=_find_proxy(str(redirects.url)),
+                proxy=proxy,
             )
             answer = await stack.enter_async_context(request_context)
             if not redirects.follow(answer.status, answer.headers):
                 return answer
 
-    def _registry(self, repository: str) -> Registry:
+    def _get_registry(self, repository: str) -> Registry:
         with self._lock:
             registry = self._repositories.pop(repository, None) or Registry(f"{self._name}/{repository}")
             self._repositories[repository] = registry
@@ -180,12 +185,20 @@ class RegistryUpstream:
                 self._repositories.popitem(last=False)
             return registry
 
-    def _opened(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
+        """Return the session; raise EngineError if the certificate authorities cannot be read."""
         if self._session is None:
+            # They are in a file or a folder, as for requests.
+            path = next(filter(None, map(os.environ.get, AUTHORITIES)), None)
+            folder = path if path and Path(path).is_dir() else None
+            try:
+                tls = ssl.create_default_context(cafile=None if folder else path, capath=folder)
+            except OSError as error:
+                message = f"the certificate authorities in {path} cannot be read: {error.strerror or error}"
+                raise EngineError(message) from error
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    limit=0, ssl=_make_tls_context()
-                ),  # as many as there are clients
+                # As many connections as there are clients.
+                connector=aiohttp.TCPConnector(limit=0, ssl=tls),
                 # A layer of gigabytes may take as long as it takes, if its bytes keep coming.
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S),
                 # A digest and a range are those of the bytes as stored.
@@ -195,29 +208,6 @@ class RegistryUpstream:
                 read_bufsize=PIECE // 2,
             )
         return self._session
-
-    def _unreadable(self, error: Exception) -> EngineError:
-        return EngineError(f"the registry {self._name} cannot be read: {str(error) or type(error).__name__}")
-
-
-def _find_proxy(url: str) -> str | None:
-    """Return the proxy for a URL, as requests finds it; the variable may omit the scheme."""
-    proxy = select_proxy(url, get_environ_proxies(url))
-    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
-
-
-def _make_tls_context() -> ssl.SSLContext:
-    """Return the TLS context, with certificate authorities from a file or a folder, as in requests.
-
-    Raises EngineError if they cannot be read.
-    """
-    path = next(filter(None, map(os.environ.get, AUTHORITIES)), None)
-    folder = path if path and Path(path).is_dir() else None
-    try:
-        return ssl.create_default_context(cafile=None if folder else path, capath=folder)
-    except OSError as error:
-        message = f"the certificate authorities in {path} cannot be read: {error.strerror or error}"
-        raise EngineError(message) from error
 
 
 class LayoutUpstream:
@@ -231,15 +221,15 @@ class LayoutUpstream:
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
         """Return a manifest; see Upstream."""
-        digest = reference if DIGEST.fullmatch(reference) else self.digest(repository, reference)
+        digest = reference if DIGEST.fullmatch(reference) else self.get_digest(repository, reference)
         raw = self._layout.blob(digest) if digest else None
         if digest is None or raw is None:
             return None
         return Manifest(digest=digest, media_type=parse_manifest(raw, digest, Descriptor).media_type, raw=raw)
 
-    def digest(self, repository: str, tag: str) -> str | None:
+    def get_digest(self, repository: str, tag: str) -> str | None:
         """Return the digest of a tag; see Upstream."""
-        return self._names().get(f"{repository}:{tag}")
+        return self._read_digests().get(f"{repository}:{tag}")
 
     def content(self, repository: str, digest: str) -> bytes:
         """Return a small blob; see ManifestSource."""
@@ -248,12 +238,12 @@ class LayoutUpstream:
             raise UnknownImageError(f"{self._layout} has no {repository}@{digest}")
         return raw
 
-    def tags(self, repository: str) -> list[str]:
+    def list_tags(self, repository: str) -> list[str]:
         """Return the tags; see Upstream."""
-        split = (name.rpartition(":") for name in self._names())
-        return sorted(tag for image, _, tag in split if image == repository)
+        names = (name.rpartition(":") for name in self._read_digests())
+        return sorted(tag for image, _, tag in names if image == repository)
 
-    async def blob(self, _request: web.Request, _repository: str, digest: str) -> web.StreamResponse:
+    async def serve_blob(self, _request: web.Request, _repository: str, digest: str) -> web.StreamResponse:
         """Answer with a file; see Upstream."""
         path = get_blob_path(self._folder, digest)
         if not path.is_file():
@@ -264,7 +254,7 @@ class LayoutUpstream:
     async def close(self) -> None:
         """Do nothing: no connection is open."""
 
-    def _names(self) -> dict[str, str]:
+    def _read_digests(self) -> dict[str, str]:
         """Return the digests of the layout's images by their names."""
         index = parse_manifest(self._layout.index(), str(self._layout), Descriptor)
         entries = index.entries if isinstance(index, ImageIndex) else ()

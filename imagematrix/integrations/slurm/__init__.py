@@ -1,1 +1,1 @@
-"""Slurm: tasks in containers, by the image's name, and what Slurm is told of a node."""
+"""Slurm: tasks in containers, by the image's name, and the lines about a node in Slurm's configuration."""

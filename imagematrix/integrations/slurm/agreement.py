@@ -69,9 +69,9 @@ def make_agreement(
 
 def select_for_task(
     step: SlurmStep,
-    agreed: Agreement,
+    agreement: Agreement,
     host: Host,
-    catalog: Callable[[], Catalog],
+    open_catalog: Callable[[], Catalog],
     *,
     gpus: str | None = None,
     where: Where | None = None,
@@ -79,26 +79,32 @@ def select_for_task(
 ) -> Selection:
     """Return what a task of the step runs on its own node, as all tasks of the step decide.
 
-    `host` is this node with the GPUs that the task was given, of which `gpus` are requested. `catalog` opens
-    the catalog, if this is the first task. Raises ProbeError if this node is not what the folder says, if a
-    node is not in it or if the step has two catalogs, and NothingFitsAll if the nodes cannot work together,
-    as all tasks do.
+    `host` is this node with the GPUs that the task was given, of which `gpus` are requested. `open_catalog`
+    is called if this is the first task. Raises ProbeError if this node is not what the folder says, if a node
+    is not in it or if the step has two catalogs, and NothingFitsAll if the nodes cannot work together, which
+    all tasks raise then.
     """
     from imagematrix.integrations.slurm.step_catalog import share_catalog
     from imagematrix.selection.gang.gang_selection import select_gang
     from imagematrix.selection.selection import NothingFits
     from imagematrix.selection.selector import select
 
-    hosts = _load_hosts(step, agreed.folder)
-    _require_same(step.node, hosts[step.node], host)
-    known = share_catalog(step, agreed.folder, catalog)
+    hosts = _load_hosts(step, agreement.folder)
+    _require_same_node(step.node, hosts[step.node], host)
+    catalog = share_catalog(step, agreement.folder, open_catalog)
     # The GPUs of other tasks are not known here; a variant that fits all GPUs of a node fits any of them.
-    everywhere = NONE if gpus == NONE else None
-    gang = select_gang(hosts, known, gpus=everywhere, where=where, allow_cpu=allow_cpu, alike=agreed.alike)
-    chosen = known.named(gang.by_name[step.node].variant.reference)
-    assert chosen is not None  # noqa: S101 - it is from this catalog; for the type checker
+    gang = select_gang(
+        hosts,
+        catalog,
+        gpus=NONE if gpus == NONE else None,
+        where=where,
+        allow_cpu=allow_cpu,
+        alike=agreement.alike,
+    )
+    variant = catalog.named(gang.by_name[step.node].variant.reference)
+    assert variant is not None  # noqa: S101 - it is from this catalog; for the type checker
     try:
-        return select(host, chosen, gpus=gpus, allow_cpu=True)
+        return select(host, variant, gpus=gpus, allow_cpu=True)
     except NothingFits as error:
         raise ProbeError(f"{step.node} {UNLIKE}: {error}", remedy=_suggest_saving(step.node)) from error
 
@@ -107,12 +113,12 @@ def _load_hosts(step: SlurmStep, folder: str) -> dict[str, Host]:
     """Return the saved Hosts of the step's nodes; raise ProbeError if one has none."""
     from imagematrix.hardware.host.host import Host
 
-    found: dict[str, Host] = {}
+    hosts: dict[str, Host] = {}
     missing = []
     for node in step.nodes:
         path = os.path.join(folder, f"{node}.json")  # noqa: PTH118 - pathlib is slow to load
         if os.path.exists(path):  # noqa: PTH110
-            found[node] = Host.load(path)
+            hosts[node] = Host.load(path)
         else:
             missing.append(node)
     if missing:
@@ -120,24 +126,24 @@ def _load_hosts(step: SlurmStep, folder: str) -> dict[str, Host]:
             f"{folder} has no entry for {shorten_words(missing, SHOWN)}",
             remedy=_suggest_saving("each of them"),
         )
-    return found
+    return hosts
 
 
-def _require_same(node: str, saved: Host, own: Host) -> None:
+def _require_same_node(node: str, saved: Host, current: Host) -> None:
     """Raise ProbeError if a node is not what its entry says: the other tasks decide by the entry."""
     differing = [
-        f"{what} {now} instead of {then}"
-        for what, now, then in (
-            ("the architecture", own.arch, saved.arch),
-            ("driver", own.driver and own.driver.version, saved.driver and saved.driver.version),
+        f"{fact} {now} instead of {then}"
+        for fact, now, then in (
+            ("the architecture", current.arch, saved.arch),
+            ("driver", current.driver and current.driver.version, saved.driver and saved.driver.version),
         )
         if now != then
     ]
-    lacking = sorted(own.cpu.flags - saved.cpu.flags)
-    if lacking:
-        differing.append(f"the CPU flags {shorten_words(lacking, SHOWN)}")
+    unsaved = sorted(current.cpu.flags - saved.cpu.flags)
+    if unsaved:
+        differing.append(f"the CPU flags {shorten_words(unsaved, SHOWN)}")
     kinds = set(map(_describe_gpu, saved.gpus))
-    differing += [f"a GPU {gpu.label}" for gpu in own.gpus if _describe_gpu(gpu) not in kinds]
+    differing += [f"a GPU {gpu.label}" for gpu in current.gpus if _describe_gpu(gpu) not in kinds]
     if differing:
         raise ProbeError(f"{node} {UNLIKE}: it has {', '.join(differing)}", remedy=_suggest_saving(node))
 

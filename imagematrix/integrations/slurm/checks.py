@@ -50,21 +50,35 @@ def find_differences(
     `oci` and `lines` are what the files should say; `version` is the release of slurmd, None if unknown.
     """
     slurm = read_lines(str(folder / "slurm.conf"))
-    values = collect_settings(slurm)
-    found = [*_parse_release(version), *_check_oci(folder / "oci.conf", oci)]
-    found += _check_gres(folder / "gres.conf", lines.gres)
-    found += _check_node(collect_node_options(slurm, node), node, lines.slurm)
-    found += _check_settings(values, shards=shards)
-    found += _check_cgroup(folder / "cgroup.conf", values)
-    found += _check_spool(values.get("slurmdspooldir", SPOOL))
-    found += _check_ranks(values)
-    return found
+    settings = collect_settings(slurm)
+    findings = []
+    if version is not None and version < OLDEST:
+        findings.append(
+            SlurmFinding(
+                what=f"slurmd is {version[0]}.{version[1]:02}, which has no IgnoreFileConfigJson",
+                remedy="use Slurm 23.02 or newer",
+            )
+        )
+    findings += _check_oci(folder / "oci.conf", oci)
+    findings += _check_gres(folder / "gres.conf", lines.gres)
+    findings += _check_node(collect_node_options(slurm, node), node, lines.slurm)
+    findings += _check_settings(settings, shards=shards)
+    findings += _check_cgroup(folder / "cgroup.conf", settings)
+    findings += _check_spool(settings.get("slurmdspooldir", SPOOL))
+    if settings.get("mpidefault", "").lower().startswith("pmix") and find_program(*OF_USER) is None:
+        findings.append(
+            SlurmFinding(
+                what="MpiDefault is PMIx, and images with MPI need a runtime other than runc and crun",
+                remedy="install bubblewrap or charliecloud on the nodes",
+            )
+        )
+    return findings
 
 
 def get_release() -> tuple[int, int] | None:
     """Return the release of slurmd on this node, None if there is none or it does not say."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["slurmd", "-V"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -75,61 +89,49 @@ def get_release() -> tuple[int, int] | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = RELEASE.search(done.stdout)
+    match = RELEASE.search(process.stdout)
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _parse_release(version: tuple[int, int] | None) -> Iterator[SlurmFinding]:
-    if version is not None and version < OLDEST:
-        yield SlurmFinding(
-            what=f"slurmd is {version[0]}.{version[1]:02}, which has no IgnoreFileConfigJson",
-            remedy="use Slurm 23.02 or newer",
-        )
-
-
-def _check_oci(path: Path, ours: str) -> Iterator[SlurmFinding]:
-    wanted = [text.replace("\\#", "#") for text in ours.splitlines() if not text.startswith("#")]
-    present = collect_settings(_read_lines(path))
-    differing = [text for text in wanted if not parse_options(text).items() <= present.items()]
-    others = [key for key in OTHER_STARTS if key in present]
+def _check_oci(path: Path, expected: str) -> Iterator[SlurmFinding]:
+    lines = [text.replace("\\#", "#") for text in expected.splitlines() if not text.startswith("#")]
+    settings = collect_settings(_read_lines(path))
+    differing = [line for line in lines if not parse_options(line).items() <= settings.items()]
+    other_starts = [key for key in OTHER_STARTS if key in settings]
     if not path.is_file():
         yield SlurmFinding(what=f"{path} not found", remedy="write it, on all nodes, with --to")
     elif differing:
         yield SlurmFinding(what=f"{path} differs", remedy=f"it needs {'; '.join(differing)}")
-    if others:
+    if other_starts:
         yield SlurmFinding(
-            what=f"{path} sets {', '.join(others)}", remedy="remove that: RunTimeRun is enough"
+            what=f"{path} sets {', '.join(other_starts)}", remedy="remove that: RunTimeRun is enough"
         )
 
 
-def _check_gres(path: Path, ours: str) -> Iterator[SlurmFinding]:
+def _check_gres(path: Path, expected: str) -> Iterator[SlurmFinding]:
     present = [parse_options(line) for line in _read_lines(path)]
-    if any(values.get("autodetect", "off").lower() != "off" for values in present):
+    if any(options.get("autodetect", "off").lower() != "off" for options in present):
         return
-    missing = [line for line in ours.splitlines() if not _has_line(present, parse_options(line))]
+    missing = []
+    for line in expected.splitlines():
+        wanted = parse_options(line)
+        # A line without a node is for all nodes.
+        if not any({"nodename": wanted.get("nodename"), **options} == wanted for options in present):
+            missing.append(line)
     if missing:
         yield SlurmFinding(what=f"{path} lacks GPUs of this node", remedy=f"add {'; '.join(missing)}")
 
 
-def _has_line(present: list[dict[str, str]], wanted: dict[str, str]) -> bool:
-    """Whether a line says the same; one without a node is for all."""
-    for values in present:
-        nodes = values.get("nodename", wanted.get("nodename"))
-        if {**values, "nodename": nodes} == wanted:
-            return True
-    return False
-
-
-def _check_node(present: Mapping[str, str] | None, node: str, ours: str) -> Iterator[SlurmFinding]:
-    wanted = parse_options(ours)
+def _check_node(present: Mapping[str, str] | None, node: str, expected: str) -> Iterator[SlurmFinding]:
+    wanted = parse_options(expected)
     if present is None:
         yield SlurmFinding(
-            what=f"slurm.conf does not name {node}", remedy=f"add {ours.strip()}, with its CPUs"
+            what=f"slurm.conf does not name {node}", remedy=f"add {expected.strip()}, with its CPUs"
         )
         return
-    told, own = _split_features(present), _split_features(wanted)
-    missing = [feature for feature in own if feature not in told]
-    stale = [feature for feature in told if feature.startswith(PREFIX) and feature not in own]
+    configured, actual = _split_features(present), _split_features(wanted)
+    missing = [feature for feature in actual if feature not in configured]
+    stale = [feature for feature in configured if feature.startswith(PREFIX) and feature not in actual]
     if missing or stale:
         yield SlurmFinding(
             what=f"the features of {node} are not what it has: {', '.join([*stale, *missing])}",
@@ -141,26 +143,26 @@ def _check_node(present: Mapping[str, str] | None, node: str, ours: str) -> Iter
         )
 
 
-def _split_features(values: Mapping[str, str]) -> list[str]:
-    return values.get("features", "").split(",")
+def _split_features(options: Mapping[str, str]) -> list[str]:
+    return options.get("features", "").split(",")
 
 
-def _check_settings(values: Mapping[str, str], *, shards: bool) -> Iterator[SlurmFinding]:
-    if values.get("killonbadexit") != "1":
+def _check_settings(settings: Mapping[str, str], *, shards: bool) -> Iterator[SlurmFinding]:
+    if settings.get("killonbadexit") != "1":
         yield SlurmFinding(
             what="a task that ends with an error leaves the others of its step waiting",
             remedy="set KillOnBadExit=1 in slurm.conf",
         )
-    types = values.get("grestypes", "").lower().split(",")
-    for wanted in ("gpu", *(("shard",) if shards else ())):
-        if wanted not in types:
+    types = settings.get("grestypes", "").lower().split(",")
+    for kind in ("gpu", *(("shard",) if shards else ())):
+        if kind not in types:
             yield SlurmFinding(
-                what=f"GresTypes lacks {wanted}", remedy=f"add {wanted} to GresTypes in slurm.conf"
+                what=f"GresTypes lacks {kind}", remedy=f"add {kind} to GresTypes in slurm.conf"
             )
 
 
-def _check_cgroup(path: Path, values: Mapping[str, str]) -> Iterator[SlurmFinding]:
-    if "task/cgroup" not in values.get("taskplugin", "").lower().split(","):
+def _check_cgroup(path: Path, settings: Mapping[str, str]) -> Iterator[SlurmFinding]:
+    if "task/cgroup" not in settings.get("taskplugin", "").lower().split(","):
         yield SlurmFinding(
             what="no task plugin restricts the GPUs of a job",
             remedy="add task/cgroup to TaskPlugin in slurm.conf",
@@ -202,25 +204,17 @@ def _check_spool(spool: str) -> Iterator[SlurmFinding]:
             )
 
 
-def _check_ranks(values: Mapping[str, str]) -> Iterator[SlurmFinding]:
-    if values.get("mpidefault", "").lower().startswith("pmix") and find_program(*OF_USER) is None:
-        yield SlurmFinding(
-            what="MpiDefault is PMIx, and images with MPI need a runtime other than runc and crun",
-            remedy="install bubblewrap or charliecloud on the nodes",
-        )
-
-
 def _get_file_system(path: Path) -> str:
-    """Return the kind of the file system that a path is on."""
-    real, found, kind = os.path.realpath(path), "", ""
+    """Return the kind of the file system that a path is on, empty if the mounts cannot be read."""
+    real, nearest, kind = os.path.realpath(path), "", ""
     try:
         text = Path(MOUNTS).read_text("utf-8", errors="replace")
     except OSError:
         return ""
     for entry in text.splitlines():
-        _, point, own, *_ = [*entry.split(" "), "", ""]
-        if f"{real}/".startswith(f"{point.rstrip('/')}/") and len(point) >= len(found):
-            found, kind = point, own
+        _, point, mounted, *_ = [*entry.split(" "), "", ""]
+        if f"{real}/".startswith(f"{point.rstrip('/')}/") and len(point) >= len(nearest):
+            nearest, kind = point, mounted
     return kind
 
 

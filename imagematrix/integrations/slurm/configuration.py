@@ -36,13 +36,14 @@ def read_lines(path: str) -> list[str]:
     """Return the lines of a file and of those that it includes, without comments; raise UsageError."""
     lines: list[str] = []
     text = _read_text(path, LIMIT)
-    left, files = LIMIT - len(text), 1
-    places, pending = [path], [_join_lines(text)]
-    while pending:
-        line = next(pending[-1], None)
+    remaining, files = LIMIT - len(text), 1
+    # The file that is read, and above it those that include it: their paths, and the lines not yet read.
+    paths, unread = [path], [_join_lines(text)]
+    while unread:
+        line = next(unread[-1], None)
         if line is None:
-            pending.pop()
-            places.pop()
+            unread.pop()
+            paths.pop()
             continue
         words = line.split(None, 1)
         if words[0].lower() != "include" or len(words) == 1:
@@ -51,11 +52,11 @@ def read_lines(path: str) -> list[str]:
         files += 1
         if files > FILES:
             raise UsageError(f"{path} includes more than {FILES} files")
-        place = os.path.join(os.path.dirname(os.path.abspath(places[-1])), words[1].strip())
-        text = _read_text(place, left)
-        left -= len(text)
-        places.append(place)
-        pending.append(_join_lines(text))
+        included = os.path.join(os.path.dirname(os.path.abspath(paths[-1])), words[1].strip())
+        text = _read_text(included, remaining)
+        remaining -= len(text)
+        paths.append(included)
+        unread.append(_join_lines(text))
     return lines
 
 
@@ -67,8 +68,8 @@ def parse_options(line: str) -> dict[str, str]:
 
 def collect_settings(lines: Iterable[str]) -> dict[str, str]:
     """Return the settings of the whole cluster, those of lines with one key."""
-    alone = (found for line in lines if len(found := parse_options(line)) == 1)
-    return {key: value for found in alone for key, value in found.items()}
+    single = (options for line in lines if len(options := parse_options(line)) == 1)
+    return {key: value for options in single for key, value in options.items()}
 
 
 def collect_node_options(lines: Iterable[str], node: str) -> dict[str, str] | None:
@@ -81,7 +82,7 @@ def collect_node_options(lines: Iterable[str], node: str) -> dict[str, str] | No
         values = parse_options(line)
         if values.get(NODE, "").upper() == DEFAULT:
             defaults |= values
-        elif names_node(values.get(NODE, ""), node):
+        elif is_node_in(values.get(NODE, ""), node):
             result = {**defaults, **(result or {}), **values}
     return result
 
@@ -92,23 +93,22 @@ def get_features(lines: Iterable[str], node: str) -> tuple[str, ...]:
     return tuple(word for word in values.get("features", "").split(",") if word)
 
 
-def names_node(expression: str, node: str) -> bool:
+def is_node_in(expression: str, node: str) -> bool:
     """Whether an expression such as "gpu[01-16,20],login" names a node."""
-    return any(_matches(part, node) for part in re.split(r",(?![^\[]*\])", expression) if part)
-
-
-def _matches(part: str, node: str) -> bool:
-    pattern = "".join(
-        r"(\d+)" if place % 2 else re.escape(text) for place, text in enumerate(RANGES.split(part))
-    )
-    match = re.fullmatch(pattern, node, re.ASCII)
-    return match is not None and all(map(_is_in_ranges, RANGES.findall(part), match.groups()))
+    for part in filter(None, re.split(r",(?![^\[]*\])", expression)):
+        # Each pair of brackets stands for digits: gpu[01-16]-ib is gpu(\d+)-ib.
+        pieces = enumerate(RANGES.split(part))
+        pattern = "".join(r"(\d+)" if number % 2 else re.escape(text) for number, text in pieces)
+        match = re.fullmatch(pattern, node, re.ASCII)
+        if match and all(map(_is_in_ranges, RANGES.findall(part), match.groups())):
+            return True
+    return False
 
 
 def _is_in_ranges(ranges: str, digits: str) -> bool:
     """Whether a number is in ranges such as "01-16,20": it has as many digits as their bounds at least."""
-    for each in ranges.split(","):
-        first, dash, last = each.partition("-")
+    for span in ranges.split(","):
+        first, dash, last = span.partition("-")
         if not (first.isdecimal() and (not dash or last.isdecimal())) or len(digits) > 9:  # noqa: PLR2004 - digits
             continue
         padded = len(digits) == len(first) or (len(digits) > len(first) and not digits.startswith("0"))
@@ -132,6 +132,6 @@ def _read_text(path: str, limit: int) -> str:
 def _join_lines(text: str) -> Iterator[str]:
     """Yield the lines of a file, without comments and empty ones; continued lines as one."""
     for line in re.sub(r"\\\n", " ", text).splitlines():
-        kept = re.sub(r"(?<!\\)#.*", "", line).strip().replace("\\#", "#")
-        if kept:
-            yield kept
+        content = re.sub(r"(?<!\\)#.*", "", line).strip().replace("\\#", "#")
+        if content:
+            yield content

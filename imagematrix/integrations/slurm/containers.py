@@ -41,9 +41,9 @@ def get_job(environment: Mapping[str, str]) -> str:
 
 def remove_containers(job: str) -> tuple[str, ...]:
     """Remove the containers of a job, also running ones; return their names. Raises EngineError."""
-    found = list_labelled(f"{LABEL}={job}")
-    if found:  # after most jobs there are none, so docker-py is not loaded
+    names_by_id = list_labelled(f"{LABEL}={job}")
+    if names_by_id:  # after most jobs there are none, so docker-py is not loaded
         with closing(transport.open_client()) as client:
-            for identifier in found:
+            for identifier in names_by_id:
                 remove_container(client, identifier, running=True)
-    return tuple(sorted(name for name in found.values() if name))
+    return tuple(sorted(name for name in names_by_id.values() if name))

@@ -33,43 +33,44 @@ class NodeChangedError(ProbeError):
 def make_features(host: Host) -> tuple[str, ...]:
     """Return the features of a host, in a fixed order."""
     gpus = [gpu for gpu in host.gpus if gpu.usable or gpu.state == DENIED]
-    named = []
+    features = []
     if host.driver is not None:
-        named.append(f"{DRIVER}{host.driver.version}")
+        features.append(f"{DRIVER}{host.driver.version}")
         newest = cuda.get_newest_cuda(host.driver.version)
-        named += [f"{CUDA}{newest}"] if newest else []
-    named += [f"{GPUS}{len(gpus)}"] if gpus else []
-    named += sorted({f"{GPU}{make_word(gpu.name)}" for gpu in gpus if gpu.name})
-    named += sorted({f"{COMPUTE}{gpu.compute}" for gpu in gpus if gpu.compute})
-    named += [f"{PREFIX}{host.cpu.level}"] if host.cpu.level else []
-    return tuple(named)
+        features += [f"{CUDA}{newest}"] if newest else []
+    features += [f"{GPUS}{len(gpus)}"] if gpus else []
+    features += sorted({f"{GPU}{make_word(gpu.name)}" for gpu in gpus if gpu.name})
+    features += sorted({f"{COMPUTE}{gpu.compute}" for gpu in gpus if gpu.compute})
+    features += [f"{PREFIX}{host.cpu.level}"] if host.cpu.level else []
+    return tuple(features)
 
 
 def make_word(name: str) -> str:
-    """Return the name of a product as it stands in features and types: "NVIDIA H200" is nvidia-h200."""
+    """Return the name of a product as features and types write it: "NVIDIA H200" is nvidia-h200."""
     return OTHER.sub("-", name.lower()).strip("-")
 
 
-def require_unchanged(node: str, told: Iterable[str], host: Host) -> None:
+def require_unchanged(node: str, features: Iterable[str], host: Host) -> None:
     """Raise NodeChangedError if features that Slurm has of a node contradict the host.
 
-    `told` are all features of the node. Those of the site, and kinds of which it has none, say nothing. Of a
-    GPU that is hidden from this process only its existence counts, as its other facts may be hidden, too.
+    `features` are all features of the node. Those of the site, and kinds of which it has none, say nothing.
+    A GPU that is hidden from this process only counts as one, as its other facts may be hidden, too.
     """
-    line = [feature for feature in told if feature.startswith(PREFIX)]
-    own = make_features(host)
-    seen = make_features(replace(host, gpus=tuple(gpu for gpu in host.gpus if gpu.usable)))
-    same = all(_select_features(line, kind) in ([], _select_features(own, kind)) for kind in EXACT) and all(
-        not _select_features(line, kind) or set(_select_features(seen, kind)).issubset(line) for kind in AMONG
-    )
-    if not same:
+    ours = [feature for feature in features if feature.startswith(PREFIX)]
+    actual = make_features(host)
+    visible = make_features(replace(host, gpus=tuple(gpu for gpu in host.gpus if gpu.usable)))
+    exact = all(_select_features(ours, kind) in ([], _select_features(actual, kind)) for kind in EXACT)
+    if not exact or not all(
+        not _select_features(ours, kind) or set(_select_features(visible, kind)).issubset(ours)
+        for kind in AMONG
+    ):
         raise NodeChangedError(
-            f"node {node} is not what Slurm says: Features={','.join(line)}, but it has "
-            f"{','.join(own) or 'none of these'}",
+            f"node {node} is not what Slurm says: Features={','.join(ours)}, but it has "
+            f"{','.join(actual) or 'none of these'}",
             remedy="the administrator updates the line with `imagematrix slurm node-config`, or drains the "
             "node",
         )
 
 
-def _select_features(named: Iterable[str], kind: str) -> list[str]:
-    return [feature for feature in named if feature.startswith(kind)]
+def _select_features(features: Iterable[str], kind: str) -> list[str]:
+    return [feature for feature in features if feature.startswith(kind)]

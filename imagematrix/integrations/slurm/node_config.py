@@ -1,4 +1,4 @@
-"""What a node says in Slurm's configuration: its GPUs and features, and how tasks in containers start.
+"""The lines about a node in Slurm's configuration: its GPUs, its features, and how tasks in containers start.
 
 See oci.conf(5), gres.conf(5) and slurm.conf(5).
 """
@@ -65,18 +65,18 @@ def make_node_lines(host: Host, name: str, shards: int = 0) -> NodeLines:
             raise ProbeError(
                 f"device minor of {gpu.label} unknown", remedy="load the driver, and run it again"
             )
-    kinds = [(kind, [*each]) for kind, each in groupby(gpus, key=lambda gpu: make_word(gpu.name or ""))]
+    kinds = [(kind, [*group]) for kind, group in groupby(gpus, key=lambda gpu: make_word(gpu.name or ""))]
     gres = [
-        f"NodeName={name} Name=gpu {f'Type={kind} ' if kind else ''}File={_format_device_files(each)}"
-        for kind, each in kinds
+        f"NodeName={name} Name=gpu {f'Type={kind} ' if kind else ''}File={_format_device_files(group)}"
+        for kind, group in kinds
     ]
-    counts = [f"gpu:{f'{kind}:' if kind else ''}{len(each)}" for kind, each in kinds]
+    counts = [f"gpu:{f'{kind}:' if kind else ''}{len(group)}" for kind, group in kinds]
     if shards and gpus:
         gres.append(f"NodeName={name} Name=shard Count={shards * len(gpus)}")
         counts.append(f"shard:{shards * len(gpus)}")
     words = [f"NodeName={name}", *([f"Gres={','.join(counts)}"] if counts else [])]
-    named = make_features(host)
-    words += [f"Features={','.join(named)}"] if named else []
+    features = make_features(host)
+    words += [f"Features={','.join(features)}"] if features else []
     return NodeLines(gres="".join(f"{line}\n" for line in gres), slurm=f"{' '.join(words)}\n")
 
 

@@ -17,8 +17,8 @@ FIRST = "0"
 def is_requeueable(environment: Mapping[str, str]) -> bool:
     """Whether this is the first task here of a batch job that was not requeued before.
 
-    An interactive job has someone who waits for it, and decides. sbatch sets ENVIRONMENT, which steps get
-    from the batch script.
+    The user of an interactive job waits for it, and decides. sbatch sets ENVIRONMENT, which steps get from
+    the batch script.
     """
     batch = environment.get("ENVIRONMENT") == "BATCH"
     restarts = environment.get("SLURM_RESTART_COUNT", "0")
@@ -31,7 +31,7 @@ def requeue_job(environment: Mapping[str, str]) -> str:
     if parse_natural(job) is None:
         return "the job was not requeued: its number is unknown"
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["scontrol", "requeue", job],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -43,6 +43,6 @@ def requeue_job(environment: Mapping[str, str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = error.strerror if isinstance(error, OSError) else f"no answer in {PATIENCE_S:g} seconds"
         return f"the job was not requeued: scontrol: {reason}"
-    if done.returncode:
-        return f"the job was not requeued: {done.stderr.strip()[:200]}"
+    if process.returncode:
+        return f"the job was not requeued: {process.stderr.strip()[:200]}"
     return f"job {job} was requeued, once"

@@ -21,7 +21,7 @@ RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
 
 
 class SlurmStep(Record):
-    """A step on several nodes: one image, one run of a job, with its nodes, and the task's own one.
+    """A step on several nodes: one image in one run of a job, the nodes, and the node of this task.
 
     When Slurm requeues a job, it counts the steps from 0 again, and the jobs when it has lost its state. The
     number of restarts, and the second in which this run of the job began, tell such steps apart.
@@ -39,7 +39,7 @@ class SlurmStep(Record):
 def find_step(image: str, environment: Mapping[str, str]) -> SlurmStep | None:
     """Return the step of a task with these variables, None if it has one node only; raise UsageError.
 
-    slurmstepd tells every task when this run of its job began. Where it tells none, `start` is empty in all
+    slurmstepd passes to every task when this run of its job began. Where it does not, `start` is empty in all
     tasks of the step, so that they agree all the same. In a first run there is no number of restarts.
     """
     nodes = environment.get("SLURM_STEP_NODELIST", "")

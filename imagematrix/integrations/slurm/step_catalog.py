@@ -46,22 +46,22 @@ def prepare_folder(folder: str) -> None:
         os.chmod(steps, OPEN)
 
 
-def share_catalog(step: SlurmStep, folder: str, catalog: Callable[[], Catalog]) -> Catalog:
+def share_catalog(step: SlurmStep, folder: str, open_catalog: Callable[[], Catalog]) -> Catalog:
     """Return the catalog of a step, which is the same for all of its tasks.
 
-    `catalog` opens it for the first of them, which stores it in the shared folder. Raises UsageError if that
-    is not possible, or if something else is in its place, and ProbeError if the step has two catalogs.
+    The first task calls `open_catalog`, and stores the catalog in the shared folder. Raises UsageError if
+    that is not possible, or if something else is in its place, and ProbeError if the step has two catalogs.
     """
     from imagematrix.images.catalog.catalog import Catalog
 
     steps = os.path.join(folder, STEPS)
     try:
         if not _find_catalog(step, steps):
-            _store_catalog(step, steps, catalog())
+            _store_catalog(step, steps, open_catalog())
         # While somebody else creates and removes folders with this user's name, two tasks may come to have
         # folders of different names, and each writes into its own. So a task looks everywhere once more after
         # the catalog that it takes was there: of two tasks with different ones, the second sees both.
-        found = _find_catalog(step, steps)
+        catalogs = _find_catalog(step, steps)
     except FileExistsError as error:
         raise UsageError(
             f"{steps}: others have taken all names that this user's folder can have, from {_get_user()} on",
@@ -72,15 +72,16 @@ def share_catalog(step: SlurmStep, folder: str, catalog: Callable[[], Catalog]) 
             f"{error.filename or steps}: {error.strerror}",
             remedy="the administrator prepares this folder with `imagematrix slurm node-config --save`",
         ) from error
-    if not found:
+    if not catalogs:
         raise UsageError(f"{steps}: somebody has removed the catalog of step {step.job}.{step.number}")
-    if len({*found.values()}) > 1:
+    if len({*catalogs.values()}) > 1:
+        paths = " and ".join(catalogs)
         raise ProbeError(
-            f"step {step.job}.{step.number} has different catalogs, {' and '.join(found)}, so that its tasks "
+            f"step {step.job}.{step.number} has different catalogs, {paths}, so that its tasks "
             "could run different images",
             remedy="start the step again",
         )
-    path, raw = found.popitem()
+    path, raw = catalogs.popitem()
     return Catalog.from_json(_parse_content(step, path, raw), path)
 
 
@@ -103,12 +104,12 @@ def _describe_step(step: SlurmStep) -> dict[str, str]:
 
 def _find_catalog(step: SlurmStep, steps: str) -> dict[str, bytes]:
     """Return the catalog of a step by its path, in all folders of this user; raise OSError and UsageError."""
-    found = {}
-    for own in list_user_folders(steps, _get_user()):
-        path = os.path.join(own, _make_file_name(step))
+    catalogs = {}
+    for folder in list_user_folders(steps, _get_user()):
+        path = os.path.join(folder, _make_file_name(step))
         with contextlib.suppress(FileNotFoundError):
-            found[path] = _read_file(path)
-    return found
+            catalogs[path] = _read_file(path)
+    return catalogs
 
 
 def _get_user() -> str:
@@ -136,8 +137,8 @@ def _remove_old_files(steps: str, now: float) -> None:
 
     `now` is by the clock of the file system, as that of a node may be wrong.
     """
-    for own in list_user_folders(steps, _get_user()):
-        with os.scandir(own) as entries:
+    for folder in list_user_folders(steps, _get_user()):
+        with os.scandir(folder) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):  # another task removes it, too
                     old = entry.stat(follow_symlinks=False).st_mtime < now - KEPT
@@ -147,7 +148,8 @@ def _remove_old_files(steps: str, now: float) -> None:
 
 def _read_file(path: str) -> bytes:
     """Return the bytes of a file of this user's own; raise OSError, and UsageError for anything else."""
-    with open(path, "rb", opener=_open_file) as file:
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK  # it may be a link or a pipe
+    with open(path, "rb", opener=lambda path, mode: os.open(path, mode | flags)) as file:
         state = os.fstat(file.fileno())
         if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid():
             raise UsageError(f"{path} is not a file of this user")
@@ -155,10 +157,6 @@ def _read_file(path: str) -> bytes:
     if len(raw) > json_documents.LIMIT:
         raise UsageError(f"{path}: exceeds {json_documents.LIMIT // 2**20} MiB, too large for a catalog")
     return raw
-
-
-def _open_file(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _parse_content(step: SlurmStep, path: str, raw: bytes) -> object:

@@ -14,21 +14,16 @@ def find_step_daemon(pid: int | None = None, proc: str = "/proc") -> int | None:
 
     A task has the name of the daemon, too, until it executes its program; the daemon is the ancestor of all.
     """
-    found = None
-    here = pid or os.getpid()
-    while here > 1:
-        name, parent = _read_status(here, proc)
+    daemon = None
+    ancestor = pid or os.getpid()
+    while ancestor > 1:
+        try:
+            with Path(proc, str(ancestor), "status").open(encoding="utf-8", errors="replace") as file:
+                fields = dict(line.partition(":\t")[::2] for line in file.read(LIMIT).splitlines())
+            name, parent = fields["Name"], int(fields["PPid"])
+        except (OSError, KeyError, ValueError):  # it has ended, or this user may not see it
+            break
         if name == DAEMON:
-            found = here
-        here = parent
-    return found
-
-
-def _read_status(pid: int, proc: str) -> tuple[str, int]:
-    """Return the name of a process and the PID of its parent, 0 if this user may not see it."""
-    try:
-        with Path(proc, str(pid), "status").open(encoding="utf-8", errors="replace") as file:
-            fields = dict(line.partition(":\t")[::2] for line in file.read(LIMIT).splitlines())
-        return fields["Name"], int(fields["PPid"])
-    except (OSError, KeyError, ValueError):
-        return "", 0
+            daemon = ancestor
+        ancestor = parent
+    return daemon

@@ -1,4 +1,4 @@
-"""A task of a Slurm job, for which slurmstepd starts this program with no variables: what its files tell.
+"""A task of a Slurm job, read from its files: slurmstepd starts this program for it without any variables.
 
 See oci.conf(5), and srun(1) for the variables of a task.
 """
@@ -55,17 +55,17 @@ class SlurmTask(Record):
     spool: str
 
     @property
-    def own(self) -> Mapping[str, str]:
+    def scheduler_variables(self) -> Mapping[str, str]:
         """The variables that the batch system and its MPI set, which win over those of an image."""
-        return {name: value for name, value in self._passed.items() if OF_TASK.match(name)}
+        return {name: value for name, value in self._portable_variables.items() if OF_TASK.match(name)}
 
     @property
-    def inherited(self) -> Mapping[str, str]:
+    def job_variables(self) -> Mapping[str, str]:
         """The job's other variables, over which those of an image win, as far as they hold in a container."""
-        return {name: value for name, value in self._passed.items() if not OF_TASK.match(name)}
+        return {name: value for name, value in self._portable_variables.items() if not OF_TASK.match(name)}
 
     @property
-    def rank(self) -> bool:
+    def is_pmix_rank(self) -> bool:
         """Whether a server of PMIx waits for the task (`srun --mpi=pmix`)."""
         return NAMESPACE in self.environment
 
@@ -77,12 +77,16 @@ class SlurmTask(Record):
         """
         script, name = os.path.split(self.program[0])
         spool, server = map(os.path.normpath, (self.spool, self.environment.get("PMIX_SERVER_TMPDIR", "")))
-        above = os.path.dirname(spool)
-        named = (above if os.path.dirname(server) == above else spool, script if name == BATCH_SCRIPT else "")
-        return tuple(dict.fromkeys(path for path in named if path.startswith("/") and os.path.isdir(path)))
+        parent = os.path.dirname(spool)
+        paths = (
+            parent if os.path.dirname(server) == parent else spool,
+            script if name == BATCH_SCRIPT else "",
+        )
+        return tuple(dict.fromkeys(path for path in paths if path.startswith("/") and os.path.isdir(path)))
 
     @property
-    def _passed(self) -> Mapping[str, str]:
+    def _portable_variables(self) -> Mapping[str, str]:
+        """The variables that mean the same in a container as on the node."""
         return {
             name: value
             for name, value in self.environment.items()
@@ -93,8 +97,8 @@ class SlurmTask(Record):
 def parse_command_line(line: str) -> list[str]:
     """Return image, file of variables, folder and program of a command line of Slurm's shell.
 
-    Who writes other words into his own names and arguments has another program of his own started. Raises
-    UsageError.
+    A user who writes such words into names and arguments of his own only has another program of his own
+    started. Raises UsageError.
     """
     _, mark, rest = line.partition(MARK)
     path, _, rest = rest.partition(" ")
@@ -113,16 +117,16 @@ def _parse_arguments(text: str, quote: str) -> list[str] | None:
     place = 0
     while text.startswith("'", place):
         place += 1
-        own = ""
+        argument = ""
         while (end := text.find("'", place)) >= 0:
-            own += text[place:end]
+            argument += text[place:end]
             if not text.startswith(quote, end):
                 break
-            own += "'"
+            argument += "'"
             place = end + len(quote)
         if end < 0:
             return None
-        arguments.append(own)
+        arguments.append(argument)
         place = end + 1
         if place == len(text):
             return arguments
@@ -167,8 +171,8 @@ def find_task_gpus(host: Host, environment: Mapping[str, str]) -> tuple[Host, st
     The job's GPUs are those whose nodes this process may open, or else those that Slurm's variables name. A
     job without GPUs on a node that has some is refused a CPU-only image, unless it consents to one.
     """
-    named, wanted = within(host, None, environment)
-    if not named.gpus or wanted not in (None, NONE):
-        return named, wanted
-    sign = Accelerator(kind="environment", where="the job", why=NO_GPU)
-    return replace(named, gpus=(), accelerators=(*named.accelerators, sign)), None
+    visible, spec = within(host, None, environment)
+    if not visible.gpus or spec not in (None, NONE):
+        return visible, spec
+    hint = Accelerator(kind="environment", where="the job", why=NO_GPU)
+    return replace(visible, gpus=(), accelerators=(*visible.accelerators, hint)), None

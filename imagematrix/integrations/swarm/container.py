@@ -84,23 +84,23 @@ def parse_assigned_gpus(environment: Iterable[str], image: Iterable[str]) -> Ass
     resources are assigned.
     """
     # An image with such a variable would get GPUs that Swarm did not assign.
-    of_image = set(image)
+    image_entries = set(image)
     values = {}
     for entry in environment:
         name, _, value = entry.partition("=")
-        if name.startswith(PREFIX) and entry not in of_image:
+        if name.startswith(PREFIX) and entry not in image_entries:
             values[name.removeprefix(PREFIX)] = value
-    requested = [
+    kinds = [
         kind for kind in values if make_variable_name(kind) == make_variable_name(GPU) or _is_memory(kind)
     ]
-    if len(requested) > 1:
+    if not kinds:
+        return AssignedGpus()
+    if len(kinds) > 1:
         raise UsageError(
-            f"a task can have one kind of GPU resource, but this task has {', '.join(sorted(requested))}",
+            f"a task can have one kind of GPU resource, but this task has {', '.join(sorted(kinds))}",
             remedy="request only one of them in the service",
         )
-    for kind in requested:
-        return _parse_assignment(kind, values[kind])
-    return AssignedGpus()
+    return _parse_assignment(kinds[0], values[kinds[0]])
 
 
 def rewrite_bundle(bundle: str, devices: Iterable[str], environment: Mapping[str, str]) -> None:

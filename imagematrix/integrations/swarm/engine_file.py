@@ -34,13 +34,13 @@ class EngineDaemon:
 
     flags: tuple[tuple[str, str], ...] = ()
 
-    def data_root(self, config: Mapping[str, Any]) -> str:
+    def get_data_root(self, config: Mapping[str, Any]) -> str:
         """Return the folder of its data; `config` is the content of its file."""
-        return [str(config.get("data-root") or DATA_ROOT), *self.values("data-root", "g")][-1]
+        return [str(config.get("data-root") or DATA_ROOT), *self.get_values("data-root", "g")][-1]
 
-    def address(self, config: Mapping[str, Any]) -> str:
+    def get_address(self, config: Mapping[str, Any]) -> str:
         """Return the address of its local socket; raise UsageError if it has none."""
-        hosts = [*self.values("host", "H"), *config.get("hosts", ())] or [SOCKET]
+        hosts = [*self.get_values("host", "H"), *config.get("hosts", ())] or [SOCKET]
         # With fd:// systemd passes the socket, which is SOCKET unless the unit was changed.
         local = [SOCKET if host.startswith("fd://") else host for host in hosts]
         for host in local:
@@ -48,16 +48,16 @@ class EngineDaemon:
                 return host
         raise UsageError("the engine has no local socket", remedy=f"add {SOCKET} to its hosts")
 
-    def refuse(self, flags: Iterable[str]) -> None:
+    def refuse_flags(self, flags: Iterable[str]) -> None:
         """Raise UsageError if the engine was started with one of these flags."""
-        given = [f"--{name}" for name in flags if self.values(name)]
-        if given:
+        words = [f"--{name}" for name in flags if self.get_values(name)]
+        if words:
             raise UsageError(
-                f"the engine was started with {', '.join(given)}, and refuses the same settings in its file",
+                f"the engine was started with {', '.join(words)}, and refuses the same settings in its file",
                 remedy="move them from the command line (`systemctl cat docker`) to the file",
             )
 
-    def values(self, *names: str) -> list[str]:
+    def get_values(self, *names: str) -> list[str]:
         """Return the values of a flag, in order, under any of its names."""
         return [value for name, value in self.flags if name in names]
 
@@ -101,9 +101,9 @@ def find_daemon(path: Path, proc: Path = Path("/proc")) -> EngineDaemon:
             program, *words = (folder / "cmdline").read_text("utf-8").rstrip("\0").split("\0")
             if os.path.basename(program) != "dockerd":  # noqa: PTH119 - a word, not a path
                 continue
-            engine = EngineDaemon(flags=tuple(_parse_flags(words)))
-            if Path([str(DEFAULT), *engine.values("config-file")][-1]) == path:
-                return engine
+            daemon = EngineDaemon(flags=tuple(_parse_flags(words)))
+            if Path([str(DEFAULT), *daemon.get_values("config-file")][-1]) == path:
+                return daemon
     return EngineDaemon()
 
 
@@ -141,7 +141,7 @@ def replace_file(
 
 def _validate_draft(draft: Path, path: Path) -> str | None:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["dockerd", "--validate", "--config-file", str(draft)],
             capture_output=True,
             text=True,
@@ -153,9 +153,9 @@ def _validate_draft(draft: Path, path: Path) -> str | None:
         return "dockerd not found"
     except subprocess.TimeoutExpired:
         return f"`dockerd --validate` took over {VALIDATE_S:g} seconds"
-    if done.returncode == 0:
+    if process.returncode == 0:
         return None
-    output = done.stderr.strip()
+    output = process.stderr.strip()
     if NO_SUCH_FLAG in output:
         return "this dockerd cannot validate a file"
     raise UsageError(f"{path} would be invalid: {output.replace(str(draft), str(path))}")

@@ -10,7 +10,7 @@ from imagematrix.images.engine.removal import remove_container
 from imagematrix.images.engine.transport import convert_errors
 from imagematrix.integrations.swarm.manager import Manager, RemovedError
 from imagematrix.integrations.swarm.service import JOB, LABEL
-from imagematrix.integrations.swarm.tasks import get_replicas, has_ended, parse_timestamp
+from imagematrix.integrations.swarm.tasks import get_replicas, has_job_ended, parse_timestamp
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,18 +51,18 @@ def collect_garbage(
     manager = Manager(client)
     before = time.time() - older_than_s
     label = f"{LABEL}={JOB}"
-    controls = manager.controls()
+    is_manager = manager.is_manager()
     # Containers first: a job that starts and ends after this is not among them.
     containers = list(_list_ended_containers(client, label, before))
-    services = manager.services(label) if controls else []
+    services = manager.list_services(label) if is_manager else []
     names = []
     for service in services:
         count = get_replicas(service)
         with suppress(RemovedError):  # somebody else has removed it
-            tasks = manager.tasks(service["ID"])
-            if count and has_ended(tasks, count) and max(task.since for task in tasks) <= before:
+            tasks = manager.list_tasks(service["ID"])
+            if count and has_job_ended(tasks, count) and max(task.since for task in tasks) <= before:
                 if not dry_run:
-                    manager.remove(service["ID"])
+                    manager.remove_service(service["ID"])
                 names.append(str(service["Spec"]["Name"]))
     present = {service["ID"] for service in services}
     orphans = [(identifier, name) for identifier, service, name in containers if service not in present]
@@ -78,10 +78,10 @@ def _list_ended_containers(client: DockerClient, label: str, before: float) -> I
     """Yield id, service and name of each container with `label` that ended before the time `before`."""
     from docker.errors import NotFound
 
-    wanted = {"label": [label, SERVICE_ID], "status": ["exited", "dead"]}
+    filters = {"label": [label, SERVICE_ID], "status": ["exited", "dead"]}
     with convert_errors():
-        for listed in client.api.containers(all=True, filters=wanted):
+        for summary in client.api.containers(all=True, filters=filters):
             with suppress(NotFound):  # somebody else has removed it
-                state = client.api.inspect_container(listed["Id"])["State"]
+                state = client.api.inspect_container(summary["Id"])["State"]
                 if parse_timestamp(str(state.get("FinishedAt") or "")) <= before:
-                    yield listed["Id"], listed["Labels"][SERVICE_ID], listed["Names"][0].lstrip("/")
+                    yield summary["Id"], summary["Labels"][SERVICE_ID], summary["Names"][0].lstrip("/")

@@ -43,6 +43,8 @@ class ServiceLogs:
 
 
 class _OutputStream:
+    """One of the two streams of a service's output, and how many lines of each task are printed."""
+
     def __init__(self, client: DockerClient, service: str, name: str, write: Write) -> None:
         self._client, self._service, self._name, self._write = client, service, name, write
         self._printed: dict[str, int] = {}
@@ -55,33 +57,33 @@ class _OutputStream:
 
         while not self._done.is_set():
             with contextlib.suppress(DockerException, RequestException, OSError):  # `finish` reads the rest
-                self._print(self._lines(follow=True))
+                self._print(self._read_lines(follow=True))
             self._done.wait(PAUSE_S)
 
     def finish(self) -> None:
         try:
-            self._print(self._lines(follow=False))
+            self._print(self._read_lines(follow=False))
         finally:
             self._done.set()
 
-    def _lines(self, *, follow: bool) -> Iterable[bytes]:
-        wanted: dict[str, Any] = {self._name: True, "details": True, "is_tty": False, "follow": follow}
-        lines: Iterable[bytes] = self._client.api.service_logs(self._service, **wanted)
+    def _read_lines(self, *, follow: bool) -> Iterable[bytes]:
+        options: dict[str, Any] = {self._name: True, "details": True, "is_tty": False, "follow": follow}
+        lines: Iterable[bytes] = self._client.api.service_logs(self._service, **options)
         return lines
 
     def _print(self, lines: Iterable[bytes]) -> None:
         """Print the lines that no earlier reading had."""
-        read: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for line in lines:
             task, text = _split_line(line)
             with self._lock:
                 if self._done.is_set():
                     return
                 if task is not None:
-                    read[task] = read.get(task, 0) + 1
-                    if read[task] <= self._printed.get(task, 0):
+                    counts[task] = counts.get(task, 0) + 1
+                    if counts[task] <= self._printed.get(task, 0):
                         continue
-                    self._printed[task] = read[task]
+                    self._printed[task] = counts[task]
                 self._write(self._name, task, text)
 
 

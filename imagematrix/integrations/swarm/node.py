@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from imagematrix.hardware.host.host import Gpu, Host
-    from imagematrix.hardware.host.nvidia import Kernel
     from imagematrix.hardware.host.tree import Tree
 
 REMEDY = "run `imagematrix swarm node-config` on the node and restart its engine"
@@ -36,11 +35,22 @@ def keep_present_gpus(host: Host, tree: Tree) -> Host:
     If the kernel does not show the driver, as in a sandbox, the GPUs stay as they were.
     """
     kernel = nvidia.read_nvidia(tree)
-    gpus = tuple(_find_present(host.gpus, kernel)) if kernel.loaded else host.gpus
+    by_address = {gpu.bus_id: gpu for gpu in kernel.information if gpu.bus_id}
+    present = []
+    for gpu in host.gpus:
+        current = by_address.get(gpu.pci_bus_id or "")
+        if current is None or current.excluded or current.minor is None:
+            continue
+        # The kernel shows a UUID once the GPU was in use. Another UUID means another card in the slot.
+        if current.uuid not in (None, gpu.uuid):
+            continue
+        if gpu.mig is None and current.minor in kernel.mig:
+            continue
+        present.append(replace(gpu, minor=current.minor))
     return replace(
         host,
         driver=kernel.driver,
-        gpus=nvidia.with_capabilities(tree, gpus),
+        gpus=nvidia.with_capabilities(tree, tuple(present) if kernel.loaded else host.gpus),
         devices=nvidia.list_nodes(tree) or host.devices,
     )
 
@@ -52,17 +62,3 @@ def find_gpus(gpus: Iterable[Gpu], uuids: Iterable[str]) -> tuple[Gpu, ...]:
     if missing:
         raise ProbeError(f"Swarm assigned {', '.join(missing)}, which this node does not have", remedy=REMEDY)
     return tuple(by_uuid[uuid] for uuid in uuids)
-
-
-def _find_present(gpus: Iterable[Gpu], kernel: Kernel) -> Iterable[Gpu]:
-    information = {gpu.bus_id: gpu for gpu in kernel.information if gpu.bus_id}
-    for gpu in gpus:
-        current = information.get(gpu.pci_bus_id or "")
-        if current is None or current.excluded or current.minor is None:
-            continue
-        # The kernel shows a UUID once the GPU was in use. Another UUID means another card in the slot.
-        if current.uuid not in (None, gpu.uuid):
-            continue
-        if gpu.mig is None and current.minor in kernel.mig:
-            continue
-        yield replace(gpu, minor=current.minor)

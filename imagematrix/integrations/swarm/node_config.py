@@ -63,7 +63,15 @@ def make_offer(host: Host, vram: str | None = None) -> NodeOffer:
     Raises UsageError if that cannot be offered, and ProbeError if a UUID or a GPU's memory is unknown.
     """
     gpus = list_offered_gpus(host)
-    resources = [f"{GPU}={_get_uuid(gpu)}" for gpu in gpus]
+    resources = []
+    for gpu in gpus:
+        uuid = gpu.mig[0].uuid if gpu.mig else gpu.uuid
+        if uuid is None:
+            raise ProbeError(
+                f"UUID of {gpu.label} unknown: Swarm identifies GPUs by UUID",
+                remedy="check with `imagematrix probe` that NVML works",
+            )
+        resources.append(f"{GPU}={uuid}")
     if vram is not None and gpus:
         resources.append(_make_memory_resources(gpus, vram))
     return NodeOffer(
@@ -110,16 +118,6 @@ def merge_config(config: Mapping[str, Any], offer: NodeOffer, runtime: str) -> d
     }
     # Empty lists are not added: the file of a node without GPUs gets only the runtime.
     return {**config, **{key: value for key, value in changed.items() if value or key in config}}
-
-
-def _get_uuid(gpu: Gpu) -> str:
-    uuid = gpu.mig[0].uuid if gpu.mig else gpu.uuid
-    if uuid is None:
-        raise ProbeError(
-            f"UUID of {gpu.label} unknown: Swarm identifies GPUs by UUID",
-            remedy="check with `imagematrix probe` that NVML works",
-        )
-    return uuid
 
 
 def _make_memory_resources(gpus: tuple[Gpu, ...], vram: str) -> str:

@@ -27,9 +27,9 @@ class SwarmNode:
     offers: Mapping[str, int]
 
     @classmethod
-    def of(cls, listed: Mapping[str, Any]) -> SwarmNode:
+    def from_engine(cls, document: Mapping[str, Any]) -> SwarmNode:
         """Return a node as the engine describes it; it may be down."""
-        description = listed.get("Description") or {}
+        description = document.get("Description") or {}
         engine = description.get("Engine") or {}
         offers: dict[str, int] = {}
         for resource in (description.get("Resources") or {}).get("GenericResources") or ():
@@ -38,8 +38,8 @@ class SwarmNode:
             if is_ours(kind):
                 offers[kind] = offers.get(kind, 0) + (1 if named else discrete["Value"])
         return cls(
-            name=str(description.get("Hostname") or listed.get("ID")),
-            manager=bool(listed.get("ManagerStatus")),
+            name=str(description.get("Hostname") or document.get("ID")),
+            manager=bool(document.get("ManagerStatus")),
             engine=str(engine.get("EngineVersion") or ""),
             shared=(engine.get("Labels") or {}).get(OFFER) == SHARES,
             offers=offers,

@@ -71,23 +71,27 @@ def make_program(settings: RuntimeSettings) -> bytes:
     runc = find_program("runc")
     if runc is None:
         raise ProbeError("runc not found on PATH", remedy="install runc, which Docker needs too")
+    # The interpreter of the node, not of a virtual environment that may be removed.
+    python = Path(sys.base_prefix, "bin", "python3")
+    if not python.exists():
+        python = Path(sys.executable).resolve()
     script = SCRIPT.format(
         runc=shlex.quote(runc),
-        python=shlex.quote(_find_python()),
+        python=shlex.quote(str(python)),
         prefix=PREFIX,
         start=shlex.quote(zipapp_writer.make_start_code(ROOTS[0])),
     )
     modules = zipapp_writer.collect_sources(ROOTS)
     # Files that every start of a task reads are not compressed.
-    read = {
+    stored = {
         SETTINGS: json.dumps(settings.to_json()).encode(),
         zipapp_writer.COMPILED: zipapp_writer.compile_modules(modules),
     }
-    contents = {**modules, **read}
+    contents = {**modules, **stored}
     if spec := importlib.util.find_spec(NVML):
         loader: Any = spec.loader
         contents[f"{NVML}.py"] = loader.get_data(str(spec.origin))
-    return zipapp_writer.write_archive(contents, script.encode(), stored=read)
+    return zipapp_writer.write_archive(contents, script.encode(), stored=stored)
 
 
 def get_installed_locks(info: Mapping[str, Any]) -> str | None:
@@ -103,9 +107,3 @@ def get_installed_locks(info: Mapping[str, Any]) -> str | None:
             return str(json.loads(archive.read(SETTINGS))["locks"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError, zipfile.BadZipFile):
         return SHARED
-
-
-def _find_python() -> str:
-    """Return the interpreter of the node, not of a virtual environment that may be removed."""
-    installed = Path(sys.base_prefix, "bin", "python3")
-    return str(installed if installed.exists() else Path(sys.executable).resolve())

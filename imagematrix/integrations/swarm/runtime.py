@@ -100,18 +100,18 @@ class RuntimeCall(Record):
     def parse(cls, words: Sequence[str]) -> RuntimeCall:
         """Return the parsed words; each flag has one or two dashes, as in runc."""
         flags: dict[str, str] = {}
-        plain = []
+        arguments = []
         rest = iter(words)
         for word in rest:
             if not word.startswith("-"):
-                plain.append(word)
+                arguments.append(word)
                 continue
             name, equals, value = word.lstrip("-").partition("=")
             if name in VALUED:
                 flags[name] = value if equals else next(rest, "")
-        command, container = (*plain, None, None)[:2]
-        where = flags.get("bundle") or flags.get("b") or "."
-        return cls(command=command, container=container, bundle=where, log=flags.get("log"))
+        command, container = (*arguments, None, None)[:2]
+        bundle = flags.get("bundle") or flags.get("b") or "."
+        return cls(command=command, container=container, bundle=bundle, log=flags.get("log"))
 
 
 def main() -> None:
@@ -138,11 +138,11 @@ def give_gpus(settings: RuntimeSettings, container_id: str, bundle: str) -> None
 
     A container that belongs to no task, or to a task without GPUs, stays as it is. Raises ImagematrixError.
     """
-    created = container.read_task_container(settings.data_root, container_id)
-    if created is None:
+    task = container.read_task_container(settings.data_root, container_id)
+    if task is None:
         return
-    wanted = container.parse_assigned_gpus(created.environment, images.get_environment(created.image_id))
-    if not wanted:
+    assigned = container.parse_assigned_gpus(task.environment, images.get_environment(task.image_id))
+    if not assigned:
         return
     group = endpoint.get_socket_group()
     host = node.keep_present_gpus(settings.host, Tree("/"))
@@ -150,49 +150,51 @@ def give_gpus(settings: RuntimeSettings, container_id: str, bundle: str) -> None
         grants.remove_stale_grants(locks)
         grants.remove_grant(locks, container_id)  # of an earlier start
         with claim_gpus(
-            ClaimRequest(choices=[_choose_gpus(host, wanted)], vram_mib=wanted.vram_mib),
-            lambda attended: _survey_usage(host, locks, attended),
+            ClaimRequest(choices=[_choose_gpus(host, assigned)], vram_mib=assigned.vram_mib),
+            lambda is_attended: _survey_usage(host, locks, is_attended),
             wait_s=WAIT_S,
             folder=LockFolder(path=locks.path, group=group),
-        ) as claimed:
-            devices = list_device_nodes(host, claimed.gpus)
+        ) as claim:
+            devices = list_device_nodes(host, claim.gpus)
             require_device_nodes(devices)
-            environment = Share(vram_mib=wanted.vram_mib).environment(claimed.gpus)
+            environment = Share(vram_mib=assigned.vram_mib).environment(claim.gpus)
             # The engine's own variable for them has a dash in its name, with which shells drop it.
-            environment[GPUS_VARIABLE] = ",".join(name_gpus(claimed.gpus))
+            environment[GPUS_VARIABLE] = ",".join(name_gpus(claim.gpus))
             grant = grants.GpuGrant(
                 container=container_id,
                 bundle=bundle,
-                name=f"{created.name} ({created.image})",
-                keys=tuple(key for gpu in claimed.gpus for key in list_lock_names(gpu)),
-                vram_mib=wanted.vram_mib,
+                name=f"{task.name} ({task.image})",
+                keys=tuple(key for gpu in claim.gpus for key in list_lock_names(gpu)),
+                vram_mib=assigned.vram_mib,
             )
             # The record first: if the rest fails, the engine removes the bundle, and with it the grant ends.
             grants.write_grant(locks, grant)
             container.rewrite_bundle(bundle, devices, environment)
 
 
-def _choose_gpus(host: Host, wanted: AssignedGpus) -> Choice:
-    gpus = node.list_offered_gpus(host)
-    if wanted.uuids:
-        chosen = node.find_gpus(gpus, wanted.uuids)
-        return Choice(gpus=chosen, count=len(chosen))
-    if not gpus:
+def _choose_gpus(host: Host, assigned: AssignedGpus) -> Choice:
+    offered = node.list_offered_gpus(host)
+    if assigned.uuids:
+        gpus = node.find_gpus(offered, assigned.uuids)
+        return Choice(gpus=gpus, count=len(gpus))
+    if not offered:
         raise ProbeError(
-            f"Swarm assigned {wanted.vram_mib} MiB, but this node has no GPU", remedy=node.REMEDY
+            f"Swarm assigned {assigned.vram_mib} MiB, but this node has no GPU", remedy=node.REMEDY
         )
-    return Choice(gpus=gpus, count=1)
+    return Choice(gpus=offered, count=1)
 
 
-def _survey_usage(host: Host, locks: Locks, attended: Attended) -> Usage:
-    running = list_running_containers(host.gpus, attended, pods=True)
+def _survey_usage(host: Host, locks: Locks, is_attended: Attended) -> Usage:
+    running = list_running_containers(host.gpus, is_attended, pods=True)
 
-    def given() -> Usage:
+    def merge_granted() -> Usage:
         return merge_usages(compute_container_usage(running, host.gpus), grants.compute_grant_usage(locks))
 
     if host.driver is None:  # without it no process uses a GPU
-        return given()
-    return survey_quickly(host.gpus, given, lambda: survey_usage(host.gpus, lambda: running, query_nvml))
+        return merge_granted()
+    return survey_quickly(
+        host.gpus, merge_granted, lambda: survey_usage(host.gpus, lambda: running, query_nvml)
+    )
 
 
 def _fail(log: str | None, message: str) -> None:

@@ -76,7 +76,7 @@ class SwarmService:
         """The constraints of the service, including those of the reservation."""
         return (*self.reservation.constraints, *self.constraints)
 
-    def arguments(self) -> dict[str, Any]:
+    def to_arguments(self) -> dict[str, Any]:
         """Return the arguments of docker-py's `services.create`, which leaves the image's name as it is.
 
         Without --no-resolve-image, docker's own command would replace it by the digest that the manager gets.
@@ -104,8 +104,8 @@ class SwarmService:
             arguments["mode"] = ServiceMode("replicated", self.replicas)
         return arguments
 
-    def docker(self) -> list[str]:
-        """Return the same as a docker command."""
+    def to_command(self) -> list[str]:
+        """Return the docker command that creates the service."""
         words = ["docker", "service", "create", "--detach", "--no-resolve-image", "--with-registry-auth"]
         words += ["--name", self.name, "--replicas", str(self.replicas)]
         if self.job:
@@ -113,10 +113,16 @@ class SwarmService:
             words += ["--restart-condition", "none"]
         for kind, count in self.reservation.resources.items():
             words += ["--generic-resource", f"{kind}={count}"]
+        mounts = []
+        for volume in self.volumes:
+            source, target, *mode = volume.split(":")
+            kind = "bind" if source.startswith("/") else "volume"
+            readonly = ",readonly" if mode == ["ro"] else ""
+            mounts.append(f"type={kind},source={source},target={target}{readonly}")
         options = (
             ("--constraint", self.placement),
             ("--network", self.networks),
-            ("--mount", map(_make_mount, self.volumes)),
+            ("--mount", mounts),
             ("--env", self.environment),
             ("--label", _format_pairs(self.labels)),
             ("--container-label", _format_pairs(self.container_labels)),
@@ -142,7 +148,7 @@ class SwarmService:
             "volumes": list(self.volumes),
             "environment": list(self.environment),
             "command": list(self.command),
-            "docker": self.docker(),
+            "docker": self.to_command(),
         }
 
 
@@ -161,14 +167,8 @@ def make_image_name(image: str, resolver: str) -> str:
 
 def make_service_name(image: str, token: str) -> str:
     """Return a name for a service with this image: the image's last component, and a unique token."""
-    word = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
-    return f"{INVALID.sub('-', word)[:NAME_LENGTH]}-{token}"
-
-
-def _make_mount(volume: str) -> str:
-    source, target, *mode = volume.split(":")
-    kind = "bind" if source.startswith("/") else "volume"
-    return f"type={kind},source={source},target={target}" + (",readonly" if mode == ["ro"] else "")
+    component = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
+    return f"{INVALID.sub('-', component)[:NAME_LENGTH]}-{token}"
 
 
 def _format_pairs(mapping: dict[str, str]) -> list[str]:

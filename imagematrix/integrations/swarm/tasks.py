@@ -41,15 +41,15 @@ class SwarmTask:
     since: float
 
     @classmethod
-    def of(cls, listed: Mapping[str, Any]) -> SwarmTask:
+    def from_engine(cls, document: Mapping[str, Any]) -> SwarmTask:
         """Return a task as the engine describes it."""
-        status = listed.get("Status") or {}
+        status = document.get("Status") or {}
         container = status.get("ContainerStatus") or {}
         state = str(status.get("State"))
         return cls(
-            id=str(listed["ID"]),
-            slot=int(listed.get("Slot") or 0),
-            node=str(listed.get("NodeID") or ""),
+            id=str(document["ID"]),
+            slot=int(document.get("Slot") or 0),
+            node=str(document.get("NodeID") or ""),
             state=state,
             reason=str(status.get("Err") or status.get("Message") or ""),
             exit_code=container.get("ExitCode") if state in ENDED and container.get("ContainerID") else None,
@@ -57,7 +57,7 @@ class SwarmTask:
         )
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether it has certainly ended, and will not start."""
         return self.state in ENDED
 
@@ -65,7 +65,7 @@ class SwarmTask:
 def find_latest(tasks: Iterable[SwarmTask]) -> list[SwarmTask]:
     """Return the task of each slot, in order; of several, one that has not ended, or else the last to end."""
     by_slot: dict[int, SwarmTask] = {}
-    for task in sorted(tasks, key=lambda task: (not task.ended, task.since)):
+    for task in sorted(tasks, key=lambda task: (not task.has_ended, task.since)):
         by_slot[task.slot] = task
     return [by_slot[slot] for slot in sorted(by_slot)]
 
@@ -77,10 +77,10 @@ def get_replicas(service: Mapping[str, Any]) -> int | None:
     return None if job is None else int(job.get("TotalCompletions") or 1)
 
 
-def has_ended(tasks: Iterable[SwarmTask], count: int) -> bool:
+def has_job_ended(tasks: Iterable[SwarmTask], count: int) -> bool:
     """Whether a job of `count` tasks has ended; the manager may not have created all of them yet."""
-    listed = list(tasks)
-    return len({task.slot for task in listed}) >= count and all(task.ended for task in listed)
+    created = list(tasks)
+    return len({task.slot for task in created}) >= count and all(task.has_ended for task in created)
 
 
 def summarize_states(tasks: Iterable[SwarmTask]) -> str:

@@ -147,7 +147,7 @@ def command(
     print_info(
         "the certificate is kept" if is_kept else "the certificate is new; both authorities are trusted"
     )
-    for resource in before.without(manifests):
+    for resource in before.list_obsolete(manifests):
         warn(f"no longer part of the installation: {resource}", _format_removal(resource))
 
 

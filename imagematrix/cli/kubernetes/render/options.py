@@ -66,8 +66,10 @@ def warn_of_omitted(grouped: Classes, classes: Sequence[NodeClass]) -> None:
     for node_class in classes:
         if node_class.miss:
             continue
-        if len(node_class.placeable) < len(node_class.nodes):
-            names = ", ".join(node.name for node in node_class.nodes if node not in node_class.placeable)
+        if len(node_class.placeable_nodes) < len(node_class.nodes):
+            names = ", ".join(
+                node.name for node in node_class.nodes if node not in node_class.placeable_nodes
+            )
             warn(
                 f"no pods of the class {node_class.name} for nodes with another class label: {names}", RELABEL
             )

@@ -48,9 +48,9 @@ def command(
     admission = make_policy(used_as or version, grouped, deny=deny)
     print_manifests(make_policy_objects(admission, name or default_name))
     warn_of_omitted(grouped, grouped.classes)
-    if admission.left_out:
-        labels = shorten_words(admission.left_out, SHOWN)
+    if admission.omitted_labels:
+        labels = shorten_words(admission.omitted_labels, SHOWN)
         warn(
-            f"no room in a policy for {format_count(len(admission.left_out), 'label')}: {labels}",
+            f"no room in a policy for {format_count(len(admission.omitted_labels), 'label')}: {labels}",
             f"let pods that select nodes by them also select {CLASS}",
         )

@@ -78,13 +78,13 @@ class AdmissionPolicy:
     """What to do with pods that use the image `name`: replace it with the image of their class.
 
     A pod that may run on classes with different images is refused if `deny`, and left alone otherwise.
-    `left_out` are the labels that would distinguish classes, but for which there is no room.
+    `omitted_labels` would distinguish classes, but there is no room for them.
     """
 
     name: str
     classes: tuple[PodClass, ...]
     deny: bool = False
-    left_out: tuple[str, ...] = ()
+    omitted_labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,36 +102,41 @@ class Admission:
     possible: tuple[str, ...] = ()
 
 
-def make_policy(name: str, grouped: Classes, *, deny: bool = False) -> AdmissionPolicy:
+def make_policy(name: str, node_classes: Classes, *, deny: bool = False) -> AdmissionPolicy:
     """Return the policy for an image and the classes of a cluster.
 
     Raises UsageError if a class gets an image but its nodes lack the class label, which distinguishes them.
     """
-    for each in grouped.classes:
-        if each.variant and not each.labelled:
+    classes = node_classes.classes
+    for node_class in classes:
+        if node_class.variant and not node_class.is_labelled:
             raise UsageError(
-                f"nodes of the class {each.name} lack the label {CLASS}",
-                remedy=f"label them with `imagematrix kubernetes labels`, such as {each.nodes[0].name}",
+                f"nodes of the class {node_class.name} lack the label {CLASS}",
+                remedy=f"label them with `imagematrix kubernetes labels`, such as {node_class.nodes[0].name}",
             )
-    some, room = grouped.classes, _ExpressionRoom(len(grouped.classes))
-    nodes = [_list_values(each, NODE) for each in some]
+    room = _ExpressionRoom(len(classes))
+    nodes = [_list_values(node_class, NODE) for node_class in classes]
     if not room.take(nodes):
-        nodes = [()] * len(some)
-    keys = _find_distinguishing_labels(some)
-    kept = [key for key in keys if room.take([(key, *_list_values(each, key)) for each in some])]
+        nodes = [()] * len(classes)
+    distinguishing = _find_distinguishing_labels(classes)
+    keys = [
+        key
+        for key in distinguishing
+        if room.take([(key, *_list_values(node_class, key)) for node_class in classes])
+    ]
     return AdmissionPolicy(
         name=name,
         classes=tuple(
             PodClass(
-                name=each.name,
-                image=get_image(each.variant) if each.variant else "",
-                values={key: _list_values(each, key) for key in kept},
+                name=node_class.name,
+                image=get_image(node_class.variant) if node_class.variant else "",
+                values={key: _list_values(node_class, key) for key in keys},
                 nodes=names,
             )
-            for each, names in zip(some, nodes, strict=True)
+            for node_class, names in zip(classes, nodes, strict=True)
         ),
         deny=deny,
-        left_out=tuple(key for key in keys if key not in kept),
+        omitted_labels=tuple(key for key in distinguishing if key not in keys),
     )
 
 
@@ -144,11 +149,13 @@ def admit(pod: Json, policy: AdmissionPolicy, *, before: Json | None = None) -> 
     use the name before. Other images are never touched, so a second call changes nothing.
     """
     spec = pod["spec"]
-    had = {} if before is None else _find_containers_using(before["spec"], policy.name)
-    uses = [
-        path for container, path in _find_containers_using(spec, policy.name).items() if container not in had
+    earlier = {} if before is None else _find_containers_using(before["spec"], policy.name)
+    paths = [
+        path
+        for container, path in _find_containers_using(spec, policy.name).items()
+        if container not in earlier
     ]
-    if not uses:
+    if not paths:
         return Admission()
     terms = get_required_terms(spec)
     wide = _is_too_wide(spec, terms or ())
@@ -157,62 +164,68 @@ def admit(pod: Json, policy: AdmissionPolicy, *, before: Json | None = None) -> 
         possible = (
             _find_possible_classes(pod, policy)
             if before is None
-            else [each for each in policy.classes if _runs_in_class(pod, each)]
+            else [pod_class for pod_class in policy.classes if spec.get("nodeName") in pod_class.nodes]
         )
-    images = [each.image for each in possible if each.image]
+    images = [pod_class.image for pod_class in possible if pod_class.image]
     if wide or len(set(images)) != 1:
         cause: Cause = "wide" if wide else "several" if images else "nothing" if possible else "nowhere"
-        names = tuple(each.name for each in possible)
+        names = tuple(pod_class.name for pod_class in possible)
         reason = _make_reason(policy.name, cause, names, new=before is None)
         return Admission(reason=reason, refused=policy.deny, cause=cause, possible=names)
-    patch = [{"op": "replace", "path": path, "value": images[0]} for path in uses]
+    patch = [{"op": "replace", "path": path, "value": images[0]} for path in paths]
     if before is None:
-        having = [each.name for each in policy.classes if each.image == images[0]]
-        patch += _make_affinity_operations(spec, terms, match_value_in(CLASS, *having))
+        classes = [pod_class.name for pod_class in policy.classes if pod_class.image == images[0]]
+        patch += _make_affinity_operations(spec, terms, match_value_in(CLASS, *classes))
     return Admission(patch=tuple(patch))
 
 
 def _find_containers_using(spec: Json, name: str) -> dict[object, str]:
     """Return the path of the image of each container that uses the image `name`, by its list and its name."""
     return {
-        (some, container.get("name", index)): f"/spec/{some}/{index}/image"
-        for some in LISTS
-        for index, container in enumerate(spec.get(some) or ())
+        (key, container.get("name", index)): f"/spec/{key}/{index}/image"
+        for key in LISTS
+        for index, container in enumerate(spec.get(key) or ())
         if container.get("image") == name
     }
-
-
-def _runs_in_class(pod: Json, each: PodClass) -> bool:
-    """Whether the pod has a node, of this class."""
-    return pod["spec"].get("nodeName") in each.nodes
 
 
 def _is_too_wide(spec: Json, terms: Sequence[Json]) -> bool:
     """Whether a pod asks for so much that looking at it would take long."""
     requirements = [term.get(name) or () for term in terms for name in REQUIREMENTS]
     lists = [*(spec.get(name) or () for name in LISTS), terms, *requirements]
-    return any(len(some) > WIDEST for some in lists) or any(
-        len(every.get("values") or ()) > WANTED for some in requirements for every in some
+    return any(len(items) > WIDEST for items in lists) or any(
+        len(requirement.get("values") or ()) > WANTED
+        for term_requirements in requirements
+        for requirement in term_requirements
     )
 
 
 def _find_possible_classes(pod: Json, policy: AdmissionPolicy) -> list[PodClass]:
     """Return the classes on some node of which the pod may run, as far as the labels show."""
-    spec, holders = pod["spec"], _ClassesByLabel(policy.classes)
+    spec, by_label = pod["spec"], _ClassesByLabel(policy.classes)
     label = (pod.get("metadata", {}).get("labels") or {}).get(CLASS)
     wanted = [*(spec.get("nodeSelector") or {}).items()]
     if spec.get("nodeName"):
         wanted.append((NODE, spec["nodeName"]))
-    possible = holders.all
+    possible = by_label.all
     for key, value in wanted:
-        possible &= holders.of(key, partial(eq, value))
+        possible &= by_label.find(key, partial(eq, value))
     terms = get_required_terms(spec)
     if terms is not None:
-        possible &= reduce(or_, (_match_term(term, holders) for term in terms), 0)
+        matching = 0
+        for term in terms:
+            requirements = [requirement for name in REQUIREMENTS for requirement in term.get(name) or ()]
+            if requirements:  # a term without any matches no node
+                classes = (
+                    by_label.find(requirement["key"], _make_value_test(requirement))
+                    for requirement in requirements
+                )
+                matching |= reduce(and_, classes, by_label.all)
+        possible &= matching
     return [
-        each
-        for index, each in enumerate(policy.classes)
-        if possible >> index & 1 and label in (None, each.name)
+        pod_class
+        for index, pod_class in enumerate(policy.classes)
+        if possible >> index & 1 and label in (None, pod_class.name)
     ]
 
 
@@ -226,44 +239,37 @@ class _ClassesByLabel:
     def __init__(self, classes: Sequence[PodClass]) -> None:
         self.all = (1 << len(classes)) - 1
         self._classes = classes
-        self._labels = set().union(*(each.values for each in classes))
-        self._known: dict[str, tuple[int, list[tuple[str, int]]]] = {}
+        self._labels = set().union(*(pod_class.values for pod_class in classes))
+        self._by_value: dict[str, tuple[int, list[tuple[str, int]]]] = {}
 
-    def of(self, key: str, meets: Callable[[str], bool]) -> int:
+    def find(self, key: str, is_met: Callable[[str], bool]) -> int:
         """Return the classes with some value that meets a condition; values may include ABSENT."""
         if key not in self._labels:  # a pod may name any number of them
             return self.all
-        if key not in self._known:
+        if key not in self._by_value:
             without, by_value = 0, defaultdict[str, int](int)
-            for index, each in enumerate(self._classes):
-                without |= (key not in each.values) << index
-                for value in each.values.get(key, ()):
+            for index, pod_class in enumerate(self._classes):
+                without |= (key not in pod_class.values) << index
+                for value in pod_class.values.get(key, ()):
                     by_value[value] |= 1 << index
-            self._known[key] = without, [*by_value.items()]
-        without, held = self._known[key]
-        return reduce(or_, (bits for value, bits in held if meets(value)), without)
-
-
-def _match_term(term: Json, holders: _ClassesByLabel) -> int:
-    """Return the classes that may match a term; none matches a term without requirements."""
-    asked = [every for name in REQUIREMENTS for every in term.get(name) or ()]
-    each = (holders.of(every["key"], _make_value_test(every)) for every in asked)
-    return reduce(and_, each, holders.all) if asked else 0
+            self._by_value[key] = without, [*by_value.items()]
+        without, classes_by_value = self._by_value[key]
+        return reduce(or_, (bits for value, bits in classes_by_value if is_met(value)), without)
 
 
 def _make_value_test(requirement: Json) -> Callable[[str], bool]:
     """Return whether a value of a label, or ABSENT, meets a requirement."""
     values = requirement.get("values") or []
-    bound, some = parse_integer(values[0] if values else None), frozenset(values)
-    meets: dict[str, Callable[[str], bool]] = {
-        "In": some.__contains__,
-        "NotIn": lambda value: value not in some,
+    bound, listed = parse_integer(values[0] if values else None), frozenset(values)
+    tests: dict[str, Callable[[str], bool]] = {
+        "In": listed.__contains__,
+        "NotIn": lambda value: value not in listed,
         "Exists": lambda value: value != ABSENT,
         "DoesNotExist": lambda value: value == ABSENT,
         "Gt": lambda value: _is_above(_parse_number(value), bound),
         "Lt": lambda value: _is_above(bound, _parse_number(value)),
     }
-    return meets.get(requirement["operator"], lambda _: True)  # an operator that we do not know may match
+    return tests.get(requirement["operator"], lambda _: True)  # an operator that we do not know may match
 
 
 @lru_cache(VALUES)
@@ -321,8 +327,8 @@ class _ExpressionRoom:
     def take(self, texts: Iterable[Iterable[str]]) -> bool:
         """Take room for some texts of each class; return whether there is enough."""
         used = [
-            before + sum(len(text) + ESCAPED for text in each)
-            for before, each in zip(self._used, texts, strict=True)
+            before + sum(len(text) + ESCAPED for text in class_texts)
+            for before, class_texts in zip(self._used, texts, strict=True)
         ]
         if sum(used) > ROOM or max(used, default=0) > CLASS_ROOM:
             return False
@@ -330,26 +336,24 @@ class _ExpressionRoom:
         return True
 
 
-def _find_distinguishing_labels(classes: Iterable[NodeClass]) -> list[str]:
+def _find_distinguishing_labels(classes: Sequence[NodeClass]) -> list[str]:
     """Return the labels, and the name of the node, whose values differ between classes and are few enough.
 
     A node may have any number of labels of its own. So the class and the name come first, and then the labels
     that most nodes have.
     """
-    some = list(classes)
-    counts = Counter(
-        key for each in some for node in each.nodes for key in node.labels if not key.startswith(FEATURES)
-    )
+    nodes = (node for node_class in classes for node in node_class.nodes)
+    counts = Counter(key for node in nodes for key in node.labels if not key.startswith(FEATURES))
     distinct = []
     for key in dict.fromkeys((CLASS, NODE, *sorted(counts, key=lambda key: (-counts[key], key)))):
-        values = [_list_values(each, key) for each in some]
+        values = [_list_values(node_class, key) for node_class in classes]
         # The class label counts even if there is only one class: a pod may ask for another.
         if sum(map(len, values)) <= VALUES and (len(set(values)) > 1 or key == CLASS):
             distinct.append(key)
     return distinct
 
 
-def _list_values(each: NodeClass, key: str) -> tuple[str, ...]:
+def _list_values(node_class: NodeClass, key: str) -> tuple[str, ...]:
     if key == NODE:
-        return tuple(node.name for node in each.nodes)
-    return tuple(sorted({node.labels.get(key, ABSENT) for node in each.nodes}))
+        return tuple(node.name for node in node_class.nodes)
+    return tuple(sorted({node.labels.get(key, ABSENT) for node in node_class.nodes}))

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 class ClusterPolicy:
     """The classes of a cluster with their images from one catalog, and the policy for pods that follows.
 
-    `left_out` are the names of nodes whose class label is missing or does not match their other labels: no
+    `unlabelled` are the names of nodes whose class label is missing or does not match their other labels: no
     pod that gets an image can start there.
     """
 
-    grouped: Classes
+    node_classes: Classes
     policy: AdmissionPolicy
-    left_out: tuple[str, ...] = ()
+    unlabelled: tuple[str, ...] = ()
 
 
 def make_cluster_policy(
@@ -42,7 +42,7 @@ def make_cluster_policy(
 
     The other options are those of `classify_nodes` and `make_policy`, and so are the errors.
     """
-    matching, others = split_by_label(nodes)
-    grouped = classify_nodes(matching, catalog, allow_cpu=allow_cpu, where=where)
-    made = make_policy(name or f"{catalog.image}:{catalog.version}", grouped, deny=deny)
-    return ClusterPolicy(grouped=grouped, policy=made, left_out=tuple(others))
+    labelled, unlabelled = split_by_label(nodes)
+    node_classes = classify_nodes(labelled, catalog, allow_cpu=allow_cpu, where=where)
+    policy = make_policy(name or f"{catalog.image}:{catalog.version}", node_classes, deny=deny)
+    return ClusterPolicy(node_classes=node_classes, policy=policy, unlabelled=tuple(unlabelled))

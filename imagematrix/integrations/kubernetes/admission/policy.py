@@ -52,8 +52,8 @@ def make_policy_objects(policy: AdmissionPolicy, name: str) -> Iterator[Manifest
     """
     condition = {"name": "uses-the-image", "expression": make_use_condition(policy)}
     shared = {"matchConstraints": {"resourceRules": make_rules()}, "matchConditions": [condition]}
-    named = [{"name": key, "expression": text} for key, text in make_variables(policy).items()]
-    longest = max(named, key=lambda variable: len(variable["expression"]))
+    variables = [{"name": key, "expression": text} for key, text in make_variables(policy).items()]
+    longest = max(variables, key=lambda variable: len(variable["expression"]))
     if len(longest["expression"]) > LONGEST:
         raise UsageError(
             f"too many classes for one expression: {len(policy.classes)}",
@@ -63,7 +63,7 @@ def make_policy_objects(policy: AdmissionPolicy, name: str) -> Iterator[Manifest
         **shared,
         "failurePolicy": "Fail" if policy.deny else "Ignore",
         "reinvocationPolicy": "IfNeeded",
-        "variables": named,
+        "variables": variables,
         "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": make_mutation(policy)}}],
     }
     yield make_manifest(API, "MutatingAdmissionPolicy", name, spec=mutating)
@@ -73,7 +73,7 @@ def make_policy_objects(policy: AdmissionPolicy, name: str) -> Iterator[Manifest
             "expression": f"!({make_use_condition(policy)})",
             "messageExpression": make_refusal(policy),
         }
-        validating = {**shared, "failurePolicy": "Fail", "variables": named, "validations": [validation]}
+        validating = {**shared, "failurePolicy": "Fail", "variables": variables, "validations": [validation]}
         yield make_manifest(API, "ValidatingAdmissionPolicy", name, spec=validating)
         binding = {"policyName": name, "validationActions": ["Deny"]}
         yield make_manifest(API, "ValidatingAdmissionPolicyBinding", name, spec=binding)
@@ -81,27 +81,27 @@ def make_policy_objects(policy: AdmissionPolicy, name: str) -> Iterator[Manifest
 
 def make_variables(policy: AdmissionPolicy) -> dict[str, str]:
     """Return the CEL variables by name; each may use the previous ones."""
-    classes = {f"class{index}": _make_class_map(each) for index, each in enumerate(policy.classes)}
-    listed = ", ".join(f"variables.{name}" for name in classes)
+    classes = {f"class{index}": _make_class_map(pod_class) for index, pod_class in enumerate(policy.classes)}
+    class_names = ", ".join(f"variables.{name}" for name in classes)
     has_affinity = f"has(object.spec.affinity) && has({NODE_AFFINITY})"
     counts = [f"(has(object.spec.{name}) && size(object.spec.{name}) > {WIDEST})" for name in LISTS]
+    is_wide_term = " || ".join(
+        f"(has(t.{name}) && (size(t.{name}) > {WIDEST} || "
+        f"t.{name}.exists(e, has(e.values) && size(e.values) > {WANTED})))"
+        for name in REQUIREMENTS
+    )
+    is_on_node = f"has(object.spec.nodeName) && object.spec.nodeName in c[{_quote(NODES)}]"
     return {
         **classes,
         # CEL has no loop with an index: a filter of these numbers stands for it.
         "places": f"[{', '.join(map(str, range(WIDEST)))}]",
-        "classes": f"[{listed}]",
+        "classes": f"[{class_names}]",
         "required": f"{has_affinity} && has({SELECTOR})",
         "terms": f"variables.required && has({TERMS}) ? {TERMS} : []",
         "wide": " || ".join(
-            [
-                f"size(variables.terms) > {WIDEST}",
-                *counts,
-                f"variables.terms.exists(t, {_make_width_condition()})",
-            ]
+            [f"size(variables.terms) > {WIDEST}", *counts, f"variables.terms.exists(t, {is_wide_term})"]
         ),
-        "left": (
-            f"variables.classes.filter(c, {NEW} ? {_make_class_condition()} : {_make_placement_condition()})"
-        ),
+        "left": f"variables.classes.filter(c, {NEW} ? {_make_class_condition()} : {is_on_node})",
         "images": f"variables.left.map(c, c[{_quote(IMAGE)}][0]).filter(i, i != '')",
         "image": (
             "!variables.wide && size(variables.images) > 0 && "
@@ -152,17 +152,17 @@ def make_use_condition(policy: AdmissionPolicy) -> str:
 def make_rules() -> list[Manifest]:
     """Return the rules by which an API server asks about each request that sets the image of a pod."""
     return [
-        {"apiGroups": [""], "apiVersions": ["v1"], "operations": list(some), "resources": [resource]}
-        for resource, some in OPERATIONS.items()
+        {"apiGroups": [""], "apiVersions": ["v1"], "operations": list(operations), "resources": [resource]}
+        for resource, operations in OPERATIONS.items()
     ]
 
 
-def _make_list_condition(policy: AdmissionPolicy, some: str, container: str) -> str:
+def _make_list_condition(policy: AdmissionPolicy, containers: str, container: str) -> str:
     """Return the expression that is true if a container, of a list of a pod, uses the name since the request.
 
     Otherwise an update of a label or a finalizer would be about the image, too.
     """
-    name, old = _quote(policy.name), f"oldObject.spec.{some}"
+    name, old = _quote(policy.name), f"oldObject.spec.{containers}"
     before = f"o.name == {container}.name && has(o.image) && o.image == {name}"
     return (
         f"has({container}.image) && {container}.image == {name} && "
@@ -170,24 +170,16 @@ def _make_list_condition(policy: AdmissionPolicy, some: str, container: str) -> 
     )
 
 
-def _make_class_map(each: PodClass) -> str:
+def _make_class_map(pod_class: PodClass) -> str:
     """Return a class as a map of lists of strings: in Kubernetes' CEL, values of a map have one type."""
-    entries = {NAME: (each.name,), IMAGE: (each.image,), NODES: each.nodes, **each.values}
+    entries = {
+        NAME: (pod_class.name,),
+        IMAGE: (pod_class.image,),
+        NODES: pod_class.nodes,
+        **pod_class.values,
+    }
     lists = [f"{_quote(key)}: [{', '.join(map(_quote, values))}]" for key, values in entries.items()]
     return f"{{{', '.join(lists)}}}"
-
-
-def _make_placement_condition() -> str:
-    return f"has(object.spec.nodeName) && object.spec.nodeName in c[{_quote(NODES)}]"
-
-
-def _make_width_condition() -> str:
-    """Return the condition on a term that has too many requirements or values."""
-    return " || ".join(
-        f"(has(t.{name}) && (size(t.{name}) > {WIDEST} || "
-        f"t.{name}.exists(e, has(e.values) && size(e.values) > {WANTED})))"
-        for name in REQUIREMENTS
-    )
 
 
 def _make_class_condition() -> str:
@@ -197,24 +189,21 @@ def _make_class_condition() -> str:
     bound = "!has(object.spec.nodeName) || object.spec.nodeName == ''"
     bound += f" || !({node} in c) || object.spec.nodeName in c[{node}]"
     selected = f"!has({wanted}) || {wanted}.all(k, !(k in c) || {wanted}[k] in c[k])"
-    matched = f"!variables.required || variables.terms.exists(t, {_make_term_condition()})"
-    return f"({' && '.join(f'({condition})' for condition in (labelled, bound, selected, matched))})"
-
-
-def _make_term_condition() -> str:
-    some = " || ".join(f"(has(t.{name}) && size(t.{name}) > 0)" for name in REQUIREMENTS)
-    every = " && ".join(
+    # A term matches if it has requirements, and all hold as far as the class has values of their labels.
+    has_any = " || ".join(f"(has(t.{name}) && size(t.{name}) > 0)" for name in REQUIREMENTS)
+    meets_all = " && ".join(
         f"(!has(t.{name}) || t.{name}.all(e, !(e.key in c) || {_make_requirement_condition()}))"
         for name in REQUIREMENTS
     )
-    return f"({some}) && {every}"
+    matched = f"!variables.required || variables.terms.exists(t, ({has_any}) && {meets_all})"
+    return f"({' && '.join(f'({condition})' for condition in (labelled, bound, selected, matched))})"
 
 
 def _make_requirement_condition() -> str:
     label_values, absent = "c[e.key]", _quote(ABSENT)
     number = f"matches({_quote(NUMBER)})"
 
-    def compared(sign: str) -> str:
+    def make_comparison(sign: str) -> str:
         return (
             f"has(e.values) && size(e.values) > 0 && e.values[0].{number} && "
             f"{label_values}.exists(v, v.{number} && int(v) {sign} int(e.values[0]))"
@@ -225,8 +214,8 @@ def _make_requirement_condition() -> str:
         "NotIn": f"!has(e.values) || {label_values}.exists(v, !(v in e.values))",
         "Exists": f"{label_values}.exists(v, v != {absent})",
         "DoesNotExist": f"{absent} in {label_values}",
-        "Gt": compared(">"),
-        "Lt": compared("<"),
+        "Gt": make_comparison(">"),
+        "Lt": make_comparison("<"),
     }
     text = "true"
     for operator, condition in reversed(cases.items()):
@@ -254,14 +243,14 @@ def _make_affinity_operations() -> str:
     terms = f"'{where}/{REQUIRED}/nodeSelectorTerms/' + string(i) + '/matchExpressions"
     term = "variables.terms[i]"
     asks = f"has({term}.matchExpressions) && size({term}.matchExpressions) > 0"
-    each = (
+    in_terms = (
         f"variables.places.filter(i, i < size(variables.terms) && (({asks}) || (has({term}.matchFields) && "
         f"size({term}.matchFields) > 0))).map(i, {asks} ? "
         f"JSONPatch{{op: 'add', path: {terms}/-', value: {expression}}} : "
         f"JSONPatch{{op: 'add', path: {terms}', value: [{expression}]}})"
     )
     return (
-        f"(variables.required ? {each} : !has(object.spec.affinity) ? "
+        f"(variables.required ? {in_terms} : !has(object.spec.affinity) ? "
         f"[JSONPatch{{op: 'add', path: '/spec/affinity', value: {{'nodeAffinity': {inner}}}}}] : "
         f"!has({NODE_AFFINITY}) ? [JSONPatch{{op: 'add', path: '{where}', value: {inner}}}] : "
         f"[JSONPatch{{op: 'add', path: '{where}/{REQUIRED}', value: {selector}}}])"

@@ -24,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
-    Failed = Callable[[ImagematrixError], None]
+    OnError = Callable[[ImagematrixError], None]
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class ApiServer:
     authority_text: str | None = None
     certificate: tuple[Path, Path] | None = None
 
-    def headers(self) -> dict[str, str]:
+    def make_headers(self) -> dict[str, str]:
         """Return the headers of a request; raise UsageError if the token cannot be read."""
         if self.token is None:
             return {}
@@ -76,7 +76,7 @@ class ApiServer:
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{self.token} cannot be read: {error}") from error
 
-    def context(self) -> ssl.SSLContext:
+    def make_tls_context(self) -> ssl.SSLContext:
         """Return the TLS context of a connection; raise UsageError if one of the files cannot be read."""
         try:
             context = ssl.create_default_context(cafile=self.authorities, cadata=self.authority_text)
@@ -124,7 +124,7 @@ async def send_request(
     try:
         async with (
             _open_session(api, limits) as session,
-            session.request(method, path, json=document, headers=api.headers()) as answer,
+            session.request(method, path, json=document, headers=api.make_headers()) as answer,
         ):
             await _require_success(answer)
             return json_documents.Fields(json_documents.parse_json(await answer.read(), path), path)
@@ -137,53 +137,53 @@ async def send_request(
 class Collection(Generic[T]):
     """A collection to watch: its path, what its objects are called, and a query such as a field selector.
 
-    `read` returns what is kept of an object, and raises UsageError for an object to leave out. `alike` tells
-    whether two versions of an object are the same to the caller.
+    `parse` returns what is kept of an object, and raises UsageError for an object to leave out.
+    `is_equivalent` tells whether two versions of an object are the same to the caller.
     """
 
     def __init__(
         self,
         path: str,
         noun: str,
-        read: Callable[[json_documents.Fields], T],
+        parse: Callable[[json_documents.Fields], T],
         *,
         query: Mapping[str, str] | None = None,
-        alike: Callable[[T, T], bool] = lambda before, after: before == after,
+        is_equivalent: Callable[[T, T], bool] = lambda before, after: before == after,
     ) -> None:
         self.path = path
         self.noun = noun
-        self.read = read
+        self.parse = parse
         self.query = dict(query or {})
-        self.alike = alike
+        self.is_equivalent = is_equivalent
 
 
 async def watch_collection(
     api: ApiServer,
     collection: Collection[T],
-    changed: Callable[[Mapping[str, T]], None],
-    note: Callable[[str], None],
-    failed: Failed,
+    on_change: Callable[[Mapping[str, T]], None],
+    on_message: Callable[[str], None],
+    on_error: OnError,
 ) -> None:
-    """Call `changed` with the objects of a collection, whenever they change, until cancelled.
+    """Call `on_change` with the objects of a collection, whenever they change, until cancelled.
 
     They are by name, or by NAMESPACE/NAME, in a mapping that changes with them.
 
-    While the API server cannot be read, `failed` gets the errors, and reading is tried again.
+    While the API server cannot be read, `on_error` gets the errors, and reading is tried again.
     """
-    watched = _WatchedCollection(api, collection, failed)
+    watched = _WatchedCollection(api, collection, on_error)
     pause = PAUSE_S
     while True:
         before = watched.version
         try:
-            async for objects in watched.changes():
-                changed(objects)
+            async for objects in watched.follow():
+                on_change(objects)
         except _GoneError:
             watched.version = None
-            note(f"{collection.noun}: listing again, because the API server has dropped older changes")
+            on_message(f"{collection.noun}: listing again, because the API server has dropped older changes")
         except (EngineError, UsageError) as error:
-            failed(error)
+            on_error(error)
         except FAILURES as error:
-            failed(_make_read_error(error))
+            on_error(_make_read_error(error))
         pause = PAUSE_S if watched.version != before else min(2 * pause, LONGEST_S)
         # Several processes should not retry at the same time.
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
@@ -192,48 +192,48 @@ async def watch_collection(
 class _WatchedCollection(Generic[T]):
     """The objects of a collection, and the version at which they were read."""
 
-    def __init__(self, api: ApiServer, collection: Collection[T], failed: Failed) -> None:
+    def __init__(self, api: ApiServer, collection: Collection[T], on_error: OnError) -> None:
         self.version: str | None = None
         self._api = api
         self._collection = collection
-        self._failed = failed
+        self._on_error = on_error
         self._objects: dict[str, T] = {}
 
-    async def changes(self) -> AsyncIterator[Mapping[str, T]]:
+    async def follow(self) -> AsyncIterator[Mapping[str, T]]:
         """List the objects if needed, apply changes until the watch ends, and yield the objects each time."""
         # A watch without changes is silent until the API server ends it.
         limits = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=WATCH_S + SILENCE_S)
         async with _open_session(self._api, limits) as session:
             if self.version is None:
-                self.version = await self._list(session)
+                self.version = await self._list_objects(session)
                 yield self._objects
-            async for changed in self._watch(session, self.version):
-                if changed:
+            async for is_changed in self._apply_events(session, self.version):
+                if is_changed:
                     yield self._objects
 
-    async def _list(self, session: aiohttp.ClientSession) -> str:
+    async def _list_objects(self, session: aiohttp.ClientSession) -> str:
         """Read all objects and return their version."""
         noun = self._collection.noun
         objects: dict[str, T] = {}
         query = {**self._collection.query, "limit": str(PAGE)}
         while True:
             async with session.get(
-                self._collection.path, params=query, headers=self._api.headers()
+                self._collection.path, params=query, headers=self._api.make_headers()
             ) as answer:
                 await _require_success(answer)
                 fields = json_documents.Fields(json_documents.parse_json(await answer.read(), noun), noun)
             for item in fields.objects("items"):
-                read = self._read(item)
-                if read is not None:
-                    objects[_get_name(item)] = read
+                value = self._parse_object(item)
+                if value is not None:
+                    objects[_get_name(item)] = value
             metadata = fields.object_or_empty("metadata")
-            following = metadata.text_or_none("continue")
-            if not following:
+            next_page = metadata.text_or_none("continue")
+            if not next_page:
                 self._objects = objects
                 return metadata.text("resourceVersion")
-            query["continue"] = following
+            query["continue"] = next_page
 
-    async def _watch(self, session: aiohttp.ClientSession, version: str) -> AsyncIterator[bool]:
+    async def _apply_events(self, session: aiohttp.ClientSession, version: str) -> AsyncIterator[bool]:
         """Apply the changes since a version; yield for each whether it changed what is kept."""
         query = {
             **self._collection.query,
@@ -243,7 +243,8 @@ class _WatchedCollection(Generic[T]):
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(WATCH_S),
         }
-        async with session.get(self._collection.path, params=query, headers=self._api.headers()) as answer:
+        headers = self._api.make_headers()
+        async with session.get(self._collection.path, params=query, headers=headers) as answer:
             await _require_success(answer)
             async for line in answer.content:
                 event = json_documents.Fields(json_documents.parse_json(line, "watch"), "watch")
@@ -253,27 +254,27 @@ class _WatchedCollection(Generic[T]):
                         raise _GoneError
                     raise EngineError(f"the watch has ended: {item.text_or_none('message')}")
                 metadata = item.object_or_empty("metadata")
-                changed = self._apply(event.text("type"), item)
+                is_changed = self._apply_event(event.text("type"), item)
                 # Once the change is applied, because a watch that breaks off goes on from this version.
                 self.version = metadata.text("resourceVersion")
-                yield changed
+                yield is_changed
 
-    def _apply(self, kind: str, item: json_documents.Fields) -> bool:
+    def _apply_event(self, kind: str, item: json_documents.Fields) -> bool:
         """Apply an event; return whether it changed what is kept."""
         if kind == "BOOKMARK":
             return False
         name = _get_name(item)
-        read = None if kind == "DELETED" else self._read(item)
-        if read is None:
+        value = None if kind == "DELETED" else self._parse_object(item)
+        if value is None:
             return self._objects.pop(name, None) is not None
-        before, self._objects[name] = self._objects.get(name), read
-        return before is None or not self._collection.alike(before, read)
+        before, self._objects[name] = self._objects.get(name), value
+        return before is None or not self._collection.is_equivalent(before, value)
 
-    def _read(self, item: json_documents.Fields) -> T | None:
+    def _parse_object(self, item: json_documents.Fields) -> T | None:
         try:
-            return self._collection.read(item)
+            return self._collection.parse(item)
         except UsageError as error:
-            self._failed(error)
+            self._on_error(error)
             return None
 
 
@@ -288,7 +289,7 @@ def _get_name(item: json_documents.Fields) -> str:
 async def _open_session(
     api: ApiServer, limits: aiohttp.ClientTimeout
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    connector = aiohttp.TCPConnector(ssl=api.context())
+    connector = aiohttp.TCPConnector(ssl=api.make_tls_context())
     async with aiohttp.ClientSession(
         api.url, connector=connector, timeout=limits, read_bufsize=LINE
     ) as session:
@@ -298,21 +299,16 @@ async def _open_session(
 async def _require_success(answer: aiohttp.ClientResponse) -> None:
     if answer.status == GONE:
         raise _GoneError
-    if answer.status not in (OK, CREATED):
-        text = _extract_message(await answer.content.read(LINE))
-        kinds = {NOT_FOUND: NotFoundError, CONFLICT: ConflictError}
-        raise kinds.get(answer.status, EngineError)(f"the API server answered {answer.status}: {text}")
-
-
-def _extract_message(raw: bytes) -> str:
-    """Return the message in a Status, or the start of any other answer."""
-    with contextlib.suppress(UsageError):
-        text = json_documents.Fields(json_documents.parse_json(raw, "status"), "status").text_or_none(
-            "message"
-        )
-        if text:
-            return text[:EXCERPT]
-    return raw[:EXCERPT].decode(errors="replace").strip()
+    if answer.status in (OK, CREATED):
+        return
+    raw = await answer.content.read(LINE)
+    message = None
+    with contextlib.suppress(UsageError):  # it is no Status, whose message would tell
+        status = json_documents.Fields(json_documents.parse_json(raw, "status"), "status")
+        message = status.text_or_none("message")
+    text = message[:EXCERPT] if message else raw[:EXCERPT].decode(errors="replace").strip()
+    kinds = {NOT_FOUND: NotFoundError, CONFLICT: ConflictError}
+    raise kinds.get(answer.status, EngineError)(f"the API server answered {answer.status}: {text}")
 
 
 def _make_read_error(error: Exception) -> EngineError:

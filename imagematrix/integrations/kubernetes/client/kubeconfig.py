@@ -26,10 +26,10 @@ def load_kubeconfig(path: Path) -> ApiServer:
 
     Raises UsageError if the file is invalid, or has other credentials than files.
     """
-    found = yaml.load_yaml(path)
-    if len(found) != 1:
-        raise UsageError(f"{path}: expected one document, found {len(found)}", remedy=REMEDY)
-    fields = Fields(found[0], str(path))
+    documents = yaml.load_yaml(path)
+    if len(documents) != 1:
+        raise UsageError(f"{path}: expected one document, found {len(documents)}", remedy=REMEDY)
+    fields = Fields(documents[0], str(path))
     context = _find_entry(fields, "contexts", "context", fields.text("current-context"))
     cluster = _find_entry(fields, "clusters", "cluster", context.text("cluster"))
     user = _find_entry(fields, "users", "user", context.text("user"))
@@ -51,11 +51,11 @@ def load_kubeconfig(path: Path) -> ApiServer:
     )
 
 
-def _find_entry(fields: Fields, listed: str, kind: str, name: str) -> Fields:
-    for entry in fields.objects(listed):
-        if entry.text_or_none("name") == name and (inner := entry.object_or_none(kind)):
-            return inner
-    raise fields.fail(listed, f"{name[:80]!r} not found")
+def _find_entry(fields: Fields, section: str, kind: str, name: str) -> Fields:
+    for entry in fields.objects(section):
+        if entry.text_or_none("name") == name and (content := entry.object_or_none(kind)):
+            return content
+    raise fields.fail(section, f"{name[:80]!r} not found")
 
 
 def _resolve_file(path: Path, fields: Fields, key: str) -> Path | None:

@@ -46,10 +46,10 @@ def dump_yaml(*documents: object) -> str:
             super().increase_indent(flow, False)
 
     Dumper.add_representer(str, _represent_text)
-    written: str = yaml.dump_all(
+    text: str = yaml.dump_all(
         documents, Dumper=Dumper, sort_keys=False, width=WIDTH, allow_unicode=False, default_flow_style=False
     )
-    return written.rstrip("\n")
+    return text.rstrip("\n")
 
 
 def load_yaml(path: Path) -> list[object]:

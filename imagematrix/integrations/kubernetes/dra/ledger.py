@@ -38,7 +38,7 @@ class ClaimLedger:
         self._root = cdi_root
 
     def restore(self, gpus: tuple[Gpu, ...]) -> Iterator[str]:
-        """Make up for what a process left unfinished that was killed; yield what cannot be made up for.
+        """Complete what a killed process left unfinished; yield a message for each spec that is damaged.
 
         A spec without a grant gets one, because a container may use its GPUs already, and a grant without a
         spec is removed. Raises ProbeError if the lock folder cannot be used, and OSError.
@@ -52,17 +52,15 @@ class ClaimLedger:
                 except ValueError as error:
                     yield f"{path}: {error}: it is replaced or removed with its claim"
                     continue
-                taken = find_gpu_keys(
+                keys = find_gpu_keys(
                     {"HostConfig": {"Devices": [{"PathOnHost": node} for node in paths]}}, gpus
                 )
                 grant = grants.find_grant(locks, uid)
                 # A GPU whose MIG devices are not known now is taken as a whole.
-                if grant is None or not (
-                    _has_common_devices(taken, grant.keys) and _has_common_devices(grant.keys, taken)
-                ):
-                    self._grant(locks, uid, grant.name if grant else f"{uid}{KIND}", tuple(taken))
+                if grant is None or not (_has_devices(keys, grant.keys) and _has_devices(grant.keys, keys)):
+                    self._write_grant(locks, uid, grant.name if grant else f"{uid}{KIND}", tuple(keys))
 
-    def give(
+    def prepare(
         self,
         reference: ClaimReference,
         host: Host,
@@ -83,11 +81,11 @@ class ClaimLedger:
                 for name, gpus in requests.items()
             }
         )
-        gpus = tuple(gpu for some in requests.values() for gpu in some)
-        taken = tuple(key for gpu in gpus for key in list_lock_names(gpu))
+        gpus = tuple(gpu for request_gpus in requests.values() for gpu in request_gpus)
+        keys = tuple(key for gpu in gpus for key in list_lock_names(gpu))
         with _open_locks() as locks:
             grant = grants.find_grant(locks, uid)
-            if grant and grant.keys == taken and grant.is_live and cdi.read_spec(path) == document:
+            if grant and grant.keys == keys and grant.is_live and cdi.read_spec(path) == document:
                 return False
             for gpu in gpus:
                 if not gpu.usable:
@@ -102,7 +100,7 @@ class ClaimLedger:
             ):
                 try:
                     write_spec(path, document)
-                    self._grant(locks, uid, f"{reference}{KIND}", taken)
+                    self._write_grant(locks, uid, f"{reference}{KIND}", keys)
                 except OSError as error:
                     raise ClaimError(f"{path} cannot be written: {error.strerror}") from error
                 except BaseException:
@@ -110,18 +108,18 @@ class ClaimLedger:
                     raise
         return True
 
-    def take_back(self, uid: str) -> bool:
-        """Undo what `give` did for a claim; return whether there was anything. Raises ClaimError."""
+    def unprepare(self, uid: str) -> bool:
+        """Undo what `prepare` did for a claim; return whether there was anything. Raises ClaimError."""
         with _open_locks() as locks:
             return self._remove(locks, uid)
 
-    def claims(self) -> frozenset[str]:
+    def list_claims(self) -> frozenset[str]:
         """Return the UIDs of the prepared claims."""
         return frozenset(uid for uid, _ in cdi.list_prepared_claims(self._root))
 
-    def _grant(self, locks: Locks, uid: str, name: str, taken: tuple[str, ...]) -> None:
+    def _write_grant(self, locks: Locks, uid: str, name: str, keys: tuple[str, ...]) -> None:
         path = str(cdi.get_spec_path(self._root, uid).absolute())
-        grants.write_grant(locks, grants.GpuGrant(container=uid, bundle=path, name=name, keys=taken))
+        grants.write_grant(locks, grants.GpuGrant(container=uid, bundle=path, name=name, keys=keys))
 
     def _remove(self, locks: Locks, uid: str) -> bool:
         path = cdi.get_spec_path(self._root, uid)
@@ -140,19 +138,20 @@ class ClaimLedger:
 def find_used_units(units: Mapping[str, Gpu], usage: Usage, claims: frozenset[str]) -> dict[str, str]:
     """Return the units that anything but a prepared claim uses, each with its users.
 
-    `claims` are the UIDs of these. Processes on a unit of a claim may be those of its pods.
+    `claims` are the UIDs of the prepared claims. Processes on a unit of a claim may be those of its pods.
     """
-    using = {name: find_consumers(usage, list_lock_names(unit)) for name, unit in units.items()}
+    by_unit = {name: find_consumers(usage, list_lock_names(unit)) for name, unit in units.items()}
     return {
-        name: ", ".join(map(str, some))
-        for name, some in using.items()
-        if some and not any(consumer.owner_ids & claims for consumer in some)
+        name: ", ".join(map(str, consumers))
+        for name, consumers in by_unit.items()
+        if consumers and not any(consumer.owner_ids & claims for consumer in consumers)
     }
 
 
-def _has_common_devices(some: Iterable[str], others: Iterable[str]) -> bool:
-    listed = tuple(some)
-    return all(has_overlap([other], listed) for other in others)
+def _has_devices(keys: Iterable[str], wanted: Iterable[str]) -> bool:
+    """Whether each of the `wanted` keys is of a device that one of `keys` is of, too."""
+    present = tuple(keys)
+    return all(has_overlap([key], present) for key in wanted)
 
 
 def _open_locks() -> Locks:

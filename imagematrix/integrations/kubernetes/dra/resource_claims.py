@@ -37,7 +37,7 @@ class ClaimReference:
         return f"{self.namespace}/{self.name}"
 
     @property
-    def valid(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether the names are what an API server gives: they become parts of paths."""
         return bool(
             DNS_LABEL.fullmatch(self.namespace) and NAME.fullmatch(self.name) and UID.fullmatch(self.uid)
@@ -66,11 +66,10 @@ def list_allocated_devices(
     Raises ClaimError if the claim is another one of the same name, allocates no such device, or asks for what
     this driver does not offer; UsageError if it is no claim.
     """
-    if _get_uid(claim) != reference.uid:
+    if claim.object_or_empty("metadata").text_or_none("uid") != reference.uid:
         raise ClaimError("the claim was replaced by another of its name")
-    results = [
-        result for result in get_allocation(claim).objects("results") if result.text("driver") == DRIVER
-    ]
+    allocation = get_allocation(claim)
+    results = [result for result in allocation.objects("results") if result.text("driver") == DRIVER]
     if not results:
         raise ClaimError(f"the claim has no device of {DRIVER} allocated")
     for result in results:
@@ -81,32 +80,16 @@ def list_allocated_devices(
                 "admin access is not offered: a GPU is given to one claim",
                 remedy="remove adminAccess from the claim; `imagematrix gpus` shows the use of each GPU",
             )
-    if _is_configured(claim):
+    parameters = (entry.object_or_empty("opaque") for entry in allocation.objects("config"))
+    if any(opaque.text_or_none("driver") == DRIVER for opaque in parameters):
         raise ClaimError(
             f"the claim or its class has parameters for {DRIVER}, which has none", remedy="remove them"
         )
-    return tuple(
-        AllocatedDevice(
-            name=result.text("device"),
-            request=_get_request(result),
-            share=result.text_or_none("shareID"),
-        )
-        for result in results
-    )
-
-
-def _get_uid(claim: Fields) -> str | None:
-    return claim.object_or_empty("metadata").text_or_none("uid")
-
-
-def _is_configured(claim: Fields) -> bool:
-    opaque = (entry.object_or_empty("opaque") for entry in get_allocation(claim).objects("config"))
-    return any(one.text_or_none("driver") == DRIVER for one in opaque)
-
-
-def _get_request(result: Fields) -> str:
-    """Return the name of a request; an alternative of one is written REQUEST/ALTERNATIVE."""
-    request = result.text("request").partition("/")[0]
-    if not DNS_LABEL.fullmatch(request):
-        raise ClaimError(f"invalid request {request[:80]!r}")
-    return request
+    devices = []
+    for result in results:
+        name = result.text("device")
+        request = result.text("request").partition("/")[0]  # an alternative is REQUEST/ALTERNATIVE
+        if not DNS_LABEL.fullmatch(request):
+            raise ClaimError(f"invalid request {request[:80]!r}")
+        devices.append(AllocatedDevice(name=name, request=request, share=result.text_or_none("shareID")))
+    return tuple(devices)

@@ -50,9 +50,8 @@ if TYPE_CHECKING:
     from imagematrix.launcher.gpu_claims.usage import Usage
 
 TYPE = "DRAPlugin"
-SERVICES = (
-    "v1.DRAPlugin",
-)  # kubelets that know only v1beta1 come with API servers without resource.k8s.io/v1
+# Kubelets that know only v1beta1 come with API servers without resource.k8s.io/v1.
+SERVICES = ("v1.DRAPlugin",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,42 +71,41 @@ class DriverTimes:
 class DriverSettings:
     """The settings of the driver on the node named `node`.
 
-    `probe` reads the node. `usage` returns the usage of GPUs outside of pods, and `plugins` that by pods that
-    got them from a device plugin; both raise ImagematrixError if it is unknown. `require` raises it if one of
-    some device nodes cannot be passed to a container. `kubelet` is kubelet's root directory, by default that
-    of the kubelet that runs on this node. `cdi_root` is the folder of CDI specs.
+    `probe` reads the node. `survey_usage` returns the usage of GPUs outside of pods, and `survey_plugins`
+    that by pods that got them from a device plugin; both raise ImagematrixError if it is unknown.
+    `require_devices` raises it if one of some device nodes cannot be passed to a container. `kubelet` is
+    kubelet's root directory, by default that of the kubelet that runs on this node. `cdi_root` is the folder
+    of CDI specs.
     """
 
     node: str
     api: ApiServer
     probe: Callable[[], Host]
-    usage: Callable[[tuple[Gpu, ...]], Usage]
-    plugins: Callable[[tuple[Gpu, ...]], Usage]
-    require: Callable[[tuple[str, ...]], object]
+    survey_usage: Callable[[tuple[Gpu, ...]], Usage]
+    survey_plugins: Callable[[tuple[Gpu, ...]], Usage]
+    require_devices: Callable[[tuple[str, ...]], object]
     kubelet: Path | None = None
     cdi_root: Path = cdi.FOLDER
     times: DriverTimes = field(default_factory=DriverTimes)
 
 
-def serve(settings: DriverSettings, note: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM; `note` gets lines about devices, claims and failures.
+def serve(settings: DriverSettings, on_line: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; `on_line` gets lines about devices, claims and failures.
 
     Raises ImagematrixError if the node cannot be probed at the start, or the sockets cannot be created.
     """
-    run_until_signal(DraDriver(settings, note).run)
+    run_until_signal(DraDriver(settings, on_line).run)
 
 
 class DraDriver:
     """The node as last probed, the usage of its GPUs, and the claims on disk."""
 
-    def __init__(self, settings: DriverSettings, note: Callable[[str], None]) -> None:
+    def __init__(self, settings: DriverSettings, on_line: Callable[[str], None]) -> None:
         self._settings = settings
-        self._note = note
+        self._log = on_line
         root = str(settings.kubelet or sockets.find_root_dir())
-        self._socket, self._registration = (
-            Path(place(root, DRIVER))
-            for place in (sockets.locate_dra_socket, sockets.locate_registration_socket)
-        )
+        self._socket = Path(sockets.locate_dra_socket(root, DRIVER))
+        self._registration = Path(sockets.locate_registration_socket(root, DRIVER))
         self._reported: dict[str, str] = {}  # failures, by what fails, until it succeeds
         self._host: Host
         self._usage: Usage | None = None  # outside of pods; None until it is known
@@ -115,7 +113,7 @@ class DraDriver:
         self._ledger = ClaimLedger(settings.cdi_root)
         self._turn = asyncio.Lock()  # held while claims are prepared and unprepared
         self._publisher = SlicePublisher(
-            settings.api, settings.node, note, lambda why: self._report("slices", why)
+            settings.api, settings.node, on_line, lambda problem: self._report("slices", problem)
         )
 
     async def run(self, ended: asyncio.Event) -> None:
@@ -124,17 +122,17 @@ class DraDriver:
         await asyncio.to_thread(self._prepare_folders)
         self._host = await asyncio.to_thread(self._settings.probe)
         for line in await asyncio.to_thread(lambda: [*self._ledger.restore(self._host.gpus)]):
-            self._note(line)
-        await self._survey()
+            self._log(line)
+        await self._survey_usage()
         async with AsyncExitStack() as stack:
             # The registration last, because kubelet then calls the driver.
-            await self._listen(stack, self._socket, self._driver_service())
-            await self._listen(stack, self._registration, self._registration_service())
+            await self._open_socket(stack, self._socket, self._make_driver_service())
+            await self._open_socket(stack, self._registration, self._make_registration_service())
             await run_together(
                 ended.wait(),
                 self._publisher.follow(),
-                run_periodically(times.probe, self._probe),
-                run_periodically(times.usage, self._survey),
+                run_periodically(times.probe, self._probe_node),
+                run_periodically(times.usage, self._survey_usage),
             )
 
     def _prepare_folders(self) -> None:
@@ -147,42 +145,42 @@ class DraDriver:
                     f"{path}: {error.strerror}", remedy="run as root, with --kubelet if it has another root"
                 ) from error
 
-    async def _listen(self, stack: AsyncExitStack, path: Path, handler: Any) -> None:
+    async def _open_socket(self, stack: AsyncExitStack, path: Path, handler: Any) -> None:
         server = await start_server(path, handler)
         stack.callback(path.unlink, missing_ok=True)
         stack.push_async_callback(server.stop, self._settings.times.stop)
 
-    async def _probe(self) -> None:
+    async def _probe_node(self) -> None:
         try:
             self._host = await asyncio.to_thread(self._settings.probe)
         except ImagematrixError as error:
             self._report("node", f"the node cannot be probed: {error}")
         else:
             self._report("node", None)
-        await self._publish()
+        await self._publish_devices()
 
-    async def _survey(self) -> None:
+    async def _survey_usage(self) -> None:
         """Read which GPUs are used outside of pods; while that is unknown, the last answer counts."""
         try:
-            self._usage = await asyncio.to_thread(self._settings.usage, self._host.gpus)
+            self._usage = await asyncio.to_thread(self._settings.survey_usage, self._host.gpus)
         except ImagematrixError as error:
             effect = "no device is published" if self._usage is None else "the last known counts"
             self._report("usage", f"usage of GPUs outside of pods unknown, {effect}: {error}")
         else:
             self._report("usage", None)
-        await self._publish()
+        await self._publish_devices()
 
-    async def _publish(self) -> None:
+    async def _publish_devices(self) -> None:
         if self._usage is None:
             return
-        claims = await asyncio.to_thread(self._ledger.claims)
+        claims = await asyncio.to_thread(self._ledger.list_claims)
         users = find_used_units(slices.name_devices(self._host), self._usage, claims)
         for name in users.keys() - self._used.keys():
-            self._note(f"{name} is in use by {users[name]}")
+            self._log(f"{name} is in use by {users[name]}")
         for name in self._used.keys() - users.keys():
-            self._note(f"{name} is no longer in use outside of pods")
+            self._log(f"{name} is no longer in use outside of pods")
         self._used = users
-        self._publisher.put(slices.make_devices(self._host, users))
+        self._publisher.set_devices(slices.make_devices(self._host, users))
 
     def _report(self, what: str, text: str | None) -> None:
         """Report a failure once until `what` succeeds: it is tried again every few seconds."""
@@ -190,39 +188,39 @@ class DraDriver:
             self._reported.pop(what, None)
         elif self._reported.get(what) != text:
             self._reported[what] = text
-            self._note(text)
+            self._log(text)
 
-    def _registration_service(self) -> Any:
-        async def info(_request: Any, _context: Any) -> Any:
+    def _make_registration_service(self) -> Any:
+        async def get_info(_request: Any, _context: Any) -> Any:
             return load_message("PluginInfo")(
                 type=TYPE, name=DRIVER, endpoint=str(self._socket), supported_versions=SERVICES
             )
 
-        async def status(told: Any, _context: Any) -> Any:
-            self._note("registered" if told.plugin_registered else f"kubelet refused: {told.error}")
+        async def log_status(status: Any, _context: Any) -> Any:
+            self._log("registered" if status.plugin_registered else f"kubelet refused: {status.error}")
             return load_message("Empty")()
 
         unary = grpc.unary_unary_rpc_method_handler
         methods = {
-            "GetInfo": make_handler(unary, info, "Empty"),
-            "NotifyRegistrationStatus": make_handler(unary, status, "RegistrationStatus"),
+            "GetInfo": make_handler(unary, get_info, "Empty"),
+            "NotifyRegistrationStatus": make_handler(unary, log_status, "RegistrationStatus"),
         }
         return grpc.method_handlers_generic_handler(PLUGIN_REGISTRATION, methods)
 
-    def _driver_service(self) -> Any:
-        async def prepare(asked: Any, _context: Any) -> Any:
+    def _make_driver_service(self) -> Any:
+        async def prepare(request: Any, _context: Any) -> Any:
+            prepared = load_message("PreparedClaim")
             answers = [
-                load_message("PreparedClaim")(key=one.uid, value=await self._answered(_parse_reference(one)))
-                for one in asked.claims
+                prepared(key=claim.uid, value=await self._answer_prepare(_parse_reference(claim)))
+                for claim in request.claims
             ]
             return load_message("NodePrepareResourcesResponse")(claims=answers)
 
-        async def unprepare(asked: Any, _context: Any) -> Any:
+        async def unprepare(request: Any, _context: Any) -> Any:
+            unprepared = load_message("UnpreparedClaim")
             answers = [
-                load_message("UnpreparedClaim")(
-                    key=one.uid, value=await self._unprepared(_parse_reference(one))
-                )
-                for one in asked.claims
+                unprepared(key=claim.uid, value=await self._answer_unprepare(_parse_reference(claim)))
+                for claim in request.claims
             ]
             return load_message("NodeUnprepareResourcesResponse")(claims=answers)
 
@@ -233,60 +231,59 @@ class DraDriver:
         }
         return grpc.method_handlers_generic_handler(DRA_PLUGIN, methods)
 
-    async def _answered(self, reference: ClaimReference) -> Any:
-        answer = load_message("NodePrepareResourceResponse")
+    async def _answer_prepare(self, reference: ClaimReference) -> Any:
+        """Prepare a claim and return the answer to kubelet, with its devices or the error."""
+        answer, uid = load_message("NodePrepareResourceResponse"), reference.uid
         try:
-            devices = await self._prepared(reference)
+            if not reference.is_valid:
+                raise ClaimError(f"invalid claim {str(reference)[:320]!r} with the UID {uid[:80]!r}")
+            claim = await send_request(self._settings.api, "GET", reference.path)
+            devices = list_allocated_devices(claim, reference, self._settings.node)
+            async with self._turn:
+                is_new = await asyncio.to_thread(self._prepare_devices, reference, devices)
         except ImagematrixError as error:
             # Kubelet asks again, every few seconds.
-            self._report(reference.uid, f"claim {reference}: refused: {error}")
+            self._report(uid, f"claim {reference}: refused: {error}")
             return answer(error=str(error))
-        self._report(reference.uid, None)
+        if is_new:
+            self._log(f"claim {reference}: prepared {', '.join(device.name for device in devices)}")
+        self._report(uid, None)
         return answer(devices=_format_devices(reference, self._settings.node, devices))
 
-    async def _prepared(self, reference: ClaimReference) -> tuple[AllocatedDevice, ...]:
-        """Prepare a claim and return its devices; raise ImagematrixError."""
-        if not reference.valid:
-            raise ClaimError(f"invalid claim {str(reference)[:320]!r} with the UID {reference.uid[:80]!r}")
-        claim = await send_request(self._settings.api, "GET", reference.path)
-        devices = list_allocated_devices(claim, reference, self._settings.node)
-        async with self._turn:
-            new = await asyncio.to_thread(self._give, reference, devices)
-        if new:
-            self._note(f"claim {reference}: prepared {', '.join(one.name for one in devices)}")
-        return devices
-
-    def _give(self, reference: ClaimReference, devices: tuple[AllocatedDevice, ...]) -> bool:
+    def _prepare_devices(self, reference: ClaimReference, devices: tuple[AllocatedDevice, ...]) -> bool:
+        """Record a claim's devices on this node; return whether they were not recorded before."""
         # Since the last probe a GPU may have failed, and another launch may have taken it.
         host = self._settings.probe()
         units = slices.name_devices(host)
         requests: dict[str, tuple[Gpu, ...]] = {}
-        for one in devices:
-            unit = units.get(one.name)
+        for device in devices:
+            unit = units.get(device.name)
             if unit is None:
-                raise ClaimError(f"device {one.name[:80]!r} not found on this node")
-            requests[one.request] = (*requests.get(one.request, ()), unit)
+                raise ClaimError(f"device {device.name[:80]!r} not found on this node")
+            requests[device.request] = (*requests.get(device.request, ()), unit)
 
         def survey() -> Usage:
             for gpus in requests.values():
-                self._settings.require(list_device_nodes(host, gpus))
-            return merge_usages(self._settings.plugins(host.gpus), self._settings.usage(host.gpus))
+                self._settings.require_devices(list_device_nodes(host, gpus))
+            return merge_usages(
+                self._settings.survey_plugins(host.gpus), self._settings.survey_usage(host.gpus)
+            )
 
-        return self._ledger.give(reference, host, requests, survey)
+        return self._ledger.prepare(reference, host, requests, survey)
 
-    async def _unprepared(self, reference: ClaimReference) -> Any:
+    async def _answer_unprepare(self, reference: ClaimReference) -> Any:
         answer = load_message("NodeUnprepareResourceResponse")
         if not UID.fullmatch(reference.uid):  # it was never prepared
             return answer()
         try:
             async with self._turn:
-                existed = await asyncio.to_thread(self._ledger.take_back, reference.uid)
+                existed = await asyncio.to_thread(self._ledger.unprepare, reference.uid)
         except ImagematrixError as error:
             self._report(reference.uid, f"claim {reference}: not unprepared: {error}")
             return answer(error=str(error))
         self._report(reference.uid, None)
         if existed:
-            self._note(f"claim {reference}: unprepared")
+            self._log(f"claim {reference}: unprepared")
         return answer()
 
 
@@ -296,17 +293,17 @@ def _parse_reference(claim: Any) -> ClaimReference:
 
 def _format_devices(reference: ClaimReference, node: str, devices: Sequence[AllocatedDevice]) -> list[Any]:
     """Return the devices as kubelet reads them; the first one of each request brings its CDI device."""
-    requests = frozenset(one.request for one in devices)
-    first = {one.request: one for one in reversed(devices)}
+    requests = frozenset(device.request for device in devices)
+    first = {device.request: device for device in reversed(devices)}
     return [
         load_message("PreparedDevice")(
-            request_names=[one.request],
+            request_names=[device.request],
             pool_name=node,
-            device_name=one.name,
-            cdi_device_ids=[cdi.make_device_id(reference.uid, one.request, requests)]
-            if first[one.request] is one
+            device_name=device.name,
+            cdi_device_ids=[cdi.make_device_id(reference.uid, device.request, requests)]
+            if first[device.request] is device
             else [],
-            share_id=one.share,
+            share_id=device.share,
         )
-        for one in devices
+        for device in devices
     ]

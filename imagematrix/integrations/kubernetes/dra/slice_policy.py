@@ -32,8 +32,8 @@ def make_slice_policy(name: str, account: str, **metadata: object) -> Iterator[M
     """Yield the policy for a service account's user name, and its binding, both with a name and metadata."""
     group, _, version = API.partition("/")
     slices = {"apiGroups": [group], "apiVersions": [version], "resources": ["resourceslices"]}
-    ours = f"s.spec.driver == {json.dumps(DRIVER)}"
-    own = f"{ours} && has(s.spec.nodeName) && s.spec.nodeName == variables.node"
+    is_ours = f"s.spec.driver == {json.dumps(DRIVER)}"
+    is_of_node = f"{is_ours} && has(s.spec.nodeName) && s.spec.nodeName == variables.node"
     spec = {
         "failurePolicy": "Fail",
         "matchConstraints": {"resourceRules": [{**slices, "operations": ["CREATE", "UPDATE", "DELETE"]}]},
@@ -46,7 +46,7 @@ def make_slice_policy(name: str, account: str, **metadata: object) -> Iterator[M
         ],
         "validations": [
             {
-                "expression": f"variables.node != '' && variables.slices.all(s, {own})",
+                "expression": f"variables.node != '' && variables.slices.all(s, {is_of_node})",
                 "message": f"{account} may only change ResourceSlices of {DRIVER} on the node of its pod",
             }
         ],

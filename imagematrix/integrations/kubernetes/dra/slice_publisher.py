@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from imagematrix.errors import EngineError, ImagematrixError, UsageError
+from imagematrix.errors import EngineError, UsageError
 from imagematrix.integrations.kubernetes.client.api import (
     Collection,
     ConflictError,
@@ -33,16 +33,21 @@ PAUSE_S, LONGEST_S = 1.0, 30.0  # before a retry; each pause is twice as long as
 class SlicePublisher:
     """The devices of a node, as they should be and as the API server has them.
 
-    `note` gets a line about each change, and `failed` the reason why the API server has others.
+    `on_line` gets a line about each change, and `on_state` the reason why the API server has other devices,
+    or None once it has these.
     """
 
     def __init__(
-        self, api: ApiServer, node: str, note: Callable[[str], None], failed: Callable[[str | None], None]
+        self,
+        api: ApiServer,
+        node: str,
+        on_line: Callable[[str], None],
+        on_state: Callable[[str | None], None],
     ) -> None:
         self._api = api
         self._node = node
-        self._note = note
-        self._failed = failed
+        self._on_line = on_line
+        self._on_state = on_state
         self._uid: str | None = None  # of the Node
         self._wanted: tuple[tuple[Device, ...], ...] | None = None
         self._observed: dict[str, StoredSlice] | None = None  # until they are listed
@@ -51,7 +56,7 @@ class SlicePublisher:
         self._stored: dict[str, tuple[tuple[Device, ...], tuple[Any, ...]]] = {}
         self._changed = asyncio.Event()
 
-    def put(self, devices: tuple[Device, ...]) -> None:
+    def set_devices(self, devices: tuple[Device, ...]) -> None:
         """Replace the devices to publish."""
         wanted = slices.split_devices(devices)
         if wanted != self._wanted:
@@ -60,15 +65,18 @@ class SlicePublisher:
 
     async def follow(self) -> None:
         """Publish the devices whenever they, or the slices of the API server, change, until cancelled."""
-        collection = Collection(SLICES, "slices", StoredSlice.read, query=slices.make_query(self._node))
+        collection = Collection(SLICES, "slices", StoredSlice.parse, query=slices.make_query(self._node))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(
-                watch_collection(self._api, collection, self._observe, self._note, self._unread)
+                watch_collection(
+                    self._api,
+                    collection,
+                    self._observe,
+                    self._on_line,
+                    lambda error: self._on_state(f"slices cannot be read: {error}"),
+                )
             )
             tasks.create_task(self._publish_changes())
-
-    def _unread(self, error: ImagematrixError) -> None:
-        self._failed(f"slices cannot be read: {error}")
 
     def _observe(self, observed: Mapping[str, StoredSlice]) -> None:
         self._observed = dict(observed)
@@ -83,9 +91,9 @@ class SlicePublisher:
                 await self._publish()
             except ConflictError as error:
                 if pause > PAUSE_S:  # the watch has not reported what has changed
-                    self._failed(f"devices cannot be published: {error}")
+                    self._on_state(f"devices cannot be published: {error}")
             except (EngineError, UsageError) as error:
-                self._failed(f"devices cannot be published: {error}")
+                self._on_state(f"devices cannot be published: {error}")
             else:
                 pause = PAUSE_S
                 continue
@@ -97,28 +105,26 @@ class SlicePublisher:
         observed = self._observed
         if self._wanted is None or observed is None:
             return
-        wanted, names = (
-            self._wanted,
-            [slices.make_slice_name(self._node, i) for i in range(len(self._wanted))],
-        )
+        wanted = self._wanted
+        names = [slices.make_slice_name(self._node, index) for index in range(len(wanted))]
         stored = [self._stored.get(name) for name in names]
         accepted = [
-            pair[1] if pair and pair[0] == listed else listed
-            for listed, pair in zip(wanted, stored, strict=True)
+            pair[1] if pair and pair[0] == devices else devices
+            for devices, pair in zip(wanted, stored, strict=True)
         ]
         plan = slices.plan_requests(accepted, observed, self._node)
-        if plan.empty:
-            self._failed(None)
+        if plan.is_empty:
+            self._on_state(None)
             return
         if self._uid is None:
-            self._uid = await self._node_uid()
+            self._uid = await self._read_node_uid()
         for name in plan.remove:
             with contextlib.suppress(NotFoundError):
                 await send_request(self._api, "DELETE", f"{SLICES}/{name}")
         for index in (*plan.update, *plan.create):
-            name, listed = names[index], wanted[index]
+            name, devices = names[index], wanted[index]
             document = slices.make_slice(
-                self._node, self._uid, index, count=len(wanted), generation=plan.generation, listed=listed
+                self._node, self._uid, index, count=len(wanted), generation=plan.generation, devices=devices
             )
             if index in plan.update:
                 document["metadata"]["resourceVersion"] = observed[name].version
@@ -126,11 +132,11 @@ class SlicePublisher:
             else:
                 answer = await send_request(self._api, "POST", SLICES, document)
             # What is observed comes from the watch alone: the slice may have been removed again by now.
-            self._stored[name] = listed, StoredSlice.read(answer).devices
-        self._failed(None)
-        self._note(f"published {sum(map(len, wanted))} devices, generation {plan.generation}")
+            self._stored[name] = devices, StoredSlice.parse(answer).devices
+        self._on_state(None)
+        self._on_line(f"published {sum(map(len, wanted))} devices, generation {plan.generation}")
 
-    async def _node_uid(self) -> str:
+    async def _read_node_uid(self) -> str:
         node = await send_request(self._api, "GET", f"/api/v1/nodes/{self._node}")
         metadata = node.object_or_none("metadata")
         if metadata is None:

@@ -50,7 +50,7 @@ class StoredSlice:
     devices: tuple[Any, ...]
 
     @classmethod
-    def read(cls, item: Fields) -> StoredSlice:
+    def parse(cls, item: Fields) -> StoredSlice:
         """Return the slice that an object describes; raise UsageError if it is invalid."""
         metadata, spec = item.object_or_none("metadata"), item.object_or_none("spec")
         if metadata is None or spec is None:
@@ -82,7 +82,7 @@ class SlicePlan:
     create: tuple[int, ...] = ()
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether all slices are as they should be."""
         return not (self.remove or self.update or self.create)
 
@@ -93,7 +93,7 @@ def name_devices(host: Host) -> dict[str, Gpu]:
     Those with an unknown UUID are left out, as by the device plugin, and so are those without a device node.
     """
     return {
-        _make_device_name(uuid): unit
+        re.sub(r"[^a-z0-9]+", "-", uuid.lower())[:LONGEST_DEVICE].strip("-"): unit
         for uuid, unit in make_offer(host).units.items()
         if unit.minor is not None
     }
@@ -101,22 +101,21 @@ def name_devices(host: Host) -> dict[str, Gpu]:
 
 def make_devices(host: Host, without: Mapping[str, str]) -> tuple[Device, ...]:
     """Return the devices of a host that work, except those in `without`."""
-    whole = labels.make_labels(host)
-    return tuple(
-        {
-            "name": name,
-            "attributes": dict(_make_attributes(host, unit, whole[labels.CLASS])),
-            **_make_capacity(unit),
-        }
-        for name, unit in name_devices(host).items()
-        if unit.usable and name not in without
-    )
+    class_name = labels.make_labels(host)[labels.CLASS]
+    devices = []
+    for name, unit in name_devices(host).items():
+        if unit.usable and name not in without:
+            device: Device = {"name": name, "attributes": dict(_make_attributes(host, unit, class_name))}
+            if mib := get_memory_mib(unit):
+                device["capacity"] = {"memory": {"value": f"{mib}Mi"}}
+            devices.append(device)
+    return tuple(devices)
 
 
-def split_devices(listed: Sequence[Device]) -> tuple[tuple[Device, ...], ...]:
+def split_devices(devices: Sequence[Device]) -> tuple[tuple[Device, ...], ...]:
     """Return devices in groups that fit into a slice; one empty group if there are none."""
-    starts = range(0, max(1, len(listed)), IN_SLICE)
-    return tuple(tuple(listed[start : start + IN_SLICE]) for start in starts)
+    starts = range(0, max(1, len(devices)), IN_SLICE)
+    return tuple(tuple(devices[start : start + IN_SLICE]) for start in starts)
 
 
 def plan_requests(
@@ -127,9 +126,9 @@ def plan_requests(
     The generation of the pool is raised whenever that takes more than one update, so that the scheduler does
     not mix slices.
     """
-    generation = max((one.generation for one in observed.values()), default=0)
+    generation = max((stored.generation for stored in observed.values()), default=0)
     names = [make_slice_name(node, index) for index in range(len(wanted))]
-    current = {name: one for name, one in observed.items() if name in names}
+    current = {name: stored for name, stored in observed.items() if name in names}
     pool = _make_pool(node, generation, len(wanted))
     missing = tuple(index for index, name in enumerate(names) if name not in current)
     changed = tuple(
@@ -153,7 +152,7 @@ def make_slice_name(node: str, index: int) -> str:
 
 
 def make_slice(
-    node: str, uid: str | None, index: int, *, count: int, generation: int, listed: Sequence[Device]
+    node: str, uid: str | None, index: int, *, count: int, generation: int, devices: Sequence[Device]
 ) -> dict[str, Any]:
     """Return a ResourceSlice; if the UID of its Node is given, it is removed with that."""
     owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid, "controller": True}
@@ -165,7 +164,7 @@ def make_slice(
             "driver": DRIVER,
             "nodeName": node,
             "pool": _make_pool(node, generation, count),
-            "devices": list(listed),
+            "devices": list(devices),
         },
     }
 
@@ -177,10 +176,6 @@ def make_query(node: str) -> dict[str, str]:
 
 def _make_pool(node: str, generation: int, count: int) -> dict[str, Any]:
     return {"name": node, "generation": generation, "resourceSliceCount": count}
-
-
-def _make_device_name(uuid: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", uuid.lower())[:LONGEST_DEVICE].strip("-")
 
 
 def _make_attributes(host: Host, unit: Gpu, class_name: str) -> Iterator[tuple[str, Device]]:
@@ -223,8 +218,3 @@ def _make_semantic_version(version: str | None) -> str | None:
     if not 0 < len(parts) <= PARTS:
         return None
     return ".".join(map(str, (*parts, 0, 0)[:PARTS]))
-
-
-def _make_capacity(unit: Gpu) -> Device:
-    mib = get_memory_mib(unit)
-    return {"capacity": {"memory": {"value": f"{mib}Mi"}}} if mib else {}

@@ -64,7 +64,10 @@ class ClassVerdict:
             "name": self.name,
             "nodes": len(self.nodes),
             "able": self.able,
-            "obstacles": [{"nodes": each.nodes, "why": each.why, "fix": each.fix} for each in self.obstacles],
+            "obstacles": [
+                {"nodes": obstacle.nodes, "why": obstacle.why, "fix": obstacle.fix}
+                for obstacle in self.obstacles
+            ],
             "selected": self.selected,
             "why": self.why,
             "fix": self.fix,
@@ -93,7 +96,7 @@ class Explanation:
             "cause": self.cause,
             "summary": self.summary,
             "fix": self.fix,
-            "classes": [each.to_json() for each in self.classes],
+            "classes": [verdict.to_json() for verdict in self.classes],
             "left_out": list(self.left_out),
         }
 
@@ -105,7 +108,7 @@ def make_pending_document(pod: Pod, explanations: Iterable[Explanation]) -> dict
         "pod": pod.name,
         "phase": pod.phase,
         "node": pod.node,
-        "images": [each.to_json() for each in explanations],
+        "images": [explanation.to_json() for explanation in explanations],
     }
 
 
@@ -120,53 +123,57 @@ def explain_pod(
     `nodes` are the nodes by name as they are now, and `used` the GPUs that the pods of each node request,
     where that is known.
     """
-    bearing = _find_variant_images(pod, cluster)
-    if cluster.policy.name not in pod.images and not bearing:
+    variant_images = _find_variant_images(pod, cluster)
+    if cluster.policy.name not in pod.images and not variant_images:
         return None
-    verdicts = tuple(_judge_class(pod, each, nodes, used) for each in cluster.grouped.classes)
+    verdicts = tuple(
+        _judge_class(pod, node_class, nodes, used) for node_class in cluster.node_classes.classes
+    )
     if pod.phase in ENDED:
         problem: Problem = None, "the pod has ended", None
     elif cluster.policy.name in pod.images:
         problem = _explain_undecided(cluster, admit(pod.document, cluster.policy), verdicts)
     else:
-        problem = _explain_decided(pod, bearing, verdicts)
+        problem = _explain_decided(pod, variant_images, verdicts)
     cause, summary, fix = problem
     return Explanation(
         image=cluster.policy.name,
         cause=cause,
         summary=summary,
-        fix=fix or (RELABEL if cause in LACKING and cluster.left_out else None),
+        fix=fix or (RELABEL if cause in LACKING and cluster.unlabelled else None),
         classes=verdicts,
-        left_out=cluster.left_out,
+        left_out=cluster.unlabelled,
     )
 
 
 def _find_variant_images(pod: Pod, cluster: ClusterPolicy) -> frozenset[str]:
     """Return the images of variants, by all their names, that the pod's containers have."""
-    catalog = cluster.grouped.catalog
-    borne = set()
+    catalog = cluster.node_classes.catalog
+    images = set()
     for variant in catalog.variants:
         names = {get_image(variant), variant.reference, f"{catalog.image}@{variant.digest}"}
         if not names.isdisjoint(pod.images):
-            borne.add(get_image(variant))
-    return frozenset(borne)
+            images.add(get_image(variant))
+    return frozenset(images)
 
 
 def _judge_class(
     pod: Pod,
-    each: NodeClass,
+    node_class: NodeClass,
     nodes: Mapping[str, ClusterNode],
     used: Mapping[str, Mapping[str, int]],
 ) -> ClassVerdict:
-    found = [find_obstacles(pod, nodes.get(node.name, node), used.get(node.name, {})) for node in each.nodes]
+    by_node = [
+        find_obstacles(pod, nodes.get(node.name, node), used.get(node.name, {})) for node in node_class.nodes
+    ]
     return ClassVerdict(
-        name=each.name,
-        nodes=tuple(node.name for node in each.nodes),
-        able=sum(not some for some in found),
-        obstacles=count_obstacles(obstacle for some in found for obstacle in some),
-        selected=get_image(each.variant) if each.variant else None,
-        why=each.why,
-        fix=each.miss.shown if each.miss else None,
+        name=node_class.name,
+        nodes=tuple(node.name for node in node_class.nodes),
+        able=sum(not obstacles for obstacles in by_node),
+        obstacles=count_obstacles(obstacle for obstacles in by_node for obstacle in obstacles),
+        selected=get_image(node_class.variant) if node_class.variant else None,
+        why=node_class.why,
+        fix=node_class.miss.shown if node_class.miss else None,
     )
 
 
@@ -175,49 +182,55 @@ def _explain_undecided(
 ) -> Problem:
     """Return what is wrong with a pod that still has the name, according to what admission says now."""
     if admission.cause is None or admission.reason is None:
-        decided = next(each["value"] for each in admission.patch if each["op"] == "replace")
-        why = f"{cluster.policy.name}: the pod was created without a decision; a new one would get {decided}"
+        image = next(operation["value"] for operation in admission.patch if operation["op"] == "replace")
+        why = f"{cluster.policy.name}: the pod was created without a decision; a new one would get {image}"
         return "NotAdmitted", why, f"see that a policy or the webhook is installed; {AGAIN}"
     cause = CAUSES[admission.cause]
-    by_name = {each.name: each for each in verdicts}
+    by_name = {verdict.name: verdict for verdict in verdicts}
     possible = [by_name[name] for name in admission.possible]
-    if cause == "ImageUndecided" and possible and not any(each.able for each in possible):
+    if cause == "ImageUndecided" and possible and not any(verdict.able for verdict in possible):
         # Admission knows the classes, not what else keeps a pod from all of their nodes.
-        fix = next((one.fix for each in possible for one in each.obstacles if one.fix), None)
+        fix = _find_first_fix(possible)
         return (
             "NoNodeFits",
             f"{cluster.policy.name}: no node can run the pod{_describe_first_obstacles(possible)}",
             fix,
         )
     if cause == "NoImageFits":
-        why, fix = possible[0].why, next((each.fix for each in possible if each.fix), None)
+        why, fix = possible[0].why, next((verdict.fix for verdict in possible if verdict.fix), None)
         return cause, f"{admission.reason}: {why}", fix
     if cause == "NoClassMatches":
         return cause, f"{admission.reason}{_describe_first_obstacles(by_name.values())}", None
     return cause, admission.reason, None
 
 
-def _explain_decided(pod: Pod, bearing: frozenset[str], verdicts: Iterable[ClassVerdict]) -> Problem:
+def _explain_decided(pod: Pod, images: frozenset[str], verdicts: Iterable[ClassVerdict]) -> Problem:
     """Return what is wrong with a pod that has the image of a class."""
-    shown = shorten_words(sorted(bearing), 1)
-    getting = [each for each in verdicts if each.selected in bearing]
-    if pod.node and any(pod.node in each.nodes for each in getting):
-        return None, f"the pod has {shown}, which fits its node {pod.node}", None
-    if not getting:
-        why = f"{shown}: no class of nodes gets this image any more, as after an upgrade of a driver"
+    image = shorten_words(sorted(images), 1)
+    matching = [verdict for verdict in verdicts if verdict.selected in images]
+    if pod.node and any(pod.node in verdict.nodes for verdict in matching):
+        return None, f"the pod has {image}, which fits its node {pod.node}", None
+    if not matching:
+        why = f"{image}: no class of nodes gets this image any more, as after an upgrade of a driver"
         return "ImageOutdated", why, f"{AGAIN}, so that it gets the image of today's nodes"
-    able = [each for each in getting if each.able]
+    able = [verdict for verdict in matching if verdict.able]
     if able:
         which = shorten_words(
-            [f"{each.name} ({each.able} of {len(each.nodes)} nodes)" for each in able], SHOWN
+            [f"{verdict.name} ({verdict.able} of {len(verdict.nodes)} nodes)" for verdict in able], SHOWN
         )
         claims = ", and its resource claims were not looked at" if pod.claims else ""
-        return None, f"{shown}: nothing keeps the pod from nodes of {which}{claims}", None
-    fix = next((one.fix for each in getting for one in each.obstacles if one.fix), None)
-    return "NoNodeFits", f"{shown}: no node can run the pod{_describe_first_obstacles(getting)}", fix
+        return None, f"{image}: nothing keeps the pod from nodes of {which}{claims}", None
+    why = f"{image}: no node can run the pod{_describe_first_obstacles(matching)}"
+    return "NoNodeFits", why, _find_first_fix(matching)
+
+
+def _find_first_fix(verdicts: Iterable[ClassVerdict]) -> str | None:
+    """Return what to do about the first obstacle about which something can be done."""
+    obstacles = (obstacle for verdict in verdicts for obstacle in verdict.obstacles)
+    return next((obstacle.fix for obstacle in obstacles if obstacle.fix), None)
 
 
 def _describe_first_obstacles(verdicts: Iterable[ClassVerdict]) -> str:
     """Return the most frequent obstacle of each of some classes, as the end of a sentence."""
-    whys = [f"{each.name}: {each.obstacles[0].why}" for each in verdicts if each.obstacles]
+    whys = [f"{verdict.name}: {verdict.obstacles[0].why}" for verdict in verdicts if verdict.obstacles]
     return f": {shorten_words(whys, SHOWN, '; ', '; and {} more')}" if whys else ""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from imagematrix.common.text import shorten_words
 from imagematrix.integrations.kubernetes.nodes.gpu_counts import select_gpu_quantities
 from imagematrix.integrations.kubernetes.nodes.labels import CLASS
-from imagematrix.integrations.kubernetes.workloads.affinity import parse_integer
+from imagematrix.integrations.kubernetes.workloads.affinity import is_requirement_met
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from imagematrix.integrations.kubernetes.explain.pod import Pod
-    from imagematrix.integrations.kubernetes.nodes.nodes import ClusterNode, Taint
+    from imagematrix.integrations.kubernetes.nodes.nodes import ClusterNode
 
 REPELLING = ("NoSchedule", "NoExecute")  # effects of taints that keep a pod off; the others are a preference
 CORDONED = "node.kubernetes.io/unschedulable"
@@ -55,20 +55,17 @@ def find_obstacles(pod: Pod, node: ClusterNode, used: Mapping[str, int]) -> tupl
     )
 
 
-def count_obstacles(found: Iterable[Obstacle]) -> tuple[Obstacles, ...]:
+def count_obstacles(obstacles: Iterable[Obstacle]) -> tuple[Obstacles, ...]:
     """Return the obstacles of several nodes, the most frequent first; equal ones are counted."""
     groups: dict[tuple[str, str | None], list[str | None]] = {}
-    for each in found:
-        groups.setdefault((each.why, each.fix), []).append(each.has)
-    return tuple(
-        Obstacles(why=why + _format_having(has), nodes=len(has), fix=fix)
-        for (why, fix), has in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0][0]))
-    )
-
-
-def _format_having(has: Iterable[str | None]) -> str:
-    some = sorted({each for each in has if each})
-    return f"; found {shorten_words(some, VALUES)}" if some else ""
+    for obstacle in obstacles:
+        groups.setdefault((obstacle.why, obstacle.fix), []).append(obstacle.has)
+    counted = []
+    for (why, fix), facts in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0][0])):
+        known = sorted({fact for fact in facts if fact})
+        instead = f"; found {shorten_words(known, VALUES)}" if known else ""
+        counted.append(Obstacles(why=why + instead, nodes=len(facts), fix=fix))
+    return tuple(counted)
 
 
 def _find_label_obstacles(pod: Pod, node: ClusterNode) -> Iterator[Obstacle]:
@@ -81,37 +78,28 @@ def _find_label_obstacles(pod: Pod, node: ClusterNode) -> Iterator[Obstacle]:
             yield Obstacle(why=f"the node selector asks for {key}={value}", has=_describe_label(node, key))
     if pod.terms is None:
         return
-    failed = [failure for term in pod.terms if (failure := _explain_mismatch(term, node))]
-    if len(failed) == len(pod.terms):
-        words = shorten_words([why for why, _ in failed], TERMS, ", or ", ", or {} more terms")
-        has = failed[0][1] if len(failed) == 1 else None
+    mismatches = [mismatch for term in pod.terms if (mismatch := _explain_mismatch(term, node))]
+    if len(mismatches) == len(pod.terms):
+        words = shorten_words([why for why, _ in mismatches], TERMS, ", or ", ", or {} more terms")
+        has = mismatches[0][1] if len(mismatches) == 1 else None
         yield Obstacle(why=f"the node affinity asks for {words or 'nothing, which no node meets'}", has=has)
 
 
 def _explain_mismatch(term: Mapping[str, Any], node: ClusterNode) -> tuple[str, str | None] | None:
     """Return what a term asks for that a node lacks, and what the node has; None if the node meets it."""
-    asked = [
-        *((every, node.labels.get(every["key"])) for every in term.get("matchExpressions", ())),
-        *((every, node.name) for every in term.get("matchFields", ())),
+    requirements = [
+        *(
+            (expression, node.labels.get(expression["key"]))
+            for expression in term.get("matchExpressions", ())
+        ),
+        *((field, node.name) for field in term.get("matchFields", ())),
     ]
-    for every, value in asked:
-        if not _may_be_met(every, value):
-            wanted = f"{every['key']} {every['operator']} {shorten_words(every['values'], VALUES)}".rstrip()
-            return wanted, f"no {every['key']}" if value is None else f"{every['key']}={value}"
-    return None if asked else ("an empty term, which no node meets", None)
-
-
-def _may_be_met(requirement: Mapping[str, Any], value: str | None) -> bool:
-    """Whether a label's value meets a requirement; an operator that we do not know may be met."""
-    operator, values = requirement["operator"], requirement["values"]
-    if operator in {"In", "NotIn"}:
-        return (value in values) is (operator == "In")
-    if operator in {"Exists", "DoesNotExist"}:
-        return (value is not None) is (operator == "Exists")
-    if operator in {"Gt", "Lt"}:
-        have, bound = parse_integer(value), parse_integer(values[0] if values else None)
-        return have is not None and bound is not None and (have > bound if operator == "Gt" else have < bound)
-    return True
+    for requirement, value in requirements:
+        if not is_requirement_met(requirement, value):
+            key, operator = requirement["key"], requirement["operator"]
+            wanted = f"{key} {operator} {shorten_words(requirement['values'], VALUES)}".rstrip()
+            return wanted, f"no {key}" if value is None else f"{key}={value}"
+    return None if requirements else ("an empty term, which no node meets", None)
 
 
 def _describe_label(node: ClusterNode, key: str) -> str:
@@ -122,33 +110,24 @@ def _find_taint_obstacles(pod: Pod, node: ClusterNode) -> Iterator[Obstacle]:
     if node.cordoned and not _is_tolerated(pod, CORDONED, "", "NoSchedule"):
         yield Obstacle(why="the node is cordoned", fix="make it schedulable again with `kubectl uncordon`")
     for taint in node.taints:
-        told = node.cordoned and taint.key == CORDONED
-        if (
-            taint.effect in REPELLING
-            and not told
-            and not _is_tolerated(pod, taint.key, taint.value, taint.effect)
-        ):
-            yield Obstacle(
-                why=f"the pod does not tolerate the taint {taint}", fix=f"{_suggest_toleration(taint)}"
-            )
-
-
-def _suggest_toleration(taint: Taint) -> str:
-    return f"add a toleration of {taint.key} with the effect {taint.effect}, if its pods belong there"
+        if taint.effect not in REPELLING or (node.cordoned and taint.key == CORDONED):
+            continue
+        if not _is_tolerated(pod, taint.key, taint.value, taint.effect):
+            fix = f"add a toleration of {taint.key} with the effect {taint.effect}, if its pods belong there"
+            yield Obstacle(why=f"the pod does not tolerate the taint {taint}", fix=fix)
 
 
 def _is_tolerated(pod: Pod, key: str, value: str, effect: str) -> bool:
-    return any(_tolerates(each, key, value, effect) for each in pod.tolerations)
-
-
-def _tolerates(toleration: Mapping[str, str], key: str, value: str, effect: str) -> bool:
-    """Whether a toleration is for a taint; an operator that we do not know may be."""
-    operator = toleration.get("operator", "Equal")
-    return (
-        toleration.get("effect", effect) == effect
-        and (toleration["key"] == key if "key" in toleration else operator == "Exists")
-        and (operator != "Equal" or toleration.get("value", "") == value)
-    )
+    """Whether a pod has a toleration for a taint; one with an operator that we do not know may be for it."""
+    for toleration in pod.tolerations:
+        operator = toleration.get("operator", "Equal")
+        if (
+            toleration.get("effect", effect) == effect
+            and (toleration["key"] == key if "key" in toleration else operator == "Exists")
+            and (operator != "Equal" or toleration.get("value", "") == value)
+        ):
+            return True
+    return False
 
 
 def _find_gpu_obstacles(pod: Pod, node: ClusterNode, used: Mapping[str, int]) -> Iterator[Obstacle]:
@@ -162,7 +141,8 @@ def _find_gpu_obstacles(pod: Pod, node: ClusterNode, used: Mapping[str, int]) ->
         if wanted <= offer:
             yield Obstacle(why=why, has=f"{free} of {offer} free", fix="wait until other pods end")
         elif offered and not offer:
-            others = shorten_words([f"{count} {name}" for name, count in offered.items()], VALUES)
-            yield Obstacle(why=why, has=others, fix=f"request {shorten_words([*offered], VALUES, ' or ')}")
+            alternatives = shorten_words([f"{count} {name}" for name, count in offered.items()], VALUES)
+            fix = f"request {shorten_words([*offered], VALUES, ' or ')}"
+            yield Obstacle(why=why, has=alternatives, fix=fix)
         else:
             yield Obstacle(why=why, has=str(offer) if offer else "none")

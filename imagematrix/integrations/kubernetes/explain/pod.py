@@ -73,7 +73,8 @@ class Pod:
     def images(self) -> tuple[str, ...]:
         """The images of its containers of all kinds."""
         spec = self.document["spec"]
-        return tuple(each["image"] for name in LISTS for each in spec.get(name, ()) if "image" in each)
+        containers = (container for name in LISTS for container in spec.get(name, ()))
+        return tuple(container["image"] for container in containers if "image" in container)
 
 
 def parse_pod(data: object, where: str) -> Pod:
@@ -108,11 +109,12 @@ def reduce_pod(fields: json_documents.Fields) -> dict[str, Any]:
     label = metadata.named_texts("labels").get(CLASS)
     selector = spec.named_texts("nodeSelector")
     tolerations = [
-        _reduce_texts(each, "key", "operator", "value", "effect") for each in spec.objects("tolerations")
+        _reduce_texts(toleration, "key", "operator", "value", "effect")
+        for toleration in spec.objects("tolerations")
     ]
     terms = _reduce_terms(spec)
     affinity = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}
-    kept = {
+    reduced = {
         **_reduce_texts(spec, "nodeName"),
         **({"nodeSelector": selector} if selector else {}),
         **({"tolerations": tolerations} if tolerations else {}),
@@ -120,9 +122,15 @@ def reduce_pod(fields: json_documents.Fields) -> dict[str, Any]:
         **({"resourceClaims": [{}]} if list(spec.objects("resourceClaims")) else {}),
     }
     for name in LISTS:
-        containers = [_reduce_container(each) for each in spec.objects(name)]
-        kept |= {name: containers} if containers else {}
-    return {"kind": "Pod", "metadata": {"labels": {CLASS: label}} if label else {}, "spec": kept}
+        containers = []
+        for container in spec.objects(name):
+            resources = container.object_or_empty("resources")
+            quantities = {kind: resources.named_texts(kind) for kind in ("limits", "requests")}
+            present = {kind: texts for kind, texts in quantities.items() if texts}
+            texts = _reduce_texts(container, "image", "restartPolicy")
+            containers.append(texts | ({"resources": present} if present else {}))
+        reduced |= {name: containers} if containers else {}
+    return {"kind": "Pod", "metadata": {"labels": {CLASS: label}} if label else {}, "spec": reduced}
 
 
 def _reduce_terms(spec: json_documents.Fields) -> list[dict[str, Any]] | None:
@@ -133,23 +141,17 @@ def _reduce_terms(spec: json_documents.Fields) -> list[dict[str, Any]] | None:
         {
             name: [
                 {
-                    "key": every.text("key"),
-                    "operator": every.text("operator"),
-                    "values": [*every.texts("values")],
+                    "key": requirement.text("key"),
+                    "operator": requirement.text("operator"),
+                    "values": [*requirement.texts("values")],
                 }
-                for every in term.objects(name)
+                for requirement in term.objects(name)
             ]
             for name in MATCHES
             if term.has(name)
         }
         for term in selector.objects("nodeSelectorTerms")
     ]
-
-
-def _reduce_container(fields: json_documents.Fields) -> dict[str, Any]:
-    resources = fields.object_or_empty("resources")
-    quantities = {name: some for name in ("limits", "requests") if (some := resources.named_texts(name))}
-    return _reduce_texts(fields, "image", "restartPolicy") | ({"resources": quantities} if quantities else {})
 
 
 def _reduce_texts(fields: json_documents.Fields, *keys: str) -> dict[str, Any]:

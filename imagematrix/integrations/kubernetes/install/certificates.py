@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 VALID = dt.timedelta(days=365)
 SKEW = dt.timedelta(hours=1)  # greatest difference between the clocks of a cluster
 LONGEST = 1 << 20  # bytes to read from a file
+# What the authority's key is not for: it only signs certificates.
+UNUSED = (
+    *("content_commitment", "crl_sign", "data_encipherment", "decipher_only", "digital_signature"),
+    *("encipher_only", "key_agreement", "key_encipherment"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +43,7 @@ def make_certificate(names: Sequence[str], now: dt.datetime | None = None) -> Tl
     authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     authority_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "imagematrix webhook authority")])
 
-    def builder(subject: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    def begin_certificate(subject: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
@@ -49,16 +54,17 @@ def make_certificate(names: Sequence[str], now: dt.datetime | None = None) -> Tl
             .not_valid_after(now + VALID)
         )
 
+    usage = x509.KeyUsage(key_cert_sign=True, **dict.fromkeys(UNUSED, False))
     authority = (
-        builder(authority_name, authority_key.public_key())
+        begin_certificate(authority_name, authority_key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_make_signing_key_usage(), critical=True)
+        .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "imagematrix webhook")])
     chain = (
-        builder(subject, key.public_key())
+        begin_certificate(subject, key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -106,21 +112,23 @@ def get_end_of_trust(tls: Tls) -> dt.datetime | None:
     """Return when clients stop to trust a valid certificate, or None if they do not trust it at all."""
     chain = x509.load_pem_x509_certificates(tls.chain)
     authorities = x509.load_pem_x509_certificates(tls.authorities)
-    trusted = [each for each in authorities if each == chain[-1] or _is_issued_by(chain[-1], each)]
+    last = chain[-1]
+    trusted = [authority for authority in authorities if authority == last or _is_issued_by(last, authority)]
     if not trusted:
         return None
-    return min(each.not_valid_after_utc for each in (*chain, max(trusted, key=_get_end)))
+    end = max(authority.not_valid_after_utc for authority in trusted)
+    return min(end, *(certificate.not_valid_after_utc for certificate in chain))
 
 
 def merge_authorities(authorities: Sequence[bytes], now: dt.datetime) -> bytes:
     """Return all authorities in some PEM texts that have not expired, without duplicates."""
-    every = [each for text in authorities for each in x509.load_pem_x509_certificates(text)]
-    valid = dict.fromkeys(each for each in every if each.not_valid_after_utc > now)
-    return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in valid)
-
-
-def _get_end(certificate: x509.Certificate) -> dt.datetime:
-    return certificate.not_valid_after_utc
+    certificates = [
+        certificate for text in authorities for certificate in x509.load_pem_x509_certificates(text)
+    ]
+    valid = dict.fromkeys(
+        certificate for certificate in certificates if certificate.not_valid_after_utc > now
+    )
+    return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in valid)
 
 
 def _is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
@@ -129,14 +137,6 @@ def _is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) ->
     except (InvalidSignature, TypeError, ValueError):
         return False
     return True
-
-
-def _make_signing_key_usage() -> x509.KeyUsage:
-    others = (
-        *("content_commitment", "crl_sign", "data_encipherment", "decipher_only", "digital_signature"),
-        *("encipher_only", "key_agreement", "key_encipherment"),
-    )
-    return x509.KeyUsage(key_cert_sign=True, **dict.fromkeys(others, False))
 
 
 def _read_file(path: Path) -> bytes:

@@ -98,10 +98,10 @@ def make_manifests(installation: Installation, tls: Tls, *, upgrade: bool = Fals
     """
     configuration = _make_configuration(installation, tls)
     # Before there is a webhook, it must not be asked. Before one gets a new certificate, it must be trusted.
-    made = _make_workloads(installation, tls)
-    for each in (configuration, *made) if upgrade else (*made, configuration):
-        each["metadata"].setdefault("labels", {})[PART_OF] = PRODUCT
-        yield each
+    workloads = _make_workloads(installation, tls)
+    for manifest in (configuration, *workloads) if upgrade else (*workloads, configuration):
+        manifest["metadata"].setdefault("labels", {})[PART_OF] = PRODUCT
+        yield manifest
 
 
 def _make_workloads(installation: Installation, tls: Tls) -> Iterator[Manifest]:
@@ -121,7 +121,9 @@ def _make_workloads(installation: Installation, tls: Tls) -> Iterator[Manifest]:
     yield make_manifest("policy/v1", "PodDisruptionBudget", NAME, **metadata, spec=budget)
     service = {"selector": {LABEL: NAME}, "ports": [{"port": 443, "targetPort": PORT}]}
     yield make_manifest("v1", "Service", NAME, **metadata, spec=service)
-    yield _make_labeller(installation)
+    # On each node, what writes its labels for NFD.
+    labeller = {"name": "labels", "command": ["sh", "-c", LABELLING]}
+    yield _make_daemonset(installation, LABELLER, labeller, {"features": ("/features", FEATURES)})
     if installation.plugin is not None:
         yield _make_plugin(installation)
     if installation.dra:
@@ -213,12 +215,6 @@ def _make_deployment(installation: Installation) -> Manifest:
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
     spec = {"replicas": 2, "strategy": strategy, **_make_selector_and_template(NAME, pod)}
     return make_manifest("apps/v1", "Deployment", NAME, **_make_metadata(installation.namespace), spec=spec)
-
-
-def _make_labeller(installation: Installation) -> Manifest:
-    """Return the DaemonSet that writes each node's labels for NFD."""
-    container = {"name": "labels", "command": ["sh", "-c", LABELLING]}
-    return _make_daemonset(installation, LABELLER, container, {"features": ("/features", FEATURES)})
 
 
 def _make_plugin(installation: Installation) -> Manifest:
@@ -313,13 +309,13 @@ def _make_configuration(installation: Installation, tls: Tls) -> Manifest:
     space = installation.namespace
     # With "Fail", a webhook that is down would keep its own pods, and those of the control plane, from
     # starting.
-    outside = ["kube-system", space, *installation.excluded]
-    using = " || ".join(
+    excluded = ["kube-system", space, *installation.excluded]
+    use_condition = " || ".join(
         make_use_condition(AdmissionPolicy(name=name, classes=())) for name in installation.names
     )
-    selector = {"key": NAMED, "operator": "NotIn", "values": outside}
+    selector = {"key": NAMED, "operator": "NotIn", "values": excluded}
     service = {"name": NAME, "namespace": space, "path": PATH, "port": 443}
-    conditions = [{"name": "uses-an-image", "expression": using}]
+    conditions = [{"name": "uses-an-image", "expression": use_condition}]
     hook = {
         "name": HOOK,
         "admissionReviewVersions": ["v1"],

@@ -40,7 +40,7 @@ class Resource:
         return f"{self.kind} {self.namespace + '/' if self.namespace else ''}{self.name}"
 
     @classmethod
-    def of(cls, manifest: Mapping[str, Any], where: str) -> Resource:
+    def from_manifest(cls, manifest: Mapping[str, Any], where: str) -> Resource:
         """Return what a manifest describes; raise UsageError if it does not say."""
         fields = json_documents.Fields(manifest, where)
         metadata = fields.object_or_none("metadata")
@@ -61,21 +61,26 @@ class PreviousInstallation:
     tls: Tls
     resources: frozenset[Resource]
 
-    def without(self, manifests: Iterable[Mapping[str, Any]]) -> list[Resource]:
-        """Return the resources that other manifests no longer have."""
-        return sorted(self.resources - {Resource.of(each, "manifest") for each in manifests})
+    def list_obsolete(self, manifests: Iterable[Mapping[str, Any]]) -> list[Resource]:
+        """Return the resources that the manifests of an upgrade no longer have."""
+        upgraded = {Resource.from_manifest(manifest, "manifest") for manifest in manifests}
+        return sorted(self.resources - upgraded)
 
 
 def read_installation(path: Path, namespace: str) -> PreviousInstallation:
     """Return the installation in a file; raise UsageError if it is invalid, or of another namespace."""
     where = str(path)
     manifests = list(_list_objects(load_yaml(path), where))
-    resources = [Resource.of(each, where) for each in manifests]
-    found = dict(zip(resources, manifests, strict=True))
-    secret = _require_single(found, "Secret", where)
-    configuration = _require_single(found, "MutatingWebhookConfiguration", where)
-    data = json_documents.Fields(found[secret], where).object_or_empty("data")
-    hook = _get_hook(json_documents.Fields(found[configuration], where), where)
+    resources = [Resource.from_manifest(manifest, where) for manifest in manifests]
+    by_resource = dict(zip(resources, manifests, strict=True))
+    secret = _require_single(by_resource, "Secret", where)
+    configuration = _require_single(by_resource, "MutatingWebhookConfiguration", where)
+    data = json_documents.Fields(by_resource[secret], where).object_or_empty("data")
+    webhooks = json_documents.Fields(by_resource[configuration], where).objects("webhooks")
+    hooks = [hook for hook in webhooks if hook.text_or_none("name") == HOOK]
+    if len(hooks) != 1:
+        raise UsageError(f"{where}: expected one webhook {HOOK}, found {len(hooks)}", remedy=WRITTEN)
+    client = hooks[0].object_or_empty("clientConfig")
     if secret.namespace != namespace:
         raise UsageError(
             f"{where}: installed to the namespace {secret.namespace[:80]!r}",
@@ -84,50 +89,45 @@ def read_installation(path: Path, namespace: str) -> PreviousInstallation:
     tls = Tls(
         chain=_decode_field(data, "tls.crt"),
         key=_decode_field(data, "tls.key"),
-        authorities=_decode_field(hook, "caBundle"),
+        authorities=_decode_field(client, "caBundle"),
     )
     parts = (f"{where}: tls.crt", f"{where}: tls.key", f"{where}: caBundle")
     certificates.require_valid_certificate(tls, parts, make_service_names(namespace)[0])
     return PreviousInstallation(tls=tls, resources=frozenset(resources))
 
 
-def renew_certificate(previous: Tls, given: Tls | None, names: tuple[str, ...], now: dt.datetime) -> Tls:
-    """Return the certificate of an upgrade: `given`, or the previous one until 60 days before its end.
+def renew_certificate(
+    previous: Tls, replacement: Tls | None, names: tuple[str, ...], now: dt.datetime
+) -> Tls:
+    """Return the certificate of an upgrade: `replacement`, or the previous one until 60 days before its end.
 
     The API server trusts the previous authorities too, because webhooks use the previous certificate until
     the kubelet has given them the other.
     """
     end = certificates.get_end_of_trust(previous)
-    keep = given is None and end is not None and end - now > LEFT
-    new = given or (previous if keep else certificates.make_certificate(names, now))
+    keep = replacement is None and end is not None and end - now > LEFT
+    new = replacement or (previous if keep else certificates.make_certificate(names, now))
     authorities = certificates.merge_authorities([new.authorities, previous.authorities], now)
     return Tls(chain=new.chain, key=new.key, authorities=authorities)
 
 
 def _list_objects(manifests: Iterable[object], where: str) -> Iterator[dict[str, Any]]:
     """Yield the objects of a file, also those in a List of kubectl."""
-    for each in manifests:
-        if each is None:  # between two separators
+    for manifest in manifests:
+        if manifest is None:  # between two separators
             continue
-        fields = json_documents.Fields(each, where)
+        fields = json_documents.Fields(manifest, where)
         if fields.text("kind") == "List":
             yield from (item.data for item in fields.objects("items"))
         else:
             yield fields.data
 
 
-def _require_single(found: Iterable[Resource], kind: str, where: str) -> Resource:
-    some = [each for each in found if (each.kind, each.name) == (kind, NAME)]
-    if len(some) != 1:
-        raise UsageError(f"{where}: expected one {kind} {NAME}, found {len(some)}", remedy=WRITTEN)
-    return some[0]
-
-
-def _get_hook(configuration: json_documents.Fields, where: str) -> json_documents.Fields:
-    hooks = [each for each in configuration.objects("webhooks") if each.text_or_none("name") == HOOK]
-    if len(hooks) != 1:
-        raise UsageError(f"{where}: expected one webhook {HOOK}, found {len(hooks)}", remedy=WRITTEN)
-    return hooks[0].object_or_empty("clientConfig")
+def _require_single(resources: Iterable[Resource], kind: str, where: str) -> Resource:
+    matches = [resource for resource in resources if (resource.kind, resource.name) == (kind, NAME)]
+    if len(matches) != 1:
+        raise UsageError(f"{where}: expected one {kind} {NAME}, found {len(matches)}", remedy=WRITTEN)
+    return matches[0]
 
 
 def _decode_field(fields: json_documents.Fields, key: str) -> bytes:

@@ -45,12 +45,12 @@ class NodeClass:
     strays: tuple[ClusterNode, ...] = ()
 
     @property
-    def placeable(self) -> tuple[ClusterNode, ...]:
+    def placeable_nodes(self) -> tuple[ClusterNode, ...]:
         """Its nodes without those that have the class label of another class."""
         return tuple(node for node in self.nodes if self.has_label(node) or CLASS not in node.labels)
 
     @property
-    def labelled(self) -> bool:
+    def is_labelled(self) -> bool:
         """Whether all nodes of the class have the class label with its name."""
         return all(map(self.has_label, self.nodes))
 
@@ -83,7 +83,7 @@ class NodeClass:
         """The warnings of its nodes, without duplicates."""
         warnings = (warning for node in self.nodes for warning in node.host.warnings)
         # Nodes without labels of ours have no class label that could be wrong.
-        stale = [] if self.labelled or not any(node.described for node in self.nodes) else [STALE]
+        stale = [] if self.is_labelled or not any(node.has_our_labels for node in self.nodes) else [STALE]
         return (*dict.fromkeys(warnings), *stale)
 
     def to_json(self) -> dict[str, object]:
@@ -101,7 +101,7 @@ class NodeClass:
             "why": self.why,
             "fits": sorted(self.kind.fits),
             "miss": self.miss.to_json() if self.miss else None,
-            "labelled": self.labelled,
+            "labelled": self.is_labelled,
             "warnings": list(self.warnings),
         }
 
@@ -118,9 +118,11 @@ class Classes:
     upgrades: tuple[Upgrade, ...] = ()
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether every class gets an image, and keeps one through every upgrade."""
-        return all(each.variant for each in self.classes) and not any(one.lost for one in self.upgrades)
+        if not all(node_class.variant for node_class in self.classes):
+            return False
+        return not any(upgrade.lost for upgrade in self.upgrades)
 
     def to_json(self) -> dict[str, object]:
         """Return the Classes document."""
@@ -128,7 +130,7 @@ class Classes:
             "schema": SCHEMA,
             "image": self.catalog.image,
             "version": self.catalog.version,
-            "classes": [each.to_json() for each in self.classes],
+            "classes": [node_class.to_json() for node_class in self.classes],
             "upgrades": [upgrade.to_json() for upgrade in self.upgrades],
         }
 
@@ -150,23 +152,23 @@ def classify_nodes(
     selector = Selector(catalog, normalize_where(where))
     _require_labelled_facts(selector.query.catalog)
 
-    def answer(host: Host) -> Answer:
+    def explain_host(host: Host) -> Answer:
         try:
             return selector.explain(host, gpus=gpus, allow_cpu=allow_cpu)
         except UsageError as error:
             return error
 
     by_name = {node.name: node for node in nodes}
-    hardware = group_by_hardware({name: node.host for name, node in by_name.items()}, answer)
-    for kind in hardware:
+    kinds = group_by_hardware({name: node.host for name, node in by_name.items()}, explain_host)
+    for kind in kinds:
         ambiguity = None if isinstance(kind.answer, UsageError) else kind.answer.decision.ambiguity
         if ambiguity:
             raise UsageError(f"{kind.hosts[0]}: {ambiguity[0]}", remedy=ambiguity[1].shown)
     return Classes(
         catalog=selector.query.catalog,
-        classes=_name_classes(hardware, by_name),
+        classes=_make_classes(kinds, by_name),
         upgrades=tuple(
-            compute_upgrade(hardware, answer, old, new) for old, new in sorted((drivers or {}).items())
+            compute_upgrade(kinds, explain_host, old, new) for old, new in sorted((drivers or {}).items())
         ),
     )
 
@@ -177,13 +179,13 @@ def split_by_label(nodes: Iterable[ClusterNode]) -> tuple[list[ClusterNode], lis
     A class label can be missing or wrong while a node starts or gets another driver. No pod with the image of
     a class can start on such a node, because the affinity of the pod requires the class label.
     """
-    matching, others = [], []
+    labelled, unlabelled = [], []
     for node in nodes:
         if node.labels.get(CLASS) == make_labels(node.host)[CLASS]:
-            matching.append(node)
+            labelled.append(node)
         else:
-            others.append(node.name)
-    return matching, others
+            unlabelled.append(node.name)
+    return labelled, unlabelled
 
 
 def _require_labelled_facts(catalog: Catalog) -> None:
@@ -201,25 +203,23 @@ def _require_labelled_facts(catalog: Catalog) -> None:
                 )
 
 
-def _name_classes(
-    hardware: Iterable[HardwareKind], nodes: Mapping[str, ClusterNode]
-) -> tuple[NodeClass, ...]:
+def _make_classes(kinds: Iterable[HardwareKind], nodes: Mapping[str, ClusterNode]) -> tuple[NodeClass, ...]:
     """Return the kinds as classes: kinds that differ only in the order of their GPUs share a class."""
     by_name: dict[str, tuple[HardwareKind, list[str]]] = {}
-    for kind in hardware:
+    for kind in kinds:
         # The name follows from the facts, so that a node can state its class without knowing the others.
         by_name.setdefault(make_labels(kind.sample)[CLASS], (kind, []))[1].extend(kind.hosts)
     by_label: dict[str, list[ClusterNode]] = {}
     for name in sorted(nodes):
         by_label.setdefault(nodes[name].labels.get(CLASS, ""), []).append(nodes[name])
-    class_of = {host: name for name, (_, hosts) in by_name.items() for host in hosts}
-    named = [
+    class_names = {host: name for name, (_, hosts) in by_name.items() for host in hosts}
+    classes = [
         NodeClass(
             name=name,
             nodes=tuple(nodes[host] for host in sorted(hosts)),
             kind=kind,
-            strays=tuple(node for node in by_label.get(name, ()) if class_of[node.name] != name),
+            strays=tuple(node for node in by_label.get(name, ()) if class_names[node.name] != name),
         )
         for name, (kind, hosts) in by_name.items()
     ]
-    return tuple(sorted(named, key=lambda each: (-len(each.nodes), each.name)))
+    return tuple(sorted(classes, key=lambda node_class: (-len(node_class.nodes), node_class.name)))

@@ -39,7 +39,7 @@ def count_units(slices: Sequence[Fields], claims: Iterable[Fields]) -> dict[str,
 
     A claim keeps a GPU that is no longer published. Raises UsageError if an object is invalid.
     """
-    found: dict[str, dict[str, DraUnits]] = {}
+    by_node: dict[str, dict[str, DraUnits]] = {}
     places: dict[tuple[Pool, str], tuple[str, str]] = {}  # the node and unit of a device
     nodes: dict[Pool, str] = {}
     for spec, pool in _list_current_slices(slices):
@@ -48,12 +48,14 @@ def count_units(slices: Sequence[Fields], claims: Iterable[Fields]) -> dict[str,
             if node is None:
                 continue
             nodes[pool] = node
-            unit = _get_unit(device)
+            # Partitions of one GPU share a counter set.
+            counters = next(device.objects("consumesCounters"), None)
+            unit = f"counters of {counters.text('counterSet')}" if counters else device.text("name")
             places[pool, device.text("name")] = node, unit
-            here = found.setdefault(node, {}).setdefault(pool[0], DraUnits())
-            here.known.add(unit)
+            units = by_node.setdefault(node, {}).setdefault(pool[0], DraUnits())
+            units.known.add(unit)
             if not any(taint.text("effect") in CLOSING for taint in device.objects("taints")):
-                here.healthy.add(unit)
+                units.healthy.add(unit)
     for result in (result for claim in claims for result in get_allocation(claim).objects("results")):
         driver = result.text("driver")
         # Access for an administrator takes no device from others.
@@ -62,10 +64,10 @@ def count_units(slices: Sequence[Fields], claims: Iterable[Fields]) -> dict[str,
         pool, device_name = (driver, result.text("pool")), result.text("device")
         # These drivers name the pool of a node after the node.
         node, unit = places.get((pool, device_name)) or (nodes.get(pool, pool[1]), device_name)
-        here = found.setdefault(node, {}).setdefault(driver, DraUnits())
-        here.known.add(unit)
-        here.claimed.add(unit)
-    return found
+        units = by_node.setdefault(node, {}).setdefault(driver, DraUnits())
+        units.known.add(unit)
+        units.claimed.add(unit)
+    return by_node
 
 
 def count_waiting(pods: Iterable[Fields], claims: Iterable[Fields]) -> dict[str, tuple[int, int]]:
@@ -73,19 +75,19 @@ def count_waiting(pods: Iterable[Fields], claims: Iterable[Fields]) -> dict[str,
 
     These are the numbers of pods and of devices; a request for all devices of a node counts as one.
     """
-    asked = {
+    requests = {
         _make_key(claim): _count_requested(claim)
         for claim in claims
         if not claim.object_or_empty("status").has("allocation")
     }
-    waiters: Counter[str] = Counter()
-    waited: set[tuple[str, str]] = set()
+    pod_counts: Counter[str] = Counter()
+    waiting_claims: set[tuple[str, str]] = set()
     for pod in pods:
-        mine = {key for key in list_claims(pod) if key in asked}
-        waiters.update({name for key in mine for name in asked[key]})
-        waited |= mine
-    devices = sum((asked[key] for key in waited), Counter[str]())
-    return {name: (waiters[name], devices[name]) for name in sorted(waiters)}
+        pod_claims = {key for key in list_claims(pod) if key in requests}
+        pod_counts.update({name for key in pod_claims for name in requests[key]})
+        waiting_claims |= pod_claims
+    devices = sum((requests[key] for key in waiting_claims), Counter[str]())
+    return {name: (pod_counts[name], devices[name]) for name in sorted(pod_counts)}
 
 
 def list_claims(pod: Fields) -> Iterator[tuple[str, str]]:
@@ -104,24 +106,18 @@ def get_allocation(claim: Fields) -> Fields:
 
 def _list_current_slices(slices: Iterable[Fields]) -> Iterator[tuple[Fields, Pool]]:
     """Yield the specs of slices of GPU drivers with their pools, without those of older generations."""
-    described = []
+    specs = []
     newest: dict[Pool, int] = {}
-    for each in slices:
-        spec = each.object_or_none("spec")
+    for item in slices:
+        spec = item.object_or_none("spec")
         pool = spec.object_or_none("pool") if spec else None
         if spec is None or pool is None:
-            raise each.fail("spec", "has no pool")
+            raise item.fail("spec", "has no pool")
         key, generation = (spec.text("driver"), pool.text("name")), pool.integer("generation")
         if DRIVERS.fullmatch(key[0]):
-            described.append((spec, key, generation))
+            specs.append((spec, key, generation))
             newest[key] = max(generation, newest.get(key, generation))
-    yield from ((spec, key) for spec, key, generation in described if generation == newest[key])
-
-
-def _get_unit(device: Fields) -> str:
-    for consumed in device.objects("consumesCounters"):
-        return f"counters of {consumed.text('counterSet')}"
-    return device.text("name")
+    yield from ((spec, key) for spec, key, generation in specs if generation == newest[key])
 
 
 def _count_requested(claim: Fields) -> Counter[str]:
@@ -135,8 +131,8 @@ def _count_requested(claim: Fields) -> Counter[str]:
     return requested
 
 
-def _make_key(named: Fields) -> tuple[str, str]:
-    metadata = named.object_or_none("metadata")
+def _make_key(item: Fields) -> tuple[str, str]:
+    metadata = item.object_or_none("metadata")
     if metadata is None:
-        raise named.fail("metadata", "is missing (expected an object)")
+        raise item.fail("metadata", "is missing (expected an object)")
     return metadata.text_or_none("namespace") or "", metadata.text("name")

@@ -89,10 +89,17 @@ class Cluster:
     @property
     def classes(self) -> dict[str, tuple[int, tuple[Count, ...]]]:
         """The number of nodes and the sums of their counts by class."""
-        grouped: dict[str, list[NodeCounts]] = {}
+        by_class: dict[str, list[NodeCounts]] = {}
         for node in self.nodes:
-            grouped.setdefault(node.node_class, []).append(node)
-        return {name: (len(nodes), _sum_counts(nodes)) for name, nodes in sorted(grouped.items())}
+            by_class.setdefault(node.node_class, []).append(node)
+        classes = {}
+        for name, nodes in sorted(by_class.items()):
+            sums: dict[str, Count] = {}
+            for count in (count for node in nodes for count in node.counts):
+                resource = count.resource
+                sums[resource] = sums.get(resource, Count(resource=resource)) + count
+            classes[name] = len(nodes), tuple(sums[resource] for resource in sorted(sums))
+        return classes
 
     def to_json(self) -> dict[str, object]:
         """Return the KubernetesGpus document."""
@@ -111,7 +118,7 @@ class Cluster:
                 {"name": name, "nodes": nodes, "resources": [count.to_json() for count in sums]}
                 for name, (nodes, sums) in self.classes.items()
             ],
-            "pending": [asdict(each) for each in self.pending],
+            "pending": [asdict(pending) for pending in self.pending],
         }
 
 
@@ -131,35 +138,32 @@ def count_gpus(lists: Sequence[tuple[object, str]]) -> Cluster:
     Raises UsageError if a list is invalid, or if the lists lack what pods request, so that every GPU would
     look free: the only list has no pods, or pods of nodes have claims, and no list has any.
     """
-    given = split_by_kind(lists)
+    objects = split_by_kind(lists)
     where = ", ".join(where for _, where in lists)
-    if not given.pods and len(lists) == 1:
+    if not objects.pods and len(lists) == 1:
         raise UsageError(f"{where}: no pods found", remedy=f"give --pods, or write it with `{OBJECTS}`")
-    nodes = describe_nodes(given.nodes, where)
-    raw = {
-        metadata.text("name"): each for each in given.nodes if (metadata := each.object_or_none("metadata"))
+    nodes = describe_nodes(objects.nodes, where)
+    fields_by_name = {
+        metadata.text("name"): item for item in objects.nodes if (metadata := item.object_or_none("metadata"))
     }
-    requests = _list_requests(given.pods)
-    if given.slices and not given.claims and any(node and any(list_claims(pod)) for pod, node, _ in requests):
+    requests = _list_requests(objects.pods)
+    has_claims = objects.claims or not objects.slices
+    if not has_claims and any(node and any(list_claims(pod)) for pod, node, _ in requests):
         raise UsageError(
             f"{where}: pods have claims, but no claims found", remedy=f"write it with `{CLAIMING}`"
         )
     used = _sum_requests((node, request) for _, node, request in requests)
-    unplaced = [(pod, request) for pod, node, request in requests if node is None]
-    claimed = count_units(given.slices, given.claims)
-    return Cluster(
-        nodes=tuple(
-            _count_node(node, raw[node.name], used.get(node.name, Counter()), claimed.get(node.name, {}))
-            for node in nodes
-        ),
-        pending=(
-            *_count_pending([request for _, request in unplaced]),
-            *(
-                Pending(resource=name, pods=pods, requested=devices)
-                for name, (pods, devices) in count_waiting((pod for pod, _ in unplaced), given.claims).items()
-            ),
-        ),
+    units = count_units(objects.slices, objects.claims)
+    counts = tuple(
+        _count_node(node, fields_by_name[node.name], used.get(node.name, Counter()), units.get(node.name, {}))
+        for node in nodes
     )
+    unplaced = [(pod, request) for pod, node, request in requests if node is None]
+    pending = [*_count_pending([request for _, request in unplaced])]
+    waiting = count_waiting((pod for pod, _ in unplaced), objects.claims)
+    for name, (pods, devices) in waiting.items():
+        pending.append(Pending(resource=name, pods=pods, requested=devices))
+    return Cluster(nodes=counts, pending=tuple(pending))
 
 
 def split_by_kind(lists: Sequence[tuple[object, str]]) -> ClusterLists:
@@ -168,7 +172,7 @@ def split_by_kind(lists: Sequence[tuple[object, str]]) -> ClusterLists:
     for item in (item for data, where in lists for item in list_objects(data, where)):
         by_kind.setdefault(item.text("kind"), []).append(item)
     pods, slices, claims = (by_kind.pop(kind, []) for kind in ("Pod", "ResourceSlice", "ResourceClaim"))
-    nodes = [item for some in by_kind.values() for item in some]
+    nodes = [item for items in by_kind.values() for item in items]
     return ClusterLists(nodes=nodes, pods=pods, slices=slices, claims=claims)
 
 
@@ -233,13 +237,14 @@ def _count_container(container: json_documents.Fields) -> Counter[str]:
 
 
 def _count_node(
-    node: ClusterNode, fields: json_documents.Fields, used: Mapping[str, int], claimed: Mapping[str, DraUnits]
+    node: ClusterNode,
+    fields: json_documents.Fields,
+    used: Mapping[str, int],
+    units_by_driver: Mapping[str, DraUnits],
 ) -> NodeCounts:
     status = fields.object_or_empty("status")
-    capacity, allocatable = (
-        select_gpu_quantities(status.named_texts("capacity")),
-        select_gpu_quantities(status.named_texts("allocatable")),
-    )
+    capacity = select_gpu_quantities(status.named_texts("capacity"))
+    allocatable = select_gpu_quantities(status.named_texts("allocatable"))
     schedulable = _is_schedulable(fields, status)
     numbers = {
         resource: Count(
@@ -256,12 +261,12 @@ def _count_node(
     numbers |= {
         driver: Count(
             resource=driver,
-            capacity=len(some.known),
-            allocatable=len(some.healthy),
-            requested=len(some.claimed),
-            free=len(some.healthy - some.claimed) if schedulable else 0,
+            capacity=len(units.known),
+            allocatable=len(units.healthy),
+            requested=len(units.claimed),
+            free=len(units.healthy - units.claimed) if schedulable else 0,
         )
-        for driver, some in claimed.items()
+        for driver, units in units_by_driver.items()
     }
     return NodeCounts(
         name=node.name,
@@ -275,29 +280,17 @@ def _is_schedulable(fields: json_documents.Fields, status: json_documents.Fields
     if fields.object_or_empty("spec").boolean("unschedulable"):
         return False
     return all(
-        each.text_or_none("status") == "True"
-        for each in status.objects("conditions")
-        if each.text_or_none("type") == "Ready"
+        condition.text_or_none("status") == "True"
+        for condition in status.objects("conditions")
+        if condition.text_or_none("type") == "Ready"
     )
 
 
 def select_gpu_quantities(quantities: Mapping[str, str]) -> dict[str, int]:
     """Return the quantities of GPUs, without zeros: kubelet keeps resources that have no devices any more."""
-    return {
-        resource: quantity
-        for resource, text in quantities.items()
-        if GPU.fullmatch(resource) and (quantity := _parse_quantity(text))
-    }
-
-
-def _parse_quantity(text: str) -> int:
-    match = QUANTITY.fullmatch(text)
-    return int(match[1]) * FACTORS[match[2]] if match else 0
-
-
-def _sum_counts(nodes: Iterable[NodeCounts]) -> tuple[Count, ...]:
-    sums: dict[str, Count] = {}
-    for node in nodes:
-        for count in node.counts:
-            sums[count.resource] = sums.get(count.resource, Count(resource=count.resource)) + count
-    return tuple(sums[resource] for resource in sorted(sums))
+    selected = {}
+    for resource, text in quantities.items():
+        match = QUANTITY.fullmatch(text) if GPU.fullmatch(resource) else None
+        if match and int(match[1]):
+            selected[resource] = int(match[1]) * FACTORS[match[2]]
+    return selected

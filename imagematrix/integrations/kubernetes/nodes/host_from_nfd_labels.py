@@ -14,7 +14,7 @@ from imagematrix.hardware.host.host import Accelerator, Cpu, Driver, Gpu, Host, 
 from imagematrix.hardware.vendors import gpus as products
 from imagematrix.hardware.vendors import marches, versions
 from imagematrix.integrations.kubernetes.nodes import cpuid
-from imagematrix.integrations.kubernetes.nodes import labels as own
+from imagematrix.integrations.kubernetes.nodes import labels as our_labels
 from imagematrix.integrations.kubernetes.nodes.host_from_our_labels import GPUS
 
 TYPE_CHECKING = False
@@ -39,7 +39,7 @@ STRATEGY = "nvidia.com/mig.strategy"
 VGPU = "nvidia.com/vgpu.present"
 RESOURCE = "nvidia.com/gpu"
 ACCELERATORS = (
-    *(own.PREFIX, "nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu", "gpu.intel.com/", "habana.ai/"),
+    *(our_labels.PREFIX, "nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu", "gpu.intel.com/", "habana.ai/"),
     "aws.amazon.com/neuron",
 )
 # NFD's words for the vendor_id of /proc/cpuinfo.
@@ -56,14 +56,22 @@ def read_nfd_labels(labels: Mapping[str, str], architecture: str | None, capacit
     `architecture` and `capacity` are those of the node's status. The architecture is used if no label has it;
     the capacity shows GPUs that no label describes.
     """
-    warnings: list[str] = []
     arch = get_machine_name(labels.get(ARCH) or architecture or "")
-    if not arch:
-        warnings.append("CPU architecture unknown")
-    flags = _read_flags(labels, arch, warnings)
-    gpus = tuple(_read_gpus(labels, capacity, warnings))
+    shown = [
+        key.removeprefix(CPUID) for key, value in labels.items() if key.startswith(CPUID) and value == "true"
+    ]
+    flags = cpuid.expand_flags(shown, arch)
+    warnings = [] if arch else ["CPU architecture unknown"]
+    if not flags:
+        warnings.append("CPU flags unknown: no labels of Node Feature Discovery or of imagematrix found")
+    elif arch == "x86_64":
+        level = marches.get_level(flags) or "none"
+        warnings.append(
+            f"CPU flags that Node Feature Discovery hides are inferred from the psABI level, {level}"
+        )
+    gpus, gpu_warnings = _read_gpus(labels, capacity)
     return Host(
-        arch=arch or own.UNKNOWN,
+        arch=arch or our_labels.UNKNOWN,
         cpu=Cpu(
             vendor=VENDORS.get(labels.get(VENDOR, "")),
             model=None,
@@ -73,23 +81,8 @@ def read_nfd_labels(labels: Mapping[str, str], architecture: str | None, capacit
         driver=_read_driver(labels),
         gpus=gpus,
         accelerators=() if gpus else tuple(_find_accelerators(labels, capacity)),
-        warnings=tuple(warnings),
+        warnings=(*warnings, *gpu_warnings),
     )
-
-
-def _read_flags(labels: Mapping[str, str], arch: str, warnings: list[str]) -> frozenset[str]:
-    shown = [
-        key.removeprefix(CPUID) for key, value in labels.items() if key.startswith(CPUID) and value == "true"
-    ]
-    flags = cpuid.expand_flags(shown, arch)
-    if not flags:
-        warnings.append("CPU flags unknown: no labels of Node Feature Discovery or of imagematrix found")
-    elif arch == "x86_64":
-        level = marches.get_level(flags) or "none"
-        warnings.append(
-            f"CPU flags that Node Feature Discovery hides are inferred from the psABI level, {level}"
-        )
-    return flags
 
 
 def _read_driver(labels: Mapping[str, str]) -> Driver | None:
@@ -102,18 +95,21 @@ def _read_driver(labels: Mapping[str, str]) -> Driver | None:
     return Driver(version=version, kind=None, source=SOURCE)
 
 
-def _read_gpus(labels: Mapping[str, str], capacity: Mapping[str, str], warnings: list[str]) -> Iterator[Gpu]:
+def _read_gpus(
+    labels: Mapping[str, str], capacity: Mapping[str, str]
+) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+    """Return the GPUs, and warnings about what the labels do not show of them."""
     product = labels.get(PRODUCT)
     if product is None:
-        return
+        return (), ()
     mig = MIG.search(product)
     # The discovery appends to the product's name how its GPUs are shared.
     name = MIG.sub("", product.removesuffix(SHARED))
     count = min(parse_natural(labels.get(GPU_COUNT, "")) or 0, GPUS)  # a label may state any number
     if not count:
-        warnings.append(f"label {GPU_COUNT} missing or invalid: the number of GPUs is unknown")
-        yield Gpu(index=0, state="unconfirmed")
-        return
+        warning = f"label {GPU_COUNT} missing or invalid: the number of GPUs is unknown"
+        return (Gpu(index=0, state="unconfirmed"),), (warning,)
+    warnings = []
     if mig:
         warnings.append("the number of GPUs is unknown: their labels count MIG devices")
         count = 1
@@ -127,23 +123,26 @@ def _read_gpus(labels: Mapping[str, str], capacity: Mapping[str, str], warnings:
     if _read_driver(labels) is None:
         warnings.append("driver version unknown: no labels nvidia.com/cuda.driver-version.* found")
     virtual = products.is_vgpu(name) or labels.get(VGPU) == "true"
-    for index in range(count):
-        yield Gpu(
+    gpus = [
+        Gpu(
             index=index,
-            name=own.restore_spaces(name),
+            name=our_labels.restore_spaces(name),
             compute=compute if valid else None,
-            brand=products.get_brand(own.restore_spaces(name)),
+            brand=products.get_brand(our_labels.restore_spaces(name)),
             memory_mib=None if mig else parse_natural(labels.get(MEMORY, "")),
             mig=() if mig else None,  # in MIG mode, with devices that no label describes
             state="vgpu" if virtual else "ok",
         )
+        for index in range(count)
+    ]
     shares = max(1, parse_natural(labels.get(REPLICAS, "")) or 1)
     further = (
         0 if mig else min(parse_natural(capacity.get(RESOURCE, "")) or 0, GPUS * shares) // shares - count
     )
     if further > 0:
         warnings.append(f"{further} GPUs are of models that no label describes")
-    yield from (Gpu(index=index, state="unconfirmed") for index in range(count, count + further))
+    gpus += [Gpu(index=index, state="unconfirmed") for index in range(count, count + further)]
+    return tuple(gpus), tuple(warnings)
 
 
 def _find_accelerators(labels: Mapping[str, str], capacity: Mapping[str, str]) -> Iterator[Accelerator]:

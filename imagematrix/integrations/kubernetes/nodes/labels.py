@@ -90,13 +90,16 @@ def make_labels(host: Host) -> dict[str, str]:
 
     An unknown fact has no label, or a value that no image's needs admit.
     """
+    flags = host.cpu.flags & get_flag_vocabulary(host.arch)
+    level = marches.get_level(flags) if host.arch == "x86_64" else None
     labels = {
         ARCH: make_label_value(ARCHITECTURES.get(host.arch, host.arch)) or UNKNOWN,
         VENDOR: make_label_value(host.cpu.vendor or ""),
         MODEL: make_label_value(host.cpu.model or ""),
         ACCELERATORS: str(len(host.accelerators)),
         COUNT: str(len(host.gpus)),
-        **_make_cpu_labels(host),
+        LEVEL: str(marches.get_level_rank(level)) if level else "",
+        **{f"{FLAG}{flag}": "true" for flag in flags},
         **_make_driver_labels(host),
         **(_make_gpu_labels(host.gpus) if host.gpus else {}),
     }
@@ -130,13 +133,13 @@ def make_class_name(labels: Mapping[str, str]) -> str:
 
     All nodes that every selection treats alike have the same class. Kubernetes objects can have this name.
     """
-    distinguishing = [
-        f"{key}={_drop_memory(key, labels[key])}"
-        for key in sorted(labels)
-        if key.startswith(DISTINGUISHING)
-        or key in (DRIVER, MODULES)
-        or (key, labels[key]) == (USER_MODE, DIFFERS)
-    ]
+    distinguishing = []
+    for key in sorted(labels):
+        value = labels[key]
+        if key.startswith(KIND) and MEMORY not in FACTS:  # unless a rule reads it, memory does not count
+            value = value.rpartition("_")[0]
+        if key.startswith(DISTINGUISHING) or key in (DRIVER, MODULES) or (key, value) == (USER_MODE, DIFFERS):
+            distinguishing.append(f"{key}={value}")
     digest = hashlib.sha256("\n".join(distinguishing).encode()).hexdigest()[:8]
     level = f"v{labels[LEVEL]}" if LEVEL in labels else labels.get(ARCH, UNKNOWN)
     driver = labels.get(DRIVER, "no-driver") if labels.get(COUNT, "0") != "0" else ""
@@ -195,15 +198,6 @@ VOCABULARY = Vocabulary(
 )
 
 
-def _make_cpu_labels(host: Host) -> dict[str, str]:
-    flags = host.cpu.flags & get_flag_vocabulary(host.arch)
-    level = marches.get_level(flags) if host.arch == "x86_64" else None
-    return {
-        **({LEVEL: str(marches.get_level_rank(level))} if level else {}),
-        **{f"{FLAG}{flag}": "true" for flag in flags},
-    }
-
-
 def _make_driver_labels(host: Host) -> dict[str, str]:
     if host.driver is None:
         return {}
@@ -217,24 +211,31 @@ def _make_driver_labels(host: Host) -> dict[str, str]:
 
 
 def _make_gpu_labels(host_gpus: tuple[Gpu, ...]) -> dict[str, str]:
-    each = [_make_gpu_facts(gpu) for gpu in host_gpus]
+    facts = [_make_gpu_facts(gpu) for gpu in host_gpus]
     # An unknown capability is below any that an image has code for.
-    computes = [0 if gpu["compute"] == UNKNOWN else int(gpu["compute"].replace(".", "")) for gpu in each]
-    states = "_".join(sorted({gpu["state"] for gpu in each}))
+    computes = [0 if gpu["compute"] == UNKNOWN else int(gpu["compute"].replace(".", "")) for gpu in facts]
+    states = "_".join(sorted({gpu["state"] for gpu in facts}))
     limits = [limit for gpu in host_gpus if (limit := gpu.last_branch) is not None]
     proved = all(
         gpus.is_data_centre(None if gpu["brand"] == NONE else gpu["brand"], restore_spaces(gpu["name"]))
-        for gpu in each
+        for gpu in facts
     )
+    # `read_our_labels` reads the GPUs from these: for each kind one label, and one for its name.
+    kinds = {}
+    counts = Counter(tuple(gpu.items()) for gpu in facts)
+    for index, (kind, count) in enumerate(sorted(counts.items())[:KINDS]):
+        *values, name = (value for _, value in kind)
+        kinds[f"{KIND}{index}"] = "_".join([str(count), *values])
+        kinds[f"{NAME}{index}"] = name
     return {
         GPU_STATES: states if is_valid_value(states) else OTHER,
         LEAST: str(min(computes)),
         GREATEST: str(max(computes)),
         DRIVER_LIMIT: str(min(limits, default=NEWEST)),
         DATA_CENTRE: str(proved).lower(),
-        **_count_values(COMPUTE, (gpu["compute"] for gpu in each)),
-        **_count_values(BRAND, (gpu["brand"] for gpu in each)),
-        **_make_kind_labels(each),
+        **_count_values(COMPUTE, (gpu["compute"] for gpu in facts)),
+        **_count_values(BRAND, (gpu["brand"] for gpu in facts)),
+        **kinds,
     }
 
 
@@ -254,22 +255,6 @@ def _make_gpu_facts(gpu: Gpu) -> dict[str, str]:
 
 def _count_values(key: str, values: Iterable[str]) -> dict[str, str]:
     return {f"{key}{value}": str(count) for value, count in Counter(values).items()}
-
-
-def _make_kind_labels(each: list[dict[str, str]]) -> dict[str, str]:
-    """Return the labels from which `labelled` reads the GPUs: one for each kind, and one with its name."""
-    counts = Counter(tuple(gpu.items()) for gpu in each)
-    labels = {}
-    for index, (kind, count) in enumerate(sorted(counts.items())[:KINDS]):
-        *values, name = (value for _, value in kind)
-        labels[f"{KIND}{index}"] = "_".join([str(count), *values])
-        labels[f"{NAME}{index}"] = name
-    return labels
-
-
-def _drop_memory(key: str, value: str) -> str:
-    """Return a value without the memory of GPUs, unless a rule reads it."""
-    return value.rpartition("_")[0] if key.startswith(KIND) and MEMORY not in FACTS else value
 
 
 def _summarize_gpus(labels: Mapping[str, str]) -> str:

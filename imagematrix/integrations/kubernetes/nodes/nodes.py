@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from imagematrix.common import json_documents
 from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
-from imagematrix.integrations.kubernetes.nodes import labels as own
+from imagematrix.integrations.kubernetes.nodes import labels as our_labels
 from imagematrix.integrations.kubernetes.nodes.host_from_nfd_labels import (
     list_accelerator_resources,
     read_nfd_labels,
@@ -50,7 +50,7 @@ class Taint:
 class ClusterNode:
     """A node: its name, its valid labels, and the Host that they describe.
 
-    The others say which pods it takes: whether it is `cordoned`, its taints, and what it offers to pods.
+    The other fields decide which pods it takes: whether it is `cordoned`, its taints, and what it offers.
     """
 
     name: str
@@ -61,9 +61,9 @@ class ClusterNode:
     allocatable: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def described(self) -> bool:
+    def has_our_labels(self) -> bool:
         """Whether the node has our own labels."""
-        return own.ARCH in self.labels
+        return our_labels.ARCH in self.labels
 
 
 def load_nodes(path: Path, stream: BinaryIO) -> tuple[ClusterNode, ...]:
@@ -135,45 +135,36 @@ def _parse_node(fields: json_documents.Fields) -> ClusterNode:
     labels, invalid = _filter_labels(metadata.named_texts("labels"))
     status = fields.object_or_empty("status")
     capacity = status.named_texts("capacity")
-    if own.ARCH in labels:
-        described = read_our_labels(labels)
-        if not described.gpus:  # GPUs that somebody offers contradict labels without any
-            signs = (*described.accelerators, *list_accelerator_resources(capacity))
-            described = replace(described, accelerators=signs)
+    if our_labels.ARCH in labels:
+        host = read_our_labels(labels)
+        if not host.gpus:  # GPUs that somebody offers contradict labels without any
+            hints = (*host.accelerators, *list_accelerator_resources(capacity))
+            host = replace(host, accelerators=hints)
     else:
         architecture = status.object_or_empty("nodeInfo").text_or_none("architecture")
-        described = read_nfd_labels(labels, architecture, capacity)
+        host = read_nfd_labels(labels, architecture, capacity)
     if invalid:
-        warning = f"{invalid} invalid labels were ignored"
-        described = replace(described, warnings=(*described.warnings, warning))
+        host = replace(host, warnings=(*host.warnings, f"{invalid} invalid labels were ignored"))
     spec = fields.object_or_empty("spec")
     return ClusterNode(
         name=metadata.text("name"),
         labels=labels,
-        host=described,
+        host=host,
         cordoned=spec.boolean("unschedulable"),
-        taints=tuple(map(_parse_taint, spec.objects("taints"))),
+        taints=tuple(
+            Taint(value=taint.text_or_none("value") or "", key=taint.text("key"), effect=taint.text("effect"))
+            for taint in spec.objects("taints")
+        ),
         allocatable=status.named_texts("allocatable"),
     )
 
 
-def _parse_taint(fields: json_documents.Fields) -> Taint:
-    value = fields.text_or_none("value") or ""
-    return Taint(key=fields.text("key"), value=value, effect=fields.text("effect"))
-
-
-def _filter_labels(given: Mapping[str, str]) -> tuple[dict[str, str], int]:
+def _filter_labels(labels: Mapping[str, str]) -> tuple[dict[str, str], int]:
     """Return the labels that an API server would accept, and the number of invalid ones."""
-    valid = {
-        key: value
-        for key, value in list(given.items())[:LABELS]
-        if own.is_valid_value(value) and _is_valid_key(key)
-    }
-    return valid, len(given) - len(valid)
-
-
-def _is_valid_key(key: str) -> bool:
-    prefix, slash, name = key.rpartition("/")
-    if slash and not PREFIX.fullmatch(prefix):
-        return False
-    return bool(name) and own.is_valid_value(name)
+    valid = {}
+    for key, value in list(labels.items())[:LABELS]:
+        prefix, slash, name = key.rpartition("/")
+        has_prefix = not slash or PREFIX.fullmatch(prefix)
+        if has_prefix and name and our_labels.is_valid_value(name) and our_labels.is_valid_value(value):
+            valid[key] = value
+    return valid, len(labels) - len(valid)

@@ -21,7 +21,7 @@ from imagematrix.launcher.gpu_claims.usage import find_consumers, list_lock_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from imagematrix.hardware.host.host import Gpu, Host
     from imagematrix.launcher.gpu_claims.usage import Usage
@@ -66,39 +66,50 @@ def make_offer(host: Host, *, by: Iterable[str] = (), vram: bool = False) -> Dev
     """
     whole = [gpu for gpu in host.gpus if gpu.mig is None and gpu.uuid]
     migs = [part for gpu in host.gpus for part in list_mig_devices(gpu) if part.mig and part.mig[0].uuid]
-    units = {_name_unit(unit): unit for unit in (*whole, *migs)}
+    units = {name_gpus([unit])[0]: unit for unit in (*whole, *migs)}
+    kinds = frozenset(by)
     resources: dict[str, dict[str, str]] = {GPU: {}} if whole else {}
-    for unit in whole:
-        for resource in (GPU, *_list_extra_resources(host, unit, frozenset(by))):
-            resources.setdefault(resource, {})[_name_unit(unit)] = _name_unit(unit)
-    for unit in migs:
-        resources.setdefault(_get_profile(unit), {})[_name_unit(unit)] = _name_unit(unit)
-    shares = (
-        {share: name for name, unit in units.items() for share in _list_shares(name, unit)} if vram else {}
-    )
+    for name, unit in units.items():
+        if unit.mig is not None:
+            (device,) = unit.mig
+            names = [_make_resource_name(MIG, device.profile or labels.UNKNOWN)]
+        else:
+            names = [GPU]
+            if "product" in kinds and unit.name:
+                names.append(_make_resource_name(f"{GPU}-", MAKER.sub("", unit.name)))
+            if "class" in kinds:
+                names.append(_make_resource_name(CLASS, labels.make_labels(host)[labels.CLASS]))
+        for resource in names:
+            resources.setdefault(resource, {})[name] = name
+    shares = {}
+    for name, unit in units.items() if vram else ():
+        for index in range((get_memory_mib(unit) or 0) // GIB):
+            shares[f"{name}{SHARE}{index}"] = name
     return DeviceOffer(host=host, units=units, resources=resources | ({VRAM: shares} if shares else {}))
 
 
-def find_users(offered: DeviceOffer, usage: Usage, holders: Mapping[str, str]) -> dict[str, str]:
+def find_users(offer: DeviceOffer, usage: Usage, holders: Mapping[str, str]) -> dict[str, str]:
     """Return the units that are used outside of pods, each with its users.
 
     `usage` is that of this node without its pods, `holders` maps a unit to the resource under which it is
     held. Processes on a unit that is held may be those of the pod.
     """
-    known = {name: unit for name, unit in offered.units.items() if unit.minor is not None}
-    using = {
-        name: [
-            some
-            for some in find_consumers(usage, list_lock_names(unit))
-            if name not in holders or some.kind != PROCESS
+    users = {}
+    for name, unit in offer.units.items():
+        if unit.minor is None:
+            continue
+        consumers = [
+            consumer
+            for consumer in find_consumers(usage, list_lock_names(unit))
+            if name not in holders or consumer.kind != PROCESS
         ]
-        for name, unit in known.items()
-    }
-    return {name: ", ".join(map(str, some)) for name, some in using.items() if some}
+        if consumers:
+            users[name] = ", ".join(map(str, consumers))
+    return users
 
 
 def list_devices(
-    offered: DeviceOffer, resource: str, holders: Mapping[str, str], used: Mapping[str, str]
+    offer: DeviceOffer, resource: str, holders: Mapping[str, str], used: Mapping[str, str]
 ) -> tuple[tuple[str, bool], ...]:
     """Return the device ids of a resource, each with whether it is healthy.
 
@@ -106,13 +117,13 @@ def list_devices(
     resource that is not offered any more has no devices.
     """
     return tuple(
-        (device, offered.units[unit].usable and holders.get(unit, resource) == resource and unit not in used)
-        for device, unit in offered.resources.get(resource, {}).items()
+        (device, offer.units[unit].usable and holders.get(unit, resource) == resource and unit not in used)
+        for device, unit in offer.resources.get(resource, {}).items()
     )
 
 
 def allocate_devices(
-    offered: DeviceOffer,
+    offer: DeviceOffer,
     resource: str,
     devices: Sequence[str],
     holders: Mapping[str, str],
@@ -124,12 +135,12 @@ def allocate_devices(
     under another resource or used outside of pods, or if shares would span units; UsageError if a share is
     too small for CUDA itself.
     """
-    units = find_held_units(offered, devices)
-    if unknown := [device for device in devices if device not in offered.resources.get(resource, {})]:
+    units = find_held_units(offer, devices)
+    if unknown := [device for device in devices if device not in offer.resources.get(resource, {})]:
         raise AllocationError(f"{resource}: device {unknown[0][:80]!r} not found")
     for unit in units:
-        if not offered.units[unit].usable:
-            raise AllocationError(f"{unit} cannot be used: {offered.units[unit].state}")
+        if not offer.units[unit].usable:
+            raise AllocationError(f"{unit} cannot be used: {offer.units[unit].state}")
         if holders.get(unit, resource) != resource:
             raise AllocationError(f"{unit} is in use as {holders[unit]}")
         if unit in used:
@@ -140,23 +151,23 @@ def allocate_devices(
             f"{len(devices)} GiB would span {len(units)} GPUs: none has that much memory left",
             remedy="request less, or whole GPUs",
         )
-    gpus = merge_gpus(offered.units[unit] for unit in units)
+    gpus = merge_gpus(offer.units[unit] for unit in units)
     share = Share(vram_mib=len(devices) * GIB if vram else None)
     return Allocation(
-        devices=list_device_nodes(offered.host, gpus),
+        devices=list_device_nodes(offer.host, gpus),
         environment={GPUS_VARIABLE: ",".join(units), **share.environment(gpus)},
     )
 
 
 def choose_preferred(
-    offered: DeviceOffer, resource: str, available: Sequence[str], required: Sequence[str], count: int
+    offer: DeviceOffer, resource: str, available: Sequence[str], required: Sequence[str], count: int
 ) -> tuple[str, ...]:
     """Return `count` of the `available` device ids, with all `required` ones; none if there are too few.
 
     All shares come from one unit: of those with enough left, the one with the least, so that whole GPUs stay
     free.
     """
-    units = offered.resources.get(resource, {})
+    units = offer.resources.get(resource, {})
     groups: dict[str, list[str]] = {}
     for device in available:
         if device in units:
@@ -169,36 +180,16 @@ def choose_preferred(
     return (*required, *rest)[:count]
 
 
-def find_held_units(offered: DeviceOffer, devices: Iterable[str]) -> tuple[str, ...]:
+def find_held_units(offer: DeviceOffer, devices: Iterable[str]) -> tuple[str, ...]:
     """Return the names of the units that device ids belong to, without duplicates.
 
     The ids may be of a resource that is not offered any more, or of NVIDIA's device plugin, whose ids are
     UUIDs too.
     """
-    return tuple(name for name in parse_uuids(devices) if name in offered.units)
-
-
-def _name_unit(unit: Gpu) -> str:
-    return name_gpus([unit])[0]
-
-
-def _list_extra_resources(host: Host, unit: Gpu, by: frozenset[str]) -> Iterator[str]:
-    if "product" in by and unit.name:
-        yield _make_resource_name(f"{GPU}-", MAKER.sub("", unit.name))
-    if "class" in by:
-        yield _make_resource_name(CLASS, labels.make_labels(host)[labels.CLASS])
-
-
-def _get_profile(unit: Gpu) -> str:
-    (device,) = unit.mig or ()
-    return _make_resource_name(MIG, device.profile or labels.UNKNOWN)
+    return tuple(uuid for uuid in parse_uuids(devices) if uuid in offer.units)
 
 
 def _make_resource_name(prefix: str, word: str) -> str:
     """Return the name of a resource: letters, digits, dashes and dots after its prefix."""
     longest = LONGEST - len(prefix.removeprefix(labels.PREFIX))
     return prefix + re.sub(r"[^a-z0-9.]+", "-", word.lower())[:longest].strip("-.")
-
-
-def _list_shares(name: str, unit: Gpu) -> Iterator[str]:
-    return (f"{name}{SHARE}{index}" for index in range((get_memory_mib(unit) or 0) // GIB))

@@ -96,30 +96,30 @@ class PluginSettings:
         return Path(sockets.locate_pods_socket(str(self.kubelet or sockets.find_root_dir())))
 
 
-def serve(settings: PluginSettings, note: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM; `note` gets lines about registrations, changes and failures.
+def serve(settings: PluginSettings, on_line: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; `on_line` gets lines about registrations, changes and failures.
 
     Raises ImagematrixError if the node cannot be probed at the start.
     """
-    run_until_signal(Plugin(settings, note).run)
+    run_until_signal(Plugin(settings, on_line).run)
 
 
 class Plugin:
     """The current offer, the resource under which each unit is held, and a server for each resource."""
 
-    def __init__(self, settings: PluginSettings, note: Callable[[str], None]) -> None:
+    def __init__(self, settings: PluginSettings, on_line: Callable[[str], None]) -> None:
         self._settings = settings
-        self._note = note
+        self._log = on_line
         self._failures: dict[str, set[str]] = {}  # reported messages, by what fails, until it succeeds
         self._offer: DeviceOffer
         self._holders: dict[str, str] = {}
         self._since: dict[str, float] = {}  # when units were last allocated or listed
-        self._listed_pods = False
+        self._knows_pods = False
         self._usage: Usage | None = None  # outside of pods; None until it is known
         self._used: dict[str, str] = {}  # the units in it, with their users, as reported
         self._changed = asyncio.Condition()
         self._reading = asyncio.Lock()  # held while the node, or the usage of its GPUs, is read
-        self._stopping = False
+        self._is_stopping = False
         self._servers: dict[str, Any] = {}  # by resource
         # Identity of the socket at which the plugin is registered.
         self._kubelet: tuple[int, ...] | None = None
@@ -129,31 +129,31 @@ class Plugin:
         times = self._settings.times
         await self._read_node()
         if not self._offer.resources:
-            self._note("no GPU to offer on this node")
+            self._log("no GPU to offer on this node")
         await self._read_pods()
-        await self._survey()
+        await self._survey_usage()
         try:
             await run_together(
                 ended.wait(),
-                run_periodically(times.probe, self._probe),
+                run_periodically(times.probe, self._probe_node),
                 run_periodically(times.pods, self._read_pods),
-                run_periodically(times.usage, self._survey),
-                run_periodically(times.watch, self._register, at_once=True),
+                run_periodically(times.usage, self._survey_usage),
+                run_periodically(times.watch, self._register_resources, at_once=True),
             )
         finally:
-            await self._stop()
+            await self._stop_servers()
 
-    async def _probe(self) -> None:
+    async def _probe_node(self) -> None:
         async with self._reading:
             try:
                 await self._read_node()
             except ImagematrixError as error:
-                self._fail("node", f"the node cannot be probed: {error}")
+                self._report_failure("node", f"the node cannot be probed: {error}")
             else:
                 self._failures.pop("node", None)
         await self._notify()
 
-    async def _survey(self) -> None:
+    async def _survey_usage(self) -> None:
         async with self._reading:
             await self._read_usage()
 
@@ -167,26 +167,26 @@ class Plugin:
             self._usage = await asyncio.to_thread(self._settings.usage, self._offer.host.gpus)
         except ImagematrixError as error:
             effect = "no device is offered" if self._usage is None else "the last known counts"
-            self._fail("usage", f"usage of GPUs outside of pods unknown, {effect}: {error}")
+            self._report_failure("usage", f"usage of GPUs outside of pods unknown, {effect}: {error}")
         else:
             self._failures.pop("usage", None)
-        used = self._outside()
+        used = self._find_users()
         for unit in used.keys() - self._used.keys():
-            self._note(f"{unit} is in use by {used[unit]}")
+            self._log(f"{unit} is in use by {used[unit]}")
         for unit in self._used.keys() - used.keys():
-            self._note(f"{unit} is no longer in use outside of pods")
+            self._log(f"{unit} is no longer in use outside of pods")
         self._used = used
         await self._notify()
 
-    def _outside(self) -> dict[str, str]:
+    def _find_users(self) -> dict[str, str]:
         return offers.find_users(self._offer, self._usage or {}, self._holders)
 
-    def _fail(self, what: str, text: str) -> None:
+    def _report_failure(self, what: str, text: str) -> None:
         """Report a failure once until `what` succeeds: it is tried again every few seconds."""
         reported = self._failures.setdefault(what, set())
         if text not in reported:
             reported.add(text)
-            self._note(text)
+            self._log(text)
 
     async def _notify(self) -> None:
         async with self._changed:
@@ -197,12 +197,12 @@ class Plugin:
         started, path = time.monotonic(), self._settings.pods
         try:
             async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
-                ask = make_call(channel, f"/{PODS}/List", "ListPodResourcesResponse")
-                answer = await ask(load_message("Empty")(), timeout=self._settings.times.answer)
+                list_pods = make_call(channel, f"/{PODS}/List", "ListPodResourcesResponse")
+                answer = await list_pods(load_message("Empty")(), timeout=self._settings.times.answer)
         except grpc.aio.AioRpcError as error:
-            effect = "allocated devices stay allocated" if self._listed_pods else "no device is offered"
-            self._fail("pods", f"{path}: pods unknown, {effect}: {error.details()}")
-            self._hold()
+            effect = "allocated devices stay allocated" if self._knows_pods else "no device is offered"
+            self._report_failure("pods", f"{path}: pods unknown, {effect}: {error.details()}")
+            self._extend_holds()
             return
         self._failures.pop("pods", None)
         # A unit that the last probe missed has to be held when the next probe finds it.
@@ -217,42 +217,43 @@ class Plugin:
         settle = self._settings.times.settle
         self._since = {unit: since for unit, since in last.items() if since > started - settle}
         self._holders = {unit: used.get(unit) or self._holders[unit] for unit in self._since}
-        self._listed_pods = True
+        self._knows_pods = True
         await self._notify()
 
-    def _hold(self) -> None:
+    def _extend_holds(self) -> None:
         """Keep held units for `settle` from now: kubelet is unavailable, or may not know its pods yet."""
         self._since = dict.fromkeys(self._since, time.monotonic())
 
-    async def _register(self) -> None:
+    async def _register_resources(self) -> None:
         """Serve and register each resource that is not registered with the current kubelet."""
         identity = read_stamp(self._settings.registry)
         if identity is None:
-            self._fail("kubelet", f"{self._settings.registry} not found: waiting for kubelet")
+            self._report_failure("kubelet", f"{self._settings.registry} not found: waiting for kubelet")
             return
         self._failures.pop("kubelet", None)
-        if not self._listed_pods:
+        if not self._knows_pods:
             await self._read_pods()
         # Units that pods hold under one name would look free under the others; those in use would look free.
-        if not self._listed_pods or self._usage is None:
+        if not self._knows_pods or self._usage is None:
             return
         if identity != self._kubelet:
-            self._hold()
-            await self._stop()
+            self._extend_holds()
+            await self._stop_servers()
             self._kubelet = identity
         async with grpc.aio.insecure_channel(f"unix:{self._settings.registry}") as channel:
             for resource in self._offer.resources:
                 if resource in self._servers:
                     continue
                 try:
-                    await self._start(resource, channel)
+                    await self._start_server(resource, channel)
                 except grpc.aio.AioRpcError as error:
-                    self._fail(resource, f"kubelet did not register {resource}: {error.details()}")
+                    message = f"kubelet did not register {resource}: {error.details()}"
+                    self._report_failure(resource, message)
 
-    async def _start(self, resource: str, channel: Any) -> None:
-        path = self._socket(resource)
+    async def _start_server(self, resource: str, channel: Any) -> None:
+        path = self._get_socket_path(resource)
         # Before the registration, because kubelet then connects to it.
-        server = await start_server(path, self._handler(resource))
+        server = await start_server(path, self._make_service(resource))
         try:
             register = make_call(channel, f"/{REGISTRATION}/Register", "Empty")
             request = load_message("RegisterRequest")(
@@ -265,39 +266,39 @@ class Plugin:
             raise
         self._servers[resource] = server
         self._failures.pop(resource, None)
-        self._note(f"offering {len(self._listed(resource))} {resource}")
+        self._log(f"offering {len(self._list_devices(resource))} {resource}")
 
-    async def _stop(self) -> None:
+    async def _stop_servers(self) -> None:
         """End kubelet's streams, then remove the sockets.
 
         gRPC prints a traceback for a stream that it has to cancel.
         """
-        self._stopping = True
+        self._is_stopping = True
         await self._notify()
         for resource, server in self._servers.items():
             await server.stop(self._settings.times.stop)
-            self._socket(resource).unlink(missing_ok=True)
-        self._servers, self._stopping = {}, False
+            self._get_socket_path(resource).unlink(missing_ok=True)
+        self._servers, self._is_stopping = {}, False
 
-    def _socket(self, resource: str) -> Path:
+    def _get_socket_path(self, resource: str) -> Path:
         path = self._settings.folder / f"{resource.replace('/', '-')}.sock"
         if len(bytes(path)) <= SOCKET_PATH:
             return path
         return path.with_name(f"imagematrix-{hashlib.sha256(resource.encode()).hexdigest()[:8]}.sock")
 
-    def _handler(self, resource: str) -> Any:
+    def _make_service(self, resource: str) -> Any:
         """Return the service of one resource."""
 
-        async def options(_request: Any, _context: Any) -> Any:
+        async def get_options(_request: Any, _context: Any) -> Any:
             return _make_options(resource)
 
         async def watch(_request: Any, _context: Any) -> AsyncIterator[Any]:
             sent: object = None
             while True:
                 async with self._changed:
-                    while (current := self._listed(resource)) == sent and not self._stopping:
+                    while (current := self._list_devices(resource)) == sent and not self._is_stopping:
                         await self._changed.wait()
-                if self._stopping:
+                if self._is_stopping:
                     return
                 sent = current
                 devices = [
@@ -306,17 +307,25 @@ class Plugin:
                 yield load_message("ListAndWatchResponse")(devices=devices)
 
         async def prefer(request: Any, _context: Any) -> Any:
-            return load_message("PreferredAllocationResponse")(
-                container_responses=[self._preferred(resource, asked) for asked in request.container_requests]
-            )
+            answers = []
+            for container in request.container_requests:
+                devices = offers.choose_preferred(
+                    self._offer,
+                    resource,
+                    container.available_deviceIDs,
+                    container.must_include_deviceIDs,
+                    container.allocation_size,
+                )
+                answers.append(load_message("ContainerPreferredAllocationResponse")(deviceIDs=devices))
+            return load_message("PreferredAllocationResponse")(container_responses=answers)
 
         async def allocate(request: Any, context: Any) -> Any:
             try:
-                answers = await self._granted(
-                    resource, [asked.devices_ids for asked in request.container_requests]
+                answers = await self._allocate(
+                    resource, [container.devices_ids for container in request.container_requests]
                 )
             except ImagematrixError as error:
-                self._note(f"{resource}: {error}")
+                self._log(f"{resource}: {error}")
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
                 raise
             await self._notify()
@@ -324,27 +333,17 @@ class Plugin:
 
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
         methods = {
-            "GetDevicePluginOptions": make_handler(unary, options, "Empty"),
+            "GetDevicePluginOptions": make_handler(unary, get_options, "Empty"),
             "ListAndWatch": make_handler(stream, watch, "Empty"),
             "GetPreferredAllocation": make_handler(unary, prefer, "PreferredAllocationRequest"),
             "Allocate": make_handler(unary, allocate, "AllocateRequest"),
         }
         return grpc.method_handlers_generic_handler(DEVICE_PLUGIN, methods)
 
-    def _listed(self, resource: str) -> tuple[tuple[str, bool], ...]:
-        return offers.list_devices(self._offer, resource, self._holders, self._outside())
+    def _list_devices(self, resource: str) -> tuple[tuple[str, bool], ...]:
+        return offers.list_devices(self._offer, resource, self._holders, self._find_users())
 
-    def _preferred(self, resource: str, request: Any) -> Any:
-        chosen = offers.choose_preferred(
-            self._offer,
-            resource,
-            request.available_deviceIDs,
-            request.must_include_deviceIDs,
-            request.allocation_size,
-        )
-        return load_message("ContainerPreferredAllocationResponse")(deviceIDs=chosen)
-
-    async def _granted(self, resource: str, containers: list[list[str]]) -> list[Any]:
+    async def _allocate(self, resource: str, containers: list[list[str]]) -> list[Any]:
         """Return what each container gets; raise ImagematrixError.
 
         Since the node was last read, a GPU may have failed, minors may have changed, and a launch outside of
@@ -355,24 +354,29 @@ class Plugin:
             async with asyncio.timeout(limit), self._reading:
                 await self._read_node()
                 await self._read_usage()
-                return [self._allocated(resource, devices) for devices in containers]
+                return [self._allocate_devices(resource, devices) for devices in containers]
         except TimeoutError as error:
             raise offers.AllocationError(
                 f"the node could not be read within {limit:g} s",
                 remedy="see whether `nvidia-smi` answers, and what the kernel's log says of the GPUs",
             ) from error
 
-    def _allocated(self, resource: str, devices: list[str]) -> Any:
+    def _allocate_devices(self, resource: str, devices: list[str]) -> Any:
         # Without await, so that no other request takes a unit between the check and the note.
-        grant = offers.allocate_devices(self._offer, resource, devices, self._holders, self._outside())
+        allocation = offers.allocate_devices(
+            self._offer, resource, devices, self._holders, self._find_users()
+        )
         for unit in offers.find_held_units(self._offer, devices):
             self._holders[unit] = resource
             self._since[unit] = time.monotonic()
         return load_message("ContainerAllocateResponse")(
-            envs=[load_message("Variable")(key=key, value=value) for key, value in grant.environment.items()],
+            envs=[
+                load_message("Variable")(key=key, value=value)
+                for key, value in allocation.environment.items()
+            ],
             devices=[
                 load_message("DeviceSpec")(container_path=path, host_path=path, permissions=PERMISSIONS)
-                for path in grant.devices
+                for path in allocation.devices
             ],
         )
 

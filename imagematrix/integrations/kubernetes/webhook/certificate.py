@@ -27,26 +27,28 @@ class Certificate:
     def __init__(self, chain: Path, key: Path) -> None:
         self._chain, self._key = chain, key
         self._current = self._load()
-        self._stamps = self._seen()
+        self._stamps = self._read_stamps()
         self.context = self._current
-        self.context.sni_callback = self._choose
+        self.context.sni_callback = self._set_current
 
     async def follow(self, telemetry: Telemetry) -> None:
         """Load the files again when they change; while they do not match, the last certificate is used."""
         while True:
             await asyncio.sleep(WATCH_S)
-            seen = self._seen()
-            if seen == self._stamps:
+            stamps = self._read_stamps()
+            if stamps == self._stamps:
                 continue
             try:
                 self._current = await asyncio.to_thread(self._load)
             except UsageError as error:
-                telemetry.failed("certificate", error)
+                telemetry.record_failure("certificate", error)
             else:
-                self._stamps = seen
-                telemetry.note("certificate reloaded")
+                self._stamps = stamps
+                telemetry.log("certificate reloaded")
 
-    def _choose(self, connection: ssl.SSLObject | ssl.SSLSocket, _: str | None, __: ssl.SSLContext) -> None:
+    def _set_current(
+        self, connection: ssl.SSLObject | ssl.SSLSocket, _: str | None, __: ssl.SSLContext
+    ) -> None:
         # A context that fails to load a certificate loses its key, so each certificate gets its own context.
         connection.context = self._current
 
@@ -62,5 +64,5 @@ class Certificate:
             raise UsageError(f"{self._chain} and {self._key}: {error.strerror}") from error
         return context
 
-    def _seen(self) -> tuple[object, object]:
+    def _read_stamps(self) -> tuple[object, object]:
         return read_stamp(self._chain), read_stamp(self._key)

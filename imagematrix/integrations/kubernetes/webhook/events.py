@@ -66,17 +66,18 @@ class PendingPod:
 class _EventMemory:
     """What this process knows of earlier looks.
 
-    The pods; since when each is known to be pending; when each Event was written; the explanations of each
-    shape, for the `cluster_policies` and `nodes` that they follow from, and when these were read.
+    The pods; since when each is known to be pending, by UID; when each Event was written, by its name; the
+    explanations of each shape, for the `cluster_policies` and `nodes` that they follow from, and when these
+    were read.
     """
 
     pods: tuple[PendingPod, ...] = ()
     since: dict[str, float] = field(default_factory=dict)
     written: dict[str, float] = field(default_factory=dict)
-    explained: dict[str, tuple[Explanation, ...]] = field(default_factory=dict)
+    explanations: dict[str, tuple[Explanation, ...]] = field(default_factory=dict)
     cluster_policies: tuple[ClusterPolicy, ...] = ()
     nodes: tuple[ClusterNode, ...] = ()
-    at: float = 0.0
+    read_at: float = 0.0
 
 
 class Events:
@@ -92,52 +93,54 @@ class Events:
             memory = _EventMemory()
             pods = Collection(PODS, "pods", _parse_pending, query=PENDING)
 
-            def changed(found: Mapping[str, PendingPod]) -> None:
-                memory.pods = tuple(found.values())
+            def keep_pods(pods: Mapping[str, PendingPod]) -> None:
+                memory.pods = tuple(pods.values())
 
-            def failed(error: ImagematrixError) -> None:
-                telemetry.failed("pods", error)
+            def record_failure(error: ImagematrixError) -> None:
+                telemetry.record_failure("pods", error)
 
             async with asyncio.TaskGroup() as group:
                 group.create_task(
-                    watch_collection(self._leadership.api, pods, changed, telemetry.note, failed)
+                    watch_collection(self._leadership.api, pods, keep_pods, telemetry.log, record_failure)
                 )
                 while True:
                     await asyncio.sleep(LOOK_S)
-                    await self._look(memory, state, telemetry)
+                    await self._write_due_events(memory, state, telemetry)
 
         await self._leadership.follow(lead, telemetry)
 
-    async def _look(self, memory: _EventMemory, state: ClusterState, telemetry: Telemetry) -> None:
-        """Write the Events that are due."""
+    async def _write_due_events(
+        self, memory: _EventMemory, state: ClusterState, telemetry: Telemetry
+    ) -> None:
         now, pods = time.monotonic(), memory.pods
         memory.since = {pod.uid: memory.since.get(pod.uid, now) for pod in pods}
         waiting = [pod for pod in pods if now - memory.since[pod.uid] >= PATIENCE_S]
-        memory.written = {key: at for key, at in memory.written.items() if now - at < KEPT_S}
-        stale = memory.nodes is not state.nodes and now - memory.at >= AGE_S
+        memory.written = {name: at for name, at in memory.written.items() if now - at < KEPT_S}
+
+        # Explanations hold for the policies and nodes that they were made for.
+        stale = memory.nodes is not state.nodes and now - memory.read_at >= AGE_S
         if memory.cluster_policies is not state.cluster_policies or stale:
             memory.cluster_policies, memory.nodes = state.cluster_policies, state.nodes
-            memory.at, memory.explained = now, {}
-        memory.explained = await asyncio.to_thread(_explain_shapes, {pod.shape for pod in waiting}, memory)
-        due = []
-        for pod in waiting:
-            for explanation in memory.explained[pod.shape]:
-                made = make_event(pod, explanation, self._leadership.identity)
-                if made["metadata"]["name"] not in memory.written:
-                    due.append(made)
-        try:
-            for made in due[:MOST]:
-                await self._write(made, telemetry)
-                memory.written[made["metadata"]["name"]] = now
-        except (EngineError, UsageError) as error:
-            telemetry.failed("events", error)
+            memory.read_at, memory.explanations = now, {}
+        shapes = {pod.shape for pod in waiting}
+        memory.explanations = await asyncio.to_thread(_explain_shapes, shapes, memory)
 
-    async def _write(self, made: dict[str, Any], telemetry: Telemetry) -> None:
-        path = f"/api/v1/namespaces/{made['metadata']['namespace']}/events"
-        # It exists, or its namespace has gone.
-        with contextlib.suppress(ConflictError, NotFoundError):
-            await send_request(self._leadership.api, "POST", path, made)
-            telemetry.wrote(made["reason"])
+        events = (
+            make_event(pod, explanation, self._leadership.identity)
+            for pod in waiting
+            for explanation in memory.explanations[pod.shape]
+        )
+        due = [event for event in events if event["metadata"]["name"] not in memory.written]
+        try:
+            for event in due[:MOST]:
+                path = f"/api/v1/namespaces/{event['metadata']['namespace']}/events"
+                # It exists, or its namespace has gone.
+                with contextlib.suppress(ConflictError, NotFoundError):
+                    await send_request(self._leadership.api, "POST", path, event)
+                    telemetry.count_event(event["reason"])
+                memory.written[event["metadata"]["name"]] = now
+        except (EngineError, UsageError) as error:
+            telemetry.record_failure("events", error)
 
 
 def make_event(pod: PendingPod, explanation: Explanation, instance: str) -> dict[str, Any]:
@@ -172,15 +175,15 @@ def make_event(pod: PendingPod, explanation: Explanation, instance: str) -> dict
 def _explain_shapes(shapes: Iterable[str], memory: _EventMemory) -> dict[str, tuple[Explanation, ...]]:
     """Return the explanations of shapes, without those that have no cause."""
     by_name = {node.name: node for node in memory.nodes}
-    explained = {}
+    by_shape = {}
     for shape in shapes:
-        found = memory.explained.get(shape)
-        if found is None:
+        explanations = memory.explanations.get(shape)
+        if explanations is None:
             pod = parse_pod(json.loads(shape), "pod")
-            each = (explain_pod(pod, cluster, by_name, {}) for cluster in memory.cluster_policies)
-            found = tuple(one for one in each if one and one.cause)
-        explained[shape] = found
-    return explained
+            results = (explain_pod(pod, cluster, by_name, {}) for cluster in memory.cluster_policies)
+            explanations = tuple(result for result in results if result and result.cause)
+        by_shape[shape] = explanations
+    return by_shape
 
 
 def _parse_pending(fields: json_documents.Fields) -> PendingPod:

@@ -46,38 +46,40 @@ class Leadership:
         pause = RETRY_S
         try:
             while True:
-                answered = await self._hold(holding, telemetry)
+                answered = await self._try_renewal(holding, telemetry)
                 if task is not None and task.done():
                     error = task.exception()
-                    telemetry.failed("events", EngineError(f"started again after {error!r:.300}"))
+                    telemetry.record_failure("events", EngineError(f"started again after {error!r:.300}"))
                     task = None
-                if holding.held and task is None:
-                    telemetry.note(f"{self.identity} leads")
+                if holding.is_held and task is None:
+                    telemetry.log(f"{self.identity} leads")
                     task = asyncio.create_task(lead())
-                elif not holding.held and task is not None:
-                    telemetry.note(f"{self.identity} leads no longer")
-                    await _cancel_task(task)
+                elif not holding.is_held and task is not None:
+                    telemetry.log(f"{self.identity} leads no longer")
+                    # To suppress the task's CancelledError would also suppress our own.
+                    task.cancel()
+                    await asyncio.wait([task])
                     task = None
-                pause = RETRY_S if answered or holding.held else min(2 * pause, PAUSE_S)
+                pause = RETRY_S if answered or holding.is_held else min(2 * pause, PAUSE_S)
                 await asyncio.sleep(pause * random.uniform(0.8, 1.0))  # noqa: S311
         finally:
             if task is not None:
                 task.cancel()
 
-    async def _hold(self, holding: _Holding, telemetry: Telemetry) -> bool:
+    async def _try_renewal(self, holding: _Holding, telemetry: Telemetry) -> bool:
         """Take or renew the Lease if possible; return whether the API server has answered."""
         try:
             async with asyncio.timeout(RENEWED_S - RETRY_S):
-                holding.renewed = time.monotonic() if await self._renewed(holding) else None
+                holding.renewed = time.monotonic() if await self._renew(holding) else None
         except TimeoutError:
-            telemetry.failed("lease", EngineError("the API server does not answer"))
+            telemetry.record_failure("lease", EngineError("the API server does not answer"))
         except (EngineError, UsageError) as error:
-            telemetry.failed("lease", error)
+            telemetry.record_failure("lease", error)
         else:
             return True
         return False
 
-    async def _renewed(self, holding: _Holding) -> bool:
+    async def _renew(self, holding: _Holding) -> bool:
         """Read the Lease, and write it if it is this process's turn; return whether this process holds it."""
         path = f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases/{self.name}"
         try:
@@ -85,19 +87,19 @@ class Leadership:
         except NotFoundError as error:
             raise EngineError(f"there is no Lease {self.name} in {self.namespace}") from error
         spec = lease.object_or_empty("spec")
-        holder, written = spec.text_or_none("holderIdentity"), dict(spec.data)
+        holder, renewed = spec.text_or_none("holderIdentity"), dict(spec.data)
         now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         if holder != self.identity:
             duration = spec.integer_or_none("leaseDurationSeconds") or DURATION_S
             record = (holder, spec.text_or_none("renewTime"))
-            if holder and not holding.expired(record, min(duration, LONGEST_S)):
+            if holder and not holding.has_expired(record, min(duration, LONGEST_S)):
                 return False
             transitions = spec.integer_or_none("leaseTransitions") or 0
-            written |= {"acquireTime": now, "leaseTransitions": transitions + 1}
-        written |= {"holderIdentity": self.identity, "leaseDurationSeconds": DURATION_S, "renewTime": now}
+            renewed |= {"acquireTime": now, "leaseTransitions": transitions + 1}
+        renewed |= {"holderIdentity": self.identity, "leaseDurationSeconds": DURATION_S, "renewTime": now}
         try:
             # Its resourceVersion makes the API server refuse it if another process was faster.
-            await send_request(self.api, "PUT", path, {**lease.data, "spec": written})
+            await send_request(self.api, "PUT", path, {**lease.data, "spec": renewed})
         except ConflictError:
             return False
         return True
@@ -108,22 +110,16 @@ class _Holding:
     """When this process last renewed the Lease, and since when another's has not changed."""
 
     renewed: float | None = None
-    seen: object = None
+    record: object = None
     since: float = 0.0
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """Whether this process holds the Lease, and nobody else can."""
         return self.renewed is not None and time.monotonic() - self.renewed < RENEWED_S
 
-    def expired(self, record: object, duration_s: float) -> bool:
+    def has_expired(self, record: object, duration_s: float) -> bool:
         """Whether another's record has not changed for so long."""
-        if record != self.seen:
-            self.seen, self.since = record, time.monotonic()
+        if record != self.record:
+            self.record, self.since = record, time.monotonic()
         return time.monotonic() - self.since >= duration_s
-
-
-async def _cancel_task(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait for its end; to suppress its CancelledError would also suppress our own."""
-    task.cancel()
-    await asyncio.wait([task])

@@ -24,10 +24,10 @@ class WatchedNodes:
         """See NodeSource; while the API server cannot be read, the last nodes are used."""
         await watch_collection(
             self._api,
-            Collection("/api/v1/nodes", "nodes", _parse_node, alike=_is_equivalent),
+            Collection("/api/v1/nodes", "nodes", _parse_node, is_equivalent=_is_equivalent),
             lambda nodes: state.put_nodes(nodes.values()),
-            telemetry.note,
-            lambda error: telemetry.failed("nodes", error),
+            telemetry.log,
+            lambda error: telemetry.record_failure("nodes", error),
         )
 
 

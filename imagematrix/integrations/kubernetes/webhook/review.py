@@ -54,10 +54,10 @@ def answer_review(raw: bytes, policies: Iterable[AdmissionPolicy]) -> ReviewAnsw
     response: dict[str, Any] = {"uid": request.text("uid"), "allowed": True}
     document = {"apiVersion": API, "kind": KIND, "response": response}
     pod = request.object_or_none("object")
-    named = f"{request.text_or_none('namespace')}/{request.text_or_none('name')}"
+    name = f"{request.text_or_none('namespace')}/{request.text_or_none('name')}"
     operation = request.text("operation")
     if pod is None or operation not in OPERATIONS.get(_get_resource(request), ()):
-        return ReviewAnswer(document=document, outcome="unchanged", pod=named)
+        return ReviewAnswer(document=document, outcome="unchanged", pod=name)
     before = request.object_or_none("oldObject")
     if before is None and operation != "CREATE":
         raise request.fail("oldObject", "is missing (expected an object)")
@@ -70,7 +70,7 @@ def answer_review(raw: bytes, policies: Iterable[AdmissionPolicy]) -> ReviewAnsw
     if refused:
         status = {"code": FORBIDDEN, "reason": "Forbidden", "message": reason}
         response.update(allowed=False, status=status)
-        return ReviewAnswer(document=document, outcome="refused", pod=named, reason=reason)
+        return ReviewAnswer(document=document, outcome="refused", pod=name, reason=reason)
     if reasons:
         response["warnings"] = reasons
     if patch:
@@ -79,7 +79,7 @@ def answer_review(raw: bytes, policies: Iterable[AdmissionPolicy]) -> ReviewAnsw
     outcome: Outcome = "patched" if patch else "unchanged"
     if reasons:
         outcome = "undecided"
-    return ReviewAnswer(document=document, outcome=outcome, pod=named, reason=reason)
+    return ReviewAnswer(document=document, outcome=outcome, pod=name, reason=reason)
 
 
 def _get_resource(request: json_documents.Fields) -> str:

@@ -59,45 +59,45 @@ class WebhookSettings:
     policy: Path | None = None
 
 
-def serve(settings: WebhookSettings, note: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM; `note` gets lines about changes, refusals and failures.
+def serve(settings: WebhookSettings, on_line: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; `on_line` gets lines about changes, refusals and failures.
 
     Raises UsageError for invalid settings, or a certificate that cannot be read.
     """
     address = Address.parse(settings.listen)
     certificate = Certificate(settings.chain, settings.key)
     health = Address.parse(settings.health) if settings.health else None
-    asyncio.run(_serve(settings, certificate, address, health, note))
+    asyncio.run(_run_webhook(settings, certificate, address, health, on_line))
 
 
-async def _serve(
+async def _run_webhook(
     settings: WebhookSettings,
     certificate: Certificate,
     address: Address,
     health_address: Address | None,
-    note: Callable[[str], None],
+    on_line: Callable[[str], None],
 ) -> None:
-    telemetry = Telemetry(note)
+    telemetry = Telemetry(on_line)
     state = ClusterState(settings.catalogs, settings.options, telemetry)
     workers = Workers(answer_review.__module__)
     server = Server(state, telemetry, workers)
-    health = Health(server.problem, server.review_own)
+    health = Health(server.find_problem, server.check_answer)
     ended: asyncio.Queue[int] = asyncio.Queue()
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(workers.end)
         serving = serve_http(
-            server.application(), address, grace_s=GRACE_S, tls=certificate.context, limits=LIMITS
+            server.make_application(), address, grace_s=GRACE_S, tls=certificate.context, limits=LIMITS
         )
         bound = await stack.enter_async_context(serving)
         where = f"answering reviews on {bound}"
         if health_address:
-            where += f", health on {await stack.enter_async_context(health.served(health_address))}"
+            where += f", health on {await stack.enter_async_context(health.serve(health_address))}"
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, ended.put_nowait, number)
-        note(where)
+        on_line(where)
         tasks = [
-            asyncio.create_task(each)
-            for each in (
+            asyncio.create_task(work)
+            for work in (
                 ended.get(),
                 state.follow(),
                 health.follow(),
@@ -111,9 +111,9 @@ async def _serve(
             )
         ]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if any(task.result() == signal.SIGTERM for task in done):
-                server.ending = True
+            ended_tasks, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if any(task.result() == signal.SIGTERM for task in ended_tasks):
+                server.is_ending = True
                 await asyncio.sleep(DRAIN_S)
         finally:
             for task in tasks:
@@ -121,66 +121,68 @@ async def _serve(
 
 
 class Server:
-    """Answers reviews by the current policies; `ending` makes it unready, and it gets no new connections.
+    """Answers reviews by the current policies; `is_ending` makes it unready, and it gets no new connections.
 
     Until the nodes and all catalogs are known, it answers reviews with 503, so that the failurePolicy of the
     webhook's configuration applies. Reviews are decided in processes of their own.
     """
 
     def __init__(self, state: ClusterState, telemetry: Telemetry, workers: Workers) -> None:
-        self.ending = False
+        self.is_ending = False
         self._state = state
         self._telemetry = telemetry
         self._workers = workers
 
-    def application(self) -> web.Application:
+    def make_application(self) -> web.Application:
         """Return the application."""
         application = web.Application()
-        application.router.add_post(PATH, self._review)
-        application.router.add_get("/metrics", self._metrics)
+        application.router.add_post(PATH, self._answer_review)
+        application.router.add_get("/metrics", self._show_metrics)
         return application
 
-    def problem(self) -> str | None:
+    def find_problem(self) -> str | None:
         """Return why the webhook is to get no reviews, or None."""
-        if self.ending:
+        if self.is_ending:
             return "ending"
-        return self._state.missing if self._state.policies is None else None
+        return self._state.unready_reason if self._state.policies is None else None
 
-    async def review_own(self) -> None:
+    async def check_answer(self) -> None:
         """Answer a review of this process's own; raise EngineError if there is no answer."""
         policies = self._state.policies
         if policies is None:
-            raise EngineError(str(self._state.missing))
-        await self._answered(_own_review(policies), policies)
+            raise EngineError(str(self._state.unready_reason))
+        await self._decide(_make_sample_review(policies), policies)
 
-    async def _answered(self, raw: bytes, policies: tuple[AdmissionPolicy, ...]) -> ReviewAnswer:
-        return await self._workers.call(answer_review, raw, held=policies, size=len(raw))
+    async def _decide(self, raw: bytes, policies: tuple[AdmissionPolicy, ...]) -> ReviewAnswer:
+        return await self._workers.call(answer_review, raw, cached=policies, size=len(raw))
 
-    async def _review(self, _: web.Request) -> web.Response:
+    async def _answer_review(self, _: web.Request) -> web.Response:
         start = time.perf_counter()
         policies = self._state.policies
         if policies is None:
-            self._telemetry.reviewed("unready", time.perf_counter() - start)
-            return web.Response(status=503, text=f"{self._state.missing}\n")
+            self._telemetry.record_review("unready", time.perf_counter() - start)
+            return web.Response(status=503, text=f"{self._state.unready_reason}\n")
         try:
-            review = await self._answered(read_body(), policies)
+            review = await self._decide(read_body(), policies)
         except UsageError as error:
-            self._telemetry.reviewed("invalid", time.perf_counter() - start)
+            self._telemetry.record_review("invalid", time.perf_counter() - start)
             return web.Response(status=400, text=f"{error}\n")
         except EngineError as error:
-            self._telemetry.reviewed("expensive", time.perf_counter() - start)
+            self._telemetry.record_review("expensive", time.perf_counter() - start)
             return web.Response(status=503, text=f"{error}\n")
         response = web.json_response(review.document)
-        if self.ending:  # the client would send its next review to a server that may have ended
+        if self.is_ending:  # the client would send its next review to a server that may have ended
             response.force_close()
-        self._telemetry.reviewed(review.outcome, time.perf_counter() - start, review.pod, review.reason)
+        seconds = time.perf_counter() - start
+        self._telemetry.record_review(review.outcome, seconds, review.pod, review.reason)
         return response
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._telemetry.text(), headers={"Content-Type": self._telemetry.TYPE})
+    async def _show_metrics(self, _: web.Request) -> web.Response:
+        headers = {"Content-Type": self._telemetry.TYPE}
+        return web.Response(body=self._telemetry.format_metrics(), headers=headers)
 
 
-def _own_review(policies: Sequence[AdmissionPolicy]) -> bytes:
+def _make_sample_review(policies: Sequence[AdmissionPolicy]) -> bytes:
     """Return a review of a pod that uses all images."""
     containers = [{"name": f"c{index}", "image": policy.name} for index, policy in enumerate(policies)]
     request = {

@@ -38,15 +38,15 @@ class NodesFile:
 
     async def follow(self, state: ClusterState, telemetry: Telemetry) -> None:
         """See NodeSource."""
-        seen: object = ()
+        last: object = ()
         while True:
-            now = read_stamp(self._path)
-            if now != seen:
-                seen = now
+            stamp = read_stamp(self._path)
+            if stamp != last:
+                last = stamp
                 try:
                     state.put_nodes(await asyncio.to_thread(load_nodes, self._path, BytesIO()))
                 except ImagematrixError as error:
-                    telemetry.failed("nodes", error)
+                    telemetry.record_failure("nodes", error)
             await asyncio.sleep(FILE_S)
 
 
@@ -61,5 +61,5 @@ async def follow_catalog(
         try:
             state.put_catalog(name, await asyncio.to_thread(open_catalog, name, policy=policy))
         except ImagematrixError as error:
-            telemetry.failed("catalog", error)
+            telemetry.record_failure("catalog", error)
         await asyncio.sleep(CATALOG_S)

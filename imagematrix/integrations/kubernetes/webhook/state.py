@@ -68,12 +68,12 @@ class ClusterState:
             self._changed.set()
 
     @property
-    def missing(self) -> str | None:
+    def unready_reason(self) -> str | None:
         """Why there are no policies yet."""
         if self._nodes is None:
             return "the nodes are not known yet"
-        without = [name for name in self._names if name not in self._catalogs]
-        return f"the catalog of {without[0]} is not known yet" if without else "no policies yet"
+        unknown = [name for name in self._names if name not in self._catalogs]
+        return f"the catalog of {unknown[0]} is not known yet" if unknown else "no policies yet"
 
     async def follow(self) -> None:
         """Make new policies whenever something has changed; after a failure the last ones stay."""
@@ -85,15 +85,15 @@ class ClusterState:
                 continue
             nodes, catalogs = self._nodes, {name: self._catalogs[name] for name in self._names}
             try:
-                self.cluster_policies = await asyncio.to_thread(self._decide, nodes, catalogs)
+                self.cluster_policies = await asyncio.to_thread(self._make_policies, nodes, catalogs)
             except ImagematrixError as error:
-                self._telemetry.failed("policies", error)
+                self._telemetry.record_failure("policies", error)
             else:
-                self.policies = tuple(each.policy for each in self.cluster_policies)
-                others = self.cluster_policies[0].left_out if self.cluster_policies else ()
-                self._telemetry.decided(len(nodes) - len(others), others)
+                self.policies = tuple(cluster.policy for cluster in self.cluster_policies)
+                unlabelled = self.cluster_policies[0].unlabelled if self.cluster_policies else ()
+                self._telemetry.record_policies(len(nodes) - len(unlabelled), unlabelled)
 
-    def _decide(
+    def _make_policies(
         self, nodes: Sequence[ClusterNode], catalogs: Mapping[str, Catalog]
     ) -> tuple[ClusterPolicy, ...]:
         options = self._options

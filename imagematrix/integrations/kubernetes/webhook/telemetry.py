@@ -21,12 +21,12 @@ SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
 
 
 class Telemetry:
-    """Log lines, which `note` gets, and metrics of this process."""
+    """Log lines, which `on_line` gets, and metrics of this process."""
 
     TYPE = CONTENT_TYPE_LATEST
 
-    def __init__(self, note: Callable[[str], None]) -> None:
-        self.note = note
+    def __init__(self, on_line: Callable[[str], None]) -> None:
+        self.log = on_line
         self._registry = CollectorRegistry()
         self._reviews = Counter(
             "imagematrix_webhook_reviews",
@@ -65,31 +65,32 @@ class Telemetry:
             registry=self._registry,
         )
 
-    def reviewed(self, outcome: str, seconds: float, pod: str = "", reason: str | None = None) -> None:
-        """Count a review; note it if the image was not decided."""
+    def record_review(self, outcome: str, seconds: float, pod: str = "", reason: str | None = None) -> None:
+        """Count a review; log it if the image was not decided."""
         self._reviews.labels(outcome).inc()
         self._seconds.observe(seconds)
         if reason:
             # The name is not validated yet: a repr has no line breaks.
-            self.note(f"pod {pod[:320]!r} {outcome}: {reason}")
+            self.log(f"pod {pod[:320]!r} {outcome}: {reason}")
 
-    def decided(self, labelled: int, others: Sequence[str]) -> None:
-        """Note new policies, and the nodes without a matching class label."""
+    def record_policies(self, labelled: int, unlabelled: Sequence[str]) -> None:
+        """Log new policies, and the nodes without a matching class label."""
+        count = len(unlabelled)
         self._nodes.labels("yes").set(labelled)
-        self._nodes.labels("no").set(len(others))
+        self._nodes.labels("no").set(count)
         self._decided.set_to_current_time()
-        without = f"; {len(others)} without a matching class label, such as {others[0]}" if others else ""
-        self.note(f"policies made for {labelled} nodes{without}")
+        without = f"; {count} without a matching class label, such as {unlabelled[0]}" if unlabelled else ""
+        self.log(f"policies made for {labelled} nodes{without}")
 
-    def wrote(self, reason: str) -> None:
+    def count_event(self, reason: str) -> None:
         """Count an Event about a pod."""
         self._events.labels(reason).inc()
 
-    def failed(self, what: str, error: ImagematrixError) -> None:
-        """Note a failure to read or write `what`."""
+    def record_failure(self, what: str, error: ImagematrixError) -> None:
+        """Count and log a failure to read or write `what`."""
         self._failures.labels(what).inc()
-        self.note(f"{what}: {error.details}")
+        self.log(f"{what}: {error.details}")
 
-    def text(self) -> bytes:
-        """Return the exposition format."""
+    def format_metrics(self) -> bytes:
+        """Return the metrics in Prometheus's exposition format."""
         return generate_latest(self._registry)

@@ -11,7 +11,7 @@ from itertools import chain, combinations
 
 from imagematrix.hardware.vendors import marches
 from imagematrix.integrations.kubernetes.nodes import cpuid, host_from_nfd_labels
-from imagematrix.integrations.kubernetes.nodes import labels as own
+from imagematrix.integrations.kubernetes.nodes import labels as our_labels
 from imagematrix.selection.needs.equivalence import TOP
 from imagematrix.selection.needs.grid import find_intervals
 from imagematrix.selection.needs.need import Need
@@ -37,26 +37,32 @@ KEYS = (
 )
 
 
-def terms_for_our_labels(needs: Iterable[Need]) -> tuple[Term, ...]:
+def make_terms_for_our_labels(needs: Iterable[Need]) -> tuple[Term, ...]:
     """Return the terms on our own labels that admit a node if, and only if, one of the needs holds."""
     terms = []
     for need in needs:
-        asked = [*_match_our_flags(need), *_match_our_driver_and_gpus(need)]
-        if asked and not any(requirement["operator"] in POSITIVE for requirement in asked):
-            asked.append(match_label(own.COUNT))  # every node with our labels has it
-        terms.append((*_match_platform(need.arch, alone=not asked), *asked))
+        level, requirements = _get_level(need), []
+        if level:
+            requirements.append(match_above(our_labels.LEVEL, marches.get_level_rank(level) - 1))
+        further = sorted(need.flags - _get_implied_flags(level))
+        requirements += [match_label(f"{our_labels.FLAG}{flag}") for flag in further]
+        requirements += [match_no_label(f"{our_labels.FLAG}{flag}") for flag in sorted(need.without)]
+        requirements += _match_our_driver_and_gpus(need)
+        if requirements and not any(requirement["operator"] in POSITIVE for requirement in requirements):
+            requirements.append(match_label(our_labels.COUNT))  # every node with our labels has it
+        terms.append((*_match_platform(need.arch, alone=not requirements), *requirements))
     return tuple(terms)
 
 
-def terms_for_foreign_labels(listed: Iterable[Need]) -> tuple[Term, ...]:
+def make_terms_for_foreign_labels(needs: Iterable[Need]) -> tuple[Term, ...]:
     """Return the terms on labels of NFD and NVIDIA that admit a node only if one of the needs holds.
 
-    The needs are those of `listed` GPUs. The terms assume that NFD's flags show the psABI level, that all
-    GPUs are of the model in NVIDIA's labels, and that these GPUs work with the loaded kernel modules and with
-    the node's own user-mode driver.
+    The needs are those of listed GPUs. The terms assume that NFD's flags show the psABI level, that all GPUs
+    are of the model in NVIDIA's labels, and that these GPUs work with the loaded kernel modules and with the
+    node's own user-mode driver.
     """
     terms: dict[str, Term] = {}
-    for need in listed:
+    for need in needs:
         flags = _match_nfd_flags(need)
         if flags is None:
             continue
@@ -82,9 +88,25 @@ def get_required_terms(spec: dict[str, Any]) -> list[dict[str, Any]] | None:
     return None if selector is None else selector.get("nodeSelectorTerms") or []
 
 
-def term_admits(terms: Iterable[Term], labels: Mapping[str, str]) -> bool:
+def is_admitted(terms: Iterable[Term], labels: Mapping[str, str]) -> bool:
     """Whether a node with these labels meets all requirements of a term; an empty term admits none."""
-    return any(term and all(_is_met(asked, labels.get(asked["key"])) for asked in term) for term in terms)
+    return any(
+        term and all(is_requirement_met(requirement, labels.get(requirement["key"])) for requirement in term)
+        for term in terms
+    )
+
+
+def is_requirement_met(requirement: Mapping[str, Any], value: str | None) -> bool:
+    """Whether a label's value meets a requirement; one with an operator that we do not know may be met."""
+    operator, values = requirement["operator"], requirement.get("values") or []
+    if operator in {"In", "NotIn"}:
+        return (value in values) is (operator == "In")
+    if operator in {"Exists", "DoesNotExist"}:
+        return (value is not None) is (operator == "Exists")
+    if operator in {"Gt", "Lt"}:
+        have, bound = parse_integer(value), parse_integer(values[0] if values else None)
+        return have is not None and bound is not None and (have > bound if operator == "Gt" else have < bound)
+    return True
 
 
 def parse_integer(text: str | None) -> int | None:
@@ -122,18 +144,6 @@ def match_below(key: str, bound: int) -> Requirement:
     return {"key": key, "operator": "Lt", "values": [str(bound)]}
 
 
-def _is_met(requirement: Requirement, value: str | None) -> bool:
-    operator, values = requirement["operator"], requirement.get("values") or []
-    if operator in {"Gt", "Lt"}:
-        have, bound = parse_integer(value), parse_integer(values[0])
-        if have is None or bound is None:
-            return False
-        return have > bound if operator == "Gt" else have < bound
-    if operator in {"Exists", "DoesNotExist"}:
-        return (value is not None) is (operator == "Exists")
-    return (value in values) is (operator == "In")
-
-
 def _get_level(need: Need) -> str | None:
     """Return the highest psABI level whose flags a need has; None below the first, or not x86."""
     return marches.get_level(need.flags) if need.arch == "amd64" else None
@@ -152,67 +162,60 @@ def _match_platform(arch: str, *, alone: bool) -> list[Requirement]:
     ]
 
 
-def _match_our_flags(need: Need) -> list[Requirement]:
-    level = _get_level(need)
-    expressions = [match_above(own.LEVEL, marches.get_level_rank(level) - 1)] if level else []
-    expressions += [
-        match_label(f"{own.FLAG}{flag}") for flag in sorted(need.flags - _get_implied_flags(level))
-    ]
-    return expressions + [match_no_label(f"{own.FLAG}{flag}") for flag in sorted(need.without)]
-
-
 def _match_our_driver_and_gpus(need: Need) -> list[Requirement]:
     expressions = _match_our_driver(need)
-    if need.gpus is not None:  # only nodes with GPUs have a label with their states
-        expressions += (
-            []
-            if need.states
-            else [match_above(own.COUNT, 0) if need.gpus else match_value_in(own.COUNT, "0")]
-        )
+    if need.gpus is not None and not need.states:  # only nodes with GPUs have a label with their states
+        key = our_labels.COUNT
+        expressions.append(match_above(key, 0) if need.gpus else match_value_in(key, "0"))
     if need.accelerators is not None:
-        expressions.append(
-            match_above(own.ACCELERATORS, 0) if need.accelerators else match_value_in(own.ACCELERATORS, "0")
-        )
-    if need.states:
-        expressions.append(match_value_in(own.GPU_STATES, *_list_subsets(need.states)))
+        key = our_labels.ACCELERATORS
+        expressions.append(match_above(key, 0) if need.accelerators else match_value_in(key, "0"))
+    if need.states:  # the label has the states of all GPUs, sorted and joined
+        sizes = range(1, min(len(need.states), MIXED) + 1)
+        subsets = chain.from_iterable(combinations(sorted(need.states), size) for size in sizes)
+        expressions.append(match_value_in(our_labels.GPU_STATES, *map("_".join, subsets)))
     expressions += _match_our_computes(need)
     if need.brands:
         # No operator asks about all of a node's GPUs, so the labels of all other brands have to be absent.
         expressions += [
-            match_no_label(f"{own.BRAND}{brand}") for brand in own.BRANDS if brand not in need.brands
+            match_no_label(f"{our_labels.BRAND}{brand}")
+            for brand in our_labels.BRANDS
+            if brand not in need.brands
         ]
     if need.data_centre:
-        expressions.append(match_value_in(own.DATA_CENTRE, "true"))
+        expressions.append(match_value_in(our_labels.DATA_CENTRE, "true"))
     if need.limit is not None:
-        expressions.append(match_above(own.DRIVER_LIMIT, need.limit - 1))
+        expressions.append(match_above(our_labels.DRIVER_LIMIT, need.limit - 1))
     return expressions
 
 
 def _match_our_driver(need: Need) -> list[Requirement]:
     expressions = []
     if need.loaded is not None:
-        expressions.append(match_label(own.DRIVER) if need.loaded else match_no_label(own.DRIVER))
+        expressions.append(
+            match_label(our_labels.DRIVER) if need.loaded else match_no_label(our_labels.DRIVER)
+        )
     if need.driver:
-        expressions.append(match_value_in(own.DRIVER, need.driver))
+        expressions.append(match_value_in(our_labels.DRIVER, need.driver))
     if need.oldest:
         # Gt excludes its bound, and no operator includes it.
-        expressions.append(match_above(own.RANK, own.rank_version(need.oldest) - 1))
+        expressions.append(match_above(our_labels.RANK, our_labels.rank_version(need.oldest) - 1))
     if need.below:
-        expressions.append(match_below(own.RANK, own.rank_version(need.below)))
+        expressions.append(match_below(our_labels.RANK, our_labels.rank_version(need.below)))
     if need.other_than:
-        expressions.append(match_value_not_in(own.DRIVER, *sorted(need.other_than)))
+        expressions.append(match_value_not_in(our_labels.DRIVER, *sorted(need.other_than)))
     if need.modules is not None:
-        named = [kind for kind in need.modules if kind]
+        kinds = [kind for kind in need.modules if kind]
         # Modules of an unknown kind have no label, and NotIn admits that.
-        others = [kind for kind in own.MODULE_KINDS if kind not in named]
+        excluded = [kind for kind in our_labels.MODULE_KINDS if kind not in kinds]
         expressions.append(
-            match_value_not_in(own.MODULES, *others)
+            match_value_not_in(our_labels.MODULES, *excluded)
             if None in need.modules
-            else match_value_in(own.MODULES, *named)
+            else match_value_in(our_labels.MODULES, *kinds)
         )
     if need.differs is not None:
         expressions.append(
-            (match_value_in if need.differs else match_value_not_in)(own.USER_MODE, own.DIFFERS)
+            (match_value_in if need.differs else match_value_not_in)(our_labels.USER_MODE, our_labels.DIFFERS)
         )
     return expressions
 
@@ -223,24 +226,17 @@ def _match_our_computes(need: Need) -> list[Requirement]:
         return []
     codes = [code for code in need.computes if code >= 0]
     if not codes:
-        return [match_below(own.GREATEST, 1), match_label(f"{own.COMPUTE}{own.UNKNOWN}")]
+        return [match_below(our_labels.GREATEST, 1), match_label(f"{our_labels.COMPUTE}{our_labels.UNKNOWN}")]
     unknown = len(codes) < len(need.computes)
     # In the label of the least capability, an unknown one counts as 0, so others have to be excluded by name.
-    expressions = [match_above(own.LEAST, codes[0] - 1)] if codes[0] > 0 and not unknown else []
+    expressions = [match_above(our_labels.LEAST, codes[0] - 1)] if codes[0] > 0 and not unknown else []
     if codes[-1] < TOP:
-        expressions.append(match_below(own.GREATEST, codes[-1] + 1))
+        expressions.append(match_below(our_labels.GREATEST, codes[-1] + 1))
     holes = sorted({*range(LOWEST if unknown else codes[0], codes[-1])} - {*codes})
-    expressions += [match_no_label(f"{own.COMPUTE}{code // 10}.{code % 10}") for code in holes]
+    expressions += [match_no_label(f"{our_labels.COMPUTE}{code // 10}.{code % 10}") for code in holes]
     if codes[0] > 0 or unknown:
         return expressions
-    return [*expressions, match_no_label(f"{own.COMPUTE}{own.UNKNOWN}")]
-
-
-def _list_subsets(words: tuple[str, ...]) -> list[str]:
-    """Return the values that a label with up to `MIXED` of these words can have: sorted and joined."""
-    sizes = range(1, min(len(words), MIXED) + 1)
-    some = chain.from_iterable(combinations(sorted(words), size) for size in sizes)
-    return ["_".join(each) for each in some]
+    return [*expressions, match_no_label(f"{our_labels.COMPUTE}{our_labels.UNKNOWN}")]
 
 
 def _match_nfd_flags(need: Need) -> list[Requirement] | None:
@@ -248,18 +244,14 @@ def _match_nfd_flags(need: Need) -> list[Requirement] | None:
         return None
     level = _get_level(need)
     proving = cpuid.get_proving_flags(level) if level else frozenset[str]()
-    others = need.flags - _get_implied_flags(level)
-    names = cpuid.get_nfd_names(_get_machine(need.arch))
-    if not others <= names.keys():
+    further = need.flags - _get_implied_flags(level)
+    names = cpuid.get_nfd_names("aarch64" if need.arch == "arm64" else "x86_64")
+    if not further <= names.keys():
         return None
     return [
         match_value_in(f"{host_from_nfd_labels.CPUID}{names[flag]}", "true")
-        for flag in sorted(proving | others)
+        for flag in sorted(proving | further)
     ]
-
-
-def _get_machine(arch: str) -> str:
-    return "aarch64" if arch == "arm64" else "x86_64"
 
 
 def _match_nvidia_driver_and_gpus(need: Need) -> Iterator[list[Requirement]]:
@@ -267,28 +259,30 @@ def _match_nvidia_driver_and_gpus(need: Need) -> Iterator[list[Requirement]]:
     if need == Need(arch=need.arch, flags=need.flags):
         yield []
     unlabelled = (need.brands, need.data_centre, need.limit, need.other_than, need.accelerators)
-    if not need.gpus or any(asked not in (None, False, frozenset()) for asked in unlabelled):
+    if not need.gpus or any(fact not in (None, False, frozenset()) for fact in unlabelled):
         return
     if need.loaded is False or need.computes == () or "ok" not in (need.states or ("ok",)):
         return
     common = [match_above(host_from_nfd_labels.GPU_COUNT, 0)]
     if "vgpu" not in (need.states or ("vgpu",)):
         common.append(match_value_not_in(host_from_nfd_labels.VGPU, "true"))
-    for driver in _match_nvidia_driver(need):
+    if need.driver:
+        drivers = [[match_value_in(host_from_nfd_labels.DRIVER_FULL, need.driver)]]
+    else:
+        lower = _match_driver_at_least(need.oldest) if need.oldest else [[]]
+        upper = _match_driver_below(need.below) if need.below else [[]]
+        drivers = [[*at_least, *below] for at_least in lower for below in upper]
+    for driver in drivers:
         for compute in _match_nvidia_computes(need):
             yield [*common, *driver, *compute]
 
 
-def _match_nvidia_driver(need: Need) -> list[list[Requirement]]:
-    if need.driver:
-        return [[match_value_in(host_from_nfd_labels.DRIVER_FULL, need.driver)]]
-    lower = _match_driver_at_least(need.oldest) if need.oldest else [[]]
-    upper = _match_driver_below(need.below) if need.below else [[]]
-    return [[*at_least, *less] for at_least in lower for less in upper]
-
-
 def _match_driver_at_least(version: tuple[int, ...]) -> list[list[Requirement]]:
-    """Return the alternatives for a driver to be of at least this version; trailing zeros do not count."""
+    """Return the alternatives for a driver to be of at least this version; trailing zeros do not count.
+
+    Each label has one part of the version, so the parts are compared one after the other. At least 550.54.14
+    is `major > 550`, or `major = 550 and minor > 54`, or `major = 550 and minor = 54 and revision >= 14`.
+    """
     parts = [*version]
     while parts and not parts[-1]:
         parts.pop()
@@ -296,7 +290,6 @@ def _match_driver_at_least(version: tuple[int, ...]) -> list[list[Requirement]]:
         [match_above(key, part - 1), match_below(key, part + 1)]
         for key, part in zip(KEYS, parts, strict=False)
     ]
-    # Labels have one number each: a version is greater if its parts up to one are equal, and that is greater.
     greater = [
         [*chain.from_iterable(equal[:index]), match_above(key, part)]
         for index, (key, part) in enumerate(zip(KEYS, parts, strict=False))
@@ -306,6 +299,7 @@ def _match_driver_at_least(version: tuple[int, ...]) -> list[list[Requirement]]:
 
 
 def _match_driver_below(version: tuple[int, ...]) -> list[list[Requirement]]:
+    """Return the alternatives for a driver to be below this version, part by part as above."""
     equal = [
         [match_above(key, part - 1), match_below(key, part + 1)]
         for key, part in zip(KEYS, version, strict=False)

@@ -6,8 +6,8 @@ https://kubernetes-sigs.github.io/node-feature-discovery, "Image Compatibility A
 
 from __future__ import annotations
 
-from imagematrix.integrations.kubernetes.nodes import labels as own
-from imagematrix.integrations.kubernetes.workloads.affinity import match_value_in, terms_for_our_labels
+from imagematrix.integrations.kubernetes.nodes import labels as our_labels
+from imagematrix.integrations.kubernetes.workloads.affinity import make_terms_for_our_labels, match_value_in
 from imagematrix.selection.needs.node_needs import derive_needs
 
 TYPE_CHECKING = False
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from typing import Any
 
     from imagematrix.images.catalog.catalog import Variant
-    from imagematrix.integrations.kubernetes.workloads.affinity import Requirement, Term
+    from imagematrix.integrations.kubernetes.workloads.affinity import Term
 
 FEATURE = "local.feature"
 
 
 def make_compatibility(variant: Variant, *, allow_cpu: bool = False) -> dict[str, Any]:
     """Return the specification for a variant: a node is compatible if one of the alternatives matches."""
-    ways = derive_needs(variant, own.VOCABULARY, allow_cpu=allow_cpu)
+    needs = derive_needs(variant, our_labels.VOCABULARY, allow_cpu=allow_cpu)
     terms = [
         (
-            match_value_in(own.ARCH, way.arch),
-            *(asked for asked in term if asked["key"].startswith(own.PREFIX)),
+            match_value_in(our_labels.ARCH, need.arch),
+            *(requirement for requirement in term if requirement["key"].startswith(our_labels.PREFIX)),
         )
-        for way, term in zip(ways, terms_for_our_labels(ways), strict=True)
+        for need, term in zip(needs, make_terms_for_our_labels(needs), strict=True)
     ]
     rule = {"name": "imagematrix", "matchAny": [{"matchFeatures": _make_matchers(term)} for term in terms]}
     return {
@@ -42,13 +42,9 @@ def _make_matchers(term: Term) -> list[dict[str, Any]]:
     features: list[dict[str, Any]] = []
     for requirement in term:
         key = requirement["key"]
-        matchers = next((some for some in features if key not in some), None)
+        matchers = next((expressions for expressions in features if key not in expressions), None)
         if matchers is None:
             features.append(matchers := {})
-        matchers[key] = _make_matcher(requirement)
+        values = {"value": requirement["values"]} if "values" in requirement else {}
+        matchers[key] = {"op": requirement["operator"], **values}
     return [{"feature": FEATURE, "matchExpressions": expressions} for expressions in features]
-
-
-def _make_matcher(requirement: Requirement) -> dict[str, Any]:
-    values = {"value": requirement["values"]} if "values" in requirement else {}
-    return {"op": requirement["operator"], **values}

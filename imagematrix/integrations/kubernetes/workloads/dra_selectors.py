@@ -30,10 +30,10 @@ def make_selector(needs: Iterable[Need]) -> str | None:
 
     None if a need asks for no GPU. Drivers with four numbers, and those of Tegra, are in no order here.
     """
-    ways = [*needs]
-    if not ways or not all(need.gpus for need in ways):
+    needs = tuple(needs)
+    if not needs or not all(need.gpus for need in needs):
         return None
-    groups = dict.fromkeys(tuple(_make_conditions(need)) for need in ways if need.loaded is not False)
+    groups = dict.fromkeys(tuple(_make_conditions(need)) for need in needs if need.loaded is not False)
     alternatives = [" && ".join(conditions) or "true" for conditions in groups]
     if not alternatives:
         return "false"
@@ -42,7 +42,16 @@ def make_selector(needs: Iterable[Need]) -> str | None:
 
 def _make_conditions(need: Need) -> Iterator[str]:
     yield from _match_driver(need)
-    yield from _match_computes(need)
+    if need.computes is not None:
+        name = "cudaComputeCapability"
+        codes = [code for code in need.computes if code >= 0]
+        alternatives = [
+            " && ".join((_match_attribute(name), *match_compute_between(_get_attribute(name), *interval)))
+            for interval in find_intervals(codes)
+        ]
+        if len(codes) < len(need.computes):  # an unknown capability is allowed
+            alternatives.append(_match_no_attribute(name))
+        yield join_alternatives(alternatives) if alternatives else "false"
     if need.states:
         yield f"{_get_attribute('state')} in [{_quote_words(need.states)}]"
     yield from _match_one_of("brand", need.brands, labels.NONE)
@@ -65,42 +74,29 @@ def _match_driver(need: Need) -> Iterator[str]:
         yield f"{version}.compareTo({make_semver(need.oldest)}) >= 0"
     if need.below:
         yield f"{version}.compareTo({make_semver(need.below)}) < 0"
-    for other in sorted(need.other_than):
-        yield f'{driver} != "{other}"'
+    for version_text in sorted(need.other_than):
+        yield f'{driver} != "{version_text}"'
     yield from _match_one_of("kernelModules", need.modules, None)
     if need.differs is not None:
-        known = _match_attribute("userModeDriver")
+        is_known = _match_attribute("userModeDriver")
         differs = f"{_get_attribute('userModeDriver')} != {driver}"
-        yield f"({known} && {differs})" if need.differs else f"!({known} && {differs})"
-
-
-def _match_computes(need: Need) -> Iterator[str]:
-    if need.computes is None:
-        return
-    name = "cudaComputeCapability"
-    codes = [code for code in need.computes if code >= 0]
-    known = [
-        " && ".join((_match_attribute(name), *match_compute_between(_get_attribute(name), *run)))
-        for run in find_intervals(codes)
-    ]
-    unknown = [_match_no_attribute(name)] if len(codes) < len(need.computes) else []
-    yield join_alternatives([*known, *unknown]) if known or unknown else "false"
+        yield f"({is_known} && {differs})" if need.differs else f"!({is_known} && {differs})"
 
 
 def _match_one_of(name: str, values: tuple[str | None, ...] | None, absent: str | None) -> Iterator[str]:
     """Yield the condition that an attribute has one of some values; `absent` means that there is none."""
     if values is None:
         return
-    some = [value for value in values if value not in (absent, labels.OTHER)]
+    listed = [value for value in values if value not in (absent, labels.OTHER)]
     alternatives = (
-        [f"{_match_attribute(name)} && {_get_attribute(name)} in [{_quote_words(some)}]"] if some else []
+        [f"{_match_attribute(name)} && {_get_attribute(name)} in [{_quote_words(listed)}]"] if listed else []
     )
     if absent in values:
         alternatives.append(_match_no_attribute(name))
     if labels.OTHER in values:
-        others = [brand for brand in labels.BRANDS[:-2] if brand not in values]
+        excluded = [brand for brand in labels.BRANDS[:-2] if brand not in values]
         alternatives.append(
-            f"{_match_attribute(name)} && !({_get_attribute(name)} in [{_quote_words(others)}])"
+            f"{_match_attribute(name)} && !({_get_attribute(name)} in [{_quote_words(excluded)}])"
         )
     yield join_alternatives(alternatives)
 

@@ -56,21 +56,24 @@ def make_workload_manifests(kind: str, workload: Workload, classes: Sequence[Nod
     Raises NothingFits if no class gets an image, or no image fits all ranks of a gang; UsageError if labels
     do not distinguish the nodes of a class from others, or if the workload's name is too long for its kind.
     """
-    make, together, suffix = WORKLOADS[kind]
-    placed = [place_gang(classes)] if together else place_per_class(classes)
-    names = name_objects(workload.name, placed, suffix=len(suffix(workload.pods)))
-    return [make(workload, name, each) for name, each in zip(names, placed, strict=True)]
+    make, is_gang, make_suffix = WORKLOADS[kind]
+    placements = [place_gang(classes)] if is_gang else place_per_class(classes)
+    names = name_objects(workload.name, placements, suffix=len(make_suffix(workload.pods)))
+    return [make(workload, name, placement) for name, placement in zip(names, placements, strict=True)]
 
 
-def name_objects(name: str, placed: Sequence[Placement], *, suffix: int = 0) -> list[str]:
+def name_objects(name: str, placements: Sequence[Placement], *, suffix: int = 0) -> list[str]:
     """Return the name of each object of a workload: its own, and of several, with the class.
 
     Raises UsageError if the name is invalid, or too long for pods with so long a suffix.
     """
     _require_name(name)
     longest = LONGEST - suffix
-    if len(placed) > 1:
-        return [_join_names(name, each.classes[0].name, longest) for each in placed]
+    if len(placements) > 1:
+        # Long names lose their middle, and keep the hash at the end of the class's name.
+        start = name[: longest - HASH - 1].rstrip("-")
+        rest = longest - len(start) - 1
+        return [f"{start}-{placement.classes[0].name[-rest:].strip('-')}" for placement in placements]
     if len(name) > longest:
         raise UsageError(
             f"invalid name {name}: the names of its pods would have more than {LONGEST} characters",
@@ -91,14 +94,14 @@ def _require_name(name: str) -> None:
 def make_flavors(classes: Sequence[NodeClass]) -> Iterator[Manifest]:
     """Yield a ResourceFlavor for each class; Kueue copies its label into the pods that it admits."""
     require_labels(classes)
-    for each in classes:
-        if not each.labelled:
+    for node_class in classes:
+        if not node_class.is_labelled:
             raise UsageError(
-                f"nodes of the class {each.name} lack the label {CLASS}",
+                f"nodes of the class {node_class.name} lack the label {CLASS}",
                 remedy="label them with `imagematrix kubernetes labels`",
             )
-        spec = {"nodeLabels": {CLASS: each.name}}
-        yield make_manifest("kueue.x-k8s.io/v1beta1", "ResourceFlavor", each.name, spec=spec)
+        spec = {"nodeLabels": {CLASS: node_class.name}}
+        yield make_manifest("kueue.x-k8s.io/v1beta1", "ResourceFlavor", node_class.name, spec=spec)
 
 
 def make_pull_secrets(secret: str | None) -> Manifest:
@@ -106,44 +109,44 @@ def make_pull_secrets(secret: str | None) -> Manifest:
     return {"imagePullSecrets": [{"name": secret}]} if secret else {}
 
 
-def _make_job(workload: Workload, name: str, placed: Placement) -> Manifest:
+def _make_job(workload: Workload, name: str, placement: Placement) -> Manifest:
     labels = {LABEL: workload.name}
-    return make_manifest("batch/v1", "Job", name, labels=labels, spec=_make_job_spec(workload, placed))
+    return make_manifest("batch/v1", "Job", name, labels=labels, spec=_make_job_spec(workload, placement))
 
 
-def _make_job_spec(workload: Workload, placed: Placement) -> Manifest:
+def _make_job_spec(workload: Workload, placement: Placement) -> Manifest:
     many = {"completions": workload.pods, "parallelism": workload.pods, "completionMode": "Indexed"}
     return {
         **(many if workload.pods > 1 else {}),
-        "template": _make_pod_template(workload, placed, restartPolicy="Never"),
+        "template": _make_pod_template(workload, placement, restartPolicy="Never"),
     }
 
 
-def _make_deployment(workload: Workload, name: str, placed: Placement) -> Manifest:
-    spec = {"replicas": workload.pods, **_make_selector_and_template(workload, name, placed)}
+def _make_deployment(workload: Workload, name: str, placement: Placement) -> Manifest:
+    spec = {"replicas": workload.pods, **_make_selector_and_template(workload, name, placement)}
     return make_manifest("apps/v1", "Deployment", name, labels={LABEL: workload.name}, spec=spec)
 
 
-def _make_daemonset(workload: Workload, name: str, placed: Placement) -> Manifest:
-    spec = _make_selector_and_template(workload, name, placed)
+def _make_daemonset(workload: Workload, name: str, placement: Placement) -> Manifest:
+    spec = _make_selector_and_template(workload, name, placement)
     return make_manifest("apps/v1", "DaemonSet", name, labels={LABEL: workload.name}, spec=spec)
 
 
-def _make_selector_and_template(workload: Workload, name: str, placed: Placement) -> Manifest:
+def _make_selector_and_template(workload: Workload, name: str, placement: Placement) -> Manifest:
     return {
         "selector": {"matchLabels": {LABEL: name}},
-        "template": _make_pod_template(workload, placed, name),
+        "template": _make_pod_template(workload, placement, name),
     }
 
 
-def _make_jobset(workload: Workload, name: str, placed: Placement) -> Manifest:
-    job = {"name": "ranks", "replicas": 1, "template": {"spec": _make_job_spec(workload, placed)}}
+def _make_jobset(workload: Workload, name: str, placement: Placement) -> Manifest:
+    job = {"name": "ranks", "replicas": 1, "template": {"spec": _make_job_spec(workload, placement)}}
     labels, spec = {LABEL: workload.name}, {"replicatedJobs": [job]}
     return make_manifest("jobset.x-k8s.io/v1alpha2", "JobSet", name, labels=labels, spec=spec)
 
 
-def _make_leaderworkerset(workload: Workload, name: str, placed: Placement) -> Manifest:
-    template = {"size": workload.pods, "workerTemplate": _make_pod_template(workload, placed)}
+def _make_leaderworkerset(workload: Workload, name: str, placement: Placement) -> Manifest:
+    template = {"size": workload.pods, "workerTemplate": _make_pod_template(workload, placement)}
     labels, spec = {LABEL: workload.name}, {"replicas": 1, "leaderWorkerTemplate": template}
     return make_manifest("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", name, labels=labels, spec=spec)
 
@@ -165,13 +168,13 @@ WORKLOADS: dict[str, tuple[Callable[[Workload, str, Placement], Manifest], bool,
 
 
 def _make_pod_template(
-    workload: Workload, placed: Placement, name: str | None = None, **spec: object
+    workload: Workload, placement: Placement, name: str | None = None, **spec: object
 ) -> Manifest:
     """Return the template of a pod. The image needs no mounts and no privileges."""
-    gpus = workload.gpus if placed.variant.gpu else None
+    gpus = workload.gpus if placement.variant.gpu else None
     container = {
         "name": workload.name,
-        "image": placed.image,
+        "image": placement.image,
         **({"args": list(workload.arguments)} if workload.arguments else {}),
         **({"resources": {"limits": {workload.resource: str(gpus)}}} if gpus else {}),
     }
@@ -180,13 +183,7 @@ def _make_pod_template(
         "spec": {
             **spec,
             **make_pull_secrets(workload.pull_secret),
-            "affinity": make_affinity(placed.terms),
+            "affinity": make_affinity(placement.terms),
             "containers": [container],
         },
     }
-
-
-def _join_names(name: str, class_name: str, longest: int) -> str:
-    """Return the names of a workload and a class, joined. Long names lose their middle and keep the hash."""
-    start = name[: longest - HASH - 1].rstrip("-")
-    return f"{start}-{class_name[-(longest - len(start) - 1) :].strip('-')}"

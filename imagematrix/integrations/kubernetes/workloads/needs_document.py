@@ -6,8 +6,8 @@ from imagematrix.integrations.kubernetes.dra import slices
 from imagematrix.integrations.kubernetes.nodes.labels import VOCABULARY
 from imagematrix.integrations.kubernetes.workloads import dra_selectors, nvidia_dra_selectors
 from imagematrix.integrations.kubernetes.workloads.affinity import (
-    terms_for_foreign_labels,
-    terms_for_our_labels,
+    make_terms_for_foreign_labels,
+    make_terms_for_our_labels,
 )
 from imagematrix.selection.needs.node_needs import derive_needs
 
@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from imagematrix.images.catalog.catalog import Catalog, Variant
+    from imagematrix.images.catalog.catalog import Catalog
 
 SCHEMA = "imagematrix.needs/v1"
 DRA_DRIVERS = (nvidia_dra_selectors.DRIVER, slices.DRIVER)  # the DRA drivers whose devices can be selected
@@ -25,27 +25,21 @@ def make_needs_document(
     catalog: Catalog, *, allow_cpu: bool = False, dra_driver: str = nvidia_dra_selectors.DRIVER
 ) -> dict[str, Any]:
     """Return the Needs document of a catalog, with device selectors for one of the DRA drivers."""
-    return {
-        "schema": SCHEMA,
-        "image": catalog.image,
-        "version": catalog.version,
-        "variants": [
-            _describe_variant(variant, dra_driver, allow_cpu=allow_cpu) for variant in catalog.variants
-        ],
-    }
-
-
-def _describe_variant(variant: Variant, dra_driver: str, *, allow_cpu: bool) -> dict[str, Any]:
-    ways = derive_needs(variant, VOCABULARY, allow_cpu=allow_cpu)
-    listed = derive_needs(variant, VOCABULARY, allow_cpu=allow_cpu, listed=True)
-    return {
-        "reference": variant.reference,
-        "digest": variant.digest,
-        "terms": [{"matchExpressions": list(term)} for term in terms_for_our_labels(ways)],
-        "terms_without_labels": [
-            {"matchExpressions": list(term)} for term in terms_for_foreign_labels(listed)
-        ],
-        "device": dra_selectors.make_selector(ways)
-        if dra_driver == slices.DRIVER
-        else nvidia_dra_selectors.make_nvidia_selector(listed),
-    }
+    variants = []
+    for variant in catalog.variants:
+        needs = derive_needs(variant, VOCABULARY, allow_cpu=allow_cpu)
+        listed_needs = derive_needs(variant, VOCABULARY, allow_cpu=allow_cpu, listed=True)
+        variants.append(
+            {
+                "reference": variant.reference,
+                "digest": variant.digest,
+                "terms": [{"matchExpressions": list(term)} for term in make_terms_for_our_labels(needs)],
+                "terms_without_labels": [
+                    {"matchExpressions": list(term)} for term in make_terms_for_foreign_labels(listed_needs)
+                ],
+                "device": dra_selectors.make_selector(needs)
+                if dra_driver == slices.DRIVER
+                else nvidia_dra_selectors.make_nvidia_selector(listed_needs),
+            }
+        )
+    return {"schema": SCHEMA, "image": catalog.image, "version": catalog.version, "variants": variants}

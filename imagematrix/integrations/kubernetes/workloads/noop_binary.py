@@ -34,7 +34,7 @@ def make_noop_binary(arch: str) -> bytes:
     header = struct.pack(
         "<HHIQQQIHHHHHH", 2, machine, 1, BASE + start, HEADER, 0, 0, HEADER, SEGMENT, SEGMENTS, 0, 0, 0
     )
-    loaded = struct.pack("<IIQQQQQQ", LOAD, READ | EXECUTE, 0, BASE, BASE, size, size, PAGE)
+    load = struct.pack("<IIQQQQQQ", LOAD, READ | EXECUTE, 0, BASE, BASE, size, size, PAGE)
     # Without it, some kernels make the stack executable, which policies forbid.
     stack = struct.pack("<IIQQQQQQ", STACK, READ | WRITE, 0, 0, 0, 0, 0, 16)
-    return identity + header + loaded + stack + code
+    return identity + header + load + stack + code

@@ -8,7 +8,7 @@ compared by their numbers. CPUs are not devices: node affinity covers CPU needs.
 from __future__ import annotations
 
 from imagematrix.hardware.vendors import gpus, versions
-from imagematrix.integrations.kubernetes.nodes import labels as own
+from imagematrix.integrations.kubernetes.nodes import labels as our_labels
 from imagematrix.selection.needs.equivalence import TOP
 from imagematrix.selection.needs.grid import find_intervals
 
@@ -24,13 +24,13 @@ LISTED = ("ok",)
 PARTS = 3  # numbers in a semantic version
 
 
-def make_nvidia_selector(listed: Iterable[Need]) -> str | None:
+def make_nvidia_selector(needs: Iterable[Need]) -> str | None:
     """Return the CEL expression that admits a GPU only if it meets what one of the needs asks of a GPU.
 
-    The needs are those of `listed` GPUs: it assumes that every GPU that the DRA driver publishes works with
-    the loaded kernel modules and the node's own user-mode driver. None if a need asks for no GPU.
+    The needs are those of listed GPUs: it assumes that every GPU that the DRA driver publishes works with the
+    loaded kernel modules and the node's own user-mode driver. None if a need asks for no GPU.
     """
-    needs = [*listed]
+    needs = tuple(needs)
     if not needs or not all(need.gpus for need in needs):
         return None
     groups = dict.fromkeys(_make_conditions(need) for need in needs)
@@ -56,7 +56,17 @@ def _make_conditions(need: Need) -> tuple[str, ...] | None:
     computes = _find_supported_computes(need)
     if computes == ():
         return None
-    return (*_match_driver(need), *_match_computes(computes), *_match_data_centre(need))
+    conditions = [*_match_driver(need)]
+    if computes is not None:
+        compute, intervals = f"{ATTRIBUTES}.cudaComputeCapability", find_intervals(computes)
+        alternatives = [" && ".join(match_compute_between(compute, *interval)) for interval in intervals]
+        conditions.append(join_alternatives(alternatives))
+    if need.data_centre:
+        brands = sorted(gpus.DATA_CENTRE_BRANDS.intersection(need.brands or our_labels.BRANDS))
+        quoted, other_names = ", ".join(f'"{brand}"' for brand in brands), "|".join(gpus.OTHER_NAMES)
+        conditions.append(f"{ATTRIBUTES}.brand.lowerAscii() in [{quoted}]")
+        conditions.append(f'!{ATTRIBUTES}.productName.lowerAscii().matches("(^| )({other_names})( |$)")')
+    return tuple(conditions)
 
 
 def _match_driver(need: Need) -> Iterator[str]:
@@ -67,24 +77,8 @@ def _match_driver(need: Need) -> Iterator[str]:
         yield f"{driver}.compareTo({make_semver(need.oldest)}) >= 0"
     if need.below:
         yield f"{driver}.compareTo({make_semver(need.below)}) < 0"
-    for other in sorted(need.other_than):
-        yield f"{driver}.compareTo({make_semver(versions.make_sort_key(other))}) != 0"
-
-
-def _match_computes(computes: tuple[int, ...] | None) -> Iterator[str]:
-    if computes is not None:
-        compute = f"{ATTRIBUTES}.cudaComputeCapability"
-        yield join_alternatives(
-            [" && ".join(match_compute_between(compute, *run)) for run in find_intervals(computes)]
-        )
-
-
-def _match_data_centre(need: Need) -> Iterator[str]:
-    if need.data_centre:
-        some = gpus.DATA_CENTRE_BRANDS.intersection(need.brands or own.BRANDS)
-        brands, others = ", ".join(f'"{brand}"' for brand in sorted(some)), "|".join(gpus.OTHER_NAMES)
-        yield f"{ATTRIBUTES}.brand.lowerAscii() in [{brands}]"
-        yield f'!{ATTRIBUTES}.productName.lowerAscii().matches("(^| )({others})( |$)")'
+    for version in sorted(need.other_than):
+        yield f"{driver}.compareTo({make_semver(versions.make_sort_key(version))}) != 0"
 
 
 def _find_supported_computes(need: Need) -> tuple[int, ...] | None:

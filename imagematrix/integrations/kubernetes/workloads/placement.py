@@ -11,9 +11,9 @@ from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
 from imagematrix.integrations.kubernetes.nodes.labels import CLASS, VOCABULARY
 from imagematrix.integrations.kubernetes.workloads.affinity import (
+    is_admitted,
+    make_terms_for_foreign_labels,
     match_value_in,
-    term_admits,
-    terms_for_foreign_labels,
 )
 from imagematrix.selection.needs.node_needs import derive_needs
 from imagematrix.selection.selection import NothingFits
@@ -57,7 +57,7 @@ def choose_classes(classes: Sequence[NodeClass], names: Sequence[str]) -> tuple[
 
     Raises UsageError if a class does not exist.
     """
-    by_name = {each.name: each for each in classes}
+    by_name = {node_class.name: node_class for node_class in classes}
     for name in names:
         if name not in by_name:
             raise UsageError(f"class {name!r} not found", remedy=f"one of {', '.join(sorted(by_name))}")
@@ -69,7 +69,7 @@ def require_labels(classes: Iterable[NodeClass]) -> None:
 
     It is for objects that select nodes by this label alone.
     """
-    strays = [f"{node.name} ({each.name})" for each in classes for node in each.strays]
+    strays = [f"{node.name} ({node_class.name})" for node_class in classes for node in node_class.strays]
     if strays:
         raise UsageError(
             f"{len(strays)} nodes have the label of a class, but other facts: {', '.join(strays)}",
@@ -82,16 +82,20 @@ def place_per_class(classes: Iterable[NodeClass]) -> tuple[Placement, ...]:
 
     Classes whose nodes all have the label of another class are left out.
     """
-    some = list(classes)
+    classes = tuple(classes)
     placements = tuple(
-        Placement(classes=(each,), variant=each.variant, terms=_make_terms((each,), each.variant))
-        for each in some
-        if each.variant and each.placeable
+        Placement(
+            classes=(node_class,),
+            variant=node_class.variant,
+            terms=_make_terms((node_class,), node_class.variant),
+        )
+        for node_class in classes
+        if node_class.variant and node_class.placeable_nodes
     )
-    if not placements and any(each.variant for each in some):
+    if not placements and any(node_class.variant for node_class in classes):
         raise UsageError(ELSEWHERE, remedy=RELABEL)
     if not placements:
-        raise _make_miss(some, some[0].why)
+        raise _make_miss(classes, classes[0].why)
     return placements
 
 
@@ -101,20 +105,20 @@ def place_gang(classes: Sequence[NodeClass]) -> Placement:
     Of several variants, the one whose worst place in the orders of the classes is best is taken. Raises
     NothingFits if no variant fits all classes.
     """
-    if not any(each.placeable for each in classes):
+    if not any(node_class.placeable_nodes for node_class in classes):
         raise UsageError(ELSEWHERE, remedy=RELABEL)
     ranks: dict[str, list[int]] = {}
     variants: dict[str, Variant] = {}
-    for each in classes:
-        if isinstance(each.kind.answer, UsageError):
-            raise _make_miss(classes, f"{each.name}: {each.why}")
-        for candidate in each.kind.answer.candidates:
+    for node_class in classes:
+        if isinstance(node_class.kind.answer, UsageError):
+            raise _make_miss(classes, f"{node_class.name}: {node_class.why}")
+        for candidate in node_class.kind.answer.candidates:
             if candidate.rank is not None:
                 ranks.setdefault(candidate.reference, []).append(candidate.rank)
                 variants[candidate.reference] = candidate.variant
     common = [reference for reference, places in ranks.items() if len(places) == len(classes)]
     if not common:
-        names = ", ".join(each.name for each in classes)
+        names = ", ".join(node_class.name for node_class in classes)
         raise _make_miss(classes, f"no variant fits all of the classes {names}")
     best = min(common, key=lambda reference: (max(ranks[reference]), sum(ranks[reference]), reference))
     return Placement(
@@ -124,18 +128,24 @@ def place_gang(classes: Sequence[NodeClass]) -> Placement:
 
 def _make_terms(classes: tuple[NodeClass, ...], variant: Variant) -> tuple[Term, ...]:
     """Return terms that admit the nodes of these classes, and no node that the variant does not fit."""
-    names = sorted({each.name for each in classes if any(map(each.has_label, each.placeable))})
-    terms: tuple[Term, ...] = (
-        ((match_value_in(CLASS, *names), *_match_other_nodes(classes)),) if names else ()
+    names = sorted(
+        {
+            node_class.name
+            for node_class in classes
+            if any(map(node_class.has_label, node_class.placeable_nodes))
+        }
     )
-    if not all(each.has_label(node) for each in classes for node in each.placeable):
-        terms += terms_for_foreign_labels(derive_needs(variant, VOCABULARY, allow_cpu=True, listed=True))
-    for each in classes:
-        for node in each.placeable:
+    terms: tuple[Term, ...] = ()
+    if names:
+        terms = ((match_value_in(CLASS, *names), *_match_other_nodes(classes)),)
+    if not all(node_class.has_label(node) for node_class in classes for node in node_class.placeable_nodes):
+        terms += make_terms_for_foreign_labels(derive_needs(variant, VOCABULARY, allow_cpu=True, listed=True))
+    for node_class in classes:
+        for node in node_class.placeable_nodes:
             # Labels of NFD and NVIDIA may be too few for a class, and pods would wait forever.
-            if not term_admits(terms, node.labels):
+            if not is_admitted(terms, node.labels):
                 raise UsageError(
-                    f"labels do not distinguish nodes of the class {each.name} from others",
+                    f"labels do not distinguish nodes of the class {node_class.name} from others",
                     remedy=f"label them with `imagematrix kubernetes labels`, such as {node.name}",
                 )
     return terms
@@ -143,7 +153,7 @@ def _make_terms(classes: tuple[NodeClass, ...], variant: Variant) -> tuple[Term,
 
 def _match_other_nodes(classes: tuple[NodeClass, ...]) -> tuple[Requirement, ...]:
     """Return the requirement that keeps pods off nodes with the label of a class, but other facts."""
-    strays = {node.name: node.labels.get(HOSTNAME) for each in classes for node in each.strays}
+    strays = {node.name: node.labels.get(HOSTNAME) for node_class in classes for node in node_class.strays}
     if not strays:
         return ()
     for name, hostname in strays.items():
@@ -153,11 +163,11 @@ def _match_other_nodes(classes: tuple[NodeClass, ...]) -> tuple[Requirement, ...
 
 
 def _make_miss(classes: Sequence[NodeClass], why: str) -> NothingFits | UsageError:
-    for each in classes:
-        if not isinstance(each.kind.answer, UsageError):
-            name = f"{each.kind.answer.image}:{each.kind.answer.version}"
+    for node_class in classes:
+        if not isinstance(node_class.kind.answer, UsageError):
+            name = f"{node_class.kind.answer.image}:{node_class.kind.answer.version}"
             listing = f"`imagematrix kubernetes classes --image {quote_word(name)} --nodes FILE` lists them"
             return NothingFits(
-                why, selection=each.kind.answer, remedy=f"choose classes with --class; {listing}"
+                why, selection=node_class.kind.answer, remedy=f"choose classes with --class; {listing}"
             )
     return UsageError(why)

@@ -36,34 +36,34 @@ def make_prepull_manifests(
     NothingFits if no class gets an image; UsageError if labels do not distinguish the nodes of a class from
     others, or the name is invalid.
     """
-    placed = place_per_class(classes)
-    names = name_objects(name, placed)
+    placements = place_per_class(classes)
+    names = name_objects(name, placements)
     programs = {
         arch: base64.b64encode(make_noop_binary(arch)).decode()
-        for arch in sorted({_get_arch(each) for each in placed})
+        for arch in sorted({_get_arch(placement) for placement in placements})
     }
     return [
         make_manifest("v1", "ConfigMap", name, labels={LABEL: name}, binaryData=programs),
         *(
-            _make_daemonset(name, own, each, pause=pause, pull_secret=pull_secret)
-            for own, each in zip(names, placed, strict=True)
+            _make_daemonset(name, daemonset_name, placement, pause=pause, pull_secret=pull_secret)
+            for daemonset_name, placement in zip(names, placements, strict=True)
         ),
     ]
 
 
 def _make_daemonset(
-    name: str, own: str, placed: Placement, *, pause: str, pull_secret: str | None
+    name: str, daemonset_name: str, placement: Placement, *, pause: str, pull_secret: str | None
 ) -> Manifest:
-    confined = {
+    security = {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
         "readOnlyRootFilesystem": True,
     }
-    shared = {"resources": {"requests": REQUESTS}, "securityContext": confined}
-    pulled = {
+    shared = {"resources": {"requests": REQUESTS}, "securityContext": security}
+    pull_container = {
         "name": "pull",
-        "image": placed.image,
-        "command": [f"{FOLDER}/{_get_arch(placed)}"],
+        "image": placement.image,
+        "command": [f"{FOLDER}/{_get_arch(placement)}"],
         "workingDir": "/",  # that of the image may be closed to this user
         **shared,
         "volumeMounts": [{"name": "program", "mountPath": FOLDER, "readOnly": True}],
@@ -76,20 +76,20 @@ def _make_daemonset(
         "securityContext": {**user, "seccompProfile": {"type": "RuntimeDefault"}},
         "terminationGracePeriodSeconds": 1,
         "tolerations": [{"operator": "Exists"}],  # nodes with GPUs are often tainted
-        "affinity": make_affinity(placed.terms),
-        "initContainers": [pulled],
+        "affinity": make_affinity(placement.terms),
+        "initContainers": [pull_container],
         "containers": [{"name": "pause", "image": pause, **shared}],
         "volumes": [{"name": "program", "configMap": {"name": name, "defaultMode": 0o555}}],
     }
     # By default, a new version would be pulled by one node after another.
     update = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%"}}
     spec = {
-        "selector": {"matchLabels": {LABEL: own}},
+        "selector": {"matchLabels": {LABEL: daemonset_name}},
         "updateStrategy": update,
-        "template": {"metadata": {"labels": {LABEL: own}}, "spec": pod},
+        "template": {"metadata": {"labels": {LABEL: daemonset_name}}, "spec": pod},
     }
-    return make_manifest("apps/v1", "DaemonSet", own, labels={LABEL: name}, spec=spec)
+    return make_manifest("apps/v1", "DaemonSet", daemonset_name, labels={LABEL: name}, spec=spec)
 
 
-def _get_arch(placed: Placement) -> str:
-    return placed.variant.platform.split("/")[1]
+def _get_arch(placement: Placement) -> str:
+    return placement.variant.platform.split("/")[1]

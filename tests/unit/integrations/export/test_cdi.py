@@ -106,12 +106,12 @@ def test_gpus_that_no_container_can_use_are_left_out_with_the_reason():
     )
     assert [*paths(gpus.document)] == ["0", "all"]
     assert gpus.paths == ("/dev/nvidia0", *DEVICES)
-    assert gpus.left_out[:2] == (
+    assert gpus.excluded[:2] == (
         "GPU 1 (H100) is left out: its state is lost",
         "GPU 2 is left out: its state is vgpu",
     )
-    assert "GPU 3 is left out: device minor of GPU 3 unknown" in gpus.left_out[2]
-    assert "GPU 4 is left out: device nodes of a MIG device of GPU 4 unknown" in gpus.left_out[3]
+    assert "GPU 3 is left out: device minor of GPU 3 unknown" in gpus.excluded[2]
+    assert "GPU 4 is left out: device nodes of a MIG device of GPU 4 unknown" in gpus.excluded[3]
 
 
 @pytest.mark.parametrize("gpus", [(), (Gpu(index=0, minor=0, state="lost"), Gpu(index=1))])

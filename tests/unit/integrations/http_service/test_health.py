@@ -47,7 +47,7 @@ def test_it_is_ready_after_an_answer_of_its_own():
     async def run():
         asked = Asked()
         checked = asked.health()
-        async with checked.served(LOCAL) as address:
+        async with checked.serve(LOCAL) as address:
             assert await told(address, "/readyz") == (503, "no answer was made yet\n")
             assert await told(address, "/healthz") == (200, "ok\n")
             async with running(checked.follow()):
@@ -72,7 +72,7 @@ def test_it_answers_while_the_service_does_not_and_says_so(monkeypatch):
 
     async def run():
         checked = Asked().health()
-        async with checked.served(LOCAL) as address, running(checked.follow()):
+        async with checked.serve(LOCAL) as address, running(checked.follow()):
             await asyncio.sleep(0.1)
             asking = asyncio.create_task(asyncio.to_thread(asked, address))
             await asyncio.sleep(0)
@@ -90,7 +90,7 @@ def test_it_answers_while_the_service_does_not_and_says_so(monkeypatch):
 def test_a_port_in_use_is_an_error():
     async def run():
         with socket.create_server(("127.0.0.1", 0)) as other:
-            async with Asked().health().served(Address("127.0.0.1", other.getsockname()[1])):
+            async with Asked().health().serve(Address("127.0.0.1", other.getsockname()[1])):
                 raise AssertionError
 
     with pytest.raises(UsageError, match="cannot listen on"):
@@ -99,7 +99,7 @@ def test_a_port_in_use_is_an_error():
 
 def test_no_thread_is_left():
     async def run():
-        async with Asked().health().served(LOCAL):
+        async with Asked().health().serve(LOCAL):
             assert "health" in {thread.name for thread in threading.enumerate()}
 
     asyncio.run(run())

@@ -13,7 +13,7 @@ LEAST = 1_000
 @pytest.mark.parametrize(
     ("looks", "slow_s"),
     [
-        # Times in s, bytes taken, given and queued, and whether the rest of a request is awaited.
+        # Times in s, bytes sent, received and queued, and whether the rest of a request is awaited.
         ([(1, 0, 0, 0, False), (9, 0, 0, 0, False)], 0),
         ([(1, 0, 0, 0, True), (9, 0, 0, 0, True)], 8),
         ([(1, 0, 0, 0, True), (9, 0, 7_999, 0, True)], 8),
@@ -28,9 +28,9 @@ LEAST = 1_000
 )
 def test_who_is_slow(looks, slow_s):
     pace = Pace(None, 0, 0)
-    for now, taken, given, queued, asking in looks:
-        pace = pace.after(now, Traffic(taken, given, queued), asking=asking, least=LEAST)
-    assert pace.slow_s(looks[-1][0]) == slow_s
+    for now, sent, received, queued, asking in looks:
+        pace = pace.update(now, Traffic(sent, received, queued), asking=asking, least=LEAST)
+    assert pace.get_slow_s(looks[-1][0]) == slow_s
 
 
 def test_the_kernel_counts_what_is_sent_and_read():
@@ -43,13 +43,13 @@ def test_the_kernel_counts_what_is_sent_and_read():
                 assert served.recv(1_000, socket.MSG_WAITALL) == bytes(1_000)
                 served.sendall(bytes(500))
                 assert client.recv(500, socket.MSG_WAITALL) == bytes(500)
-                seen = Traffic.of(served)
-                assert (seen.given, seen.queued) == (1_000, 0)
-                assert seen.taken in {500, 501}  # with the first packet's number
+                seen = Traffic.measure(served)
+                assert (seen.received, seen.queued) == (1_000, 0)
+                assert seen.sent in {500, 501}  # with the first packet's number
                 served.setblocking(False)
                 with contextlib.suppress(BlockingIOError):
                     while served.send(bytes(1 << 16)):
                         pass
-                assert Traffic.of(served).queued > 0
+                assert Traffic.measure(served).queued > 0
             with pytest.raises(OSError, match="Bad file descriptor"):
-                Traffic.of(served)
+                Traffic.measure(served)

@@ -58,9 +58,9 @@ def using(work, **options):
 
 def test_a_call_returns_or_raises_what_the_function_does():
     async def work(workers):
-        assert await workers.call(added, [1], [2], held=[3]) == [1, 2, 3]
+        assert await workers.call(added, [1], [2], cached=[3]) == [1, 2, 3]
         with pytest.raises(UsageError, match="no cake") as caught:
-            await workers.call(refused, held="cake")
+            await workers.call(refused, cached="cake")
         assert caught.value.remedy == "give another"
 
     using(work)
@@ -69,12 +69,12 @@ def test_a_call_returns_or_raises_what_the_function_does():
 def test_what_is_held_is_sent_once():
     async def work(workers):
         held = [["one"] for _ in range(9)]
-        one = await workers.call(process, held=held[0])
+        one = await workers.call(process, cached=held[0])
         assert one[0] != os.getpid()
-        assert await workers.call(process, held=held[0]) == one
+        assert await workers.call(process, cached=held[0]) == one
         for each in held:
-            assert await workers.call(added, [], [], held=each) == ["one"]
-        assert (await workers.call(process, held=held[0]))[0] == one[0]
+            assert await workers.call(added, [], [], cached=each) == ["one"]
+        assert (await workers.call(process, cached=held[0]))[0] == one[0]
 
     using(work, count=1)
 
@@ -84,9 +84,9 @@ def test_work_beyond_a_limit_ends_and_the_next_is_done(function, arguments):
     async def work(workers):
         for _ in range(2):
             with pytest.raises(EngineError, match=r"more than 3 s, or too much memory") as caught:
-                await workers.call(function, *arguments, held=b"")
+                await workers.call(function, *arguments, cached=b"")
             assert caught.value.remedy == "try again later"
-            assert await workers.call(added, "a", "b", held="c") == "abc"
+            assert await workers.call(added, "a", "b", cached="c") == "abc"
 
     using(work, count=1, limit_s=3)
 
@@ -95,9 +95,9 @@ def test_the_smallest_work_goes_first(tmp_path):
     path = tmp_path / "order"
 
     async def work(workers):
-        await workers.call(added, 1, 2, held=3)  # it has started
+        await workers.call(added, 1, 2, cached=3)  # it has started
         sizes = [0, 5, 9, 3, 1, 7, 3]
-        calls = [workers.call(appended, path, f"{size} ", held=None, size=size) for size in sizes]
+        calls = [workers.call(appended, path, f"{size} ", cached=None, size=size) for size in sizes]
         await asyncio.gather(*calls)
 
     using(work, count=1)
@@ -106,10 +106,10 @@ def test_the_smallest_work_goes_first(tmp_path):
 
 def test_large_work_never_has_all_processes():
     async def work(workers):
-        large = [asyncio.create_task(workers.call(slept, 60, held=None, size=SMALL + 1)) for _ in range(3)]
+        large = [asyncio.create_task(workers.call(slept, 60, cached=None, size=SMALL + 1)) for _ in range(3)]
         await asyncio.sleep(0.1)
         for _ in range(20):
-            assert await workers.call(added, "a", "b", held="c", size=SMALL) == "abc"
+            assert await workers.call(added, "a", "b", cached="c", size=SMALL) == "abc"
         assert not any(task.done() for task in large)
         for task in large:
             task.cancel()
@@ -122,7 +122,7 @@ def test_of_too_much_large_work_the_largest_fails(monkeypatch):
 
     async def work(workers):
         sizes = [0, *(SMALL + size for size in (5, 9, 3, 7))]
-        calls = [workers.call(slept, 0.1, held=None, size=size) for size in sizes]
+        calls = [workers.call(slept, 0.1, cached=None, size=size) for size in sizes]
         done = await asyncio.gather(*calls, return_exceptions=True)
         assert [str(each) for each in done] == [
             *("None", "None", "too much work is waiting", "None", "too much work is waiting")
@@ -146,7 +146,7 @@ def test_nothing_keeps_the_arguments_of_a_call_that_is_refused(monkeypatch):
     async def failing(workers, function, message, size=0):
         argument = Large()
         with pytest.raises(ImagematrixError, match=message):
-            await workers.call(function, argument, held="cake", size=size)
+            await workers.call(function, argument, cached="cake", size=size)
         return weakref.ref(argument)
 
     async def work(workers):
@@ -169,11 +169,11 @@ def test_a_call_whose_caller_has_just_left_is_not_refused_as_well(monkeypatch):
     monkeypatch.setattr(workers_module, "WAITING", 1)
 
     async def work(workers):
-        running = asyncio.create_task(workers.call(slept, 0.1, held=None))
-        leaving = asyncio.create_task(workers.call(slept, 0, held=None, size=SMALL + 9))
+        running = asyncio.create_task(workers.call(slept, 0.1, cached=None))
+        leaving = asyncio.create_task(workers.call(slept, 0, cached=None, size=SMALL + 9))
         await asyncio.sleep(0.05)
         leaving.cancel()
-        assert await workers.call(added, 1, 2, held=3, size=SMALL + 5) == 6
+        assert await workers.call(added, 1, 2, cached=3, size=SMALL + 5) == 6
         await running
         with pytest.raises(asyncio.CancelledError):
             await leaving
@@ -183,14 +183,14 @@ def test_a_call_whose_caller_has_just_left_is_not_refused_as_well(monkeypatch):
 
 def test_a_caller_that_leaves_does_not_spoil_the_next_call():
     async def work(workers):
-        pid, _ = await workers.call(process, held=None)
+        pid, _ = await workers.call(process, cached=None)
         for _ in range(3):
-            waiting = [asyncio.create_task(workers.call(slept, 0.2, held=None)) for _ in range(3)]
+            waiting = [asyncio.create_task(workers.call(slept, 0.2, cached=None)) for _ in range(3)]
             await asyncio.sleep(0.05)
             for one in waiting:
                 one.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
-            assert await workers.call(added, 1, 2, held=3) == 6
-        assert (await workers.call(process, held=None))[0] == pid
+            assert await workers.call(added, 1, 2, cached=3) == 6
+        assert (await workers.call(process, cached=None))[0] == pid
 
     using(work, count=1)

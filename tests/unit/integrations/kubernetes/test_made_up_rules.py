@@ -23,7 +23,7 @@ from imagematrix.common.record import replace
 from imagematrix.hardware.vendors import marches, versions
 from imagematrix.images.catalog.catalog import UserModeDriver, Variant
 from imagematrix.integrations.kubernetes.nodes.labels import MODULE_KINDS, VOCABULARY
-from imagematrix.integrations.kubernetes.workloads.affinity import terms_for_our_labels
+from imagematrix.integrations.kubernetes.workloads.affinity import make_terms_for_our_labels
 from imagematrix.selection.candidate import evaluate_rules
 from imagematrix.selection.needs import node_needs as deriving
 from imagematrix.selection.rule import Rule
@@ -446,7 +446,7 @@ def test_a_node_is_admitted_if_and_only_if_all_rules_hold(
     variant = replace(variant, requires=requires)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deriving, "RULES", (*RULES, made_up))
-        terms = terms_for_our_labels(needs(variant, allow_cpu=allow_cpu))
+        terms = make_terms_for_our_labels(needs(variant, allow_cpu=allow_cpu))
 
     def holds(one):
         target = Target(host=one, gpus=one.gpus, allow_cpu=allow_cpu)
@@ -474,7 +474,7 @@ def test_gpus_of_unknown_capability_are_admitted_as_the_rule_says(make, cluster,
     with pytest.MonkeyPatch.context() as patch:
         made_up = rule({"gpus.compute": ["7.0"]}, holds, lambda _: True)
         patch.setattr(deriving, "RULES", (*RULES, made_up))
-        terms = terms_for_our_labels(needs(make.cpu_variant(), allow_cpu=True))
+        terms = make_terms_for_our_labels(needs(make.cpu_variant(), allow_cpu=True))
     for computes in (
         [None],
         [None, None],
@@ -496,7 +496,7 @@ def test_a_driver_that_no_node_can_have_gives_no_number_beyond_64_bits(make, clu
         ("driver<550.99999", True),
     ):
         for variant in (make.variant(driver=make.umd("host")), make.cpu_variant()):
-            terms = terms_for_our_labels(needs(replace(variant, requires=(expression,)), allow_cpu=True))
+            terms = make_terms_for_our_labels(needs(replace(variant, requires=(expression,)), allow_cpu=True))
             bounds = [one["values"][0] for term in terms for one in term if one["operator"] in ("Gt", "Lt")]
             assert all(abs(int(bound)) < 2**63 for bound in bounds)
             assert admitted(terms, cluster.own(make.host(make.gpu()))) == fits
@@ -504,10 +504,10 @@ def test_a_driver_that_no_node_can_have_gives_no_number_beyond_64_bits(make, clu
 
 def test_only_linux_nodes_are_admitted(make):
     windows = make.cpu_variant(platform="windows/amd64")
-    assert terms_for_our_labels(needs(windows, allow_cpu=True)) == ()
+    assert make_terms_for_our_labels(needs(windows, allow_cpu=True)) == ()
     unlabelled = {"kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux"}
     for listed in (False, True):
-        terms = terms_for_our_labels(needs(make.cpu_variant(), allow_cpu=True, listed=listed))
+        terms = make_terms_for_our_labels(needs(make.cpu_variant(), allow_cpu=True, listed=listed))
         assert admitted(terms, unlabelled)
         assert not admitted(terms, unlabelled | {"kubernetes.io/os": "windows"})
 
@@ -516,6 +516,6 @@ def test_a_node_without_our_labels_is_never_taken_for_one_without_a_driver(make)
     unlabelled = {"kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux"}
     variant = make.cpu_variant(requires=("driver>=999",))
     for allow_cpu in (True, False):
-        assert not admitted(terms_for_our_labels(needs(variant, allow_cpu=allow_cpu)), unlabelled)
+        assert not admitted(make_terms_for_our_labels(needs(variant, allow_cpu=allow_cpu)), unlabelled)
     refused = make.cpu_variant(requires=("arch>=8.0",))
-    assert not admitted(terms_for_our_labels(needs(refused, allow_cpu=True)), unlabelled)
+    assert not admitted(make_terms_for_our_labels(needs(refused, allow_cpu=True)), unlabelled)

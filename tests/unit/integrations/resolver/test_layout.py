@@ -82,6 +82,6 @@ def test_damaged_layouts_are_rejected(tmp_path, layout, published):
         upstream.manifest("ml/training", published.digests["sm90"])
     (layout / "index.json").unlink()
     with pytest.raises(EngineError, match=r"index.json cannot be read: No such file"):
-        upstream.tags("ml/training")
+        upstream.list_tags("ml/training")
     with pytest.raises(UsageError, match="is not an OCI layout"):
         open_upstream(f"oci:{tmp_path / 'blobs'}")

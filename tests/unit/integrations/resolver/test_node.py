@@ -22,22 +22,22 @@ def test_saved_host_is_reloaded_when_its_file_changes(tmp_path):
     file = tmp_path / "host.json"
     shutil.copy(HOSTS / "laptop.json", file)
     saved = SavedHost(file)
-    first = saved.host()
-    assert saved.host() is first
+    first = saved.read_host()
+    assert saved.read_host() is first
     other = tmp_path / "other.json"
     shutil.copy(HOSTS / "genoa-h200.json", other)
     other.replace(file)
-    assert saved.host().gpus
+    assert saved.read_host().gpus
     file.write_text("{")
     with pytest.raises(UsageError):
-        saved.host()
+        saved.read_host()
     with pytest.raises(UsageError):
-        saved.host()
+        saved.read_host()
     file.unlink()
     with pytest.raises(UsageError, match="No such file"):
-        saved.host()
+        saved.read_host()
     shutil.copy(HOSTS / "laptop.json", file)
-    assert saved.host() == first
+    assert saved.read_host() == first
 
 
 def test_file_changes_are_checked_at_intervals(tmp_path, monkeypatch):
@@ -45,9 +45,9 @@ def test_file_changes_are_checked_at_intervals(tmp_path, monkeypatch):
     file = tmp_path / "host.json"
     shutil.copy(HOSTS / "laptop.json", file)
     saved = SavedHost(file)
-    first = saved.host()
+    first = saved.read_host()
     file.unlink()
-    assert saved.host() is first
+    assert saved.read_host() is first
 
 
 def test_machine_is_probed_again_when_it_changes(monkeypatch, tmp_path):
@@ -59,14 +59,14 @@ def test_machine_is_probed_again_when_it_changes(monkeypatch, tmp_path):
 
     monkeypatch.setattr(node, "probe", counted)
     probed = ProbedHost()
-    assert probed.host() == probe()
-    assert probed.host() == probe()
+    assert probed.read_host() == probe()
+    assert probed.read_host() == probe()
     assert probes.count({}) == 1
     folder = tmp_path / "gpu0" / "mig" / "gi1"
     folder.mkdir(parents=True)
     monkeypatch.setattr(node, "CAPABILITIES", str(tmp_path))
-    assert probed.host() == probe()
+    assert probed.read_host() == probe()
     assert probes.count({}) == 2
     folder.rmdir()
-    probed.host()
+    probed.read_host()
     assert probes.count({}) == 3

@@ -34,7 +34,7 @@ def test_each_node_gets_its_fitting_variant(front, published):
     cpu = hopper.get("/explain/ml/training:v1-cpu").json()["selected"]
     assert hopper.notes == [
         f"ml/training:v1 is {hopper.get('/explain/ml/training:v1').json()['selected']} for GPUs "
-        + ", ".join(gpu.uuid for gpu in SimulatedNode("sapphirerapids-h100").host().gpus)
+        + ", ".join(gpu.uuid for gpu in SimulatedNode("sapphirerapids-h100").read_host().gpus)
         + ", the best of 1 that fit out of 3",
         f"ml/training:v1-cpu is {cpu} without a GPU, the best of 2 that fit out of 3",
     ]

@@ -39,15 +39,15 @@ def settings(listen, token=None, **options):
     ],
 )
 def test_loopback_needs_no_token(listen, address):
-    assert settings(listen).address() == address
+    assert settings(listen).get_address() == address
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:5050", "[::]:5050", "10.0.0.1:1", "[::ffff:10.0.0.1]:1"])
 def test_other_addresses_need_a_token(listen):
     with pytest.raises(UsageError, match="other machines can reach") as caught:
-        settings(listen).address()
+        settings(listen).get_address()
     assert "--token-file" in caught.value.remedy
-    assert settings(listen, token=str(listen)).address().port
+    assert settings(listen, token=str(listen)).get_address().port
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_other_addresses_need_a_token(listen):
 )
 def test_invalid_address_is_rejected(listen):
     with pytest.raises(UsageError, match=r"expected ADDRESS:PORT, such as 127\.0\.0\.1:5050"):
-        settings(listen).address()
+        settings(listen).get_address()
 
 
 def test_class_name_must_be_valid_in_a_tag():

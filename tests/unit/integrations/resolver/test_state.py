@@ -177,14 +177,14 @@ def test_damaged_list_is_treated_as_empty(front, upstream, published, folder, ra
 
 def test_every_file_in_the_folder_is_listed(folder, notes):
     kept = StateFolder(folder, HERE, notes.append)
-    kept.keep("a", "v1", content(b"one"))
-    kept.keep("a", "v1", content(b"one"))
-    kept.keep("a", "v1", content(b"two"))
-    kept.keep("b", digest(b"two"), content(b"two"))
+    kept.save("a", "v1", content(b"one"))
+    kept.save("a", "v1", content(b"one"))
+    kept.save("a", "v1", content(b"two"))
+    kept.save("b", digest(b"two"), content(b"two"))
     assert [path.read_bytes() for path in blobs(folder).iterdir()] == [b"two"]
     kept.drop("a", "v1")
     kept.drop("a", "v1")
-    assert list(kept.tags()) == []
+    assert list(kept.list_tags()) == []
     assert kept.manifest("a", "v1") is None
     assert kept.content("b", digest(b"two")) == b"two"
     with pytest.raises(UnknownImageError, match="not found in"):
@@ -201,19 +201,19 @@ def test_oldest_entries_are_removed_first(folder, notes, monkeypatch):
     monkeypatch.setattr(state, "LIMIT", 10)
     kept = StateFolder(folder, HERE, notes.append)
     for tag in ("v1", "v2", "v3"):
-        kept.keep("a", tag, content(tag.encode() * 2))
-    assert [tag for _, tag in kept.tags()] == ["v2", "v3"]
-    kept.keep("a", "v2", content(b"again"))
-    assert [tag for _, tag in kept.tags()] == ["v3", "v2"]
-    kept.keep("a", "v9", content(b"too large at all"))
-    assert [tag for _, tag in StateFolder(folder, HERE, notes.append).tags()] == []
+        kept.save("a", tag, content(tag.encode() * 2))
+    assert [tag for _, tag in kept.list_tags()] == ["v2", "v3"]
+    kept.save("a", "v2", content(b"again"))
+    assert [tag for _, tag in kept.list_tags()] == ["v3", "v2"]
+    kept.save("a", "v9", content(b"too large at all"))
+    assert [tag for _, tag in StateFolder(folder, HERE, notes.append).list_tags()] == []
     monkeypatch.setattr(state, "LIMIT", 1000)
     monkeypatch.setattr(state, "NAMES", 2)
     for tag in ("v1", "v2", "v3"):
-        kept.keep("a", tag, content(tag.encode()))
-    assert [tag for _, tag in kept.tags()] == ["v2", "v3"]
+        kept.save("a", tag, content(tag.encode()))
+    assert [tag for _, tag in kept.list_tags()] == ["v2", "v3"]
     monkeypatch.setattr(state, "NAMES", 1)
-    assert [tag for _, tag in StateFolder(folder, HERE, notes.append).tags()] == ["v2"]
+    assert [tag for _, tag in StateFolder(folder, HERE, notes.append).list_tags()] == ["v2"]
 
 
 def test_full_disk_is_reported_once_and_the_resolver_keeps_running(
@@ -246,9 +246,9 @@ state = StateFolder(pathlib.Path(sys.argv[1]), "r.example", lambda note: print(n
 for size in (1_000, 1_000_000, 2_000_000, 2_000):
     raw = bytes(size)
     digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
-    state.keep("a", f"v{size}", Manifest(digest=digest, media_type="x", raw=raw))
+    state.save("a", f"v{size}", Manifest(digest=digest, media_type="x", raw=raw))
 again = StateFolder(pathlib.Path(sys.argv[1]), "r.example", print)
-print([tag for _, tag in again.tags()])
+print([tag for _, tag in again.list_tags()])
 """
 
 
@@ -281,6 +281,6 @@ def test_other_files_in_the_folder_are_kept(folder, notes):
     (folder / "blobs").mkdir()
     (folder / "blobs" / "mine").touch()
     kept = StateFolder(folder, HERE, notes.append)
-    kept.keep("a", "v1", content(b"one"))
+    kept.save("a", "v1", content(b"one"))
     assert (folder / "blobs" / "mine").exists()
     assert json.loads((folder / "index.json").read_text()) == {"manifests": []}

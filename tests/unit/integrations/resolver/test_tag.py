@@ -35,7 +35,7 @@ PYTHONS = catalog((("flavour", "full-debug"), ("python", "3.12")), (("flavour", 
 def test_tag_words_are_accepted_in_any_order(tag, requested):
     assert get_version(tag) == "v1"
     assert parse_request(tag, PYTHONS) == requested
-    assert parse_request(requested.tag("v1"), PYTHONS) == requested
+    assert parse_request(requested.to_tag("v1"), PYTHONS) == requested
 
 
 @pytest.mark.parametrize(

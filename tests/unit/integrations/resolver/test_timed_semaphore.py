@@ -11,13 +11,13 @@ def test_each_key_has_its_turn_and_the_newest_of_a_key_goes_first():
     order = []
 
     async def take(turns, key, number):
-        async with turns.turn(key):
+        async with turns.take_turn(key):
             order.append((key, number))
             await asyncio.sleep(0)
 
     async def run():
         turns = TimedSemaphore(1, LONG_S)
-        async with turns.turn("first"):
+        async with turns.take_turn("first"):
             waiting = [asyncio.create_task(take(turns, "flood", number)) for number in range(4)]
             waiting.append(asyncio.create_task(take(turns, "other", 0)))
             await asyncio.sleep(0)
@@ -32,7 +32,7 @@ def test_no_more_than_so_many_have_a_turn_and_all_get_one():
 
     async def take(turns, key):
         nonlocal now, most, done
-        async with turns.turn(key):
+        async with turns.take_turn(key):
             now += 1
             most = max(most, now)
             await asyncio.sleep(0)
@@ -53,10 +53,10 @@ def test_who_leaves_takes_no_turn_from_others():
         turns = TimedSemaphore(1, LONG_S)
 
         async def take():
-            async with turns.turn("key"):
+            async with turns.take_turn("key"):
                 return True
 
-        async with turns.turn("key"):
+        async with turns.take_turn("key"):
             staying, leaving = asyncio.create_task(take()), asyncio.create_task(take())
             await asyncio.sleep(0)
             leaving.cancel()
@@ -64,7 +64,7 @@ def test_who_leaves_takes_no_turn_from_others():
         later = asyncio.create_task(take())
         assert await staying
         assert await later
-        async with turns.turn("key"):
+        async with turns.take_turn("key"):
             begun, last = asyncio.create_task(take()), asyncio.create_task(take())
             await asyncio.sleep(0)
         last.cancel()
@@ -78,10 +78,10 @@ def test_who_leaves_takes_no_turn_from_others():
 def test_a_long_turn_lets_another_begin():
     async def run():
         turns = TimedSemaphore(1, 0.05)
-        async with turns.turn("hangs"), asyncio.timeout(20), turns.turn("next"):
+        async with turns.take_turn("hangs"), asyncio.timeout(20), turns.take_turn("next"):
             pass
-        async with turns.turn("last"):  # the turn that took too long is not given back twice
-            late = asyncio.create_task(asyncio.wait_for(turns.turn("later").__aenter__(), 0.01))
+        async with turns.take_turn("last"):  # the turn that took too long is not given back twice
+            late = asyncio.create_task(asyncio.wait_for(turns.take_turn("later").__aenter__(), 0.01))
             return await asyncio.gather(late, return_exceptions=True)
 
     assert isinstance(asyncio.run(run())[0], TimeoutError)

@@ -11,7 +11,7 @@ from imagematrix.integrations.slurm.configuration import (
     collect_settings,
     find_slurm_conf,
     get_features,
-    names_node,
+    is_node_in,
     parse_options,
     read_lines,
 )
@@ -46,17 +46,17 @@ from imagematrix.integrations.slurm.configuration import (
     ],
 )
 def test_expressions_name_nodes(expression, node, expected):
-    assert names_node(expression, node) is expected
+    assert is_node_in(expression, node) is expected
 
 
 @given(st.text("n[]-,0123456789", max_size=20), st.text("n0123456789", max_size=12))
 def test_no_expression_fails(expression, node):
-    assert names_node(expression, node) in (True, False)
+    assert is_node_in(expression, node) in (True, False)
 
 
 @given(st.integers(0, 999), st.integers(0, 999), st.integers(0, 1200))
 def test_ranges_are_those_of_numbers(first, last, number):
-    assert names_node(f"n[{first:03}-{last:03}]", f"n{number:03}") is (first <= number <= last)
+    assert is_node_in(f"n[{first:03}-{last:03}]", f"n{number:03}") is (first <= number <= last)
 
 
 def test_options_have_quotes_and_no_case():

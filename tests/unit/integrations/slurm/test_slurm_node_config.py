@@ -70,7 +70,7 @@ def test_the_lines_of_a_node(host):
 def test_device_files_are_listed_as_slurm_does(host, minors, files):
     gpus = tuple(replace(gpu, minor=minor) for gpu, minor in zip(host.gpus, minors, strict=False))
     assert make_node_lines(replace(host, gpus=gpus), "n1").gres.split("File=")[1].strip() == files
-    assert configuration.names_node(files.removeprefix("/dev/"), f"nvidia{minors[0]}")
+    assert configuration.is_node_in(files.removeprefix("/dev/"), f"nvidia{minors[0]}")
 
 
 def test_each_kind_of_gpu_has_a_line(profiles):

@@ -184,7 +184,7 @@ def test_the_batch_system_s_variables_win_over_the_image_s_and_others_do_not():
     own = dict.fromkeys(("SLURM_PROCID", "PMIX_RANK", "PMI_RANK", "OMPI_MCA_x", "SLURMD_NODENAME"), "1")
     others = {"LR": "0.1", "PMIXED": "no", "USER": "me", "ENVIRONMENT": "BATCH"}
     made = task(own | others)
-    assert (made.own, made.inherited) == (own, others)
+    assert (made.scheduler_variables, made.job_variables) == (own, others)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_the_batch_system_s_variables_win_over_the_image_s_and_others_do_not():
 )
 def test_variables_of_the_node_do_not_reach_the_container(name):
     made = task({name: "x"})
-    assert (made.own, made.inherited) == ({}, {})
+    assert (made.scheduler_variables, made.job_variables) == ({}, {})
 
 
 def test_the_folders_of_the_step_and_the_script_are_mounted(tmp_path):
@@ -234,8 +234,8 @@ def test_a_rank_gets_the_folder_of_the_step_in_which_the_server_of_pmix_has_its_
     (tmp_path / "step/task-0").mkdir(parents=True)
     variables = {"PMIX_SERVER_TMPDIR": f"{tmp_path}/{server}"} if server else {}
     assert task(variables, ("train",), f"{tmp_path}/{spool}").folders == (f"{tmp_path}/{expected}",)
-    assert task(variables | {"PMIX_NAMESPACE": "slurm.pmix.1.0"}, ("train",), "/").rank
-    assert not task(variables, ("train",), "/").rank
+    assert task(variables | {"PMIX_NAMESPACE": "slurm.pmix.1.0"}, ("train",), "/").is_pmix_rank
+    assert not task(variables, ("train",), "/").is_pmix_rank
 
 
 def test_the_gpus_of_a_task_are_those_that_it_may_open(openable):

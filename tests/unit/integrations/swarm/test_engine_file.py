@@ -136,13 +136,13 @@ class TestEngine:
     def test_another_file_is_another_engine(self, proc, tmp_path):
         folder = proc("dockerd", "--label", "a=b", "--config-file", str(tmp_path / "daemon.json"))
         assert engine_file.find_daemon(self.FILE, folder) == EngineDaemon()
-        assert engine_file.find_daemon(tmp_path / "daemon.json", folder).values("label") == ["a=b"]
+        assert engine_file.find_daemon(tmp_path / "daemon.json", folder).get_values("label") == ["a=b"]
 
     def test_flags_that_conflict(self):
         engine = EngineDaemon(flags=(("label", "a=b"), ("node-generic-resource", "gpu=1")))
         with pytest.raises(UsageError, match="started with --label, --node-generic-resource, and refuses"):
-            engine.refuse(("label", "node-generic-resource", "add-runtime"))
-        engine.refuse(("default-runtime",))
+            engine.refuse_flags(("label", "node-generic-resource", "add-runtime"))
+        engine.refuse_flags(("default-runtime",))
 
     @pytest.mark.parametrize(
         ("flags", "config", "folder"),
@@ -154,7 +154,7 @@ class TestEngine:
         ],
     )
     def test_its_data(self, flags, config, folder):
-        assert EngineDaemon(flags=flags).data_root(config) == folder
+        assert EngineDaemon(flags=flags).get_data_root(config) == folder
 
     @pytest.mark.parametrize(
         ("flags", "config", "address"),
@@ -166,8 +166,8 @@ class TestEngine:
         ],
     )
     def test_its_socket(self, flags, config, address):
-        assert EngineDaemon(flags=flags).address(config) == address
+        assert EngineDaemon(flags=flags).get_address(config) == address
 
     def test_without_a_socket(self):
         with pytest.raises(UsageError, match="no local socket"):
-            EngineDaemon(flags=(("host", "tcp://0.0.0.0:2376"),)).address({})
+            EngineDaemon(flags=(("host", "tcp://0.0.0.0:2376"),)).get_address({})

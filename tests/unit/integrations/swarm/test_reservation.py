@@ -38,9 +38,9 @@ def counted(kind, value):
 def test_a_node_is_what_the_engine_lists():
     resources = [named("NVIDIA-GPU", "GPU-a"), named("NVIDIA-GPU", "GPU-b"), counted("VRAM-4G", 12)]
     labels = {"io.imagematrix.offer": "shares"}
-    parsed = SwarmNode.of(listed(labels=labels, resources=[*resources, counted("SSD", 3)]))
+    parsed = SwarmNode.from_engine(listed(labels=labels, resources=[*resources, counted("SSD", 3)]))
     assert parsed == node(shared=True, NVIDIA_GPU=2, VRAM_4G=12)
-    unknown = SwarmNode.of({"ID": "abc"})
+    unknown = SwarmNode.from_engine({"ID": "abc"})
     assert unknown == SwarmNode(name="abc", manager=False, engine="", shared=False, offers={})
 
 
@@ -56,7 +56,7 @@ def test_a_node_is_what_the_engine_lists():
     ],
 )
 def test_managers_with_the_bug_of_overlay_networks(version, manager, rejects):
-    parsed = SwarmNode.of(listed(version, manager=manager))
+    parsed = SwarmNode.from_engine(listed(version, manager=manager))
     assert parsed.rejects_overlay is rejects
 
 

@@ -50,7 +50,8 @@ def test_the_name_derives_from_the_image():
 
 
 def test_a_job_runs_each_task_once():
-    arguments = service(job=True, replicas=10, reservation=SHARE, command=("train", "--steps=5")).arguments()
+    job = service(job=True, replicas=10, reservation=SHARE, command=("train", "--steps=5"))
+    arguments = job.to_arguments()
     assert arguments["mode"] == {"ReplicatedJob": {"MaxConcurrent": 10, "TotalCompletions": 10}}
     assert arguments["restart_policy"]["Condition"] == "none"
     assert arguments["args"] == ["train", "--steps=5"]
@@ -64,7 +65,7 @@ def test_a_job_runs_each_task_once():
 
 
 def test_a_service_is_restarted_by_swarm():
-    arguments = service(replicas=3, reservation=GPU, constraints=("node.labels.rack == a7",)).arguments()
+    arguments = service(replicas=3, reservation=GPU, constraints=("node.labels.rack == a7",)).to_arguments()
     assert arguments["mode"] == {"replicated": {"Replicas": 3}}
     assert "restart_policy" not in arguments
     assert arguments["constraints"] == [*GPU.constraints, "node.labels.rack == a7"]
@@ -81,7 +82,7 @@ def test_the_docker_command_is_equivalent():
         volumes=("data:/data", "/etc/x:/x:ro"),
         constraints=("node.role!=manager",),
         command=("train",),
-    ).docker()
+    ).to_command()
     assert words[:6] == [
         *("docker", "service", "create", "--detach"),
         *("--no-resolve-image", "--with-registry-auth"),

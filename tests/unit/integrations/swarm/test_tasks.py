@@ -6,7 +6,7 @@ from imagematrix.integrations.swarm.tasks import (
     SwarmTask,
     find_latest,
     get_replicas,
-    has_ended,
+    has_job_ended,
     parse_timestamp,
     summarize_states,
 )
@@ -26,16 +26,16 @@ def task(slot, state, since=0.0, reason="", code=None):
 @pytest.mark.parametrize("state", STATES)
 def test_a_job_has_ended_only_when_no_task_can_run_any_more(state):
     over = STATES.index(state) >= STATES.index("complete")
-    assert has_ended([task(1, "complete"), task(2, state)], 2) is over
+    assert has_job_ended([task(1, "complete"), task(2, state)], 2) is over
 
 
 def test_a_task_in_an_unknown_state_may_still_run():
-    assert not has_ended([task(1, "paused")], 1)
+    assert not has_job_ended([task(1, "paused")], 1)
 
 
 def test_tasks_that_do_not_exist_yet_count():
-    assert not has_ended([], 1)
-    assert not has_ended([task(1, "complete")], 2)
+    assert not has_job_ended([], 1)
+    assert not has_job_ended([task(1, "complete")], 2)
 
 
 def test_the_running_task_of_a_slot_counts():
@@ -62,12 +62,12 @@ def test_a_task_as_the_engine_describes_it():
         "Err": "task: non-zero exit (3)",
         "ContainerStatus": {"ContainerID": "c", "PID": 0, "ExitCode": 3},
     }
-    parsed = SwarmTask.of({"ID": "t", "Slot": 2, "NodeID": "n", "Status": status})
+    parsed = SwarmTask.from_engine({"ID": "t", "Slot": 2, "NodeID": "n", "Status": status})
     assert (parsed.slot, parsed.state, parsed.exit_code) == (2, "failed", 3)
     assert parsed.reason == "task: non-zero exit (3)"
     assert parsed.since == parse_timestamp("2026-11-22T12:00:00Z") + 0.5
     running = {**status, "State": "running"}
-    assert SwarmTask.of({"ID": "t", "Status": running}).exit_code is None
+    assert SwarmTask.from_engine({"ID": "t", "Status": running}).exit_code is None
 
 
 def test_times():

@@ -23,14 +23,14 @@ class Client(Double):
 
 
 class Manager(Double):
-    def tasks(self, _):
+    def list_tasks(self, _):
         return [
             SwarmTask(id=name, slot=slot, node="n", state="complete", reason="", exit_code=0, since=0)
             for slot, name in enumerate("ab")
         ]
 
     def wait(self, identifier, *_):
-        return self.tasks(identifier)
+        return self.list_tasks(identifier)
 
 
 @pytest.mark.parametrize(

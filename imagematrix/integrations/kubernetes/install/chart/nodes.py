@@ -75,28 +75,30 @@ def make_conditional(node: Any, base: Any, off: Any, condition: str) -> Any:
     return When(condition=condition, then=node, other=off)
 
 
-def make_repeated(node: Any, one: Any, two: Any, value: str, texts: tuple[str, str]) -> Any:
+def make_repeated(node: Any, single: Any, double: Any, value: str, texts: tuple[str, str]) -> Any:
     """Return a part as it depends on the elements of a value.
 
-    `one` is the part for one element, `two` for two elements; `texts` are these elements. Raises ValueError
-    if the part for the second element is not that for the first.
+    `single` is the part for one element, `double` for two elements; `texts` are these elements. Raises
+    ValueError if the part for the second element is not that for the first.
     """
-    if one == two:
+    if single == double:
         return node
     if isinstance(node, When):
         return When(
-            condition=node.condition, then=make_repeated(node.then, one, two, value, texts), other=node.other
+            condition=node.condition,
+            then=make_repeated(node.then, single, double, value, texts),
+            other=node.other,
         )
-    if isinstance(one, dict) and one.keys() == two.keys():
-        return {key: make_repeated(node[key], one[key], two[key], value, texts) for key in one}
-    if isinstance(one, list) and len(one) == len(two):
-        return [make_repeated(*parts, value, texts) for parts in zip(node, one, two, strict=True)]
-    if isinstance(one, list):
-        return _make_repeated_items(node, one, two, value, texts)
-    if isinstance(one, str) and two.startswith(one) and two.endswith(one.replace(*texts)):
-        separator = two.removeprefix(one).removesuffix(one.replace(*texts))
-        return Joined(value=value, text=one, separator=separator)
-    raise ValueError(f"{value}: {one!r:.200} does not become {two!r:.200} by repetition")
+    if isinstance(single, dict) and single.keys() == double.keys():
+        return {key: make_repeated(node[key], single[key], double[key], value, texts) for key in single}
+    if isinstance(single, list) and len(single) == len(double):
+        return [make_repeated(*parts, value, texts) for parts in zip(node, single, double, strict=True)]
+    if isinstance(single, list):
+        return _make_repeated_items(node, single, double, value, texts)
+    if isinstance(single, str) and double.startswith(single) and double.endswith(single.replace(*texts)):
+        separator = double.removeprefix(single).removesuffix(single.replace(*texts))
+        return Joined(value=value, text=single, separator=separator)
+    raise ValueError(f"{value}: {single!r:.200} does not become {double!r:.200} by repetition")
 
 
 def _make_conditional_items(node: list[Any], base: list[Any], off: list[Any], condition: str) -> list[Any]:
@@ -104,27 +106,31 @@ def _make_conditional_items(node: list[Any], base: list[Any], off: list[Any], co
     if len(base) == len(off):
         return [make_conditional(*parts, condition) for parts in zip(node, base, off, strict=True)]
     items = list(node)
-    all_items, others = ([json.dumps(each, sort_keys=True) for each in some] for some in (base, off))
-    for kind, start, end, *_ in difflib.SequenceMatcher(None, all_items, others, False).get_opcodes():
+    base_texts, off_texts = ([json.dumps(item, sort_keys=True) for item in part] for part in (base, off))
+    for kind, start, end, *_ in difflib.SequenceMatcher(None, base_texts, off_texts, False).get_opcodes():
         if kind not in {"equal", "delete"}:
             raise ValueError(f"without {condition}, a list has other items: {off!r:.200}")
         if kind == "delete":
-            items[start:end] = [When(condition=condition, then=each) for each in items[start:end]]
+            items[start:end] = [When(condition=condition, then=item) for item in items[start:end]]
     return items
 
 
 def _make_repeated_items(
-    node: list[Any], one: list[Any], two: list[Any], value: str, texts: tuple[str, str]
+    node: list[Any], single: list[Any], double: list[Any], value: str, texts: tuple[str, str]
 ) -> list[Any]:
-    """Return a list with an Each for the items that a second element repeats."""
-    more = len(two) - len(one)
-    end = next(
-        (at for at, (each, other) in enumerate(zip(one, two, strict=False)) if each != other), len(one)
-    )
+    """Return a list with an Each for the items that a second element repeats.
+
+    For the elements a and b, `single` may be [x, a, y] and `double` [x, a, b, y]. The block [b] follows the
+    items of a, and is the same but for the element's text. So [a] becomes an Each, and x and y stay.
+    """
+    more = len(double) - len(single)
+    # The lists are equal up to the first item of the second element.
+    pairs = enumerate(zip(single, double, strict=False))
+    end = next((index for index, (item, repeated) in pairs if item != repeated), len(single))
     start = end - more
-    block = json.loads(json.dumps(one[start:end]).replace(*texts)) if 0 <= start < end else []
-    if not block or two != [*one[:end], *block, *one[end:]]:
-        raise ValueError(f"{value}: {one!r:.200} does not become {two!r:.200} by repetition")
+    block = json.loads(json.dumps(single[start:end]).replace(*texts)) if 0 <= start < end else []
+    if not block or double != [*single[:end], *block, *single[end:]]:
+        raise ValueError(f"{value}: {single!r:.200} does not become {double!r:.200} by repetition")
     items = list(node)
     items[start:end] = [Each(value=value, items=tuple(items[start:end])), *[SKIPPED] * (more - 1)]
     return items

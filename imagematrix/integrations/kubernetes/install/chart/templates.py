@@ -107,28 +107,37 @@ def make_conditional_objects() -> Manifests:
     An object may be in a When. Raises ValueError if a manifest depends on an option in another way than by
     leaving out, replacing or repeating parts.
     """
-    found = _make_objects(BASE, PLUGIN, {"plugin": None}, LISTS)
-    lists = {name: each for name, each in LISTS.items() if name != "devicePlugin.by"}
+    objects = _make_objects(BASE, PLUGIN, {"plugin": None}, LISTS)
+    lists = {name: change for name, change in LISTS.items() if name != "devicePlugin.by"}
     with_dra = dataclasses.replace(BASE, plugin=None, dra=True)
-    for key, each in _make_objects(with_dra, DRA, {"dra": False}, lists).items():
-        if found.setdefault(key, each) != each:
+    for key, manifest in _make_objects(with_dra, DRA, {"dra": False}, lists).items():
+        if objects.setdefault(key, manifest) != manifest:
             raise ValueError(f"{key} depends on {PLUGIN} and on {DRA}")
-    found[CERTIFIED[0]]["metadata"]["annotations"] = When(condition="$tls.renew", then={ANNOTATION: RENEW})
-    return found
+    objects[CERTIFIED[0]]["metadata"]["annotations"] = When(condition="$tls.renew", then={ANNOTATION: RENEW})
+    return objects
 
 
 def render_templates() -> dict[str, str]:
     """Return the templates by file name."""
     writer = Writer(expressions=EXPRESSIONS)
-    found = make_conditional_objects()
-    certified = "".join(_render_document(writer, found.pop(key)) for key in CERTIFIED)
+    objects = make_conditional_objects()
+    certified = "".join(_render_document(writer, objects.pop(key)) for key in CERTIFIED)
     files = {"certificate.yaml": _render_certificate() + certified}
-    for (kind, name), each in found.items():
+    for (kind, name), manifest in objects.items():
         start = NOTHING if kind == "Deployment" else ""
-        files[f"{name.removeprefix('imagematrix-')}-{kind.lower()}.yaml"] = start + _render_document(
-            writer, each
-        )
-    return files | {"_helpers.tpl": _render_helpers(writer)}
+        file_name = f"{name.removeprefix('imagematrix-')}-{kind.lower()}.yaml"
+        files[file_name] = start + _render_document(writer, manifest)
+
+    # A named template has the condition that a pod uses one of the images.
+    expressions = []
+    for names in (IMAGES[:1], IMAGES):
+        manifests = _make_manifests(dataclasses.replace(BASE, names=names))
+        (hook,) = manifests["MutatingWebhookConfiguration", NAME]["webhooks"]
+        expressions.append(hook["matchConditions"][0]["expression"])
+    single, double = expressions
+    joined = writer.render_joined(make_repeated(single, single, double, "images", IMAGES))
+    helpers = f'{{{{- define "imagematrix.images" -}}}}\n{joined}\n{{{{- end }}}}\n'
+    return files | {"_helpers.tpl": helpers}
 
 
 def _make_objects(
@@ -139,28 +148,31 @@ def _make_objects(
 ) -> Manifests:
     """Return the objects of an installation as they depend on values; a whole object may be in a When."""
     manifests = _make_manifests(base)
-    found = dict(manifests)
+    objects = dict(manifests)
     for value, (texts, change) in lists.items():
-        two = _make_manifests(dataclasses.replace(base, **change))
-        for key, each in manifests.items():
-            found[key] = make_repeated(found[key], each, two[key], value, texts)
+        double = _make_manifests(dataclasses.replace(base, **change))
+        for key, manifest in manifests.items():
+            objects[key] = make_repeated(objects[key], manifest, double[key], value, texts)
     for needed, change in {**CHANGES, condition: without}.items():
         off = _make_manifests(dataclasses.replace(base, **change))
         if not off.keys() <= manifests.keys():
             raise ValueError(f"only without {needed}: {off.keys() - manifests.keys()}")
-        for key, each in manifests.items():
-            found[key] = (
-                make_conditional(found[key], each, off[key], needed)
+        for key, manifest in manifests.items():
+            objects[key] = (
+                make_conditional(objects[key], manifest, off[key], needed)
                 if key in off
-                else When(condition=needed, then=found[key])
+                else When(condition=needed, then=objects[key])
             )
-    return found
+    return objects
 
 
 def _make_manifests(installation: Installation) -> Manifests:
     """Return the manifests by kind and name, without the namespace: that of a release exists."""
-    made = make_manifests(installation, TLS)
-    return {(each["kind"], each["metadata"]["name"]): each for each in made if each["kind"] != "Namespace"}
+    return {
+        (manifest["kind"], manifest["metadata"]["name"]): manifest
+        for manifest in make_manifests(installation, TLS)
+        if manifest["kind"] != "Namespace"
+    }
 
 
 def _render_document(writer: Writer, node: Any) -> str:
@@ -169,11 +181,15 @@ def _render_document(writer: Writer, node: Any) -> str:
         conditions.append(node.condition)
         node = node.then
     start = "".join(f"{{{{- if {condition} }}}}\n" for condition in conditions)
-    return f"{start}---\n" + "\n".join(writer.lines(node)) + "\n" + "{{- end }}\n" * len(conditions)
+    return f"{start}---\n" + "\n".join(writer.write_lines(node)) + "\n" + "{{- end }}\n" * len(conditions)
 
 
 def _render_certificate() -> str:
-    text = CERTIFICATE.replace("NAMES", " ".join(map(_name_template, make_service_names(NAMESPACE))))
+    names = " ".join(
+        f'(printf "{name.replace(NAMESPACE, "%s")}" $.Release.Namespace)'
+        for name in make_service_names(NAMESPACE)
+    )
+    text = CERTIFICATE.replace("NAMES", names)
     for word, value in {
         "ANNOTATION": ANNOTATION,
         "NAME": NAME,
@@ -182,18 +198,3 @@ def _render_certificate() -> str:
     }.items():
         text = text.replace(word, value)
     return text
-
-
-def _name_template(name: str) -> str:
-    return f'(printf "{name.replace(NAMESPACE, "%s")}" $.Release.Namespace)'
-
-
-def _render_helpers(writer: Writer) -> str:
-    """Return the named template of the condition that a pod uses one of the images."""
-    one, two = (_make_manifests(dataclasses.replace(BASE, names=names)) for names in (IMAGES[:1], IMAGES))
-    expressions = [
-        each["MutatingWebhookConfiguration", NAME]["webhooks"][0]["matchConditions"][0]["expression"]
-        for each in (one, two)
-    ]
-    joined = make_repeated(expressions[0], expressions[0], expressions[1], "images", IMAGES)
-    return f'{{{{- define "imagematrix.images" -}}}}\n{writer.joined(joined)}\n{{{{- end }}}}\n'

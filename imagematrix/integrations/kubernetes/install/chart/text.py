@@ -25,9 +25,9 @@ class Number(int):
 
     def __new__(cls, number: int, expression: str) -> Self:
         """Return the integer with its expression."""
-        made = super().__new__(cls, number)
-        made.expression = expression
-        return made
+        integer = super().__new__(cls, number)
+        integer.expression = expression
+        return integer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,60 +36,62 @@ class Writer:
 
     expressions: Mapping[str, str]
 
-    def lines(self, node: Any, indent: int = 0) -> Iterator[str]:
+    def write_lines(self, node: Any, indent: int = 0) -> Iterator[str]:
         """Yield the lines of an object or a list."""
         pad = " " * indent
         if isinstance(node, dict):
             for key, part in node.items():
-                yield from self._part(f"{pad}{_format_scalar(key)}:", part, indent)
+                yield from self._write_part(f"{pad}{_format_scalar(key)}:", part, indent)
             return
         for condition, items in groupby((item for item in node if item is not SKIPPED), _get_condition):
             if condition is None:
                 for item in items:
-                    yield from self._item(item, indent)
+                    yield from self._write_item(item, indent)
                 continue
             yield f"{pad}{{{{- if {condition} }}}}"
             for item in items:
-                yield from self._item(item.then, indent)
+                yield from self._write_item(item.then, indent)
             yield f"{pad}{{{{- end }}}}"
 
-    def joined(self, joined: Joined) -> str:
+    def render_joined(self, joined: Joined) -> str:
         """Return the expression of a Joined, which goes into a named template."""
         separator = f"{{{{ if $index }}}}{joined.separator}{{{{ end }}}}"
-        text = "".join(part if literal else f"{{{{ {part} }}}}" for part, literal in self._parts(joined.text))
+        text = "".join(
+            part if literal else f"{{{{ {part} }}}}" for part, literal in self._split_parts(joined.text)
+        )
         return f"{{{{- range $index, {EACH} := $.Values.{joined.value} }}}}{separator}{text}{{{{ end -}}}}"
 
-    def _part(self, start: str, part: Any, indent: int) -> Iterator[str]:
+    def _write_part(self, start: str, part: Any, indent: int) -> Iterator[str]:
         """Yield the lines of a key, whose text with the indentation is `start`, and its value."""
         pad = " " * indent
         if isinstance(part, When):
             yield f"{pad}{{{{- if {part.condition} }}}}"
-            yield from self._part(start, part.then, indent)
+            yield from self._write_part(start, part.then, indent)
             if part.other is not ABSENT:
                 yield f"{pad}{{{{- else }}}}"
-                yield from self._part(start, part.other, indent)
+                yield from self._write_part(start, part.other, indent)
             yield f"{pad}{{{{- end }}}}"
         elif isinstance(part, dict | list) and part:
             yield start
-            yield from self.lines(part, indent + 2)
+            yield from self.write_lines(part, indent + 2)
         else:
-            yield f"{start} {self._value(part)}"
+            yield f"{start} {self._render_value(part)}"
 
-    def _item(self, item: Any, indent: int) -> Iterator[str]:
+    def _write_item(self, item: Any, indent: int) -> Iterator[str]:
         pad = " " * indent
         if isinstance(item, When):
             yield f"{pad}{{{{- if {item.condition} }}}}"
-            yield from self._item(item.then, indent)
+            yield from self._write_item(item.then, indent)
             yield f"{pad}{{{{- else }}}}"
-            yield from self._item(item.other, indent)
+            yield from self._write_item(item.other, indent)
             yield f"{pad}{{{{- end }}}}"
         elif isinstance(item, Each):
             yield f"{pad}{{{{- range {EACH} := $.Values.{item.value} }}}}"
-            for each in item.items:
-                yield from self._item(each, indent)
+            for repeated in item.items:
+                yield from self._write_item(repeated, indent)
             yield f"{pad}{{{{- end }}}}"
         elif isinstance(item, dict) and item:
-            first, *rest = self.lines(item, indent + 2)
+            first, *rest = self.write_lines(item, indent + 2)
             if first.lstrip().startswith("{{"):
                 yield f"{pad}-"
                 yield first
@@ -97,25 +99,25 @@ class Writer:
                 yield f"{pad}- {first.lstrip()}"
             yield from rest
         else:
-            yield f"{pad}- {self._value(item)}"
+            yield f"{pad}- {self._render_value(item)}"
 
-    def _value(self, value: Any) -> str:
+    def _render_value(self, value: Any) -> str:
         if isinstance(value, Number):
             return f"{{{{ {value.expression} }}}}"
         if isinstance(value, Joined):
             return f'{{{{ include "imagematrix.{value.value}" $ | toJson }}}}'
         if not isinstance(value, str):
             return json.dumps(value)
-        parts = list(self._parts(value))
+        parts = list(self._split_parts(value))
         if all(literal for _, literal in parts):
             return _format_scalar(value)
         if len(parts) == 1:
             return f"{{{{ {parts[0][0]} | toJson }}}}"
         form = "".join(part.replace("%", "%%") if literal else "%s" for part, literal in parts)
-        found = " ".join(f"({part})" for part, literal in parts if not literal)
-        return f"{{{{ printf {json.dumps(form)} {found} | toJson }}}}"
+        arguments = " ".join(f"({part})" for part, literal in parts if not literal)
+        return f"{{{{ printf {json.dumps(form)} {arguments} | toJson }}}}"
 
-    def _parts(self, text: str) -> Iterator[tuple[str, bool]]:
+    def _split_parts(self, text: str) -> Iterator[tuple[str, bool]]:
         """Yield the literals in a text, and the expressions that stand for the others; raise ValueError."""
         longest = sorted(self.expressions, key=len, reverse=True)
         for part in re.split(f"({'|'.join(map(re.escape, longest))})", text):

@@ -139,13 +139,13 @@ def render_defaults() -> str:
     """Return values.yaml."""
     lines: list[str] = []
     group: tuple[str, ...] = ()
-    for each in VALUES:
-        *outer, key = each.path
+    for value in VALUES:
+        *outer, key = value.path
         if tuple(outer) != group:
             group = tuple(outer)
             lines += [f"{name}:" for name in outer]
         pad = "  " * len(outer)
-        lines += [f"{pad}# {each.what}", f"{pad}{key}: {json.dumps(each.default)}"]
+        lines += [f"{pad}# {value.what}", f"{pad}{key}: {json.dumps(value.default)}"]
     return "\n".join(lines) + "\n"
 
 
@@ -153,7 +153,7 @@ def make_schema() -> dict[str, Any]:
     """Return the JSON Schema of the values, draft 7, which Helm reads."""
     enabled = {"properties": {"enabled": {"const": True}}, "required": ["enabled"]}
     both = {"properties": {"devicePlugin": enabled, "draDriver": enabled}}
-    made: dict[str, Any] = {
+    schema: dict[str, Any] = {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Values",
         "type": "object",
@@ -161,11 +161,11 @@ def make_schema() -> dict[str, Any]:
         "additionalProperties": False,
         "not": both | {"required": [*both["properties"]]},
     }
-    for each in VALUES:
-        *outer, key = each.path
-        properties = made["properties"]
+    for value in VALUES:
+        *outer, key = value.path
+        properties = schema["properties"]
         for name in outer:
-            inner = {"type": "object", "properties": {}, "additionalProperties": False}
-            properties = properties.setdefault(name, inner)["properties"]
-        properties[key] = {"description": each.what, **each.allowed, "default": each.default}
-    return made
+            group = {"type": "object", "properties": {}, "additionalProperties": False}
+            properties = properties.setdefault(name, group)["properties"]
+        properties[key] = {"description": value.what, **value.allowed, "default": value.default}
+    return schema

@@ -336,8 +336,8 @@ def test_a_node_with_labels_of_its_own_ends_no_policy(widely_labelled):
         NAME, classify_nodes(parse_nodes({"kind": "List", "items": items}, "x"), catalog), deny=True
     )
     written = list(make_policy_objects(made, "t"))
-    assert len(made.left_out) > 300
-    assert set(made.left_out) < own.keys()
+    assert len(made.omitted_labels) > 300
+    assert set(made.omitted_labels) < own.keys()
     assert {CLASS, "metadata.name", "pool"} <= made.classes[0].values.keys()
     assert max(len(json.dumps(one)) for one in written) < 262_144, "kubectl apply keeps it in an annotation"
     given_pod = pod(NAME, nodeSelector={"pool": "580.65.06"})

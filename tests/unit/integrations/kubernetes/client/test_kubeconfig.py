@@ -52,14 +52,14 @@ def test_kubelet_s_own_kubeconfig_can_be_used(path, tmp_path):
     api = load_kubeconfig(
         config(path, {"client-certificate": "client.pem", "client-key": "client.pem"}, data)
     )
-    assert api.headers() == {}
-    context = api.context()
+    assert api.make_headers() == {}
+    context = api.make_tls_context()
     assert context.verify_mode is ssl.CERT_REQUIRED
     (known,) = context.get_ca_certs()
     assert known["subject"]
     (tmp_path / "client.pem").write_bytes(b"no certificate")
     with pytest.raises(UsageError, match=r"client\.pem cannot be read"):
-        api.context()
+        api.make_tls_context()
 
 
 @pytest.mark.parametrize(
@@ -117,4 +117,4 @@ def test_authorities_that_cannot_be_read_are_an_error(tmp_path):
         ApiServer(url="https://x", authority_text="no certificate"),
     ):
         with pytest.raises(UsageError, match="cannot be read"):
-            api.context()
+            api.make_tls_context()

@@ -191,9 +191,9 @@ class Node:
             node=NODE,
             api=ApiServer(url=url, token=token),
             probe=self.probe,
-            usage=self.usage,
-            plugins=lambda _: self.plugins,
-            require=self.require,
+            survey_usage=self.usage,
+            survey_plugins=lambda _: self.plugins,
+            require_devices=self.require,
             kubelet=self.root,
             cdi_root=self.cdi_root,
             times=TIMES,
@@ -396,7 +396,7 @@ def test_a_claim_that_cannot_be_unprepared_stays(node, play, monkeypatch):
         async with driver():
             await node.prepare(Claims.reference(1))
             with monkeypatch.context() as patch:
-                patch.setattr(ClaimLedger, "take_back", raising(ClaimError("it cannot be removed")))
+                patch.setattr(ClaimLedger, "unprepare", raising(ClaimError("it cannot be removed")))
                 failed = await node.unprepare(Claims.reference(1))
             return failed, node.specs, await node.unprepare(Claims.reference(1))
 
@@ -693,7 +693,7 @@ def test_what_a_container_sees_of_the_node(tmp_path, hosts, claims, cdi_root):
     with pytest.raises(DevicesError, match="/dev/nvidia1: not found"):
         view.require_nodes(("/dev/nvidia0", "/dev/nvidia1"))
     assert view.survey_usage(host.gpus) == view.survey_plugin_usage(host.gpus) == {}
-    ClaimLedger(cdi_root).give(claims.reference(1), host, {"gpu": host.gpus[:1]}, dict)
+    ClaimLedger(cdi_root).prepare(claims.reference(1), host, {"gpu": host.gpus[:1]}, dict)
     assert [str(one) for one in view.survey_usage(host.gpus)["nvidia0"]] == [
         "container default/claim-1 (claim)"
     ]

@@ -78,7 +78,7 @@ def ledger(cdi_root):
 
 def give(ledger, claims, host, number, *gpus, usage=None):
     """Prepare a claim on GPUs of a host, under one request."""
-    return ledger.give(claims.reference(number), host, {"gpu": gpus}, lambda: usage or {})
+    return ledger.prepare(claims.reference(number), host, {"gpu": gpus}, lambda: usage or {})
 
 
 def held(number_of_gpu):
@@ -99,7 +99,7 @@ def test_a_claim_gets_device_nodes_and_nothing_else(ledger, claims, hosts, cdi_r
     given = device["containerEdits"]["deviceNodes"]
     assert [one["path"] for one in given][:3] == ["/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm"]
     assert held(3) == ["container default/claim-1 (claim)"]
-    assert ledger.take_back(claims.uid(1))
+    assert ledger.unprepare(claims.uid(1))
     assert [*cdi_root.iterdir()] == []
     assert held(3) == []
 
@@ -107,7 +107,7 @@ def test_a_claim_gets_device_nodes_and_nothing_else(ledger, claims, hosts, cdi_r
 def test_each_of_several_requests_has_a_device(ledger, claims, hosts, cdi_root):
     host = hosts["mig"]
     whole, one, two, *_ = name_devices(host).values()
-    ledger.give(claims.reference(1), host, {"a": (whole,), "b": (one, two)}, dict)
+    ledger.prepare(claims.reference(1), host, {"a": (whole,), "b": (one, two)}, dict)
     (path,) = cdi_root.iterdir()
     document = json.loads(path.read_text())
     Draft7Validator(SCHEMA).validate(document)
@@ -130,7 +130,7 @@ def test_a_second_claim_is_refused_until_the_first_is_taken_back(ledger, claims,
     give(ledger, claims, host, 1, host.gpus[0], host.gpus[1])
     with pytest.raises(GpusBusyError, match=r"in use by container default/claim-1 \(claim\)"):
         give(ledger, claims, host, 2, host.gpus[1], host.gpus[2])
-    ledger.take_back(claims.uid(1))
+    ledger.unprepare(claims.uid(1))
     assert give(ledger, claims, host, 2, host.gpus[1], host.gpus[2])
 
 
@@ -143,8 +143,8 @@ def test_a_claim_is_prepared_once(ledger, claims, hosts, cdi_root):
     using = {"nvidia0": (Consumer(kind="process", name="python"),)}
     assert not give(ledger, claims, host, 1, host.gpus[0], usage=using)
     assert files.read_stamp(path) == before
-    assert ledger.take_back(claims.uid(1))
-    assert not ledger.take_back(claims.uid(1))
+    assert ledger.unprepare(claims.uid(1))
+    assert not ledger.unprepare(claims.uid(1))
 
 
 def test_a_claim_of_running_pods_stays_prepared_when_its_gpu_fails(ledger, claims, hosts):
@@ -152,7 +152,7 @@ def test_a_claim_of_running_pods_stays_prepared_when_its_gpu_fails(ledger, claim
     give(ledger, claims, host, 1, host.gpus[0])
     lost = replace(host.gpus[0], state="lost")
     assert not give(ledger, claims, host, 1, lost)
-    ledger.take_back(claims.uid(1))
+    ledger.unprepare(claims.uid(1))
     with pytest.raises(ClaimError, match=r"GPU 0 \(NVIDIA H200\) cannot be used: lost"):
         give(ledger, claims, host, 1, lost)
 
@@ -196,11 +196,11 @@ def test_after_a_restart_claims_are_as_before(ledger, claims, hosts, cdi_root):
     host = hosts["genoa-h200"]
     give(ledger, claims, host, 1, host.gpus[0])
     ledger, notes = restarted(cdi_root, host)
-    assert (notes, ledger.claims()) == ([], {claims.uid(1)})
+    assert (notes, ledger.list_claims()) == ([], {claims.uid(1)})
     assert not give(ledger, claims, host, 1, host.gpus[0])
     with pytest.raises(GpusBusyError):
         give(ledger, claims, host, 2, host.gpus[0])
-    assert ledger.take_back(claims.uid(1))
+    assert ledger.unprepare(claims.uid(1))
     assert give(ledger, claims, host, 2, host.gpus[0])
 
 
@@ -230,7 +230,7 @@ def test_drafts_of_a_killed_process_are_removed(ledger, claims, hosts, cdi_root)
     ledger, notes = restarted(cdi_root, host)
     assert notes == []
     assert [*cdi_root.iterdir()] == [other]
-    assert ledger.claims() == set()
+    assert ledger.list_claims() == set()
 
 
 def edited(path):
@@ -267,7 +267,7 @@ def test_a_damaged_spec_is_reported_and_replaced(ledger, claims, hosts, cdi_root
     path.write_bytes(junk)
     assert give(ledger, claims, host, 1, host.gpus[0])
     path.write_bytes(junk)
-    assert ledger.take_back(claims.uid(1))
+    assert ledger.unprepare(claims.uid(1))
     assert not path.exists()
 
 
@@ -301,9 +301,9 @@ def test_a_spec_that_cannot_be_removed_stays_held(ledger, claims, hosts, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", refuse)
         with pytest.raises(ClaimError, match="cannot be removed: Read-only file system"):
-            ledger.take_back(claims.uid(1))
+            ledger.unprepare(claims.uid(1))
     assert len(held(0)) == 1
-    assert ledger.take_back(claims.uid(1))
+    assert ledger.unprepare(claims.uid(1))
 
 
 def test_only_what_claims_do_not_hold_is_used(hosts):
@@ -365,7 +365,7 @@ class ClaimMachine(RuleBasedStateMachine):
 
     @rule(number=numbers)
     def unprepare(self, number):
-        assert self.ledger.take_back(Claims.uid(number)) == (number in self.given)
+        assert self.ledger.unprepare(Claims.uid(number)) == (number in self.given)
         self.given.pop(number, None)
 
     @rule()

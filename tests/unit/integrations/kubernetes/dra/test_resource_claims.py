@@ -82,11 +82,11 @@ def test_a_claim_that_was_made_anew_is_another_one(claims):
     ],
 )
 def test_names_that_no_api_server_gives_are_invalid(claims, field, text):
-    assert not claims.reference(1, **{field: text}).valid
+    assert not claims.reference(1, **{field: text}).is_valid
 
 
 def test_the_name_of_a_claim_may_have_dots(claims):
     reference = claims.reference(1, name="job-0.train.example")
-    assert reference.valid
+    assert reference.is_valid
     expected = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/job-0.train.example"
     assert reference.path == expected

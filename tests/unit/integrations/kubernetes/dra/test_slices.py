@@ -38,7 +38,7 @@ def value(device, name):
 def test_slices_are_what_the_api_accepts(hosts, name):
     groups = split_devices(make_devices(hosts[name], {}))
     for index, group in enumerate(groups):
-        made = make_slice(NODE, "u", index, count=len(groups), generation=3, listed=group)
+        made = make_slice(NODE, "u", index, count=len(groups), generation=3, devices=group)
         for release in ("1.34", "1.37"):
             kubernetes_validate.validate(made, release, strict=True)
         for device in group:
@@ -126,7 +126,7 @@ class Server:
         self.version = 0
 
     def observed(self):
-        return {name: StoredSlice.read(Fields(one, name)) for name, one in self.kept.items()}
+        return {name: StoredSlice.parse(Fields(one, name)) for name, one in self.kept.items()}
 
     def publish(self, wanted):
         """Carry out a plan."""
@@ -136,7 +136,7 @@ class Server:
         for index in (*planned.update, *planned.create):
             self.version += 1
             made = make_slice(
-                NODE, "u", index, count=len(wanted), generation=planned.generation, listed=wanted[index]
+                NODE, "u", index, count=len(wanted), generation=planned.generation, devices=wanted[index]
             )
             assert (made["metadata"]["name"] in self.kept) == (index in planned.update)
             made["metadata"]["resourceVersion"] = str(self.version)
@@ -158,7 +158,7 @@ def test_every_plan_leads_to_what_is_wanted_and_then_to_nothing(steps):
         ]
         pools = {repr(one["spec"]["pool"]) for one in server.kept.values()}
         assert len(pools) == 1
-        assert server.publish(wanted).empty
+        assert server.publish(wanted).is_empty
         # The scheduler takes slices of one generation: it never sees a part of a change as a whole pool.
         assert planned.generation >= generation
         assert planned.generation > generation or len(planned.update) + len(planned.create) <= 1
@@ -175,7 +175,7 @@ def test_slices_of_others_with_our_driver_and_node_are_removed():
     planned = server.publish([({"name": "a"},)])
     assert planned.remove == ("old",)
     assert list(server.kept) == ["00-gpu.imagematrix.io-n1"]
-    assert server.publish([({"name": "a"},)]).empty
+    assert server.publish([({"name": "a"},)]).is_empty
 
 
 @pytest.mark.parametrize(
@@ -189,11 +189,11 @@ def test_slices_of_others_with_our_driver_and_node_are_removed():
 )
 def test_an_invalid_slice_is_an_error(item):
     with pytest.raises(UsageError):
-        StoredSlice.read(Fields(item, "slices"))
+        StoredSlice.parse(Fields(item, "slices"))
 
 
 def test_an_invalid_generation_counts_as_none():
-    read = StoredSlice.read(
+    read = StoredSlice.parse(
         Fields({"metadata": {"name": "x", "resourceVersion": "1"}, "spec": {"pool": {"generation": "9"}}}, "")
     )
     assert read.generation == 0

@@ -241,7 +241,7 @@ class TestComparingManifests:
 
     def test_text_that_looks_like_a_template_is_an_error(self):
         with pytest.raises(ValueError, match="takes for a template"):
-            list(Writer(expressions=EXPRESSIONS).lines({"a": "{{ x }}"}))
+            list(Writer(expressions=EXPRESSIONS).write_lines({"a": "{{ x }}"}))
 
     def test_an_object_that_depends_on_both_drivers_is_an_error(self, monkeypatch):
         monkeypatch.setattr(templates, "CHANGES", {})

@@ -122,7 +122,7 @@ def test_an_installation_is_read_back(tls, saved):
 def test_what_is_no_longer_part_is_named(saved):
     before = read_installation(saved(plugin=()), "imagematrix")
     after = make_manifests(Installation(names=(NAME,), program=PROGRAM, events=False), before.tls)
-    assert [str(one) for one in before.without(after)] == [
+    assert [str(one) for one in before.list_obsolete(after)] == [
         "DaemonSet imagematrix/imagematrix-device-plugin",
         "Lease imagematrix/imagematrix-webhook",
         "Role imagematrix/imagematrix-webhook",

@@ -39,7 +39,7 @@ def test_each_profile_is_a_class_with_the_answer_of_select(hosts, cluster, shipp
         expected = explain(hosts[name], shipped_catalog)
         assert (each.variant and each.variant.reference) == expected.selected
         assert each.kind.fits == expected.fits
-        assert each.labelled
+        assert each.is_labelled
         assert (each.miss is None) == (each.variant is not None)
 
 
@@ -54,7 +54,7 @@ def test_labels_of_nfd_and_nvidia_give_no_image_that_does_not_fit(hosts, cluster
     assert "genoa-h200" in chosen
     for name, each in chosen.items():
         assert each.variant.reference in explain(hosts[name], shipped_catalog, allow_cpu=True).fits
-        assert not each.labelled
+        assert not each.is_labelled
 
 
 def test_the_order_of_gpus_does_not_distinguish_classes(cluster, make):
@@ -71,7 +71,7 @@ def test_the_order_of_gpus_does_not_distinguish_classes(cluster, make):
 def test_a_stale_class_label_has_a_warning(cluster, make):
     labels = {"a": cluster.own(make.host(make.gpu(0))) | {"imagematrix.io/class": "old"}}
     (only,) = classify_nodes(nodes(cluster, labels), make.catalog(make.variant())).classes
-    assert not only.labelled
+    assert not only.is_labelled
     assert any("label it again" in warning for warning in only.warnings)
 
 
@@ -79,11 +79,11 @@ def test_an_upgrade(cluster, make, conforms):
     labels = {"a": cluster.own(make.host(make.gpu(0)))}
     catalog = make.catalog(make.variant("t:old"), make.variant("t:new", driver=make.umd("exact", NEW)))
     grouped = classify_nodes(nodes(cluster, labels), catalog, drivers={OLD: NEW})
-    assert grouped.complete
+    assert grouped.is_complete
     assert grouped.upgrades[0].changed[0].new == "t:new"
     conforms(grouped.to_json())
     lost = classify_nodes(nodes(cluster, labels), make.catalog(make.variant("t:old")), drivers={OLD: NEW})
-    assert not lost.complete
+    assert not lost.is_complete
 
 
 def test_an_open_axis_is_an_error(cluster, make):

@@ -66,7 +66,7 @@ def ours(host, name):
     """Return the slices that our driver publishes for a host."""
     groups = split_devices(make_devices(host, {}))
     return [
-        {**make_slice(name, None, index, count=len(groups), generation=1, listed=group)}
+        {**make_slice(name, None, index, count=len(groups), generation=1, devices=group)}
         for index, group in enumerate(groups)
     ]
 

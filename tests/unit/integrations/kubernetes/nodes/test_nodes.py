@@ -39,7 +39,7 @@ def test_a_node_with_our_labels_is_the_host(hosts, cluster):
     for described in hosts.values():
         node = cluster.node("a", cluster.own(described), arch=cluster.arch(described))
         assert make_host(node).arch == described.arch
-        assert parse_nodes(node, "x")[0].described
+        assert parse_nodes(node, "x")[0].has_our_labels
 
 
 def test_gpu_feature_discovery(cluster):

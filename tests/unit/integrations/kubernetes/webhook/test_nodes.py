@@ -63,7 +63,7 @@ def test_a_file_of_nodes_and_a_catalog_are_read_again(tmp_path, catalog, nodes, 
             assert current.policies
 
     asyncio.run(run())
-    metrics = telemetry.text().decode()
+    metrics = telemetry.format_metrics().decode()
     assert 'imagematrix_webhook_nodes{labelled="yes"} 3.0' in metrics
     assert 'imagematrix_webhook_failures_total{what="nodes"} 1.0' in metrics
 

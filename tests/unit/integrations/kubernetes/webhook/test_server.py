@@ -36,15 +36,15 @@ def patch_of(response):
 class Here(Workers):
     """Workers that do their work at once, in this process."""
 
-    async def call(self, function, *arguments, held, **_):
-        return function(*arguments, held)
+    async def call(self, function, *arguments, cached, **_):
+        return function(*arguments, cached)
 
 
 @asynccontextmanager
 async def serving(server):
     """Yield a client of a webhook."""
     local = Address("127.0.0.1", 0)
-    async with serve_http(server.application(), local, limits=LIMITS) as bound:  # noqa: SIM117 - with its address
+    async with serve_http(server.make_application(), local, limits=LIMITS) as bound:  # noqa: SIM117 - with its address
         async with ClientSession(f"http://{bound}") as client:
             yield client
 
@@ -215,16 +215,16 @@ def test_without_policies_it_is_not_ready_and_answers_503(telemetry):
         async with serving(server) as client:
             got = await client.post(PATH, data=raw(pod(NAME)))
             assert (got.status, await got.text()) == (503, "the nodes are not known yet\n")
-            assert server.problem() == "the nodes are not known yet"
+            assert server.find_problem() == "the nodes are not known yet"
             with pytest.raises(EngineError, match="the nodes are not known yet"):
-                await server.review_own()
+                await server.check_answer()
             current.put_nodes([])
-            assert server.problem() == "the catalog of reg/t:v1 is not known yet"
+            assert server.find_problem() == "the catalog of reg/t:v1 is not known yet"
             current.policies = (POLICY,)
-            assert server.problem() is None
-            await server.review_own()
-            server.ending = True
-            assert server.problem() == "ending"
+            assert server.find_problem() is None
+            await server.check_answer()
+            server.is_ending = True
+            assert server.find_problem() == "ending"
             answered = await client.post(PATH, data=raw(pod(NAME)))
             assert (answered.status, answered.headers["Connection"]) == (200, "close")
 
@@ -254,7 +254,7 @@ def test_reviews_are_decided_in_processes(telemetry):
         server = Server(current, telemetry, workers)
         try:
             async with serving(server) as client:
-                await server.review_own()
+                await server.check_answer()
                 for body in (raw(pod(NAME, nodeSelector={"pool": "big"})), b"{"):
                     answered = await client.post(PATH, data=body)
                     assert answered.status == (400 if body == b"{" else 200), await answered.text()

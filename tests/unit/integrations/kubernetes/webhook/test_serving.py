@@ -47,7 +47,7 @@ def test_a_certificate_rotates_and_connections_stay(tmp_path, telemetry):
         current = ClusterState([], PolicyOptions(), telemetry)
         current.policies = (POLICY,)
         workers = Workers(answer_review.__module__)
-        application = Server(current, telemetry, workers).application()
+        application = Server(current, telemetry, workers).make_application()
         trusting = ssl.create_default_context(cafile=chain)
         async with (
             serve_http(application, Address("127.0.0.1", 0), tls=made.context, limits=LIMITS) as bound,

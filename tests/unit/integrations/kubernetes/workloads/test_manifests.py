@@ -17,7 +17,7 @@ from imagematrix.errors import UsageError
 from imagematrix.integrations.kubernetes.nodes.classes import classify_nodes
 from imagematrix.integrations.kubernetes.nodes.labels import CLASS
 from imagematrix.integrations.kubernetes.nodes.nodes import parse_nodes
-from imagematrix.integrations.kubernetes.workloads.affinity import get_required_terms, term_admits
+from imagematrix.integrations.kubernetes.workloads.affinity import get_required_terms, is_admitted
 from imagematrix.integrations.kubernetes.workloads.compatibility import make_compatibility
 from imagematrix.integrations.kubernetes.workloads.manifests import (
     WORKLOADS,
@@ -248,7 +248,7 @@ def test_pods_stay_off_nodes_with_the_label_of_another_class(stale):
     placements = {one.variant.reference: one.terms for one in place_per_class(grouped)}
     assert set(placements) == {"training:v1-a", "training:v1-b"}
     for reference, node in (("training:v1-a", "old"), ("training:v1-b", "new")):
-        assert [name for name in labels if term_admits(placements[reference], labels[name])] == [node]
+        assert [name for name in labels if is_admitted(placements[reference], labels[name])] == [node]
 
 
 def test_a_class_whose_nodes_all_have_other_labels_is_left_out(stale, cluster, make):

@@ -30,10 +30,10 @@ from imagematrix.integrations.kubernetes.nodes.labels import VOCABULARY
 from imagematrix.integrations.kubernetes.workloads import dra_selectors
 from imagematrix.integrations.kubernetes.workloads.affinity import (
     get_required_terms,
+    is_admitted,
     make_affinity,
-    term_admits,
-    terms_for_foreign_labels,
-    terms_for_our_labels,
+    make_terms_for_foreign_labels,
+    make_terms_for_our_labels,
 )
 from imagematrix.integrations.kubernetes.workloads.nvidia_dra_selectors import DRIVER, make_nvidia_selector
 from imagematrix.selection.needs.need import Need
@@ -103,19 +103,19 @@ VARIANTS = tuple(some_variants(50))
 # The needs of random variants take seconds: they are computed by the tests that use them, and only once.
 @cache
 def owned_terms(allow_cpu):
-    return {one: terms_for_our_labels(needs(one, allow_cpu=allow_cpu)) for one in VARIANTS}
+    return {one: make_terms_for_our_labels(needs(one, allow_cpu=allow_cpu)) for one in VARIANTS}
 
 
 @cache
 def foreign_terms():
-    return {one: terms_for_foreign_labels(needs(one, allow_cpu=True, listed=True)) for one in VARIANTS}
+    return {one: make_terms_for_foreign_labels(needs(one, allow_cpu=True, listed=True)) for one in VARIANTS}
 
 
 @cache
 def device_selectors():
     return {
         one: (
-            terms_for_our_labels([Need(arch=ways[0].arch, flags=ways[0].flags)]),
+            make_terms_for_our_labels([Need(arch=ways[0].arch, flags=ways[0].flags)]),
             make_nvidia_selector(ways),
         )
         for one in VARIANTS
@@ -127,7 +127,7 @@ def device_selectors():
 def own_selectors():
     return {
         one: (
-            terms_for_our_labels([Need(arch=ways[0].arch, flags=ways[0].flags)]),
+            make_terms_for_our_labels([Need(arch=ways[0].arch, flags=ways[0].flags)]),
             dra_selectors.make_selector(ways),
         )
         for one in VARIANTS
@@ -280,7 +280,8 @@ def test_every_profile_and_every_shipped_variant(hosts, cluster, shipped_catalog
     placed = 0
     for variant in shipped_catalog.variants:
         ways = needs(variant)
-        exact, cautious = terms_for_our_labels(ways), terms_for_foreign_labels(needs(variant, listed=True))
+        exact = make_terms_for_our_labels(ways)
+        cautious = make_terms_for_foreign_labels(needs(variant, listed=True))
         for name, host in hosts.items():
             right = fits(host, variant)
             assert admitted(exact, labels[name][0]) == right
@@ -291,7 +292,7 @@ def test_every_profile_and_every_shipped_variant(hosts, cluster, shipped_catalog
 
 
 def test_an_exact_driver_and_a_cubin_take_few_requirements(make):
-    (term,) = terms_for_our_labels(needs(make.variant(cpu_flags=make.flags("x86-64-v3"))))
+    (term,) = make_terms_for_our_labels(needs(make.variant(cpu_flags=make.flags("x86-64-v3"))))
     assert [(one["key"].partition("/")[2], one["operator"], one.get("values")) for one in term] == [
         ("arch", "In", ["amd64"]),
         ("cpu.level", "Gt", ["2"]),
@@ -305,7 +306,7 @@ def test_an_exact_driver_and_a_cubin_take_few_requirements(make):
 
 
 def test_the_affinity_of_a_pod(make):
-    terms = terms_for_our_labels(needs(make.variant()))
+    terms = make_terms_for_our_labels(needs(make.variant()))
     spec = {"affinity": make_affinity(terms)}
     assert [tuple(term["matchExpressions"]) for term in get_required_terms(spec)] == list(terms)
     assert get_required_terms({}) is None
@@ -315,7 +316,7 @@ def test_the_affinity_of_a_pod(make):
 def test_the_numeric_order_of_drivers_counts_for_devices_only(make):
     variant = make.variant(driver=make.umd("exact", "580.65.06"))
     assert 'semver("580.65.6")' in make_nvidia_selector(needs(variant, listed=True))
-    assert terms_for_our_labels(needs(variant))[0][1]["values"] == ["580.65.06"]
+    assert make_terms_for_our_labels(needs(variant))[0][1]["values"] == ["580.65.06"]
     assert make_nvidia_selector(needs(make.cpu_variant(), listed=True)) is None
 
 
@@ -331,15 +332,17 @@ def test_a_selector_for_our_driver_compares_texts(make):
 
 def test_needs_that_other_labels_cannot_express_have_no_terms(make):
     compat = make.variant(driver=make.umd("compat", "560.35.05"))
-    assert terms_for_foreign_labels(needs(compat, listed=True)) == ()
-    assert terms_for_foreign_labels(needs(make.cpu_variant(), listed=True)) == ()
-    assert terms_for_foreign_labels(needs(make.cpu_variant(), allow_cpu=True, listed=True)) != ()
-    assert terms_for_foreign_labels(needs(make.variant(cpu_flags=frozenset(["clwb"])), listed=True)) == ()
+    assert make_terms_for_foreign_labels(needs(compat, listed=True)) == ()
+    assert make_terms_for_foreign_labels(needs(make.cpu_variant(), listed=True)) == ()
+    assert make_terms_for_foreign_labels(needs(make.cpu_variant(), allow_cpu=True, listed=True)) != ()
+    assert (
+        make_terms_for_foreign_labels(needs(make.variant(cpu_flags=frozenset(["clwb"])), listed=True)) == ()
+    )
 
 
 def test_an_image_of_unknown_code_needs_a_gpu_that_works(make, cluster):
     variant = make.variant(cubins=(), facts=(("cubins", "unknown"),))
-    terms = terms_for_our_labels(needs(variant))
+    terms = make_terms_for_our_labels(needs(variant))
     assert admitted(terms, cluster.own(make.host(make.gpu(0))))
     assert not admitted(terms, cluster.own(make.host(make.gpu(0, state="lost"))))
     assert not admitted(terms, cluster.own(make.host()))
@@ -399,4 +402,4 @@ requirements = st.builds(
 )
 def test_affinity_is_evaluated_as_by_the_scheduler(some, labels):
     terms = [tuple(term) for term in some]
-    assert term_admits(terms, labels) == admitted(terms, labels)
+    assert is_admitted(terms, labels) == admitted(terms, labels)

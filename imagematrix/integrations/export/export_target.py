@@ -21,15 +21,15 @@ class ExportSource(Protocol):
         """The value of `--only`, which selects the cells; empty for all."""
         ...
 
-    def cells(self) -> Sequence[Cell]:
+    def list_cells(self) -> Sequence[Cell]:
         """Return the feasible cells, without an engine; the files of some may be missing on this machine."""
         ...
 
-    def orders(self, source_of: Callable[[str], str]) -> Sequence[BuildRequest]:
-        """Return the orders for this machine's engine.
+    def make_requests(self, find_source: Callable[[str], str]) -> Sequence[BuildRequest]:
+        """Return the build requests for this machine's engine.
 
-        `place` returns the source of an image that others build on, by its reference. Raises EngineError
-        if no engine answers, and TagMovedError if a version would change.
+        `find_source` returns the source of an image that others build on, by its reference. Raises
+        EngineError if no engine answers, and TagMovedError if a version would change.
         """
         ...
 
