@@ -155,6 +155,7 @@ def command(
     """
     from imagematrix.build.executor.build import build
     from imagematrix.build.executor.caches import ExternalCaches
+    from imagematrix.build.executor.cell_builder import BuildBackend
     from imagematrix.build.executor.result import combine_failures, make_build_document
     from imagematrix.build.plan.build_inputs import parse_build_inputs
     from imagematrix.build.plan.plan import Plan
@@ -211,13 +212,10 @@ def command(
                     print_info(CLASSIC)
                 build(
                     plan,
-                    shop.builder,
-                    shop.store,
+                    BuildBackend(shop.builder, shop.store, shop.layers, shop.tester),
                     jobs=shop.jobs,
                     logs=file.parent / ".imagematrix" / "logs",
                     reporter=reporter,
-                    layers=shop.layers,
-                    tester=shop.tester,
                     fail_fast=fail_fast,
                     verify=verify,
                 )

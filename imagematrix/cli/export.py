@@ -224,7 +224,7 @@ class _MatrixFile:
                 images |= {need: source_of(need) for need in item.needs}
                 sources = plan.given.sources(item.cell, item.cell.image.context or self._file.parent, images)
                 entry = promised_variants.make_variant(
-                    item.cell, compilers.flags(item, sources), item.reference
+                    item.cell, compilers.get_flags(item, sources), item.reference
                 )
                 orders.append(
                     BuildRequest(

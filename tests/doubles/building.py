@@ -173,7 +173,7 @@ class FakeBackend:
             folder = self.folder / cell
             yield BuiltImage(digest=layout(folder, *self.layers), layout=folder)
 
-    def parts(self, made):
+    def list_parts(self, made):
         if made.layout:
             return LayoutImage(made.layout, made.digest).parts
         return (SizedLayer(digest="sha256:0", size=3_000_000_000, made_by="RUN make"),)
@@ -217,16 +217,16 @@ class FakeBackend:
 class Silent:
     """A Reporter that discards everything."""
 
-    def started(self, item):
+    def on_start(self, item):
         pass
 
-    def step(self, item, text):
+    def on_step(self, item, text):
         pass
 
-    def output(self, item, text):
+    def on_output(self, item, text):
         pass
 
-    def finished(self, result):
+    def on_finish(self, result):
         pass
 
 
@@ -259,7 +259,7 @@ class FakeTester:
     def find_known_result(self, item):
         return self.results.get(item.cell.id)
 
-    def note(self, item, result):
+    def record_result(self, item, result):
         self.noted[item.cell.id] = result
 
     def stop(self):

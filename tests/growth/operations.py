@@ -16,6 +16,7 @@ from publishing import labels_of, tag
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.build import build
+from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.executor.result import combine_failures
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan import lock
@@ -118,12 +119,10 @@ def _build(cells: int, folder: Path) -> Callable[[], object]:
     def run() -> None:
         results = build(
             plan(load_matrix(matrix), PlanContext(resolve=backend.resolve, store=backend)),
-            backend,
-            backend,
+            BuildBackend(backend, backend, Layers()),
             jobs=1,
             logs=folder / "logs",
             reporter=Silent(),
-            layers=Layers(),
         )
         if combine_failures(results):
             raise RuntimeError(combine_failures(results))

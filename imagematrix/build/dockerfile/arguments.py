@@ -29,11 +29,11 @@ QUOTED = re.compile(r"""(["'])([^"'\\]*)\1""")
 BY_PLATFORM = re.compile(r"(TARGET|BUILD)(PLATFORM|OS|OSVERSION|ARCH|VARIANT|STAGE)", re.ASCII)
 
 
-def with_bases_written_out(dockerfile: str, given: Mapping[str, str | None]) -> str:
+def with_bases_written_out(dockerfile: str, arguments: Mapping[str, str | None]) -> str:
     """Return `dockerfile` with the values of variables in the images of FROM; those without a value stay.
 
-    `given` are the build arguments, which replace the values in the Dockerfile; None if it is not known which
-    value one will have.
+    `arguments` are the build arguments, which replace the values in the Dockerfile; None if it is not known
+    which value one will have.
     """
     try:
         if not any("$" in name.text for step in parse_by_paragraph(dockerfile) for name in step.names):
@@ -42,12 +42,12 @@ def with_bases_written_out(dockerfile: str, given: Mapping[str, str | None]) -> 
         pass
     values: dict[str, str | None] = {}  # None if a value is not known
     parts: list[str] = []
-    end, inside = 0, False
+    end, in_stage = 0, False
     for step in parse_instructions(dockerfile)[0]:
-        inside = inside or step.stage is not None
-        for name, default in () if inside else parse_declarations(step.arguments):
-            if name in given:
-                values[name] = given[name]
+        in_stage = in_stage or step.stage is not None
+        for name, default in () if in_stage else parse_declarations(step.arguments):
+            if name in arguments:
+                values[name] = arguments[name]
             elif default is not None:
                 values[name] = _expand_word(default, values)
         for image in step.names if step.stage is not None else ():
@@ -88,9 +88,9 @@ def _look_up_variable(values: Mapping[str, str | None], match: re.Match[str]) ->
         raise _UnknownError
     if BUILDKITS.fullmatch(name) or BY_PLATFORM.fullmatch(name):  # BuildKit itself gives them values
         raise _UnknownError
-    counts = bool(value) if operator.startswith(":") else value is not None
+    is_set = bool(value) if operator.startswith(":") else value is not None
     if operator.endswith("+"):
-        return word if counts else ""
-    if not counts and not operator:
+        return word if is_set else ""
+    if not is_set and not operator:
         raise _UnknownError
-    return value or "" if counts else word
+    return value or "" if is_set else word

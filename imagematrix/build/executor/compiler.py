@@ -35,7 +35,7 @@ class Compilers:
 
     def __init__(self, items: Iterable[Planned], export: Export) -> None:
         self._compilers: dict[Hashable, _Compiler] = {}
-        self._of: dict[str, _Compiler] = {}  # by the references of items
+        self._by_reference: dict[str, _Compiler] = {}  # by the references of items
         for item in items:
             stage = truncate_after_stage(item.dockerfile, STAGE)
             march = item.cell.axes.get("march")
@@ -46,7 +46,7 @@ class Compilers:
                 made.options.add(item.cell.facts.option(march))
                 if not item.needs:
                     made.item = made.item or item
-                self._of[item.reference] = made
+                self._by_reference[item.reference] = made
 
     @property
     def dockerfiles(self) -> dict[str, Planned]:
@@ -57,9 +57,9 @@ class Compilers:
         """Return for each compiler an item that uses it and builds on no other image of the matrix."""
         return [compiler.item for compiler in self._compilers.values() if compiler.item]
 
-    def reason(self, item: Planned, error: BuildError) -> BuildError:
+    def explain_failure(self, item: Planned, error: BuildError) -> BuildError:
         """Return why a build failed: `error`, or that the compiler does not support the march."""
-        compiler = self._of.get(item.reference)
+        compiler = self._by_reference.get(item.reference)
         if compiler is None or compiler.known is None:
             return error
         option = item.cell.facts.option(item.cell.axes["march"])
@@ -67,9 +67,9 @@ class Compilers:
 
     def is_querying(self, item: Planned) -> bool:
         """Whether the flags of `item` come from a compiler, which takes a build."""
-        return item.reference in self._of
+        return item.reference in self._by_reference
 
-    def flags(self, item: Planned, sources: BuildSources) -> frozenset[str]:
+    def get_flags(self, item: Planned, sources: BuildSources) -> frozenset[str]:
         """Return the flags that `item`'s code needs; raise BuildError if they are unknown.
 
         `sources` are those of its build. If a template has no stage `compiler`, the shipped table is used
@@ -79,15 +79,15 @@ class Compilers:
         march = item.cell.axes.get("march")
         if march is None:
             return frozenset()
-        compiler = self._of.get(item.reference)
+        compiler = self._by_reference.get(item.reference)
         if compiler is None:
             return look_up_flags(item.cell, march)
         option = item.cell.facts.option(march)
-        macros = compiler.macros(sources).get(option)
+        macros = compiler.query_macros(sources).get(option)
         if macros is None:
             raise _unknown_flags_error(item, option)
-        own = item.cell.facts.flags(march) or frozenset()
-        return marches.flags_from_macros(macros, ARCHES[item.cell.platform], march) | own
+        stated = item.cell.facts.flags(march) or frozenset()
+        return marches.flags_from_macros(macros, ARCHES[item.cell.platform], march) | stated
 
 
 class _Compiler:
@@ -102,7 +102,7 @@ class _Compiler:
         self._lock = threading.Lock()
         self._answer: Mapping[str, str] | BuildError | None = None
 
-    def macros(self, sources: BuildSources) -> Mapping[str, str]:
+    def query_macros(self, sources: BuildSources) -> Mapping[str, str]:
         """Return the macros by option, without options that the compiler does not know."""
         with self._lock:
             if self._answer is None:

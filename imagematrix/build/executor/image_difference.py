@@ -45,7 +45,7 @@ def find_difference(first: LayoutImage, second: LayoutImage) -> str | None:
         if mine is None or its is None:
             return f"one has {len(first.layers)} layers, the other {len(second.layers)}"
         if mine.name != its.name:
-            return f"layer {position} of {len(first.layers)}: {_find_layer_difference(mine, its)}"
+            return f"layer {position} of {len(first.layers)}: {_describe_layer_difference(mine, its)}"
     return "the layers are the same, but the configuration differs"
 
 
@@ -74,7 +74,7 @@ def compare_with_stored(stored: StoredImageInfo, image: LayoutImage) -> str | No
     )
 
 
-def _find_layer_difference(first: Path, second: Path) -> str:
+def _describe_layer_difference(first: Path, second: Path) -> str:
     for mine, its in itertools.zip_longest(_list_entries(first), _list_entries(second)):
         if mine == its:
             continue

@@ -320,7 +320,7 @@ class _Planner:
         self, cell: Cell, own: dict[str, Planned], rendered: str, text: str, found: Iterable[Fault]
     ) -> TemplateError:
         """Return the error for faults of the Dockerfile `text`, which was completed from `rendered`."""
-        origins = self._renderer.origins(cell, partial(self._resolve_own_image, cell, own), rendered)
+        origins = self._renderer.find_origins(cell, partial(self._resolve_own_image, cell, own), rendered)
         folder = self._renderer.folder
         return locate_faults(dict.fromkeys(found), text, cell.image.template, folder, origins)
 

@@ -191,7 +191,7 @@ class Builder(Protocol):
         """
         ...
 
-    def parts(self, made: BuiltImage) -> tuple[SizedLayer, ...]:
+    def list_parts(self, made: BuiltImage) -> tuple[SizedLayer, ...]:
         """Return the layers of a built image, the lowest first.
 
         Their sizes are those in a registry, or uncompressed ones without a layout.

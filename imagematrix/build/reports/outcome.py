@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 
 from imagematrix.build.executor import result
-from imagematrix.build.executor.result import STORED, BuildStatus
+from imagematrix.build.executor.result import STORED_STATUSES, BuildStatus
 from imagematrix.build.plan import plan
 from imagematrix.build.plan.plan import DropStatus, PlanStatus
 from imagematrix.common import json_documents
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from imagematrix.build.plan.shard import Durations
 
 MISSING = "missing"  # in a merged document: no report has an outcome of the cell
-BUILT = (*STORED, PlanStatus.UP_TO_DATE)
+BUILT = (*STORED_STATUSES, PlanStatus.UP_TO_DATE)
 # The outcome is not known yet.
 OPEN = (PlanStatus.BUILD, PlanStatus.ADOPT, PlanStatus.REFUSED, PlanStatus.OTHER_SHARD, MISSING)
 DROPPED = tuple(DropStatus)

@@ -85,17 +85,17 @@ class BuildSession:
         from imagematrix.build.executor.buildx import Buildx
 
         proxy = bool(self._given and self._given.proxies)
-        earlier = None
+        build_cache = None
         # Images that are built on an image of the engine need its bytes if another builder builds them.
         if self._notes and not (self.store is self._engine and name):
-            earlier = BuildCache(self._notes, self.store)
+            build_cache = BuildCache(self._notes, self.store)
         return self._stack.enter_context(
             Buildx(
                 self._engine,
                 name,
                 self._attest,
                 proxy=proxy,
-                earlier=earlier,
+                build_cache=build_cache,
                 no_cache=self._no_cache,
                 caches=self._caches,
             )

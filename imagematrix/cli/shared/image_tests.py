@@ -81,7 +81,7 @@ class ContainerTester:
             return ImageTestResult(outcome=ImageTestOutcome.PASSED)
         return ImageTestResult(outcome=ImageTestOutcome.NOT_TESTED, why=UNTESTED)
 
-    def note(self, item: Planned, result: ImageTestResult | None) -> None:
+    def record_result(self, item: Planned, result: ImageTestResult | None) -> None:
         """Note that an image is stored, with what came of its test; see ImageTester."""
         test = item.cell.image.test
         self._notes.put_note(

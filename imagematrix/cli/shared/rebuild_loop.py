@@ -93,5 +93,5 @@ def _find_labels(plan: Plan, done: Sequence[Result]) -> Iterator[tuple[Planned, 
     for item in plan.with_status(PlanStatus.UP_TO_DATE):
         yield item, item.labels
     for result in done:
-        if result.stored:
+        if result.is_stored:
             yield result.item, result.labels or result.item.labels

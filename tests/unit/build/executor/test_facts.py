@@ -22,7 +22,7 @@ def newlake(planned, backend):
     def call(*changes, **options):
         (item,) = planned(*NEWLAKE, *changes, only="march=newlake", **options).items
         sources = BuildSources(context=item.cell.image.context, platform=item.cell.platform)
-        return item, Compilers([item], backend.export).flags(item, sources)
+        return item, Compilers([item], backend.export).get_flags(item, sources)
 
     return call
 

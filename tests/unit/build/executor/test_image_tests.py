@@ -4,6 +4,7 @@ import pytest
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.build import build
+from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.executor.image_tester import ImageTestError, ImageTestOutcome, ImageTestResult
 from imagematrix.build.executor.result import combine_failures, make_build_document
 from imagematrix.build.plan.build_inputs import parse_build_inputs
@@ -26,13 +27,10 @@ def carry_out(backend, tester, silent, tmp_path_factory):
         logs = tmp_path_factory.mktemp("project") / ".imagematrix" / "logs"
         (result,) = build(
             plan,
-            backend,
-            backend,
+            BuildBackend(backend, backend, Layers(), tester),
             jobs=1,
             logs=logs,
             reporter=silent,
-            layers=Layers(),
-            tester=tester,
             **options,
         )
         return result

@@ -4,6 +4,7 @@ import pytest
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.build import build
+from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.executor.result import combine_failures
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan.planner import PlanContext, plan
@@ -40,8 +41,8 @@ def carry_out(backend, silent, tmp_path_factory):
     logs = tmp_path_factory.mktemp("logs")
 
     def call(plan, **options):
-        options = {"jobs": 4, "logs": logs, "reporter": silent, "layers": Layers()} | options
-        results = build(plan, backend, backend, **options)
+        options = {"jobs": 4, "logs": logs, "reporter": silent} | options
+        results = build(plan, BuildBackend(backend, backend, Layers()), **options)
         return {(one.item.cell.image.name, one.item.cell.id): one for one in results}, results
 
     return call
@@ -153,7 +154,11 @@ def test_base_in_another_store_is_adopted(stacked, carry_out, backend, silent, t
     plan = stacked(against=PlanContext(resolve=backend.resolve, store=empty, engine=backend))
     assert {item.status for item in plan.items} == {"adopt"}
     results = build(
-        plan, empty, empty, jobs=2, logs=tmp_path_factory.mktemp("logs"), reporter=silent, layers=Layers()
+        plan,
+        BuildBackend(empty, empty, Layers()),
+        jobs=2,
+        logs=tmp_path_factory.mktemp("logs"),
+        reporter=silent,
     )
     assert {one.status for one in results} == {"adopted"}
     assert sorted(empty.called("adopt")) == sorted(str(item.reference) for item in plan.items)

@@ -11,6 +11,7 @@ from drivers import TEMPLATE, VERSION
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.build import build
+from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan import lock
 from imagematrix.build.plan.driver import CONTEXT, read_driver_folder
@@ -102,7 +103,7 @@ def test_build_downloads_once_and_checks(cli, matrix, downloads, against, backen
         found = plan(load_matrix(matrix), against(matrix))
         (tmp_path / "logs").mkdir(exist_ok=True)
         return build(
-            found, backend, backend, jobs=2, logs=tmp_path / "logs", reporter=silent, layers=Layers()
+            found, BuildBackend(backend, backend, Layers()), jobs=2, logs=tmp_path / "logs", reporter=silent
         )
 
     shutil.rmtree(tmp_path / "cache")

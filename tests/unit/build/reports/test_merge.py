@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.build import build
+from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.executor.result import make_build_document
 from imagematrix.build.plan.shard import Shard, select_shard
 from imagematrix.build.reports.merge import merge_reports
@@ -43,12 +44,10 @@ def sharded(planned, backend, silent, tmp_path):
             plan = select_shard(planned(), Shard(number=number, count=3), {})
             results = build(
                 plan,
-                backend,
-                backend,
+                BuildBackend(backend, backend, Layers()),
                 jobs=1,
                 logs=tmp_path / ".imagematrix" / "logs",
                 reporter=silent,
-                layers=Layers(),
             )
             yield make_build_document(plan, results)
 
