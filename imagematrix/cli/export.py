@@ -222,7 +222,9 @@ class _MatrixFile:
             for item in items:
                 images = {base: pins[base] for base in item.bases}
                 images |= {need: source_of(need) for need in item.needs}
-                sources = plan.given.sources(item.cell, item.cell.image.context or self._file.parent, images)
+                sources = plan.build_inputs.make_sources(
+                    item.cell, item.cell.image.context or self._file.parent, images
+                )
                 entry = promised_variants.make_variant(
                     item.cell, compilers.get_flags(item, sources), item.reference
                 )

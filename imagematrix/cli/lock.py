@@ -48,8 +48,8 @@ def command(
             resolve=resolve,
             locked={} if upgrade else locked,
             drivers={} if upgrade else drivers,
-            resolve_driver=partial(resolve_driver, note=print_info),
-            note=print_info,
+            resolve_driver=partial(resolve_driver, on_progress=print_info),
+            on_progress=print_info,
         )
         planned = plan(matrix, against)
     for error in planned.unresolved.values():

@@ -31,7 +31,8 @@ def command(file: File = Path("matrix.yaml"), allow_context: AllowContext = None
         raise _merge_errors(file, failed)
     buildable = plan_.with_status(PlanStatus.BUILD)
     dropped = [
-        f"{len(plan_.dropped(status))} {status}" for status in (DropStatus.EXCLUDED, DropStatus.INFEASIBLE)
+        f"{len(plan_.list_dropped(status))} {status}"
+        for status in (DropStatus.EXCLUDED, DropStatus.INFEASIBLE)
     ]
     print_info(f"{file}: {', '.join([format_count(len(buildable), 'cell') + ' to build', *dropped])}")
 
@@ -39,9 +40,11 @@ def command(file: File = Path("matrix.yaml"), allow_context: AllowContext = None
 def _merge_errors(file: Path, failed: Sequence[Planned]) -> UsageError:
     """Return one error for cells that failed: faults of their templates first, if they have any."""
     from imagematrix.build.dockerfile.template_error import TemplateError, merge_errors
-    from imagematrix.build.plan.plan import full_name, make_item_namer
+    from imagematrix.build.plan.plan import get_full_name, make_item_namer
 
-    faulty = {full_name(item.cell): item.error for item in failed if isinstance(item.error, TemplateError)}
+    faulty = {
+        get_full_name(item.cell): item.error for item in failed if isinstance(item.error, TemplateError)
+    }
     if faulty:
         return merge_errors(faulty)
     name = make_item_namer(failed)

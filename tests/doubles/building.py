@@ -123,7 +123,7 @@ class FakeBackend:
         write_without_layers(folder, *self.raw[reference])
         return BuiltImage(digest=digest(self.raw[reference][0]), layout=folder)
 
-    def components(self, reference):
+    def get_components(self, reference):
         return labels.read_components(self.images[reference])
 
     def inspect_image(self, reference):
@@ -132,7 +132,7 @@ class FakeBackend:
     def pin_by_immovable_name(self, reference, digest):
         return self.pin_by_digest(reference, digest)
 
-    def source(self, reference, *, local):  # noqa: ARG002
+    def find_source(self, reference, *, local):  # noqa: ARG002
         return f"docker-image://{reference}@{digest(reference.encode())}"
 
     def pin_by_digest(self, reference, digest):

@@ -67,7 +67,7 @@ class Docker:
         own, _ = self.images[reference]
         self.repository.image(reference.rpartition(":")[2], own)
 
-    def source(self, reference, *, local):
+    def find_source(self, reference, *, local):
         return f"docker-image://held:{reference}" if local and reference in self.images else None
 
     def image(self, reference):

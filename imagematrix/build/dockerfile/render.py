@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Self
 
@@ -41,6 +42,14 @@ START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from imagematrix.build.dockerfile.worker import main; main()"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """The Dockerfile that a template gives, and the references of the images that it looked up, by name."""
+
+    text: str
+    images: Mapping[str, str]
 
 
 class Renderer:
@@ -95,12 +104,12 @@ class Renderer:
             self._waiting.append((key, cell, {}))
             self._expected.add(key)
 
-    def render(self, cell: Cell, look_up: Callable[[str], str]) -> str:
+    def render(self, cell: Cell, look_up: Callable[[str], str]) -> Rendering:
         """Return the Dockerfile of `cell`; raise UsageError naming template and line.
 
         `look_up` returns the reference of another image of the same cell by its name.
         """
-        answer = self._request_answer(_cell_key(cell), cell, look_up)
+        answer, images = self._request_answer(_cell_key(cell), cell, look_up)
         if "error" in answer:
             if not answer.get("of_cell"):
                 raise UsageError(str(answer["error"]))
@@ -114,19 +123,22 @@ class Renderer:
                     suggest_nearest(name, names) if name else None
                 ) or f"templates see {', '.join(sorted(names))}"
             raise UsageError(f"{answer['error']} (in the cell {cell.id})", remedy=remedy)
-        return str(answer["text"])
+        return Rendering(str(answer["text"]), images)
 
     def find_origins(self, cell: Cell, look_up: Callable[[str], str], text: str) -> list[Origin]:
         """Return the origin of each line of the Dockerfile `text` that `cell` was rendered to.
 
         There are none if the template gives another text with the marks by which origins are found.
         """
-        answer = self._request_answer(_cell_key(cell, origins=True), cell, look_up)
+        answer, _ = self._request_answer(_cell_key(cell, origins=True), cell, look_up)
         return (
             [(str(name), int(line)) for name, line in answer["origins"]] if answer.get("text") == text else []
         )
 
-    def _request_answer(self, key: Key, cell: Cell, look_up: Callable[[str], str]) -> dict[str, Any]:
+    def _request_answer(
+        self, key: Key, cell: Cell, look_up: Callable[[str], str]
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the answer of the process to a request, and the references of the images that it needs."""
         images: dict[str, str] = {}
         if key not in self._expected:
             self._waiting.appendleft((key, cell, images))
@@ -134,7 +146,7 @@ class Renderer:
             name = str(answer["image"])
             images = {**images, name: look_up(name)}
             self._waiting.appendleft((key, cell, images))
-        return answer
+        return answer, images
 
     def _receive_answer(self, key: Key) -> dict[str, Any]:
         while key not in self._answers:
@@ -210,7 +222,7 @@ def compute_variables(cell: Cell) -> dict[str, str | None]:
     detect on a node of the cell (`_name_installer_variables`).
     """
     compute, march = cell.axes.get("compute"), cell.axes.get("march")
-    option = cell.facts.option(march) if march else None
+    option = cell.facts.get_option(march) if march else None
     return {
         "image": cell.image.name,
         "version": cell.image.version,

@@ -95,7 +95,9 @@ def build(
         logs.mkdir(exist_ok=True)
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
-    plan.given.require_all(item.cell.image for item in items if verify or item.status is PlanStatus.BUILD)
+    plan.build_inputs.require_all(
+        item.cell.image for item in items if verify or item.status is PlanStatus.BUILD
+    )
     with make_scratch_folder() as folder:
         snapshots = Snapshots(folder, plan.contexts, logs.parent)
         with CellBuilder(items, plan, snapshots, backend, verify=verify, jobs=jobs) as cell_builder:

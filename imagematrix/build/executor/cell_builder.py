@@ -88,7 +88,7 @@ class CellBuilder:
         self._needed_references = {need for item in items for need in item.needs}
         self._to_build = [item for item in items if verify or item.status is PlanStatus.BUILD]
         self._bases = plan.bases
-        self._build_inputs = plan.given
+        self._build_inputs = plan.build_inputs
         self._snapshots = snapshots
         self._builder = backend.builder
         self._store = backend.store
@@ -143,7 +143,7 @@ class CellBuilder:
                     self._copy_driver(item.driver)
         for context in dict.fromkeys(item.cell.image.context for item in self._to_build):
             with contextlib.suppress(ImagematrixError, OSError):  # reported by its cells
-                self._snapshots.of(context)
+                self._snapshots.take(context)
 
     def _export(self, dockerfile: str, sources: BuildSources) -> dict[str, str]:
         return self._builder.export(dockerfile, sources, self._shared_prefixes[dockerfile])
@@ -291,7 +291,7 @@ class CellBuilder:
                 image = stack.enter_context(self._builder.make(order, log, on_step))
             except BuildError as error:
                 raise self._compilers.explain_failure(item, error) from error
-            self._snapshots.require(item.cell.image.context)
+            self._snapshots.require_unchanged(item.cell.image.context)
             if not self._verify:
                 release_slot()
             if item.cell.image.budget is not None:
@@ -359,7 +359,7 @@ class CellBuilder:
                 raise self._missing_bases[name]
         sources = {name: self._pins[name] for name in item.bases}
         for name in item.needs:
-            sources[name] = self._store.source(name, local=self._builder.local)
+            sources[name] = self._store.find_source(name, local=self._builder.local)
             built = self._built_images.get(name)
             if sources[name] is None and not self._builder.local and built and built.layout:
                 sources[name] = f"oci-layout://{built.layout}@{built.digest}"
@@ -373,8 +373,8 @@ class CellBuilder:
             images[program.CONTEXT] = str(self._program)
         if item.driver:
             images[driver.CONTEXT] = str(self._copy_driver(item.driver, on_step))
-        context = self._snapshots.of(item.cell.image.context)
-        return self._build_inputs.sources(item.cell, context, images)
+        context = self._snapshots.take(item.cell.image.context)
+        return self._build_inputs.make_sources(item.cell, context, images)
 
     def _copy_driver(
         self, source: DriverFolder | RemoteDriver, on_step: Callable[[str], None] = lambda _: None
@@ -382,7 +382,7 @@ class CellBuilder:
         """Return the copy of a driver for builds, downloaded if needed; `on_step` is told of that."""
 
         def copy() -> Path:
-            folder = source.folder(on_step) if isinstance(source, RemoteDriver) else source
+            folder = source.fetch_folder(on_step) if isinstance(source, RemoteDriver) else source
             return driver.copy_driver(folder, self._snapshots.folder)
 
         return self._drivers(source.digest, copy)

@@ -43,7 +43,7 @@ class Compilers:
                 image = item.cell.image  # a stage can use its files, arguments and secrets
                 key = stage, item.cell.platform, image.context, image.build_args, image.secrets, image.ssh
                 made = self._compilers.setdefault(key, _Compiler(item, stage, export))
-                made.options.add(item.cell.facts.option(march))
+                made.options.add(item.cell.facts.get_option(march))
                 if not item.needs:
                     made.item = made.item or item
                 self._by_reference[item.reference] = made
@@ -62,7 +62,7 @@ class Compilers:
         compiler = self._by_reference.get(item.reference)
         if compiler is None or compiler.known is None:
             return error
-        option = item.cell.facts.option(item.cell.axes["march"])
+        option = item.cell.facts.get_option(item.cell.axes["march"])
         return error if option in compiler.known else _unknown_flags_error(item, option)
 
     def is_querying(self, item: Planned) -> bool:
@@ -82,11 +82,11 @@ class Compilers:
         compiler = self._by_reference.get(item.reference)
         if compiler is None:
             return look_up_flags(item.cell, march)
-        option = item.cell.facts.option(march)
+        option = item.cell.facts.get_option(march)
         macros = compiler.query_macros(sources).get(option)
         if macros is None:
             raise _unknown_flags_error(item, option)
-        stated = item.cell.facts.flags(march) or frozenset()
+        stated = item.cell.facts.get_flags(march) or frozenset()
         return marches.flags_from_macros(macros, ARCHES[item.cell.platform], march) | stated
 
 

@@ -242,7 +242,7 @@ class EngineStore:
         layers = layout.LayoutImage(folder, digest).layers
         return BuiltImage(digest=digest, layout=folder, stored_layers=frozenset(layers))
 
-    def components(self, reference: str) -> Mapping[str, str]:
+    def get_components(self, reference: str) -> Mapping[str, str]:
         """Return the components of the identity of an image that is present."""
         return self._components.get(reference, {})
 
@@ -255,7 +255,7 @@ class EngineStore:
             content=((image.get("Config") or {}).get("Labels") or {}).get(labels.CONTENT),
         )
 
-    def source(self, reference: str, *, local: bool) -> str | None:
+    def find_source(self, reference: str, *, local: bool) -> str | None:
         """Return the source of a present image for builds on this engine; None for other builders."""
         if not local or reference not in self._ids:
             return None
@@ -412,7 +412,7 @@ class EngineStore:
         attempt = 1
         while error := self._try_push(reference):
             if attempt == TRIES or not TRANSIENT.search(error):
-                zstd = self.components(reference).get("compression", "").startswith("zstd")
+                zstd = self.get_components(reference).get("compression", "").startswith("zstd")
                 remedy = GZIP_REMEDY if zstd and "manifest" in error else None
                 raise EngineError(f"{reference} was not pushed: {error}", remedy=remedy)
             time.sleep(PAUSE * 2 ** (attempt - 1))

@@ -124,7 +124,7 @@ class RegistryStore:
         layout.write_without_layers(folder, manifest, config)
         return BuiltImage(digest=digest, layout=folder)
 
-    def components(self, reference: str) -> Mapping[str, str]:
+    def get_components(self, reference: str) -> Mapping[str, str]:
         """Return the components of the identity of an image that is present."""
         image, _, _ = reference.rpartition(":")
         variant = read_entry(self.registry(image), self._digests[reference])
@@ -170,14 +170,14 @@ class RegistryStore:
         with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
             return all(pool.map(lambda one: one[0].has_blob(one[1]), wanted))
 
-    def source(self, reference: str, *, local: bool) -> str | None:
+    def find_source(self, reference: str, *, local: bool) -> str | None:
         """Return the source of a present image for a build, by its digest.
 
         If it is only in the engine, only builders that are `local` to the engine can use it.
         """
         digest = self._digests.get(reference)
         if digest is None:
-            return self._docker.source(reference, local=local)
+            return self._docker.find_source(reference, local=local)
         return f"docker-image://{reference}@{digest}"
 
     def store(self, order: BuildRequest, made: BuiltImage) -> str:

@@ -110,7 +110,7 @@ class BuildSession:
             resolve=self._engine.resolve,
             store=self.store,
             engine=self._adopting,
-            given=self._given,
+            build_inputs=self._given,
             # Attestations name the build of the image, and without a cache its steps are to run.
             adopts_earlier=not self._attest and not self._no_cache,
         )
@@ -202,8 +202,8 @@ def plan_with_lock(
     from imagematrix.images.catalog.axis_conditions import ConditionError
 
     matrix = load_matrix(file, contexts=contexts)
-    if against.given:
-        against.given.require_known(matrix.images)
+    if against.build_inputs:
+        against.build_inputs.require_known(matrix.images)
     if push:
         _require_pushable(matrix)
     locked, drivers = lock.read_lock(lock.locate_lock(file))
@@ -212,8 +212,8 @@ def plan_with_lock(
         locked=locked,
         drivers=drivers,
         frozen=frozen,
-        recorded=partial(context.load_listing, file.parent / context.STATE),
-        note=print_info,
+        find_recorded=partial(context.load_listing, file.parent / context.STATE),
+        on_progress=print_info,
     )
     try:
         made = plan(
@@ -278,7 +278,7 @@ def plan_and_compare(
         except EngineError as error:
             # A plan is also useful on machines that cannot build, such as a laptop.
             print_info(f"{error}; every feasible cell is shown as to build")
-            against = PlanContext(given=given)
+            against = PlanContext(build_inputs=given)
         return plan_with_lock(
             file, against, only, platforms=platforms, push=push, contexts=contexts, needs=needs
         )

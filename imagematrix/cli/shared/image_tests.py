@@ -203,7 +203,7 @@ class ContainerTester:
         mounts = [(target, source) for target, source in test.mounts]
         for name in test.secrets:
             file = folder / name
-            file.write_bytes(self._given.secret(name))
+            file.write_bytes(self._given.read_secret(name))
             file.chmod(0o444)  # whoever the user in the container is; nobody else gets into the folder
             mounts.append((f"{SECRETS}/{name}", file))
         options: dict[str, Any] = {} if test.network else {"network_mode": "none"}

@@ -76,7 +76,9 @@ def test_compiler_is_that_of_the_image_s_own_arguments(planned, backend):
     flags = {}
     for item in items:
         try:
-            found = compilers.get_flags(item, plan.given.sources(item.cell, item.cell.image.context, {}))
+            found = compilers.get_flags(
+                item, plan.build_inputs.make_sources(item.cell, item.cell.image.context, {})
+            )
         except BuildError:
             found = None
         flags[item.cell.image.name, item.cell.axes["march"]] = found

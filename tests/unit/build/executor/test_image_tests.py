@@ -108,7 +108,7 @@ def test_secrets_of_tests_are_known_and_read(planned, monkeypatch, tmp_path):
     monkeypatch.setenv("SECRET", "from a variable")
     given = parse_build_inputs([f"id=token,src={tmp_path}/file", "id=other,env=SECRET"])
     given.require_known([item.cell.image])
-    assert "secrets" not in given.components(item.cell.image)
-    assert (given.secret("token"), given.secret("other")) == (b"from a file", b"from a variable")
+    assert "secrets" not in given.list_components(item.cell.image)
+    assert (given.read_secret("token"), given.read_secret("other")) == (b"from a file", b"from a variable")
     with pytest.raises(UsageError, match="the secret absent is missing"):
-        given.secret("absent")
+        given.read_secret("absent")

@@ -59,14 +59,16 @@ def test_base_image_is_built_first_and_part_of_the_identity(stacked, carry_out, 
     stored = backend.called("store")
     assert stored.index(base.reference) < stored.index(app.reference)
     orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
-    assert orders[app.reference].sources.images[base.reference] == backend.source(base.reference, local=True)
+    assert orders[app.reference].sources.images[base.reference] == backend.find_source(
+        base.reference, local=True
+    )
     again = stacked(base="FROM debian:{{ os }}\nRUN true\n")
     assert {f"base {base.reference}", "dockerfile"} <= set(again.items[0].difference.components)
     assert {item.status for item in again.items} == {"refused"}
 
 
 def test_remote_builder_gets_a_base_from_the_engine_as_layout(stacked, carry_out, backend):
-    backend.layers, backend.local, backend.source = [], False, lambda _, **__: None
+    backend.layers, backend.local, backend.find_source = [], False, lambda _, **__: None
     plan = stacked()
     carry_out(plan)
     orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
@@ -76,7 +78,7 @@ def test_remote_builder_gets_a_base_from_the_engine_as_layout(stacked, carry_out
 
 @pytest.mark.parametrize("local", [True, False])
 def test_base_that_is_nowhere_is_not_looked_for_at_docker_hub(stacked, carry_out, backend, local):
-    backend.local, backend.source = local, lambda _, **__: None
+    backend.local, backend.find_source = local, lambda _, **__: None
     results, _ = carry_out(stacked(expression="image=app"))
     assert not backend.called("make")
     for result in results.values():
@@ -94,7 +96,9 @@ def test_stored_base_is_reused(stacked, carry_out, backend):
     assert set(results) == {("app", "one"), ("app", "two")}
     orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
     app = plan.items[0]
-    assert orders[app.reference].sources.images == {app.needs[0]: backend.source(app.needs[0], local=True)}
+    assert orders[app.reference].sources.images == {
+        app.needs[0]: backend.find_source(app.needs[0], local=True)
+    }
 
 
 def test_image_with_a_failed_base_is_skipped(stacked, carry_out, backend):

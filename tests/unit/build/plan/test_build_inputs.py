@@ -79,7 +79,7 @@ def test_proxies_are_identified_by_name(environment):
 @pytest.fixture
 def planned(project, backend):
     def call(given, *changes):
-        against = PlanContext(resolve=backend.resolve, store=backend, given=given)
+        against = PlanContext(resolve=backend.resolve, store=backend, build_inputs=given)
         return plan(load_matrix(project(TAKES, *changes)), against, expression=ONE)
 
     return call
@@ -97,7 +97,7 @@ def test_identity_has_ids_names_and_argument_values(planned):
     (other,) = planned(BuildInputs(args={"INDEX": "x", "TOP": "b"}, proxies=("HTTPS_PROXY",))).with_status(
         "build"
     )
-    assert other.identity.changed(item.identity.components) == ("arg TOP", "proxy")
+    assert other.identity.find_changed_components(item.identity.components) == ("arg TOP", "proxy")
     assert other.identity.components["proxy"] == "HTTPS_PROXY"
     (unknown,) = planned(None).with_status("build")
     assert unknown.identity is None, "an argument without a value"

@@ -64,7 +64,7 @@ def test_shared_facts_are_queried_once(planned, backend):
 
 
 def test_excluded_cell_names_its_rule(planned, tmp_path):
-    excluded = planned().dropped("excluded")
+    excluded = planned().list_dropped("excluded")
     assert {item.rule for item in excluded} == {f"{tmp_path / 'matrix.yaml'}:18"}
     assert {item.why for item in excluded} == {"they have the newer toolkit"}
     assert {item.to_json()["reference"] for item in excluded} == {None}
@@ -140,7 +140,9 @@ def test_refusal_names_the_changed_files(project, backend, tmp_path, silent):
     state = tmp_path / STATE
 
     def plan_again():
-        against = PlanContext(resolve=backend.resolve, store=backend, recorded=partial(load_listing, state))
+        against = PlanContext(
+            resolve=backend.resolve, store=backend, find_recorded=partial(load_listing, state)
+        )
         return plan(load_matrix(project()), against, expression=ONE)
 
     build(
@@ -210,7 +212,7 @@ def test_image_made_under_development_is_replaced_by_a_final_one(planned, built,
 def test_every_feasible_cell_is_built_without_an_engine(project, conforms):
     planned = plan(load_matrix(project(('"8.9"]', '"10.0"]'))), PlanContext())
     assert len(planned.with_status(PlanStatus.BUILD)) == 7
-    assert len(planned.dropped(DropStatus.INFEASIBLE)) == 7
+    assert len(planned.list_dropped(DropStatus.INFEASIBLE)) == 7
     assert all(item.identity is None for item in planned.with_status(PlanStatus.BUILD))
     document = conforms(planned.to_json())
     assert all(cell["reference"] is None for cell in document["cells"])

@@ -133,7 +133,7 @@ def test_files_that_give_another_driver_than_locked_fail(cli, matrix, against):
     path.write_text(json.dumps(document))
     (item, *_) = with_driver(plan(load_matrix(matrix), against(matrix)), "build")
     with pytest.raises(UsageError, match=f"gives the driver sha256:[0-9a-f]+, not {ONE} as locked"):
-        item.driver.folder(print)
+        item.driver.fetch_folder(print)
 
 
 @pytest.mark.usefixtures("no_engine")

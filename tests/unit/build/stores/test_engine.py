@@ -236,10 +236,10 @@ def test_images_of_a_version_are_listed(engine, docker):
         (f"t:{TAG}", "a", False),
         (f"t:v1-c-{'1' * 12}", "c", True),
     ]
-    assert docker.components(f"t:{TAG}") == {"dockerfile": "x"}
-    assert docker.components(f"t:v1-b-{'1' * 12}") == {}
-    assert docker.source(f"t:{TAG}", local=False) is None
-    assert docker.source("t:another", local=True) is None
+    assert docker.get_components(f"t:{TAG}") == {"dockerfile": "x"}
+    assert docker.get_components(f"t:v1-b-{'1' * 12}") == {}
+    assert docker.find_source(f"t:{TAG}", local=False) is None
+    assert docker.find_source("t:another", local=True) is None
 
 
 def test_base_is_held_under_its_own_name_during_builds(engine, docker):
@@ -339,10 +339,10 @@ def test_base_built_by_the_matrix_is_held_too(engine, docker):
     docker.list_variants("t", "v1")
     engine.responses["POST", "/tag"] = 201, b""
     tell(engine, "GET", f"/images/t:{TAG}/json", {"Id": OTHER})
-    assert docker.source(f"t:{TAG}", local=True) == docker.pin_by_digest(f"t:{TAG}", OTHER)
+    assert docker.find_source(f"t:{TAG}", local=True) == docker.pin_by_digest(f"t:{TAG}", OTHER)
     tell(engine, "GET", f"/images/t:{TAG}/json", {"Id": DIGEST})
     with pytest.raises(TagMovedError, match="is now another image"):
-        docker.source(f"t:{TAG}", local=True)
+        docker.find_source(f"t:{TAG}", local=True)
     engine.answer = lambda _: {}
 
 
