@@ -135,7 +135,7 @@ def _write_for(hosts: Sequence[Path], folder: Path, drivers: str | None, cuda: S
                 shutil.copyfile(source, folder / name)
         files.write_output(folder / "matrix.yaml", text.encode())
     print_info(
-        f"wrote {folder / 'matrix.yaml'}: {format_count(len(cells.points), 'cell')} for {cells.served} of "
+        f"wrote {folder / 'matrix.yaml'}: {format_count(len(cells.points), 'cell')} for {cells.served_count} of "
         f"{format_count(len(fleet), 'host')}"
     )
     for reason in reasons:

@@ -42,7 +42,7 @@ def command(
             return stack.enter_context(EngineStore())
 
         def resolve(name: str) -> str:
-            return engine().newest(name) if upgrade else engine().resolve(name)
+            return engine().resolve_newest(name) if upgrade else engine().resolve(name)
 
         against = PlanContext(
             resolve=resolve,

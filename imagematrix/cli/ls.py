@@ -190,7 +190,7 @@ def _upgrade(catalog: Catalog, before: str, policy: Path | None, *, json: bool) 
     document = weights.to_json()
     document["variants"] = [
         {**row, "from": one.pull if one else None, "replaces": one.reference if one else None}
-        for row, one in zip(weights.rows(), found, strict=True)
+        for row, one in zip(weights.list_rows(), found, strict=True)
     ]
     print_json(document)
 
@@ -206,7 +206,7 @@ def _print_sizes(weights: Sizes, upgrade: Sequence[str] = (), heading: str = "")
             *([format_megabytes(weight.pull)] if pull else []),
             *upgrade[row : row + 1],
         )
-        for row, (weight, adds) in enumerate(zip(weights.variants, weights.added(), strict=True))
+        for row, (weight, adds) in enumerate(zip(weights.variants, weights.compute_added(), strict=True))
     ]
     headings = [*(["to pull"] if pull else []), *([escape_text(heading)] if upgrade else [])]
     print_table(("reference", "size", "adds", *headings), rows)

@@ -74,7 +74,7 @@ def command(
     With --sign, the signatures are there before the version. COSIGN_PASSWORD is the password of KEY.
     """
     from imagematrix.build.matrix.expand import find_plain_pull_cells
-    from imagematrix.build.publish.publish import publish
+    from imagematrix.build.publish.publish import IndexSelection, publish
     from imagematrix.common.image_reference import split_version
     from imagematrix.images.oci.registry import Registry
 
@@ -90,16 +90,19 @@ def command(
     # --choose takes a reference, or only its tag.
     chosen = {reference.removeprefix(f"{image}:") for reference in choose or ()}
     kept_back = _push(image, version, chosen, needed)
+    selection = IndexSelection(
+        tags=chosen,
+        find_needed=needed.among if needed else None,
+        plain_pull=find_plain_pull_cells(*declared) if declared else {},
+    )
     with Registry(image) as registry:
         done = publish(
             registry,
             version,
             alias or (),
-            named=find_plain_pull_cells(*declared) if declared else {},
+            selection=selection,
             versions=frozenset(one.version for one in matrix.images if one.name == image) if matrix else (),
-            chosen=chosen,
             repair=repair,
-            needed=needed.among if needed else None,
             sign=make_signer(registry, key) if key else None,
         )
     unneeded = sorted({*done.unneeded, *kept_back})

@@ -87,13 +87,13 @@ def _show(report: TrimReport) -> None:
     rows = []
     for result in report.results:
         row = [escape_text(result.path), result.status.value, _targets(result.kept), _targets(result.dropped)]
-        row.append(f"{result.removed / MEGABYTE:.1f} of {format_megabytes(result.size)}")
+        row.append(f"{result.removed_size / MEGABYTE:.1f} of {format_megabytes(result.size)}")
         if report.dry_run:
             row.append("-" if result.compressed is None else format_megabytes(result.compressed))
         rows.append(row)
     if rows:
         print_table(columns, rows)
-    removed = sum(result.removed for result in report.results)
+    removed = sum(result.removed_size for result in report.results)
     verb = "would be removed" if report.dry_run else "removed"
     files = format_count(sum(bool(result.edits) for result in report.results), "file")
     print_info(f"{format_megabytes(removed)} {verb} from {files}, of {len(report.results)} with device code")

@@ -315,7 +315,7 @@ def _retire(versions: int, _: Path) -> Callable[[], object]:
     }
     tags = {tag(own): digests[key] for key, own in images.items()} | indexes
     tags |= {f"alias{number}": digest for number, digest in enumerate([*indexes.values()][::2])}
-    found = Inventory(tags=tags, items=items, published=published, pushed=pushed, named={}, attached={})
+    found = Inventory(tags=tags, items=items, published=published, pushed=pushed, aliases={}, attached={})
     return partial(plan_retirement, "t", found, Retention(keep=versions // 2))
 
 
@@ -328,7 +328,7 @@ def _retire_signatures(signatures: int, _: Path) -> Callable[[], object]:
         items={digest: RepositoryManifest(names=(), blobs={digest: 1}) for digest in (newest, image, *chain)},
         published={"v2": ()},
         pushed={tag(own): "v1"},
-        named={},
+        aliases={},
         attached=signed,
     )
 

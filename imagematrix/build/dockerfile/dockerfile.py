@@ -87,16 +87,18 @@ def find_last_base(dockerfile: str) -> str | None:
 
 
 def find_missing_sources(
-    dockerfile: str, complaint: Callable[[str], tuple[str, str] | None], targets: Collection[str] = ()
+    dockerfile: str, find_complaint: Callable[[str], tuple[str, str] | None], targets: Collection[str] = ()
 ) -> list[Fault]:
     """Return a fault for each path in the context that cannot be copied.
 
-    `complaint` returns what is wrong with a path, as it is written, and a remedy, or None. Stages that no
-    build needs do not count: it needs those of the last stage, and of the stages `targets`.
+    `find_complaint` returns what is wrong with a path, as it is written, and a remedy, or None. Stages that
+    no build needs do not count: it needs those of the last stage, and of the stages `targets`.
     """
     try:
         if all(
-            complaint(name.text) is None for step in parse_by_paragraph(dockerfile) for name in step.copied
+            find_complaint(name.text) is None
+            for step in parse_by_paragraph(dockerfile)
+            for name in step.copied
         ):
             return []
     except DockerfileError:  # of other instructions
@@ -104,7 +106,7 @@ def find_missing_sources(
     faults: list[Fault] = []
     for step in _find_needed_steps(parse_instructions(dockerfile)[0], targets):
         for name in step.copied:
-            problem = complaint(name.text)
+            problem = find_complaint(name.text)
             if problem and len(faults) < MOST:
                 faults.append(Fault(problem[0], name.at, problem[1]))
     return faults

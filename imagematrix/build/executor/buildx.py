@@ -139,7 +139,7 @@ class Buildx:
 
     def pin_by_digest(self, reference: str, digest: str) -> str | None:
         """Return the source of a base image with `digest`; None if its name is enough."""
-        current = self._docker.digest(reference)
+        current = self._docker.get_digest(reference)
         if self._builder is None and current == digest:
             return None
         if self._solver.is_elsewhere and digest in self._solver.list_digests(reference):
@@ -399,7 +399,7 @@ class Buildx:
         """Return the layers of a built image, the lowest first; see Builder."""
         if image.layout:
             return layout.LayoutImage(image.layout, image.digest).parts
-        return self._docker.parts(image.digest) or ()
+        return self._docker.list_parts(image.digest) or ()
 
     def _read_layers(self, folder: Path, digest: str) -> list[str]:
         images = (

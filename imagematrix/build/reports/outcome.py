@@ -85,25 +85,25 @@ def load_report(path: str | Path) -> Report:
 def parse_report(data: object, where: str) -> Report:
     """Return the document `data`; `where` names it in messages."""
     fields = json_documents.Fields(data, where)
-    planned = fields.text("schema") == plan.SCHEMA
-    if not planned:
+    is_plan = fields.text("schema") == plan.SCHEMA
+    if not is_plan:
         fields.schema(result.SCHEMA)
     if not fields.present("cells"):
         raise fields.fail("cells", "is missing")
     return Report(
         where=where,
         shard=fields.text_or_none("shard"),
-        outcomes=tuple(_parse_outcome(cell, where, planned=planned) for cell in fields.objects("cells")),
+        outcomes=tuple(_parse_outcome(cell, where, is_plan=is_plan) for cell in fields.objects("cells")),
         error=fields.text_or_none("error"),
         hosts=fields.object_or_none("for"),
     )
 
 
-def _parse_outcome(fields: json_documents.Fields, where: str, *, planned: bool) -> Outcome:
+def _parse_outcome(fields: json_documents.Fields, where: str, *, is_plan: bool) -> Outcome:
     status = fields.text("status")
     if status not in STATUSES:
         raise fields.fail("status", f"{status!r} is not one of {', '.join(STATUSES)}")
-    if planned and status == PlanStatus.UP_TO_DATE:
+    if is_plan and status == PlanStatus.UP_TO_DATE:
         status = PlanStatus.BUILD  # the plan looked into its own engine; the build job has another one
     test = fields.object_or_none("test")
     return Outcome(

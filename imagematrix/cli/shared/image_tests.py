@@ -98,7 +98,7 @@ class ContainerTester:
         misfit = self._select_variant(item, variant)
         if isinstance(misfit, str):  # before anything is loaded
             return _untested_result(misfit)
-        with transport.convert_errors(), self._engine.loaded(order, made) as image:
+        with transport.convert_errors(), self._engine.load_image(order, made) as image:
             own = record.replace(variant, reference=image, digest=None)
             return self._run(item, test, own, log, "nothing is tagged: mend the image or its test")
 

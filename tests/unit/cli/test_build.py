@@ -257,7 +257,7 @@ def test_lock_stays_if_a_registry_is_down(command, backend, tmp_path):
             raise EngineError("its registry cannot be reached", remedy="try again")
         return f"sha256:{'1' * 64}"
 
-    backend.newest = newest
+    backend.resolve_newest = newest
     result = command("lock", "--upgrade", "--json")
     assert (result.code, result.out) == (8, "")
     assert result.err == "imagematrix: its registry cannot be reached\n  try again\n"

@@ -31,7 +31,7 @@ class Docker(Double):
         if self.gone:
             raise EngineError("cannot reach the Docker engine")
 
-    def digest(self, _):
+    def get_digest(self, _):
         return DIGEST
 
     def find_pinned_digest(self, place):

@@ -341,7 +341,7 @@ def test_image_replaced_during_the_push_is_reported(remote, docker, make_image):
     one = make_image("a")
     docker.store(one.order, one.made)
     ids = iter([one.made.digest, "sha256:other"])
-    docker.image = lambda _: next(ids)
+    docker.get_image_id = lambda _: next(ids)
     with pytest.raises(TagMovedError, match="was replaced by another image during the push"):
         remote.adopt(one.order.reference)
 
@@ -599,7 +599,7 @@ def test_image_of_an_earlier_version_is_taken_over_without_its_layers(
     assert repository.tags[tag(order.labels)] == stored != before
     uploads = [request for request in server.requests if request.method == "POST"]
     assert len(uploads) == 1, "only the configuration"
-    entry = read_entry(remote.registry(image), tag(order.labels))
+    entry = read_entry(remote.open_registry(image), tag(order.labels))
     assert (entry.ours, entry.annotations[labels.VERSION]) == (True, "v2")
     other = RegistryStore(remote, Layers())
     assert other.find_earlier_versions(image, {"a": digest(b"1")})["a"] in (reference, order.reference)
@@ -618,7 +618,7 @@ def test_images_that_only_look_like_earlier_ones_are_not_taken_over(
         assert RegistryStore(remote, Layers()).find_earlier_versions(image, {cell: digest(b"1")}) == {}
     del repository.blobs[digest(b"two")]
     assert RegistryStore(remote, Layers()).find_earlier_versions(image, {"a": digest(b"1")}) == {}
-    assert remote.registry(image).digest(reference.rpartition(":")[2])
+    assert remote.open_registry(image).digest(reference.rpartition(":")[2])
 
 
 def test_image_built_on_an_earlier_one_is_not_taken_over(remote, repository, earlier, image, make_image):

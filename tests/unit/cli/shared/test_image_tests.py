@@ -76,7 +76,7 @@ class Engine(Double):
         self.loads = 0
 
     @contextlib.contextmanager
-    def loaded(self, order, made):  # noqa: ARG002
+    def load_image(self, order, made):  # noqa: ARG002
         self.loads += 1
         yield "sha256:loaded"
 
