@@ -7,7 +7,6 @@ of a Dockerfile without variables.
 from __future__ import annotations
 
 import re
-from functools import partial
 
 from imagematrix.build.dockerfile.instructions import (
     DockerfileError,
@@ -75,22 +74,22 @@ def _expand_word(text: str, values: Mapping[str, str | None]) -> str | None:
     quoted = QUOTED.fullmatch(text)
     if quoted and quoted[1] == "'":  # in which a variable is none
         return None if "$" in text else quoted[2]
+
+    def look_up(match: re.Match[str]) -> str:
+        name, operator, word = match[1] or match[2], match[3] or "", match[4] or ""
+        value = values.get(name)
+        if not name or (name in values and value is None):
+            raise _UnknownError
+        if BUILDKITS.fullmatch(name) or BY_PLATFORM.fullmatch(name):  # BuildKit itself gives them values
+            raise _UnknownError
+        is_set = bool(value) if operator.startswith(":") else value is not None
+        if operator.endswith("+"):
+            return word if is_set else ""
+        if not is_set and not operator:
+            raise _UnknownError
+        return value or "" if is_set else word
+
     try:
-        return VARIABLE.sub(partial(_look_up_variable, values), quoted[2] if quoted else text)
+        return VARIABLE.sub(look_up, quoted[2] if quoted else text)
     except _UnknownError:
         return None
-
-
-def _look_up_variable(values: Mapping[str, str | None], match: re.Match[str]) -> str:
-    name, operator, word = match[1] or match[2], match[3] or "", match[4] or ""
-    value = values.get(name)
-    if not name or (name in values and value is None):
-        raise _UnknownError
-    if BUILDKITS.fullmatch(name) or BY_PLATFORM.fullmatch(name):  # BuildKit itself gives them values
-        raise _UnknownError
-    is_set = bool(value) if operator.startswith(":") else value is not None
-    if operator.endswith("+"):
-        return word if is_set else ""
-    if not is_set and not operator:
-        raise _UnknownError
-    return value or "" if is_set else word

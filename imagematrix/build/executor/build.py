@@ -177,14 +177,18 @@ class _BuildRun:
         """
         self._cell_builder.prepare()
         outcomes: SimpleQueue[list[Result] | BaseException] = SimpleQueue()
+
         # An interrupt is raised in the main thread. If that happened while it held a lock of the pool, the
         # pool's threads would wait for the lock forever; a SimpleQueue has none.
-        thread = threading.Thread(
-            target=lambda: outcomes.put(self._catch_results(jobs)), name="pool", daemon=True
-        )
+        def run_pool() -> None:
+            try:
+                outcomes.put(self._collect_results(jobs))
+            except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+                outcomes.put(error)
+
         outcome = None
         try:
-            thread.start()
+            threading.Thread(target=run_pool, name="pool", daemon=True).start()
             # A signal that arrives while this thread hands over the interpreter, just before it waits, does
             # not wake it. So it wakes by itself.
             while outcome is None:
@@ -199,12 +203,6 @@ class _BuildRun:
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
-
-    def _catch_results(self, jobs: int) -> list[Result] | BaseException:
-        try:
-            return self._collect_results(jobs)
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
-            return error
 
     def _collect_results(self, jobs: int) -> list[Result]:
         leaders = order_by_new_stages({name: item.dockerfile for name, item in self._items.items()})
@@ -229,8 +227,8 @@ class _BuildRun:
                     futures |= {
                         pool.submit(self._build_after_needs, self._items[name], slots): name for name in ready
                     }
-                    done, _ = wait(futures, return_when=FIRST_COMPLETED)
-                    finished = {futures.pop(future): future.result() for future in done}
+                    completed, _ = wait(futures, return_when=FIRST_COMPLETED)
+                    finished = {futures.pop(future): future.result() for future in completed}
                     self._results |= finished
                     order.done(*finished)
             except BaseException:
@@ -280,7 +278,12 @@ class _BuildRun:
         except ImagematrixError as error:
             result = Result(item=item, status=BuildStatus.FAILED, error=error)
         except OSError as error:
-            result = Result(item=item, status=BuildStatus.FAILED, error=_system_error(error))
+            remedy = (
+                "free some space, or set TMPDIR to another folder" if error.errno == errno.ENOSPC else None
+            )
+            message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            build_error = BuildError(message, remedy=remedy)
+            result = Result(item=item, status=BuildStatus.FAILED, error=build_error)
         except Exception as error:  # noqa: BLE001 - an exception fails only its cell
             result = Result(item=item, status=BuildStatus.FAILED, error=_unexpected_error(error, log))
         seconds = time.monotonic() - begin
@@ -292,12 +295,6 @@ class _BuildRun:
             self._stopped = True
         self._reporter.on_finish(result)
         return result
-
-
-def _system_error(error: OSError) -> BuildError:
-    remedy = "free some space, or set TMPDIR to another folder" if error.errno == errno.ENOSPC else None
-    message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    return BuildError(message, remedy=remedy)
 
 
 def _unexpected_error(error: Exception, log: Path) -> ImagematrixError:

@@ -54,6 +54,13 @@ class _BuildLayout:
         names = blobs / "sha256"
         return cls(folder, Rewriter(names, int(identity.EPOCH)), layout.Blobs(names))
 
+    def list_layers(self, digest: str, *, is_index: bool) -> list[str]:
+        """Return the layers of an exported image, or of an index with attestations."""
+        if not is_index:
+            return list(layout.LayoutImage(self.folder, digest).archives)
+        images = layout.LayoutIndex(self.folder, digest).images
+        return [layer for image in images for layer in image.archives]
+
 
 class Buildx:
     """The Builder of `docker buildx`. Use it as a context manager.
@@ -242,13 +249,7 @@ class Buildx:
         options += ["--no-cache"] if no_cache else []
         prefixes = () if no_cache else order.shared_prefixes
         if not self.reproducible:
-            options += [f"--label={key}={value}" for key, value in sorted(order.labels.items())]
-            self._build_prefixes(prefixes, order.sources, log, on_step)
-            options += ["--output", "type=docker"]
-            metadata, _ = self._solver.solve_with_metadata(
-                options, order.dockerfile, order.sources, log, on_step
-            )
-            yield BuiltImage(digest=metadata["containerimage.config.digest"])
+            yield self._build_in_engine(options, order, prefixes, log, on_step)
             return
         with contextlib.ExitStack() as stack:
             build_layout = stack.enter_context(self._open_layout(unshared=order.unshared))
@@ -265,43 +266,60 @@ class Buildx:
 
             # Docker's classic store needs every layer with every image, so they are kept to the end.
             users = stack if self._docker.has_manifests else self._kept_layers
-            layers = self._read_layers(build_layout.folder, digest)
+            layers = build_layout.list_layers(digest, is_index=bool(self._attest))
             users.enter_context(build_layout.blobs.used(layers))
             for prefix in prefixes:
                 if unused := self._unused_layers.pop(prefix.name, None):
                     unused.close()
 
             # The base's layers stay as they are; the others are rewritten.
-            files = (
-                self.export_base_layers(base, order.sources, order.sibling_references, anew=order.unshared)
-                if base
-                else ()
-            )
-            kept = frozenset(f"sha256:{file.name}" for file in files)
-            if not order.unshared and not kept <= {*layers}:  # BuildKit has them in another form by now
+            sources, siblings = order.sources, order.sibling_references
+            files = self.export_base_layers(base, sources, siblings, anew=order.unshared) if base else ()
+            base_layers = frozenset(f"sha256:{file.name}" for file in files)
+            if not order.unshared and not base_layers <= {
+                *layers
+            }:  # BuildKit has another form of them by now
                 raise layout.MissingBlobError(base)
+            rewriter, attested = build_layout.rewriter, None
             if self._attest:
-                image, attested = build_layout.rewriter.rewrite_index(digest, kept, order.compression)
+                image_digest, attested = rewriter.rewrite_index(digest, base_layers, order.compression)
             else:
-                image, attested = build_layout.rewriter.rewrite_image(digest, kept, order.compression), None
-            users.enter_context(
-                build_layout.blobs.used(layout.LayoutImage(build_layout.folder, image).archives)
-            )
+                image_digest = rewriter.rewrite_image(digest, base_layers, order.compression)
+            rewritten_image = layout.LayoutImage(build_layout.folder, image_digest)
+            users.enter_context(build_layout.blobs.used(rewritten_image.archives))
             if self._docker.find_pinned_digest(order.sources.images.get(base or "", "")):
-                known |= kept
+                known |= base_layers
             yield BuiltImage(
-                digest=image,
+                digest=image_digest,
                 layout=build_layout.folder,
                 stored_layers=known,
                 attested=attested,
                 imported=imported or self._imported,
             )
             if self._build_cache:
-                rewritten = [layer for layer in layers if layer not in kept]
+                rewritten = [layer for layer in layers if layer not in base_layers]
                 self._build_cache.note_cell(
-                    order,
-                    [build_layout.rewriter.rewrite_layer(layer, order.compression) for layer in rewritten],
+                    order, [rewriter.rewrite_layer(layer, order.compression) for layer in rewritten]
                 )
+
+    def _build_in_engine(
+        self,
+        options: Sequence[str],
+        order: BuildRequest,
+        prefixes: Sequence[SharedPrefix],
+        log: TextIO,
+        on_step: Callable[[str], None],
+    ) -> BuiltImage:
+        """Build an order's image into the classic image store, with its labels but without its name."""
+        self._build_prefixes(prefixes, order.sources, log, on_step)
+        options = [
+            *options,
+            *(f"--label={key}={value}" for key, value in sorted(order.labels.items())),
+            "--output",
+            "type=docker",
+        ]
+        metadata, _ = self._solver.solve_with_metadata(options, order.dockerfile, order.sources, log, on_step)
+        return BuiltImage(digest=metadata["containerimage.config.digest"])
 
     def _build_with_caches(
         self,
@@ -400,14 +418,6 @@ class Buildx:
         if image.layout:
             return layout.LayoutImage(image.layout, image.digest).parts
         return self._docker.list_parts(image.digest) or ()
-
-    def _read_layers(self, folder: Path, digest: str) -> list[str]:
-        images = (
-            layout.LayoutIndex(folder, digest).images
-            if self._attest
-            else (layout.LayoutImage(folder, digest),)
-        )
-        return [layer for image in images for layer in image.archives]
 
     def _export_prefix(
         self,

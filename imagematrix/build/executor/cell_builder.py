@@ -95,7 +95,11 @@ class CellBuilder:
         self._layers = backend.layers
         self._tester = backend.tester
         self._verify = verify
-        self._compilers = Compilers(self._to_build, self._export)
+
+        def export(dockerfile: str, sources: BuildSources) -> dict[str, str]:
+            return self._builder.export(dockerfile, sources, self._shared_prefixes[dockerfile])
+
+        self._compilers = Compilers(self._to_build, export)
         self._built_images: dict[str, BuiltImage] = {}
         self._sibling_references = frozenset(item.reference for item in items)
         self._shared_prefixes = find_shared_prefixes(
@@ -144,9 +148,6 @@ class CellBuilder:
         for context in dict.fromkeys(item.cell.image.context for item in self._to_build):
             with contextlib.suppress(ImagematrixError, OSError):  # reported by its cells
                 self._snapshots.take(context)
-
-    def _export(self, dockerfile: str, sources: BuildSources) -> dict[str, str]:
-        return self._builder.export(dockerfile, sources, self._shared_prefixes[dockerfile])
 
     def query_compilers(self) -> None:
         """Query the CPU flags while the first images are built; their builds report the errors."""

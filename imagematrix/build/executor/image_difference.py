@@ -62,7 +62,7 @@ def compare_with_stored(stored: StoredImageInfo, image: LayoutImage) -> str | No
     mine = tuple(config["rootfs"]["diff_ids"])
     if stored.layers != mine:
         pairs = enumerate(itertools.zip_longest(stored.layers, mine), 1)
-        first = next(position for position, (one, other) in pairs if one != other)
+        first = next(position for position, (stored_layer, layer) in pairs if stored_layer != layer)
         raise BuildError(
             f"not reproducible: layer {first} of {len(mine)} is not that of the stored image {stored.digest}"
         )

@@ -31,7 +31,7 @@ from imagematrix.images.oci.mtimes import clamp_mtimes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping
     from typing import IO, Any
 
     from imagematrix.build.plan.protocols import BuiltImage
@@ -157,39 +157,52 @@ class Rewriter:
         """Rewrite a layer; raise BuildError. Raises MissingBlobError if its bytes have been removed."""
         return self._layers((exported, compression), partial(self._write_layer, exported, compression))
 
-    def rewrite_image(self, digest: str, kept: Container[str], compression: Compression) -> str:
+    def rewrite_image(self, digest: str, base_digests: Container[str], compression: Compression) -> str:
         """Rewrite the image with `digest` and return the new digest; raise BuildError.
 
-        The layers `kept`, those of its base, are not changed; the others get this `compression`. Raises
-        MissingBlobError if a needed layer has been removed.
+        The layers `base_digests`, those of its base, are not changed; the others get this `compression`.
+        Raises MissingBlobError if a needed layer has been removed.
         """
-        return self._write_image(digest, kept, compression)[digest]
+        return self._write_image(digest, base_digests, compression)[digest]
 
-    def rewrite_index(self, digest: str, kept: Container[str], compression: Compression) -> tuple[str, str]:
+    def rewrite_index(
+        self, digest: str, base_digests: Container[str], compression: Compression
+    ) -> tuple[str, str]:
         """Rewrite an image with attestations; return the new digests and the index of both; raise BuildError.
 
         The attestations then refer to the new image.
         """
         image = _find_attested_image(self._blobs.json(digest))
-        new_digests = self._write_image(image, kept, compression)
+        new_digests = self._write_image(image, base_digests, compression)
         return new_digests[image], self._blobs.put_index(digest, new_digests)
 
-    def _write_image(self, digest: str, kept: Container[str], compression: Compression) -> dict[str, str]:
+    def _write_image(
+        self, digest: str, base_digests: Container[str], compression: Compression
+    ) -> dict[str, str]:
         """Rewrite an image; return the new digests of its layers, its configuration and itself."""
         manifest = self._blobs.json(digest)
         config = self._blobs.json(manifest["config"]["digest"])
         new_digests = {}
         for position, layer in enumerate(manifest["layers"]):
             old = layer["digest"]
-            if old not in kept:
+            if old not in base_digests:
                 new = self.rewrite_layer(old, compression)
                 new_digests[old] = new.digest
                 kind = compression.media_type
                 manifest["layers"][position] = {"mediaType": kind, "digest": new.digest, "size": new.size}
                 config["rootfs"]["diff_ids"][position] = new.diff_id
-        base_layers = sum(layer["digest"] in kept for layer in manifest["layers"])
+
+        # The history of a base's layers stays, and then that of the steps that made layers. Releases of
+        # BuildKit word some of the others differently, such as EXPOSE, and the image's digest would depend on
+        # it. Their results are in the configuration.
+        base_layers = sum(layer["digest"] in base_digests for layer in manifest["layers"])
+        history, layers = [], 0
+        for entry in config.get("history", ()):
+            if layers < base_layers or not entry.get("empty_layer"):
+                history.append(entry)
+            layers += not entry.get("empty_layer")
         if "history" in config:
-            config["history"] = list(_filter_history(config["history"], base_layers))
+            config["history"] = history
         return new_digests | self._blobs.put_image(digest, manifest, config)
 
     def _write_layer(self, digest: str, compression: Compression) -> RewrittenLayer:
@@ -244,16 +257,3 @@ def _find_attested_image(index: Mapping[str, Any]) -> str:
         entry["digest"] for entry in index["manifests"] if ATTESTED not in entry.get("annotations", {})
     )
     return str(image)
-
-
-def _filter_history(history: Iterable[dict[str, Any]], base_layers: int) -> Iterator[dict[str, Any]]:
-    """Yield the history of a base's layers, `base_layers` in number, and then of the steps that made layers.
-
-    Releases of BuildKit word some of the others differently, such as EXPOSE, and the image's digest would
-    depend on it. Their results are in the configuration.
-    """
-    layers = 0
-    for entry in history:
-        if layers < base_layers or not entry.get("empty_layer"):
-            yield entry
-        layers += not entry.get("empty_layer")

@@ -59,7 +59,18 @@ class _NamedFile(io.FileIO):
 
 def excerpt_log(log: str | Path | None, error: str) -> str:
     """Return the text to show for a failed cell: the end of its log, with the error if the log lacks it."""
-    text, error = _trim_line(_read_last_lines(Path(log)) if log else ""), _trim_line(strip_escapes(error))
+    text = ""
+    try:
+        if log:
+            with Path(log).open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(max(0, size - KEPT))
+                text = file.read().decode(errors="replace")
+            # The first line is complete only if nothing was cut, or if it is the only one.
+            text = strip_escapes(text if size <= KEPT else text.partition("\n")[2] or text).strip("\n")
+    except OSError as log_error:
+        text = f"{log}: {log_error.strerror}"
+    text, error = _trim_line(text), _trim_line(strip_escapes(error))
     return text if error in text else f"{text}\n{error}".strip("\n")
 
 
@@ -72,16 +83,3 @@ def summarize_error(error: str) -> str:
 
 def _trim_line(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.expandtabs().split("\n"))
-
-
-def _read_last_lines(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - KEPT))
-            raw = file.read()
-    except OSError as error:
-        return f"{path}: {error.strerror}"
-    text = raw.decode(errors="replace")
-    # The first line is complete only if nothing was cut, or if it is the only one.
-    return strip_escapes(text if size <= KEPT else text.partition("\n")[2] or text).strip("\n")

@@ -30,14 +30,14 @@ K = TypeVar("K", bound="Hashable")
 
 
 def find_shared_prefixes(
-    images: Mapping[K, Recipe], others: Mapping[K, Recipe], *, parallelism: int
+    images: Mapping[K, Recipe], helpers: Mapping[K, Recipe], *, parallelism: int
 ) -> dict[K, tuple[SharedPrefix, ...]]:
-    """Return the prefixes to build before each of `images` and `others`, by their keys.
+    """Return the prefixes to build before each of `images` and `helpers`, by their keys.
 
-    As many images as `parallelism` says are built at a time. Their layers are exported, those of the others
-    not.
+    As many images as `parallelism` says are built at a time. Their layers are exported, those of the helpers,
+    such as compilers, not.
     """
-    recipes = {**images, **others}
+    recipes = {**images, **helpers}
     steps = {key: _index_by_digest(list_build_steps(recipe)) for key, recipe in recipes.items()}
     times = Counter(chain.from_iterable(steps.values()))
     min_images = 2 * len(images) / parallelism  # so many that two of them are built at a time, on average

@@ -12,7 +12,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping as Versions
 
-    from imagematrix.build.matrix.document import Node
 
 NUMBER = re.compile(r"[0-9]+")
 ANCHOR = re.compile(r"&\S+\s+")  # before a scalar
@@ -50,7 +49,11 @@ def replace_versions(text: str, versions: Versions[str, str], where: str) -> str
     lines = text.splitlines(keepends=True)
     changes: dict[tuple[int, int], tuple[str, str]] = {}
     for name, version in versions.items():
-        node = _find_version(root, name)
+        node = root
+        for key in ("images", name, "version"):
+            assert isinstance(node, Mapping)  # noqa: S101 - the matrix is valid; for the type checker
+            node = node.entries[key][1]
+        assert isinstance(node, Scalar)  # noqa: S101 - likewise
         mark, change = (node.mark.line, node.mark.column), (str(node.text), version)
         if changes.setdefault(mark, change) != change:
             raise UsageError(f"{where}:{mark[0]}:{mark[1]}: several images share this version")
@@ -65,13 +68,3 @@ def replace_versions(text: str, versions: Versions[str, str], where: str) -> str
             )
         lines[line - 1] = f"{content[:start]}{new}{content[start + len(old) :]}"
     return "".join(lines)
-
-
-def _find_version(root: Node, name: str) -> Scalar:
-    """Return the version of an image in a valid matrix."""
-    node = root
-    for key in ("images", name, "version"):
-        assert isinstance(node, Mapping)  # noqa: S101 - the matrix is valid; for the type checker
-        node = node.entries[key][1]
-    assert isinstance(node, Scalar)  # noqa: S101 - likewise
-    return node

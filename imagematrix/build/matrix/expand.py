@@ -50,8 +50,8 @@ def expand_matrix(matrix: Matrix) -> Expansion:
     one cell for each platform.
     """
     points = list(_generate_points(matrix.axes))
-    kept, dropped = _apply_excludes(matrix, points)
-    merged = _apply_includes(matrix, kept)
+    kept_points, dropped = _apply_excludes(matrix, points)
+    merged = _apply_includes(matrix, kept_points)
     cells = []
     excluded = []
     for image in matrix.images:
@@ -154,7 +154,7 @@ def _generate_points(axes: Mapping[str, Sequence[str]]) -> Iterator[dict[str, st
 def _apply_excludes(
     matrix: Matrix, points: list[dict[str, str]]
 ) -> tuple[list[dict[str, str]], list[tuple[dict[str, str], Exclude]]]:
-    kept = []
+    kept_points = []
     dropped = []
     counts = dict.fromkeys(range(len(matrix.exclude)), 0)
     for point in points:
@@ -164,20 +164,18 @@ def _apply_excludes(
                 dropped.append((point, rule))
                 break
         else:
-            kept.append(point)
+            kept_points.append(point)
     unused = [matrix.exclude[index] for index, count in counts.items() if not count]
-    if unused:
-        raise MatrixError(
-            str(matrix.path), [_make_unused_problem(rule, points) for rule in unused], matrix.text
-        )
-    return kept, dropped
-
-
-def _make_unused_problem(rule: Exclude, points: list[dict[str, str]]) -> Problem:
-    matches = rule.matches.items()
-    is_shadowed = any(all(point.get(axis) in allowed for axis, allowed in matches) for point in points)
-    message = "drops nothing: earlier rules drop all it matches" if is_shadowed else "matches no cell"
-    return Problem(f"this exclude rule {message}", rule.mark, "remove it, or correct its conditions")
+    problems = []
+    for rule in unused:
+        matches = rule.matches.items()
+        is_shadowed = any(all(point.get(axis) in allowed for axis, allowed in matches) for point in points)
+        message = "drops nothing: earlier rules drop all it matches" if is_shadowed else "matches no cell"
+        remedy = "remove it, or correct its conditions"
+        problems.append(Problem(f"this exclude rule {message}", rule.mark, remedy))
+    if problems:
+        raise MatrixError(str(matrix.path), problems, matrix.text)
+    return kept_points, dropped
 
 
 def _apply_includes(

@@ -49,7 +49,8 @@ def find_unseen_flags(cell: Cell) -> frozenset[str]:
     return flags - cpuid.list_visible_flags(cell.facts.get_arch(march))
 
 
-def _explain_toolkit_target(cell: Cell) -> str | None:
+def explain_toolkit_target(cell: Cell) -> str | None:
+    """Return that no code for the cell's GPUs can be made with its CUDA release, or None."""
     compute = cell.axes.get("compute")
     targets = cell.facts.get_targets(cell.cuda) if cell.cuda else None
     if compute is None or not targets or device_code.make_target(compute) in targets:
@@ -60,7 +61,8 @@ def _explain_toolkit_target(cell: Cell) -> str | None:
     return f"CUDA {cell.cuda} cannot target compute capability {compute} (sm_{target}); {span} can"
 
 
-def _explain_driver_cuda(cell: Cell) -> str | None:
+def explain_driver_cuda(cell: Cell) -> str | None:
+    """Return that the driver in the image is too old for its CUDA release, or None."""
     driver = cell.driver
     if driver is None or driver == HOST_DRIVER or cell.cuda is None:
         return None
@@ -73,14 +75,16 @@ def _explain_driver_cuda(cell: Cell) -> str | None:
     return f"driver {driver} is too old for CUDA {cell.cuda}, which needs {lowest}"
 
 
-def _explain_march_platform(cell: Cell) -> str | None:
+def explain_march_platform(cell: Cell) -> str | None:
+    """Return that the march is for another architecture than the platform's, or None."""
     march = cell.axes.get("march")
     if march is None or cell.facts.get_arch(march) == ARCHES[cell.platform]:
         return None
     return f"march {march} is for {cell.facts.get_arch(march)}, not for {cell.platform}"
 
 
-def _explain_march_compiler(cell: Cell) -> str | None:
+def explain_march_compiler(cell: Cell) -> str | None:
+    """Return that the compiler that the matrix states does not know the march, or None."""
     march, compiler = cell.axes.get("march"), cell.properties.get("compiler")
     supported = marches.list_known_names(compiler) if compiler else None
     if march is None or supported is None or march in supported:
@@ -92,8 +96,8 @@ def _explain_march_compiler(cell: Cell) -> str | None:
 
 # Each returns why a cell cannot work, or None if it can as far as this rule knows.
 RULES = {
-    "toolkit-target": _explain_toolkit_target,
-    "driver-cuda": _explain_driver_cuda,
-    "march-platform": _explain_march_platform,
-    "march-compiler": _explain_march_compiler,
+    "toolkit-target": explain_toolkit_target,
+    "driver-cuda": explain_driver_cuda,
+    "march-platform": explain_march_platform,
+    "march-compiler": explain_march_compiler,
 }

@@ -146,7 +146,11 @@ def read_index_settings(folder: Path, environment: Mapping[str, str]) -> IndexSe
     pip_extra = environment.get("PIP_EXTRA_INDEX_URL", "").split() or pip.extra
 
     def list_addresses(*values: str | None) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(_strip_index_name(value, environment) for value in values if value))
+        addresses = []
+        for value in filter(None, values):
+            match = NAMED.fullmatch(value)
+            addresses.append(_add_login(match[1], match[2], environment) if match else value)
+        return tuple(dict.fromkeys(addresses))
 
     extra = (*pip_extra, *itertools.chain(*more))
     trusted: set[Origin] = set()
@@ -230,12 +234,6 @@ def _read_uv_tables(environment: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         return
     for path in (_find_config_home(environment) / "uv/uv.toml", Path("/etc/uv/uv.toml")):
         yield _read_toml(path) or {}
-
-
-def _strip_index_name(text: str, environment: Mapping[str, str]) -> str:
-    """Return the address in uv's NAME=URL, with the login of that name."""
-    match = NAMED.fullmatch(text)
-    return _add_login(match[1], match[2], environment) if match else text
 
 
 def _add_login(name: str, url: str, environment: Mapping[str, str]) -> str:

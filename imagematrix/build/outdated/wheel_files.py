@@ -55,18 +55,16 @@ def parse_file_list(body: bytes, url: str) -> list[WheelFile]:
         page.close()
         return [file for fields in page.files if (file := _parse_file(*fields))]
     fields = json_documents.Fields(json_documents.parse_json(body, url), url)
-    return [
-        file
-        for entry in fields.objects("files")
-        if (
-            file := _parse_file(
-                entry.text("filename"),
-                entry.named_texts("hashes").get("sha256"),
-                _parse_yanked(entry.data.get("yanked")),
-                entry.text_or_none("requires-python") or "",
-            )
-        )
-    ]
+    files = []
+    for entry in fields.objects("files"):
+        yanked = entry.data.get("yanked")  # true, or the reason (PEP 592)
+        reason = (yanked if isinstance(yanked, str) else "")[:REASON] if yanked else None
+        sha256 = entry.named_texts("hashes").get("sha256")
+        python = entry.text_or_none("requires-python") or ""
+        file = _parse_file(entry.text("filename"), sha256, reason, python)
+        if file:
+            files.append(file)
+    return files
 
 
 class _SimplePage(HTMLParser):
@@ -85,11 +83,6 @@ class _SimplePage(HTMLParser):
             yanked = (attributes["data-yanked"] or "") if "data-yanked" in attributes else None
             python = attributes.get("data-requires-python") or ""
             self.files.append((name, sha256 and sha256[1], yanked and yanked[:REASON], python))
-
-
-def _parse_yanked(value: object) -> str | None:
-    """Return the reason, or None if a file was not yanked (PEP 592: true, or a string)."""
-    return (value if isinstance(value, str) else "")[:REASON] if value else None
 
 
 def _parse_file(name: str, sha256: str | None, yanked: str | None, python: str) -> WheelFile | None:

@@ -139,19 +139,19 @@ class _CopiedLocks:
             for word in match[1].split()[:-1]:
                 path = context / word.lstrip("/")
                 if path not in self._texts:
-                    self._texts[path] = _read_lock(path, context)
+                    self._texts[path] = self._read(path, context)
                 text = self._texts[path]
                 if text is not None:
                     yield text
 
-
-def _read_lock(path: Path, context: Path) -> str | None:
-    """Return the text of a lock in a context; None if the path is not one."""
-    with contextlib.suppress(OSError, ValueError):
-        real = path.resolve()
-        if real.is_relative_to(context.resolve()) and real.is_file() and real.stat().st_size <= LARGEST:
-            return real.read_bytes().decode(errors="replace")
-    return None
+    @staticmethod
+    def _read(path: Path, context: Path) -> str | None:
+        """Return the text of a lock in a context; None if the path is not one."""
+        with contextlib.suppress(OSError, ValueError):
+            real = path.resolve()
+            if real.is_relative_to(context.resolve()) and real.is_file() and real.stat().st_size <= LARGEST:
+                return real.read_bytes().decode(errors="replace")
+        return None
 
 
 def _parse_requirements(dockerfile: str, indexes: Indexes) -> Iterator[LockedWheel]:
@@ -176,7 +176,14 @@ def _judge_wheel(judged: _JudgedWheel, target: WheelTarget | None) -> tuple[str 
     newest = _find_newest(judged, target)
     if newest is None:
         return None, "the index has no final release of it that could be installed"
-    yank = _describe_yank(judged)
+    # The index may have yanked the locked release, or files of it.
+    yank = None
+    yanked = [file for file in judged.locked_files or judged.release_files if file.yanked is not None]
+    if yanked:
+        is_whole_release = all(file.yanked is not None for file in judged.release_files)
+        what = "the locked release" if is_whole_release else yanked[0].name
+        yank = f"{what} was yanked{f' ({yanked[0].yanked})' if yanked[0].yanked else ''}"
+
     better = _find_better_file(judged, target)
     # Local versions, such as `+cu128`, do not count.
     locked = _parse_version(judged.wheel.version)
@@ -201,16 +208,6 @@ def _find_newest(judged: _JudgedWheel, target: WheelTarget | None) -> Version | 
     same_local = [version for version in versions if locked and version.local == locked.local]
     without_local = [version for version in versions if not version.local]
     return max(same_local or without_local or versions, default=None)
-
-
-def _describe_yank(judged: _JudgedWheel) -> str | None:
-    """Return how the index yanked the locked release or files of it; None if it did not."""
-    yanked = [file for file in judged.locked_files or judged.release_files if file.yanked is not None]
-    if not yanked:
-        return None
-    is_whole_release = all(file.yanked is not None for file in judged.release_files)
-    what = "the locked release" if is_whole_release else yanked[0].name
-    return f"{what} was yanked{f' ({yanked[0].yanked})' if yanked[0].yanked else ''}"
 
 
 def _find_better_file(judged: _JudgedWheel, target: WheelTarget | None) -> tuple[str, str] | None:

@@ -87,8 +87,10 @@ class BuildInputs:
 
     def require_known(self, images: Sequence[Image]) -> None:
         """Raise UsageError if an input is declared by no image, or an argument has no value."""
+        secrets = [name for image in images for name in image.secrets]
+        secrets += [name for image in images if image.test for name in image.test.secrets]
         for option, inputs, declared in (
-            ("--secret", self.secrets, {name for image in images for name in _list_secrets(image)}),
+            ("--secret", self.secrets, {*secrets}),
             ("--ssh", self.ssh, {name for image in images for name in image.ssh}),
             ("--build-arg", self.args, {name for image in images for name, _ in image.build_args}),
         ):
@@ -128,11 +130,6 @@ def parse_build_inputs(
         args=dict(map(_parse_build_arg, args)),
         proxies=names,
     )
-
-
-def _list_secrets(image: Image) -> tuple[str, ...]:
-    """Return the ids of the secrets that an image, or its test, may use."""
-    return (*image.secrets, *(image.test.secrets if image.test else ()))
 
 
 def _parse_secret(text: str) -> tuple[str, str]:

@@ -46,7 +46,12 @@ class ContextFiles:
             remedy = "name the folder with its files in matrix.yaml, such as context: src"
             return f"the image has no context, from which it takes {source}", remedy
         path = posixpath.normpath(f"/{source}").lstrip("/")
-        if not path or OPEN.search(source) or path in self.names or self._is_below_a_link(path):
+        if not path or OPEN.search(source) or path in self.names:
+            return None
+        # A build follows a link to find a path, perhaps to where it is.
+        parts = path.split("/")
+        folders = (f"{self._folder}/{'/'.join(parts[:end])}" for end in range(1, len(parts)))
+        if any(map(os.path.islink, folders)):
             return None
         if os.path.lexists(self._folder / path):
             message = f"{source} is there, but .dockerignore of the context excludes it"
@@ -62,9 +67,3 @@ class ContextFiles:
             or f"paths begin in the context, {self._folder}"
         )
         return f"{source} is not in the context", remedy
-
-    def _is_below_a_link(self, path: str) -> bool:
-        """Whether a build follows a link to find a path, perhaps to where it is."""
-        parts = path.split("/")
-        folders = (f"{self._folder}/{'/'.join(parts[:end])}" for end in range(1, len(parts)))
-        return any(map(os.path.islink, folders))

@@ -122,8 +122,8 @@ def _collect_files(folder: Path, version: str, arch: str, source: Path | str) ->
                 queue.append(file)
     if missing:
         lost = {name.partition(".so")[0] for name in missing}
-        others = sorted(name for name in present if name.partition(".so")[0] in lost)
-        has = f"; it has {shorten_words(others, SHOWN, more=', …')}" if others else ""
+        other_versions = sorted(name for name in present if name.partition(".so")[0] in lost)
+        has = f"; it has {shorten_words(other_versions, SHOWN, more=', …')}" if other_versions else ""
         raise UsageError(
             f"the driver {version} in {source} is not complete: it lacks {', '.join(sorted(missing))}{has}",
             remedy="name NVIDIA's installer instead, or copy the files from a node with this driver",

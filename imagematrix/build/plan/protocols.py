@@ -61,8 +61,8 @@ class BuildSources:
         replaces it: the same inputs would give two images.
         """
         images = self.images.items()
-        named = {name: where.removeprefix(IMAGE) for name, where in images if where.startswith(IMAGE)}
-        return replace_images(dockerfile, named)
+        references = {name: where.removeprefix(IMAGE) for name, where in images if where.startswith(IMAGE)}
+        return replace_images(dockerfile, references)
 
     def restore_names(self, text: str) -> str:
         """Return a builder's output with the names of images as the Dockerfile has them."""
@@ -191,7 +191,7 @@ class Builder(Protocol):
         """
         ...
 
-    def list_parts(self, made: BuiltImage) -> tuple[SizedLayer, ...]:
+    def list_parts(self, image: BuiltImage) -> tuple[SizedLayer, ...]:
         """Return the layers of a built image, the lowest first.
 
         Their sizes are those in a registry, or uncompressed ones without a layout.

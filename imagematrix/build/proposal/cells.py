@@ -73,7 +73,11 @@ class ProposedCells:
             del values["platform"]
         if values["cuda"] == {NO_CUDA}:
             del values["cuda"]
-        return {axis: tuple(sorted(words, key=_make_order_key)) for axis, words in values.items() if words}
+
+        def make_order_key(value: str) -> tuple[bool, tuple[Any, ...]]:
+            return value != NO_CUDA, versions.make_natural_key(value)
+
+        return {axis: tuple(sorted(words, key=make_order_key)) for axis, words in values.items() if words}
 
     @property
     def served_count(self) -> int:
@@ -111,7 +115,12 @@ def propose_cells(hosts: Mapping[str, Host], *, releases: Sequence[str] = ()) ->
     Raises UsageError if a release is unknown, or if no host can be served.
     """
     for name in releases:
-        _require_known_release(name)
+        complaint = axis_values.check_value("cuda", name, MatrixFacts())
+        if complaint or not (row := cuda.get_release(name)) or not row.targets:
+            toolkits = [release for release, row in cuda.load_releases().items() if row.targets]
+            remedy = suggest_nearest(name, toolkits) or f"the tables have {toolkits[0]} to {toolkits[-1]}"
+            raise UsageError(f"unknown CUDA release {name!r}", remedy=remedy)
+
     fleet = group_by_hardware(hosts, Selector(_make_catalog(()), keep=len(hosts)).explain)
     possible = {id(kind): _find_suiting_cells(kind, releases) for kind in fleet}
     chosen = _choose_releases(fleet, possible)
@@ -124,14 +133,6 @@ def propose_cells(hosts: Mapping[str, Host], *, releases: Sequence[str] = ()) ->
         else:
             misses.append((_find_nearest_miss(kind, releases), kind.hosts))
     return ProposedCells(suited=tuple(suited), unserved=group_unserved(misses), stated=tuple(releases))
-
-
-def _require_known_release(name: str) -> None:
-    complaint = axis_values.check_value("cuda", name, MatrixFacts())
-    if complaint or not (row := cuda.get_release(name)) or not row.targets:
-        toolkits = [release for release, row in cuda.load_releases().items() if row.targets]
-        remedy = suggest_nearest(name, toolkits) or f"the tables have {toolkits[0]} to {toolkits[-1]}"
-        raise UsageError(f"unknown CUDA release {name!r}", remedy=remedy)
 
 
 def _make_catalog(cells: Iterable[Cell]) -> Catalog:
@@ -170,8 +171,8 @@ def _find_nearest_miss(kind: HardwareKind, releases: Sequence[str]) -> Miss:
     reasons = [infeasible for infeasible in verdicts if infeasible]
     if reasons and not feasible:
         # Of a release with code for the GPUs, the oldest one is nearest.
-        others = [reason for reason in reasons if reason.rule != "toolkit-target"]
-        return Miss(why=(others[-1] if others else reasons[0]).why, remedy=None)
+        other_reasons = [reason for reason in reasons if reason.rule != "toolkit-target"]
+        return Miss(why=(other_reasons[-1] if other_reasons else reasons[0]).why, remedy=None)
     miss = Selector(_make_catalog(feasible)).explain(kind.sample).miss
     assert miss is not None  # noqa: S101 - one that fits would suit; for the type checker
     return replace(miss, nearest=None)
@@ -253,7 +254,3 @@ def _choose_releases(fleet: Iterable[HardwareKind], possible: Mapping[int, Seque
         for hosts, names in unserved:
             counts.update(dict.fromkeys(names, hosts))
         chosen.add(max(counts, key=lambda name: (counts[name], versions.make_sort_key(name))))
-
-
-def _make_order_key(value: str) -> tuple[bool, tuple[Any, ...]]:
-    return value != NO_CUDA, versions.make_natural_key(value)

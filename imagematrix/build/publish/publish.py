@@ -234,8 +234,8 @@ def _require_movable(registry: Registry, alias: str, versions: Collection[str]) 
     ):
         raise TagMovedError(f"{name} is a version, and versions never move", remedy=remedy)
     if manifest and not entries:
-        found = f"{name} is {manifest.digest}, an index of another tool, not an alias"
-        raise TagMovedError(found, remedy=f"{remedy}, or delete the tag")
+        message = f"{name} is {manifest.digest}, an index of another tool, not an alias"
+        raise TagMovedError(message, remedy=f"{remedy}, or delete the tag")
 
 
 def _find_lost(name: str, survey: VersionSurvey, *, repair: bool) -> set[str]:

@@ -13,7 +13,6 @@ import hashlib
 import io
 import json
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -58,24 +57,24 @@ def sign_manifests(registry: Registry, key: SigningKey, digests: Iterable[str]) 
 
     Signatures by other keys stay. Raises EngineError if the registry refuses.
     """
-    with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
-        return sum(pool.map(partial(_sign_manifest, registry, key), dict.fromkeys(digests)))
-
-
-def _sign_manifest(registry: Registry, key: SigningKey, digest: str) -> bool:
     name = get_identity(registry.name)
     required = Requirement(keys=(key.public,), aliases=frozenset(), identity=name)
-    try:
-        prove_signature(RepositorySource(registry), registry.name, digest, required)
-    except SignatureError:
-        # The tag last: once it is there, so is the bundle.
-        _push_bundle(registry, digest, _make_bundle(key, digest))
-        payload = make_payload(name, digest)
-        annotations = {SIGNATURE: _encode_base64(key.sign(payload))}
-        descriptor = {**_push_blob(registry, payload, PAYLOAD), "annotations": annotations}
-        add_signatures(registry, digest, [descriptor])
-        return True
-    return False
+
+    def sign_manifest(digest: str) -> bool:
+        try:
+            prove_signature(RepositorySource(registry), registry.name, digest, required)
+        except SignatureError:
+            # The tag last: once it is there, so is the bundle.
+            _push_bundle(registry, digest, _make_bundle(key, digest))
+            payload = make_payload(name, digest)
+            annotations = {SIGNATURE: _encode_base64(key.sign(payload))}
+            descriptor = {**_push_blob(registry, payload, PAYLOAD), "annotations": annotations}
+            add_signatures(registry, digest, [descriptor])
+            return True
+        return False
+
+    with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
+        return sum(pool.map(sign_manifest, dict.fromkeys(digests)))
 
 
 def add_signatures(registry: Registry, digest: str, new: Iterable[Mapping[str, object]]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 from imagematrix.build.publish.publish import IndexSelection, publish
 from imagematrix.build.publish.sign import add_referrer, add_signatures, read_referrers_tag
@@ -177,16 +176,16 @@ class _VersionCopier:
                 self._copy_blob(blob.digest)
 
     def _copy_blob(self, digest: str) -> None:
-        self._blobs(digest, partial(self._copy_missing_blob, digest))
+        def copy() -> None:
+            if self._target.has_blob(digest):
+                return
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                with self._source.open(digest) as stream:
+                    hashed = HashedStream(stream)
+                    shutil.copyfileobj(hashed, file, PIECE)
+                if digest != hashed.digest:
+                    raise EngineError(f"{self._source.name}@{digest} has other content than its digest says")
+                file.seek(0)
+                self._target.push_blob(digest, file)
 
-    def _copy_missing_blob(self, digest: str) -> None:
-        if self._target.has_blob(digest):
-            return
-        with tempfile.TemporaryFile(dir=self._folder) as file:
-            with self._source.open(digest) as stream:
-                hashed = HashedStream(stream)
-                shutil.copyfileobj(hashed, file, PIECE)
-            if digest != hashed.digest:
-                raise EngineError(f"{self._source.name}@{digest} has other content than its digest says")
-            file.seek(0)
-            self._target.push_blob(digest, file)
+        self._blobs(digest, copy)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from typing import Any
 
-    import docker
-
     from imagematrix.build.retire.retention import Retention, RetentionDecision
     from imagematrix.images.engine.transport import Transport
 
@@ -174,17 +172,14 @@ def apply_pruning(
     if resurvey().removals != plan.removals:
         raise EngineError("the images changed meanwhile: nothing was removed", remedy="run this again")
     with contextlib.ExitStack() as stack:
-        if remove is None:
-            client = stack.enter_context(contextlib.closing(transport.open_client()))
-            remove = partial(_remove_from_engine, client)
+        client = None if remove else stack.enter_context(contextlib.closing(transport.open_client()))
         for image in plan.removals:
-            remove(image)
+            if remove:
+                remove(image)
+            if client:
+                for name in image.names:
+                    images.remove_image(name, client)
             on_removed(image)
-
-
-def _remove_from_engine(client: docker.DockerClient, image: PruneCandidate) -> None:
-    for name in image.names:
-        images.remove_image(name, client)
 
 
 def _parse_candidate(entry: object, over: Transport) -> tuple[PruneCandidate, Mapping[str, Any]] | None:

@@ -270,12 +270,12 @@ def _find_unnamed(inventory: Inventory, leaving: set[str]) -> tuple[set[str], se
         # Only what new tags lead to may have lost its last name, so that a chain is looked at once.
         below = inventory.compute_closure([inventory.tags[tag] for tag in new], beside=removed)
         outside = removed | below
-        named = (
+        named_digests = (
             digest
             for digest in below
             if tag_counts[digest] or not outside.issuperset(holders.get(digest, ()))
         )
-        unnamed = below - inventory.compute_closure(named)
+        unnamed = below - inventory.compute_closure(named_digests)
         removed |= unnamed
         new = {tag for digest in unnamed for tag in attached.get(digest, ())} - tags
     return removed, tags

@@ -25,7 +25,7 @@ from imagematrix.images.oci.parts import SizedLayer, read_history_layers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import docker
@@ -53,7 +53,7 @@ class EngineStore:
     def __init__(self) -> None:
         # An unreachable engine is reported immediately; docker-py is loaded later.
         self._connection = None if transport.is_responding() else transport.open_client()
-        self._lasting: Tagger | None = None
+        self._tagger: Tagger | None = None
         self._temporary: TemporaryNames | None = None
         self._connecting = threading.RLock()  # of the three
         self._components: dict[str, Mapping[str, str]] = {}
@@ -90,12 +90,6 @@ class EngineStore:
     @cached_property
     def _info(self) -> dict[str, Any]:
         return system.get_info(self._transport)
-
-    @property
-    def _tagger(self) -> Tagger:
-        with self._connecting:
-            self._lasting = self._lasting or Tagger(self._client)
-            return self._lasting
 
     @property
     def _temporary_names(self) -> TemporaryNames:
@@ -310,7 +304,9 @@ class EngineStore:
         TagMovedError if it has tagged one of other inputs.
         """
         with transport.convert_errors(), self.load_image(order, made) as image:
-            existing = self._tagger.tag_image(order, image)
+            with self._connecting:
+                tagger = self._tagger = self._tagger or Tagger(self._client)
+            existing = tagger.tag_image(order, image)
         self._ids[order.reference] = existing or made.digest
         return existing or made.digest
 
@@ -367,7 +363,13 @@ class EngineStore:
             # containerd reads one archive at a time; another one is retried seconds later. Unpacking then
             # runs in parallel, which pays off for large layers.
             sent.enter_context(self._sending)
-            archive = self._stream_archive(image, name, layers, sent.close if large else lambda: None)
+
+            def stream_archive() -> Iterator[bytes]:
+                yield from image.archive(name, layers)
+                if large:
+                    sent.close()
+
+            archive = stream_archive()
             try:
                 answers = self._client.api.load_image(archive)
                 errors = [answer["error"] for answer in answers if "error" in answer]
@@ -378,13 +380,6 @@ class EngineStore:
         if errors:
             raise EngineError(f"the Docker engine rejected {reference}: {errors[0]}")
         return True
-
-    @staticmethod
-    def _stream_archive(
-        image: layout.LayoutImage, name: str, layers: Sequence[str], sent: Callable[[], None]
-    ) -> Iterator[bytes]:
-        yield from image.archive(name, layers)
-        sent()
 
     def adopt(self, reference: str) -> str:
         """Return the digest of a present image."""
@@ -404,18 +399,15 @@ class EngineStore:
         Docker does not retry transient errors of the registry, such as one while another client pushes the
         same blob (see oci.Registry.push_manifest). So the push is repeated; it continues where it stopped.
         """
-        attempt = 1
-        while error := self._try_push(reference):
+        repository, _, tag = reference.rpartition(":")
+        for attempt in range(1, TRIES + 1):
+            with transport.convert_errors():
+                answers = self._client.api.push(repository, tag=tag, stream=True, decode=True)
+                error = next((str(answer["error"]) for answer in answers if "error" in answer), None)
+            if not error:
+                return
             if attempt == TRIES or not TRANSIENT.search(error):
                 zstd = self.get_components(reference).get("compression", "").startswith("zstd")
                 remedy = GZIP_REMEDY if zstd and "manifest" in error else None
                 raise EngineError(f"{reference} was not pushed: {error}", remedy=remedy)
             time.sleep(PAUSE * 2 ** (attempt - 1))
-            attempt += 1
-
-    def _try_push(self, reference: str) -> str | None:
-        """Push an image once, and return the error of docker, if any."""
-        repository, _, tag = reference.rpartition(":")
-        with transport.convert_errors():
-            answers = self._client.api.push(repository, tag=tag, stream=True, decode=True)
-            return next((str(answer["error"]) for answer in answers if "error" in answer), None)

@@ -118,11 +118,11 @@ class RepositoryReader(Registry):
         referrers = dict(inventory.referrers)
         with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
             for digest in digests:
-                found = self.referrers(digest)
-                if found is None:  # it does not tell of any
+                names = self.referrers(digest)
+                if names is None:  # it does not tell of any
                     break
-                referrers[digest] = tuple(found)
-                self._read_items(pool, found)
+                referrers[digest] = tuple(names)
+                self._read_items(pool, names)
         return replace(inventory, items=dict(self._items), referrers=referrers)
 
     def _find_owner(self, tag: str) -> str | None:
@@ -146,25 +146,24 @@ class RepositoryReader(Registry):
         if manifest is None or manifest.media_type not in INDEXES:
             return None, ()
         try:
-            found = image_index.require_intact(manifest, f"{self.name}:{tag}")
+            index = image_index.require_intact(manifest, f"{self.name}:{tag}")
         except TagMovedError:  # another tool's, which is not ours to remove
             return None, ()
-        return found.annotations.get(labels.VERSION), found.entries
+        return index.annotations.get(labels.VERSION), index.entries
 
     def _read_items(self, pool: ThreadPoolExecutor, digests: Iterable[str]) -> None:
         """Read the manifests with these digests, and those that they name."""
         unread = set(digests)
         while unread := unread - self._items.keys():
             manifests = list(filter(None, pool.map(self.manifest, sorted(unread))))
-            self._items |= {manifest.digest: _parse_manifest(manifest, self.name) for manifest in manifests}
+            for manifest in manifests:
+                document = parse_manifest(manifest.raw, f"{self.name}@{manifest.digest}", Descriptor)
+                names: tuple[str, ...] = ()
+                blobs = {manifest.digest: len(manifest.raw)}
+                if isinstance(document, ImageIndex):
+                    names = tuple(entry.digest for entry in document.entries)
+                else:
+                    descriptors = (document.config, *(document.layers or ()))
+                    blobs |= {blob.digest: blob.size for blob in descriptors if blob and not blob.foreign}
+                self._items[manifest.digest] = RepositoryManifest(names=names, blobs=blobs)
             unread = {name for manifest in manifests for name in self._items[manifest.digest].names}
-
-
-def _parse_manifest(manifest: Manifest, where: str) -> RepositoryManifest:
-    document = parse_manifest(manifest.raw, f"{where}@{manifest.digest}", Descriptor)
-    blobs = {manifest.digest: len(manifest.raw)}
-    if isinstance(document, ImageIndex):
-        return RepositoryManifest(names=tuple(entry.digest for entry in document.entries), blobs=blobs)
-    descriptors = (document.config, *(document.layers or ()))
-    blobs |= {blob.digest: blob.size for blob in descriptors if blob and not blob.foreign}
-    return RepositoryManifest(names=(), blobs=blobs)

@@ -288,10 +288,10 @@ class RegistryStore:
         stem = tag.rpartition("-")[0]  # the version and the cell
         rivals = [rival for rival in registry.tags() if rival.rpartition("-")[0] == stem and rival != tag]
         images = {rival: read_entry(registry, rival) for rival in rivals}
-        others = sorted(
+        conflicting = sorted(
             rival for rival, image in images.items() if image and image.ours and image.tag == rival
         )
-        if not others:
+        if not conflicting:
             return
         version = tag.partition("-")[0]
         entries = image_index.read_published(registry.manifest(version), registry.name, version)
@@ -303,7 +303,7 @@ class RegistryStore:
             "this image is withdrawn" if withdrawn else "the registry does not allow this image to be deleted"
         )
         raise TagMovedError(
-            f"{reference}: this cell was also pushed from other inputs: {', '.join(others)}; {ours}",
+            f"{reference}: this cell was also pushed from other inputs: {', '.join(conflicting)}; {ours}",
             remedy="build from the same inputs, or raise the version; "
             f"`imagematrix publish {quote_word(f'{registry.name}:{version}')} --choose TAG` "
             "selects one of them",
@@ -419,9 +419,9 @@ def survey_version(
     published = registry.manifest(version)
     entries = image_index.read_published(published, registry.name, version)
     with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
-        kept = pool.map(lambda entry: exists(entry.digest), entries)
+        exist = pool.map(lambda entry: exists(entry.digest), entries)
         tags = [tag for tag in registry.tags() if tag.startswith(f"{version}-")]
-        lost = frozenset(entry.digest for entry, is_kept in zip(entries, kept, strict=True) if not is_kept)
+        lost = frozenset(entry.digest for entry, is_kept in zip(entries, exist, strict=True) if not is_kept)
         listed = tuple(entry for entry in entries if entry.ours)
         by_tag = {entry.tag: entry for entry in listed if entry.digest not in lost}
         lost_by_tag = {entry.tag: entry for entry in listed if entry.digest in lost}

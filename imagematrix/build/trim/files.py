@@ -103,7 +103,7 @@ def replace_files(
     `status` is the status of the source when it was read; raises UsageError if the source has changed since.
     In place, the owner is kept, too.
     """
-    first, *others = names
+    first, *other_names = names
     if first.source == first.target:
         for folder in {name.target.parent for name in names}:
             _remove_stale_files(folder)
@@ -120,11 +120,11 @@ def replace_files(
         # As late as possible: a change after this check would be lost.
         if read_stamp(first.source) != make_stamp(status):
             raise UsageError(f"{first.source} changed while it was read", remedy="run the command again")
-        for other in others:
-            with _open_temporary(other.target.parent) as (_, link):
+        for other_name in other_names:
+            with _open_temporary(other_name.target.parent) as (_, link):
                 link.unlink()
                 link.hardlink_to(temporary)
-                link.replace(other.target)
+                link.replace(other_name.target)
         temporary.replace(first.target)
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from imagematrix.build.trim.edits import Edit
     from imagematrix.build.trim.rules import Rules
-    from imagematrix.build.trim.wheel import Examine
 
     Measure = Callable[[Iterable[bytes]], int]
 
@@ -86,13 +85,12 @@ def trim(
     recorded: list[str] = []
     results: list[FileResult] = []
     linked: list[str] = []
-    examine = partial(_examine_window, rules, measure)
     try:
         if not dry_run:
             listing.create()
         try:
             for names in listing.files:
-                with _open_examined(names[0].source, examine) as examined:
+                with _open_examined(names[0].source, rules, measure) as examined:
                     results += examined.results
                     if any(result.status in DONE for result in examined.results):
                         trimmed.update({name.target: bool(examined.write) for name in names})
@@ -125,7 +123,14 @@ class _Examined:
 
 
 @contextlib.contextmanager
-def _open_examined(path: Path, examine: Examine) -> Iterator[_Examined]:
+def _open_examined(path: Path, rules: Rules, measure: Measure | None) -> Iterator[_Examined]:
+    def examine(name: str, window: Window) -> FileResult | None:
+        result = examine_file(name, window, rules)
+        if measure and result and result.edits:
+            removed_bytes = edits.read_removed_bytes(window, result.edits)
+            return dataclasses.replace(result, compressed=measure(removed_bytes))
+        return result
+
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         window = Window(file, 0, status.st_size)
@@ -142,13 +147,6 @@ def _open_examined(path: Path, examine: Examine) -> Iterator[_Examined]:
             results=[result] if result else [],
             write=partial(_write_edited, window, result.edits) if result and result.edits else None,
         )
-
-
-def _examine_window(rules: Rules, measure: Measure | None, path: str, window: Window) -> FileResult | None:
-    result = examine_file(path, window, rules)
-    if measure and result and result.edits:
-        return dataclasses.replace(result, compressed=measure(edits.read_removed_bytes(window, result.edits)))
-    return result
 
 
 def _write_file(names: Sequence[PathPair], examined: _Examined) -> None:
