@@ -184,7 +184,7 @@ def with_environment(dockerfile: str, environment: Mapping[str, str]) -> str:
 
     The values are plain words. Raises DockerfileError if the last instruction is not complete.
     """
-    last = next((line for line in _lines_from_end(dockerfile) if not is_blank_or_comment(line)), "")
+    last = next((line for line in _read_lines_backwards(dockerfile) if not is_blank_or_comment(line)), "")
     if GOES_ON.search(last):
         message = "the Dockerfile has a last instruction that goes on"
         fault = Fault(message, dockerfile.rindex(last), "remove the backslash at its end")
@@ -193,7 +193,7 @@ def with_environment(dockerfile: str, environment: Mapping[str, str]) -> str:
     return f"{dockerfile.rstrip()}\n\nENV {words}\n"
 
 
-def _lines_from_end(text: str) -> Iterator[str]:
+def _read_lines_backwards(text: str) -> Iterator[str]:
     """Yield the lines that `splitlines` returns, the last first; some empty lines are missing.
 
     A reader of the last lines does not split a long Dockerfile as a whole.

@@ -95,7 +95,7 @@ class Fault:
     at: int
     remedy: str
 
-    def mark(self, dockerfile: str) -> Mark:
+    def locate(self, dockerfile: str) -> Mark:
         """Return its line and column in the Dockerfile."""
         before = dockerfile[: self.at]
         return Mark(before.count("\n") + 1, self.at - before.rfind("\n"))
@@ -106,7 +106,7 @@ class DockerfileError(UsageError):
 
     def __init__(self, dockerfile: str, faults: Iterable[Fault]) -> None:
         ordered = sorted(faults, key=lambda fault: fault.at)
-        lines = (f"line {fault.mark(dockerfile).line}: {fault.message}" for fault in ordered)
+        lines = (f"line {fault.locate(dockerfile).line}: {fault.message}" for fault in ordered)
         super().__init__(*lines, remedy=ordered[0].remedy)
         self.dockerfile = dockerfile
         self.faults = tuple(ordered)
@@ -119,7 +119,7 @@ class _FaultyError(UsageError):
         super().__init__(message, remedy=remedy)
         self.where = where
 
-    def fault(self, raw: str, start: int) -> Fault:
+    def make_fault(self, raw: str, start: int) -> Fault:
         """Return the fault of an instruction with the text `raw` at the offset `start`."""
         begin = len(raw) - len(raw.lstrip(SPACE))
         at = raw.find(self.where) if self.where else begin
@@ -213,8 +213,10 @@ def _parse_part(text: str, *, whole: bool = True) -> _Part:
             start = begin
         line = (raw if parts else raw.lstrip(SPACE)).removesuffix("\r")
         if UNCLEAR.search(line):
-            unclear = _unreadable_error(f"a line that ends in two backslashes: {line}", "write it otherwise")
-            return _Part.from_results([*results, unclear.fault(raw, begin)], cut=False)
+            unclear = _make_unreadable_error(
+                f"a line that ends in two backslashes: {line}", "write it otherwise"
+            )
+            return _Part.from_results([*results, unclear.make_fault(raw, begin)], cut=False)
         ahead = GOES_ON.sub("", line)
         parts.append(ahead)
         if ahead != line:
@@ -223,7 +225,7 @@ def _parse_part(text: str, *, whole: bool = True) -> _Part:
         try:
             heredocs = _find_heredocs(instruction)
         except _FaultyError as error:
-            return _Part.from_results([*results, error.fault(text[start:offset], start)], cut=False)
+            return _Part.from_results([*results, error.make_fault(text[start:offset], start)], cut=False)
         results.append(_parse_or_fault(instruction, text[start:offset], start))
         faults += isinstance(results[-1], Fault)
     if parts and whole:
@@ -236,7 +238,7 @@ def _parse_or_fault(text: str, raw: str, start: int) -> Instruction | Fault:
     try:
         return _parse_instruction(text, raw, start)
     except _FaultyError as error:
-        return error.fault(raw, start)
+        return error.make_fault(raw, start)
 
 
 def is_blank_or_comment(line: str) -> bool:
@@ -261,14 +263,16 @@ def _parse_instruction(text: str, raw: str, start: int) -> Instruction:
         return Instruction(start, command)
     if command != "from" and command not in WITH_HEREDOCS:
         remedy = suggest_nearest(word.upper(), INSTRUCTIONS, likeness=SLIP) or "see the Dockerfile reference"
-        raise _unreadable_error(f"{word!r}, which is not an instruction", remedy)
+        raise _make_unreadable_error(f"{word!r}, which is not an instruction", remedy)
     if command == "run" and "--" not in text:  # most instructions
         return Instruction(start, command)
     flags, arguments = _split_flags(arguments)
     if command == "from":
         words = BLANKS.split(arguments.strip(SPACE))
         if len(words) not in (1, 3) or not words[0] or (len(words) > 1 and words[1].lower() != "as"):
-            raise _unreadable_error(f"FROM {arguments}".strip(), "write FROM IMAGE, or FROM IMAGE AS NAME")
+            raise _make_unreadable_error(
+                f"FROM {arguments}".strip(), "write FROM IMAGE, or FROM IMAGE AS NAME"
+            )
         base = _parse_name(words[0], rf"(?<=\s)({re.escape(words[0])})(?=\s|\\|$)", raw, start)
         return Instruction(start, command, (base,), words[2].lower() if len(words) > 1 else "")
     if command == "add":
@@ -398,7 +402,7 @@ def _parse_name(name: str, pattern: str, raw: str, start: int, *, numbered: bool
     """Return a name with its offset; raise _FaultyError if it is not written plainly."""
     match = re.search(pattern, raw)
     if match is None or set(name) & set("\"'\\"):
-        raise _unreadable_error(f"the image {name} in a different spelling", "write its name unchanged")
+        raise _make_unreadable_error(f"the image {name} in a different spelling", "write its name unchanged")
     return Name(name, start + match.start(1), numbered)
 
 
@@ -440,7 +444,7 @@ def _find_heredocs(text: str) -> list[tuple[str, str]]:
     marks = [(word[2], split_words(word[3], raw=False)) for word in words if word]
     heredocs = [(dash, names[0]) for dash, names in marks if len(names) == 1]
     if heredocs and "${" in VARIABLE.sub("", text):
-        raise _unreadable_error(
+        raise _make_unreadable_error(
             f"a heredoc beside such a variable: {text}", "give the variable to another line"
         )
     return heredocs
@@ -455,7 +459,9 @@ def _is_json(arguments: str) -> bool:
     except (ValueError, RecursionError):
         return False
     if end < len(text) and "<<" in text:  # older releases read the list, newer ones a command
-        raise _unreadable_error(f"a heredoc after a list: {arguments}", "write the command without brackets")
+        raise _make_unreadable_error(
+            f"a heredoc after a list: {arguments}", "write the command without brackets"
+        )
     return all(isinstance(word, str) for word in value)
 
 
@@ -482,6 +488,6 @@ def split_words(text: str, *, raw: bool) -> list[str]:
     return [] if quote else [word for word in words if word]
 
 
-def _unreadable_error(what: str, remedy: str) -> _FaultyError:
+def _make_unreadable_error(what: str, remedy: str) -> _FaultyError:
     """Return the error for an instruction that cannot be parsed reliably, because it has `what`."""
     return _FaultyError(f"the Dockerfile has {what}", remedy)

@@ -100,7 +100,7 @@ class Renderer:
     def announce(self, cells: Iterable[Cell]) -> None:
         """Announce cells that will be rendered, roughly in this order."""
         for cell in cells:
-            key = _cell_key(cell)
+            key = _make_cell_key(cell)
             self._waiting.append((key, cell, {}))
             self._expected.add(key)
 
@@ -109,7 +109,7 @@ class Renderer:
 
         `look_up` returns the reference of another image of the same cell by its name.
         """
-        answer, images = self._request_answer(_cell_key(cell), cell, look_up)
+        answer, images = self._request_answer(_make_cell_key(cell), cell, look_up)
         if "error" in answer:
             if not answer.get("of_cell"):
                 raise UsageError(str(answer["error"]))
@@ -130,7 +130,7 @@ class Renderer:
 
         There are none if the template gives another text with the marks by which origins are found.
         """
-        answer, _ = self._request_answer(_cell_key(cell, origins=True), cell, look_up)
+        answer, _ = self._request_answer(_make_cell_key(cell, origins=True), cell, look_up)
         return (
             [(str(name), int(line)) for name, line in answer["origins"]] if answer.get("text") == text else []
         )
@@ -198,7 +198,7 @@ class Renderer:
         return ImagematrixError(f"{where}: the renderer exited with code {code}")
 
 
-def _cell_key(cell: Cell, *, origins: bool = False) -> Key:
+def _make_cell_key(cell: Cell, *, origins: bool = False) -> Key:
     return cell.image.name, cell.id, origins
 
 

@@ -59,7 +59,9 @@ def list_build_steps(recipe: Recipe) -> tuple[BuildStep, ...]:
     dockerfile = recipe.dockerfile
     steps = read_instructions(dockerfile)
     build_steps: list[BuildStep] = []
-    stages: dict[str, _Chain] = {"scratch": _Chain(_digest("scratch", recipe.platform))}  # by name and number
+    stages: dict[str, _Chain] = {
+        "scratch": _Chain(_hash_texts("scratch", recipe.platform))
+    }  # by name and number
     chain, stage, numbers, number, begin = stages["scratch"], "", count(), "", 0
     # A chain is what a stage has so far. Each instruction makes a new one, whose digest covers all above it,
     # so that two instructions have the same digest exactly if they, and all that they build on, are the same.
@@ -71,7 +73,7 @@ def list_build_steps(recipe: Recipe) -> tuple[BuildStep, ...]:
             image, begin = names[0], step.start
             stage, number = step.stage, str(next(numbers))
             builds = image.lower() not in stages
-            chain = _Chain(_digest(image, recipe.platform, *inputs)) if builds else stages[image.lower()]
+            chain = _Chain(_hash_texts(image, recipe.platform, *inputs)) if builds else stages[image.lower()]
             digest = image
         else:
             sources = [stages[name.lower()] for name in names if name.lower() in stages]
@@ -80,10 +82,10 @@ def list_build_steps(recipe: Recipe) -> tuple[BuildStep, ...]:
             inputs += [recipe.context] if step.copied else []
             inputs += [recipe.arguments] if step.command == "arg" else []
             text = _strip_comments(dockerfile[step.start : end])
-            digest = _digest(chain.whole, text, *inputs)
+            digest = _hash_texts(chain.whole, text, *inputs)
             below = chain.below
             if _is_independent(text):
-                link = _digest("link", recipe.platform, text, *inputs)
+                link = _hash_texts("link", recipe.platform, text, *inputs)
                 build_steps.append(BuildStep(link, "link", (), needs, begin, step.start, end))
                 below, needs = (*below, link), needs | {link}
             chain = _Chain(digest, below, chain.needs | needs)
@@ -132,5 +134,5 @@ def _strip_comments(text: str) -> str:
     return "\n".join(lines)
 
 
-def _digest(*texts: str) -> str:
+def _hash_texts(*texts: str) -> str:
     return hashlib.sha256(repr(texts).encode()).hexdigest()

@@ -66,7 +66,7 @@ def locate_faults(
     located = []
     rendered = dockerfile.split("\n")
     for fault in faults:
-        mark = fault.mark(dockerfile)
+        mark = fault.locate(dockerfile)
         if not origins:
             message = f"in line {mark.line} of a Dockerfile that it gives: {fault.message}"
             located.append(

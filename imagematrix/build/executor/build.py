@@ -72,7 +72,7 @@ def build(
     tester = backend.tester
     refused = plan.with_status(PlanStatus.REFUSED)
     if refused:
-        raise _tag_moved_error(refused)
+        raise _make_tag_moved_error(refused)
     failures = [
         Result(item=item, status=BuildStatus.FAILED, error=item.error)
         for item in plan.with_status(PlanStatus.FAILED)
@@ -107,7 +107,7 @@ def build(
     return sorted(results, key=lambda result: position[id(result.item)])
 
 
-def _tag_moved_error(refused: Sequence[Planned]) -> TagMovedError:
+def _make_tag_moved_error(refused: Sequence[Planned]) -> TagMovedError:
     name = make_item_namer(refused)
     conflicts = [(item, item.difference.reference) for item in refused if item.difference]
     lines = [
@@ -285,7 +285,7 @@ class _BuildRun:
             build_error = BuildError(message, remedy=remedy)
             result = Result(item=item, status=BuildStatus.FAILED, error=build_error)
         except Exception as error:  # noqa: BLE001 - an exception fails only its cell
-            result = Result(item=item, status=BuildStatus.FAILED, error=_unexpected_error(error, log))
+            result = Result(item=item, status=BuildStatus.FAILED, error=_log_unexpected_error(error, log))
         seconds = time.monotonic() - begin
         logged = os.path.isfile(log)  # noqa: PTH113 - pathlib raises OSError for some names
         result = replace(result, seconds=seconds, log=log if logged else None)
@@ -297,7 +297,7 @@ class _BuildRun:
         return result
 
 
-def _unexpected_error(error: Exception, log: Path) -> ImagematrixError:
+def _log_unexpected_error(error: Exception, log: Path) -> ImagematrixError:
     """Return the error for a bug in imagematrix, and write its traceback to the log."""
     with contextlib.suppress(OSError):
         log.parent.mkdir(parents=True, exist_ok=True)

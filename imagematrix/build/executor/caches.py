@@ -39,14 +39,14 @@ DONE = re.compile(r"#(\d+) DONE ")
 class CacheLocation:
     """A registry's repository or a folder with caches, as `docker buildx build` takes one.
 
-    `where` is the repository or the folder, `prefix` what its tags begin with, and `others` are the
+    `where` is the repository or the folder, `prefix` what its tags begin with, and `attributes` are the
     attributes that are passed on.
     """
 
     kind: str
     where: str
     prefix: str
-    others: Mapping[str, str]
+    attributes: Mapping[str, str]
 
     @classmethod
     def parse(cls, spec: str, option: str, *, for_reading: bool) -> CacheLocation:
@@ -72,7 +72,7 @@ class CacheLocation:
             location = reference.name
         if not for_reading:
             attributes = WHOLE | attributes
-        return cls(kind=kind, where=location, prefix=prefix, others=attributes)
+        return cls(kind=kind, where=location, prefix=prefix, attributes=attributes)
 
     def _make_tag(self, name: str) -> str:
         return f"{self.prefix}-{name}" if self.prefix else name
@@ -84,7 +84,7 @@ class CacheLocation:
             fields = {"type": REGISTRY, "ref": f"{self.where}:{tag}"}
         else:
             fields = {"type": LOCAL, FOLDERS[for_reading]: self.where, "tag": tag}
-        return format_attributes({**fields, **self.others})
+        return format_attributes({**fields, **self.attributes})
 
     def is_missing(self, name: str) -> bool:
         """Whether this is a folder without the cache called `name`, which would be an error of buildx."""

@@ -63,7 +63,7 @@ class Compilers:
         if compiler is None or compiler.known is None:
             return error
         option = item.cell.facts.get_option(item.cell.axes["march"])
-        return error if option in compiler.known else _unknown_flags_error(item, option)
+        return error if option in compiler.known else _make_unknown_flags_error(item, option)
 
     def is_querying(self, item: Planned) -> bool:
         """Whether the flags of `item` come from a compiler, which takes a build."""
@@ -85,7 +85,7 @@ class Compilers:
         option = item.cell.facts.get_option(march)
         macros = compiler.query_macros(sources).get(option)
         if macros is None:
-            raise _unknown_flags_error(item, option)
+            raise _make_unknown_flags_error(item, option)
         stated = item.cell.facts.get_flags(march) or frozenset()
         return marches.flags_from_macros(macros, ARCHES[item.cell.platform], march) | stated
 
@@ -138,7 +138,7 @@ class _Compiler:
         )
 
 
-def _unknown_flags_error(item: Planned, option: str) -> BuildError:
+def _make_unknown_flags_error(item: Planned, option: str) -> BuildError:
     return BuildError(
         f"the compiler of {item.cell.id} does not support {option}",
         remedy="exclude these cells, or use a base image with a newer compiler",

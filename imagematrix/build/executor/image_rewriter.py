@@ -59,16 +59,16 @@ class _BlobFolder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def path(self, digest: str) -> Path:
+    def get_path(self, digest: str) -> Path:
         return self._folder / digest.removeprefix("sha256:")
 
     def read(self, digest: str) -> bytes:
-        return self.path(digest).read_bytes()
+        return self.get_path(digest).read_bytes()
 
-    def size(self, digest: str) -> int:
-        return self.path(digest).stat().st_size
+    def get_size(self, digest: str) -> int:
+        return self.get_path(digest).stat().st_size
 
-    def json(self, digest: str) -> dict[str, Any]:
+    def read_json(self, digest: str) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(self.read(digest))
         return document
 
@@ -84,7 +84,7 @@ class _BlobFolder:
         """Write a changed image; return the new digests of configuration and image, by the old ones."""
         old_config = manifest["config"]["digest"]
         new_config = self.put_json(config)
-        manifest["config"] |= {"digest": new_config, "size": self.size(new_config)}
+        manifest["config"] |= {"digest": new_config, "size": self.get_size(new_config)}
         return {old_config: new_config, digest: self.put_json(manifest)}
 
     def put_index(self, digest: str, new_digests: Mapping[str, str]) -> str:
@@ -94,11 +94,11 @@ class _BlobFolder:
         attestations refer.
         """
         new_digests = dict(new_digests)
-        index = self.json(digest)
+        index = self.read_json(digest)
         image = _find_attested_image(index)
         for entry in index["manifests"]:
             if entry["digest"] != image:
-                manifest = self.json(entry["digest"])
+                manifest = self.read_json(entry["digest"])
                 for blob in (*manifest["layers"], manifest["config"], entry):
                     raw = self.read(blob["digest"])
                     for old, new in new_digests.items():  # of the same length
@@ -108,7 +108,7 @@ class _BlobFolder:
                     new_digests[blob["digest"]] = self.put(raw)
                 entry["annotations"][ATTESTED] = new_digests[image]
             entry["digest"] = new_digests[entry["digest"]]
-            entry["size"] = self.size(entry["digest"])
+            entry["size"] = self.get_size(entry["digest"])
         return self.put_json(index)
 
     @contextlib.contextmanager
@@ -133,7 +133,7 @@ class _BlobFolder:
         """Rename a written file to its digest, and return that."""
         file.seek(0)
         digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"  # type: ignore[arg-type]
-        Path(file.name).rename(self.path(digest))
+        Path(file.name).rename(self.get_path(digest))
         return digest
 
 
@@ -172,7 +172,7 @@ class Rewriter:
 
         The attestations then refer to the new image.
         """
-        image = _find_attested_image(self._blobs.json(digest))
+        image = _find_attested_image(self._blobs.read_json(digest))
         new_digests = self._write_image(image, base_digests, compression)
         return new_digests[image], self._blobs.put_index(digest, new_digests)
 
@@ -180,8 +180,8 @@ class Rewriter:
         self, digest: str, base_digests: Container[str], compression: Compression
     ) -> dict[str, str]:
         """Rewrite an image; return the new digests of its layers, its configuration and itself."""
-        manifest = self._blobs.json(digest)
-        config = self._blobs.json(manifest["config"]["digest"])
+        manifest = self._blobs.read_json(digest)
+        config = self._blobs.read_json(manifest["config"]["digest"])
         new_digests = {}
         for position, layer in enumerate(manifest["layers"]):
             old = layer["digest"]
@@ -215,7 +215,7 @@ class Rewriter:
 
         with (
             self._free,
-            require_blob(self._blobs.path(digest)).open("rb") as source,
+            require_blob(self._blobs.get_path(digest)).open("rb") as source,
             self._blobs.open_new() as target,
         ):
             try:
@@ -238,8 +238,8 @@ def label_image(image: BuiltImage, new_labels: Mapping[str, str]) -> BuiltImage:
     if image.layout is None:
         return image
     blobs = _BlobFolder((image.layout / "blobs" / "sha256").resolve())
-    manifest = blobs.json(image.digest)
-    config = blobs.json(manifest["config"]["digest"])
+    manifest = blobs.read_json(image.digest)
+    config = blobs.read_json(manifest["config"]["digest"])
     inner = config.setdefault("config", {})
     inner["Labels"] = {**(inner.get("Labels") or {}), **new_labels}
     inner["Labels"][CONTENT] = hash_content(config)

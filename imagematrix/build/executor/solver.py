@@ -89,7 +89,7 @@ class Solver:
         if "no builder" in process.stderr:
             raise UsageError(f"builder {self._builder!r} not found", remedy="see `docker buildx ls`")
         if process.returncode:
-            raise _broken_engine_error(process.stderr)
+            raise _make_broken_engine_error(process.stderr)
         return bool(ENGINE_DRIVER.search(process.stdout))
 
     def list_digests(self, reference: str) -> str:
@@ -222,13 +222,13 @@ def _find_buildx() -> str:
     except OSError as error:
         raise system.make_start_error(error) from error
     except subprocess.CalledProcessError as error:
-        raise _broken_engine_error(error.stderr) from error
+        raise _make_broken_engine_error(error.stderr) from error
     buildx = next((plugin for plugin in plugins if plugin["Name"] == "buildx"), {})
     if "Err" in buildx or "Path" not in buildx:
-        raise _broken_engine_error(str(buildx.get("Err", "docker has no such plugin")))
+        raise _make_broken_engine_error(str(buildx.get("Err", "docker has no such plugin")))
     return str(buildx["Path"])
 
 
-def _broken_engine_error(output: str) -> EngineError:
+def _make_broken_engine_error(output: str) -> EngineError:
     remedy = "install it: the package is docker-buildx or docker-buildx-plugin"
     return EngineError(f"docker buildx does not work: {make_headline(output)}", remedy=remedy)

@@ -119,7 +119,7 @@ def create_state_folder(state: Path) -> None:
 
 def record_listing(state: Path, listing: Listing) -> None:
     """Store a listing in the folder `state`, so that a later plan can name changed files."""
-    path = _listing_path(state, listing.digest)
+    path = _locate_listing(state, listing.digest)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(listing.raw)
@@ -128,7 +128,7 @@ def record_listing(state: Path, listing: Listing) -> None:
 def load_listing(state: Path, digest: str) -> Listing | None:
     """Return the listing with this digest, if the folder `state` has an intact one."""
     try:
-        raw = _listing_path(state, digest).read_bytes()
+        raw = _locate_listing(state, digest).read_bytes()
     except (OSError, ValueError):
         return None
     if compute_digest(raw) != digest:
@@ -137,7 +137,7 @@ def load_listing(state: Path, digest: str) -> Listing | None:
     return Listing({path: (mode, file_digest) for mode, file_digest, path in lines})
 
 
-def _listing_path(state: Path, digest: str) -> Path:
+def _locate_listing(state: Path, digest: str) -> Path:
     return state / "contexts" / Path(digest.removeprefix("sha256:")).name
 
 

@@ -44,8 +44,8 @@ def fetch_file(address: str, expected: str | None, on_progress: Callable[[str], 
     folder = files.get_cache_folder("drivers")
     if folder is None:
         raise UsageError(f"there is no folder for {address}", remedy="set XDG_CACHE_HOME")
-    if expected and _cached_path(folder, expected).is_file():
-        return _cached_path(folder, expected), expected
+    if expected and _locate_download(folder, expected).is_file():
+        return _locate_download(folder, expected), expected
     import requests
 
     try:
@@ -77,8 +77,8 @@ class _Download:
         call_with_retries(self._inspect_content, self._make_failure)
         name = hashlib.sha256(f"{self._address}\n{self._validator}".encode()).hexdigest()
         with _open_exclusively(folder / f"part-{name}") as part:
-            if expected and _cached_path(folder, expected).is_file():  # by another process, meanwhile
-                return _cached_path(folder, expected), expected
+            if expected and _locate_download(folder, expected).is_file():  # by another process, meanwhile
+                return _locate_download(folder, expected), expected
             if not self._validator:  # there is no telling whether it is a part of this content
                 part.truncate(0)
             begin = part.seek(0, os.SEEK_END)
@@ -94,7 +94,7 @@ class _Download:
                     f"{self._address} has another content: {digest}, not {expected}",
                     remedy="if NVIDIA has replaced the file, run `imagematrix lock --upgrade`",
                 )
-            return path.rename(_cached_path(folder, digest)), digest
+            return path.rename(_locate_download(folder, digest)), digest
 
     def _inspect_content(self) -> None:
         """Note size and validator of the content that the server has now."""
@@ -169,7 +169,7 @@ def _read_validator(answer: requests.Response) -> str:
     return etag if etag and not etag.startswith("W/") else answer.headers.get("Last-Modified", "")
 
 
-def _cached_path(folder: Path, digest: str) -> Path:
+def _locate_download(folder: Path, digest: str) -> Path:
     return folder / f"{digest.removeprefix('sha256:')}.download"
 
 

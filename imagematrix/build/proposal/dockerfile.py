@@ -115,7 +115,7 @@ def convert_dockerfile(
     conversion.find_axes(steps)
     plain = with_bases_written_out(text, {})
     faults = [*dockerfiles.find_faults(plain), *dockerfiles.find_missing_sources(plain, find_complaint)]
-    remarks = [Remark(fault.mark(plain).line, fault.message, fault.remedy) for fault in faults]
+    remarks = [Remark(fault.locate(plain).line, fault.message, fault.remedy) for fault in faults]
     axes = conversion.axes or {"march": BASELINE}
     properties = {"cuda": {"cuda_version": conversion.release}} if conversion.release else {}
     if "march" in axes and not any(step.stage == STAGE for step in steps):

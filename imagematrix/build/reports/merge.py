@@ -107,28 +107,28 @@ def merge_reports(reports: Iterable[Report]) -> MergedReport:
     )
 
 
-def _find_contradictions(first: Outcome, other: Outcome) -> list[str]:
-    statuses = {first.status, other.status}
+def _find_contradictions(first: Outcome, second: Outcome) -> list[str]:
+    statuses = {first.status, second.status}
     if DropStatus.UNNEEDED in statuses and statuses.isdisjoint(
         [*OPEN, DropStatus.EXCLUDED, DropStatus.INFEASIBLE]
     ):
         pairs = []  # what was built may have shown that hosts need the cell
-    elif first.status in DROPPED or other.status in DROPPED:
-        pairs = [(first.status, other.status)] if first.status != other.status else []
-    elif first.status in OPEN or other.status in OPEN:
+    elif first.status in DROPPED or second.status in DROPPED:
+        pairs = [(first.status, second.status)] if first.status != second.status else []
+    elif first.status in OPEN or second.status in OPEN:
         # A report decides only about the cells of its own shard; other shards may have other base images.
         pairs = []
     else:
         pairs = (
-            [(f"input {first.input}", f"input {other.input}")]
-            if _is_different(first.input, other.input)
+            [(f"input {first.input}", f"input {second.input}")]
+            if _is_different(first.input, second.input)
             else []
         )
-        if _is_different(first.digest, other.digest):
-            differ = _is_different(first.libzstd, other.libzstd)
-            pairs.append((_describe_build(first, libzstd=differ), _describe_build(other, libzstd=differ)))
+        if _is_different(first.digest, second.digest):
+            differ = _is_different(first.libzstd, second.libzstd)
+            pairs.append((_describe_build(first, libzstd=differ), _describe_build(second, libzstd=differ)))
     return [
-        f"{_format_reference(first)}: {left} in {first.where}, {right} in {other.where}"
+        f"{_format_reference(first)}: {left} in {first.where}, {right} in {second.where}"
         for left, right in pairs
     ]
 
