@@ -193,23 +193,17 @@ class Buildx:
         if not self.reproducible:
             return ()
         key = base, sources.images.get(base), sources.platform, anew
-        return self._base_layers(
-            key,
-            lambda: (
-                (not anew and self._find_known_base(base, sources, sibling_references))
-                or self._export_base(base, sources)
-            ),
-        )
 
-    def _find_known_base(
-        self, base: str, sources: BuildSources, sibling_references: Collection[str]
-    ) -> tuple[Path, ...]:
-        """Return the layer files of `base`, without bytes, if an earlier command has read its layers."""
-        name, earlier = self._find_immovable_name(base, sources), self._build_cache
-        if name is None or earlier is None:
-            return ()
-        layers = partial(earlier.find_base_layers, name, sources.images[base], sibling_references)
-        return self._known_bases(name, lambda: tuple(map(self._shared.blobs.hollow, layers())))
+        def find_or_export() -> tuple[Path, ...]:
+            name, build_cache = self._find_immovable_name(base, sources), self._build_cache
+            files: tuple[Path, ...] = ()
+            if not anew and name and build_cache:
+                # Files without bytes, if an earlier command has read the layers.
+                layers = partial(build_cache.find_base_layers, name, sources.images[base], sibling_references)
+                files = self._known_bases(name, lambda: tuple(map(self._shared.blobs.hollow, layers())))
+            return files or self._export_base(base, sources)
+
+        return self._base_layers(key, find_or_export)
 
     def _find_known_layers(self, order: BuildRequest) -> frozenset[str]:
         """Return the digests of layers that the store has from the last build of an order's cell.

@@ -38,6 +38,9 @@ def find_shared_prefixes(
     such as compilers, not.
     """
     recipes = {**images, **helpers}
+    # Three kinds of steps are built first. Images differ on top of some: those branch. Others are layers that
+    # most images have: those are exported as well. And a RUN that would have to wait for one of these without
+    # building on it need not wait, so it is started with them.
     steps = {key: _index_by_digest(list_build_steps(recipe)) for key, recipe in recipes.items()}
     times = Counter(chain.from_iterable(steps.values()))
     min_images = 2 * len(images) / parallelism  # so many that two of them are built at a time, on average

@@ -15,7 +15,7 @@ import shutil
 import stat
 import tempfile
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from imagematrix.build.plan import dockerignore
@@ -159,7 +159,7 @@ class Snapshots:
 
     def take(self, context: Path | None) -> Path:
         """Return the snapshot of a context; raise BuildError if its files differ from the plan."""
-        return self._snapshots(context, lambda: self._copy_context(context))
+        return self._snapshots(context, partial(self._copy_context, context))
 
     def require_unchanged(self, context: Path | None) -> None:
         """Raise BuildError if the snapshot of a context was written to."""

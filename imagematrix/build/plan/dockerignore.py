@@ -107,20 +107,21 @@ def _compile_pattern(text: str) -> _Pattern:
     if not VALID.fullmatch(path):
         remedy = "close each [ with ], and write \\[ or \\\\ for the character itself"
         raise UsageError(f"{text!r} in .dockerignore is not a valid pattern", remedy=remedy)
+    wildcard = None
     try:
-        wildcard = Wildcard(_split_pattern(path)) if wildcard_match else None
+        if wildcard_match and path.startswith("**") and not WILD.search(path, 2) and path[2:3] != "/":
+            # A suffix, while all other ** stand for whole folders.
+            wildcard = Wildcard([ANY, *map(re.escape, path[2:])])
+        elif wildcard_match:
+            words = WORD.findall(path)
+            wildcard = Wildcard(
+                [_compile_word(word, last=at == len(words)) for at, word in enumerate(words, 1)]
+            )
     except (re.error, ValueError) as error:
         raise UsageError(f"{text!r} in .dockerignore is not a valid pattern: {error}") from error
     return _Pattern(
         wildcard=wildcard, back=is_negated, start=path[: wildcard_match.start()] if wildcard_match else path
     )
-
-
-def _split_pattern(pattern: str) -> list[str]:
-    if pattern.startswith("**") and not WILD.search(pattern, 2) and pattern[2:3] != "/":
-        return [ANY, *map(re.escape, pattern[2:])]  # a suffix, while all other ** stand for whole folders
-    words = WORD.findall(pattern)
-    return [_compile_word(word, last=index == len(words)) for index, word in enumerate(words, 1)]
 
 
 def _compile_word(word: str, *, last: bool) -> str:

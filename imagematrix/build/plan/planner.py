@@ -240,6 +240,10 @@ class _Planner:
         return self._planned[key]
 
     def _plan_from_template(self, cell: Cell) -> Planned:
+        """Return what a build would do for a cell.
+
+        An error that concerns only some cells makes them FAILED; whatever is known of them by then stays.
+        """
         rendered = self._render_dockerfile(cell)
         names = [name for name in rendered.images if name not in (program.CONTEXT, driver.CONTEXT)]
         item = Planned(

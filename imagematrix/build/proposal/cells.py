@@ -122,7 +122,15 @@ def propose_cells(hosts: Mapping[str, Host], *, releases: Sequence[str] = ()) ->
             raise UsageError(f"unknown CUDA release {name!r}", remedy=remedy)
 
     fleet = group_by_hardware(hosts, Selector(_make_catalog(()), keep=len(hosts)).explain)
-    possible = {id(kind): _find_suiting_cells(kind, releases) for kind in fleet}
+    # The feasible cells that fit each kind of hardware, with its best march and one driver.
+    possible: dict[int, list[Cell]] = {}
+    for kind in fleet:
+        feasible = [cell for cell in _generate_cells(kind, releases) if not find_infeasibility(cell)]
+        catalog = _make_catalog(feasible)
+        fits = Selector(catalog).explain(kind.sample).fits
+        pairs = zip(catalog.variants, feasible, strict=True)
+        fitting = [cell for variant, cell in pairs if variant.reference in fits]
+        possible[id(kind)] = [cell for cell in fitting if cell.driver == fitting[0].driver]
     chosen = _choose_releases(fleet, possible)
     suited, misses = [], []
     for kind in fleet:
@@ -142,16 +150,6 @@ def _make_catalog(cells: Iterable[Cell]) -> Catalog:
 def _make_cell(**axes: str) -> Cell:
     image = Image(name="matrix", version="v1", template="")
     return Cell(image=image, axes=axes, properties={"compiler": COMPILER})
-
-
-def _find_suiting_cells(kind: HardwareKind, releases: Sequence[str]) -> list[Cell]:
-    """Return the feasible cells that fit a kind of hardware, with its best march and one driver."""
-    cells = [cell for cell in _generate_cells(kind, releases) if not find_infeasibility(cell)]
-    catalog = _make_catalog(cells)
-    fits = Selector(catalog).explain(kind.sample).fits
-    pairs = zip(catalog.variants, cells, strict=True)
-    fitting = [cell for variant, cell in pairs if variant.reference in fits]
-    return [cell for cell in fitting if cell.driver == fitting[0].driver]
 
 
 def _find_nearest_miss(kind: HardwareKind, releases: Sequence[str]) -> Miss:

@@ -81,24 +81,15 @@ def choose_defaults(
         platform = "/".join(variant.platform.split("/")[:2])  # arm64/v8 is arm64 for engines
         by_platform.setdefault(platform, []).append((variant, entry.annotations[labels.CELL]))
     defaults = dict(labels.require_equal_terms(name, terms).defaults)
-    return [
-        _choose_for_platform(platform, variants, before, named_cells.get(platform), defaults)
-        for platform, variants in sorted(by_platform.items())
-    ]
 
-
-def _choose_for_platform(
-    platform: str,
-    variants: Sequence[tuple[Variant, str]],
-    before: frozenset[str],
-    named_cell: str | None,
-    defaults: Mapping[str, str],
-) -> PlatformDefault:
-    published = next((variant for variant, _ in variants if variant.digest in before), None)
-    default, why = choose_new_default(variants, named_cell, defaults)
-    if published and published != default:
-        default, why = published, "a version's default stays once it is published"
-    return PlatformDefault(platform=platform, variant=default, why=why)
+    answers = []
+    for platform, variants in sorted(by_platform.items()):
+        published = next((variant for variant, _ in variants if variant.digest in before), None)
+        default, why = choose_new_default(variants, named_cells.get(platform), defaults)
+        if published and published != default:
+            default, why = published, "a version's default stays once it is published"
+        answers.append(PlatformDefault(platform=platform, variant=default, why=why))
+    return answers
 
 
 def choose_new_default(

@@ -141,12 +141,9 @@ def _open_examined(path: Path, rules: Rules, measure: Measure | None) -> Iterato
                 yield _Examined(file=file, status=status, results=contents.results, write=write)
             return
         result = examine(str(path), window) if is_candidate_file(head) else None
-        yield _Examined(
-            file=file,
-            status=status,
-            results=[result] if result else [],
-            write=partial(_write_edited, window, result.edits) if result and result.edits else None,
-        )
+        results = [result] if result else []
+        write = partial(_write_edited, window, result.edits) if result and result.edits else None
+        yield _Examined(file=file, status=status, results=results, write=write)
 
 
 def _write_file(names: Sequence[PathPair], examined: _Examined) -> None:
