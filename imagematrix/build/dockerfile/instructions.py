@@ -135,16 +135,12 @@ class _Part:
     cut: bool
 
     @classmethod
-    def from_results(cls, results: Iterable[Instruction | Fault], *, cut: bool) -> _Part:
+    def from_results(cls, results: Sequence[Instruction | Fault], *, cut: bool) -> _Part:
         """Return the part with these instructions and faults."""
-        instructions: list[Instruction] = []
-        faults: list[Fault] = []
-        for result in results:
-            if isinstance(result, Fault):
-                faults.append(result)
-            else:
-                instructions.append(result)
-        return cls(tuple(instructions), tuple(faults), cut)
+        instructions = tuple([result for result in results if isinstance(result, Instruction)])
+        if len(instructions) == len(results):  # almost always
+            return cls(instructions, (), cut)
+        return cls(instructions, tuple(result for result in results if isinstance(result, Fault)), cut)
 
 
 def read_instructions(dockerfile: str) -> tuple[Instruction, ...]:

@@ -110,13 +110,7 @@ class Templates:
         `origins`, "origins" has the template and the number of the line that each line comes from.
         """
         try:
-            variables = (
-                {
-                    name: _make_missing_value(name) if value is None else value
-                    for name, value in values.items()
-                },
-                _Images(images, names),
-            )
+            variables = _wrap_missing_values(values), _Images(images, names)
             if not origins:
                 return {"text": self._render(self._environment, template, *variables)}
             text = self._render(self._marking_environment, template, *variables)
@@ -305,6 +299,11 @@ class _NoValue(jinja2.Undefined):
 @lru_cache(maxsize=64)
 def _make_missing_value(name: str) -> _NoValue:
     return _NoValue(hint=f"'{name}' has no value here", name=name, exc=_NoValueError)
+
+
+def _wrap_missing_values(values: Mapping[str, str | None]) -> dict[str, object]:
+    """Return `values` with each None replaced by an object that knows the variable's name."""
+    return {name: _make_missing_value(name) if value is None else value for name, value in values.items()}
 
 
 def _require_printable(value: object) -> object:

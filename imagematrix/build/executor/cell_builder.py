@@ -208,7 +208,7 @@ class CellBuilder:
             compression=item.cell.image.compression,
         )
         if not self._compilers.is_querying(item):
-            self._promise_variant(item, order)  # unknown flags are better reported before the build
+            self._compilers.get_flags(item, order.sources)  # unknown flags are reported before the build
         with open_log(log, on_output) as file:
             try:
                 return self._build_and_store(item, order, file, on_step, release_slot)
@@ -285,8 +285,10 @@ class CellBuilder:
         warnings: tuple[str, ...] = ()
         test: ImageTestResult | None = None
         # Nothing can be added to an image of the classic store: its build gets what the cell promises.
+        promised = None
         if not self._builder.reproducible:
-            order = replace(order, labels=labels.compose_labels(item, self._promise_variant(item, order)))
+            promised = self._promise_variant(item, order)
+            order = replace(order, labels=labels.compose_labels(item, promised))
         with contextlib.ExitStack() as stack:
             try:
                 image = stack.enter_context(self._builder.make(order, log, on_step))
@@ -299,7 +301,7 @@ class CellBuilder:
                 parts = self._builder.list_parts(image)
                 _require_within_budget(item.cell.image.budget, parts, compressed=image.layout is not None)
             # The compiler, if there is one, has stated the flags meanwhile.
-            entry = self._promise_variant(item, order)
+            entry = promised or self._promise_variant(item, order)
             if image.layout:
                 layout_image = layout.LayoutImage(image.layout, image.digest)
                 entry, warnings = self._prove_entry(item, layout_image, entry)
