@@ -42,11 +42,11 @@ class Compilers:
             if stage and march:
                 image = item.cell.image  # a stage can use its files, arguments and secrets
                 key = stage, item.cell.platform, image.context, image.build_args, image.secrets, image.ssh
-                made = self._compilers.setdefault(key, _Compiler(item, stage, export))
-                made.options.add(item.cell.facts.get_option(march))
+                compiler = self._compilers.setdefault(key, _Compiler(item, stage, export))
+                compiler.options.add(item.cell.facts.get_option(march))
                 if not item.needs:
-                    made.item = made.item or item
-                self._by_reference[item.reference] = made
+                    compiler.item = compiler.item or item
+                self._by_reference[item.reference] = compiler
 
     @property
     def dockerfiles(self) -> dict[str, Planned]:
