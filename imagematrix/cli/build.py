@@ -224,18 +224,16 @@ def _build_plan(
 ) -> None:
     """Build a plan of the matrix in `file`."""
     from imagematrix.build.executor.build import build
+    from imagematrix.build.executor.cell_builder import BuildBackend
 
     if not session.builder.reproducible:
         print_info(CLASSIC)
     build(
         plan,
-        session.builder,
-        session.store,
+        BuildBackend(session.builder, session.store, session.layers, session.tester),
         jobs=session.jobs,
         logs=file.parent / ".imagematrix" / "logs",
         reporter=reporter,
-        layers=session.layers,
-        tester=session.tester,
         fail_fast=fail_fast,
         verify=verify,
     )

@@ -63,7 +63,7 @@ def command(
             alias or (),
             policies=load_image_policies(policy),
             sign=make_signer(mirror, key) if key else None,
-            note=lambda tag: print_info(f"copied {tag}"),
+            on_copied=lambda tag: print_info(f"copied {tag}"),
         )
     print_published(f"{copy}:{version}", published)
     if json:

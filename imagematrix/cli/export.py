@@ -213,9 +213,11 @@ class _MatrixFile:
             for item in items:
                 images = {base: pins[base] for base in item.bases}
                 images |= {need: find_source(need) for need in item.needs}
-                sources = plan.given.sources(item.cell, item.cell.image.context or self._file.parent, images)
+                sources = plan.build_inputs.make_sources(
+                    item.cell, item.cell.image.context or self._file.parent, images
+                )
                 entry = promised_variants.make_variant(
-                    item.cell, compilers.flags(item, sources), item.reference
+                    item.cell, compilers.get_flags(item, sources), item.reference
                 )
                 requests.append(
                     BuildRequest(

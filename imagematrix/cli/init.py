@@ -137,8 +137,8 @@ def _write_fleet_matrix(
                 shutil.copyfile(source, folder / name)
         files.write_output(folder / "matrix.yaml", text.encode())
     print_info(
-        f"wrote {folder / 'matrix.yaml'}: {format_count(len(cells.points), 'cell')} for {cells.served} of "
-        f"{format_count(len(fleet), 'host')}"
+        f"wrote {folder / 'matrix.yaml'}: {format_count(len(cells.points), 'cell')} for {cells.served_count} "
+        f"of {format_count(len(fleet), 'host')}"
     )
     for reason in reasons:
         print_info(f"no cell can serve {reason}")

@@ -42,14 +42,14 @@ def command(
             return stack.enter_context(EngineStore())
 
         def resolve_base(name: str) -> str:
-            return open_engine().newest(name) if upgrade else open_engine().resolve(name)
+            return open_engine().resolve_newest(name) if upgrade else open_engine().resolve(name)
 
         context = PlanContext(
             resolve=resolve_base,
             locked={} if upgrade else locked,
             drivers={} if upgrade else drivers,
-            resolve_driver=partial(resolve_driver, note=print_info),
-            note=print_info,
+            resolve_driver=partial(resolve_driver, on_progress=print_info),
+            on_progress=print_info,
         )
         planned = plan(matrix, context)
     for error in planned.unresolved.values():

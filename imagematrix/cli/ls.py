@@ -207,7 +207,7 @@ def _print_upgrade_sizes(catalog: Catalog, before: str, policy: Path | None, *, 
             "from": predecessor.pull if predecessor else None,
             "replaces": predecessor.reference if predecessor else None,
         }
-        for row, predecessor in zip(sizes.rows(), predecessors, strict=True)
+        for row, predecessor in zip(sizes.list_rows(), predecessors, strict=True)
     ]
     print_json(document)
 
@@ -223,7 +223,7 @@ def _print_sizes(sizes: Sizes, upgrade: Sequence[str] = (), heading: str = "") -
             *([format_megabytes(variant.pull)] if has_pulls else []),
             *upgrade[row : row + 1],
         )
-        for row, (variant, adds) in enumerate(zip(sizes.variants, sizes.added(), strict=True))
+        for row, (variant, adds) in enumerate(zip(sizes.variants, sizes.compute_added(), strict=True))
     ]
     headings = [*(["to pull"] if has_pulls else []), *([escape_text(heading)] if upgrade else [])]
     print_table(("reference", "size", "adds", *headings), rows)

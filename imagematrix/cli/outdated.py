@@ -70,7 +70,7 @@ def command(
         raise UsageError("no cell can be built, so nothing can be outdated", remedy="see `imagematrix plan`")
     locked = lock.read_base_digests(lock.locate_lock(file))
     indexes = partial(
-        find_lock_indexes, configured=read_index_settings(file.parent, os.environ), environment=os.environ
+        find_lock_indexes, settings=read_index_settings(file.parent, os.environ), environment=os.environ
     )
     hosts_by_cell = _find_hosts_by_cell(file, allow_context or (), fleet) if fleet else {}
     findings = find_outdated(plan, locked, hosts_by_cell, dt.datetime.now(dt.UTC).date(), indexes, policy)

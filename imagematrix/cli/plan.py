@@ -114,9 +114,9 @@ def _print_plan(plan: Plan) -> None:
         if item.status not in (DropStatus.EXCLUDED, DropStatus.UNNEEDED, PlanStatus.OTHER_SHARD)
     ]
     # Excluded cells are many and alike: one line for each rule. --json lists each cell.
-    excluded = Counter(map(_describe_reason, plan.dropped(DropStatus.EXCLUDED)))
+    excluded = Counter(map(_describe_reason, plan.list_dropped(DropStatus.EXCLUDED)))
     rows += [(format_count(count, "cell"), DropStatus.EXCLUDED, why) for why, count in excluded.items()]
-    unneeded = len(plan.dropped(DropStatus.UNNEEDED))
+    unneeded = len(plan.list_dropped(DropStatus.UNNEEDED))
     if unneeded:
         rows.append((format_count(unneeded, "cell"), DropStatus.UNNEEDED, "no host would choose them"))
     print_table(

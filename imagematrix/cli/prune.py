@@ -90,9 +90,9 @@ def command(
     missing = sorted(retention.protect - {image.version for image in shown.images})
     if missing:
         print_info(f"{folder or 'the engine'} has no image of version {', '.join(missing)}")
-    count = format_count(len(shown.removed), "image")
-    if not yes or not shown.removed:
-        print_info(f"{count} would be removed" if shown.removed else "nothing to remove")
+    count = format_count(len(shown.removals), "image")
+    if not yes or not shown.removals:
+        print_info(f"{count} would be removed" if shown.removals else "nothing to remove")
         return
     flush_stdout()
     removed: list[PruneCandidate] = []
@@ -106,7 +106,7 @@ def _print_pruning(shown: Pruning) -> None:
     rows = [
         (
             escape_text(name),
-            "[green]keep[/]" if image.kept else "[red]remove[/]",
+            "[green]keep[/]" if image.is_kept else "[red]remove[/]",
             format_megabytes(image.size, 0),
             escape_text(image.reasons),
         )

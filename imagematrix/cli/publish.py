@@ -73,7 +73,7 @@ def command(
     With --sign, the signatures are there before the version. COSIGN_PASSWORD is the password of KEY.
     """
     from imagematrix.build.matrix.expand import expand_matrix, find_plain_pull_cells
-    from imagematrix.build.publish.publish import publish
+    from imagematrix.build.publish.publish import IndexSelection, publish
     from imagematrix.common.image_reference import split_version
     from imagematrix.images.oci.registry import Registry
 
@@ -91,16 +91,19 @@ def command(
     # --choose takes a reference, or only its tag.
     chosen = {reference.removeprefix(f"{image}:") for reference in choose or ()}
     not_pushed = _push_from_engine(image, version, chosen, needed)
+    selection = IndexSelection(
+        tags=chosen,
+        find_needed=needed.find_among_entries if needed else None,
+        plain_pull=find_plain_pull_cells(*declared) if declared else {},
+    )
     with Registry(image) as registry:
         published = publish(
             registry,
             version,
             alias or (),
-            named=find_plain_pull_cells(*declared) if declared else {},
+            selection=selection,
             versions=frozenset(entry.version for entry in listed) if matrix else (),
-            chosen=chosen,
             repair=repair,
-            needed=needed.find_among_entries if needed else None,
             sign=make_signer(registry, key) if key else None,
         )
     unneeded = sorted({*published.unneeded, *not_pushed})

@@ -58,7 +58,7 @@ def command(
     else:
         _print_outcomes(outcomes)
     write_summary(outcomes)
-    error = merged.failure()
+    error = merged.find_failure()
     if error:
         raise error
     if needs:

@@ -62,7 +62,7 @@ def command(
         _print_retirement(shown)
     warn_of_unserved(shown.unserved)
     size = f"{format_megabytes(shown.size)} of layers and documents"
-    versions = format_count(len(shown.retired), "version")
+    versions = format_count(len(shown.retired_versions), "version")
     count = f"{format_count(len(shown.removals), 'manifest')} of {versions}"
     if not yes or not shown.removals:
         print_info(
@@ -83,10 +83,10 @@ def command(
 
 def _require_valid_retention(shown: Retirement, retention: Retention) -> None:
     """Raise an error if there is no such image or protected version, or if no version serves any host."""
-    if not shown.fates:
+    if not shown.decisions:
         raise UnknownImageError(f"the registry has no version of {shown.image}", remedy="check the name")
-    for version in sorted(retention.protect - shown.fates.keys()):
-        remedy = suggest_nearest(version, shown.fates) or f"it has {', '.join(shown.fates)}"
+    for version in sorted(retention.protect - shown.decisions.keys()):
+        remedy = suggest_nearest(version, shown.decisions) or f"it has {', '.join(shown.decisions)}"
         raise UnknownImageError(f"the registry has no {shown.image}:{version} to protect", remedy=remedy)
     if retention.hosts and len(shown.unserved) == len(retention.hosts):
         raise UsageError(f"no version of {shown.image} serves any of these hosts", remedy="check --hosts")
@@ -94,8 +94,8 @@ def _require_valid_retention(shown: Retirement, retention: Retention) -> None:
 
 def _print_retirement(shown: Retirement) -> None:
     rows = [
-        (escape_text(version), "[green]keep[/]" if fate.kept else "[red]remove[/]", escape_text(fate.why))
-        for version, fate in shown.fates.items()
+        (escape_text(version), "[green]keep[/]" if fate.is_kept else "[red]remove[/]", escape_text(fate.why))
+        for version, fate in shown.decisions.items()
     ]
     print_table(("version", "status", "why"), rows)
     if shown.removals:

@@ -91,14 +91,14 @@ def _print_results(report: TrimReport) -> None:
             result.status.value,
             _format_targets(result.kept),
             _format_targets(result.dropped),
-            f"{result.removed / MEGABYTE:.1f} of {format_megabytes(result.size)}",
+            f"{result.removed_size / MEGABYTE:.1f} of {format_megabytes(result.size)}",
         ]
         if report.dry_run:
             row.append("-" if result.compressed is None else format_megabytes(result.compressed))
         rows.append(row)
     if rows:
         print_table(columns, rows)
-    removed = sum(result.removed for result in report.results)
+    removed = sum(result.removed_size for result in report.results)
     verb = "would be removed" if report.dry_run else "removed"
     files = format_count(sum(bool(result.edits) for result in report.results), "file")
     print_info(f"{format_megabytes(removed)} {verb} from {files}, of {len(report.results)} with device code")

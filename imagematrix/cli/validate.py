@@ -16,13 +16,15 @@ def command(file: File = Path("matrix.yaml"), allow_context: AllowContext = None
     """Check a matrix: every error with file, line, column and a suggestion."""
     from imagematrix.build.dockerfile.template_error import TemplateError, merge_errors
     from imagematrix.build.matrix.load import load_matrix
-    from imagematrix.build.plan.plan import DropStatus, PlanStatus, full_name, make_item_namer
+    from imagematrix.build.plan.plan import DropStatus, PlanStatus, get_full_name, make_item_namer
     from imagematrix.build.plan.planner import PlanContext, plan
 
     # A plan without an engine also renders every cell, which finds errors in the templates.
     plan_ = plan(load_matrix(file, contexts=allow_context or ()), PlanContext())
     failed = plan_.with_status(PlanStatus.FAILED)
-    faulty = {full_name(item.cell): item.error for item in failed if isinstance(item.error, TemplateError)}
+    faulty = {
+        get_full_name(item.cell): item.error for item in failed if isinstance(item.error, TemplateError)
+    }
     if faulty:
         raise merge_errors(faulty)
     if failed:
@@ -35,6 +37,7 @@ def command(file: File = Path("matrix.yaml"), allow_context: AllowContext = None
         raise UsageError(*shorten_lines(lines, SHOWN, indent=""), remedy=next(iter(remedies), None))
     buildable = plan_.with_status(PlanStatus.BUILD)
     dropped = [
-        f"{len(plan_.dropped(status))} {status}" for status in (DropStatus.EXCLUDED, DropStatus.INFEASIBLE)
+        f"{len(plan_.list_dropped(status))} {status}"
+        for status in (DropStatus.EXCLUDED, DropStatus.INFEASIBLE)
     ]
     print_info(f"{file}: {', '.join([format_count(len(buildable), 'cell') + ' to build', *dropped])}")

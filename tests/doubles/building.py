@@ -123,7 +123,7 @@ class FakeBackend:
         write_without_layers(folder, *self.raw[reference])
         return BuiltImage(digest=digest(self.raw[reference][0]), layout=folder)
 
-    def components(self, reference):
+    def get_components(self, reference):
         return labels.read_components(self.images[reference])
 
     def inspect_image(self, reference):
@@ -132,7 +132,7 @@ class FakeBackend:
     def pin_by_immovable_name(self, reference, digest):
         return self.pin_by_digest(reference, digest)
 
-    def source(self, reference, *, local):  # noqa: ARG002
+    def find_source(self, reference, *, local):  # noqa: ARG002
         return f"docker-image://{reference}@{digest(reference.encode())}"
 
     def pin_by_digest(self, reference, digest):
@@ -173,7 +173,7 @@ class FakeBackend:
             folder = self.folder / cell
             yield BuiltImage(digest=layout(folder, *self.layers), layout=folder)
 
-    def parts(self, made):
+    def list_parts(self, made):
         if made.layout:
             return LayoutImage(made.layout, made.digest).parts
         return (SizedLayer(digest="sha256:0", size=3_000_000_000, made_by="RUN make"),)
@@ -217,16 +217,16 @@ class FakeBackend:
 class Silent:
     """A Reporter that discards everything."""
 
-    def started(self, item):
+    def on_start(self, item):
         pass
 
-    def step(self, item, text):
+    def on_step(self, item, text):
         pass
 
-    def output(self, item, text):
+    def on_output(self, item, text):
         pass
 
-    def finished(self, result):
+    def on_finish(self, result):
         pass
 
 
@@ -259,7 +259,7 @@ class FakeTester:
     def find_known_result(self, item):
         return self.results.get(item.cell.id)
 
-    def note(self, item, result):
+    def record_result(self, item, result):
         self.noted[item.cell.id] = result
 
     def stop(self):

@@ -60,17 +60,17 @@ class Docker:
     def store(self, order, made):
         self.images[order.reference] = order.labels, made.digest
 
-    name = store
+    tag_image = store
 
     def push(self, reference):
         self.pushed.append(reference)
         own, _ = self.images[reference]
         self.repository.image(reference.rpartition(":")[2], own)
 
-    def source(self, reference, *, local):
+    def find_source(self, reference, *, local):
         return f"docker-image://held:{reference}" if local and reference in self.images else None
 
-    def image(self, reference):
+    def get_image_id(self, reference):
         return self.images[reference][1]
 
     def save(self, image):
@@ -85,7 +85,7 @@ class Docker:
         files = [("config.json", json.dumps(config).encode()), *zip(names, layers, strict=True)]
         return io.BytesIO(archive(*files, ("manifest.json", listed.encode())))
 
-    def digest(self, reference):
+    def get_digest(self, reference):
         return self.images[reference][1]
 
 

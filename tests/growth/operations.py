@@ -16,6 +16,7 @@ from publishing import labels_of, tag
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.build import build
+from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.executor.result import combine_failures
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan import lock
@@ -118,12 +119,10 @@ def _build(cells: int, folder: Path) -> Callable[[], object]:
     def run() -> None:
         results = build(
             plan(load_matrix(matrix), PlanContext(resolve=backend.resolve, store=backend)),
-            backend,
-            backend,
+            BuildBackend(backend, backend, Layers()),
             jobs=1,
             logs=folder / "logs",
             reporter=Silent(),
-            layers=Layers(),
         )
         if combine_failures(results):
             raise RuntimeError(combine_failures(results))
@@ -316,7 +315,7 @@ def _retire(versions: int, _: Path) -> Callable[[], object]:
     }
     tags = {tag(own): digests[key] for key, own in images.items()} | indexes
     tags |= {f"alias{number}": digest for number, digest in enumerate([*indexes.values()][::2])}
-    found = Inventory(tags=tags, items=items, published=published, pushed=pushed, named={}, attached={})
+    found = Inventory(tags=tags, items=items, published=published, pushed=pushed, aliases={}, attached={})
     return partial(plan_retirement, "t", found, Retention(keep=versions // 2))
 
 
@@ -329,7 +328,7 @@ def _retire_signatures(signatures: int, _: Path) -> Callable[[], object]:
         items={digest: RepositoryManifest(names=(), blobs={digest: 1}) for digest in (newest, image, *chain)},
         published={"v2": ()},
         pushed={tag(own): "v1"},
-        named={},
+        aliases={},
         attached=signed,
     )
 

@@ -7,7 +7,6 @@ of a Dockerfile without variables.
 from __future__ import annotations
 
 import re
-from functools import partial
 
 from imagematrix.build.dockerfile.instructions import (
     DockerfileError,
@@ -29,11 +28,11 @@ QUOTED = re.compile(r"""(["'])([^"'\\]*)\1""")
 BY_PLATFORM = re.compile(r"(TARGET|BUILD)(PLATFORM|OS|OSVERSION|ARCH|VARIANT|STAGE)", re.ASCII)
 
 
-def with_bases_written_out(dockerfile: str, given: Mapping[str, str | None]) -> str:
+def with_bases_written_out(dockerfile: str, arguments: Mapping[str, str | None]) -> str:
     """Return `dockerfile` with the values of variables in the images of FROM; those without a value stay.
 
-    `given` are the build arguments, which replace the values in the Dockerfile; None if it is not known which
-    value one will have.
+    `arguments` are the build arguments, which replace the values in the Dockerfile; None if it is not known
+    which value one will have.
     """
     try:
         if not any("$" in name.text for step in parse_by_paragraph(dockerfile) for name in step.names):
@@ -42,12 +41,12 @@ def with_bases_written_out(dockerfile: str, given: Mapping[str, str | None]) -> 
         pass
     values: dict[str, str | None] = {}  # None if a value is not known
     parts: list[str] = []
-    end, inside = 0, False
+    end, in_stage = 0, False
     for step in parse_instructions(dockerfile)[0]:
-        inside = inside or step.stage is not None
-        for name, default in () if inside else parse_declarations(step.arguments):
-            if name in given:
-                values[name] = given[name]
+        in_stage = in_stage or step.stage is not None
+        for name, default in () if in_stage else parse_declarations(step.arguments):
+            if name in arguments:
+                values[name] = arguments[name]
             elif default is not None:
                 values[name] = _expand_word(default, values)
         for image in step.names if step.stage is not None else ():
@@ -75,22 +74,22 @@ def _expand_word(text: str, values: Mapping[str, str | None]) -> str | None:
     quoted = QUOTED.fullmatch(text)
     if quoted and quoted[1] == "'":  # in which a variable is none
         return None if "$" in text else quoted[2]
+
+    def look_up(match: re.Match[str]) -> str:
+        name, operator, word = match[1] or match[2], match[3] or "", match[4] or ""
+        value = values.get(name)
+        if not name or (name in values and value is None):
+            raise _UnknownError
+        if BUILDKITS.fullmatch(name) or BY_PLATFORM.fullmatch(name):  # BuildKit itself gives them values
+            raise _UnknownError
+        is_set = bool(value) if operator.startswith(":") else value is not None
+        if operator.endswith("+"):
+            return word if is_set else ""
+        if not is_set and not operator:
+            raise _UnknownError
+        return value or "" if is_set else word
+
     try:
-        return VARIABLE.sub(partial(_look_up_variable, values), quoted[2] if quoted else text)
+        return VARIABLE.sub(look_up, quoted[2] if quoted else text)
     except _UnknownError:
         return None
-
-
-def _look_up_variable(values: Mapping[str, str | None], match: re.Match[str]) -> str:
-    name, operator, word = match[1] or match[2], match[3] or "", match[4] or ""
-    value = values.get(name)
-    if not name or (name in values and value is None):
-        raise _UnknownError
-    if BUILDKITS.fullmatch(name) or BY_PLATFORM.fullmatch(name):  # BuildKit itself gives them values
-        raise _UnknownError
-    counts = bool(value) if operator.startswith(":") else value is not None
-    if operator.endswith("+"):
-        return word if counts else ""
-    if not counts and not operator:
-        raise _UnknownError
-    return value or "" if counts else word

@@ -40,10 +40,10 @@ def list_bases(dockerfile: str) -> tuple[str, ...]:
     cannot be parsed reliably.
     """
     try:
-        names, found = _find_external_images(dockerfile, parse_by_paragraph(dockerfile))
+        names, faults = _find_external_images(dockerfile, parse_by_paragraph(dockerfile))
     except DockerfileError as error:
         raise DockerfileError(dockerfile, find_faults(dockerfile)) from error
-    if found:
+    if faults:
         raise DockerfileError(dockerfile, find_faults(dockerfile))
     return tuple(dict.fromkeys(name.text for name in names))
 
@@ -87,27 +87,29 @@ def find_last_base(dockerfile: str) -> str | None:
 
 
 def find_missing_sources(
-    dockerfile: str, complaint: Callable[[str], tuple[str, str] | None], targets: Collection[str] = ()
+    dockerfile: str, find_complaint: Callable[[str], tuple[str, str] | None], targets: Collection[str] = ()
 ) -> list[Fault]:
     """Return a fault for each path in the context that cannot be copied.
 
-    `complaint` returns what is wrong with a path, as it is written, and a remedy, or None. Stages that no
-    build needs do not count: it needs those of the last stage, and of the stages `targets`.
+    `find_complaint` returns what is wrong with a path, as it is written, and a remedy, or None. Stages that
+    no build needs do not count: it needs those of the last stage, and of the stages `targets`.
     """
     try:
         if all(
-            complaint(name.text) is None for step in parse_by_paragraph(dockerfile) for name in step.copied
+            find_complaint(name.text) is None
+            for step in parse_by_paragraph(dockerfile)
+            for name in step.copied
         ):
             return []
     except DockerfileError:  # of other instructions
         pass
-    found: list[Fault] = []
+    faults: list[Fault] = []
     for step in _find_needed_steps(parse_instructions(dockerfile)[0], targets):
         for name in step.copied:
-            wrong = complaint(name.text)
-            if wrong and len(found) < MOST:
-                found.append(Fault(wrong[0], name.at, wrong[1]))
-    return found
+            problem = find_complaint(name.text)
+            if problem and len(faults) < MOST:
+                faults.append(Fault(problem[0], name.at, problem[1]))
+    return faults
 
 
 def _find_needed_steps(steps: Sequence[Instruction], targets: Collection[str]) -> list[Instruction]:
@@ -129,13 +131,13 @@ def _find_needed_steps(steps: Sequence[Instruction], targets: Collection[str]) -
                 sources[-1].add(by_name[name.text.lower()])
         if step.stage:
             by_name[step.stage] = len(stages) - 1
-    ahead = [len(stages) - 1, *(by_name[name] for name in targets if name in by_name)] if stages else []
+    pending = [len(stages) - 1, *(by_name[name] for name in targets if name in by_name)] if stages else []
     needed: set[int] = set()
-    while ahead:
-        number = ahead.pop()
+    while pending:
+        number = pending.pop()
         if number not in needed:
             needed.add(number)
-            ahead += sources[number]
+            pending += sources[number]
     return [step for number in sorted(needed) for step in stages[number]]
 
 
@@ -169,7 +171,7 @@ def split_stages(dockerfile: str) -> tuple[str, ...]:
 def replace_images(dockerfile: str, images: Mapping[str, str]) -> str:
     """Return `dockerfile` with the images that `images` maps replaced; names of stages stay."""
     parts: list[str] = []
-    end = 0
+    end = 0  # of what `parts` has
     for name in _find_external_images(dockerfile, read_instructions(dockerfile))[0]:
         if name.text in images:
             parts += [dockerfile[end : name.at], images[name.text]]
@@ -182,7 +184,7 @@ def with_environment(dockerfile: str, environment: Mapping[str, str]) -> str:
 
     The values are plain words. Raises DockerfileError if the last instruction is not complete.
     """
-    last = next((line for line in _lines_from_end(dockerfile) if not is_blank_or_comment(line)), "")
+    last = next((line for line in _read_lines_backwards(dockerfile) if not is_blank_or_comment(line)), "")
     if GOES_ON.search(last):
         message = "the Dockerfile has a last instruction that goes on"
         fault = Fault(message, dockerfile.rindex(last), "remove the backslash at its end")
@@ -191,8 +193,11 @@ def with_environment(dockerfile: str, environment: Mapping[str, str]) -> str:
     return f"{dockerfile.rstrip()}\n\nENV {words}\n"
 
 
-def _lines_from_end(text: str) -> Iterator[str]:
-    """Yield the lines that `splitlines` returns, the last first, but for some empty ones."""
+def _read_lines_backwards(text: str) -> Iterator[str]:
+    """Yield the lines that `splitlines` returns, the last first; some empty lines are missing.
+
+    A reader of the last lines does not split a long Dockerfile as a whole.
+    """
     end = len(text)
     while end >= 0:
         begin = text.rfind("\n", 0, end)
@@ -202,8 +207,8 @@ def _lines_from_end(text: str) -> Iterator[str]:
 
 def _find_external_images(dockerfile: str, steps: Sequence[Instruction]) -> tuple[list[Name], list[Fault]]:
     """Return the images that a Dockerfile's syntax line and steps name, without stages, and the faults."""
-    syntax, wrong = _parse_directives(dockerfile)
-    found = [syntax] if syntax else []
+    syntax, faults = _parse_directives(dockerfile)
+    images = [syntax] if syntax else []
     later = {step.stage for step in steps if step.stage}
     internal = {"scratch"}
     for step in steps:
@@ -212,29 +217,23 @@ def _find_external_images(dockerfile: str, steps: Sequence[Instruction]) -> tupl
             if low in internal or (name.numbered and name.text.isdigit()):
                 continue
             if "$" in low:
-                wrong.append(_unknown_variable_fault(name))
+                message = f"no value is known for the variable in FROM {name.text}"
+                remedy = (
+                    "give it one before the first FROM, such as ARG BASE=debian:trixie, or name the image"
+                )
+                faults.append(Fault(message, name.at, remedy))
             elif step.stage is None and low in later:
-                wrong.append(_early_reference_fault(name))
+                message = f"the Dockerfile has {name.text} as a source before its stage"
+                faults.append(Fault(message, name.at, "put its stage first"))
             elif fault := PLAIN_NAME.fullmatch(low) and _find_misspelt_stage(
                 name, step, steps, internal, later
             ):
-                wrong.append(fault)
+                faults.append(fault)
             else:
-                found.append(name)
+                images.append(name)
         if step.stage:
             internal.add(step.stage)
-    return found, wrong[:MOST]
-
-
-def _unknown_variable_fault(name: Name) -> Fault:
-    """Return the fault of a FROM whose variables have no values that are known when a build is planned."""
-    remedy = "give it one before the first FROM, such as ARG BASE=debian:trixie, or name the image"
-    return Fault(f"no value is known for the variable in FROM {name.text}", name.at, remedy)
-
-
-def _early_reference_fault(name: Name) -> Fault:
-    message = f"the Dockerfile has {name.text} as a source before its stage"
-    return Fault(message, name.at, "put its stage first")
+    return images, faults[:MOST]
 
 
 def _find_misspelt_stage(
@@ -244,9 +243,10 @@ def _find_misspelt_stage(
     earlier: Collection[str],
     later: Collection[str],
 ) -> Fault | None:
-    """Return the fault of a word in `step` that is nearly a stage; an image is seldom named without a tag.
+    """Return the fault of a name in `step` that is nearly that of a stage, or None.
 
-    A word that other stages start from is an image.
+    Few images are named without a tag, so such a name is more likely a misspelt stage. But if another stage
+    starts from the same name, it is an image.
     """
     word = name.text
     begins = step.stage is not None
@@ -257,7 +257,10 @@ def _find_misspelt_stage(
     guess = suggest_nearest(word.lower(), near, likeness=SLIP) if near else None
     if guess is None:
         return None
-    if any(one is not step and one.stage is not None and one.names[0].text == word for one in steps):
+    if any(
+        later_step is not step and later_step.stage is not None and later_step.names[0].text == word
+        for later_step in steps
+    ):
         return None
     remedy = f"{guess} An image of this name is written {word}:latest"
     return Fault(f"no stage is called {word}", name.at, remedy)
@@ -269,7 +272,7 @@ def _parse_directives(dockerfile: str) -> tuple[Name | None, list[Fault]]:
         return None, [Fault("the Dockerfile has a byte order mark", 0, "save it as UTF-8 without one")]
     at = dockerfile.find("\n") + 1 or len(dockerfile) if dockerfile.startswith("#!") else 0
     syntax: Name | None = None
-    wrong: list[Fault] = []
+    faults: list[Fault] = []
     while dockerfile.startswith("#", at):
         end = dockerfile.find("\n", at)
         line = DIRECTIVE.match(dockerfile, at, end if end >= 0 else len(dockerfile))
@@ -278,8 +281,8 @@ def _parse_directives(dockerfile: str) -> tuple[Name | None, list[Fault]]:
             break
         if key == "escape" and line[2] != "\\":
             message = f"the Dockerfile has the directive escape={line[2]}"
-            wrong.append(Fault(message, at, "remove it, and continue lines with backslashes"))
+            faults.append(Fault(message, at, "remove it, and continue lines with backslashes"))
         if key == "syntax" and not syntax:
             syntax = Name(line[2], line.start(2))
         at = end + 1 if end >= 0 else len(dockerfile)
-    return syntax, wrong
+    return syntax, faults

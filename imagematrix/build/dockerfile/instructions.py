@@ -95,7 +95,7 @@ class Fault:
     at: int
     remedy: str
 
-    def mark(self, dockerfile: str) -> Mark:
+    def locate(self, dockerfile: str) -> Mark:
         """Return its line and column in the Dockerfile."""
         before = dockerfile[: self.at]
         return Mark(before.count("\n") + 1, self.at - before.rfind("\n"))
@@ -106,7 +106,7 @@ class DockerfileError(UsageError):
 
     def __init__(self, dockerfile: str, faults: Iterable[Fault]) -> None:
         ordered = sorted(faults, key=lambda fault: fault.at)
-        lines = (f"line {fault.mark(dockerfile).line}: {fault.message}" for fault in ordered)
+        lines = (f"line {fault.locate(dockerfile).line}: {fault.message}" for fault in ordered)
         super().__init__(*lines, remedy=ordered[0].remedy)
         self.dockerfile = dockerfile
         self.faults = tuple(ordered)
@@ -119,7 +119,7 @@ class _FaultyError(UsageError):
         super().__init__(message, remedy=remedy)
         self.where = where
 
-    def fault(self, raw: str, start: int) -> Fault:
+    def make_fault(self, raw: str, start: int) -> Fault:
         """Return the fault of an instruction with the text `raw` at the offset `start`."""
         begin = len(raw) - len(raw.lstrip(SPACE))
         at = raw.find(self.where) if self.where else begin
@@ -133,6 +133,14 @@ class _Part:
     instructions: tuple[Instruction, ...]
     faults: tuple[Fault, ...]
     cut: bool
+
+    @classmethod
+    def from_results(cls, results: Sequence[Instruction | Fault], *, cut: bool) -> _Part:
+        """Return the part with these instructions and faults."""
+        instructions = tuple([result for result in results if isinstance(result, Instruction)])
+        if len(instructions) == len(results):  # almost always
+            return cls(instructions, (), cut)
+        return cls(instructions, tuple(result for result in results if isinstance(result, Fault)), cut)
 
 
 def read_instructions(dockerfile: str) -> tuple[Instruction, ...]:
@@ -157,16 +165,16 @@ def parse_by_paragraph(dockerfile: str) -> tuple[Instruction, ...]:
     paragraph. Raises DockerfileError with all faults of the instructions.
     """
     paragraphs = dockerfile.split("\n\n")
-    found: list[Instruction] = []
+    instructions: list[Instruction] = []
     for index, paragraph in enumerate(paragraphs):
         part = _parse_paragraph(paragraph)
         if part.cut or part.faults:  # an instruction contains an empty line: parse the rest as a whole
             rest = _parse_part("\n\n".join(paragraphs[index:]))
             if rest.faults:
                 raise DockerfileError(dockerfile, parse_instructions(dockerfile)[1])
-            return (*found, *filter(_is_relevant, rest.instructions))
-        found += part.instructions
-    return tuple(found)
+            return (*instructions, *filter(_is_relevant, rest.instructions))
+        instructions += part.instructions
+    return tuple(instructions)
 
 
 @lru_cache(maxsize=4096)
@@ -183,8 +191,8 @@ def _is_relevant(instruction: Instruction) -> bool:
 
 def _parse_part(text: str, *, whole: bool = True) -> _Part:
     """Read a Dockerfile, or a part of one that begins with an instruction."""
-    instructions: list[Instruction] = []
-    faults: list[Fault] = []
+    results: list[Instruction | Fault] = []
+    faults = 0  # in `results`
     start = offset = 0
     parts: list[str] = []  # of an instruction that continues in the next line
     heredocs: list[tuple[str, str]] = []  # open ones: "-" or nothing, and the line that ends them
@@ -195,14 +203,16 @@ def _parse_part(text: str, *, whole: bool = True) -> _Part:
             if (raw.rstrip("\r").lstrip("\t") if dash else raw.rstrip("\r")) == last:
                 heredocs.pop(0)
             continue
-        if is_blank_or_comment(raw) or len(faults) == MOST:
+        if is_blank_or_comment(raw) or faults == MOST:
             continue
         if not parts:
             start = begin
         line = (raw if parts else raw.lstrip(SPACE)).removesuffix("\r")
         if UNCLEAR.search(line):
-            unclear = _unreadable_error(f"a line that ends in two backslashes: {line}", "write it otherwise")
-            return _Part(tuple(instructions), (*faults, unclear.fault(raw, begin)), cut=False)
+            unclear = _make_unreadable_error(
+                f"a line that ends in two backslashes: {line}", "write it otherwise"
+            )
+            return _Part.from_results([*results, unclear.make_fault(raw, begin)], cut=False)
         ahead = GOES_ON.sub("", line)
         parts.append(ahead)
         if ahead != line:
@@ -211,19 +221,20 @@ def _parse_part(text: str, *, whole: bool = True) -> _Part:
         try:
             heredocs = _find_heredocs(instruction)
         except _FaultyError as error:
-            return _Part(tuple(instructions), (*faults, error.fault(text[start:offset], start)), cut=False)
-        _add(instruction, text[start:offset], start, instructions, faults)
+            return _Part.from_results([*results, error.make_fault(text[start:offset], start)], cut=False)
+        results.append(_parse_or_fault(instruction, text[start:offset], start))
+        faults += isinstance(results[-1], Fault)
     if parts and whole:
-        _add("".join(parts), text[start:], start, instructions, faults)
-    return _Part(tuple(instructions), tuple(faults), cut=bool(parts or heredocs))
+        results.append(_parse_or_fault("".join(parts), text[start:], start))
+    return _Part.from_results(results, cut=bool(parts or heredocs))
 
 
-def _add(text: str, raw: str, start: int, instructions: list[Instruction], faults: list[Fault]) -> None:
-    """Add an instruction, whose text in the file is `raw`, or its fault."""
+def _parse_or_fault(text: str, raw: str, start: int) -> Instruction | Fault:
+    """Return an instruction, whose text in the file is `raw`, or its fault."""
     try:
-        instructions.append(_parse_instruction(text, raw, start))
+        return _parse_instruction(text, raw, start)
     except _FaultyError as error:
-        faults.append(error.fault(raw, start))
+        return error.make_fault(raw, start)
 
 
 def is_blank_or_comment(line: str) -> bool:
@@ -248,12 +259,18 @@ def _parse_instruction(text: str, raw: str, start: int) -> Instruction:
         return Instruction(start, command)
     if command != "from" and command not in WITH_HEREDOCS:
         remedy = suggest_nearest(word.upper(), INSTRUCTIONS, likeness=SLIP) or "see the Dockerfile reference"
-        raise _unreadable_error(f"{word!r}, which is not an instruction", remedy)
+        raise _make_unreadable_error(f"{word!r}, which is not an instruction", remedy)
     if command == "run" and "--" not in text:  # most instructions
         return Instruction(start, command)
     flags, arguments = _split_flags(arguments)
     if command == "from":
-        return _parse_from(arguments, raw, start)
+        words = BLANKS.split(arguments.strip(SPACE))
+        if len(words) not in (1, 3) or not words[0] or (len(words) > 1 and words[1].lower() != "as"):
+            raise _make_unreadable_error(
+                f"FROM {arguments}".strip(), "write FROM IMAGE, or FROM IMAGE AS NAME"
+            )
+        base = _parse_name(words[0], rf"(?<=\s)({re.escape(words[0])})(?=\s|\\|$)", raw, start)
+        return Instruction(start, command, (base,), words[2].lower() if len(words) > 1 else "")
     if command == "add":
         _require_fixed(flags, arguments)
     names = tuple(_find_sources(command, flags, raw, start))
@@ -313,13 +330,11 @@ def _find_changing_source(flags: Iterable[str], arguments: str) -> str | None:
     if any(CHECKSUM.fullmatch(flag) for flag in flags):
         return None
     words = json.loads(arguments) if _is_json(arguments) else BLANKS.split(arguments.strip(SPACE))
-    sources = (re.sub(r"[\"'\\]", "", word) for word in words[:-1])
-    return next(filter(_is_changeable, sources), None)
-
-
-def _is_changeable(source: str) -> bool:
-    """Whether a source of ADD is fetched without a commit that fixes its content."""
-    return _is_remote(source) and not (GIT.match(source) and COMMIT.search(source))
+    for word in words[:-1]:
+        source = re.sub(r"[\"'\\]", "", word)
+        if _is_remote(source) and not (GIT.match(source) and COMMIT.search(source)):
+            return source
+    return None
 
 
 def _is_remote(source: str) -> bool:
@@ -333,8 +348,10 @@ def _list_copied_paths(command: str, flags: Sequence[str], arguments: str) -> li
     """Return the paths in the context that an instruction reads, as they are written."""
     if command == "run":
         mounts = [dict(_parse_mount(flag.partition("=")[2])) for flag in flags if flag.startswith("--mount=")]
-        own = [mount for mount in mounts if mount.get("type", "bind") == "bind" and not mount.get("from")]
-        return [mount.get("source") or mount.get("src") or "." for mount in own]
+        bind_mounts = [
+            mount for mount in mounts if mount.get("type", "bind") == "bind" and not mount.get("from")
+        ]
+        return [mount.get("source") or mount.get("src") or "." for mount in bind_mounts]
     if any(flag.startswith("--from=") for flag in flags):
         return []
     words = json.loads(arguments) if _is_json(arguments) else split_words(arguments, raw=True)
@@ -352,18 +369,6 @@ def _parse_mount(mount: str) -> Iterator[tuple[str, str]]:
         yield key.lower(), value
 
 
-def _parse_from(arguments: str, raw: str, start: int) -> Instruction:
-    words = BLANKS.split(arguments.strip(SPACE))
-    if len(words) not in (1, 3) or not words[0] or (len(words) > 1 and words[1].lower() != "as"):
-        raise _unreadable_error(f"FROM {arguments}".strip(), "write FROM IMAGE, or FROM IMAGE AS NAME")
-    return Instruction(
-        start,
-        "from",
-        (_parse_name(words[0], rf"(?<=\s)({re.escape(words[0])})(?=\s|\\|$)", raw, start),),
-        words[2].lower() if len(words) > 1 else "",
-    )
-
-
 def _find_sources(command: str, flags: Iterable[str], raw: str, start: int) -> Iterator[Name]:
     """Yield the images and stages that flags of COPY and RUN name as sources."""
     at = 0
@@ -375,9 +380,9 @@ def _find_sources(command: str, flags: Iterable[str], raw: str, start: int) -> I
                 raise _FaultyError(message, remedy, name)
             numbered = flag.startswith("--from=")
             pattern = FLAG_VALUE.format(re.escape(name))
-            place = _parse_name(name, pattern, raw[at:], start + at, numbered=numbered)
-            at = place.at + len(name) - start
-            yield place
+            source = _parse_name(name, pattern, raw[at:], start + at, numbered=numbered)
+            at = source.at + len(name) - start
+            yield source
 
 
 def _parse_source_flags(flags: Iterable[str]) -> Iterator[str]:
@@ -393,7 +398,7 @@ def _parse_name(name: str, pattern: str, raw: str, start: int, *, numbered: bool
     """Return a name with its offset; raise _FaultyError if it is not written plainly."""
     match = re.search(pattern, raw)
     if match is None or set(name) & set("\"'\\"):
-        raise _unreadable_error(f"the image {name} in a different spelling", "write its name unchanged")
+        raise _make_unreadable_error(f"the image {name} in a different spelling", "write its name unchanged")
     return Name(name, start + match.start(1), numbered)
 
 
@@ -401,28 +406,22 @@ def _split_flags(text: str) -> tuple[list[str], str]:
     """Split the text after an instruction's name into its flags, unquoted and unescaped, and the rest."""
     flags: list[str] = []
     while (text := text.lstrip(SPACE)).startswith("--"):
-        flag, text = _split_flag(text)
+        plain = PLAIN_WORD.match(text)
+        flag, quote, at = (plain[0], "", plain.end()) if plain else ("", "", 0)
+        # Almost every flag is plain, and already read.
+        while not plain and at < len(text) and (quote or text[at] not in SPACE):
+            char = text[at]
+            if char == quote or (not quote and char in "\"'"):
+                quote = "" if quote else char
+            else:
+                at += char == "\\"
+                flag += text[at : at + 1]
+            at += 1
+        text = text[at:]
         if flag == "--":
             break
         flags.append(flag)
     return flags, text
-
-
-def _split_flag(text: str) -> tuple[str, str]:
-    """Return the flag at the beginning of `text`, and the rest."""
-    plain = PLAIN_WORD.match(text)
-    if plain:  # almost every flag
-        return plain[0], text[plain.end() :]
-    word, quote, at = "", "", 0
-    while at < len(text) and (quote or text[at] not in SPACE):
-        char = text[at]
-        if char == quote or (not quote and char in "\"'"):
-            quote = "" if quote else char
-        else:
-            at += char == "\\"
-            word += text[at : at + 1]
-        at += 1
-    return word, text[at:]
 
 
 def _find_heredocs(text: str) -> list[tuple[str, str]]:
@@ -441,7 +440,7 @@ def _find_heredocs(text: str) -> list[tuple[str, str]]:
     marks = [(word[2], split_words(word[3], raw=False)) for word in words if word]
     heredocs = [(dash, names[0]) for dash, names in marks if len(names) == 1]
     if heredocs and "${" in VARIABLE.sub("", text):
-        raise _unreadable_error(
+        raise _make_unreadable_error(
             f"a heredoc beside such a variable: {text}", "give the variable to another line"
         )
     return heredocs
@@ -456,7 +455,9 @@ def _is_json(arguments: str) -> bool:
     except (ValueError, RecursionError):
         return False
     if end < len(text) and "<<" in text:  # older releases read the list, newer ones a command
-        raise _unreadable_error(f"a heredoc after a list: {arguments}", "write the command without brackets")
+        raise _make_unreadable_error(
+            f"a heredoc after a list: {arguments}", "write the command without brackets"
+        )
     return all(isinstance(word, str) for word in value)
 
 
@@ -483,6 +484,6 @@ def split_words(text: str, *, raw: bool) -> list[str]:
     return [] if quote else [word for word in words if word]
 
 
-def _unreadable_error(what: str, remedy: str) -> _FaultyError:
+def _make_unreadable_error(what: str, remedy: str) -> _FaultyError:
     """Return the error for an instruction that cannot be parsed reliably, because it has `what`."""
     return _FaultyError(f"the Dockerfile has {what}", remedy)

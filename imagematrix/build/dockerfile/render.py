@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Self
 
@@ -41,6 +42,14 @@ START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from imagematrix.build.dockerfile.worker import main; main()"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """The Dockerfile that a template gives, and the references of the images that it looked up, by name."""
+
+    text: str
+    images: Mapping[str, str]
 
 
 class Renderer:
@@ -91,31 +100,45 @@ class Renderer:
     def announce(self, cells: Iterable[Cell]) -> None:
         """Announce cells that will be rendered, roughly in this order."""
         for cell in cells:
-            key = _cell_key(cell)
+            key = _make_cell_key(cell)
             self._waiting.append((key, cell, {}))
             self._expected.add(key)
 
-    def render(self, cell: Cell, look_up: Callable[[str], str]) -> str:
+    def render(self, cell: Cell, look_up: Callable[[str], str]) -> Rendering:
         """Return the Dockerfile of `cell`; raise UsageError naming template and line.
 
         `look_up` returns the reference of another image of the same cell by its name.
         """
-        answer = self._request_answer(_cell_key(cell), cell, look_up)
+        answer, images = self._request_answer(_make_cell_key(cell), cell, look_up)
         if "error" in answer:
-            raise self._make_error(cell, answer)
-        return str(answer["text"])
+            if not answer.get("of_cell"):
+                raise UsageError(str(answer["error"]))
+            names, name = compute_variables(cell), answer.get("name")
+            if answer.get("empty"):
+                remedy = f"test for it first: {{% if {name} %}}...{{% endif %}}"
+            elif name in self._properties:
+                remedy = f"other cells have the property {name}: give it to this one in matrix.yaml"
+            else:
+                remedy = (
+                    suggest_nearest(name, names) if name else None
+                ) or f"templates see {', '.join(sorted(names))}"
+            raise UsageError(f"{answer['error']} (in the cell {cell.id})", remedy=remedy)
+        return Rendering(str(answer["text"]), images)
 
-    def origins(self, cell: Cell, look_up: Callable[[str], str], text: str) -> list[Origin]:
+    def find_origins(self, cell: Cell, look_up: Callable[[str], str], text: str) -> list[Origin]:
         """Return the origin of each line of the Dockerfile `text` that `cell` was rendered to.
 
         There are none if the template gives another text with the marks by which origins are found.
         """
-        answer = self._request_answer(_cell_key(cell, origins=True), cell, look_up)
+        answer, _ = self._request_answer(_make_cell_key(cell, origins=True), cell, look_up)
         return (
             [(str(name), int(line)) for name, line in answer["origins"]] if answer.get("text") == text else []
         )
 
-    def _request_answer(self, key: Key, cell: Cell, look_up: Callable[[str], str]) -> dict[str, Any]:
+    def _request_answer(
+        self, key: Key, cell: Cell, look_up: Callable[[str], str]
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the answer of the process to a request, and the references of the images that it needs."""
         images: dict[str, str] = {}
         if key not in self._expected:
             self._waiting.appendleft((key, cell, images))
@@ -123,11 +146,11 @@ class Renderer:
             name = str(answer["image"])
             images = {**images, name: look_up(name)}
             self._waiting.appendleft((key, cell, images))
-        return answer
+        return answer, images
 
     def _receive_answer(self, key: Key) -> dict[str, Any]:
         while key not in self._answers:
-            self._send()
+            self._send_requests()
             line = self._from.readline()
             if not line:
                 raise self._describe_end()
@@ -137,13 +160,22 @@ class Renderer:
         self._expected.discard(key)
         return self._answers.pop(key)
 
-    def _send(self) -> None:
+    def _send_requests(self) -> None:
         """Send many requests at once, as soon as half of the room is free."""
         if self._sent and self._room < self._all_room // 2:
             return
-        with contextlib.suppress(BrokenPipeError):  # the process has ended, and _answer reports why
+        with contextlib.suppress(BrokenPipeError):  # the process has ended, and _receive_answer reports why
             while self._next or self._waiting:
-                self._next = self._next or self._request(*self._waiting.popleft())
+                if self._next is None:
+                    key, cell, images = self._waiting.popleft()
+                    request = {
+                        "template": cell.image.template,
+                        "values": compute_variables(cell),
+                        "images": images,
+                        "names": self._images,
+                        "origins": key[-1],
+                    }
+                    self._next = key, cell, f"{json.dumps(request)}\n".encode()
                 _, _, line = self._next
                 if self._sent and len(line) > self._room:
                     break
@@ -152,16 +184,6 @@ class Renderer:
                 self._room -= len(line)
                 self._to.write(line)
             self._to.flush()
-
-    def _request(self, key: Key, cell: Cell, images: Mapping[str, str]) -> tuple[Key, Cell, bytes]:
-        request = {
-            "template": cell.image.template,
-            "values": compute_variables(cell),
-            "images": images,
-            "names": self._images,
-            "origins": key[-1],
-        }
-        return key, cell, f"{json.dumps(request)}\n".encode()
 
     def _describe_end(self) -> ImagematrixError:
         """Return why the process has ended; the cell that it was rendering is the cause."""
@@ -175,34 +197,20 @@ class Renderer:
             return UsageError(f"{where}: rendering was killed by {name} (in the cell {cell.id})")
         return ImagematrixError(f"{where}: the renderer exited with code {code}")
 
-    def _make_error(self, cell: Cell, answer: Mapping[str, Any]) -> UsageError:
-        if not answer.get("of_cell"):
-            return UsageError(str(answer["error"]))
-        names, name = compute_variables(cell), answer.get("name")
-        if answer.get("empty"):
-            remedy = f"test for it first: {{% if {name} %}}...{{% endif %}}"
-        elif name in self._properties:
-            remedy = f"other cells have the property {name}: give it to this one in matrix.yaml"
-        else:
-            remedy = (
-                suggest_nearest(name, names) if name else None
-            ) or f"templates see {', '.join(sorted(names))}"
-        return UsageError(f"{answer['error']} (in the cell {cell.id})", remedy=remedy)
 
-
-def _cell_key(cell: Cell, *, origins: bool = False) -> Key:
+def _make_cell_key(cell: Cell, *, origins: bool = False) -> Key:
     return cell.image.name, cell.id, origins
 
 
-def complete_dockerfile(dockerfile: str, cell: Cell, given: Mapping[str, str] | None = None) -> str:
+def complete_dockerfile(dockerfile: str, cell: Cell, arguments: Mapping[str, str] | None = None) -> str:
     """Return a rendered Dockerfile with what no template needs to write.
 
-    The values of ARGs are written into the images of FROM: those of the matrix, or those `given` on the
+    The values of ARGs are written into the images of FROM: those of the matrix, or those `arguments` on the
     command line. An image that needs nothing from the node's NVIDIA runtime says so to it, whatever its base
     or its template says. Raises DockerfileError if the last instruction is not complete.
     """
     text = dockerfile if cell.driver == HOST_DRIVER else with_environment(dockerfile, NO_RUNTIME)
-    return with_bases_written_out(text, {**dict(cell.image.build_args), **(given or {})})
+    return with_bases_written_out(text, {**dict(cell.image.build_args), **(arguments or {})})
 
 
 def compute_variables(cell: Cell) -> dict[str, str | None]:
@@ -210,11 +218,11 @@ def compute_variables(cell: Cell) -> dict[str, str | None]:
 
     Every axis by its name (None if it does not apply to this cell), the properties of the cell's values,
     `image`, `version`, `arch` (as by uname), `march_option` (the compiler's option for the march), `cflags`,
-    the GPU's target as build systems name it (`_build_words`), and what installers of packages would detect
-    on a node of the cell (`_installer_words`).
+    the GPU's target as build systems name it (`_name_build_variables`), and what installers of packages would
+    detect on a node of the cell (`_name_installer_variables`).
     """
     compute, march = cell.axes.get("compute"), cell.axes.get("march")
-    option = cell.facts.option(march) if march else None
+    option = cell.facts.get_option(march) if march else None
     return {
         "image": cell.image.name,
         "version": cell.image.version,
@@ -229,15 +237,15 @@ def compute_variables(cell: Cell) -> dict[str, str | None]:
         "march_option": option,
         # CFLAGS replaces a build system's default, which is almost always -O2.
         "cflags": f"-O2 {option}" if option else "-O2",
-        **_build_words(compute),
-        **_installer_words(
+        **_name_build_variables(compute),
+        **_name_installer_variables(
             cell.platform, cell.cuda, cell.driver, march, cell.facts.march.get(march) if march else None
         ),
     }
 
 
 @lru_cache(maxsize=256)
-def _build_words(compute: str | None) -> dict[str, str | None]:
+def _name_build_variables(compute: str | None) -> dict[str, str | None]:
     """Return a GPU target as build systems write it, always without PTX: a catalog promises cubins only.
 
     Sources: CMake's manual for CUDAARCHS, PyTorch's cmake/Modules_CUDA_fix for TORCH_CUDA_ARCH_LIST,
@@ -254,17 +262,19 @@ def _build_words(compute: str | None) -> dict[str, str | None]:
 
 
 @lru_cache(maxsize=1024)
-def _installer_words(
-    platform: str, release: str | None, driver: str | None, march: str | None, stated: March | None
+def _name_installer_variables(
+    platform: str, release: str | None, driver: str | None, march: str | None, march_facts: March | None
 ) -> dict[str, str | None]:
     """Return what is true of every node that a cell's image fits, in the words of conda and uv.
 
-    Without a driver in the image, a node's driver is only known to run the cell's CUDA release. `stated` is
-    what the matrix says about its march.
+    Without a driver in the image, a node's driver is only known to run the cell's CUDA release. `march_facts`
+    is what the matrix says about its march.
     """
     supported = cuda.get_newest_cuda(driver) if driver and driver != HOST_DRIVER else None
-    flags = stated.flags if stated else marches.get_common_flags(march) if march else frozenset[str]()
-    vendor = stated.vendor if stated else marches.get_vendor(march) if march else None
+    flags = (
+        march_facts.flags if march_facts else marches.get_common_flags(march) if march else frozenset[str]()
+    )
+    vendor = march_facts.vendor if march_facts else marches.get_vendor(march) if march else None
     return {
         "driver_cuda": (supported or release) if release else None,
         "archspec": archspec.find_best_name(ARCHES[platform], flags, vendor),

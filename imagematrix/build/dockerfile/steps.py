@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-BUILDING = (*WITH_HEREDOCS, "workdir")
+LAYER_COMMANDS = (*WITH_HEREDOCS, "workdir")
 NUMBERS = re.compile(r"--chown=\d+(:\d+)?")
 
 
@@ -58,9 +58,13 @@ def list_build_steps(recipe: Recipe) -> tuple[BuildStep, ...]:
     """
     dockerfile = recipe.dockerfile
     steps = read_instructions(dockerfile)
-    found: list[BuildStep] = []
-    stages: dict[str, _Chain] = {"scratch": _Chain(_digest("scratch", recipe.platform))}  # by name and number
+    build_steps: list[BuildStep] = []
+    stages: dict[str, _Chain] = {
+        "scratch": _Chain(_hash_texts("scratch", recipe.platform))
+    }  # by name and number
     chain, stage, numbers, number, begin = stages["scratch"], "", count(), "", 0
+    # A chain is what a stage has so far. Each instruction makes a new one, whose digest covers all above it,
+    # so that two instructions have the same digest exactly if they, and all that they build on, are the same.
     for step, following in zip_longest(steps, steps[1:]):
         end = following.start if following else len(dockerfile)
         names = [name.text for name in step.names]
@@ -69,7 +73,7 @@ def list_build_steps(recipe: Recipe) -> tuple[BuildStep, ...]:
             image, begin = names[0], step.start
             stage, number = step.stage, str(next(numbers))
             builds = image.lower() not in stages
-            chain = _Chain(_digest(image, recipe.platform, *inputs)) if builds else stages[image.lower()]
+            chain = _Chain(_hash_texts(image, recipe.platform, *inputs)) if builds else stages[image.lower()]
             digest = image
         else:
             sources = [stages[name.lower()] for name in names if name.lower() in stages]
@@ -77,25 +81,31 @@ def list_build_steps(recipe: Recipe) -> tuple[BuildStep, ...]:
             inputs += [source.whole for source in sources]
             inputs += [recipe.context] if step.copied else []
             inputs += [recipe.arguments] if step.command == "arg" else []
-            text = _without_comments(dockerfile[step.start : end])
-            digest = _digest(chain.whole, text, *inputs)
+            text = _strip_comments(dockerfile[step.start : end])
+            digest = _hash_texts(chain.whole, text, *inputs)
             below = chain.below
             if _is_independent(text):
-                link = _digest("link", recipe.platform, text, *inputs)
-                found.append(BuildStep(link, "link", (), needs, begin, step.start, end))
+                link = _hash_texts("link", recipe.platform, text, *inputs)
+                build_steps.append(BuildStep(link, "link", (), needs, begin, step.start, end))
                 below, needs = (*below, link), needs | {link}
             chain = _Chain(digest, below, chain.needs | needs)
-            builds = step.command in BUILDING
+            builds = step.command in LAYER_COMMANDS
         if builds:
-            found.append(BuildStep(digest, step.command, chain.below, chain.needs, begin, step.start, end))
+            build_steps.append(
+                BuildStep(digest, step.command, chain.below, chain.needs, begin, step.start, end)
+            )
             chain = _Chain(chain.whole, (digest,), chain.needs | {digest})
         stages[stage] = stages[number] = chain
-    return tuple(one for one in found if one.digest in chain.needs)
+    return tuple(build_step for build_step in build_steps if build_step.digest in chain.needs)
 
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """What a stage has so far: a digest of it, those that its file system is, and all it is built from."""
+    """What a stage has so far.
+
+    `whole` is a digest of all of it, `below` are the digests of the steps that make up its file system, and
+    `needs` those of all steps that it is built from.
+    """
 
     whole: str
     below: tuple[str, ...] = ()
@@ -116,7 +126,7 @@ def _is_independent(text: str) -> bool:
     )
 
 
-def _without_comments(text: str) -> str:
+def _strip_comments(text: str) -> str:
     """Return the text of an instruction without the comments that follow it."""
     lines = text.rstrip().split("\n")
     while is_blank_or_comment(lines[-1]):
@@ -124,5 +134,5 @@ def _without_comments(text: str) -> str:
     return "\n".join(lines)
 
 
-def _digest(*texts: str) -> str:
+def _hash_texts(*texts: str) -> str:
     return hashlib.sha256(repr(texts).encode()).hexdigest()

@@ -35,21 +35,23 @@ class TemplateError(UsageError):
 
     def __init__(self, faults: Iterable[TemplateFault]) -> None:
         self.faults = tuple(
-            sorted(faults, key=lambda one: (one.where, one.problem.mark.line, one.problem.mark.column))
+            sorted(
+                faults, key=lambda fault: (fault.where, fault.problem.mark.line, fault.problem.mark.column)
+            )
         )
-        remedies = {one.problem.remedy: None for one in self.faults}
+        remedies = {fault.problem.remedy: None for fault in self.faults}
         super().__init__(*map(str, self.faults), remedy=next(iter(remedies)) if len(remedies) == 1 else None)
 
     @property
     def details(self) -> str:
         """The message with a remedy, unless all have the same, and an excerpt for each fault."""
         lines: list[str] = []
-        texts = {text: text.splitlines() for text in {one.text for one in self.faults}}
-        for one in self.faults:
-            problem = one.problem
+        texts = {text: text.splitlines() for text in {fault.text for fault in self.faults}}
+        for fault in self.faults:
+            problem = fault.problem
             if self.remedy:
                 problem = Problem(problem.message, problem.mark)
-            lines += format_with_excerpt(one.where, problem, texts[one.text])
+            lines += format_with_excerpt(fault.where, problem, texts[fault.text])
         return "\n".join(lines)
 
 
@@ -61,26 +63,29 @@ def locate_faults(
     `origins` has the origins of its lines; without them, lines are those of the Dockerfile.
     """
     texts: dict[str, tuple[str, list[str]]] = {}
-    found = []
+    located = []
     rendered = dockerfile.split("\n")
     for fault in faults:
-        mark = fault.mark(dockerfile)
+        mark = fault.locate(dockerfile)
         if not origins:
             message = f"in line {mark.line} of a Dockerfile that it gives: {fault.message}"
-            found.append(
+            located.append(
                 TemplateFault(str(templates / template), Problem(message, Mark(1, 1), fault.remedy), "")
             )
             continue
         name, number = origins[min(mark.line, len(origins)) - 1]
         if name not in texts:
-            text = _read_template(templates, name)
+            try:
+                text = (templates / name).read_text(encoding="utf-8")
+            except (OSError, ValueError):  # it can no longer be read
+                text = ""
             texts[name] = text, text.split("\n")
         text, lines = texts[name]
-        own = lines[number - 1] if number <= len(lines) else ""
-        column = _map_column(rendered[mark.line - 1], own, mark.column)
+        line = lines[number - 1] if number <= len(lines) else ""
+        column = _map_column(rendered[mark.line - 1], line, mark.column)
         problem = Problem(fault.message, Mark(number, column), fault.remedy)
-        found.append(TemplateFault(str(templates / name), problem, text))
-    return TemplateError(found)
+        located.append(TemplateFault(str(templates / name), problem, text))
+    return TemplateError(located)
 
 
 def merge_errors(errors: Mapping[str, TemplateError]) -> TemplateError:
@@ -89,27 +94,19 @@ def merge_errors(errors: Mapping[str, TemplateError]) -> TemplateError:
     for cell, error in errors.items():
         for fault in error.faults:
             cells.setdefault(fault, []).append(cell)
-    found = []
+    merged = []
     for fault, names in cells.items():
         problem = fault.problem
         message = f"{problem.message} (in {format_first(names, 'cell')})"
-        found.append(TemplateFault(fault.where, Problem(message, problem.mark, problem.remedy), fault.text))
-    return TemplateError(found)
+        merged.append(TemplateFault(fault.where, Problem(message, problem.mark, problem.remedy), fault.text))
+    return TemplateError(merged)
 
 
-def _read_template(templates: Path, name: str) -> str:
-    """Return the content of a template, or "" if it cannot be read any more."""
-    try:
-        return (templates / name).read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return ""
-
-
-def _map_column(rendered: str, own: str, column: int) -> int:
-    """Return the column in a template's line `own` of a column in the line that it was rendered to."""
+def _map_column(rendered: str, source: str, column: int) -> int:
+    """Return the column in a template's line `source` of a column in the line that it was rendered to."""
     end = len(rendered) - column + 1  # counted from the end of the line
-    if rendered[:column] == own[:column]:
+    if rendered[:column] == source[:column]:
         return column
-    if rendered[-end:] == own[-end:]:
-        return len(own) - end + 1
-    return len(own) - len(own.lstrip()) + 1
+    if rendered[-end:] == source[-end:]:
+        return len(source) - end + 1
+    return len(source) - len(source.lstrip()) + 1

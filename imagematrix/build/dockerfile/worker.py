@@ -70,13 +70,13 @@ class Templates:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._stateful = False
-        self._environment = self._made()
+        self._environment = self._make_environment()
 
     @cached_property
     def _marking_environment(self) -> _Environment:
-        return self._made(_LineMarks)
+        return self._make_environment(_LineMarks)
 
-    def _made(self, *extensions: type[jinja2.ext.Extension]) -> _Environment:
+    def _make_environment(self, *extensions: type[jinja2.ext.Extension]) -> _Environment:
         environment = _Environment(
             loader=jinja2.FunctionLoader(self._load_source),
             extensions=extensions,
@@ -110,27 +110,27 @@ class Templates:
         `origins`, "origins" has the template and the number of the line that each line comes from.
         """
         try:
-            seen = _wrap_missing_values(values), _Images(images, names)
+            variables = _wrap_missing_values(values), _Images(images, names)
             if not origins:
-                return {"text": self._render(self._environment, template, *seen)}
-            text = self._render(self._marking_environment, template, *seen)
+                return {"text": self._render(self._environment, template, *variables)}
+            text = self._render(self._marking_environment, template, *variables)
             return {
                 "text": LINES.sub("", text),
                 "origins": [*_parse_origins(self._marking_environment.marked, text)],
             }
-        except _UnresolvedError as asked:
-            return {"image": asked.name}
+        except _UnresolvedError as unresolved:
+            return {"image": unresolved.name}
         except jinja2.TemplateNotFound as error:
-            return {"error": f"{self._path(template)}: template {error.name!r} not found"}
+            return {"error": f"{self._get_path(template)}: template {error.name!r} not found"}
         except jinja2.TemplateSyntaxError as error:
-            where = f"{error.filename or self._path(template)}:{error.lineno}"
+            where = f"{error.filename or self._get_path(template)}:{error.lineno}"
             return {"error": f"{where}: {error.message}"}
         except Exception as error:  # noqa: BLE001 - a template can cause any exception
-            return {
-                "error": self._with_position(error, template),
-                "of_cell": True,
-                **_describe_culprit(error),
-            }
+            answer = {"error": self._locate_error(error, template), "of_cell": True}
+            words = str(error).split("'")
+            if isinstance(error, jinja2.UndefinedError) and len(words) > 1:
+                answer.update(name=words[1], empty=isinstance(error, _NoValueError))
+            return answer
 
     def _render(
         self, environment: _Environment, template: str, values: Mapping[str, object], images: _Images
@@ -151,14 +151,14 @@ class Templates:
         with open(path, encoding="utf-8") as file:  # noqa: PTH123 - as above
             text = file.read()
         self._stateful = self._stateful or STATE.search(text) is not None
-        return _with_line_ends(text), self._path(name), None
+        return _keep_line_ends(text), self._get_path(name), None
 
-    def _path(self, name: str) -> str:
+    def _get_path(self, name: str) -> str:
         return f"{self._folder}/{name}"
 
-    def _with_position(self, error: Exception, template: str) -> str:
+    def _locate_error(self, error: Exception, template: str) -> str:
         """Return an error with file and line of the innermost template frame."""
-        position = self._path(template)
+        position = self._get_path(template)
         trace = error.__traceback__
         while trace:
             file = trace.tb_frame.f_code.co_filename
@@ -183,29 +183,22 @@ def _parse_origins(templates: Sequence[str], marked: str) -> Iterator[tuple[str,
         origin = (LINES.findall(line) or [origin])[-1]
 
 
-def _with_line_ends(text: str) -> str:
+def _keep_line_ends(text: str) -> str:
     """Return a template in which Jinja keeps the end of each line that has more than tags and comments.
 
     Jinja removes the line break after every tag, which joins an instruction that ends in `{% endif %}` to
     the next one. A plus sign in the tag keeps the line break.
     """
     parts: list[str] = []
-    end, alone = 0, True  # whether the line has only blanks, tags and comments so far
+    end, is_blank = 0, True  # whether the line has only blanks, tags and comments so far
     for match in MARKUP.finditer(text):
         for words in (text[end : match.start()], match["value"] or "", match["raw"] or ""):
-            alone = ("\n" in words or alone) and not words.rpartition("\n")[2].strip()
+            is_blank = ("\n" in words or is_blank) and not words.rpartition("\n")[2].strip()
         parts.append(text[end : match.end()])
         end = match.end()
-        if not (alone or match["value"] or text[end - 3] in "-+") and text[end : end + 1] == "\n":
+        if not (is_blank or match["value"] or text[end - 3] in "-+") and text[end : end + 1] == "\n":
             parts[-1] = f"{parts[-1][:-2]}+{parts[-1][-2:]}"
     return "".join([*parts, text[end:]])
-
-
-def _describe_culprit(error: Exception) -> dict[str, Any]:
-    words = str(error).split("'")
-    if isinstance(error, jinja2.UndefinedError) and len(words) > 1:
-        return {"name": words[1], "empty": isinstance(error, _NoValueError)}
-    return {}
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -304,13 +297,13 @@ class _NoValue(jinja2.Undefined):
 
 
 @lru_cache(maxsize=64)
-def _no_value(name: str) -> _NoValue:
+def _make_missing_value(name: str) -> _NoValue:
     return _NoValue(hint=f"'{name}' has no value here", name=name, exc=_NoValueError)
 
 
 def _wrap_missing_values(values: Mapping[str, str | None]) -> dict[str, object]:
     """Return `values` with each None replaced by an object that knows the variable's name."""
-    return {name: _no_value(name) if value is None else value for name, value in values.items()}
+    return {name: _make_missing_value(name) if value is None else value for name, value in values.items()}
 
 
 def _require_printable(value: object) -> object:

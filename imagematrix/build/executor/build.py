@@ -17,12 +17,12 @@ from dataclasses import replace
 from functools import partial
 from graphlib import TopologicalSorter
 from queue import Empty, SimpleQueue
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from imagematrix.build.dockerfile.dockerfile import split_stages
 from imagematrix.build.executor.cell_builder import CellBuilder
 from imagematrix.build.executor.image_tester import ImageTestError, ImageTestOutcome, ImageTestResult
-from imagematrix.build.executor.logs import log_path
+from imagematrix.build.executor.logs import get_log_path
 from imagematrix.build.executor.result import BuildStatus, Result, complete_results
 from imagematrix.build.plan.context import Snapshots, create_state_folder
 from imagematrix.build.plan.plan import REFUSED_REMEDY, PlanStatus, make_item_namer
@@ -35,12 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from imagematrix.audit.images.layers import Layers
+    from imagematrix.build.executor.cell_builder import BuildBackend
     from imagematrix.build.executor.image_tester import ImageTester
     from imagematrix.build.plan.plan import Plan, Planned
-    from imagematrix.build.plan.protocols import Builder, Store
-
-T = TypeVar("T")
 
 POLL_S = 0.1
 GRACE = 5  # seconds to wait for work that cannot be stopped, such as a push
@@ -50,16 +47,13 @@ OPEN = 4
 SHOWN = 5  # cells listed in a message before "and N more"
 
 
-def build(  # noqa: PLR0913 - the plan, builder and store, and the command's options
+def build(
     plan: Plan,
-    builder: Builder,
-    store: Store,
+    backend: BuildBackend,
     *,
     jobs: int,
     logs: Path,
     reporter: Reporter,
-    layers: Layers,
-    tester: ImageTester | None = None,
     fail_fast: bool = False,
     verify: bool = False,
 ) -> list[Result]:
@@ -70,59 +64,62 @@ def build(  # noqa: PLR0913 - the plan, builder and store, and the command's opt
     it builds on, and skipped if one of them was not built.
 
     Returns the results in the order of the plan. Raises TagMovedError before anything is built if an image
-    of the same version and cell exists but was built from other inputs. The `tester` tests images, also
-    up-to-date ones whose test is due; without one, nothing is tested. With `fail_fast` the first failure
+    of the same version and cell exists but was built from other inputs. The backend's tester tests images,
+    also up-to-date ones whose test is due; without one, nothing is tested. With `fail_fast` the first failure
     stops the remaining cells, as a lost engine always does. An interrupt ends the running builds before it
     propagates; the `reporter` has the results then.
     """
+    tester = backend.tester
     refused = plan.with_status(PlanStatus.REFUSED)
     if refused:
-        raise _tag_moved_error(refused)
-    failed = [
+        raise _make_tag_moved_error(refused)
+    failures = [
         Result(item=item, status=BuildStatus.FAILED, error=item.error)
         for item in plan.with_status(PlanStatus.FAILED)
     ]
-    for result in failed:
+    for result in failures:
         image = result.item.cell.image
         with contextlib.suppress(OSError):  # the log of an earlier build would show another failure
-            log_path(logs, image.name, image.version, result.item.cell.id).unlink()
-        reporter.finished(result)
+            get_log_path(logs, image.name, image.version, result.item.cell.id).unlink()
+        reporter.on_finish(result)
+
     verified = [PlanStatus.UP_TO_DATE] if verify else []
-    made = plan.with_status(PlanStatus.BUILD, PlanStatus.ADOPT, *verified)
-    due = plan.with_status(PlanStatus.UP_TO_DATE) if tester and not verify else ()
-    items = (*made, *(item for item in due if tester and tester.is_due(item)))
-    if not items or (failed and fail_fast):
-        return failed
+    to_make = plan.with_status(PlanStatus.BUILD, PlanStatus.ADOPT, *verified)
+    up_to_date = plan.with_status(PlanStatus.UP_TO_DATE) if tester and not verify else ()
+    items = (*to_make, *(item for item in up_to_date if tester and tester.is_due(item)))
+    if not items or (failures and fail_fast):
+        return failures
+
     try:
         create_state_folder(logs.parent)
         logs.mkdir(exist_ok=True)
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from error
-    plan.given.require_all(item.cell.image for item in items if verify or item.status is PlanStatus.BUILD)
+    plan.build_inputs.require_all(
+        item.cell.image for item in items if verify or item.status is PlanStatus.BUILD
+    )
     with make_scratch_folder() as folder:
         snapshots = Snapshots(folder, plan.contexts, logs.parent)
-        with CellBuilder(
-            items, plan, snapshots, builder, store, layers, tester, verify=verify, jobs=jobs
-        ) as maker:
-            run = _BuildRun(items, maker, reporter, logs, tester, fail_fast=fail_fast)
-            results = [*failed, *run.results(jobs)]
+        with CellBuilder(items, plan, snapshots, backend, verify=verify, jobs=jobs) as cell_builder:
+            run = _BuildRun(items, cell_builder, reporter, logs, tester, fail_fast=fail_fast)
+            results = [*failures, *run.build_all(jobs)]
     position = {id(item): index for index, item in enumerate(plan.items)}
     return sorted(results, key=lambda result: position[id(result.item)])
 
 
-def _tag_moved_error(refused: Sequence[Planned]) -> TagMovedError:
+def _make_tag_moved_error(refused: Sequence[Planned]) -> TagMovedError:
     name = make_item_namer(refused)
-    moved = [(item, item.difference.reference) for item in refused if item.difference]
+    conflicts = [(item, item.difference.reference) for item in refused if item.difference]
     lines = [
         line
-        for item, existing in moved[:SHOWN]
+        for item, existing in conflicts[:SHOWN]
         for line in (
             f"  {name(item)}: {item.why}",
             f"    existing  {existing}",
             f"    new       {item.reference}",
         )
     ]
-    more = [f"  and {len(moved) - SHOWN} more"] if len(moved) > SHOWN else []
+    more = [f"  and {len(conflicts) - SHOWN} more"] if len(conflicts) > SHOWN else []
     return TagMovedError(
         "a version never changes, and these cells would change:",
         *lines,
@@ -134,19 +131,19 @@ def _tag_moved_error(refused: Sequence[Planned]) -> TagMovedError:
 class Reporter(Protocol):
     """Receives the progress of a build, from several threads."""
 
-    def started(self, item: Planned) -> None:
+    def on_start(self, item: Planned) -> None:
         """Receive that the build of `item` has begun."""
         ...
 
-    def step(self, item: Planned, text: str) -> None:
+    def on_step(self, item: Planned, text: str) -> None:
         """Receive the current instruction of `item`."""
         ...
 
-    def output(self, item: Planned, text: str) -> None:
+    def on_output(self, item: Planned, text: str) -> None:
         """Receive lines that were written to the log of `item`."""
         ...
 
-    def finished(self, result: Result) -> None:
+    def on_finish(self, result: Result) -> None:
         """Receive a result."""
         ...
 
@@ -157,7 +154,7 @@ class _BuildRun:
     def __init__(
         self,
         items: Sequence[Planned],
-        maker: CellBuilder,
+        cell_builder: CellBuilder,
         reporter: Reporter,
         logs: Path,
         tester: ImageTester | None,
@@ -165,7 +162,7 @@ class _BuildRun:
         fail_fast: bool,
     ) -> None:
         self._items = {item.reference: item for item in items}
-        self._maker = maker
+        self._cell_builder = cell_builder
         self._reporter = reporter
         self._logs = logs
         self._tester = tester
@@ -173,36 +170,39 @@ class _BuildRun:
         self._results: dict[str, Result] = {}
         self._stopped = False
 
-    def results(self, jobs: int) -> list[Result]:
+    def build_all(self, jobs: int) -> list[Result]:
         """Make all images, `jobs` at a time, and return their results in the order of the items.
 
-        Raises the errors of `Maker.prepare`. An interrupt stops the running builds first.
+        Raises the errors of `CellBuilder.prepare`. An interrupt stops the running builds first.
         """
-        self._maker.prepare()
-        outcome: SimpleQueue[list[Result] | BaseException] = SimpleQueue()
+        self._cell_builder.prepare()
+        outcomes: SimpleQueue[list[Result] | BaseException] = SimpleQueue()
+
         # An interrupt is raised in the main thread. If that happened while it held a lock of the pool, the
         # pool's threads would wait for the lock forever; a SimpleQueue has none.
-        thread = threading.Thread(
-            target=lambda: outcome.put(self._catch_results(jobs)), name="pool", daemon=True
-        )
+        def run_pool() -> None:
+            try:
+                outcomes.put(self._collect_results(jobs))
+            except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+                outcomes.put(error)
+
+        outcome = None
         try:
-            thread.start()
-            ended = _await_outcome(outcome)
+            threading.Thread(target=run_pool, name="pool", daemon=True).start()
+            # A signal that arrives while this thread hands over the interpreter, just before it waits, does
+            # not wake it. So it wakes by itself.
+            while outcome is None:
+                with contextlib.suppress(Empty):
+                    outcome = outcomes.get(timeout=POLL_S)
         except BaseException:
             self._stopped = True
-            self._maker.stop()
+            self._cell_builder.stop()
             with contextlib.suppress(Empty):  # the results have to be reported soon
-                outcome.get(timeout=GRACE)
+                outcomes.get(timeout=GRACE)
             raise
-        if isinstance(ended, BaseException):
-            raise ended
-        return ended
-
-    def _catch_results(self, jobs: int) -> list[Result] | BaseException:
-        try:
-            return self._collect_results(jobs)
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
-            return error
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
 
     def _collect_results(self, jobs: int) -> list[Result]:
         leaders = order_by_new_stages({name: item.dockerfile for name, item in self._items.items()})
@@ -213,22 +213,22 @@ class _BuildRun:
         slots = threading.Semaphore(jobs)
         threads = OPEN * jobs if jobs > 1 else 1
         futures: dict[Future[Result], str] = {}
-        shared: list[Future[None]] = []
+        prefetches: list[Future[None]] = []
         with (
-            ThreadPoolExecutor(max_workers=2, thread_name_prefix="ahead") as ahead,
+            ThreadPoolExecutor(max_workers=2, thread_name_prefix="ahead") as prefetch_pool,
             ThreadPoolExecutor(max_workers=threads, thread_name_prefix="build") as pool,
         ):
             try:
-                shared.append(ahead.submit(self._maker.query_compilers))
+                prefetches.append(prefetch_pool.submit(self._cell_builder.query_compilers))
                 if jobs > 1:
-                    shared.append(ahead.submit(self._maker.export_bases))
+                    prefetches.append(prefetch_pool.submit(self._cell_builder.export_bases))
                 while order.is_active() and not self._stopped:
                     ready = order.get_ready()
                     futures |= {
                         pool.submit(self._build_after_needs, self._items[name], slots): name for name in ready
                     }
-                    done, _ = wait(futures, return_when=FIRST_COMPLETED)
-                    finished = {futures.pop(future): future.result() for future in done}
+                    completed, _ = wait(futures, return_when=FIRST_COMPLETED)
+                    finished = {futures.pop(future): future.result() for future in completed}
                     self._results |= finished
                     order.done(*finished)
             except BaseException:
@@ -238,17 +238,17 @@ class _BuildRun:
                 for future in futures:
                     future.cancel()
                 # Nothing needs the other work, such as after all cells have failed.
-                if self._stopped or not all(future.done() for future in shared):
-                    self._maker.stop()
+                if self._stopped or not all(future.done() for future in prefetches):
+                    self._cell_builder.stop()
         self._results |= {name: future.result() for future, name in futures.items() if not future.cancelled()}
         return complete_results(self._items.values(), self._results.values())
 
     def _build_after_needs(self, item: Planned, slots: threading.Semaphore) -> Result:
-        unbuilt = [name for name in item.needs if name in self._results and not self._results[name].stored]
+        unbuilt = [name for name in item.needs if name in self._results and not self._results[name].is_stored]
         if unbuilt:
             error = BuildError(f"the image that it builds on was not built: {unbuilt[0]}")
             result = Result(item=item, status=BuildStatus.SKIPPED, error=error)
-            self._reporter.finished(result)
+            self._reporter.on_finish(result)
             return result
         with contextlib.ExitStack() as slot:
             slot.enter_context(slots)
@@ -259,14 +259,17 @@ class _BuildRun:
     def _build_item(self, item: Planned, release_slot: Callable[[], None]) -> Result:
         begin = time.monotonic()
         image = item.cell.image
-        log = log_path(self._logs, image.name, image.version, item.cell.id)
-        self._reporter.started(item)
+        log = get_log_path(self._logs, image.name, image.version, item.cell.id)
+        self._reporter.on_start(item)
         try:
             log.unlink(missing_ok=True)  # the log of an earlier build would show another failure
-            step, follow = partial(self._reporter.step, item), partial(self._reporter.output, item)
-            result = self._maker.make(item, log, step, follow, release_slot)
+            on_step, on_output = (
+                partial(self._reporter.on_step, item),
+                partial(self._reporter.on_output, item),
+            )
+            result = self._cell_builder.make(item, log, on_step, on_output, release_slot)
             if self._tester and result.status is not BuildStatus.VERIFIED:
-                self._tester.note(item, result.test)
+                self._tester.record_result(item, result.test)
         except StoppedError as error:
             result = Result(item=item, status=BuildStatus.STOPPED, error=error)
         except ImageTestError as error:
@@ -275,9 +278,14 @@ class _BuildRun:
         except ImagematrixError as error:
             result = Result(item=item, status=BuildStatus.FAILED, error=error)
         except OSError as error:
-            result = Result(item=item, status=BuildStatus.FAILED, error=_system_error(error))
+            remedy = (
+                "free some space, or set TMPDIR to another folder" if error.errno == errno.ENOSPC else None
+            )
+            message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            build_error = BuildError(message, remedy=remedy)
+            result = Result(item=item, status=BuildStatus.FAILED, error=build_error)
         except Exception as error:  # noqa: BLE001 - an exception fails only its cell
-            result = Result(item=item, status=BuildStatus.FAILED, error=_unexpected_error(error, log))
+            result = Result(item=item, status=BuildStatus.FAILED, error=_log_unexpected_error(error, log))
         seconds = time.monotonic() - begin
         logged = os.path.isfile(log)  # noqa: PTH113 - pathlib raises OSError for some names
         result = replace(result, seconds=seconds, log=log if logged else None)
@@ -285,28 +293,11 @@ class _BuildRun:
         lost = isinstance(result.error, EngineError)
         if result.status is BuildStatus.FAILED and (self._fail_fast or lost):
             self._stopped = True
-        self._reporter.finished(result)
+        self._reporter.on_finish(result)
         return result
 
 
-def _await_outcome(outcome: SimpleQueue[T]) -> T:
-    """Wait for an outcome and return it.
-
-    A signal that arrives while this thread hands over the interpreter, just before it waits, does not wake
-    it. So it wakes by itself.
-    """
-    while True:
-        with contextlib.suppress(Empty):
-            return outcome.get(timeout=POLL_S)
-
-
-def _system_error(error: OSError) -> BuildError:
-    remedy = "free some space, or set TMPDIR to another folder" if error.errno == errno.ENOSPC else None
-    message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    return BuildError(message, remedy=remedy)
-
-
-def _unexpected_error(error: Exception, log: Path) -> ImagematrixError:
+def _log_unexpected_error(error: Exception, log: Path) -> ImagematrixError:
     """Return the error for a bug in imagematrix, and write its traceback to the log."""
     with contextlib.suppress(OSError):
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -322,18 +313,18 @@ def order_by_new_stages(dockerfiles: Mapping[str, str]) -> list[str]:
     Shared stages are thus fetched and compiled early and in parallel, and a failing stage fails at the
     beginning. Ties keep the order of `dockerfiles`.
     """
-    own = {name: frozenset(split_stages(text)) for name, text in dockerfiles.items()}
+    stages = {name: frozenset(split_stages(text)) for name, text in dockerfiles.items()}
     seen: set[str] = set()
     # The number of new stages only decreases, so the first file whose number is current is the next.
-    heap = [(-len(own[name]), place, name) for place, name in enumerate(own)]
+    heap = [(-len(stages[name]), position, name) for position, name in enumerate(stages)]
     heapq.heapify(heap)
     names = []
     while heap:
-        was, place, name = heapq.heappop(heap)
-        now = -len(own[name] - seen)
-        if now == was:
-            seen |= own[name]
+        old_priority, position, name = heapq.heappop(heap)
+        priority = -len(stages[name] - seen)
+        if priority == old_priority:
+            seen |= stages[name]
             names.append(name)
         else:
-            heapq.heappush(heap, (now, place, name))
+            heapq.heappush(heap, (priority, position, name))
     return names

@@ -17,7 +17,7 @@ from imagematrix.images.oci.compression import get_library
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from imagematrix.build.plan.protocols import BuildRequest, Store
 
@@ -67,16 +67,16 @@ class BuildCache:
 
     def find_cell_layers(self, order: BuildRequest) -> tuple[RewrittenLayer, ...]:
         """Return the layers that the store has from the last build of this order's cell, or of any cell."""
-        notes = {self._notes.get_note(CELL, name) for name in _note_names(order)}
-        return tuple(layer for note in notes if note for layer in self._find_existing(*note))
-
-    def _find_existing(
-        self, image: str, rows: Sequence[tuple[str, str, int, str]]
-    ) -> Iterator[RewrittenLayer]:
-        existing = self._store.list_layers(image)
-        for exported, digest, size, diff_id in rows:
-            if diff_id in existing and DIGEST.fullmatch(exported) and self._notes.has(digest):
-                yield RewrittenLayer(exported=exported, digest=digest, size=size, diff_id=diff_id)
+        layers: list[RewrittenLayer] = []
+        for note in {self._notes.get_note(CELL, name) for name in _note_names(order)}:
+            image, rows = note or ("", ())
+            existing = self._store.list_layers(image) if note else ()
+            layers += (
+                RewrittenLayer(exported=exported, digest=digest, size=size, diff_id=diff_id)
+                for exported, digest, size, diff_id in rows
+                if diff_id in existing and DIGEST.fullmatch(exported) and self._notes.has(digest)
+            )
+        return tuple(layers)
 
     def note_cell(self, order: BuildRequest, layers: Sequence[RewrittenLayer]) -> None:
         """Note the layers of an order's image, which the store has now, above those of its base."""

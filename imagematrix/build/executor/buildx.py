@@ -50,9 +50,16 @@ class _BuildLayout:
     blobs: layout.Blobs
 
     @classmethod
-    def of(cls, folder: Path, blobs: Path) -> _BuildLayout:
+    def from_folders(cls, folder: Path, blobs: Path) -> _BuildLayout:
         names = blobs / "sha256"
         return cls(folder, Rewriter(names, int(identity.EPOCH)), layout.Blobs(names))
+
+    def list_layers(self, digest: str, *, is_index: bool) -> list[str]:
+        """Return the layers of an exported image, or of an index with attestations."""
+        if not is_index:
+            return list(layout.LayoutImage(self.folder, digest).archives)
+        images = layout.LayoutIndex(self.folder, digest).images
+        return [layer for image in images for layer in image.archives]
 
 
 class Buildx:
@@ -74,29 +81,31 @@ class Buildx:
         attest: Sequence[str] = (),
         *,
         proxy: bool = False,
-        earlier: BuildCache | None = None,
+        build_cache: BuildCache | None = None,
         no_cache: bool = False,
         caches: ExternalCaches | None = None,
     ) -> None:
         self._docker = docker
         self._builder = builder
-        self._earlier = earlier
+        self._build_cache = build_cache
         self._attest = attest
         self._no_cache = no_cache
         self._caches = caches or ExternalCaches()
         self._imported = False  # whether an answer of `export`, for labels of images, may be from a cache
-        self._require()
+        self._require_capable_engine()
         self._solver = Solver(docker, builder, proxy=proxy)
         self._scratch = self._solver.folder
         blobs = Path(tempfile.mkdtemp(dir=self._scratch))
-        self._shared = _BuildLayout.of(blobs, blobs)
+        self._shared = _BuildLayout.from_folders(blobs, blobs)
         self._base_layers: SingleFlight[tuple[str, str | None, str, bool], tuple[Path, ...]] = SingleFlight()
         self._known_bases: SingleFlight[str, tuple[Path, ...]] = SingleFlight()
-        self._begun: SingleFlight[tuple[object, ...], bool] = (
+        self._prefixes_built: SingleFlight[tuple[object, ...], bool] = (
             SingleFlight()
         )  # beginnings, by name and sources
-        self._kept = contextlib.ExitStack()  # layers that images need to the end
-        self._unused: dict[str, contextlib.ExitStack] = {}  # layers of beginnings that no image uses yet
+        self._kept_layers = contextlib.ExitStack()  # layers that images need to the end
+        self._unused_layers: dict[
+            str, contextlib.ExitStack
+        ] = {}  # layers of beginnings that no image uses yet
         self._idle: list[_BuildLayout] = []
         self._lock = threading.Lock()
 
@@ -105,13 +114,18 @@ class Buildx:
 
     def __exit__(self, *_: object) -> None:
         self._solver.stop()
-        self._kept.close()
+        self._kept_layers.close()
         self._solver.close()
 
-    def _require(self) -> None:
+    def _require_capable_engine(self) -> None:
         """Raise EngineError or UsageError if the engine cannot build what is wanted."""
-        if self._builder is None:
-            self._require_builds()
+        version = self._docker.version
+        if self._builder is None and version is None:
+            remedy = "use Docker, or --builder; images can be selected, pulled and run with this engine"
+            raise EngineError("the engine is Podman, which has no BuildKit for builds", remedy=remedy)
+        if self._builder is None and version and not releases.BUILDS.is_in(version):
+            remedy = f"install {releases.BUILDS} or newer; images can be selected and run with this version"
+            raise EngineError(f"Docker {version} is too old for builds", remedy=remedy)
         if self._attest and not self.reproducible:
             remedy = "use the containerd image store, or --builder"
             raise UsageError("the engine's classic image store cannot keep attestations", remedy=remedy)
@@ -119,15 +133,6 @@ class Buildx:
             remedy = "use the containerd image store, or --builder"
             message = "an engine with the classic image store cannot import or export caches"
             raise UsageError(message, remedy=remedy)
-
-    def _require_builds(self) -> None:
-        version = self._docker.version
-        if version is None:
-            remedy = "use Docker, or --builder; images can be selected, pulled and run with this engine"
-            raise EngineError("the engine is Podman, which has no BuildKit for builds", remedy=remedy)
-        if not releases.BUILDS.is_in(version):
-            remedy = f"install {releases.BUILDS} or newer; images can be selected and run with this version"
-            raise EngineError(f"Docker {version} is too old for builds", remedy=remedy)
 
     @property
     def reproducible(self) -> bool:
@@ -141,10 +146,10 @@ class Buildx:
 
     def pin_by_digest(self, reference: str, digest: str) -> str | None:
         """Return the source of a base image with `digest`; None if its name is enough."""
-        current = self._docker.digest(reference)
+        current = self._docker.get_digest(reference)
         if self._builder is None and current == digest:
             return None
-        if self._solver.elsewhere and digest in self._solver.digests(reference):
+        if self._solver.is_elsewhere and digest in self._solver.list_digests(reference):
             return None
         if current not in (None, digest) and not self._docker.is_published(f"{reference}@{digest}"):
             raise UsageError(
@@ -163,12 +168,12 @@ class Buildx:
         return where
 
     def export(
-        self, dockerfile: str, sources: BuildSources, first: Sequence[SharedPrefix] = ()
+        self, dockerfile: str, sources: BuildSources, prefixes: Sequence[SharedPrefix] = ()
     ) -> dict[str, str]:
         """Build `dockerfile` and return the text files in its last stage, by name."""
         log, cache = io.StringIO(), format_cache_name("export", dockerfile)
         if not self._no_cache:
-            self._imported |= self._build_prefixes(first, sources, log, lambda _: None)
+            self._imported |= self._build_prefixes(prefixes, sources, log, lambda _: None)
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             options = ["--no-cache"] if self._no_cache else self._caches.format_import_options(cache)
             options += ["--output", format_attributes({"type": "local", "dest": folder})]
@@ -188,30 +193,24 @@ class Buildx:
         if not self.reproducible:
             return ()
         key = base, sources.images.get(base), sources.platform, anew
-        return self._base_layers(
-            key,
-            lambda: (
-                (not anew and self._find_known_base(base, sources, sibling_references))
-                or self._export_base(base, sources)
-            ),
-        )
 
-    def _find_known_base(
-        self, base: str, sources: BuildSources, sibling_references: Collection[str]
-    ) -> tuple[Path, ...]:
-        """Return the layer files of `base`, without bytes, if an earlier command has read its layers."""
-        name, earlier = self._find_immovable_name(base, sources), self._earlier
-        if name is None or earlier is None:
-            return ()
-        layers = partial(earlier.find_base_layers, name, sources.images[base], sibling_references)
-        return self._known_bases(name, lambda: tuple(map(self._shared.blobs.touch_layer, layers())))
+        def find_or_export() -> tuple[Path, ...]:
+            name, build_cache = self._find_immovable_name(base, sources), self._build_cache
+            files: tuple[Path, ...] = ()
+            if not anew and name and build_cache:
+                # Files without bytes, if an earlier command has read the layers.
+                layers = partial(build_cache.find_base_layers, name, sources.images[base], sibling_references)
+                files = self._known_bases(name, lambda: tuple(map(self._shared.blobs.touch_layer, layers())))
+            return files or self._export_base(base, sources)
+
+        return self._base_layers(key, find_or_export)
 
     def _find_known_layers(self, order: BuildRequest) -> frozenset[str]:
         """Return the digests of layers that the store has from the last build of an order's cell.
 
         BuildKit does not send those of them that the image still has.
         """
-        layers = self._earlier.find_cell_layers(order) if self._earlier else ()
+        layers = self._build_cache.find_cell_layers(order) if self._build_cache else ()
         for layer in layers:
             self._shared.blobs.touch_layer(layer.exported)
             self._shared.blobs.touch_layer(layer.digest)
@@ -225,116 +224,170 @@ class Buildx:
         return f"{digest} {sources.platform}" if digest else None
 
     def _export_base(self, base: str, sources: BuildSources) -> tuple[Path, ...]:
-        alone = SharedPrefix(base, f"FROM {base}\n")
-        with self._open_layout() as own:
-            image, _ = self._export_prefix(alone, own.folder, sources, io.StringIO(), lambda _: None)
-        self._begun(_prefix_inputs(alone, sources), lambda: False)  # the export has built it
+        prefix = SharedPrefix(base, f"FROM {base}\n")
+        with self._open_layout() as build_layout:
+            image, _ = self._export_prefix(
+                prefix, build_layout.folder, sources, io.StringIO(), lambda _: None
+            )
+        self._prefixes_built(_make_prefix_key(prefix, sources), lambda: False)  # the export has built it
         name = self._find_immovable_name(base, sources)
-        if self._earlier and name:
-            self._earlier.note_base(name, image.layers)
+        if self._build_cache and name:
+            self._build_cache.note_base(name, image.layers)
         return tuple(map(image.blob, image.layers))
 
     @contextlib.contextmanager
-    def make(self, order: BuildRequest, log: TextIO, step: Callable[[str], None]) -> Iterator[BuiltImage]:
+    def make(self, order: BuildRequest, log: TextIO, on_step: Callable[[str], None]) -> Iterator[BuiltImage]:
         """Build an image into a layout (containerd store), or into the store (classic) without its name."""
         options = [f"--attest={spec}" for spec in self._attest] or ["--provenance=false"]
         no_cache = order.no_cache or self._no_cache
         options += ["--no-cache"] if no_cache else []
-        first = () if no_cache else order.shared_prefixes
+        prefixes = () if no_cache else order.shared_prefixes
         if not self.reproducible:
-            options += [f"--label={key}={value}" for key, value in sorted(order.labels.items())]
-            self._build_prefixes(first, order.sources, log, step)
-            options += ["--output", "type=docker"]
-            made, _ = self._solver.metadata(options, order.dockerfile, order.sources, log, step)
-            yield BuiltImage(digest=made["containerimage.config.digest"])
+            yield self._build_in_engine(options, order, prefixes, log, on_step)
             return
         with contextlib.ExitStack() as stack:
-            own = stack.enter_context(self._open_layout(unshared=order.unshared))
+            build_layout = stack.enter_context(self._open_layout(unshared=order.unshared))
             base = find_last_base(order.dockerfile)
             if base and not order.unshared:
-                step(f"exporting {base}")
+                on_step(f"exporting {base}")
                 # BuildKit would send its layers with each image. If that fails, the build says so in its log.
                 with contextlib.suppress(BuildError):
                     self.export_base_layers(base, order.sources, order.sibling_references)
             known = frozenset() if order.unshared else self._find_known_layers(order)
-            image_name, _, tag = order.reference.rpartition(":")
-            cache = format_cache_name(labels.get_cell(tag), image_name, labels.get_cell(tag))
-            options += [] if no_cache else self._caches.format_import_options(cache)
-            begun = self._build_prefixes(first, order.sources, log, step)
-            digest, imported = self._export_image(
-                options, own.folder, order.dockerfile, order.sources, log, step
+            digest, imported = self._build_with_caches(
+                options, build_layout.folder, order, prefixes, log, on_step
             )
-            if not order.no_cache:
-                self._write_cache(cache, order.dockerfile, order.sources, log, step)
+
             # Docker's classic store needs every layer with every image, so they are kept to the end.
-            users = stack if self._docker.has_manifests else self._kept
-            layers = self._read_layers(own.folder, digest)
-            users.enter_context(own.blobs.keep_layers(layers))
-            for one in first:
-                if unused := self._unused.pop(one.name, None):
+            users = stack if self._docker.has_manifests else self._kept_layers
+            layers = build_layout.list_layers(digest, is_index=bool(self._attest))
+            users.enter_context(build_layout.blobs.keep_layers(layers))
+            for prefix in prefixes:
+                if unused := self._unused_layers.pop(prefix.name, None):
                     unused.close()
-            files = (
-                self.export_base_layers(base, order.sources, order.sibling_references, anew=order.unshared)
-                if base
-                else ()
-            )
-            kept = frozenset(f"sha256:{file.name}" for file in files)
-            if not order.unshared and not kept <= {*layers}:  # BuildKit has them in another form by now
+
+            # The base's layers stay as they are; the others are rewritten.
+            sources, siblings = order.sources, order.sibling_references
+            files = self.export_base_layers(base, sources, siblings, anew=order.unshared) if base else ()
+            base_layers = frozenset(f"sha256:{file.name}" for file in files)
+            if not order.unshared and not base_layers <= {
+                *layers
+            }:  # BuildKit has another form of them by now
                 raise layout.MissingBlobError(base)
+            rewriter, attested = build_layout.rewriter, None
             if self._attest:
-                image, attested = own.rewriter.index(digest, kept, order.compression)
+                image_digest, attested = rewriter.rewrite_index(digest, base_layers, order.compression)
             else:
-                image, attested = own.rewriter.image(digest, kept, order.compression), None
-            users.enter_context(own.blobs.keep_layers(layout.LayoutImage(own.folder, image).archives))
+                image_digest = rewriter.rewrite_image(digest, base_layers, order.compression)
+            rewritten_image = layout.LayoutImage(build_layout.folder, image_digest)
+            users.enter_context(build_layout.blobs.keep_layers(rewritten_image.archives))
             if self._docker.find_pinned_digest(order.sources.images.get(base or "", "")):
-                known |= kept
+                known |= base_layers
             yield BuiltImage(
-                digest=image,
-                layout=own.folder,
+                digest=image_digest,
+                layout=build_layout.folder,
                 stored_layers=known,
                 attested=attested,
-                imported=begun or imported or self._imported,
+                imported=imported or self._imported,
             )
-            if self._earlier:
-                rewritten = [layer for layer in layers if layer not in kept]
-                self._earlier.note_cell(
-                    order, [own.rewriter.layer(layer, order.compression) for layer in rewritten]
+            if self._build_cache:
+                rewritten = [layer for layer in layers if layer not in base_layers]
+                self._build_cache.note_cell(
+                    order, [rewriter.rewrite_layer(layer, order.compression) for layer in rewritten]
                 )
 
+    def _build_in_engine(
+        self,
+        options: Sequence[str],
+        order: BuildRequest,
+        prefixes: Sequence[SharedPrefix],
+        log: TextIO,
+        on_step: Callable[[str], None],
+    ) -> BuiltImage:
+        """Build an order's image into the classic image store, with its labels but without its name."""
+        self._build_prefixes(prefixes, order.sources, log, on_step)
+        options = [
+            *options,
+            *(f"--label={key}={value}" for key, value in sorted(order.labels.items())),
+            "--output",
+            "type=docker",
+        ]
+        metadata, _ = self._solver.solve_with_metadata(options, order.dockerfile, order.sources, log, on_step)
+        return BuiltImage(digest=metadata["containerimage.config.digest"])
+
+    def _build_with_caches(
+        self,
+        options: Sequence[str],
+        folder: Path,
+        order: BuildRequest,
+        prefixes: Sequence[SharedPrefix],
+        log: TextIO,
+        on_step: Callable[[str], None],
+    ) -> tuple[str, bool]:
+        """Build an order's image, after the prefixes `prefixes`, into the layout `folder`.
+
+        Its steps are read from the caches, and written to them. Returns as `_export_image` does.
+        """
+        image, _, tag = order.reference.rpartition(":")
+        cache = format_cache_name(labels.get_cell(tag), image, labels.get_cell(tag))
+        if not (order.no_cache or self._no_cache):
+            options = [*options, *self._caches.format_import_options(cache)]
+        prefixes_imported = self._build_prefixes(prefixes, order.sources, log, on_step)
+        digest, imported = self._export_image(options, folder, order.dockerfile, order.sources, log, on_step)
+        if not order.no_cache:
+            self._write_cache(cache, order.dockerfile, order.sources, log, on_step)
+        return digest, prefixes_imported or imported
+
     def _build_prefixes(
-        self, first: Sequence[SharedPrefix], sources: BuildSources, log: TextIO, step: Callable[[str], None]
+        self,
+        prefixes: Sequence[SharedPrefix],
+        sources: BuildSources,
+        log: TextIO,
+        on_step: Callable[[str], None],
     ) -> bool:
         """Build beginnings that have not been built yet, several at a time.
 
         Returns whether results may be those of an imported cache.
         """
 
-        def begin(last: SharedPrefix) -> bool:
+        def begin(last_prefix: SharedPrefix) -> bool:
             # Each comes after those that it needs.
-            needed = [one for one in first if one.name in last.needs or one is last]
-            imported = [self._begun(_prefix_inputs(one, sources), partial(build, one)) for one in needed]
+            needed = [
+                prefix for prefix in prefixes if prefix.name in last_prefix.needs or prefix is last_prefix
+            ]
+            imported = [
+                self._prefixes_built(_make_prefix_key(prefix, sources), partial(build, prefix))
+                for prefix in needed
+            ]
             return any(imported)
 
-        def build(one: SharedPrefix) -> bool:
-            cache = format_cache_name("shared", one.name)
+        def build(prefix: SharedPrefix) -> bool:
+            cache = format_cache_name("shared", prefix.name)
             options = self._caches.format_import_options(cache)
-            own = io.StringIO()  # the outputs of several builds at a time could not be told apart
+            output = io.StringIO()  # the outputs of several builds at a time could not be told apart
             try:
-                if one.exported:
-                    imported = self._export_shared(one, sources, own, step, options)
+                if prefix.exported:
+                    with self._open_layout() as shared:
+                        image, imported = self._export_prefix(
+                            prefix, shared.folder, sources, output, on_step, options
+                        )
+                        # The bytes of its layers are kept until an image uses them.
+                        unused = self._kept_layers.enter_context(contextlib.ExitStack())
+                        unused.enter_context(shared.blobs.keep_layers(image.archives))
+                        self._unused_layers[prefix.name] = unused
                 else:
                     options += ["--provenance=false", "--output=type=cacheonly"]
-                    imported = self._solver.solve(options, one.dockerfile, sources, own, step)
-                self._write_cache(cache, one.dockerfile, sources, own, step)
+                    imported = self._solver.solve(options, prefix.dockerfile, sources, output, on_step)
+                self._write_cache(cache, prefix.dockerfile, sources, output, on_step)
             finally:
-                log.write(own.getvalue())
+                log.write(output.getvalue())
             return imported
 
-        if not first:
+        if not prefixes:
             return False
-        step("building what images share")
-        with ThreadPoolExecutor(len(first), thread_name_prefix="begin") as pool:
-            return any(list(pool.map(begin, first)))
+        on_step("building what images share")
+        with ThreadPoolExecutor(len(prefixes), thread_name_prefix="begin") as pool:
+            return any(list(pool.map(begin, prefixes)))
 
     def _write_cache(
         self,
@@ -342,7 +395,7 @@ class Buildx:
         dockerfile: str,
         sources: BuildSources,
         log: TextIO,
-        step: Callable[[str], None],
+        on_step: Callable[[str], None],
     ) -> None:
         """Write the results of steps that have just run to the caches; raise BuildError.
 
@@ -350,50 +403,23 @@ class Buildx:
         """
         with self._caches.format_export_options(name) as options:
             if options:
-                step("writing the cache")
+                on_step("writing the cache")
                 options += ["--provenance=false", "--output=type=cacheonly"]
-                self._solver.solve(options, dockerfile, sources, log, step)
+                self._solver.solve(options, dockerfile, sources, log, on_step)
 
-    def _export_shared(
-        self,
-        one: SharedPrefix,
-        sources: BuildSources,
-        log: TextIO,
-        step: Callable[[str], None],
-        options: Sequence[str],
-    ) -> bool:
-        """Export layers that images share; their bytes are kept until an image uses them.
-
-        Returns whether results may be those of an imported cache.
-        """
-        with self._open_layout() as own:
-            image, imported = self._export_prefix(one, own.folder, sources, log, step, options)
-            unused = self._kept.enter_context(contextlib.ExitStack())
-            unused.enter_context(own.blobs.keep_layers(image.archives))
-            self._unused[one.name] = unused
-        return imported
-
-    def parts(self, made: BuiltImage) -> tuple[SizedLayer, ...]:
+    def list_parts(self, image: BuiltImage) -> tuple[SizedLayer, ...]:
         """Return the layers of a built image, the lowest first; see Builder."""
-        if made.layout:
-            return layout.LayoutImage(made.layout, made.digest).parts
-        return self._docker.parts(made.digest) or ()
-
-    def _read_layers(self, folder: Path, digest: str) -> list[str]:
-        images = (
-            layout.LayoutIndex(folder, digest).images
-            if self._attest
-            else (layout.LayoutImage(folder, digest),)
-        )
-        return [layer for image in images for layer in image.archives]
+        if image.layout:
+            return layout.LayoutImage(image.layout, image.digest).parts
+        return self._docker.list_parts(image.digest) or ()
 
     def _export_prefix(
         self,
-        one: SharedPrefix,
+        prefix: SharedPrefix,
         folder: Path,
         sources: BuildSources,
         log: TextIO,
-        step: Callable[[str], None],
+        on_step: Callable[[str], None],
         options: Sequence[str] = (),
     ) -> tuple[layout.LayoutImage, bool]:
         """Build the image of a beginning, without attestations, into the layout `folder`.
@@ -401,17 +427,17 @@ class Buildx:
         Returns also whether results may be those of an imported cache.
         """
         options = ["--provenance=false", *options]
-        digest, imported = self._export_image(options, folder, one.dockerfile, sources, log, step)
+        digest, imported = self._export_image(options, folder, prefix.dockerfile, sources, log, on_step)
         return layout.LayoutImage(folder, digest), imported
 
     def _export_image(
         self,
-        options: list[str],
+        options: Sequence[str],
         folder: Path,
         dockerfile: str,
         sources: BuildSources,
         log: TextIO,
-        step: Callable[[str], None],
+        on_step: Callable[[str], None],
     ) -> tuple[str, bool]:
         """Build an image into the layout `folder`; return its digest, and as `Solver.solve` does.
 
@@ -419,8 +445,8 @@ class Buildx:
         """
         output = {"type": "oci", "tar": "false", "dest": str(folder), "compression": "uncompressed"}
         options = [*options, "--output", format_attributes(output)]
-        made, imported = self._solver.metadata(options, dockerfile, sources, log, step)
-        return str(made["containerimage.digest"]), imported
+        metadata, imported = self._solver.solve_with_metadata(options, dockerfile, sources, log, on_step)
+        return str(metadata["containerimage.digest"]), imported
 
     @contextlib.contextmanager
     def _open_layout(self, *, unshared: bool = False) -> Iterator[_BuildLayout]:
@@ -431,30 +457,31 @@ class Buildx:
         if unshared:
             with tempfile.TemporaryDirectory(dir=self._scratch) as name:
                 (blobs := Path(name, "blobs")).mkdir()
-                yield _BuildLayout.of(Path(name), blobs)
+                yield _BuildLayout.from_folders(Path(name), blobs)
             return
         with self._lock:
-            layout = self._idle.pop() if self._idle else replace(self._shared, folder=self._make_layout())
+            if self._idle:
+                layout = self._idle.pop()
+            else:
+                folder = Path(tempfile.mkdtemp(dir=self._scratch))
+                # Layouts share their blobs, so layers, above all those of the base, are sent and stored only
+                # once.
+                (folder / "blobs").symlink_to(self._shared.folder)
+                layout = replace(self._shared, folder=folder)
         try:
             yield layout
         finally:
             with self._lock:
                 self._idle.append(layout)
 
-    def _make_layout(self) -> Path:
-        folder = Path(tempfile.mkdtemp(dir=self._scratch))
-        # Layouts share their blobs, so layers, above all those of the base, are sent and stored only once.
-        (folder / "blobs").symlink_to(self._shared.folder)
-        return folder
-
     def stop(self) -> None:
         """Stop all running builds; those that do not end soon are killed."""
         self._solver.stop()
 
 
-def _prefix_inputs(beginning: SharedPrefix, sources: BuildSources) -> tuple[object, ...]:
-    """Return what two orders have in common if they have one beginning in common."""
-    text = beginning.dockerfile
+def _make_prefix_key(prefix: SharedPrefix, sources: BuildSources) -> tuple[object, ...]:
+    """Return a key for a prefix built from these sources: two orders with the same key share its build."""
+    text = prefix.dockerfile
     context = sources.context if re.search("copy|add|mount", text, re.IGNORECASE) else None
-    named = [(name, value) for each in (sources.images, sources.args) for name, value in each.items()]
-    return beginning.name, sources.platform, context, *sorted(one for one in named if one[0] in text)
+    values = [*sources.images.items(), *sources.args.items()]
+    return prefix.name, sources.platform, context, *sorted(item for item in values if item[0] in text)

@@ -39,52 +39,54 @@ DONE = re.compile(r"#(\d+) DONE ")
 class CacheLocation:
     """A registry's repository or a folder with caches, as `docker buildx build` takes one.
 
-    `where` is the repository or the folder, `prefix` what its tags begin with, and `others` are the
+    `where` is the repository or the folder, `prefix` what its tags begin with, and `attributes` are the
     attributes that are passed on.
     """
 
     kind: str
     where: str
     prefix: str
-    others: Mapping[str, str]
+    attributes: Mapping[str, str]
 
     @classmethod
-    def parse(cls, spec: str, option: str, *, read: bool) -> CacheLocation:
-        """Return the place in the argument of `option`, to be `read` or written; raise UsageError."""
-        given = _parse_attributes(spec, option)
-        kind = given.pop("type", REGISTRY)
-        needed = {REGISTRY: "ref", LOCAL: FOLDERS[read]}
-        if kind not in needed:
+    def parse(cls, spec: str, option: str, *, for_reading: bool) -> CacheLocation:
+        """Return the place in the argument of `option`, to be `for_reading` or written; raise UsageError."""
+        attributes = _parse_attributes(spec, option)
+        kind = attributes.pop("type", REGISTRY)
+        location_keys = {REGISTRY: "ref", LOCAL: FOLDERS[for_reading]}
+        if kind not in location_keys:
             remedy = "write it to a registry or to a folder: type=registry,ref=REF or type=local,dest=DIR"
             raise UsageError(f"{option}: caches of the type {kind!r} are not supported", remedy=remedy)
-        where = given.pop(needed[kind], "")
-        if not where:
-            raise UsageError(f"{option} {spec}: {needed[kind]} is missing", remedy=f"add ,{needed[kind]}=…")
-        prefix = given.pop("tag", "")
+        location = attributes.pop(location_keys[kind], "")
+        if not location:
+            raise UsageError(
+                f"{option} {spec}: {location_keys[kind]} is missing", remedy=f"add ,{location_keys[kind]}=…"
+            )
+        prefix = attributes.pop("tag", "")
         if kind == REGISTRY:
-            if "@" in where:
+            if "@" in location:
                 remedy = "name the repository, perhaps with a tag: each cell has a cache of its own in it"
                 raise UsageError(f"{option} {spec}: a digest is one cache", remedy=remedy)
-            reference = Reference.parse(where)
-            prefix = "" if reference.name == where else reference.tag
-            where = reference.name
-        if not read:
-            given = WHOLE | given
-        return cls(kind=kind, where=where, prefix=prefix, others=given)
+            reference = Reference.parse(location)
+            prefix = "" if reference.name == location else reference.tag
+            location = reference.name
+        if not for_reading:
+            attributes = WHOLE | attributes
+        return cls(kind=kind, where=location, prefix=prefix, attributes=attributes)
 
-    def _tag(self, name: str) -> str:
+    def _make_tag(self, name: str) -> str:
         return f"{self.prefix}-{name}" if self.prefix else name
 
-    def spec(self, name: str, *, read: bool) -> str:
+    def format_option(self, name: str, *, for_reading: bool) -> str:
         """Return the argument of buildx for the cache called `name`."""
-        tag = self._tag(name)
+        tag = self._make_tag(name)
         if self.kind == REGISTRY:
-            own = {"type": REGISTRY, "ref": f"{self.where}:{tag}"}
+            fields = {"type": REGISTRY, "ref": f"{self.where}:{tag}"}
         else:
-            own = {"type": LOCAL, FOLDERS[read]: self.where, "tag": tag}
-        return format_attributes({**own, **self.others})
+            fields = {"type": LOCAL, FOLDERS[for_reading]: self.where, "tag": tag}
+        return format_attributes({**fields, **self.attributes})
 
-    def lacks(self, name: str) -> bool:
+    def is_missing(self, name: str) -> bool:
         """Whether this is a folder without the cache called `name`, which would be an error of buildx."""
         if self.kind == REGISTRY:
             return False
@@ -92,10 +94,10 @@ class CacheLocation:
             fields = json_documents.Fields(
                 json_documents.read_json(Path(self.where, "index.json")), self.where
             )
-            tags = [one.named_texts("annotations").get(TAG) for one in fields.objects("manifests")]
+            tags = [entry.named_texts("annotations").get(TAG) for entry in fields.objects("manifests")]
         except UsageError:  # no such folder, or no cache in it
             return True
-        return self._tag(name) not in tags
+        return self._make_tag(name) not in tags
 
 
 class ExternalCaches:
@@ -103,8 +105,8 @@ class ExternalCaches:
 
     def __init__(self, imports: Sequence[str] = (), exports: Sequence[str] = ()) -> None:
         """Take the arguments of --cache-from and --cache-to; raise UsageError."""
-        self._imports = [CacheLocation.parse(spec, "--cache-from", read=True) for spec in imports]
-        self._exports = [CacheLocation.parse(spec, "--cache-to", read=False) for spec in exports]
+        self._imports = [CacheLocation.parse(spec, "--cache-from", for_reading=True) for spec in imports]
+        self._exports = [CacheLocation.parse(spec, "--cache-to", for_reading=False) for spec in exports]
         self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
@@ -112,8 +114,8 @@ class ExternalCaches:
 
     def format_import_options(self, name: str) -> list[str]:
         """Return the options of buildx that read the cache called `name`."""
-        places = (place for place in self._imports if not place.lacks(name))
-        return [f"--cache-from={place.spec(name, read=True)}" for place in places]
+        locations = (location for location in self._imports if not location.is_missing(name))
+        return [f"--cache-from={location.format_option(name, for_reading=True)}" for location in locations]
 
     @contextlib.contextmanager
     def format_export_options(self, name: str) -> Iterator[list[str]]:
@@ -121,9 +123,15 @@ class ExternalCaches:
 
         Two builds cannot write the same file of a folder at once, so one waits for the other.
         """
-        turn = self._lock if any(place.kind == LOCAL for place in self._exports) else contextlib.nullcontext()
-        with turn:
-            yield [f"--cache-to={place.spec(name, read=False)}" for place in self._exports]
+        mutex = (
+            self._lock
+            if any(location.kind == LOCAL for location in self._exports)
+            else contextlib.nullcontext()
+        )
+        with mutex:
+            yield [
+                f"--cache-to={location.format_option(name, for_reading=False)}" for location in self._exports
+            ]
 
 
 class CacheUse:
@@ -135,7 +143,7 @@ class CacheUse:
         self._found = False
         self._cached = False
 
-    def read(self, line: str) -> None:
+    def read_line(self, line: str) -> None:
         """Read a line of BuildKit's plain progress."""
         for pattern, numbers in ((STEP, self._steps), (IMPORT, self._imports)):
             if match := pattern.match(line):
@@ -145,15 +153,15 @@ class CacheUse:
         self._found |= bool((match := DONE.match(line)) and match[1] in self._imports)
 
     @property
-    def imported(self) -> bool:
+    def has_imported(self) -> bool:
         """Whether a cache was imported and a step did not run, so that its result may be from there."""
         return self._found and self._cached
 
 
-def format_cache_name(shown: str, *identity: str) -> str:
-    """Return the name of a cache: `shown` for people, as far as it fits, and a digest of its `identity`."""
+def format_cache_name(label: str, *identity: str) -> str:
+    """Return the name of a cache: `label` for people, as far as it fits, and a digest of its `identity`."""
     digest = hashlib.sha256("\n".join(identity).encode()).hexdigest()
-    return f"{make_tag_word(shown)[:NAMED]}-{digest[:12]}"
+    return f"{make_tag_word(label)[:NAMED]}-{digest[:12]}"
 
 
 def format_attributes(values: Mapping[str, str]) -> str:
@@ -173,7 +181,9 @@ def _parse_attributes(spec: str, option: str) -> dict[str, str]:
     if len(fields) == 1 and "=" not in spec:
         return {"ref": spec}
     pairs = [field.partition("=") for field in fields]
-    bad = next((key for key, equals, _ in pairs if not key or not equals), None)
-    if bad is not None:
-        raise UsageError(f"{option} {spec}: {bad!r} is not NAME=VALUE", remedy=f"such as {option} ref=REF")
+    invalid = next((key for key, equals, _ in pairs if not key or not equals), None)
+    if invalid is not None:
+        raise UsageError(
+            f"{option} {spec}: {invalid!r} is not NAME=VALUE", remedy=f"such as {option} ref=REF"
+        )
     return {key.strip().lower(): value for key, _, value in pairs}

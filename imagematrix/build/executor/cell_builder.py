@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from concurrent.futures import CancelledError
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from imagematrix.audit import proven_facts
-from imagematrix.audit import warnings as doubts
+from imagematrix.audit import warnings as audit_warnings
 from imagematrix.audit.contradictions import audit_layers, find_contradictions, suggest_remedy
 from imagematrix.audit.images import device_code_entries
 from imagematrix.build.dockerfile.dockerfile import find_last_base
@@ -56,47 +55,61 @@ SHOWN = 3  # layers listed in a message
 LONGEST = 60  # characters of an instruction
 
 
+@dataclass(frozen=True, slots=True)
+class BuildBackend:
+    """What carries out a plan: the builder and the store of its images, and what audits and tests them.
+
+    `layers` reads the layers of images, each once. Without a `tester`, nothing is tested.
+    """
+
+    builder: Builder
+    store: Store
+    layers: Layers
+    tester: ImageTester | None = None
+
+
 class CellBuilder:
     """Makes the images of a plan; thread-safe. Use it as a context manager.
 
     With `verify` it makes each image twice, even up-to-date ones.
     """
 
-    def __init__(  # noqa: PLR0913 - the plan, builder and store, and the command's options
+    def __init__(
         self,
         items: Sequence[Planned],
         plan: Plan,
         snapshots: Snapshots,
-        builder: Builder,
-        store: Store,
-        layers: Layers,
-        tester: ImageTester | None,
+        backend: BuildBackend,
         *,
         verify: bool,
         jobs: int,
     ) -> None:
         self._items = items
-        self._needed = {need for item in items for need in item.needs}
+        self._needed_references = {need for item in items for need in item.needs}
         self._to_build = [item for item in items if verify or item.status is PlanStatus.BUILD]
         self._bases = plan.bases
-        self._given = plan.given
+        self._build_inputs = plan.build_inputs
         self._snapshots = snapshots
-        self._builder = builder
-        self._store = store
+        self._builder = backend.builder
+        self._store = backend.store
+        self._layers = backend.layers
+        self._tester = backend.tester
         self._verify = verify
-        self._compilers = Compilers(self._to_build, self._export)
-        self._made: dict[str, BuiltImage] = {}
-        self._together = frozenset(item.reference for item in items)
-        self._beginnings = find_shared_prefixes(
+
+        def export(dockerfile: str, sources: BuildSources) -> dict[str, str]:
+            return self._builder.export(dockerfile, sources, self._shared_prefixes[dockerfile])
+
+        self._compilers = Compilers(self._to_build, export)
+        self._built_images: dict[str, BuiltImage] = {}
+        self._sibling_references = frozenset(item.reference for item in items)
+        self._shared_prefixes = find_shared_prefixes(
             {item.reference: _make_recipe(item.dockerfile, item) for item in self._to_build},
             {text: _make_recipe(text, item) for text, item in self._compilers.dockerfiles.items()},
-            parallelism=jobs if builder.reproducible else 1,
+            parallelism=jobs if self._builder.reproducible else 1,
         )
-        self._kept = contextlib.ExitStack()  # layouts that other images build on
-        self._layers = layers
-        self._tester = tester
+        self._kept_layouts = contextlib.ExitStack()  # layouts that other images build on
         self._pins: dict[str, str | None] = {}
-        self._missing: dict[str, UsageError] = {}  # bases that cannot be had
+        self._missing_bases: dict[str, UsageError] = {}  # bases that cannot be had
         self._program: Path | None = None  # the folder with the program for builds that trim
         self._drivers: SingleFlight[str, Path] = SingleFlight()  # the folders of drivers, by their digests
 
@@ -104,7 +117,7 @@ class CellBuilder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._kept.close()
+        self._kept_layouts.close()
 
     def stop(self) -> None:
         """Stop the builds, audits and tests that are running."""
@@ -119,12 +132,12 @@ class CellBuilder:
         All contexts, and drivers that are not downloaded, are copied at the start, because their files may be
         edited during the builds. Raises EngineError.
         """
-        made = (item for item in self._items if self._verify or item.status is not PlanStatus.UP_TO_DATE)
-        for name in dict.fromkeys(name for item in made for name in item.bases):
+        items = (item for item in self._items if self._verify or item.status is not PlanStatus.UP_TO_DATE)
+        for name in dict.fromkeys(name for item in items for name in item.bases):
             try:
                 self._pins[name] = self._builder.pin_by_immovable_name(name, self._bases[name])
             except UsageError as error:
-                self._missing[name] = error
+                self._missing_bases[name] = error
         trims = any(item.trims for item in self._to_build)
         folder = self._snapshots.folder
         self._program = program.write_program(folder) if trims else None
@@ -134,16 +147,13 @@ class CellBuilder:
                     self._copy_driver(item.driver)
         for context in dict.fromkeys(item.cell.image.context for item in self._to_build):
             with contextlib.suppress(ImagematrixError, OSError):  # reported by its cells
-                self._snapshots.of(context)
-
-    def _export(self, dockerfile: str, sources: BuildSources) -> dict[str, str]:
-        return self._builder.export(dockerfile, sources, self._beginnings[dockerfile])
+                self._snapshots.take(context)
 
     def query_compilers(self) -> None:
         """Query the CPU flags while the first images are built; their builds report the errors."""
         for item in self._compilers.choose_representatives():
             with contextlib.suppress(ImagematrixError, OSError):
-                self._compilers.flags(item, self._find_sources(item))
+                self._compilers.get_flags(item, self._find_sources(item))
 
     def export_bases(self) -> None:
         """Export the bases of the images and read them; the builds report the errors.
@@ -157,7 +167,9 @@ class CellBuilder:
         for (base, _), item in firsts.items():
             if base in item.bases:
                 with contextlib.suppress(ImagematrixError, OSError):
-                    paths += self._builder.export_base_layers(base, self._find_sources(item), self._together)
+                    paths += self._builder.export_base_layers(
+                        base, self._find_sources(item), self._sibling_references
+                    )
         with contextlib.suppress(ImagematrixError, OSError, layout.MissingBlobError):
             self._read_layers(paths)
 
@@ -165,50 +177,52 @@ class CellBuilder:
         self,
         item: Planned,
         log: Path,
-        step: Callable[[str], None],
-        follow: Callable[[str], None],
+        on_step: Callable[[str], None],
+        on_output: Callable[[str], None],
         release_slot: Callable[[], None],
     ) -> Result:
         """Make and store one image, or adopt it; `release_slot` is called when the next build may start.
 
-        `step` is told the current instruction, `follow` what is written to the `log`.
+        `on_step` is told the current instruction, `on_output` what is written to the `log`.
 
         Raises ImagematrixError or OSError on failure.
         """
         if item.status is not PlanStatus.BUILD and not self._verify:
-            with open_log(log, follow) as file:
+            with open_log(log, on_output) as file:
                 if item.status is PlanStatus.UP_TO_DATE:
                     return self._test_stored(
-                        item, item.reference, item.labels, BuildStatus.TESTED, file, step
+                        item, item.reference, item.labels, BuildStatus.TESTED, file, on_step
                     )
                 if item.earlier:
-                    return self._reuse_earlier_version(item, item.earlier, file, step)
-                tested = self._test_stored(item, item.reference, item.labels, BuildStatus.ADOPTED, file, step)
-                return replace(self._adopt(item), test=tested.test)
-        sources = self._find_sources(item, step)
-        # The entry that the cell promises. A compiler, which takes a build, states its CPU flags meanwhile.
-        promised = cache(
-            lambda: promised_variants.make_variant(
-                item.cell, self._compilers.flags(item, sources), item.reference
-            )
-        )
-        if not self._compilers.is_querying(item):
-            promised()  # unknown flags are better reported before the build
+                    return self._reuse_earlier_version(item, item.earlier, file, on_step)
+                result = self._test_stored(
+                    item, item.reference, item.labels, BuildStatus.ADOPTED, file, on_step
+                )
+                return replace(self._adopt(item), test=result.test)
         order = BuildRequest(
             reference=item.reference,
             dockerfile=item.dockerfile,
-            sources=sources,
-            sibling_references=self._together,
-            shared_prefixes=self._beginnings[item.reference],
+            sources=self._find_sources(item, on_step),
+            sibling_references=self._sibling_references,
+            shared_prefixes=self._shared_prefixes[item.reference],
             compression=item.cell.image.compression,
         )
-        with open_log(log, follow) as file:
+        if not self._compilers.is_querying(item):
+            self._compilers.get_flags(item, order.sources)  # unknown flags are reported before the build
+        with open_log(log, on_output) as file:
             try:
-                return self._build_and_store(item, order, promised, file, step, release_slot)
+                return self._build_and_store(item, order, file, on_step, release_slot)
             except layout.MissingBlobError:  # the store lost a layer, or another store needs it
-                return self._build_and_store(
-                    item, replace(order, unshared=True), promised, file, step, release_slot
-                )
+                order = replace(order, unshared=True)
+                return self._build_and_store(item, order, file, on_step, release_slot)
+
+    def _promise_variant(self, item: Planned, order: BuildRequest) -> Variant:
+        """Return the catalog entry that a cell promises; raise BuildError if its CPU flags are unknown.
+
+        A compiler may state the flags, which takes a build, but only one.
+        """
+        flags = self._compilers.get_flags(item, order.sources)
+        return promised_variants.make_variant(item.cell, flags, item.reference)
 
     def _adopt(self, item: Planned) -> Result:
         digest = self._store.adopt(item.reference)
@@ -219,179 +233,182 @@ class CellBuilder:
         self,
         item: Planned,
         reference: str,
-        own: Mapping[str, str],
+        image_labels: Mapping[str, str],
         status: BuildStatus,
         log: TextIO,
-        step: Callable[[str], None],
+        on_step: Callable[[str], None],
     ) -> Result:
-        """Test an image that is stored under a reference, with its `own` labels."""
+        """Test an image that is stored under a reference, with its `image_labels` labels."""
         test = None
         if self._tester and item.cell.image.test:
-            step("testing")
+            on_step("testing")
             # What this build takes over from the engine is not in the store yet.
-            foreign = item.status is PlanStatus.ADOPT and not item.earlier
-            digest = None if foreign else self._store.inspect_image(reference).digest
-            entry = labels_of.read_variant(own, reference=reference, digest=digest, size=None)
+            is_in_engine_only = item.status is PlanStatus.ADOPT and not item.earlier
+            digest = None if is_in_engine_only else self._store.inspect_image(reference).digest
+            entry = labels_of.read_variant(image_labels, reference=reference, digest=digest, size=None)
             test = self._tester.test_stored(item, entry, log)
         return Result(item=item, status=status, test=test)
 
     def _reuse_earlier_version(
-        self, item: Planned, earlier: str, log: TextIO, step: Callable[[str], None]
+        self, item: Planned, earlier: str, log: TextIO, on_step: Callable[[str], None]
     ) -> Result:
         """Store the image of an earlier version under the labels of this one, over the same layers."""
         with tempfile.TemporaryDirectory(dir=self._snapshots.folder) as name:
             folder = Path(name)
-            before = self._store.load_without_layers(earlier, folder / "layout")
-            assert before.layout is not None  # noqa: S101 - for the type checker
-            image = layout.LayoutImage(before.layout, before.digest)
-            own = image.configuration["config"]["Labels"]
+            earlier_image = self._store.load_without_layers(earlier, folder / "layout")
+            assert earlier_image.layout is not None  # noqa: S101 - for the type checker
+            image = layout.LayoutImage(earlier_image.layout, earlier_image.digest)
+            image_labels = image.configuration["config"]["Labels"]
             if item.cell.image.budget is not None:
                 _require_within_budget(item.cell.image.budget, image.parts, compressed=True)
-            tested = self._test_stored(item, earlier, own, BuildStatus.ADOPTED, log, step)
-            entry = labels_of.read_variant(own, reference=item.reference, digest=None, size=None)
+            result = self._test_stored(item, earlier, image_labels, BuildStatus.ADOPTED, log, on_step)
+            entry = labels_of.read_variant(image_labels, reference=item.reference, digest=None, size=None)
             order = BuildRequest(
                 reference=item.reference,
                 dockerfile=item.dockerfile,
                 sources=BuildSources(context=folder, platform=item.cell.platform),
                 labels=labels.compose_labels(item, entry),
-                sibling_references=self._together,
+                sibling_references=self._sibling_references,
                 compression=item.cell.image.compression,
             )
-            digest = self._store.store(order, label_image(before, order.labels))
-        return replace(tested, digest=digest, labels=order.labels)
+            digest = self._store.store(order, label_image(earlier_image, order.labels))
+        return replace(result, digest=digest, labels=order.labels)
 
     def _build_and_store(
         self,
         item: Planned,
         order: BuildRequest,
-        promised: Callable[[], Variant],
         log: TextIO,
-        step: Callable[[str], None],
+        on_step: Callable[[str], None],
         release_slot: Callable[[], None],
     ) -> Result:
         warnings: tuple[str, ...] = ()
         test: ImageTestResult | None = None
         # Nothing can be added to an image of the classic store: its build gets what the cell promises.
+        promised = None
         if not self._builder.reproducible:
-            order = replace(order, labels=labels.compose_labels(item, promised()))
+            promised = self._promise_variant(item, order)
+            order = replace(order, labels=labels.compose_labels(item, promised))
         with contextlib.ExitStack() as stack:
             try:
-                made = stack.enter_context(self._builder.make(order, log, step))
+                image = stack.enter_context(self._builder.make(order, log, on_step))
             except BuildError as error:
-                raise self._compilers.reason(item, error) from error
-            self._snapshots.require(item.cell.image.context)
+                raise self._compilers.explain_failure(item, error) from error
+            self._snapshots.require_unchanged(item.cell.image.context)
             if not self._verify:
                 release_slot()
             if item.cell.image.budget is not None:
-                parts = self._builder.parts(made)
-                _require_within_budget(item.cell.image.budget, parts, compressed=made.layout is not None)
-            entry = promised()
-            if made.layout:
-                image = layout.LayoutImage(made.layout, made.digest)
-                entry, warnings = self._prove_entry(item, image, entry)
+                parts = self._builder.list_parts(image)
+                _require_within_budget(item.cell.image.budget, parts, compressed=image.layout is not None)
+            # The compiler, if there is one, has stated the flags meanwhile.
+            entry = promised or self._promise_variant(item, order)
+            if image.layout:
+                layout_image = layout.LayoutImage(image.layout, image.digest)
+                entry, warnings = self._prove_entry(item, layout_image, entry)
                 order = replace(order, labels=labels.compose_labels(item, entry))
-                made = label_image(made, order.labels)
+                image = label_image(image, order.labels)
             if self._verify:
-                self._build_again(order, made, log)
+                self._build_again(order, image, log)
             if self._tester and item.cell.image.test and item.status is not PlanStatus.UP_TO_DATE:
-                step("testing")
-                test = self._tester.test_built(item, entry, order, made, log)
-            result = self._put(item, order, made)
-            if result.status is BuildStatus.VERIFIED:
-                warnings += self._compare_with_stored(item, made)
-            if order.reference in self._needed:  # images built on it may take it from its layout
-                self._kept.push(stack.pop_all())
-        self._made[order.reference] = made
-        kept = made.layout is not None and self._store.keeps_layers
+                on_step("testing")
+                test = self._tester.test_built(item, entry, order, image, log)
+            result = self._store_image(item, order, image)
+            if order.reference in self._needed_references:  # images built on it may take it from its layout
+                self._kept_layouts.push(stack.pop_all())
+        self._built_images[order.reference] = image
+        keeps_layers = image.layout is not None and self._store.keeps_layers
         return replace(
             result,
-            reproducible=kept,
-            warnings=warnings,
-            compression=str(order.compression) if kept else ENGINE,
-            libzstd=get_libzstd_version() if kept and order.compression.type == "zstd" else None,
+            reproducible=keeps_layers,
+            warnings=(*warnings, *result.warnings),
+            compression=str(order.compression) if keeps_layers else ENGINE,
+            libzstd=get_libzstd_version() if keeps_layers and order.compression.type == "zstd" else None,
             labels=order.labels,
-            imported_cache=made.imported,
+            imported_cache=image.imported,
             test=test,
         )
 
-    def _put(self, item: Planned, order: BuildRequest, made: BuiltImage) -> Result:
-        """Store a built image; an existing image that was only verified is unchanged."""
+    def _store_image(self, item: Planned, order: BuildRequest, image: BuiltImage) -> Result:
+        """Store a built image, or compare it with the stored one if that is only verified.
+
+        Raises BuildError if it differs from that.
+        """
         if item.status is PlanStatus.UP_TO_DATE:
-            return Result(item=item, status=BuildStatus.VERIFIED, digest=made.digest)
+            assert image.layout is not None  # noqa: S101 - it was verified; for the type checker
+            layout_image = layout.LayoutImage(image.layout, image.digest)
+            warning = compare_with_stored(self._store.inspect_image(item.reference), layout_image)
+            warnings = (warning,) if warning else ()
+            return Result(item=item, status=BuildStatus.VERIFIED, digest=image.digest, warnings=warnings)
         if item.status is PlanStatus.ADOPT and not item.earlier:
             return self._adopt(item)
-        return Result(item=item, status=BuildStatus.BUILT, digest=self._store.store(order, made))
+        return Result(item=item, status=BuildStatus.BUILT, digest=self._store.store(order, image))
 
-    def _compare_with_stored(self, item: Planned, made: BuiltImage) -> tuple[str, ...]:
-        """Return the warnings if a verified image differs from the stored one; raise BuildError."""
-        assert made.layout is not None  # noqa: S101 - it was verified; for the type checker
-        image = layout.LayoutImage(made.layout, made.digest)
-        warning = compare_with_stored(self._store.inspect_image(item.reference), image)
-        return (warning,) if warning else ()
-
-    def _build_again(self, order: BuildRequest, made: BuiltImage, log: TextIO) -> None:
-        if made.layout is None:
+    def _build_again(self, order: BuildRequest, image: BuiltImage, log: TextIO) -> None:
+        if image.layout is None:
             raise BuildError("the engine's classic image store cannot verify that an image is reproducible")
-        with self._builder.make(replace(order, no_cache=True), log, lambda _: None) as unlabelled:
-            again = label_image(unlabelled, order.labels)
-            assert again.layout is not None  # noqa: S101 - from the same builder; for the type checker
-            differs = find_difference(
-                layout.LayoutImage(made.layout, made.digest), layout.LayoutImage(again.layout, again.digest)
+        with self._builder.make(replace(order, no_cache=True), log, lambda _: None) as second_build:
+            second_image = label_image(second_build, order.labels)
+            assert second_image.layout is not None  # noqa: S101 - from the same builder; for the type checker
+            difference = find_difference(
+                layout.LayoutImage(image.layout, image.digest),
+                layout.LayoutImage(second_image.layout, second_image.digest),
             )
-        if differs:
-            raise BuildError(f"not reproducible: the second build differs: {differs}")
+        if difference:
+            raise BuildError(f"not reproducible: the second build differs: {difference}")
 
-    def _find_sources(self, item: Planned, step: Callable[[str], None] = lambda _: None) -> BuildSources:
+    def _find_sources(self, item: Planned, on_step: Callable[[str], None] = lambda _: None) -> BuildSources:
         for name in item.bases:
-            if name in self._missing:
-                raise self._missing[name]
-        found = {name: self._pins[name] for name in item.bases}
+            if name in self._missing_bases:
+                raise self._missing_bases[name]
+        sources = {name: self._pins[name] for name in item.bases}
         for name in item.needs:
-            found[name] = self._store.source(name, local=self._builder.local)
-            made = self._made.get(name)
-            if found[name] is None and not self._builder.local and made and made.layout:
-                found[name] = f"oci-layout://{made.layout}@{made.digest}"
-            if found[name] is None:  # BuildKit would take somebody else's image of this name from Docker Hub
+            sources[name] = self._store.find_source(name, local=self._builder.local)
+            built = self._built_images.get(name)
+            if sources[name] is None and not self._builder.local and built and built.layout:
+                sources[name] = f"oci-layout://{built.layout}@{built.digest}"
+            if (
+                sources[name] is None
+            ):  # BuildKit would take somebody else's image of this name from Docker Hub
                 message = f"the image that it builds on is not built yet: {name}"
                 raise BuildError(message, remedy="build it first, or in the same build")
-        images = {name: source for name, source in found.items() if source}
+        images = {name: source for name, source in sources.items() if source}
         if item.trims:
             images[program.CONTEXT] = str(self._program)
         if item.driver:
-            images[driver.CONTEXT] = str(self._copy_driver(item.driver, step))
-        context = self._snapshots.of(item.cell.image.context)
-        return self._given.sources(item.cell, context, images)
+            images[driver.CONTEXT] = str(self._copy_driver(item.driver, on_step))
+        context = self._snapshots.take(item.cell.image.context)
+        return self._build_inputs.make_sources(item.cell, context, images)
 
     def _copy_driver(
-        self, source: DriverFolder | RemoteDriver, step: Callable[[str], None] = lambda _: None
+        self, source: DriverFolder | RemoteDriver, on_step: Callable[[str], None] = lambda _: None
     ) -> Path:
-        """Return the copy of a driver for builds, downloaded if needed; `step` is told of that."""
+        """Return the copy of a driver for builds, downloaded if needed; `on_step` is told of that."""
 
-        def copied() -> Path:
-            found = source.folder(step) if isinstance(source, RemoteDriver) else source
-            return driver.copy_driver(found, self._snapshots.folder)
+        def copy() -> Path:
+            folder = source.fetch_folder(on_step) if isinstance(source, RemoteDriver) else source
+            return driver.copy_driver(folder, self._snapshots.folder)
 
-        return self._drivers(source.digest, copied)
+        return self._drivers(source.digest, copy)
 
     def _prove_entry(
-        self, item: Planned, image: layout.LayoutImage, promised: Variant
+        self, item: Planned, image: layout.LayoutImage, promised_entry: Variant
     ) -> tuple[Variant, tuple[str, ...]]:
         """Return the catalog entry of an image as its bytes prove it, and warnings.
 
-        `promised` is the entry that its cell promises. Raises AuditError if the bytes contradict it, or if a
-        march is doubtful and `strict_march` is set.
+        `promised_entry` is the entry that its cell promises. Raises AuditError if the bytes contradict it, or
+        if a march is doubtful and `strict_march` is set.
         """
         layers = self._read_layers(image.layer_files)
-        audited = audit_layers(layers, promised, item.cell.optional_code)
+        audited = audit_layers(layers, promised_entry, item.cell.optional_code)
         device_code_entries.require_matches(audited.device_code, audited.unmatched)
-        entry = proven_facts.with_code(audited, promised, trimmed=item.trims)
-        broken = find_contradictions(audited, entry)
-        if broken:
-            raise AuditError("; ".join(map(str, broken)), remedy=suggest_remedy(broken))
-        warnings = doubts.warn_of_march(audited, entry)
+        entry = proven_facts.with_code(audited, promised_entry, trimmed=item.trims)
+        contradictions = find_contradictions(audited, entry)
+        if contradictions:
+            raise AuditError("; ".join(map(str, contradictions)), remedy=suggest_remedy(contradictions))
+        warnings = audit_warnings.warn_of_march(audited, entry)
         if warnings and item.cell.image.strict_march:
             raise AuditError("; ".join(warnings))
-        warnings += doubts.warn_of_runtime(audited, entry)
+        warnings += audit_warnings.warn_of_runtime(audited, entry)
         entry = proven_facts.with_flags(audited, entry)
         proven = record.replace(
             entry, facts=proven_facts.find_proven_facts(audited, entry), libraries=audited.versions
@@ -403,12 +420,12 @@ class CellBuilder:
         # Largest first, so that the others are read meanwhile.
         files = {f"sha256:{path.name}": path for path in sorted(paths, key=lambda path: -path.stat().st_size)}
         try:
-            read = self._layers.read_layers(
+            layer_contents = self._layers.read_layers(
                 tuple(files), lambda digest: layout.require_blob(files[digest]).open("rb")
             )
         except CancelledError as error:
             raise StoppedError("stopped") from error
-        layers = dict(zip(files, read, strict=True))
+        layers = dict(zip(files, layer_contents, strict=True))
         return [layers[f"sha256:{path.name}"] for path in paths]
 
 
@@ -434,15 +451,14 @@ def _require_within_budget(budget: int, parts: Sequence[SizedLayer], *, compress
     from rich.filesize import decimal
 
     largest = sorted(parts, key=lambda part: -part.size)[:SHOWN]
-    layers = "; ".join(f"{decimal(part.size, precision=2)} {_shorten_command(part)}" for part in largest)
+    words = [(part.size, part.made_by or part.digest) for part in largest]
+    layers = "; ".join(
+        f"{decimal(size, precision=2)} {text if len(text) <= LONGEST else f'{text[: LONGEST - 1]}…'}"
+        for size, text in words
+    )
     kind = "compressed" if compressed else "uncompressed, as the classic image store has no compressed layers"
     raise BuildError(
         f"the image has {decimal(total, precision=2)} ({kind}), "
         f"more than its budget of {decimal(budget, precision=2)}; largest layers: {layers}",
         remedy="make these layers smaller, or raise `budget` in matrix.yaml",
     )
-
-
-def _shorten_command(part: SizedLayer) -> str:
-    words = part.made_by or part.digest
-    return words if len(words) <= LONGEST else f"{words[: LONGEST - 1]}…"

@@ -56,7 +56,7 @@ def wait_for_child(process: subprocess.Popen[str]) -> int:
     return code
 
 
-def signal_child(process: subprocess.Popen[str], which: signal.Signals) -> None:
+def signal_child(process: subprocess.Popen[str], number: signal.Signals) -> None:
     """Send a signal to the group: buildx starts programs for logins and for engines behind ssh."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, which)
+        os.killpg(process.pid, number)

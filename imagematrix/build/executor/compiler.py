@@ -35,18 +35,18 @@ class Compilers:
 
     def __init__(self, items: Iterable[Planned], export: Export) -> None:
         self._compilers: dict[Hashable, _Compiler] = {}
-        self._of: dict[str, _Compiler] = {}  # by the references of items
+        self._by_reference: dict[str, _Compiler] = {}  # by the references of items
         for item in items:
             stage = truncate_after_stage(item.dockerfile, STAGE)
             march = item.cell.axes.get("march")
             if stage and march:
                 image = item.cell.image  # a stage can use its files, arguments and secrets
                 key = stage, item.cell.platform, image.context, image.build_args, image.secrets, image.ssh
-                made = self._compilers.setdefault(key, _Compiler(item, stage, export))
-                made.options.add(item.cell.facts.option(march))
+                compiler = self._compilers.setdefault(key, _Compiler(item, stage, export))
+                compiler.options.add(item.cell.facts.get_option(march))
                 if not item.needs:
-                    made.item = made.item or item
-                self._of[item.reference] = made
+                    compiler.item = compiler.item or item
+                self._by_reference[item.reference] = compiler
 
     @property
     def dockerfiles(self) -> dict[str, Planned]:
@@ -57,19 +57,19 @@ class Compilers:
         """Return for each compiler an item that uses it and builds on no other image of the matrix."""
         return [compiler.item for compiler in self._compilers.values() if compiler.item]
 
-    def reason(self, item: Planned, error: BuildError) -> BuildError:
+    def explain_failure(self, item: Planned, error: BuildError) -> BuildError:
         """Return why a build failed: `error`, or that the compiler does not support the march."""
-        compiler = self._of.get(item.reference)
+        compiler = self._by_reference.get(item.reference)
         if compiler is None or compiler.known is None:
             return error
-        option = item.cell.facts.option(item.cell.axes["march"])
-        return error if option in compiler.known else _unknown_flags_error(item, option)
+        option = item.cell.facts.get_option(item.cell.axes["march"])
+        return error if option in compiler.known else _make_unknown_flags_error(item, option)
 
     def is_querying(self, item: Planned) -> bool:
         """Whether the flags of `item` come from a compiler, which takes a build."""
-        return item.reference in self._of
+        return item.reference in self._by_reference
 
-    def flags(self, item: Planned, sources: BuildSources) -> frozenset[str]:
+    def get_flags(self, item: Planned, sources: BuildSources) -> frozenset[str]:
         """Return the flags that `item`'s code needs; raise BuildError if they are unknown.
 
         `sources` are those of its build. If a template has no stage `compiler`, the shipped table is used
@@ -79,15 +79,15 @@ class Compilers:
         march = item.cell.axes.get("march")
         if march is None:
             return frozenset()
-        compiler = self._of.get(item.reference)
+        compiler = self._by_reference.get(item.reference)
         if compiler is None:
             return look_up_flags(item.cell, march)
-        option = item.cell.facts.option(march)
-        macros = compiler.macros(sources).get(option)
+        option = item.cell.facts.get_option(march)
+        macros = compiler.query_macros(sources).get(option)
         if macros is None:
-            raise _unknown_flags_error(item, option)
-        own = item.cell.facts.flags(march) or frozenset()
-        return marches.get_flags_from_macros(macros, ARCHES[item.cell.platform], march) | own
+            raise _make_unknown_flags_error(item, option)
+        stated = item.cell.facts.get_flags(march) or frozenset()
+        return marches.get_flags_from_macros(macros, ARCHES[item.cell.platform], march) | stated
 
 
 class _Compiler:
@@ -102,7 +102,7 @@ class _Compiler:
         self._lock = threading.Lock()
         self._answer: Mapping[str, str] | BuildError | None = None
 
-    def macros(self, sources: BuildSources) -> Mapping[str, str]:
+    def query_macros(self, sources: BuildSources) -> Mapping[str, str]:
         """Return the macros by option, without options that the compiler does not know."""
         with self._lock:
             if self._answer is None:
@@ -138,7 +138,7 @@ class _Compiler:
         )
 
 
-def _unknown_flags_error(item: Planned, option: str) -> BuildError:
+def _make_unknown_flags_error(item: Planned, option: str) -> BuildError:
     return BuildError(
         f"the compiler of {item.cell.id} does not support {option}",
         remedy="exclude these cells, or use a base image with a newer compiler",

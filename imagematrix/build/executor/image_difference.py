@@ -45,7 +45,7 @@ def find_difference(first: LayoutImage, second: LayoutImage) -> str | None:
         if mine is None or its is None:
             return f"one has {len(first.layers)} layers, the other {len(second.layers)}"
         if mine.name != its.name:
-            return f"layer {position} of {len(first.layers)}: {_find_layer_difference(mine, its)}"
+            return f"layer {position} of {len(first.layers)}: {_describe_layer_difference(mine, its)}"
     return "the layers are the same, but the configuration differs"
 
 
@@ -62,7 +62,7 @@ def compare_with_stored(stored: StoredImageInfo, image: LayoutImage) -> str | No
     mine = tuple(config["rootfs"]["diff_ids"])
     if stored.layers != mine:
         pairs = enumerate(itertools.zip_longest(stored.layers, mine), 1)
-        first = next(position for position, (one, other) in pairs if one != other)
+        first = next(position for position, (stored_layer, layer) in pairs if stored_layer != layer)
         raise BuildError(
             f"not reproducible: layer {first} of {len(mine)} is not that of the stored image {stored.digest}"
         )
@@ -74,7 +74,7 @@ def compare_with_stored(stored: StoredImageInfo, image: LayoutImage) -> str | No
     )
 
 
-def _find_layer_difference(first: Path, second: Path) -> str:
+def _describe_layer_difference(first: Path, second: Path) -> str:
     for mine, its in itertools.zip_longest(_list_entries(first), _list_entries(second)):
         if mine == its:
             continue

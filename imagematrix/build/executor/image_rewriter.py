@@ -31,13 +31,13 @@ from imagematrix.images.oci.mtimes import clamp_mtimes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping
     from typing import IO, Any
 
     from imagematrix.build.plan.protocols import BuiltImage
     from imagematrix.images.oci.compression import Compression
 
-AT_ONCE = 2  # layers that are compressed: each uses several threads, and at high levels a gigabyte
+PARALLEL_LAYERS = 2  # layers that are compressed: each uses several threads, and at high levels a gigabyte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,56 +59,61 @@ class _BlobFolder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def path(self, digest: str) -> Path:
+    def get_path(self, digest: str) -> Path:
         return self._folder / digest.removeprefix("sha256:")
 
     def read(self, digest: str) -> bytes:
-        return self.path(digest).read_bytes()
+        return self.get_path(digest).read_bytes()
 
-    def size(self, digest: str) -> int:
-        return self.path(digest).stat().st_size
+    def get_size(self, digest: str) -> int:
+        return self.get_path(digest).stat().st_size
 
-    def json(self, digest: str) -> dict[str, Any]:
+    def read_json(self, digest: str) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(self.read(digest))
         return document
 
     def put(self, raw: bytes) -> str:
-        with self.new() as file:
+        with self.open_new() as file:
             file.write(raw)
-            return self.kept(file)
+            return self.keep(file)
 
     def put_json(self, value: object) -> str:
         return self.put(json.dumps(value, sort_keys=True, separators=(",", ":")).encode())
 
     def put_image(self, digest: str, manifest: dict[str, Any], config: dict[str, Any]) -> dict[str, str]:
         """Write a changed image; return the new digests of configuration and image, by the old ones."""
-        before = manifest["config"]["digest"]
-        after = self.put_json(config)
-        manifest["config"] |= {"digest": after, "size": self.size(after)}
-        return {before: after, digest: self.put_json(manifest)}
+        old_config = manifest["config"]["digest"]
+        new_config = self.put_json(config)
+        manifest["config"] |= {"digest": new_config, "size": self.get_size(new_config)}
+        return {old_config: new_config, digest: self.put_json(manifest)}
 
-    def put_index(self, digest: str, names: Mapping[str, str]) -> str:
+    def put_index(self, digest: str, new_digests: Mapping[str, str]) -> str:
         """Write the index of an image with attestations for a changed image, and return its new digest.
 
-        `names` are the new digests of the image and of its parts by the old ones, to which the attestations
-        refer.
+        `new_digests` are the new digests of the image and of its parts by the old ones, to which the
+        attestations refer.
         """
-        names = dict(names)
-        index = self.json(digest)
+        new_digests = dict(new_digests)
+        index = self.read_json(digest)
         image = _find_attested_image(index)
         for entry in index["manifests"]:
             if entry["digest"] != image:
-                manifest = self.json(entry["digest"])
+                manifest = self.read_json(entry["digest"])
                 for blob in (*manifest["layers"], manifest["config"], entry):
-                    names[blob["digest"]] = self.put(_replace_digests(self.read(blob["digest"]), names))
-                entry["annotations"][ATTESTED] = names[image]
-            entry["digest"] = names[entry["digest"]]
-            entry["size"] = self.size(entry["digest"])
+                    raw = self.read(blob["digest"])
+                    for old, new in new_digests.items():  # of the same length
+                        raw = raw.replace(
+                            old.removeprefix("sha256:").encode(), new.removeprefix("sha256:").encode()
+                        )
+                    new_digests[blob["digest"]] = self.put(raw)
+                entry["annotations"][ATTESTED] = new_digests[image]
+            entry["digest"] = new_digests[entry["digest"]]
+            entry["size"] = self.get_size(entry["digest"])
         return self.put_json(index)
 
     @contextlib.contextmanager
-    def new(self) -> Iterator[IO[bytes]]:
-        """Yield a temporary file that `kept` renames; otherwise it is removed."""
+    def open_new(self) -> Iterator[IO[bytes]]:
+        """Yield a temporary file that `keep` renames; otherwise it is removed."""
         folder = self._folder.parent
         name = None
         try:
@@ -124,11 +129,11 @@ class _BlobFolder:
                 ) from error
             raise
 
-    def kept(self, file: IO[bytes]) -> str:
+    def keep(self, file: IO[bytes]) -> str:
         """Rename a written file to its digest, and return that."""
         file.seek(0)
         digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"  # type: ignore[arg-type]
-        Path(file.name).rename(self.path(digest))
+        Path(file.name).rename(self.get_path(digest))
         return digest
 
 
@@ -142,63 +147,76 @@ class Rewriter:
         self._blobs = _BlobFolder(blobs)
         self._latest = latest
         self._layers: SingleFlight[tuple[str, Compression], RewrittenLayer] = SingleFlight()
-        self._free = threading.Semaphore(AT_ONCE)
+        self._free = threading.Semaphore(PARALLEL_LAYERS)
 
     def reuse_layer(self, layer: RewrittenLayer, compression: Compression) -> None:
         """Reuse a layer that an earlier build wrote, without reading its bytes."""
         self._layers((layer.exported, compression), lambda: layer)
 
-    def layer(self, exported: str, compression: Compression) -> RewrittenLayer:
-        """Rewrite a layer; raise BuildError. Raises HollowError if its bytes have been removed."""
-        return self._layers((exported, compression), partial(self._rewrite_layer, exported, compression))
+    def rewrite_layer(self, exported: str, compression: Compression) -> RewrittenLayer:
+        """Rewrite a layer; raise BuildError. Raises MissingBlobError if its bytes have been removed."""
+        return self._layers((exported, compression), partial(self._write_layer, exported, compression))
 
-    def image(self, digest: str, kept: Container[str], compression: Compression) -> str:
+    def rewrite_image(self, digest: str, base_digests: Container[str], compression: Compression) -> str:
         """Rewrite the image with `digest` and return the new digest; raise BuildError.
 
-        The layers `kept`, those of its base, are not changed; the others get this `compression`. Raises
-        HollowError if a needed layer has been removed.
+        The layers `base_digests`, those of its base, are not changed; the others get this `compression`.
+        Raises MissingBlobError if a needed layer has been removed.
         """
-        return self._rewrite_image(digest, kept, compression)[digest]
+        return self._write_image(digest, base_digests, compression)[digest]
 
-    def index(self, digest: str, kept: Container[str], compression: Compression) -> tuple[str, str]:
+    def rewrite_index(
+        self, digest: str, base_digests: Container[str], compression: Compression
+    ) -> tuple[str, str]:
         """Rewrite an image with attestations; return the new digests and the index of both; raise BuildError.
 
         The attestations then refer to the new image.
         """
-        image = _find_attested_image(self._blobs.json(digest))
-        names = self._rewrite_image(image, kept, compression)
-        return names[image], self._blobs.put_index(digest, names)
+        image = _find_attested_image(self._blobs.read_json(digest))
+        new_digests = self._write_image(image, base_digests, compression)
+        return new_digests[image], self._blobs.put_index(digest, new_digests)
 
-    def _rewrite_image(self, digest: str, kept: Container[str], compression: Compression) -> dict[str, str]:
+    def _write_image(
+        self, digest: str, base_digests: Container[str], compression: Compression
+    ) -> dict[str, str]:
         """Rewrite an image; return the new digests of its layers, its configuration and itself."""
-        manifest = self._blobs.json(digest)
-        config = self._blobs.json(manifest["config"]["digest"])
-        names = {}
+        manifest = self._blobs.read_json(digest)
+        config = self._blobs.read_json(manifest["config"]["digest"])
+        new_digests = {}
         for position, layer in enumerate(manifest["layers"]):
             old = layer["digest"]
-            if old not in kept:
-                new = self.layer(old, compression)
-                names[old] = new.digest
+            if old not in base_digests:
+                new = self.rewrite_layer(old, compression)
+                new_digests[old] = new.digest
                 kind = compression.media_type
                 manifest["layers"][position] = {"mediaType": kind, "digest": new.digest, "size": new.size}
                 config["rootfs"]["diff_ids"][position] = new.diff_id
-        of_base = sum(layer["digest"] in kept for layer in manifest["layers"])
-        if "history" in config:
-            config["history"] = list(_layer_history(config["history"], of_base))
-        return names | self._blobs.put_image(digest, manifest, config)
 
-    def _rewrite_layer(self, digest: str, compression: Compression) -> RewrittenLayer:
-        tar = hashlib.sha256()
+        # The history of a base's layers stays, and then that of the steps that made layers. Releases of
+        # BuildKit word some of the others differently, such as EXPOSE, and the image's digest would depend on
+        # it. Their results are in the configuration.
+        base_layers = sum(layer["digest"] in base_digests for layer in manifest["layers"])
+        history, layers = [], 0
+        for entry in config.get("history", ()):
+            if layers < base_layers or not entry.get("empty_layer"):
+                history.append(entry)
+            layers += not entry.get("empty_layer")
+        if "history" in config:
+            config["history"] = history
+        return new_digests | self._blobs.put_image(digest, manifest, config)
+
+    def _write_layer(self, digest: str, compression: Compression) -> RewrittenLayer:
+        tar_digest = hashlib.sha256()
 
         def content(source: IO[bytes]) -> Iterator[bytes]:
             for piece in clamp_mtimes(DecompressedStream(source), self._latest):
-                tar.update(piece)
+                tar_digest.update(piece)
                 yield piece
 
         with (
             self._free,
-            require_blob(self._blobs.path(digest)).open("rb") as source,
-            self._blobs.new() as target,
+            require_blob(self._blobs.get_path(digest)).open("rb") as source,
+            self._blobs.open_new() as target,
         ):
             try:
                 for piece in compress(content(source), compression, deflate.count_threads()):
@@ -206,31 +224,31 @@ class Rewriter:
             except (ValueError, EOFError) as error:
                 raise BuildError(f"the layer {digest} cannot be read: {error}") from error
             size = target.tell()
-            new = self._blobs.kept(target)
-        diff_id = f"sha256:{tar.hexdigest()}"
-        return RewrittenLayer(exported=digest, digest=new, size=size, diff_id=diff_id)
+            new_digest = self._blobs.keep(target)
+        diff_id = f"sha256:{tar_digest.hexdigest()}"
+        return RewrittenLayer(exported=digest, digest=new_digest, size=size, diff_id=diff_id)
 
 
-def label_image(made: BuiltImage, own: Mapping[str, str]) -> BuiltImage:
-    """Return an image in a layout with the labels `own`; raise BuildError.
+def label_image(image: BuiltImage, new_labels: Mapping[str, str]) -> BuiltImage:
+    """Return an image in a layout with the labels `new_labels`; raise BuildError.
 
     Some of them are also annotations of its manifest. Its layers stay, so this takes no second build. An
     image without a layout is returned unchanged: its build got the labels.
     """
-    if made.layout is None:
-        return made
-    blobs = _BlobFolder((made.layout / "blobs" / "sha256").resolve())
-    manifest = blobs.json(made.digest)
-    config = blobs.json(manifest["config"]["digest"])
+    if image.layout is None:
+        return image
+    blobs = _BlobFolder((image.layout / "blobs" / "sha256").resolve())
+    manifest = blobs.read_json(image.digest)
+    config = blobs.read_json(manifest["config"]["digest"])
     inner = config.setdefault("config", {})
-    inner["Labels"] = {**(inner.get("Labels") or {}), **own}
+    inner["Labels"] = {**(inner.get("Labels") or {}), **new_labels}
     inner["Labels"][CONTENT] = hash_content(config)
-    annotations = select_annotations(own)
+    annotations = select_annotations(new_labels)
     if annotations:
         manifest["annotations"] = {**manifest.get("annotations", {}), **annotations}
-    names = blobs.put_image(made.digest, manifest, config)
-    attested = made.attested and blobs.put_index(made.attested, names)
-    return replace(made, digest=names[made.digest], attested=attested)
+    new_digests = blobs.put_image(image.digest, manifest, config)
+    attested = image.attested and blobs.put_index(image.attested, new_digests)
+    return replace(image, digest=new_digests[image.digest], attested=attested)
 
 
 def _find_attested_image(index: Mapping[str, Any]) -> str:
@@ -239,23 +257,3 @@ def _find_attested_image(index: Mapping[str, Any]) -> str:
         entry["digest"] for entry in index["manifests"] if ATTESTED not in entry.get("annotations", {})
     )
     return str(image)
-
-
-def _layer_history(history: Iterable[dict[str, Any]], of_base: int) -> Iterator[dict[str, Any]]:
-    """Yield the history of a base's layers, `of_base` in number, and then of the steps that made layers.
-
-    Releases of BuildKit word some of the others differently, such as EXPOSE, and the image's digest would
-    depend on it. Their results are in the configuration.
-    """
-    layers = 0
-    for entry in history:
-        if layers < of_base or not entry.get("empty_layer"):
-            yield entry
-        layers += not entry.get("empty_layer")
-
-
-def _replace_digests(raw: bytes, names: Mapping[str, str]) -> bytes:
-    """Return JSON with digests replaced by others of the same length."""
-    for old, new in names.items():
-        raw = raw.replace(old.removeprefix("sha256:").encode(), new.removeprefix("sha256:").encode())
-    return raw

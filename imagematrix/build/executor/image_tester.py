@@ -49,7 +49,7 @@ class ImageTester(Protocol):
     ) -> ImageTestResult | None:
         """Test an image that is not stored yet, whose catalog entry is `variant`; None without a test.
 
-        `log` receives the output of the test. Raises HollowError if the image lacks bytes of a layer.
+        `log` receives the output of the test. Raises MissingBlobError if the image lacks bytes of a layer.
         """
         ...
 
@@ -65,8 +65,8 @@ class ImageTester(Protocol):
         """Return what is known of the test of an image that is up to date and not tested again."""
         ...
 
-    def note(self, item: Planned, result: ImageTestResult | None) -> None:
-        """Note that an image is stored, with what came of its test."""
+    def record_result(self, item: Planned, result: ImageTestResult | None) -> None:
+        """Record that an image is stored, with what came of its test."""
         ...
 
     def stop(self) -> None:

@@ -16,7 +16,7 @@ def compose_labels(item: Planned, entry: Variant) -> dict[str, str]:
     """Return the labels of `item`'s image, whose catalog entry is `entry`."""
     cell = item.cell
     assert item.identity is not None  # noqa: S101 - a planned build has one; for the type checker
-    own = {
+    image_labels = {
         labels.IMAGE: cell.image.name,
         labels.VERSION: cell.image.version,
         labels.CELL: cell.id,
@@ -27,18 +27,18 @@ def compose_labels(item: Planned, entry: Variant) -> dict[str, str]:
         "org.opencontainers.image.version": cell.image.version,
     }
     if cell.image.development:
-        own[labels.DEVELOPMENT] = "true"
+        image_labels[labels.DEVELOPMENT] = "true"
     if cell.optional_code:
-        own[labels.OPTIONAL] = json.dumps(list(cell.optional_code), separators=(",", ":"))
+        image_labels[labels.OPTIONAL] = json.dumps(list(cell.optional_code), separators=(",", ":"))
     if cell.image.prefer:
-        own[labels.PREFER] = ",".join(cell.image.prefer)
+        image_labels[labels.PREFER] = ",".join(cell.image.prefer)
     if cell.image.defaults:
-        own[labels.DEFAULTS] = json.dumps(dict(cell.image.defaults), separators=(",", ":"))
+        image_labels[labels.DEFAULTS] = json.dumps(dict(cell.image.defaults), separators=(",", ":"))
     base = cell.properties.get("base")
     digest = item.identity.components.get(f"base {base}")
     if base and digest:
-        own["org.opencontainers.image.base.name"] = base
-        own["org.opencontainers.image.base.digest"] = digest
+        image_labels["org.opencontainers.image.base.name"] = base
+        image_labels["org.opencontainers.image.base.digest"] = digest
     if cell.cuda:
-        own["com.nvidia.cuda.version"] = cell.cuda
-    return own
+        image_labels["com.nvidia.cuda.version"] = cell.cuda
+    return image_labels

@@ -22,27 +22,27 @@ SUMMARY = "------"
 KEPT = 64 * 1024  # bytes of a log's end: about 500 lines, a small part of what CI systems keep of a job
 
 
-def log_path(folder: Path, image: str, version: str, cell: str) -> Path:
-    """Return the path of a cell's log below `folder`."""
+def get_log_path(folder: Path, image: str, version: str, cell: str) -> Path:
+    """Return the path of a cell's log below the folder of all logs."""
     return folder / image.translate(QUOTED) / f"{version}-{cell}.log"
 
 
-def open_log(path: Path, follow: Callable[[str], None]) -> io.TextIOWrapper:
-    """Open a new log, of which `follow` is told what is written; any later OSError names the log, too."""
+def open_log(path: Path, on_output: Callable[[str], None]) -> io.TextIOWrapper:
+    """Open a new log, of which `on_output` is told what is written; any later OSError names the log, too."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    return _FollowedLog(_NamedFile(path, "w"), follow)
+    return _FollowedLog(_NamedFile(path, "w"), on_output)
 
 
 class _FollowedLog(io.TextIOWrapper):
     """Text that somebody else reads, too, once it is written."""
 
-    def __init__(self, file: io.FileIO, follow: Callable[[str], None]) -> None:
+    def __init__(self, file: io.FileIO, on_output: Callable[[str], None]) -> None:
         super().__init__(io.BufferedWriter(file), encoding="utf-8", write_through=True)
-        self._follow = follow
+        self._on_output = on_output
 
     def write(self, text: str, /) -> int:
         written = super().write(text)
-        self._follow(text)
+        self._on_output(text)
         return written
 
 
@@ -59,7 +59,18 @@ class _NamedFile(io.FileIO):
 
 def excerpt_log(log: str | Path | None, error: str) -> str:
     """Return the text to show for a failed cell: the end of its log, with the error if the log lacks it."""
-    text, error = _trim_line(_read_end(Path(log)) if log else ""), _trim_line(strip_escapes(error))
+    text = ""
+    try:
+        if log:
+            with Path(log).open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(max(0, size - KEPT))
+                text = file.read().decode(errors="replace")
+            # The first line is complete only if nothing was cut, or if it is the only one.
+            text = strip_escapes(text if size <= KEPT else text.partition("\n")[2] or text).strip("\n")
+    except OSError as log_error:
+        text = f"{log}: {log_error.strerror}"
+    text, error = _trim_line(text), _trim_line(strip_escapes(error))
     return text if error in text else f"{text}\n{error}".strip("\n")
 
 
@@ -72,16 +83,3 @@ def summarize_error(error: str) -> str:
 
 def _trim_line(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.expandtabs().split("\n"))
-
-
-def _read_end(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - KEPT))
-            raw = file.read()
-    except OSError as error:
-        return f"{path}: {error.strerror}"
-    text = raw.decode(errors="replace")
-    # The first line is complete only if nothing was cut, or if it is the only one.
-    return strip_escapes(text if size <= KEPT else text.partition("\n")[2] or text).strip("\n")

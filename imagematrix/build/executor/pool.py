@@ -67,26 +67,21 @@ class Pool:
         return self._builders[0].export_base_layers(base, sources, sibling_references)
 
     @contextlib.contextmanager
-    def make(self, order: BuildRequest, log: TextIO, step: Callable[[str], None]) -> Iterator[BuiltImage]:
+    def make(self, order: BuildRequest, log: TextIO, on_step: Callable[[str], None]) -> Iterator[BuiltImage]:
         """Build an image without naming it yet; its slot is free as soon as it is built."""
-        with contextlib.ExitStack() as kept:
-            with self._take_builder() as builder:
-                made = kept.enter_context(builder.make(order, log, step))
-            yield made
+        with contextlib.ExitStack() as stack:
+            builder = self._free.get()
+            try:
+                image = stack.enter_context(builder.make(order, log, on_step))
+            finally:
+                self._free.put(builder)
+            yield image
 
-    def parts(self, made: BuiltImage) -> tuple[SizedLayer, ...]:
+    def list_parts(self, image: BuiltImage) -> tuple[SizedLayer, ...]:
         """Return the layers of a built image; all builders read layouts and use the same engine."""
-        return self._builders[0].parts(made)
+        return self._builders[0].list_parts(image)
 
     def stop(self) -> None:
         """Stop all running builds."""
         for builder in self._builders:
             builder.stop()
-
-    @contextlib.contextmanager
-    def _take_builder(self) -> Iterator[Builder]:
-        builder = self._free.get()
-        try:
-            yield builder
-        finally:
-            self._free.put(builder)

@@ -34,7 +34,7 @@ class BuildStatus(StrEnum):
     STOPPED = "stopped"
 
 
-STORED = (BuildStatus.BUILT, BuildStatus.ADOPTED, BuildStatus.VERIFIED, BuildStatus.TESTED)
+STORED_STATUSES = (BuildStatus.BUILT, BuildStatus.ADOPTED, BuildStatus.VERIFIED, BuildStatus.TESTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +62,9 @@ class Result:
     test: ImageTestResult | None = None
 
     @property
-    def stored(self) -> bool:
+    def is_stored(self) -> bool:
         """Whether the image is in the store now."""
-        return self.status in STORED
+        return self.status in STORED_STATUSES
 
 
 def complete_results(items: Iterable[Planned], results: Iterable[Result]) -> list[Result]:

@@ -30,56 +30,59 @@ K = TypeVar("K", bound="Hashable")
 
 
 def find_shared_prefixes(
-    images: Mapping[K, Recipe], others: Mapping[K, Recipe], *, parallelism: int
+    images: Mapping[K, Recipe], helpers: Mapping[K, Recipe], *, parallelism: int
 ) -> dict[K, tuple[SharedPrefix, ...]]:
-    """Return the prefixes to build before each of `images` and `others`, by their keys.
+    """Return the prefixes to build before each of `images` and `helpers`, by their keys.
 
-    As many images as `parallelism` says are built at a time. Their layers are exported, those of the others
-    not.
+    As many images as `parallelism` says are built at a time. Their layers are exported, those of the helpers,
+    such as compilers, not.
     """
-    recipes = {**images, **others}
+    recipes = {**images, **helpers}
+    # Three kinds of steps are built first. Images differ on top of some: those branch. Others are layers that
+    # most images have: those are exported as well. And a RUN that would have to wait for one of these without
+    # building on it need not wait, so it is started with them.
     steps = {key: _index_by_digest(list_build_steps(recipe)) for key, recipe in recipes.items()}
     times = Counter(chain.from_iterable(steps.values()))
-    least = 2 * len(images) / parallelism  # so many that two of them are built at a time, on average
-    common = (_find_common_step(steps[key], times, least) for key in images)
-    exported = {digest for digest in common if digest}
-    first = _choose_shared_steps(steps, times, exported)
+    min_images = 2 * len(images) / parallelism  # so many that two of them are built at a time, on average
+    common_steps = (_find_common_step(steps[key], times, min_images) for key in images)
+    exported = {digest for digest in common_steps if digest}
+    first_steps = _choose_shared_steps(steps, times, exported)
     return {
         key: tuple(
             SharedPrefix(
                 name=step.digest,
                 dockerfile=_format_prefix(recipe.dockerfile, step),
-                needs=step.needs & first[key],
+                needs=step.needs & first_steps[key],
                 exported=step.digest in exported,
             )
             for step in steps[key].values()
-            if step.digest in first[key]
+            if step.digest in first_steps[key]
         )
         for key, recipe in recipes.items()
     }
 
 
-def _find_common_step(steps: Steps, times: Mapping[str, int], least: float) -> str | None:
-    """Return the uppermost step above an image's base that at least `least` images have; None without one."""
+def _find_common_step(steps: Steps, times: Mapping[str, int], min_images: float) -> str | None:
+    """Return the uppermost step above the base that at least `min_images` images have, or None."""
     step = max(steps.values(), key=lambda step: len(step.needs), default=None)
-    while step and times[step.digest] < max(2, least):
+    while step and times[step.digest] < max(2, min_images):
         step = steps[step.below[0]] if step.below else None
     return step.digest if step and step.command != "from" else None
 
 
 def _index_by_digest(steps: Iterable[BuildStep]) -> Steps:
     """Return the steps by digest, each at its first occurrence."""
-    found: dict[str, BuildStep] = {}
+    by_digest: dict[str, BuildStep] = {}
     for step in steps:
-        found.setdefault(step.digest, step)
-    return found
+        by_digest.setdefault(step.digest, step)
+    return by_digest
 
 
 def _format_prefix(dockerfile: str, step: BuildStep) -> str:
     """Return the part of a Dockerfile with a step and what it is built from, and nothing else."""
-    own = dockerfile[step.start : step.end]
-    before = {"from": "", "link": f"{dockerfile[: step.begin]}FROM scratch\n"}
-    return before.get(step.command, dockerfile[: step.start]) + own
+    instruction = dockerfile[step.start : step.end]
+    preceding = {"from": "", "link": f"{dockerfile[: step.begin]}FROM scratch\n"}
+    return preceding.get(step.command, dockerfile[: step.start]) + instruction
 
 
 def _choose_shared_steps(
@@ -91,25 +94,27 @@ def _choose_shared_steps(
     which may in turn lack a step that others have on top of one of its own. So this repeats until it finds no
     more steps.
     """
-    steps = {digest: step for own in images.values() for digest, step in own.items()}
+    steps = {digest: step for image_steps in images.values() for digest, step in image_steps.items()}
     pairs = _find_stacked_pairs(steps, times)
-    first: dict[K, frozenset[str]] = {key: frozenset() for key in images}
-    branching = frozenset[str]()
-    more = {below for below, above in pairs if times[below] > times[above]} | exported
-    while not more <= branching:
-        branching |= more
-        first = {
-            key: _add_waiting_steps(branching.intersection(own), own, times, exported)
-            for key, own in images.items()
+    first_steps: dict[K, frozenset[str]] = {key: frozenset() for key in images}
+    branching_steps = frozenset[str]()
+    new_steps = {below for below, above in pairs if times[below] > times[above]} | exported
+    while not new_steps <= branching_steps:
+        branching_steps |= new_steps
+        first_steps = {
+            key: _add_waiting_steps(branching_steps.intersection(image_steps), image_steps, times, exported)
+            for key, image_steps in images.items()
         }
-        builds = {digest: steps[digest].needs | {digest} for digest in chain.from_iterable(first.values())}
-        more = {
+        builds = {
+            digest: steps[digest].needs | {digest} for digest in chain.from_iterable(first_steps.values())
+        }
+        new_steps = {
             below
             for below, above in pairs
             for digest, parts in builds.items()
             if below in parts and above not in parts and digest != below
         }
-    return first
+    return first_steps
 
 
 def _find_stacked_pairs(steps: Steps, times: Mapping[str, int]) -> set[tuple[str, str]]:
@@ -132,17 +137,19 @@ def _add_waiting_steps(
 
     Whatever as many images have in common starts while layers are exported.
     """
-    slow = {digest for digest in branching if steps[digest].command != "from"}
-    if not slow:
+    slow_steps = {digest for digest in branching if steps[digest].command != "from"}
+    if not slow_steps:
         return branching
-    large = exported & slow
-    at_once = large | {digest for digest in slow if not steps[digest].needs & slow}
-    begun = at_once.union(*(steps[digest].needs for digest in at_once))
-    least = min((times[digest] for digest in large), default=times.total())
-    others = {
+    large_steps = exported & slow_steps
+    immediate = large_steps | {digest for digest in slow_steps if not steps[digest].needs & slow_steps}
+    started_with = immediate.union(*(steps[digest].needs for digest in immediate))
+    min_images = min((times[digest] for digest in large_steps), default=times.total())
+    waiting = {
         digest
         for digest, step in steps.items()
-        if step.command == "run" and times[digest] > 1 and (not step.needs & slow or times[digest] >= least)
+        if step.command == "run"
+        and times[digest] > 1
+        and (not step.needs & slow_steps or times[digest] >= min_images)
     }
-    others -= begun
-    return branching | others.difference(*(steps[digest].needs for digest in others))
+    waiting -= started_with
+    return branching | waiting.difference(*(steps[digest].needs for digest in waiting))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from imagematrix.build.stores.engine import EngineStore
 
 STEP = re.compile(r"#\d+ \[(?!internal)([^]]+)\] (.+)")
-OWN = re.compile(r"^Driver: +docker$", re.MULTILINE)
+ENGINE_DRIVER = re.compile(r"^Driver: +docker$", re.MULTILINE)
 GRACE = 10  # seconds until a stopped build is killed
 GONE = "code = Unavailable"  # gRPC's message for a lost server
 UNRESOLVED = "failed to resolve source metadata"
@@ -65,8 +65,8 @@ class Solver:
                 if value:
                     self._environment[case] = value
         self._command = _find_buildx()
-        self.elsewhere = self._is_in_context() and builder != endpoint.get_context()
-        if self.elsewhere:
+        self.is_elsewhere = self._is_in_context() and builder != endpoint.get_context()
+        if self.is_elsewhere:
             # The default builder of an engine works only in the docker context of its name.
             self._environment.pop("DOCKER_HOST", None)
             self._environment["DOCKER_CONTEXT"] = str(builder)
@@ -85,14 +85,14 @@ class Solver:
         if self._builder is None:
             return False
         command = [self._command, "inspect", self._builder]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        if "no builder" in done.stderr:
+        process = subprocess.run(command, check=False, capture_output=True, text=True)
+        if "no builder" in process.stderr:
             raise UsageError(f"builder {self._builder!r} not found", remedy="see `docker buildx ls`")
-        if done.returncode:
-            raise _broken_engine_error(done.stderr)
-        return bool(OWN.search(done.stdout))
+        if process.returncode:
+            raise _make_broken_engine_error(process.stderr)
+        return bool(ENGINE_DRIVER.search(process.stdout))
 
-    def digests(self, reference: str) -> str:
+    def list_digests(self, reference: str) -> str:
         """Return the digests of a name in the engine of the builder's context."""
         command = [
             system.find_docker(),
@@ -102,21 +102,21 @@ class Solver:
             "{{.Id}} {{.RepoDigests}}",
             reference,
         ]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, env=self._environment)
-        return done.stdout
+        process = subprocess.run(command, check=False, capture_output=True, text=True, env=self._environment)
+        return process.stdout
 
-    def metadata(
+    def solve_with_metadata(
         self,
         options: Sequence[str],
         dockerfile: str,
         sources: BuildSources,
         log: TextIO,
-        step: Callable[[str], None],
+        on_step: Callable[[str], None],
     ) -> tuple[dict[str, Any], bool]:
         """Build as `solve` does; return the metadata that buildx writes about the result, and its answer."""
         with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".json") as metadata:
             options = [*options, f"--metadata-file={metadata.name}"]
-            imported = self.solve(options, dockerfile, sources, log, step)
+            imported = self.solve(options, dockerfile, sources, log, on_step)
             document: dict[str, Any] = json.loads(Path(metadata.name).read_text())
         return document, imported
 
@@ -126,45 +126,50 @@ class Solver:
         dockerfile: str,
         sources: BuildSources,
         log: TextIO,
-        step: Callable[[str], None],
+        on_step: Callable[[str], None],
     ) -> bool:
         """Build `dockerfile` from its `sources` with further `options` of buildx; raise BuildError.
 
-        `log` receives the output, `step` is called with the current instruction. Returns whether results may
-        be those of an imported cache. Raises StoppedError after `stop`, and EngineError if the engine cannot
-        be reached.
+        `log` receives the output, `on_step` is called with the current instruction. Returns whether results
+        may be those of an imported cache. Raises StoppedError after `stop`, and EngineError if the engine
+        cannot be reached.
         """
         tail: list[str] = []
-        use = CacheUse()
+        cache_use = CacheUse()
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             file = Path(folder, "Dockerfile")
             with name_file_in_errors(file):
                 file.write_text(sources.pin_references(dockerfile), encoding="utf-8")
                 # BuildKit would apply the context's .dockerignore, but excluded files are absent already.
                 Path(folder, "Dockerfile.dockerignore").write_text("# nothing\n")
-            own = [
+            build_options = [
                 f"--builder={self._builder or endpoint.get_context()}",
                 "--progress=plain",
                 f"--file={file}",
             ]
-            own += [f"--platform={sources.platform}"]
-            own += [f"--build-arg=SOURCE_DATE_EPOCH={identity.EPOCH}"]
-            own += self._proxies
-            own += [f"--build-arg={name}={value}" for name, value in sources.args.items()]
-            own += [f"--secret={spec}" for spec in sources.secrets]
-            own += [f"--ssh={spec}" for spec in sources.ssh]
-            own += [f"--build-context={name}={where}" for name, where in sources.contexts.items()]
-            process = self._start([self._command, "build", *own, *options, str(sources.context)])
+            build_options += [f"--platform={sources.platform}"]
+            build_options += [f"--build-arg=SOURCE_DATE_EPOCH={identity.EPOCH}"]
+            build_options += self._proxies
+            build_options += [f"--build-arg={name}={value}" for name, value in sources.args.items()]
+            build_options += [f"--secret={spec}" for spec in sources.secrets]
+            build_options += [f"--ssh={spec}" for spec in sources.ssh]
+            build_options += [f"--build-context={name}={where}" for name, where in sources.contexts.items()]
+            command = [self._command, "build", *build_options, *options, str(sources.context)]
+            with self._lock:
+                if self._stopped:
+                    raise StoppedError("stopped")
+                process = child_process.start_child(command, self._environment)
+                self._running.add(process)
             assert process.stdout is not None  # noqa: S101 - a pipe; for the type checker
             try:
                 for raw in process.stdout:
                     line = sources.restore_names(raw)
                     log.write(line)
-                    use.read(line)
+                    cache_use.read_line(line)
                     tail = [*tail[1 - TAIL :], line.rstrip().expandtabs()]
                     match = STEP.match(line)
                     if match:
-                        step(f"{match[1]}: {match[2]}")
+                        on_step(f"{match[1]}: {match[2]}")
             except BaseException:
                 child_process.signal_child(process, signal.SIGKILL)
                 raise
@@ -174,15 +179,7 @@ class Solver:
                     self._running.discard(process)
         if code:
             self._raise_failure(tail)
-        return use.imported
-
-    def _start(self, command: list[str]) -> subprocess.Popen[str]:
-        with self._lock:
-            if self._stopped:
-                raise StoppedError("stopped")
-            process = child_process.start_child(command, self._environment)
-            self._running.add(process)
-        return process
+        return cache_use.has_imported
 
     def _raise_failure(self, tail: list[str]) -> None:
         if self._stopped:
@@ -220,18 +217,18 @@ def _find_buildx() -> str:
     """Return the path of buildx, because starting it through `docker buildx` takes 20 ms longer."""
     command = [system.find_docker(), "info", "--format", "{{json .ClientInfo.Plugins}}"]
     try:
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        plugins: list[dict[str, Any]] = json.loads(done.stdout) or []
+        process = subprocess.run(command, check=True, capture_output=True, text=True)
+        plugins: list[dict[str, Any]] = json.loads(process.stdout) or []
     except OSError as error:
         raise system.make_start_error(error) from error
     except subprocess.CalledProcessError as error:
-        raise _broken_engine_error(error.stderr) from error
+        raise _make_broken_engine_error(error.stderr) from error
     buildx = next((plugin for plugin in plugins if plugin["Name"] == "buildx"), {})
     if "Err" in buildx or "Path" not in buildx:
-        raise _broken_engine_error(str(buildx.get("Err", "docker has no such plugin")))
+        raise _make_broken_engine_error(str(buildx.get("Err", "docker has no such plugin")))
     return str(buildx["Path"])
 
 
-def _broken_engine_error(output: str) -> EngineError:
+def _make_broken_engine_error(output: str) -> EngineError:
     remedy = "install it: the package is docker-buildx or docker-buildx-plugin"
     return EngineError(f"docker buildx does not work: {make_headline(output)}", remedy=remedy)

@@ -45,7 +45,7 @@ FLAG_SLIP = 0.9  # flags are short and similar, and a typo changes one letter
 Complaint = tuple[str, str | None]  # message and remedy
 
 # Other words for an axis, of which one is spelt nearly like another axis.
-MEANT = {"arch": "platform", "architecture": "platform"}
+AXIS_SYNONYMS = {"arch": "platform", "architecture": "platform"}
 
 
 def check_value(axis: str, value: str, facts: MatrixFacts) -> Complaint | None:
@@ -73,8 +73,8 @@ def check_value(axis: str, value: str, facts: MatrixFacts) -> Complaint | None:
 
 def suggest_axis(name: str, axes: Collection[str], *, likeness: float = 0.5) -> str | None:
     """Return a suggestion for a name that is none of `axes`: by meaning, or else the nearest."""
-    meant = MEANT.get(name)
-    return f"did you mean {meant!r}?" if meant in axes else suggest_nearest(name, axes, likeness=likeness)
+    synonym = AXIS_SYNONYMS.get(name)
+    return f"did you mean {synonym!r}?" if synonym in axes else suggest_nearest(name, axes, likeness=likeness)
 
 
 def check_flag(flag: str, arch: str) -> Complaint | None:
@@ -88,14 +88,14 @@ def check_flag(flag: str, arch: str) -> Complaint | None:
         return None
     if not FLAG.fullmatch(flag):
         return f"{flag[:80]!r} is not a CPU flag of /proc/cpuinfo", suggest_nearest(flag.lower(), flags)
-    compilers = names.get(f"__{flag.upper()}__")
-    if compilers:
+    kernel_names = names.get(f"__{flag.upper()}__")
+    if kernel_names:
         return (
-            f"{flag!r} is a compiler's name for what the kernel calls {compilers}",
-            f"did you mean {compilers!r}?",
+            f"{flag!r} is a compiler's name for what the kernel calls {kernel_names}",
+            f"did you mean {kernel_names!r}?",
         )
-    others = [word for word in flags if _series(word) != _series(flag)]
-    guess = suggest_nearest(flag, others, likeness=FLAG_SLIP)
+    distant_flags = [word for word in flags if _get_series(word) != _get_series(flag)]
+    guess = suggest_nearest(flag, distant_flags, likeness=FLAG_SLIP)
     return (f"unknown CPU flag {flag!r}", guess) if guess else None
 
 
@@ -117,7 +117,7 @@ def find_unsafe_character(text: str) -> str | None:
     return text[end] if end < len(text) else None
 
 
-def _series(flag: str) -> str:
+def _get_series(flag: str) -> str:
     """Return the common part of flags of one series, such as avx512_vbmi and avx512_vbmi2."""
     return flag.replace("_", "").rstrip(string.digits)
 
@@ -139,7 +139,7 @@ def _check_cuda(value: str, facts: MatrixFacts) -> Complaint | None:
 
 
 def _check_compute(value: str, facts: MatrixFacts) -> Complaint | None:
-    capabilities = facts.capabilities()
+    capabilities = facts.list_capabilities()
     if value in capabilities:
         return None
     guess = re.sub(r"^(sm_|compute_|sm)", "", value)
@@ -148,11 +148,13 @@ def _check_compute(value: str, facts: MatrixFacts) -> Complaint | None:
     elif guess.isdigit():
         guess = f"{guess}.0"
     message = f"{value!r} is not a compute capability such as 8.6 or 9.0a"
-    of_product = [own for own in gpus.find_capabilities(value) if own in capabilities]
-    if of_product and guess not in capabilities:
-        return message, f"did you mean {' or '.join(map(repr, of_product))}, which such a GPU has?"
+    product_capabilities = [
+        capability for capability in gpus.find_capabilities(value) if capability in capabilities
+    ]
+    if product_capabilities and guess not in capabilities:
+        return message, f"did you mean {' or '.join(map(repr, product_capabilities))}, which such a GPU has?"
     suggestion = suggest_nearest(guess, capabilities)
-    return message, _or_new(suggestion) if COMPUTE.fullmatch(value) else suggestion
+    return message, _mention_facts(suggestion) if COMPUTE.fullmatch(value) else suggestion
 
 
 def _check_march(value: str, facts: MatrixFacts) -> Complaint | None:
@@ -164,10 +166,10 @@ def _check_march(value: str, facts: MatrixFacts) -> Complaint | None:
     names = sorted({*facts.march, *marches.list_names()})
     if value in names:
         return None
-    return f"unknown -march={value}", _or_new(suggest_nearest(value, names))
+    return f"unknown -march={value}", _mention_facts(suggest_nearest(value, names))
 
 
-def _or_new(remedy: str | None) -> str:
+def _mention_facts(remedy: str | None) -> str:
     return f"{remedy} {NEW.capitalize()}" if remedy else NEW
 
 

@@ -12,7 +12,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping as Versions
 
-    from imagematrix.build.matrix.document import Node
 
 NUMBER = re.compile(r"[0-9]+")
 ANCHOR = re.compile(r"&\S+\s+")  # before a scalar
@@ -31,10 +30,10 @@ def raise_version(version: str, *, minor: bool) -> str:
         )
     if minor and len(numbers) == 1:
         return f"{version[: numbers[0].end()]}.1{version[numbers[0].end() :]}"
-    place = 1 if minor else len(numbers) - 1
-    parts = [version[: numbers[place].start()]]
-    for index, number in enumerate(numbers[place:], place):
-        value = int(number[0]) + 1 if index == place else 0
+    position = 1 if minor else len(numbers) - 1
+    parts = [version[: numbers[position].start()]]
+    for index, number in enumerate(numbers[position:], position):
+        value = int(number[0]) + 1 if index == position else 0
         end = numbers[index + 1].start() if index + 1 < len(numbers) else len(version)
         parts += [str(value).zfill(len(number[0])), version[number.end() : end]]
     return "".join(parts)
@@ -48,13 +47,17 @@ def replace_versions(text: str, versions: Versions[str, str], where: str) -> str
     """
     root = document.parse_yaml(text, where)
     lines = text.splitlines(keepends=True)
-    places: dict[tuple[int, int], tuple[str, str]] = {}
+    changes: dict[tuple[int, int], tuple[str, str]] = {}
     for name, version in versions.items():
-        node = _find_version(root, name)
-        place, change = (node.mark.line, node.mark.column), (str(node.text), version)
-        if places.setdefault(place, change) != change:
-            raise UsageError(f"{where}:{place[0]}:{place[1]}: several images share this version")
-    for (line, column), (old, new) in sorted(places.items(), reverse=True):
+        node = root
+        for key in ("images", name, "version"):
+            assert isinstance(node, Mapping)  # noqa: S101 - the matrix is valid; for the type checker
+            node = node.entries[key][1]
+        assert isinstance(node, Scalar)  # noqa: S101 - likewise
+        mark, change = (node.mark.line, node.mark.column), (str(node.text), version)
+        if changes.setdefault(mark, change) != change:
+            raise UsageError(f"{where}:{mark[0]}:{mark[1]}: several images share this version")
+    for (line, column), (old, new) in sorted(changes.items(), reverse=True):
         content = lines[line - 1]
         anchor = ANCHOR.match(content, column - 1)
         start = anchor.end() if anchor else column - 1
@@ -65,13 +68,3 @@ def replace_versions(text: str, versions: Versions[str, str], where: str) -> str
             )
         lines[line - 1] = f"{content[:start]}{new}{content[start + len(old) :]}"
     return "".join(lines)
-
-
-def _find_version(root: Node, name: str) -> Scalar:
-    """Return the version of an image in a valid matrix."""
-    node = root
-    for key in ("images", name, "version"):
-        assert isinstance(node, Mapping)  # noqa: S101 - the matrix is valid; for the type checker
-        node = node.entries[key][1]
-    assert isinstance(node, Scalar)  # noqa: S101 - likewise
-    return node

@@ -56,31 +56,24 @@ Node = Scalar | Sequence | Mapping
 def parse_yaml(text: str, where: str) -> Node:
     """Return the one document in `text`; raise MatrixError naming `where`, line and column."""
     try:
-        return _Composer(where, text).compose(yaml.parse(text, Loader=_loader()))
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        return _Composer(where, text).compose(yaml.parse(text, Loader=loader))
     except yaml.reader.ReaderError as error:
         message = f"the character {error.character!r} is not allowed in YAML"
         raise MatrixError(
             where, [Problem(message, Mark(text.count("\n", 0, error.position) + 1, 1))]
         ) from error
     except yaml.MarkedYAMLError as error:
-        raise MatrixError(where, [_syntax_problem(error, text)], text) from error
+        at = error.problem_mark or error.context_mark
+        mark = _make_mark(at) if at else Mark(1, 1)
+        message = f"not valid YAML: {error.problem}" + (f" ({error.context})" if error.context else "")
+        line = (text.splitlines() or [""])[min(mark.line, text.count("\n")) - 1]
+        indent = line[: len(line) - len(line.lstrip())]
+        remedy = "indent with spaces: YAML does not allow tabs" if "\t" in indent else None
+        raise MatrixError(where, [Problem(message, mark, remedy)], text) from error
 
 
-def _loader() -> type[yaml.SafeLoader]:
-    loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return loader
-
-
-def _syntax_problem(error: yaml.MarkedYAMLError, text: str) -> Problem:
-    mark = error.problem_mark or error.context_mark
-    at = _mark(mark) if mark else Mark(1, 1)
-    message = f"not valid YAML: {error.problem}" + (f" ({error.context})" if error.context else "")
-    line = (text.splitlines() or [""])[min(at.line, text.count("\n")) - 1]
-    indent = line[: len(line) - len(line.lstrip())]
-    return Problem(message, at, "indent with spaces: YAML does not allow tabs" if "\t" in indent else None)
-
-
-def _mark(mark: Any) -> Mark:
+def _make_mark(mark: Any) -> Mark:
     return Mark(mark.line + 1, mark.column + 1)
 
 
@@ -89,48 +82,48 @@ class _Composer:
 
     def __init__(self, where: str, text: str) -> None:
         self._where = where
-        self._text = text
+        self._read_text = text
         self._anchors: dict[str, Node] = {}
-        self._stack: list[_Open] = []
+        self._stack: list[_OpenCollection] = []
 
     def compose(self, events: Iterator[yaml.Event]) -> Node:
         root: Node | None = None
         for event in events:
-            mark = _mark(event.start_mark)
+            mark = _make_mark(event.start_mark)
             if isinstance(event, yaml.DocumentStartEvent) and root is not None:
-                raise self._error("a second document starts here; a matrix is one document", mark)
-            done = self._step(event, mark)
-            if done is not None:
-                root = done
+                raise self._make_error("a second document starts here; a matrix is one document", mark)
+            complete = self._process_event(event, mark)
+            if complete is not None:
+                root = complete
         if root is None:
-            raise self._error("the file is empty", Mark(1, 1), "start from `imagematrix init`")
+            raise self._make_error("the file is empty", Mark(1, 1), "start from `imagematrix init`")
         return root
 
-    def _step(self, event: yaml.Event, mark: Mark) -> Node | None:
+    def _process_event(self, event: yaml.Event, mark: Mark) -> Node | None:
         """Process one event; return the root once it is complete."""
         if isinstance(event, yaml.ScalarEvent):
-            self._untagged(event, mark)
+            self._require_untagged(event, mark)
             bare = event.style is None or event.style == ""
             empty = bare and event.value in ("", "~", "null", "Null", "NULL")
             return self._complete(Scalar(None if empty else event.value, mark), event.anchor)
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self._anchors:
-                raise self._error(f"the alias *{event.anchor} has no anchor before it", mark)
+                raise self._make_error(f"the alias *{event.anchor} has no anchor before it", mark)
             return self._complete(self._anchors[event.anchor], None)
         if isinstance(event, yaml.CollectionStartEvent):
-            self._untagged(event, mark)
+            self._require_untagged(event, mark)
             if len(self._stack) == DEPTH:
-                raise self._error(f"nested deeper than {DEPTH} levels", mark)
+                raise self._make_error(f"nested deeper than {DEPTH} levels", mark)
             node = Mapping(mark) if isinstance(event, yaml.MappingStartEvent) else Sequence(mark)
-            self._stack.append(_Open(node, event.anchor))
+            self._stack.append(_OpenCollection(node, event.anchor))
         elif isinstance(event, yaml.CollectionEndEvent):
             closed = self._stack.pop()
             return self._complete(closed.node, closed.anchor)
         return None
 
-    def _untagged(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent, mark: Mark) -> None:
+    def _require_untagged(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent, mark: Mark) -> None:
         if event.tag not in (None, "", "!", "tag:yaml.org,2002:str"):
-            raise self._error(f"the tag {event.tag} is not supported", mark, "remove the tag")
+            raise self._make_error(f"the tag {event.tag} is not supported", mark, "remove the tag")
 
     def _complete(self, node: Node, anchor: str | None) -> Node | None:
         if anchor:
@@ -140,42 +133,44 @@ class _Composer:
         top = self._stack[-1]
         top.node.size += node.size
         if top.node.size > NODES:
-            raise self._error(f"more than {NODES:,} values once aliases are followed", node.mark)
+            raise self._make_error(f"more than {NODES:,} values once aliases are followed", node.mark)
         if isinstance(top.node, Sequence):
             top.node.items.append(node)
         elif top.key is None:
-            top.key = self._key(top, top.node, node)
+            top.key = self._require_key(top, top.node, node)
         else:
-            self._put(top.node, top.key, node)
+            self._put_entry(top.node, top.key, node)
             top.key = None
         return None
 
-    def _key(self, top: _Open, mapping: Mapping, node: Node) -> Scalar:
+    def _require_key(self, top: _OpenCollection, mapping: Mapping, node: Node) -> Scalar:
         if not isinstance(node, Scalar) or node.text is None:
-            raise self._error("a key must be a word", node.mark)
-        if node.text in top.own:
+            raise self._make_error("a key must be a word", node.mark)
+        if node.text in top.written_keys:
             first = mapping.entries[node.text][0]
-            raise self._error(f"the key {node.text!r} occurs twice (first on line {first.line})", node.mark)
+            raise self._make_error(
+                f"the key {node.text!r} occurs twice (first on line {first.line})", node.mark
+            )
         if node.text != "<<":
-            top.own.add(node.text)
+            top.written_keys.add(node.text)
         return node
 
-    def _put(self, mapping: Mapping, key: Scalar, node: Node) -> None:
+    def _put_entry(self, mapping: Mapping, key: Scalar, node: Node) -> None:
         if key.text == "<<":
             for source in node.items if isinstance(node, Sequence) else [node]:
                 if not isinstance(source, Mapping):
-                    raise self._error("<< takes a map, or a list of maps", source.mark)
+                    raise self._make_error("<< takes a map, or a list of maps", source.mark)
                 for name, entry in source.entries.items():
                     mapping.entries.setdefault(name, entry)
         else:
             mapping.entries[str(key.text)] = (key.mark, node)
 
-    def _error(self, message: str, mark: Mark, remedy: str | None = None) -> MatrixError:
-        return MatrixError(self._where, [Problem(message, mark, remedy)], self._text)
+    def _make_error(self, message: str, mark: Mark, remedy: str | None = None) -> MatrixError:
+        return MatrixError(self._where, [Problem(message, mark, remedy)], self._read_text)
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenCollection:
     """A collection that is still open, the key whose value is still missing, and the keys written in it.
 
     Keys written here take precedence over those merged by <<, wherever << stands.
@@ -184,10 +179,10 @@ class _Open:
     node: Sequence | Mapping
     anchor: str | None
     key: Scalar | None = None
-    own: set[str] = field(default_factory=set)
+    written_keys: set[str] = field(default_factory=set)
 
 
-class Shapes:
+class NodeReader:
     """Base of classes that read nodes as maps, lists and words.
 
     Errors are added to `problems`, and reading continues.
@@ -196,63 +191,63 @@ class Shapes:
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems
 
-    def _map(self, node: Node, what: str, keys: Iterable[str]) -> dict[str, Node]:
+    def _read_map(self, node: Node, what: str, keys: Iterable[str]) -> dict[str, Node]:
         fields = {}
-        for name, mark, value in self._entries(node, what):
+        for name, mark, value in self._read_entries(node, what):
             if name in keys:
                 fields[name] = value
             else:
                 remedy = suggest_nearest(name, keys) or f"it can have {', '.join(keys)}"
-                self._problem(f"{what} has no {name!r}", mark, remedy)
+                self._add_problem(f"{what} has no {name!r}", mark, remedy)
         return fields
 
-    def _required(
+    def _require_field(
         self, node: Node, fields: dict[str, Node], name: str, example: str | None = None
     ) -> Node | None:
         """Return a field that there must be; `example` is a line that would give it a value."""
         if name not in fields and isinstance(node, Mapping):
-            self._problem(f"{name!r} is missing", node.mark, example and f"write {example}")
+            self._add_problem(f"{name!r} is missing", node.mark, example and f"write {example}")
         return fields.get(name)
 
-    def _entries(self, node: Node | None, what: str) -> list[tuple[str, Mark, Node]]:
+    def _read_entries(self, node: Node | None, what: str) -> list[tuple[str, Mark, Node]]:
         if node is None:
             return []
         if not isinstance(node, Mapping):
-            self._problem(f"{what}: expected a map, found {_kind(node)}", node.mark)
+            self._add_problem(f"{what}: expected a map, found {_describe_kind(node)}", node.mark)
             return []
         return [(name, mark, value) for name, (mark, value) in node.entries.items()]
 
-    def _list(self, node: Node | None, what: str) -> list[Node]:
+    def _read_list(self, node: Node | None, what: str) -> list[Node]:
         if node is None:
             return []
         if not isinstance(node, Sequence):
-            self._problem(f"{what}: expected a list, found {_kind(node)}", node.mark)
+            self._add_problem(f"{what}: expected a list, found {_describe_kind(node)}", node.mark)
             return []
         return node.items
 
-    def _items(self, node: Node, what: str) -> list[tuple[str, Mark]]:
+    def _read_words(self, node: Node, what: str) -> list[tuple[str, Mark]]:
         """Return the words of a list; a single word counts as a list of one."""
         words = []
-        for item in [node] if isinstance(node, Scalar) else self._list(node, what):
-            text = self._text(item, what)
+        for item in [node] if isinstance(node, Scalar) else self._read_list(node, what):
+            text = self._read_text(item, what)
             if text is not None:
                 words.append((text, item.mark))
         return words
 
-    def _text(self, node: Node | None, what: str) -> str | None:
+    def _read_text(self, node: Node | None, what: str) -> str | None:
         if node is None:
             return None
         if isinstance(node, Scalar) and node.text is not None:
             return node.text
         remedy = f'for no CUDA write "{NO_CUDA}"' if "cuda" in what else None
-        self._problem(f"{what}: expected a word, found {_kind(node)}", node.mark, remedy)
+        self._add_problem(f"{what}: expected a word, found {_describe_kind(node)}", node.mark, remedy)
         return None
 
-    def _problem(self, message: str, mark: Mark, remedy: str | None = None) -> None:
+    def _add_problem(self, message: str, mark: Mark, remedy: str | None = None) -> None:
         self.problems.append(Problem(message, mark, remedy))
 
 
-def _kind(node: Node) -> str:
+def _describe_kind(node: Node) -> str:
     if isinstance(node, Mapping):
         return "a map"
     if isinstance(node, Sequence):

@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from imagematrix.build.matrix.matrix import Exclude, Image, Include, Matrix
+    from imagematrix.build.matrix.matrix import Exclude, Image, Matrix
 
 SHOWN = 3
 
@@ -50,8 +50,8 @@ def expand_matrix(matrix: Matrix) -> Expansion:
     one cell for each platform.
     """
     points = list(_generate_points(matrix.axes))
-    kept, dropped = _apply_excludes(matrix, points)
-    merged = _apply_includes(matrix, kept)
+    kept_points, dropped = _apply_excludes(matrix, points)
+    merged = _apply_includes(matrix, kept_points)
     cells = []
     excluded = []
     for image in matrix.images:
@@ -59,7 +59,7 @@ def expand_matrix(matrix: Matrix) -> Expansion:
         excluded += [
             ExcludedCell(cell=_make_cell(matrix, image, point, {}), rule=rule) for point, rule in dropped
         ]
-    _check_unique(matrix, cells[: len(merged)])
+    _require_unique_ids(matrix, cells[: len(merged)])
     expansion = Expansion(cells=tuple(cells), excluded=tuple(excluded))
     for image in matrix.images:
         find_plain_pull_cells(matrix, expansion, image)
@@ -78,30 +78,30 @@ def select_cells(expansion: Expansion, expression: str, matrix: Matrix) -> Expan
         for axis, value in cell.axes.items():
             if value not in values[axis]:
                 values[axis] += (value,)
-    wanted = axis_conditions.match_axes(values, axis_conditions.parse_only(expression), "this matrix")
+    allowed_values = axis_conditions.match_axes(values, axis_conditions.parse_only(expression), "this matrix")
 
     def matches(cell: Cell) -> bool:
         point = {**cell.axes, "image": cell.image.name}
-        return all(point.get(axis) in values for axis, values in wanted.items())
+        return all(point.get(axis) in values for axis, values in allowed_values.items())
 
     return _filter_cells(expansion, matches)
 
 
 def select_platforms(expansion: Expansion, platforms: Iterable[str]) -> Expansion:
     """Return the part of `expansion` for these platforms; raise UsageError if a cell has none of them."""
-    wanted = frozenset(platforms)
+    platform_names = frozenset(platforms)
     existing = sorted({cell.platform for cell in expansion.cells})
-    for unknown in sorted(wanted.difference(existing)):
+    for unknown in sorted(platform_names.difference(existing)):
         remedy = f"it has {', '.join(existing)}"
         raise UsageError(f"--platform: this matrix has no cell for {unknown}", remedy=remedy)
-    return _filter_cells(expansion, lambda cell: cell.platform in wanted)
+    return _filter_cells(expansion, lambda cell: cell.platform in platform_names)
 
 
-def _filter_cells(expansion: Expansion, stays: Callable[[Cell], bool]) -> Expansion:
+def _filter_cells(expansion: Expansion, is_kept: Callable[[Cell], bool]) -> Expansion:
     return replace(
         expansion,
-        cells=tuple(cell for cell in expansion.cells if stays(cell)),
-        excluded=tuple(item for item in expansion.excluded if stays(item.cell)),
+        cells=tuple(cell for cell in expansion.cells if is_kept(cell)),
+        excluded=tuple(item for item in expansion.excluded if is_kept(item.cell)),
     )
 
 
@@ -110,30 +110,30 @@ def find_plain_pull_cells(matrix: Matrix, expansion: Expansion, image: Image) ->
 
     Raises MatrixError if it does not name exactly one cell for each platform.
     """
-    stated = image.plain_pull
-    if stated is None:
+    conditions = image.plain_pull
+    if conditions is None:
         return {}
-    named: dict[str, list[str]] = {}
+    by_platform: dict[str, list[str]] = {}
     for cell in expansion.cells:
         if cell.image.name == image.name and not find_infeasibility(cell):
-            ids = named.setdefault(cell.platform, [])
-            if all(cell.axes.get(axis) in allowed for axis, allowed in stated.matches.items()):
+            ids = by_platform.setdefault(cell.platform, [])
+            if all(cell.axes.get(axis) in allowed for axis, allowed in conditions.matches.items()):
                 ids.append(cell.id)
-    problems = [
-        _plain_problem(platform, ids, stated.mark) for platform, ids in named.items() if len(ids) != 1
-    ]
+
+    problems = []
+    for platform, ids in by_platform.items():
+        if not ids:
+            message = f"plain_pull names no cell for {platform}"
+            remedy = "name one for each platform, such as march: [x86-64-v2, armv8-a]"
+            problems.append(Problem(message, conditions.mark, remedy))
+        elif len(ids) > 1:
+            message = (
+                f"plain_pull names {len(ids)} cells for {platform}: {shorten_words(ids, SHOWN, more=', …')}"
+            )
+            problems.append(Problem(message, conditions.mark, "add axes until only one cell is left"))
     if problems:
         raise MatrixError(str(matrix.path), problems, matrix.text)
-    return {platform: cell for platform, (cell,) in named.items()}
-
-
-def _plain_problem(platform: str, ids: Sequence[str], mark: Mark) -> Problem:
-    if not ids:
-        remedy = "name one for each platform, such as march: [x86-64-v2, armv8-a]"
-        return Problem(f"plain_pull names no cell for {platform}", mark, remedy)
-    shown = shorten_words(ids, SHOWN, more=", …")
-    remedy = "add axes until only one cell is left"
-    return Problem(f"plain_pull names {len(ids)} cells for {platform}: {shown}", mark, remedy)
+    return {platform: cell for platform, (cell,) in by_platform.items()}
 
 
 def _generate_points(axes: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
@@ -154,7 +154,7 @@ def _generate_points(axes: Mapping[str, Sequence[str]]) -> Iterator[dict[str, st
 def _apply_excludes(
     matrix: Matrix, points: list[dict[str, str]]
 ) -> tuple[list[dict[str, str]], list[tuple[dict[str, str], Exclude]]]:
-    kept = []
+    kept_points = []
     dropped = []
     counts = dict.fromkeys(range(len(matrix.exclude)), 0)
     for point in points:
@@ -164,18 +164,18 @@ def _apply_excludes(
                 dropped.append((point, rule))
                 break
         else:
-            kept.append(point)
+            kept_points.append(point)
     unused = [matrix.exclude[index] for index, count in counts.items() if not count]
-    if unused:
-        raise MatrixError(str(matrix.path), [_unused_problem(rule, points) for rule in unused], matrix.text)
-    return kept, dropped
-
-
-def _unused_problem(rule: Exclude, points: list[dict[str, str]]) -> Problem:
-    matches = rule.matches.items()
-    shadowed = any(all(point.get(axis) in allowed for axis, allowed in matches) for point in points)
-    message = "drops nothing: earlier rules drop all it matches" if shadowed else "matches no cell"
-    return Problem(f"this exclude rule {message}", rule.mark, "remove it, or correct its conditions")
+    problems = []
+    for rule in unused:
+        matches = rule.matches.items()
+        is_shadowed = any(all(point.get(axis) in allowed for axis, allowed in matches) for point in points)
+        message = "drops nothing: earlier rules drop all it matches" if is_shadowed else "matches no cell"
+        remedy = "remove it, or correct its conditions"
+        problems.append(Problem(f"this exclude rule {message}", rule.mark, remedy))
+    if problems:
+        raise MatrixError(str(matrix.path), problems, matrix.text)
+    return kept_points, dropped
 
 
 def _apply_includes(
@@ -187,22 +187,21 @@ def _apply_includes(
         matching = [extra for point, extra in merged if entry.axes.items() <= point.items()]
         for extra in matching:
             extra.update(entry.properties)
-        if not matching:
-            added.append((_complete_point(matrix, entry), entry.properties))
+        if matching:
+            continue
+
+        # It adds a point, which needs a value of each axis that applies to it.
+        is_cpu_only = entry.axes.get("cuda") == NO_CUDA
+        needed = [axis for axis in matrix.axes if not (is_cpu_only and axis in GPU_AXES)]
+        missing = [axis for axis in needed if axis not in entry.axes]
+        if missing:
+            message = f"this entry matches no cell, and it lacks {', '.join(missing)} to add one"
+            raise MatrixError(str(matrix.path), [Problem(message, entry.mark)], matrix.text)
+        added.append(({axis: entry.axes[axis] for axis in needed}, entry.properties))
     return [*merged, *added]
 
 
-def _complete_point(matrix: Matrix, entry: Include) -> dict[str, str]:
-    """Return the point that an include entry adds, with its axes in the order of the matrix."""
-    needed = [axis for axis in matrix.axes if not (entry.axes.get("cuda") == NO_CUDA and axis in GPU_AXES)]
-    missing = [axis for axis in needed if axis not in entry.axes]
-    if missing:
-        message = f"this entry matches no cell, and it lacks {', '.join(missing)} to add one"
-        raise MatrixError(str(matrix.path), [Problem(message, entry.mark)], matrix.text)
-    return {axis: entry.axes[axis] for axis in needed}
-
-
-def _check_unique(matrix: Matrix, cells: Sequence[Cell]) -> None:
+def _require_unique_ids(matrix: Matrix, cells: Sequence[Cell]) -> None:
     names = Counter(cell.id for cell in cells)
     problems = [
         Problem(
@@ -221,6 +220,6 @@ def _check_unique(matrix: Matrix, cells: Sequence[Cell]) -> None:
 def _make_cell(matrix: Matrix, image: Image, point: dict[str, str], extra: Mapping[str, str]) -> Cell:
     properties: dict[str, str] = {}
     for axis, value in point.items():
-        properties.update(matrix.properties_of(axis, value))
+        properties.update(matrix.get_properties(axis, value))
     properties.update(extra)
     return Cell(image=image, axes=point, properties=properties, facts=matrix.facts)

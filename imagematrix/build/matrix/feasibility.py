@@ -29,10 +29,10 @@ def find_infeasibility(cell: Cell) -> Infeasible | None:
     Where neither the tables nor the facts of the matrix have an answer, such as for the targets of a newer
     CUDA release or a compiler of another family, the build decides.
     """
-    for rule in (_toolkit_target, _driver_cuda, _march_platform, _march_compiler):
-        why = rule(cell)
+    for rule, explain in RULES.items():
+        why = explain(cell)
         if why:
-            return Infeasible(rule=rule.__name__.strip("_").replace("_", "-"), why=why)
+            return Infeasible(rule=rule, why=why)
     return None
 
 
@@ -41,30 +41,32 @@ def find_unseen_flags(cell: Cell) -> frozenset[str]:
     march = cell.axes.get("march")
     if march is None:
         return frozenset()
-    flags = cell.facts.flags(march)
+    flags = cell.facts.get_flags(march)
     if flags is None:
         flags = (
             marches.get_required_flags(march, cell.properties.get("compiler") or ANY_COMPILER) or frozenset()
         )
-    return flags - cpuid.list_visible_flags(cell.facts.arch(march))
+    return flags - cpuid.list_visible_flags(cell.facts.get_arch(march))
 
 
-def _toolkit_target(cell: Cell) -> str | None:
+def explain_toolkit_target(cell: Cell) -> str | None:
+    """Return that no code for the cell's GPUs can be made with its CUDA release, or None."""
     compute = cell.axes.get("compute")
-    targets = cell.facts.targets(cell.cuda) if cell.cuda else None
+    targets = cell.facts.get_targets(cell.cuda) if cell.cuda else None
     if compute is None or not targets or device_code.make_target(compute) in targets:
         return None
     target = device_code.make_target(compute)
-    able = cell.facts.releases_for(target)
-    span = " to ".join(dict.fromkeys((able[0], able[-1]))) if able else "no release"
+    releases = cell.facts.find_releases(target)
+    span = " to ".join(dict.fromkeys((releases[0], releases[-1]))) if releases else "no release"
     return f"CUDA {cell.cuda} cannot target compute capability {compute} (sm_{target}); {span} can"
 
 
-def _driver_cuda(cell: Cell) -> str | None:
+def explain_driver_cuda(cell: Cell) -> str | None:
+    """Return that the driver in the image is too old for its CUDA release, or None."""
     driver = cell.driver
     if driver is None or driver == HOST_DRIVER or cell.cuda is None:
         return None
-    stated = cell.facts.oldest_driver(cell.cuda)
+    stated = cell.facts.get_oldest_driver(cell.cuda)
     if cuda.driver_runs(cell.cuda, driver, stated):
         return None
     lowest = cuda.get_lowest_driver(cell.cuda, stated)
@@ -73,18 +75,29 @@ def _driver_cuda(cell: Cell) -> str | None:
     return f"driver {driver} is too old for CUDA {cell.cuda}, which needs {lowest}"
 
 
-def _march_platform(cell: Cell) -> str | None:
+def explain_march_platform(cell: Cell) -> str | None:
+    """Return that the march is for another architecture than the platform's, or None."""
     march = cell.axes.get("march")
-    if march is None or cell.facts.arch(march) == ARCHES[cell.platform]:
+    if march is None or cell.facts.get_arch(march) == ARCHES[cell.platform]:
         return None
-    return f"march {march} is for {cell.facts.arch(march)}, not for {cell.platform}"
+    return f"march {march} is for {cell.facts.get_arch(march)}, not for {cell.platform}"
 
 
-def _march_compiler(cell: Cell) -> str | None:
+def explain_march_compiler(cell: Cell) -> str | None:
+    """Return that the compiler that the matrix states does not know the march, or None."""
     march, compiler = cell.axes.get("march"), cell.properties.get("compiler")
     supported = marches.list_known_names(compiler) if compiler else None
     if march is None or supported is None or march in supported:
         return None
-    able = [name for name in marches.list_compilers() if march in (marches.list_known_names(name) or ())]
-    which = f"{', '.join(able)} do" if able else "no compiler in the tables does"
+    compilers = [name for name in marches.list_compilers() if march in (marches.list_known_names(name) or ())]
+    which = f"{', '.join(compilers)} do" if compilers else "no compiler in the tables does"
     return f"{compiler} does not support -march={march}; {which}"
+
+
+# Each returns why a cell cannot work, or None if it can as far as this rule knows.
+RULES = {
+    "toolkit-target": explain_toolkit_target,
+    "driver-cuda": explain_driver_cuda,
+    "march-platform": explain_march_platform,
+    "march-compiler": explain_march_compiler,
+}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from imagematrix.build.matrix import axis_values, document
 from imagematrix.build.matrix.compression_reader import CompressionReader
-from imagematrix.build.matrix.document import Shapes
+from imagematrix.build.matrix.document import NodeReader
 from imagematrix.build.matrix.facts_reader import FactsReader
 from imagematrix.build.matrix.folders import is_below, resolve_inside
 from imagematrix.build.matrix.image_test import ImageTest
@@ -41,7 +41,7 @@ TYPO = 0.9  # the similarity of words that differ in one letter; high, as proper
 MISPLACED = f"{axis_values.DRIVER_FROM} belongs to a version of the axis driver, under `properties`"
 TEMPLATE = "template: app/Dockerfile.j2"
 IMAGES = f"images: {{app: {{version: v1, {TEMPLATE}}}}}"
-GIVEN = ("secrets", "ssh", "build_args")
+BUILD_INPUT_KEYS = ("secrets", "ssh", "build_args")
 IMAGE = (
     "version",
     "template",
@@ -57,9 +57,15 @@ IMAGE = (
     "cpu_code",
     "compression",
     "test",
-    *GIVEN,
+    *BUILD_INPUT_KEYS,
 )
+# What to do about another value than `claim`.
+CLAIMS = {
+    "device_code": "leave it out: the audit reads the device code of programs that have some",
+    "cpu_code": "leave it out: the audit reads the CPU flags that programs need beyond the march",
+}
 AUDIT = ("march",)
+GLOB_EXPECTED = "a glob such as package/kernels_*.so"
 TEST = ("command", "network", "secrets", "mounts")
 SHELL = ("/bin/sh", "-c")  # of a test that is one line, as in a Dockerfile
 
@@ -91,13 +97,13 @@ def load_matrix(path: str | Path, *, contexts: Sequence[Path] | None = ()) -> Ma
 def parse_matrix(text: str, path: Path, contexts: Sequence[Path] | None) -> Matrix:
     """Return the matrix in a text, as `load_matrix` does for the file `path` with it."""
     reader = _MatrixReader(path, text, contexts)
-    matrix = reader.matrix(document.parse_yaml(text, str(path)))
+    matrix = reader.read_matrix(document.parse_yaml(text, str(path)))
     if reader.problems:
         raise MatrixError(str(path), reader.problems, text)
     return matrix
 
 
-class _MatrixReader(Shapes):
+class _MatrixReader(NodeReader):
     """Walks the tree once; errors are added to `problems` and the walk continues."""
 
     def __init__(self, path: Path, text: str, contexts: Sequence[Path] | None) -> None:
@@ -109,323 +115,324 @@ class _MatrixReader(Shapes):
         self.layers = CompressionReader(self.problems)
         self.compression = DEFAULT
 
-    def matrix(self, root: document.Node) -> Matrix:
-        top = self._map(root, "the matrix", keys=TOP)
-        self._schema(root, top)
+    def read_matrix(self, root: document.Node) -> Matrix:
+        top = self._read_map(root, "the matrix", keys=TOP)
+        schema = self._read_text(self._require_field(root, top, "schema", f"schema: {SCHEMA}"), "schema")
+        if schema is not None and schema != SCHEMA:
+            remedy = f"this release reads {SCHEMA!r}"
+            self._add_problem(f"the schema is {schema!r}", top["schema"].mark, remedy)
+
+        # Facts are needed to check the values of axes, and these to check whether all facts are used.
         facts = FactsReader(self.problems)
-        self.facts = facts.facts(top.get("facts"))
-        axes = self._axes(self._required(root, top, "axes", "axes: {march: [x86-64-v2, x86-64-v3]}"))
-        include = tuple(self._include(top.get("include"), axes))
+        self.facts = facts.read_facts(top.get("facts"))
+        axes = self._read_axes(
+            self._require_field(root, top, "axes", "axes: {march: [x86-64-v2, x86-64-v3]}")
+        )
+        include = tuple(self._read_includes(top.get("include"), axes))
         values = {
             axis: (*axes.get(axis, ()), *(entry.axes[axis] for entry in include if axis in entry.axes))
             for axis in axes
         }
-        facts.needed(top.get("facts"), values)
-        templates = self._templates(top.get("templates"), root.mark)
-        self.compression = self.layers.compression(top.get("compression"))
-        images = self._images(self._required(root, top, "images", IMAGES), templates, values)
+        facts.check_used(top.get("facts"), values)
+
+        templates = self._read_templates_folder(top.get("templates"), root.mark)
+        self.compression = self.layers.read_compression(top.get("compression"))
+        images = self._read_images(self._require_field(root, top, "images", IMAGES), templates, values)
         cells = math.prod(map(len, axes.values())) * len(images)
         if cells > CELLS:
             remedy = "split it: values that never occur together belong in separate matrices"
             message = f"{cells:,} cells, including excluded ones, exceed the limit of {CELLS:,}"
-            self._problem(message, top["axes"].mark, remedy)
+            self._add_problem(message, top["axes"].mark, remedy)
         return Matrix(
             path=self.path,
             templates=templates or self.path.parent,
             images=images,
             axes=axes,
-            properties=self._properties(top.get("properties"), axes),
-            exclude=tuple(self._exclude(top.get("exclude"), axes)),
+            properties=self._read_properties(top.get("properties"), axes),
+            exclude=tuple(self._read_excludes(top.get("exclude"), axes)),
             include=include,
             facts=self.facts,
             text=self.text,
         )
 
-    def _schema(self, root: document.Node, top: dict[str, document.Node]) -> None:
-        schema = self._text(self._required(root, top, "schema", f"schema: {SCHEMA}"), "schema")
-        if schema is not None and schema != SCHEMA:
-            remedy = f"this release reads {SCHEMA!r}"
-            self._problem(f"the schema is {schema!r}", top["schema"].mark, remedy)
-
-    def _templates(self, node: document.Node | None, mark: Mark) -> Path | None:
+    def _read_templates_folder(self, node: document.Node | None, mark: Mark) -> Path | None:
         """Return the folder of the templates, whose files are read and shown; None if it is elsewhere."""
-        name = self._text(node, "templates") or "templates"
+        name = self._read_text(node, "templates") or "templates"
         if resolve_inside(str(self.path.parent), name) is None:
             message = f"the folder of templates {name} is outside the matrix's folder"
-            self._problem(message, node.mark if node else mark, f"put it beside the matrix; {OUTSIDE}")
+            self._add_problem(message, node.mark if node else mark, f"put it beside the matrix; {OUTSIDE}")
             return None
         return self.path.parent / name
 
-    def _context(self, folder: Path, mark: Mark) -> None:
+    def _check_context(self, folder: Path, mark: Mark) -> None:
         """Check a context: an image may not take files of the builder that nobody meant for it."""
+        # os.path treats a name that no file system accepts as absent; pathlib raises OSError for it.
         if not os.path.isdir(folder):  # noqa: PTH112
-            self._problem(f"the context {folder} is not a folder", mark)
+            self._add_problem(f"the context {folder} is not a folder", mark)
         elif self.contexts is not None and not any(
             is_below(str(allowed), str(folder)) for allowed in (self.path.parent, *self.contexts)
         ):
             remedy = "put it beside the matrix, or allow it with --allow-context DIR"
-            self._problem(f"the context {folder} is outside the matrix's folder", mark, remedy)
+            self._add_problem(f"the context {folder} is outside the matrix's folder", mark, remedy)
 
-    def _images(
+    def _read_images(
         self, node: document.Node | None, templates: Path | None, values: Mapping[str, tuple[str, ...]]
     ) -> tuple[Image, ...]:
         images = []
-        # os.path treats a name that no file system accepts as absent; pathlib raises OSError for it.
-        for name, mark, value in self._entries(node, "images"):
+        for name, mark, value in self._read_entries(node, "images"):
             if len(name) > NAME_LIMIT or not NAME.fullmatch(name):
-                self._problem(f"{name!r} is not an image name such as training or registry/ml/training", mark)
-            fields = self._map(value, f"the image {name}", keys=IMAGE)
-            version = self._text(self._required(value, fields, "version", "version: v1"), "version")
-            template = self._text(self._required(value, fields, "template", TEMPLATE), "template")
-            context = self._text(fields.get("context"), "context")
-            development = self._text(fields.get("development"), "development") or "false"
-            if version is not None and not TAG.fullmatch(version):
-                remedy = "letters, digits, dots and underscores; a dash ends the version in a tag"
-                self._problem(f"{version!r} is not a version such as v1", fields["version"].mark, remedy)
-            if version == "development":
-                remedy = "write a version such as v1, and `development: true` below it"
-                self._problem(
-                    "'development' would be a version like any other: frozen, and pushed when it is built",
-                    fields["version"].mark,
-                    remedy,
+                self._add_problem(
+                    f"{name!r} is not an image name such as training or registry/ml/training", mark
                 )
-            if template is not None and templates is not None:
-                self._template(template, templates, fields["template"].mark)
-            folder = None if context is None else self.path.parent / context
-            if folder is not None:
-                self._context(folder, fields["context"].mark)
-            if development not in ("true", "false"):
-                self._problem(f"{development!r} is neither true nor false", fields["development"].mark)
-            images.append(
-                Image(
-                    name=name,
-                    version=version or "",
-                    template=template or "",
-                    context=folder,
-                    development=development == "true",
-                    prefer=self._prefer(fields.get("prefer")),
-                    defaults=self._defaults(fields.get("defaults"), values),
-                    plain_pull=self._plain_pull(fields.get("plain_pull"), values),
-                    budget=self._budget(fields.get("budget")),
-                    secrets=self._ids(fields.get("secrets"), "secrets"),
-                    ssh=self._ids(fields.get("ssh"), "ssh"),
-                    build_args=self._build_args(fields.get("build_args")),
-                    strict_march=self._strict_march(fields.get("audit")),
-                    claims_code=self._claims_code(fields.get("device_code")),
-                    claims_flags=self._claims_flags(fields.get("cpu_code")),
-                    optional_code=self._globs(fields.get("optional_device_code")),
-                    compression=self.layers.compression(fields.get("compression"), self.compression),
-                    test=self._test(fields.get("test")),
-                )
-            )
+            images.append(self._read_image(name, value, templates, values))
         return tuple(images)
 
-    def _prefer(self, node: document.Node | None) -> tuple[str, ...]:
+    def _read_image(
+        self, name: str, node: document.Node, templates: Path | None, values: Mapping[str, tuple[str, ...]]
+    ) -> Image:
+        fields = self._read_map(node, f"the image {name}", keys=IMAGE)
+        version = self._read_text(self._require_field(node, fields, "version", "version: v1"), "version")
+        template = self._read_text(self._require_field(node, fields, "template", TEMPLATE), "template")
+        context = self._read_text(fields.get("context"), "context")
+        development = self._read_text(fields.get("development"), "development") or "false"
+        if version is not None and not TAG.fullmatch(version):
+            remedy = "letters, digits, dots and underscores; a dash ends the version in a tag"
+            self._add_problem(f"{version!r} is not a version such as v1", fields["version"].mark, remedy)
+        if version == "development":
+            self._add_problem(
+                "'development' would be a version like any other: frozen, and pushed when it is built",
+                fields["version"].mark,
+                "write a version such as v1, and `development: true` below it",
+            )
+        if template is not None and templates is not None:
+            self._check_template(template, templates, fields["template"].mark)
+        folder = None if context is None else self.path.parent / context
+        if folder is not None:
+            self._check_context(folder, fields["context"].mark)
+        if development not in ("true", "false"):
+            self._add_problem(f"{development!r} is neither true nor false", fields["development"].mark)
+        return Image(
+            name=name,
+            version=version or "",
+            template=template or "",
+            context=folder,
+            development=development == "true",
+            prefer=self._read_prefer(fields.get("prefer")),
+            defaults=self._read_defaults(fields.get("defaults"), values),
+            plain_pull=self._read_plain_pull(fields.get("plain_pull"), values),
+            budget=self._read_budget(fields.get("budget")),
+            secrets=self._read_ids(fields, "secrets"),
+            ssh=self._read_ids(fields, "ssh"),
+            build_args=self._read_build_args(fields.get("build_args")),
+            strict_march=self._read_strict_march(fields.get("audit")),
+            claims_code=self._read_claim(fields, "device_code"),
+            claims_flags=self._read_claim(fields, "cpu_code"),
+            optional_code=self._read_set(
+                fields.get("optional_device_code"), "optional_device_code", axis_values.GLOB, GLOB_EXPECTED
+            ),
+            compression=self.layers.read_compression(fields.get("compression"), self.compression),
+            test=self._read_test(fields.get("test")),
+        )
+
+    def _read_prefer(self, node: document.Node | None) -> tuple[str, ...]:
         criteria: list[str] = []
-        for word, mark in self._items(node, "prefer") if node else ():
+        for word, mark in self._read_words(node, "prefer") if node else ():
             if word not in CRITERIA:
                 remedy = suggest_nearest(word, CRITERIA) or f"there are {', '.join(CRITERIA)}"
-                self._problem(f"{word!r} is not a known criterion", mark, remedy)
+                self._add_problem(f"{word!r} is not a known criterion", mark, remedy)
             elif word in criteria:
-                self._problem(f"{word!r} occurs twice", mark)
+                self._add_problem(f"{word!r} occurs twice", mark)
             criteria.append(word)
         return tuple(criteria)
 
-    def _ids(self, node: document.Node | None, what: str) -> tuple[str, ...]:
-        ids = set()
-        for word, mark in self._items(node, what) if node else ():
-            if not axis_values.GIVEN_ID.fullmatch(word):
-                self._problem(f"{word!r} is not an id such as pip-token", mark)
-            ids.add(word)
-        return tuple(sorted(ids))
+    def _read_set(
+        self, node: document.Node | None, what: str, pattern: re.Pattern[str], expected: str
+    ) -> tuple[str, ...]:
+        """Return the words of a list, sorted, each once; they are to match `pattern`."""
+        words = set()
+        for word, mark in self._read_words(node, what) if node else ():
+            if not pattern.fullmatch(word):
+                self._add_problem(f"{word!r} is not {expected}", mark)
+            words.add(word)
+        return tuple(sorted(words))
 
-    def _build_args(self, node: document.Node | None) -> tuple[tuple[str, str | None], ...]:
+    def _read_ids(self, fields: Mapping[str, document.Node], key: str) -> tuple[str, ...]:
+        return self._read_set(fields.get(key), key, axis_values.GIVEN_ID, "an id such as pip-token")
+
+    def _read_build_args(self, node: document.Node | None) -> tuple[tuple[str, str | None], ...]:
         arguments = {}
-        for name, mark, value in self._entries(node, "build_args"):
+        for name, mark, value in self._read_entries(node, "build_args"):
             if not axis_values.ARGUMENT.fullmatch(name) or axis_values.BUILDKITS.fullmatch(name):
                 remedy = "pass proxies with `imagematrix build --proxy`" if "PROXY" in name.upper() else None
-                self._problem(f"{name!r} cannot be a build argument of an image", mark, remedy)
+                self._add_problem(f"{name!r} cannot be a build argument of an image", mark, remedy)
             empty = isinstance(value, document.Scalar) and value.text is None
-            arguments[name] = None if empty else self._text(value, name)
+            arguments[name] = None if empty else self._read_text(value, name)
         return tuple(sorted(arguments.items()))
 
-    def _strict_march(self, node: document.Node | None) -> bool:
+    def _read_strict_march(self, node: document.Node | None) -> bool:
         if node is None:
             return False
-        march = self._map(node, "audit", keys=AUDIT).get("march")
-        text = self._text(march, "march")
+        march = self._read_map(node, "audit", keys=AUDIT).get("march")
+        text = self._read_text(march, "march")
         if march and text not in ("strict", "warn"):
-            self._problem(f"{text!r} is neither strict nor warn", march.mark)
+            self._add_problem(f"{text!r} is neither strict nor warn", march.mark)
         return text == "strict"
 
-    def _claims_code(self, node: document.Node | None) -> bool:
-        remedy = "leave it out: the audit reads the device code of programs that have some"
-        return self._claims(node, "device_code", remedy)
-
-    def _claims_flags(self, node: document.Node | None) -> bool:
-        remedy = "leave it out: the audit reads the CPU flags that programs need beyond the march"
-        return self._claims(node, "cpu_code", remedy)
-
-    def _claims(self, node: document.Node | None, key: str, remedy: str) -> bool:
-        text = self._text(node, key)
-        if node and text is not None and text != "claim":
-            self._problem(f"{text!r} is not claim", node.mark, remedy)
+    def _read_claim(self, fields: Mapping[str, document.Node], key: str) -> bool:
+        """Return whether a field of an image claims what an audit would otherwise prove."""
+        text = self._read_text(fields.get(key), key)
+        if text is not None and text != "claim":
+            self._add_problem(f"{text!r} is not claim", fields[key].mark, CLAIMS[key])
         return text == "claim"
 
-    def _globs(self, node: document.Node | None) -> tuple[str, ...]:
-        globs = set()
-        for word, mark in self._items(node, "optional_device_code") if node else ():
-            if not axis_values.GLOB.fullmatch(word):
-                self._problem(f"{word!r} is not a glob such as package/kernels_*.so", mark)
-            globs.add(word)
-        return tuple(sorted(globs))
-
-    def _defaults(
+    def _read_defaults(
         self, node: document.Node | None, values: Mapping[str, tuple[str, ...]]
     ) -> tuple[tuple[str, str], ...]:
         defaults = {}
-        for axis, mark, value in self._entries(node, "defaults"):
-            text = self._text(value, f"the default of {axis}")
+        for axis, mark, value in self._read_entries(node, "defaults"):
+            text = self._read_text(value, f"the default of {axis}")
             if axis in HARDWARE:
                 remedy = "remove it; `prefer` sets the order among images that fit"
-                self._problem(f"{axis} is decided by the node's hardware, and has no default", mark, remedy)
+                self._add_problem(
+                    f"{axis} is decided by the node's hardware, and has no default", mark, remedy
+                )
             elif self._is_axis(axis, mark, values) and text is not None:
                 if text not in values[axis]:
                     remedy = suggest_nearest(text, values[axis]) or f"it has {', '.join(values[axis])}"
-                    self._problem(f"the axis {axis} has no value {text!r}", value.mark, remedy)
+                    self._add_problem(f"the axis {axis} has no value {text!r}", value.mark, remedy)
                 defaults[axis] = text
         return tuple(sorted(defaults.items()))
 
-    def _plain_pull(
+    def _read_plain_pull(
         self, node: document.Node | None, values: Mapping[str, tuple[str, ...]]
     ) -> PlainPullCells | None:
         if node is None:
             return None
         matches = {
-            axis: self._condition(axis, value, values[axis])
-            for axis, mark, value in self._entries(node, "plain_pull")
+            axis: self._read_condition(axis, value, values[axis])
+            for axis, mark, value in self._read_entries(node, "plain_pull")
             if self._is_axis(axis, mark, values)
         }
         return PlainPullCells(matches=matches, mark=node.mark)
 
-    def _budget(self, node: document.Node | None) -> int | None:
-        text = self._text(node, "budget")
+    def _read_budget(self, node: document.Node | None) -> int | None:
+        text = self._read_text(node, "budget")
         if node is None or text is None:
             return None
         amount = units.parse_size(text)
         if not amount:
-            self._problem(f"{text!r} is not an amount of bytes such as 2GB or 1.5GiB", node.mark)
+            self._add_problem(f"{text!r} is not an amount of bytes such as 2GB or 1.5GiB", node.mark)
             return None
         return int(amount)
 
-    def _test(self, node: document.Node | None) -> ImageTest | None:
+    def _read_test(self, node: document.Node | None) -> ImageTest | None:
         """Return a test: a line for a shell, a list of words, or a map with one of them as its `command`."""
         if node is None:
             return None
         fields: dict[str, document.Node] = {"command": node}
         if isinstance(node, document.Mapping):
-            fields = self._map(node, "test", keys=TEST)
-        command = self._required(node, fields, "command")
-        words = [word for word, _ in self._items(command, "test")] if command else []
-        network = self._text(fields.get("network"), "network") or "false"
+            fields = self._read_map(node, "test", keys=TEST)
+        command = self._require_field(node, fields, "command")
+        words = [word for word, _ in self._read_words(command, "test")] if command else []
+        network = self._read_text(fields.get("network"), "network") or "false"
         if network not in ("true", "false"):
-            self._problem(f"{network!r} is neither true nor false", fields["network"].mark)
+            self._add_problem(f"{network!r} is neither true nor false", fields["network"].mark)
         if command and not (words and words[0]):
-            self._problem("a test needs a command", command.mark, "such as test: [train, --self-check]")
+            self._add_problem("a test needs a command", command.mark, "such as test: [train, --self-check]")
         return ImageTest(
             command=(*SHELL, *words) if isinstance(command, document.Scalar) else tuple(words),
             network=network == "true",
-            secrets=self._ids(fields.get("secrets"), "secrets"),
-            mounts=tuple(self._mounts(fields.get("mounts"))),
+            secrets=self._read_ids(fields, "secrets"),
+            mounts=tuple(self._read_mounts(fields.get("mounts"))),
         )
 
-    def _mounts(self, node: document.Node | None) -> Iterable[tuple[str, Path]]:
-        for target, mark, value in self._entries(node, "mounts"):
-            name = self._text(value, target) or ""
+    def _read_mounts(self, node: document.Node | None) -> Iterable[tuple[str, Path]]:
+        for target, mark, value in self._read_entries(node, "mounts"):
+            name = self._read_text(value, target) or ""
             path = resolve_inside(str(self.path.parent), name)
             if not target.startswith("/") or ".." in target.split("/"):
-                self._problem(f"{target!r} is not an absolute path in the container", mark)
+                self._add_problem(f"{target!r} is not an absolute path in the container", mark)
             elif path is None:
-                self._problem(f"{name} is outside the matrix's folder", value.mark, OUTSIDE)
+                self._add_problem(f"{name} is outside the matrix's folder", value.mark, OUTSIDE)
             elif not os.path.exists(path):  # noqa: PTH110
-                self._problem(f"{name} not found beside the matrix", value.mark)
+                self._add_problem(f"{name} not found beside the matrix", value.mark)
             else:
                 yield target, Path(path)
 
-    def _template(self, name: str, templates: Path, mark: Mark) -> None:
+    def _check_template(self, name: str, templates: Path, mark: Mark) -> None:
         path = resolve_inside(str(templates), name)
         if path is None:
-            self._problem(f"the template {name} is outside {templates}", mark, OUTSIDE)
+            self._add_problem(f"the template {name} is outside {templates}", mark, OUTSIDE)
         elif not os.path.isfile(path):  # noqa: PTH113
             files = (file for file in sorted(templates.rglob("*")) if file.is_file())
             names = (str(file.relative_to(templates)) for file in files)
-            self._problem(f"template {name} not found in {templates}", mark, suggest_nearest(name, names))
+            self._add_problem(f"template {name} not found in {templates}", mark, suggest_nearest(name, names))
 
-    def _axes(self, node: document.Node | None) -> dict[str, tuple[str, ...]]:
+    def _read_axes(self, node: document.Node | None) -> dict[str, tuple[str, ...]]:
         axes: dict[str, tuple[str, ...]] = {}
-        for name, mark, value in self._entries(node, "axes"):
+        for name, mark, value in self._read_entries(node, "axes"):
             if not AXIS.fullmatch(name):
-                self._problem(
+                self._add_problem(
                     f"{name!r} is not a valid name for an axis",
                     mark,
                     "up to 32 lower-case letters, digits and underscores, a letter first",
                 )
             elif name not in HARDWARE and (guess := axis_values.suggest_axis(name, HARDWARE, likeness=SLIP)):
-                self._problem(f"{name!r} is not a known axis", mark, guess)
+                self._add_problem(f"{name!r} is not a known axis", mark, guess)
             elif name in axis_values.RESERVED:
-                self._problem(f"{name!r} is reserved: templates use this name", mark)
-            values = self._items(value, f"the axis {name}")
+                self._add_problem(f"{name!r} is reserved: templates use this name", mark)
+            values = self._read_words(value, f"the axis {name}")
             seen: set[str] = set()
             for word, at in values:
                 if word in seen:
-                    self._problem(f"the value {word!r} occurs twice", at)
+                    self._add_problem(f"the value {word!r} occurs twice", at)
                 seen.add(word)
                 problem = axis_values.check_value(name, word, self.facts)
                 if problem:
-                    self._problem(problem[0], at, problem[1])
+                    self._add_problem(problem[0], at, problem[1])
             if not values:
-                self._problem(f"the axis {name} has no values", value.mark)
+                self._add_problem(f"the axis {name} has no values", value.mark)
             axes[name] = tuple(word for word, _ in values)
         return axes
 
-    def _properties(
+    def _read_properties(
         self, node: document.Node | None, axes: dict[str, tuple[str, ...]]
     ) -> dict[str, dict[str, dict[str, str]]]:
         properties: dict[str, dict[str, dict[str, str]]] = {}
         if node is None:
             return properties
-        for axis, mark, by_value in self._entries(node, "properties"):
+        for axis, mark, by_value in self._read_entries(node, "properties"):
             if not self._is_axis(axis, mark, axes):
                 continue
             properties[axis] = {}
-            for value, at, fields in self._entries(by_value, f"the properties of {axis}"):
+            for value, at, fields in self._read_entries(by_value, f"the properties of {axis}"):
                 if axis_values.is_glob(value):
-                    if not any(axis_values.is_covered(value, axis, one) for one in axes[axis]):
-                        self._problem(f"no value of the axis {axis} matches {value}", at)
+                    if not any(axis_values.is_covered(value, axis, word) for word in axes[axis]):
+                        self._add_problem(f"no value of the axis {axis} matches {value}", at)
                 elif value not in axes[axis]:
                     remedy = suggest_nearest(value, axes[axis]) or f"it has {', '.join(axes[axis])}"
-                    self._problem(f"the axis {axis} has no value {value!r}", at, remedy)
-                own = self._own(fields, f"the properties of {axis} {value}", axes)
-                if axis_values.DRIVER_FROM in own and isinstance(fields, document.Mapping):
-                    self._driver_from(axis, value, *fields.entries[axis_values.DRIVER_FROM])
-                properties[axis][value] = own
+                    self._add_problem(f"the axis {axis} has no value {value!r}", at, remedy)
+                texts = self._read_property_texts(fields, f"the properties of {axis} {value}", axes)
+                if axis_values.DRIVER_FROM in texts and isinstance(fields, document.Mapping):
+                    self._check_driver_from(axis, value, *fields.entries[axis_values.DRIVER_FROM])
+                properties[axis][value] = texts
         return properties
 
-    def _driver_from(self, axis: str, value: str, mark: Mark, node: document.Node) -> None:
-        scheme, separator, _ = (self._text(node, axis_values.DRIVER_FROM) or "").partition("://")
+    def _check_driver_from(self, axis: str, value: str, mark: Mark, node: document.Node) -> None:
+        scheme, separator, _ = (self._read_text(node, axis_values.DRIVER_FROM) or "").partition("://")
         if axis != "driver" or value == axis_values.HOST_DRIVER:
-            self._problem(MISPLACED, mark)
+            self._add_problem(MISPLACED, mark)
         elif separator and scheme != "https":
-            self._problem(
+            self._add_problem(
                 f"{axis_values.DRIVER_FROM}: {scheme}:// is not supported",
                 node.mark,
                 "use https://, or a path",
             )
 
-    def _own(self, node: document.Node, what: str, axes: Iterable[str]) -> dict[str, str]:
+    def _read_property_texts(self, node: document.Node, what: str, axes: Iterable[str]) -> dict[str, str]:
         texts = {}
-        for name, mark, value in self._entries(node, what):
-            text = self._text(value, name)
+        for name, mark, value in self._read_entries(node, what):
+            text = self._read_text(value, name)
             if text is not None and self._is_property(name, mark, text, value.mark, axes):
                 texts[name] = text
         return texts
@@ -433,75 +440,79 @@ class _MatrixReader(Shapes):
     def _is_property(self, name: str, mark: Mark, text: str, at: Mark, axes: Iterable[str]) -> bool:
         if not AXIS.fullmatch(name):
             remedy = "up to 32 lower-case letters, digits and underscores, with a letter first"
-            self._problem(f"{name[:80]!r} cannot be the name of a property", mark, remedy)
+            self._add_problem(f"{name[:80]!r} cannot be the name of a property", mark, remedy)
         elif name in {*axis_values.RESERVED, *HARDWARE, *axes}:
             kind = "an axis" if name in {*HARDWARE, *axes} else "a variable or a word of templates"
-            self._problem(
+            self._add_problem(
                 f"a property cannot be called {name!r}, which is {kind}", mark, "choose another name"
             )
         elif name != axis_values.DRIVER_FROM and (
             guess := suggest_nearest(name, [axis_values.DRIVER_FROM], likeness=TYPO)
         ):
-            self._problem(f"{name!r} is not a known property", mark, guess)
+            self._add_problem(f"{name!r} is not a known property", mark, guess)
         elif bad := axis_values.find_unsafe_character(
             axis_values.PLACEHOLDER.sub("", text) if name == axis_values.DRIVER_FROM else text
         ):
             remedy = "write it in the template itself"
-            self._problem(f"{name}: {bad!r} could break out of a Dockerfile instruction", at, remedy)
+            self._add_problem(f"{name}: {bad!r} could break out of a Dockerfile instruction", at, remedy)
         else:
             return True
         return False
 
-    def _exclude(self, node: document.Node | None, axes: dict[str, tuple[str, ...]]) -> Iterable[Exclude]:
-        for item in self._list(node, "exclude"):
+    def _read_excludes(
+        self, node: document.Node | None, axes: dict[str, tuple[str, ...]]
+    ) -> Iterable[Exclude]:
+        for item in self._read_list(node, "exclude"):
             matches: dict[str, frozenset[str]] = {}
             why = None
-            for name, mark, value in self._entries(item, "an exclude rule"):
+            for name, mark, value in self._read_entries(item, "an exclude rule"):
                 if name == "why":
-                    why = self._text(value, "why")
+                    why = self._read_text(value, "why")
                 elif self._is_axis(name, mark, axes, "why"):
-                    matches[name] = self._condition(name, value, axes[name])
+                    matches[name] = self._read_condition(name, value, axes[name])
             if not matches:
-                self._problem("an exclude rule needs a condition on at least one axis", item.mark)
+                self._add_problem("an exclude rule needs a condition on at least one axis", item.mark)
             yield Exclude(matches=matches, why=why, mark=item.mark)
 
-    def _condition(self, axis: str, node: document.Node, values: tuple[str, ...]) -> frozenset[str]:
-        words = [word for word, _ in self._items(node, f"the condition on {axis}")]
+    def _read_condition(self, axis: str, node: document.Node, values: tuple[str, ...]) -> frozenset[str]:
+        words = [word for word, _ in self._read_words(node, f"the condition on {axis}")]
         try:
             matching = axis_conditions.match_values(words, values)
         except axis_conditions.ConditionError as error:
-            self._problem(str(error), node.mark)
+            self._add_problem(str(error), node.mark)
             return frozenset()
         if not matching:
             remedy = suggest_nearest(words[0].lstrip("!"), values) if words else None
             remedy = remedy or f"it has {', '.join(values)}"
-            self._problem(f"no value of the axis {axis} matches {', '.join(words)}", node.mark, remedy)
+            self._add_problem(f"no value of the axis {axis} matches {', '.join(words)}", node.mark, remedy)
         return matching
 
-    def _include(self, node: document.Node | None, axes: dict[str, tuple[str, ...]]) -> Iterable[Include]:
-        for item in self._list(node, "include"):
-            chosen: dict[str, str] = {}
-            extra: dict[str, str] = {}
-            for name, mark, value in self._entries(item, "an include entry"):
-                text = self._text(value, name)
+    def _read_includes(
+        self, node: document.Node | None, axes: dict[str, tuple[str, ...]]
+    ) -> Iterable[Include]:
+        for item in self._read_list(node, "include"):
+            axis_texts: dict[str, str] = {}
+            properties: dict[str, str] = {}
+            for name, mark, value in self._read_entries(item, "an include entry"):
+                text = self._read_text(value, name)
                 if text is None or name == "why":
                     continue
                 if name in axes:
                     problem = axis_values.check_value(name, text, self.facts)
                     if problem:
-                        self._problem(problem[0], value.mark, problem[1])
-                    chosen[name] = text
+                        self._add_problem(problem[0], value.mark, problem[1])
+                    axis_texts[name] = text
                 elif guess := axis_values.suggest_axis(name, axes, likeness=SLIP):
-                    self._problem(f"{name!r} is not an axis of this matrix", mark, guess)
+                    self._add_problem(f"{name!r} is not an axis of this matrix", mark, guess)
                 elif name == axis_values.DRIVER_FROM:
-                    self._problem(MISPLACED, mark)
+                    self._add_problem(MISPLACED, mark)
                 elif self._is_property(name, mark, text, value.mark, axes):
-                    extra[name] = text
-            yield Include(axes=chosen, properties=extra, mark=item.mark)
+                    properties[name] = text
+            yield Include(axes=axis_texts, properties=properties, mark=item.mark)
 
     def _is_axis(self, name: str, mark: Mark, axes: Iterable[str], *also: str) -> bool:
         if name in axes:
             return True
         remedy = axis_values.suggest_axis(name, [*axes, *also]) or f"its axes are {', '.join(axes)}"
-        self._problem(f"{name!r} is not an axis of this matrix", mark, remedy)
+        self._add_problem(f"{name!r} is not an axis of this matrix", mark, remedy)
         return False

@@ -37,19 +37,18 @@ class Image:
     """One image of the matrix: its name (with or without a registry), its version, and what it is built from.
 
     `template` is relative to the matrix' templates folder, `context` is an existing folder, or None for no
-    files. An image under
-    `development` may be replaced locally under the same version and is never pushed. `prefer` lists the
-    criteria of the selector (catalog.CRITERIA) that come first for this image. `defaults` has the default
-    values of axes that are not about hardware, sorted by axis. If `plain_pull` is None, a plain pull gets the
-    variant with the fewest requirements. `budget` limits the size of its layers in bytes, or is None; it is
-    not part of the identity. `secrets` and `ssh` are the ids that its build may use, `build_args` its
-    arguments with their values; None if the value must be given at build time. With `strict_march`, an image
-    whose code appears to be compiled for another march is refused. With `claims_flags`, its code needs no CPU
-    flags beyond its march unless it is proven to. With `claims_code`, an image for GPUs needs no device code
-    that an audit sees: its programs compile it when they run. `optional_code` are globs of files that may
-    lack device code for a GPU, because the image does not use them there. `compression` is that of the layers
-    that its build writes. `test` runs in each built image before it is tagged, or is None; it is not part of
-    the identity.
+    files. An image under `development` may be replaced locally under the same version and is never pushed.
+    `prefer` lists the criteria of the selector (catalog.CRITERIA) that come first for this image. `defaults`
+    has the default values of axes that are not about hardware, sorted by axis. If `plain_pull` is None, a
+    plain pull gets the variant with the fewest requirements. `budget` limits the size of its layers in bytes,
+    or is None; it is not part of the identity. `secrets` and `ssh` are the ids that its build may use,
+    `build_args` its arguments with their values; None if the value must be given at build time. With
+    `strict_march`, an image whose code appears to be compiled for another march is refused. With
+    `claims_flags`, its code needs no CPU flags beyond its march unless it is proven to. With `claims_code`,
+    an image for GPUs needs no device code that an audit sees: its programs compile it when they run.
+    `optional_code` are globs of files that may lack device code for a GPU, because the image does not use
+    them there. `compression` is that of the layers that its build writes. `test` runs in each built image
+    before it is tagged, or is None; it is not part of the identity.
     """
 
     name: str
@@ -111,15 +110,15 @@ class Matrix:
     @property
     def property_names(self) -> frozenset[str]:
         """The names of the properties that some cell has."""
-        given = [one for values in self.properties.values() for one in values.values()]
-        return frozenset[str]().union(*given, *(entry.properties for entry in self.include))
+        by_value = [properties for values in self.properties.values() for properties in values.values()]
+        return frozenset[str]().union(*by_value, *(entry.properties for entry in self.include))
 
-    def properties_of(self, axis: str, value: str) -> Mapping[str, str]:
+    def get_properties(self, axis: str, value: str) -> Mapping[str, str]:
         """Return the properties of a value: its own, or those of the first glob that matches it."""
         by_value = self.properties.get(axis, {})
         if value in by_value:
             return by_value[value]
-        return next((own for glob, own in by_value.items() if is_covered(glob, axis, value)), {})
+        return next((texts for glob, texts in by_value.items() if is_covered(glob, axis, value)), {})
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, because id is cached

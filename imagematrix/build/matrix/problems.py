@@ -59,13 +59,10 @@ def format_with_excerpt(where: str, problem: Problem, lines: Sequence[str]) -> l
     """Return the lines that tell of a problem, with an excerpt of the file's `lines`."""
     parts = [*map(sanitize_line, format_problem(where, problem))]
     if 0 < problem.mark.line <= len(lines):
-        parts += _excerpt(lines[problem.mark.line - 1], problem.mark)
+        # The part of the line around the position, with a caret below the position.
+        start = max(0, problem.mark.column - 1 - WIDTH // 2)
+        shown = sanitize_line(lines[problem.mark.line - 1][start : start + WIDTH].replace("\t", " "))
+        number = f"{problem.mark.line:>5}"
+        parts.append(f"{number} | {shown}".rstrip())
+        parts.append(f"{' ' * len(number)} | {' ' * (problem.mark.column - 1 - start)}^")
     return parts
-
-
-def _excerpt(whole: str, mark: Mark) -> list[str]:
-    """Return the part of a line around a position, with a caret below the position."""
-    start = max(0, mark.column - 1 - WIDTH // 2)
-    shown = sanitize_line(whole[start : start + WIDTH].replace("\t", " "))
-    number = f"{mark.line:>5}"
-    return [f"{number} | {shown}".rstrip(), f"{' ' * len(number)} | {' ' * (mark.column - 1 - start)}^"]

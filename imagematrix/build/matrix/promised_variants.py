@@ -48,18 +48,23 @@ def make_variant(cell: Cell, flags: frozenset[str], reference: str) -> Variant:
     """
     claims = {"cpu_flags": cell.claims_flags, "cubins": cell.claims_code}
     march, compute = cell.axes.get("march"), cell.axes.get("compute")
+    driver: UserModeDriver | None = None
+    if cell.driver == HOST_DRIVER:
+        driver = UserModeDriver(mode="host")
+    elif cell.driver is not None:
+        driver = UserModeDriver(mode="exact", version=cell.driver)
     return Variant(
         reference=reference,
         digest=None,
         platform=cell.platform,
         cuda=cell.cuda,
         cubins=(device_code.make_target(compute),) if compute else (),
-        driver=_promise_driver(cell),
+        driver=driver,
         march=march,
         cpu_flags=flags,
         signed_returns=flags >= marches.SIGNING,
-        vendor=cell.facts.vendor(march) if march else None,
-        oldest_driver=cell.facts.oldest_driver(cell.cuda),
+        vendor=cell.facts.get_vendor(march) if march else None,
+        oldest_driver=cell.facts.get_oldest_driver(cell.cuda),
         axes=cell.own_axes,
         facts=tuple((fact, CLAIM) for fact, claimed in claims.items() if claimed),
     )
@@ -72,7 +77,7 @@ def promise_variant(cell: Cell) -> Variant:
     knows is unknown, as is the device code of a cell for GPUs that names no compute capability.
     """
     march = cell.axes.get("march")
-    flags = cell.facts.flags(march) if march else frozenset()
+    flags = cell.facts.get_flags(march) if march else frozenset()
     if march and flags is None:
         flags = marches.get_required_flags(march, cell.properties.get("compiler") or ANY_COMPILER)
     reference = make_reference(cell.image.name, cell.image.version, cell.id)
@@ -85,25 +90,19 @@ def promise_variant(cell: Cell) -> Variant:
 
 def list_candidates(matrix: Matrix, expansion: Expansion, image: Image) -> Candidates:
     """Return the candidates that the feasible cells of an image are."""
-    own = [cell for cell in expansion.cells if cell.image.name == image.name and not find_infeasibility(cell)]
-    named = find_plain_pull_cells(matrix, expansion, image)
+    cells = [
+        cell for cell in expansion.cells if cell.image.name == image.name and not find_infeasibility(cell)
+    ]
+    plain_pull = find_plain_pull_cells(matrix, expansion, image)
     return Candidates(
         catalog=Catalog(
             image=image.name,
             version=image.version,
-            variants=tuple(map(promise_variant, own)),
+            variants=tuple(map(promise_variant, cells)),
             prefer=image.prefer,
             defaults=image.defaults,
         ),
         plain_pull={
-            platform: make_reference(image.name, image.version, cell) for platform, cell in named.items()
+            platform: make_reference(image.name, image.version, cell) for platform, cell in plain_pull.items()
         },
     )
-
-
-def _promise_driver(cell: Cell) -> UserModeDriver | None:
-    if cell.driver is None:
-        return None
-    if cell.driver == HOST_DRIVER:
-        return UserModeDriver(mode="host")
-    return UserModeDriver(mode="exact", version=cell.driver)

@@ -26,37 +26,35 @@ def check_bases(items: Sequence[Planned], locked: Mapping[str, str]) -> Iterator
     Those that are named by digest never move, and those that are not locked are resolved by the next build.
     """
     for name, digest in sorted(locked.items()):
-        using = tuple(item for item in items if name in item.bases)
-        if using and "@" not in name:
-            yield from _check_base(name, digest, using)
-
-
-def _check_base(name: str, digest: str, using: tuple[Planned, ...]) -> Iterator[AgeFinding]:
-    reference = Reference.parse(name)
-    now, why = None, f"the registry {reference.registry} does not have it"
-    try:
-        with Registry(reference.name) as registry:
-            now = registry.digest(reference.tag)
-    except (EngineError, UnknownImageError) as error:
-        why = str(error)
-    if now is not None:
-        why = "its tag has another image in its registry"
-    if now != digest:
-        yield AgeFinding(
-            kind="base", name=name, used=digest, now=now, why=why, source=reference.registry, items=using
-        )
+        users = tuple(item for item in items if name in item.bases)
+        if not users or "@" in name:
+            continue
+        reference = Reference.parse(name)
+        now, why = None, f"the registry {reference.registry} does not have it"
+        try:
+            with Registry(reference.name) as registry:
+                now = registry.digest(reference.tag)
+        except (EngineError, UnknownImageError) as error:
+            why = str(error)
+        if now is not None:
+            why = "its tag has another image in its registry"
+        if now != digest:
+            source = reference.registry
+            yield AgeFinding(
+                kind="base", name=name, used=digest, now=now, why=why, source=source, items=users
+            )
 
 
 def check_drivers(items: Sequence[Planned], today: dt.date) -> Iterator[AgeFinding]:
     """Yield the drivers whose branch is past its end, or has a newer release, by the table."""
-    using: dict[str, list[Planned]] = {}
+    users: dict[str, list[Planned]] = {}
     for item in items:
         if item.cell.driver not in (None, HOST_DRIVER):
-            using.setdefault(str(item.cell.driver), []).append(item)
-    for driver in sorted(using, key=versions.make_sort_key):
+            users.setdefault(str(item.cell.driver), []).append(item)
+    for driver in sorted(users, key=versions.make_sort_key):
         branch = driver_branches.get_branch(driver)
         if branch is None:
-            now, whys = None, ["the table of driver branches lacks it"]
+            now, reasons = None, ["the table of driver branches lacks it"]
             source, date = "imagematrix", None
         else:
             newest = branch.newest
@@ -69,27 +67,26 @@ def check_drivers(items: Sequence[Planned], today: dt.date) -> Iterator[AgeFindi
             if not newer and not ended:
                 continue
             now = newer.version if newer else f"end of {branch.name}"
-            whys = [_describe_end(branch.name, branch.end)] if ended else []
-            whys += [f"{newer.version} is newer"] if newer else []
-            told = [one for one in (ended, newer) if one]
-            source = ", ".join(one.source for one in told)
-            date = min(one.date for one in told)
+            reasons = []
+            if ended and branch.end == driver_branches.UNLISTED:
+                reasons.append(f"NVIDIA no longer lists the branch {branch.name}")
+            elif ended:
+                reasons.append(f"support of the branch {branch.name} ended in {branch.end}")
+            if newer:
+                reasons.append(f"{newer.version} is newer")
+            entries = [entry for entry in (ended, newer) if entry]
+            source = ", ".join(entry.source for entry in entries)
+            date = min(entry.date for entry in entries)
         yield AgeFinding(
             kind="driver",
             name=driver,
             used=driver,
             now=now,
-            why=", ".join(whys),
+            why=", ".join(reasons),
             source=source,
             date=date,
-            items=tuple(using[driver]),
+            items=tuple(users[driver]),
         )
-
-
-def _describe_end(branch: str, end: str) -> str:
-    if end == driver_branches.UNLISTED:
-        return f"NVIDIA no longer lists the branch {branch}"
-    return f"support of the branch {branch} ended in {end}"
 
 
 def check_toolkits(items: Sequence[Planned], policy: Path | None = None) -> Iterator[AgeFinding]:
@@ -119,18 +116,18 @@ def check_toolkits(items: Sequence[Planned], policy: Path | None = None) -> Iter
             continue
         stale: dict[tuple[str, str, str], list[Planned]] = {}
         for variant in catalog.variants:
-            known = cuda.get_lowest_driver(variant.cuda) if variant.cuda else None
-            stated = variant.oldest_driver
+            table_driver = cuda.get_lowest_driver(variant.cuda) if variant.cuda else None
+            label_driver = variant.oldest_driver
             cell = labels.get_cell(variant.reference.rpartition(":")[2])
-            if known and stated and known != stated and cell in cells:
-                stale.setdefault((str(variant.cuda), stated, known), []).append(cells[cell])
-        for (release, stated, known), affected in sorted(stale.items()):
+            if table_driver and label_driver and table_driver != label_driver and cell in cells:
+                stale.setdefault((str(variant.cuda), label_driver, table_driver), []).append(cells[cell])
+        for (release, label_driver, table_driver), stale_items in sorted(stale.items()):
             yield AgeFinding(
                 kind="toolkit",
                 name=f"CUDA {release}",
-                used=stated,
-                now=known,
+                used=label_driver,
+                now=table_driver,
                 why="the tables now have its oldest driver, which differs from the label",
                 source="imagematrix/hardware/vendors/cuda.json",
-                items=tuple(affected),
+                items=tuple(stale_items),
             )

@@ -20,7 +20,7 @@ class AgeFinding:
     """Something of a `kind` (base, driver, toolkit, wheel) that is outdated, or unknown if `now` is None.
 
     `used` is what the matrix uses, `now` what there is instead, `why` a sentence. `source` is what was asked,
-    `date` the date of a table. `items` are the planned cells that it concerns, `hosts` those that would
+    `date` the date of a table. `items` are the planned cells that it concerns, `list_hosts` those that would
     choose one of them.
     """
 
@@ -75,12 +75,12 @@ def add_affected_hosts(
 ) -> list[AgeFinding]:
     """Return findings with the hosts that choose one of their cells; `chosen` has hosts by reference."""
 
-    def hosts(item: Planned) -> Iterable[str]:
+    def list_hosts(item: Planned) -> Iterable[str]:
         cell = item.cell
         return chosen.get(make_reference(cell.image.name, cell.image.version, cell.id), ())
 
     return [
-        replace(finding, hosts=tuple(sorted({host for item in finding.items for host in hosts(item)})))
+        replace(finding, hosts=tuple(sorted({host for item in finding.items for host in list_hosts(item)})))
         for finding in findings
     ]
 

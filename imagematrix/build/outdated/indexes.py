@@ -60,24 +60,26 @@ class PackageIndex:
             address, login = _split_login(text)
             url = address if shown is None else _split_login(shown)[0]
             name, _, password = map(unquote, login.partition(":"))
-            given = (name, password) if login else get_netrc_auth(address)
+            credentials = (name, password) if login else get_netrc_auth(address)
         except ValueError:
             return cls(url=INVALID, address=INVALID)
-        if given is None:
+        if credentials is None:
             return cls(url=url, address=address)
-        encoded = base64.b64encode(":".join(given).encode(errors="surrogateescape")).decode()
+        encoded = base64.b64encode(":".join(credentials).encode(errors="surrogateescape")).decode()
         return cls(url=url, address=address, authorization=f"Basic {encoded}")
 
     @classmethod
-    def in_lock(cls, text: str, own: Collection[Origin], environment: Mapping[str, str]) -> PackageIndex:
-        """Return the index at an address in a lock, with its variables expanded if its host is in `own`."""
+    def parse_in_lock(
+        cls, text: str, trusted: Collection[Origin], environment: Mapping[str, str]
+    ) -> PackageIndex:
+        """Return the index at an address in a lock, with its variables expanded if its host is trusted."""
         expanded = VARIABLE.sub(lambda match: environment.get(match[1]) or match[0], text)
         if expanded == text:
             return cls.parse(text)
         try:
             return (
                 cls.parse(expanded, text)
-                if _parse_origin(expanded) in own
+                if _parse_origin(expanded) in trusted
                 else cls(url=_split_login(text)[0], address=None)
             )
         except ValueError:
@@ -98,12 +100,6 @@ def _parse_origin(text: str) -> Origin:
     return parts.scheme, parts.hostname, parts.port or PORTS.get(parts.scheme)
 
 
-def _parse_origins(addresses: Iterable[str]) -> Iterator[Origin]:
-    for address in addresses:
-        with contextlib.suppress(ValueError):
-            yield _parse_origin(address)
-
-
 class _PipParser(configparser.RawConfigParser):
     def optionxform(self, optionstr: str) -> str:
         """Return the name of an option; index_url and --index-url are the same."""
@@ -114,25 +110,25 @@ class _PipParser(configparser.RawConfigParser):
 class IndexSettings:
     """The addresses of indexes that are configured: the `default` one, and `extra` ones asked besides.
 
-    `own` are the origins of all that the user's own configuration names, without the project's.
+    `trusted` are the origins of all that the user's own configuration names, without the project's.
     """
 
     default: str = PYPI
     extra: tuple[str, ...] = ()
-    own: frozenset[Origin] = frozenset()
+    trusted: frozenset[Origin] = frozenset()
 
 
 def find_lock_indexes(
-    text: str, configured: IndexSettings, environment: Mapping[str, str]
+    text: str, settings: IndexSettings, environment: Mapping[str, str]
 ) -> tuple[PackageIndex, ...]:
     """Return the indexes for a lock: those in its own options, as pip reads them, or the configured ones."""
-    found = [PackageIndex.parse(address) for address in (configured.default, *configured.extra)]
-    for option, address, none in OPTION.findall(text):
-        if none:
+    indexes = [PackageIndex.parse(address) for address in (settings.default, *settings.extra)]
+    for option, address, no_index in OPTION.findall(text):
+        if no_index:
             return ()
-        index = PackageIndex.in_lock(address, configured.own, environment)
-        found = [*found, index] if option == "--extra-index-url" else [index]
-    return tuple(dict.fromkeys(found))
+        index = PackageIndex.parse_in_lock(address, settings.trusted, environment)
+        indexes = [*indexes, index] if option == "--extra-index-url" else [index]
+    return tuple(dict.fromkeys(indexes))
 
 
 def read_index_settings(folder: Path, environment: Mapping[str, str]) -> IndexSettings:
@@ -140,7 +136,8 @@ def read_index_settings(folder: Path, environment: Mapping[str, str]) -> IndexSe
 
     Variables come first, then uv's configuration, then pip's. Raises UsageError if one is invalid.
     """
-    pip, own = _read_pip_settings(environment), _read_uv_settings(_read_uv_tables(environment), environment)
+    pip = _read_pip_settings(environment)
+    user_uv = _read_uv_settings(_read_uv_tables(environment), environment)
     uv = _read_uv_settings(
         (*_read_project_tables(folder, environment), *_read_uv_tables(environment)), environment
     )
@@ -148,31 +145,38 @@ def read_index_settings(folder: Path, environment: Mapping[str, str]) -> IndexSe
     more = [environment.get(name, "").split() for name in ("UV_INDEX", "UV_EXTRA_INDEX_URL")]
     pip_extra = environment.get("PIP_EXTRA_INDEX_URL", "").split() or pip.extra
 
-    def addresses(*found: str | None) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(_strip_index_name(one, environment) for one in found if one))
+    def list_addresses(*values: str | None) -> tuple[str, ...]:
+        addresses = []
+        for value in filter(None, values):
+            match = NAMED.fullmatch(value)
+            addresses.append(_add_login(match[1], match[2], environment) if match else value)
+        return tuple(dict.fromkeys(addresses))
 
     extra = (*pip_extra, *itertools.chain(*more))
-    users = addresses(*variables, own.default, pip.default, *extra, *own.extra)
+    trusted: set[Origin] = set()
+    for address in list_addresses(*variables, user_uv.default, pip.default, *extra, *user_uv.extra):
+        with contextlib.suppress(ValueError):
+            trusted.add(_parse_origin(address))
     return IndexSettings(
-        default=next(iter(addresses(*variables, uv.default, pip.default)), PYPI),
-        extra=addresses(*extra, *uv.extra),
-        own=frozenset(_parse_origins(users)),
+        default=next(iter(list_addresses(*variables, uv.default, pip.default)), PYPI),
+        extra=list_addresses(*extra, *uv.extra),
+        trusted=frozenset(trusted),
     )
 
 
 def _read_pip_settings(environment: Mapping[str, str]) -> IndexSettings:
     """Return what pip's configurations say; later files win (pip, "Configuration files")."""
-    own = environment.get("PIP_CONFIG_FILE")
+    user_file = environment.get("PIP_CONFIG_FILE")
     home = Path(environment.get("HOME") or "/")
-    shared = environment.get("XDG_CONFIG_DIRS", "").split(":")
-    files = [Path(folder) / "pip" for folder in filter(None, shared)] or [Path("/etc/xdg/pip")]
+    config_folders = environment.get("XDG_CONFIG_DIRS", "").split(":")
+    files = [Path(folder) / "pip" for folder in filter(None, config_folders)] or [Path("/etc/xdg/pip")]
     files.append(Path("/etc"))
-    if not (own and Path(own).exists()):
+    if not (user_file and Path(user_file).exists()):
         files += [home / ".pip", _find_config_home(environment) / "pip"]
     files.append(Path(sys.prefix))
-    paths = [folder / "pip.conf" for folder in files] + ([Path(own)] if own else [])
+    paths = [folder / "pip.conf" for folder in files] + ([Path(user_file)] if user_file else [])
     default, extra = "", ""
-    for path in [] if own == os.devnull else paths:
+    for path in [] if user_file == os.devnull else paths:
         text = _read_text(path)
         if text is None:
             continue
@@ -190,20 +194,20 @@ def _read_pip_settings(environment: Mapping[str, str]) -> IndexSettings:
 
 def _read_uv_settings(tables: Iterable[dict[str, Any]], environment: Mapping[str, str]) -> IndexSettings:
     """Return what configurations of uv say; the first that names a default index decides it."""
-    found: list[tuple[str, bool]] = []
+    urls: list[tuple[str, bool]] = []
     for table in tables:
-        listed = table.get("index")
-        for one in listed if isinstance(listed, list) else ():
-            if isinstance(one, dict) and isinstance(one.get("url"), str) and not one.get("explicit"):
-                url = _add_login(str(one.get("name") or ""), one["url"], environment)
-                found.append((url, bool(one.get("default"))))
+        entries = table.get("index")
+        for entry in entries if isinstance(entries, list) else ():
+            if isinstance(entry, dict) and isinstance(entry.get("url"), str) and not entry.get("explicit"):
+                url = _add_login(str(entry.get("name") or ""), entry["url"], environment)
+                urls.append((url, bool(entry.get("default"))))
         for options in (table, table.get("pip")):
             if isinstance(options, dict):
                 extra = options.get("extra-index-url")
-                found += [(str(url), False) for url in (extra if isinstance(extra, list) else ())]
-                found += [(options["index-url"], True)] if isinstance(options.get("index-url"), str) else []
-    default = next((url for url, first in found if first), "")
-    return IndexSettings(default=default, extra=tuple(url for url, first in found if not first))
+                urls += [(str(url), False) for url in (extra if isinstance(extra, list) else ())]
+                urls += [(options["index-url"], True)] if isinstance(options.get("index-url"), str) else []
+    default = next((url for url, is_default in urls if is_default), "")
+    return IndexSettings(default=default, extra=tuple(url for url, is_default in urls if not is_default))
 
 
 def _read_project_tables(folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, Any]]:
@@ -211,10 +215,10 @@ def _read_project_tables(folder: Path, environment: Mapping[str, str]) -> Iterat
     if environment.get("UV_NO_CONFIG") or environment.get("UV_CONFIG_FILE"):
         return
     start = folder.absolute()
-    for place in (start, *start.parents):
-        table = _read_toml(place / "uv.toml")
+    for parent in (start, *start.parents):
+        table = _read_toml(parent / "uv.toml")
         if table is None:
-            tool = (_read_toml(place / "pyproject.toml") or {}).get("tool")
+            tool = (_read_toml(parent / "pyproject.toml") or {}).get("tool")
             table = tool.get("uv") if isinstance(tool, dict) else None
         if isinstance(table, dict):
             yield table
@@ -225,17 +229,11 @@ def _read_uv_tables(environment: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Yield the user's and the system's configuration, or the one that a variable names."""
     if environment.get("UV_NO_CONFIG"):
         return
-    if own := environment.get("UV_CONFIG_FILE"):
-        yield _read_toml(Path(own)) or {}
+    if config_file := environment.get("UV_CONFIG_FILE"):
+        yield _read_toml(Path(config_file)) or {}
         return
     for path in (_find_config_home(environment) / "uv/uv.toml", Path("/etc/uv/uv.toml")):
         yield _read_toml(path) or {}
-
-
-def _strip_index_name(text: str, environment: Mapping[str, str]) -> str:
-    """Return the address in uv's NAME=URL, with the login of that name."""
-    match = NAMED.fullmatch(text)
-    return _add_login(match[1], match[2], environment) if match else text
 
 
 def _add_login(name: str, url: str, environment: Mapping[str, str]) -> str:

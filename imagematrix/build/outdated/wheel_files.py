@@ -53,20 +53,18 @@ def parse_file_list(body: bytes, url: str) -> list[WheelFile]:
         page = _SimplePage()
         page.feed(body.decode(errors="replace"))
         page.close()
-        return [found for fields in page.files if (found := _parse_file(*fields))]
+        return [file for fields in page.files if (file := _parse_file(*fields))]
     fields = json_documents.Fields(json_documents.parse_json(body, url), url)
-    return [
-        found
-        for one in fields.objects("files")
-        if (
-            found := _parse_file(
-                one.text("filename"),
-                one.named_texts("hashes").get("sha256"),
-                _parse_yanked(one.data.get("yanked")),
-                one.text_or_none("requires-python") or "",
-            )
-        )
-    ]
+    files = []
+    for entry in fields.objects("files"):
+        yanked = entry.data.get("yanked")  # true, or the reason (PEP 592)
+        reason = (yanked if isinstance(yanked, str) else "")[:REASON] if yanked else None
+        sha256 = entry.named_texts("hashes").get("sha256")
+        python = entry.text_or_none("requires-python") or ""
+        file = _parse_file(entry.text("filename"), sha256, reason, python)
+        if file:
+            files.append(file)
+    return files
 
 
 class _SimplePage(HTMLParser):
@@ -77,19 +75,14 @@ class _SimplePage(HTMLParser):
         self.files: list[tuple[str, str | None, str | None, str]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        href = given.get("href") or ""
+        attributes = dict(attrs)
+        href = attributes.get("href") or ""
         if tag == "a" and href:
-            hashed = SHA256.search(href)
+            sha256 = SHA256.search(href)
             name = unquote(re.split("[?#]", href, maxsplit=1)[0].rpartition("/")[2])
-            yanked = (given["data-yanked"] or "") if "data-yanked" in given else None
-            python = given.get("data-requires-python") or ""
-            self.files.append((name, hashed and hashed[1], yanked and yanked[:REASON], python))
-
-
-def _parse_yanked(value: object) -> str | None:
-    """Return the reason, or None if a file was not yanked (PEP 592: true, or a string)."""
-    return (value if isinstance(value, str) else "")[:REASON] if value else None
+            yanked = (attributes["data-yanked"] or "") if "data-yanked" in attributes else None
+            python = attributes.get("data-requires-python") or ""
+            self.files.append((name, sha256 and sha256[1], yanked and yanked[:REASON], python))
 
 
 def _parse_file(name: str, sha256: str | None, yanked: str | None, python: str) -> WheelFile | None:
@@ -103,9 +96,9 @@ def _parse_file(name: str, sha256: str | None, yanked: str | None, python: str) 
     except (InvalidSdistFilename, InvalidWheelFilename, InvalidVersion):
         return None
     try:
-        needed = SpecifierSet(python)
+        pythons = SpecifierSet(python)
     except InvalidSpecifier:
-        needed = SpecifierSet()
+        pythons = SpecifierSet()
     return WheelFile(
-        name=name, version=version, build=build, tags=tags, sha256=sha256, yanked=yanked, python=needed
+        name=name, version=version, build=build, tags=tags, sha256=sha256, yanked=yanked, python=pythons
     )

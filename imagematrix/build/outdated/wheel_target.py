@@ -25,7 +25,7 @@ class WheelTarget:
     ranks: Mapping[Tag, int]
     python: str
 
-    def rank(self, file: WheelFile) -> int | None:
+    def get_rank(self, file: WheelFile) -> int | None:
         """Return the place of a wheel, the best is 0; None if it is for another target."""
         if not file.python.contains(self.python, prereleases=True):
             return None
@@ -41,22 +41,26 @@ def infer_wheel_target(platform: str, locked: Iterable[Iterable[WheelFile]]) -> 
     machine = MACHINES.get(platform)
     if machine is None:
         return None
+    for_machine = re.compile(rf"any|(many)?linux\w*_{machine}")
     glibc, pythons = OLDEST, None
     for files in locked:
-        own = [
-            tags for file in files if (tags := [tag for tag in file.tags if _is_for_machine(tag, machine)])
-        ]
-        glibc = max(glibc, min((min(map(_parse_glibc_minor, tags)) for tags in own), default=0))
-        abis = {tag.abi for tags in own for tag in tags}
+        tags_by_file = [[tag for tag in file.tags if for_machine.fullmatch(tag.platform)] for file in files]
+        fitting = [tags for tags in tags_by_file if tags]
+        glibc = max(glibc, min((min(map(_parse_glibc_minor, tags)) for tags in fitting), default=0))
+        abis = {tag.abi for tags in fitting for tag in tags}
         if abis and not abis & {"none", "abi3"}:
             pythons = abis if pythons is None else pythons & abis
-    found = [match for abi in pythons or () if (match := re.fullmatch(r"cp(\d)(\d{1,3})", abi))]
-    if len(found) != 1:
+    matches = [match for abi in pythons or () if (match := re.fullmatch(r"cp(\d)(\d{1,3})", abi))]
+    if len(matches) != 1:
         return None
-    python = int(found[0][1]), int(found[0][2])
-    platforms = [one for minor in range(glibc, 4, -1) for one in _list_platforms(minor, machine)]
+
+    # The tags of this interpreter, best first: those for a newer glibc, and their older names.
+    interpreter, python = matches[0][0], (int(matches[0][1]), int(matches[0][2]))
+    platforms = []
+    for minor in range(glibc, 4, -1):
+        platforms.append(f"manylinux_2_{minor}_{machine}")
+        platforms += [f"{LEGACY[minor]}_{machine}"] if minor in LEGACY else []
     platforms.append(f"linux_{machine}")
-    interpreter = found[0][0]
     tags = [
         *cpython_tags(python, abis=[interpreter], platforms=platforms),
         *compatible_tags(python, interpreter=interpreter, platforms=platforms),
@@ -65,15 +69,6 @@ def infer_wheel_target(platform: str, locked: Iterable[Iterable[WheelFile]]) -> 
     return WheelTarget(ranks=ranks, python=f"{python[0]}.{python[1]}")
 
 
-def _is_for_machine(tag: Tag, machine: str) -> bool:
-    return bool(re.fullmatch(rf"any|(many)?linux\w*_{machine}", tag.platform))
-
-
 def _parse_glibc_minor(tag: Tag) -> int:
     match = re.match(r"manylinux_2_(\d{1,3})_", tag.platform)
     return int(match[1]) if match else 0
-
-
-def _list_platforms(minor: int, machine: str) -> list[str]:
-    legacy = [f"{LEGACY[minor]}_{machine}"] if minor in LEGACY else []
-    return [f"manylinux_2_{minor}_{machine}", *legacy]

@@ -72,18 +72,19 @@ class _JudgedWheel:
     files: Sequence[WheelFile] | EngineError
 
     @property
-    def listed(self) -> Sequence[WheelFile]:
+    def index_files(self) -> Sequence[WheelFile]:
         return () if isinstance(self.files, EngineError) else self.files
 
     @cached_property
-    def release(self) -> list[WheelFile]:
+    def release_files(self) -> list[WheelFile]:
         """The files of the locked release."""
-        return [one for one in self.listed if str(one.version) == _normalize_version(self.wheel.version)]
+        version = str(_parse_version(self.wheel.version) or self.wheel.version)
+        return [file for file in self.index_files if str(file.version) == version]
 
     @cached_property
-    def locked(self) -> list[WheelFile]:
+    def locked_files(self) -> list[WheelFile]:
         """Those of them that the lock names."""
-        return [one for one in self.release if one.sha256 in self.wheel.hashes]
+        return [file for file in self.release_files if file.sha256 in self.wheel.hashes]
 
 
 def check_wheels(items: Sequence[Planned], indexes: Indexes) -> Iterator[AgeFinding]:
@@ -91,26 +92,28 @@ def check_wheels(items: Sequence[Planned], indexes: Indexes) -> Iterator[AgeFind
 
     `indexes` returns the indexes for the text of a lock.
     """
-    read: dict[Path, str] = {}
+    copied_locks = _CopiedLocks()
     by_lock: dict[tuple[str, frozenset[LockedWheel]], list[Planned]] = {}
     for item in items:
-        texts = [item.dockerfile, *_read_copied_locks(item.dockerfile, item.cell.image.context, read)]
-        lock = frozenset(one for text in texts for one in _parse_requirements(text, indexes))
+        texts = [item.dockerfile, *copied_locks.list_texts(item.dockerfile, item.cell.image.context)]
+        lock = frozenset(wheel for text in texts for wheel in _parse_requirements(text, indexes))
         if lock:
             by_lock.setdefault((item.cell.platform, lock), []).append(item)
-    found: dict[tuple[str, str, str | None, str, str], dict[str, Planned]] = {}
-    asked = _query_indexes(one for _, lock in by_lock for one in lock)
-    for (platform, lock), affected in by_lock.items():
-        judged = [_JudgedWheel(wheel=one, files=asked[one.indexes, one.project]) for one in lock]
-        installed = infer_wheel_target(platform, (one.locked for one in judged))
-        for one in judged:
-            wheel = one.wheel
-            now, why = _judge_wheel(one, installed)
-            if why:
+
+    files = _query_indexes(wheel for _, lock in by_lock for wheel in lock)
+    findings: dict[tuple[str, str, str | None, str, str], dict[str, Planned]] = {}
+    for (platform, lock), users in by_lock.items():
+        wheels = [_JudgedWheel(wheel=wheel, files=files[wheel.indexes, wheel.project]) for wheel in lock]
+        target = infer_wheel_target(platform, (judged.locked_files for judged in wheels))
+        for judged in wheels:
+            judgement = _judge_wheel(judged, target)
+            if judgement:
+                wheel = judged.wheel
                 source = ", ".join(index.url for index in wheel.indexes)
-                key = (wheel.project, wheel.version, now, why, source)
-                found.setdefault(key, {}).update((item.reference, item) for item in affected)
-    for (project, version, now, why, source), concerned in sorted(found.items(), key=lambda one: str(one[0])):
+                key = (wheel.project, wheel.version, *judgement, source)
+                findings.setdefault(key, {}).update((item.reference, item) for item in users)
+    for key, concerned in sorted(findings.items(), key=lambda finding: str(finding[0])):
+        project, version, now, why, source = key
         yield AgeFinding(
             kind="wheel",
             name=project,
@@ -122,25 +125,33 @@ def check_wheels(items: Sequence[Planned], indexes: Indexes) -> Iterator[AgeFind
         )
 
 
-def _read_copied_locks(dockerfile: str, context: Path | None, read: dict[Path, str]) -> Iterator[str]:
-    """Yield the texts of the locks that a Dockerfile copies from its context; `read` has what was read."""
-    if context is None:
-        return
-    for match in COPIED.finditer(dockerfile):
-        for word in match[1].split()[:-1]:
-            path = context / word.lstrip("/")
-            if path not in read:
-                read[path] = _read_lock(path, context)
-            yield read[path]
+class _CopiedLocks:
+    """The locks that Dockerfiles copy from their contexts, each read once."""
 
+    def __init__(self) -> None:
+        self._texts: dict[Path, str | None] = {}
 
-def _read_lock(path: Path, context: Path) -> str:
-    """Return the text of a lock in a context, or "" if the path is not one."""
-    with contextlib.suppress(OSError, ValueError):
-        real = path.resolve()
-        if real.is_relative_to(context.resolve()) and real.is_file() and real.stat().st_size <= LARGEST:
-            return real.read_bytes().decode(errors="replace")
-    return ""
+    def list_texts(self, dockerfile: str, context: Path | None) -> Iterator[str]:
+        """Yield the texts of the locks that a Dockerfile copies."""
+        if context is None:
+            return
+        for match in COPIED.finditer(dockerfile):
+            for word in match[1].split()[:-1]:
+                path = context / word.lstrip("/")
+                if path not in self._texts:
+                    self._texts[path] = self._read(path, context)
+                text = self._texts[path]
+                if text is not None:
+                    yield text
+
+    @staticmethod
+    def _read(path: Path, context: Path) -> str | None:
+        """Return the text of a lock in a context; None if the path is not one."""
+        with contextlib.suppress(OSError, ValueError):
+            real = path.resolve()
+            if real.is_relative_to(context.resolve()) and real.is_file() and real.stat().st_size <= LARGEST:
+                return real.read_bytes().decode(errors="replace")
+        return None
 
 
 def _parse_requirements(dockerfile: str, indexes: Indexes) -> Iterator[LockedWheel]:
@@ -148,91 +159,78 @@ def _parse_requirements(dockerfile: str, indexes: Indexes) -> Iterator[LockedWhe
     texts = [match[2] for match in HERE.finditer(dockerfile)]
     for text in (*texts, HERE.sub("", dockerfile)):
         matches = list(LOCKED.finditer(text))
-        asked = indexes(text) if matches else ()
+        lock_indexes = indexes(text) if matches else ()
         for match in matches:
             yield LockedWheel(
                 project=canonicalize_name(match[1]),
                 version=match[2],
                 hashes=frozenset(HASH.findall(match[3])),
-                indexes=asked,
+                indexes=lock_indexes,
             )
 
 
-def _judge_wheel(one: _JudgedWheel, installed: WheelTarget | None) -> tuple[str | None, str]:
-    """Return what there is by now and why the lock is outdated; None and a reason if that is unknown.
-
-    Both are empty if it is up to date.
-    """
-    if isinstance(one.files, EngineError):
-        return None, str(one.files)
-    newest = _find_newest(one, installed)
+def _judge_wheel(judged: _JudgedWheel, target: WheelTarget | None) -> tuple[str | None, str] | None:
+    """Return what there is by now, None if that is unknown, and why; None if the lock is up to date."""
+    if isinstance(judged.files, EngineError):
+        return None, str(judged.files)
+    newest = _find_newest(judged, target)
     if newest is None:
         return None, "the index has no final release of it that could be installed"
-    withdrawn, (better, why) = _describe_yank(one), _find_better_file(one, installed)
-    newer = newest if _is_newer(newest, one.wheel.version) else None
-    reasons = [withdrawn, "the index has a newer release" if newer else "", why]
-    now = str(newer) if newer else better or ("yanked" if withdrawn else "")
+    # The index may have yanked the locked release, or files of it.
+    yank = None
+    yanked = [file for file in judged.locked_files or judged.release_files if file.yanked is not None]
+    if yanked:
+        is_whole_release = all(file.yanked is not None for file in judged.release_files)
+        what = "the locked release" if is_whole_release else yanked[0].name
+        yank = f"{what} was yanked{f' ({yanked[0].yanked})' if yanked[0].yanked else ''}"
+
+    better = _find_better_file(judged, target)
+    # Local versions, such as `+cu128`, do not count.
+    locked = _parse_version(judged.wheel.version)
+    is_newer = locked is None or Version(newest.public) > Version(locked.public)
+    reasons = [yank, "the index has a newer release" if is_newer else None, better and better[1]]
+    if not any(reasons):
+        return None
+    now = str(newest) if is_newer else better[0] if better else "yanked"
     return now, ", ".join(filter(None, reasons))
 
 
-def _find_newest(one: _JudgedWheel, installed: WheelTarget | None) -> Version | None:
+def _find_newest(judged: _JudgedWheel, target: WheelTarget | None) -> Version | None:
     """Return the newest final release that has files like the locked ones."""
-    sources = bool(one.locked) and not any(file.tags for file in one.locked)
-    versions = [
-        file.version
-        for file in one.listed
-        if not file.version.is_prerelease
-        and file.yanked is None
-        and _is_installable(file, installed, sources=sources)
-    ]
-    local = _parse_version(one.wheel.version)
-    same = [version for version in versions if local and version.local == local.local]
-    return max(same or [version for version in versions if not version.local] or versions, default=None)
+    only_sources = bool(judged.locked_files) and not any(file.tags for file in judged.locked_files)
+    versions = []
+    for file in judged.index_files:
+        is_wheel_for_target = bool(file.tags) and (target is None or target.get_rank(file) is not None)
+        is_installable = is_wheel_for_target or (only_sources and not file.tags)
+        if is_installable and not file.version.is_prerelease and file.yanked is None:
+            versions.append(file.version)
+    locked = _parse_version(judged.wheel.version)
+    same_local = [version for version in versions if locked and version.local == locked.local]
+    without_local = [version for version in versions if not version.local]
+    return max(same_local or without_local or versions, default=None)
 
 
-def _is_installable(file: WheelFile, installed: WheelTarget | None, *, sources: bool) -> bool:
-    if not file.tags:
-        return sources
-    return installed is None or installed.rank(file) is not None
-
-
-def _is_newer(now: Version, locked: str) -> bool:
-    """Whether a release is newer than a locked one; local versions, such as `+cu128`, do not count."""
-    old = _parse_version(locked)
-    return old is None or Version(now.public) > Version(old.public)
-
-
-def _describe_yank(one: _JudgedWheel) -> str:
-    """Return how the index yanked the locked release or files of it, or ""."""
-    yanked = [file for file in one.locked or one.release if file.yanked is not None]
-    if not yanked:
-        return ""
-    what = "the locked release" if all(file.yanked is not None for file in one.release) else yanked[0].name
-    return f"{what} was yanked{f' ({yanked[0].yanked})' if yanked[0].yanked else ''}"
-
-
-def _find_better_file(one: _JudgedWheel, installed: WheelTarget | None) -> tuple[str, str]:
-    """Return the file of the locked release that pip would prefer to the locked ones, and why; or ""."""
-    others = [
+def _find_better_file(judged: _JudgedWheel, target: WheelTarget | None) -> tuple[str, str] | None:
+    """Return the file of the locked release that pip would prefer to the locked ones, and why."""
+    unlocked = [
         file
-        for file in one.release
-        if file.tags and file.yanked is None and file.sha256 and file.sha256 not in one.wheel.hashes
+        for file in judged.release_files
+        if file.tags and file.yanked is None and file.sha256 and file.sha256 not in judged.wheel.hashes
     ]
-    for other in sorted(others, key=lambda file: (file.build, file.name), reverse=True):
-        builds = [file.build for file in one.locked if file.tags == other.tags]
-        if builds and other.build > max(builds):
-            return other.name, "the index has a newer build of the release"
-    if installed is None or not one.locked:
-        return "", ""
-    ranked = [(rank, file.name) for file in others if (rank := installed.rank(file)) is not None]
-    present = [rank for file in one.locked if (rank := installed.rank(file)) is not None]
-    if ranked and present and min(ranked)[0] < min(present):
+    for candidate in sorted(unlocked, key=lambda file: (file.build, file.name), reverse=True):
+        builds = [file.build for file in judged.locked_files if file.tags == candidate.tags]
+        if builds and candidate.build > max(builds):
+            return candidate.name, "the index has a newer build of the release"
+    if target is None or not judged.locked_files:
+        return None
+    ranked = [(rank, file.name) for file in unlocked if (rank := target.get_rank(file)) is not None]
+    locked_ranks = [rank for file in judged.locked_files if (rank := target.get_rank(file)) is not None]
+    if ranked and locked_ranks and min(ranked)[0] < min(locked_ranks):
         return min(ranked)[1], "the index has a better wheel of the release"
-    if ranked and not present and not all(file.tags for file in one.locked):
-        return min(ranked)[
-            1
-        ], "the index has a wheel of the release, where the lock has a source distribution"
-    return "", ""
+    if ranked and not locked_ranks and not all(file.tags for file in judged.locked_files):
+        why = "the index has a wheel of the release, where the lock has a source distribution"
+        return min(ranked)[1], why
+    return None
 
 
 def _parse_version(version: str) -> Version | None:
@@ -242,20 +240,16 @@ def _parse_version(version: str) -> Version | None:
         return None
 
 
-def _normalize_version(version: str) -> str:
-    return str(_parse_version(version) or version)
-
-
 def _query_indexes(
     locked: Iterable[LockedWheel],
 ) -> dict[tuple[tuple[PackageIndex, ...], str], list[WheelFile] | EngineError]:
     """Return the files of each project in its indexes together, as pip looks at them, or an error."""
-    wanted = sorted({(one.indexes, one.project) for one in locked}, key=str)
+    projects = sorted({(wheel.indexes, wheel.project) for wheel in locked}, key=str)
     client = HttpClient()
     try:
         with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
-            answers = pool.map(lambda one: _query_files(client, *one), wanted)
-            return dict(zip(wanted, answers, strict=True))
+            answers = pool.map(lambda project: _query_files(client, *project), projects)
+            return dict(zip(projects, answers, strict=True))
     finally:
         client.close()
 
@@ -265,22 +259,22 @@ def _query_files(
 ) -> list[WheelFile] | EngineError:
     if not indexes:
         return EngineError("the lock asks no index (--no-index)")
-    found: list[WheelFile] = []
-    absent = 0
+    files: list[WheelFile] = []
+    missing = 0
     for index in indexes:
         try:
             answer = _request_page(client, _format_project_url(index, project), index.authorization)
             if answer.status == MISSING:
-                absent += 1
+                missing += 1
                 continue
             if answer.status != OK:
                 return EngineError(f"the index answered {answer.status}")
-            found += parse_file_list(answer.body, f"{index.url}/{project}/")
+            files += parse_file_list(answer.body, f"{index.url}/{project}/")
         except EngineError as error:
             return error
         except UsageError as error:
             return EngineError(f"the answer of the index is not PEP 691: {error}")
-    return found if absent < len(indexes) else EngineError("the index does not have it")
+    return files if missing < len(indexes) else EngineError("the index does not have it")
 
 
 def _format_project_url(index: PackageIndex, project: str) -> Url:
@@ -296,7 +290,7 @@ def _format_project_url(index: PackageIndex, project: str) -> Url:
 def _request_page(client: HttpClient, url: Url, authorization: str | None) -> RegistryResponse:
     """Return the answer of an index; raise EngineError. Pages of projects can be larger than any manifest."""
 
-    def ask() -> RegistryResponse:
+    def request() -> RegistryResponse:
         with client.stream(url, {"Accept": ACCEPTED}, authorization) as answer:
             body = answer.stream.read(LIMIT + 1) if answer.status == OK else b""
         if len(body) > LIMIT:
@@ -305,7 +299,7 @@ def _request_page(client: HttpClient, url: Url, authorization: str | None) -> Re
             status=answer.status, url=answer.url, trusted=answer.trusted, headers=answer.headers, body=body
         )
 
-    def failed(error: requests.RequestException) -> EngineError:
+    def make_failure(error: requests.RequestException) -> EngineError:
         return EngineError(f"the index cannot be reached: {get_cause(error)}")
 
-    return call_with_retries(ask, failed)
+    return call_with_retries(request, make_failure)

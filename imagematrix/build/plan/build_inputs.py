@@ -23,10 +23,16 @@ if TYPE_CHECKING:
     from imagematrix.build.matrix.matrix import Cell, Image
 
 # Source policies, labels from git, attestations, other frontends: see docs.docker.com, "Build variables".
-DECIDING = ("BUILDX_", "BUILDKIT_", "EXPERIMENTAL_BUILDKIT_", "SOURCE_DATE_EPOCH", "DOCKER_DEFAULT_PLATFORM")
+BUILDX_PREFIXES = (
+    "BUILDX_",
+    "BUILDKIT_",
+    "EXPERIMENTAL_BUILDKIT_",
+    "SOURCE_DATE_EPOCH",
+    "DOCKER_DEFAULT_PLATFORM",
+)
 KEPT = ("BUILDX_CONFIG",)  # the location of builders for --builder
 # buildx would otherwise ask git about the copy of the context, which is in no repository of its own.
-OWN = {"BUILDX_METADATA_PROVENANCE": "disabled", "BUILDX_GIT_INFO": "0"}
+BUILDX_SETTINGS = {"BUILDX_METADATA_PROVENANCE": "disabled", "BUILDX_GIT_INFO": "0"}
 # Set in every build by docker's own configuration (config.json, "proxies") unless overridden.
 PROXIES = ("ALL_PROXY", "FTP_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
@@ -40,34 +46,34 @@ class BuildInputs:
     args: Mapping[str, str] = field(default_factory=dict)
     proxies: tuple[str, ...] = ()
 
-    def values(self, image: Image) -> dict[str, str] | None:
+    def get_arguments(self, image: Image) -> dict[str, str] | None:
         """Return the build arguments of an image; None if one has no value."""
         arguments = {name: self.args.get(name, default) for name, default in image.build_args}
-        given = {name: value for name, value in arguments.items() if value is not None}
-        return given if len(given) == len(arguments) else None
+        known = {name: value for name, value in arguments.items() if value is not None}
+        return known if len(known) == len(arguments) else None
 
-    def components(self, image: Image) -> dict[str, str]:
+    def list_components(self, image: Image) -> dict[str, str]:
         """Return the components for an image's identity."""
         return {
             **({"secrets": ",".join(image.secrets)} if image.secrets else {}),
             **({"ssh": ",".join(image.ssh)} if image.ssh else {}),
             **({"proxy": ",".join(self.proxies)} if self.proxies else {}),
-            **{f"arg {name}": value for name, value in (self.values(image) or {}).items()},
+            **{f"arg {name}": value for name, value in (self.get_arguments(image) or {}).items()},
         }
 
-    def sources(self, cell: Cell, context: Path, images: Mapping[str, str]) -> BuildSources:
+    def make_sources(self, cell: Cell, context: Path, images: Mapping[str, str]) -> BuildSources:
         """Return the sources of a cell's build, which include the `context` and the `images`."""
         image = cell.image
         return BuildSources(
             context=context,
             platform=cell.platform,
             images=images,
-            args=self.values(image) or {},
+            args=self.get_arguments(image) or {},
             secrets=tuple(self.secrets.get(name, f"id={name}") for name in image.secrets),
             ssh=tuple(self.ssh.get(name, name) for name in image.ssh),
         )
 
-    def secret(self, name: str) -> bytes:
+    def read_secret(self, name: str) -> bytes:
         """Return the content of a secret; raise UsageError if it was not given or cannot be read."""
         if name not in self.secrets:
             raise UsageError(f"the secret {name} is missing", remedy=f"pass --secret id={name},src=FILE")
@@ -81,14 +87,16 @@ class BuildInputs:
 
     def require_known(self, images: Sequence[Image]) -> None:
         """Raise UsageError if an input is declared by no image, or an argument has no value."""
-        for option, given, taken in (
-            ("--secret", self.secrets, {name for image in images for name in _secrets(image)}),
+        secrets = [name for image in images for name in image.secrets]
+        secrets += [name for image in images if image.test for name in image.test.secrets]
+        for option, inputs, declared in (
+            ("--secret", self.secrets, {*secrets}),
             ("--ssh", self.ssh, {name for image in images for name in image.ssh}),
             ("--build-arg", self.args, {name for image in images for name, _ in image.build_args}),
         ):
-            for name in sorted(given.keys() - taken):
+            for name in sorted(inputs.keys() - declared):
                 remedy = (
-                    suggest_nearest(name, taken) or "declare it in matrix.yaml for the image that uses it"
+                    suggest_nearest(name, declared) or "declare it in matrix.yaml for the image that uses it"
                 )
                 raise UsageError(f"{option}: no image declares {name!r}", remedy=remedy)
         for image in images:
@@ -118,15 +126,10 @@ def parse_build_inputs(
         raise UsageError("--proxy: no proxy variable is set", remedy="such as HTTPS_PROXY=http://proxy:3128")
     return BuildInputs(
         secrets=dict(map(_parse_secret, secrets)),
-        ssh=dict(map(_parse_agent, ssh)),
+        ssh=dict(map(_parse_ssh, ssh)),
         args=dict(map(_parse_build_arg, args)),
         proxies=names,
     )
-
-
-def _secrets(image: Image) -> tuple[str, ...]:
-    """Return the ids of the secrets that an image, or its test, may use."""
-    return (*image.secrets, *(image.test.secrets if image.test else ()))
 
 
 def _parse_secret(text: str) -> tuple[str, str]:
@@ -146,7 +149,7 @@ def _parse_secret(text: str) -> tuple[str, str]:
     return name, _format_csv_line(id=name, type="file", src=str(path))
 
 
-def _parse_agent(text: str) -> tuple[str, str]:
+def _parse_ssh(text: str) -> tuple[str, str]:
     name, _, keys = text.partition("=")
     if not keys and not os.environ.get("SSH_AUTH_SOCK"):
         raise UsageError(
@@ -156,8 +159,8 @@ def _parse_agent(text: str) -> tuple[str, str]:
 
 
 def _parse_build_arg(text: str) -> tuple[str, str]:
-    name, given, value = text.partition("=")
-    if not given:
+    name, equals, value = text.partition("=")
+    if not equals:
         raise UsageError(f"--build-arg {text}: expected NAME=VALUE")
     return name, value
 
@@ -173,8 +176,10 @@ def _format_csv_line(**fields: str) -> str:
 def scrub_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return `environment` without the variables that change what buildx and BuildKit build."""
     return {
-        name: value for name, value in environment.items() if name in KEPT or not name.startswith(DECIDING)
-    } | OWN
+        name: value
+        for name, value in environment.items()
+        if name in KEPT or not name.startswith(BUILDX_PREFIXES)
+    } | BUILDX_SETTINGS
 
 
 def find_proxy_variables(environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import shutil
 import stat
 import tempfile
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from imagematrix.build.plan import dockerignore
@@ -58,7 +58,7 @@ class Listing:
         """Its digest, `sha256:` and 64 hexadecimal digits."""
         return compute_digest(self.raw)
 
-    def changed(self, other: Listing) -> tuple[str, ...]:
+    def find_changed_paths(self, other: Listing) -> tuple[str, ...]:
         """Return the paths that differ from those of `other`, or that only one has, as printable text."""
         paths = sorted({*self.entries, *other.entries})
         return tuple(
@@ -87,28 +87,25 @@ def list_context_paths(folder: Path) -> frozenset[str]:
 
 
 def _read_ignore_patterns(folder: Path) -> list[str]:
-    """Return the patterns of files that a build ignores, from .dockerignore and for outputs of builds."""
-    text = _read_dockerignore(folder / ".dockerignore")
-    lines = [line.strip() for line in text.split("\n") if not line.startswith("#")]
-    # TMPDIR may be in the context, too.
-    return [*filter(None, lines), f"**/{STATE}", f"**/*{LOCK}", f"**/{PREFIX}*", f"**/{HELD}*"]
-
-
-def _read_dockerignore(path: Path) -> str:
-    """Return the text of a .dockerignore, "" if there is none.
+    """Return the patterns of files that a build ignores, from .dockerignore and for outputs of builds.
 
     A link out of the context is refused: BuildKit does not see its target, and nothing else of a build may
     be read from there, as errors show patterns.
     """
-    if not path.is_file():
-        return ""
-    if not path.resolve().is_relative_to(path.parent.resolve()):
-        raise UsageError(f"{path} is a link out of the context", remedy="replace it by a copy of the file")
-    with path.open("rb") as file:
-        raw = file.read(LARGEST + 1)
-    if len(raw) > LARGEST:
-        raise UsageError(f"{path} exceeds {LARGEST // 2**10} KiB", remedy="use patterns with wildcards")
-    return raw.decode("utf-8-sig", "surrogateescape")
+    path = folder / ".dockerignore"
+    raw = b""
+    if path.is_file():
+        if not path.resolve().is_relative_to(folder.resolve()):
+            remedy = "replace it by a copy of the file"
+            raise UsageError(f"{path} is a link out of the context", remedy=remedy)
+        with path.open("rb") as file:
+            raw = file.read(LARGEST + 1)
+        if len(raw) > LARGEST:
+            raise UsageError(f"{path} exceeds {LARGEST // 2**10} KiB", remedy="use patterns with wildcards")
+    text = raw.decode("utf-8-sig", "surrogateescape")
+    lines = [line.strip() for line in text.split("\n") if not line.startswith("#")]
+    # TMPDIR may be in the context, too.
+    return [*filter(None, lines), f"**/{STATE}", f"**/*{LOCK}", f"**/{PREFIX}*", f"**/{HELD}*"]
 
 
 def create_state_folder(state: Path) -> None:
@@ -122,7 +119,7 @@ def create_state_folder(state: Path) -> None:
 
 def record_listing(state: Path, listing: Listing) -> None:
     """Store a listing in the folder `state`, so that a later plan can name changed files."""
-    path = _listing_path(state, listing.digest)
+    path = _locate_listing(state, listing.digest)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(listing.raw)
@@ -131,16 +128,16 @@ def record_listing(state: Path, listing: Listing) -> None:
 def load_listing(state: Path, digest: str) -> Listing | None:
     """Return the listing with this digest, if the folder `state` has an intact one."""
     try:
-        raw = _listing_path(state, digest).read_bytes()
+        raw = _locate_listing(state, digest).read_bytes()
     except (OSError, ValueError):
         return None
     if compute_digest(raw) != digest:
         return None
     lines = (line.split(" ", 2) for line in raw.decode("utf-8", "surrogateescape").split("\0") if line)
-    return Listing({path: (mode, own) for mode, own, path in lines})
+    return Listing({path: (mode, file_digest) for mode, file_digest, path in lines})
 
 
-def _listing_path(state: Path, digest: str) -> Path:
+def _locate_listing(state: Path, digest: str) -> Path:
     return state / "contexts" / Path(digest.removeprefix("sha256:")).name
 
 
@@ -157,43 +154,43 @@ class Snapshots:
         self.folder = folder
         self._planned = planned
         self._state = state
-        self._taken: SingleFlight[Path | None, Path] = SingleFlight()
+        self._snapshots: SingleFlight[Path | None, Path] = SingleFlight()
         self._stamps: dict[Path, object] = {}
 
-    def of(self, context: Path | None) -> Path:
+    def take(self, context: Path | None) -> Path:
         """Return the snapshot of a context; raise BuildError if its files differ from the plan."""
-        return self._taken(context, lambda: self._take(context))
+        return self._snapshots(context, partial(self._copy_context, context))
 
-    def require(self, context: Path | None) -> None:
+    def require_unchanged(self, context: Path | None) -> None:
         """Raise BuildError if the snapshot of a context was written to."""
-        taken = self.of(context)
-        if _stat_files(taken) != self._stamps[taken]:
+        snapshot = self.take(context)
+        if _stat_files(snapshot) != self._stamps[snapshot]:
             raise BuildError(
-                f"{taken}, the snapshot of {context}, was changed while an image was built from it"
+                f"{snapshot}, the snapshot of {context}, was changed while an image was built from it"
             )
 
-    def _take(self, context: Path | None) -> Path:
+    def _copy_context(self, context: Path | None) -> Path:
         planned = self._planned[context]
-        taken = Path(tempfile.mkdtemp(dir=self.folder), planned.digest.removeprefix("sha256:"))
-        with contextlib.ExitStack() as undo:  # each cell tries again, and would leave a copy behind
-            undo.callback(shutil.rmtree, taken.parent, ignore_errors=True)
-            taken.mkdir()
+        snapshot = Path(tempfile.mkdtemp(dir=self.folder), planned.digest.removeprefix("sha256:"))
+        with contextlib.ExitStack() as cleanup:  # each cell tries again, and would leave a copy behind
+            cleanup.callback(shutil.rmtree, snapshot.parent, ignore_errors=True)
+            snapshot.mkdir()
             try:
-                listing = _list_files(context, taken)
+                listing = _list_files(context, snapshot)
             except OSError as error:
                 message = f"no space left on device for a snapshot of {context}"
                 raise BuildError(message, remedy=make_full_disk_remedy(self.folder)) from error
             if listing.digest != planned.digest:
-                names = listing.changed(planned)
+                names = listing.find_changed_paths(planned)
                 shown = shorten_words(names, SHOWN, more=", …")
                 raise BuildError(
                     f"the files of {context} changed after the plan was made: {shown}",
                     remedy="build again; images built so far are kept",
                 )
             record_listing(self._state, listing)
-            self._stamps[taken] = _stat_files(taken)
-            undo.pop_all()
-        return taken
+            self._stamps[snapshot] = _stat_files(snapshot)
+            cleanup.pop_all()
+        return snapshot
 
 
 def _stat_files(folder: Path) -> dict[Path, object]:

@@ -35,7 +35,7 @@ class ContextFiles:
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{self._folder}: cannot be read: {error}") from error
 
-    def complaint(self, source: str) -> tuple[str, str] | None:
+    def find_complaint(self, source: str) -> tuple[str, str] | None:
         """Return what is wrong with a path that an instruction copies, and a remedy; None if it is there."""
         if source not in self._complaints:
             self._complaints[source] = self._find_fault(source)
@@ -46,25 +46,24 @@ class ContextFiles:
             remedy = "name the folder with its files in matrix.yaml, such as context: src"
             return f"the image has no context, from which it takes {source}", remedy
         path = posixpath.normpath(f"/{source}").lstrip("/")
-        if not path or OPEN.search(source) or path in self.names or self._is_below_a_link(path):
+        if not path or OPEN.search(source) or path in self.names:
+            return None
+        # A build follows a link to find a path, perhaps to where it is.
+        parts = path.split("/")
+        folders = (f"{self._folder}/{'/'.join(parts[:end])}" for end in range(1, len(parts)))
+        if any(map(os.path.islink, folders)):
             return None
         if os.path.lexists(self._folder / path):
             message = f"{source} is there, but .dockerignore of the context excludes it"
             return message, f"write !{path} at the end of {self._folder / '.dockerignore'}"
-        remedy = self._suggest_file(path) or f"paths begin in the context, {self._folder}"
-        return f"{source} is not in the context", remedy
 
-    def _suggest_file(self, path: str) -> str | None:
-        """Return the file of this name in another folder, or one of a similar name in this folder."""
+        # Perhaps the file is in another folder, or has a similar name in this folder.
         folder, name = posixpath.split(path)
-        elsewhere = (one for one in self.names if posixpath.basename(one) == name)
-        beside = (one for one in self.names if posixpath.dirname(one) == folder)
-        return suggest_nearest(path, sorted(elsewhere)[:MOST], likeness=0) or suggest_nearest(
-            path, sorted(beside)[:MOST]
+        namesakes = (file for file in self.names if posixpath.basename(file) == name)
+        siblings = (file for file in self.names if posixpath.dirname(file) == folder)
+        remedy = (
+            suggest_nearest(path, sorted(namesakes)[:MOST], likeness=0)
+            or suggest_nearest(path, sorted(siblings)[:MOST])
+            or f"paths begin in the context, {self._folder}"
         )
-
-    def _is_below_a_link(self, path: str) -> bool:
-        """Whether a build follows a link to find a path, perhaps to where it is."""
-        parts = path.split("/")
-        folders = (f"{self._folder}/{'/'.join(parts[:end])}" for end in range(1, len(parts)))
-        return any(map(os.path.islink, folders))
+        return f"{source} is not in the context", remedy

@@ -34,7 +34,7 @@ WILD_CLASS = re.compile(r"(?<!\\)[*?]")  # BuildKit ends the class here and begi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pattern:
-    """One pattern. `back` is whether it begins with "!" and includes again.
+    """One pattern. `is_negated` is whether it begins with "!" and includes again.
 
     `start` precedes its wildcards; it is all of a pattern whose `wildcard` is None.
     """
@@ -58,65 +58,70 @@ def list_unignored(folder: Path, patterns: Sequence[str]) -> list[str]:
     Folders of files that are included again are included, too. Raises UsageError for an invalid pattern,
     OSError if a folder cannot be read.
     """
-    read = [_compile_pattern(pattern) for pattern in patterns]
+    compiled = [_compile_pattern(pattern) for pattern in patterns]
     included: set[str] = set()
-    ahead = [("", [False] * len(read))]
-    while ahead:
-        below, matched = ahead.pop()
-        with os.scandir(f"{folder}/{below}") as entries:
+    pending = [("", [False] * len(compiled))]
+    while pending:
+        parent, matched = pending.pop()
+        with os.scandir(f"{folder}/{parent}") as entries:
             for entry in entries:
-                name = below + entry.name
-                hits, out = _match_patterns(name, read, matched)
-                if not out:
+                name = parent + entry.name
+                matches, is_excluded = _match_patterns(name, compiled, matched)
+                if not is_excluded:
                     while name and name not in included:
                         included.add(name)
                         name = name.rpartition("/")[0]
                 if entry.is_dir(follow_symlinks=False) and (
-                    not out
-                    or any(pattern.back and pattern.may_match_below(below + entry.name) for pattern in read)
+                    not is_excluded
+                    or any(
+                        pattern.back and pattern.may_match_below(parent + entry.name) for pattern in compiled
+                    )
                 ):
-                    ahead.append((f"{below}{entry.name}/", hits))
+                    pending.append((f"{parent}{entry.name}/", matches))
     return list(included)
 
 
 def _match_patterns(
-    name: str, patterns: Sequence[_Pattern], above: Sequence[bool]
+    name: str, patterns: Sequence[_Pattern], parent_matches: Sequence[bool]
 ) -> tuple[list[bool], bool]:
-    """Return which patterns match a path, and whether it is excluded; `above` are matches of a parent."""
-    out = False
-    hits = []
-    for pattern, inherited in zip(patterns, above, strict=True):
+    """Return which patterns match a path, and whether it is excluded. A parent's matches hold below it."""
+    is_excluded = False
+    matches = []
+    for pattern, parent_match in zip(patterns, parent_matches, strict=True):
         # Like BuildKit, evaluate a pattern only if it would change the result.
-        hit = inherited or (pattern.back == out and pattern.matches(name))
-        hits.append(hit)
-        if hit:
-            out = not pattern.back
-    return hits, out
+        is_match = parent_match or (pattern.back == is_excluded and pattern.matches(name))
+        matches.append(is_match)
+        if is_match:
+            is_excluded = not pattern.back
+    return matches, is_excluded
 
 
 def _compile_pattern(text: str) -> _Pattern:
     word = text.strip()
-    back = word.startswith("!")
-    clean = posixpath.normpath(word.removeprefix("!").strip()).lstrip("/")
-    wild = WILD.search(clean)
-    if len(clean) > LONGEST:
+    is_negated = word.startswith("!")
+    path = posixpath.normpath(word.removeprefix("!").strip()).lstrip("/")
+    wildcard_match = WILD.search(path)
+    if len(path) > LONGEST:
         remedy = "write several patterns, with wildcards"
         raise UsageError(f"a pattern in .dockerignore has more than {LONGEST} characters", remedy=remedy)
-    if not VALID.fullmatch(clean):
+    if not VALID.fullmatch(path):
         remedy = "close each [ with ], and write \\[ or \\\\ for the character itself"
         raise UsageError(f"{text!r} in .dockerignore is not a valid pattern", remedy=remedy)
+    wildcard = None
     try:
-        wildcard = Wildcard(_split_pattern(clean)) if wild else None
+        if wildcard_match and path.startswith("**") and not WILD.search(path, 2) and path[2:3] != "/":
+            # A suffix, while all other ** stand for whole folders.
+            wildcard = Wildcard([ANY, *map(re.escape, path[2:])])
+        elif wildcard_match:
+            words = WORD.findall(path)
+            wildcard = Wildcard(
+                [_compile_word(word, last=at == len(words)) for at, word in enumerate(words, 1)]
+            )
     except (re.error, ValueError) as error:
         raise UsageError(f"{text!r} in .dockerignore is not a valid pattern: {error}") from error
-    return _Pattern(wildcard=wildcard, back=back, start=clean[: wild.start()] if wild else clean)
-
-
-def _split_pattern(pattern: str) -> list[str]:
-    if pattern.startswith("**") and not WILD.search(pattern, 2) and pattern[2:3] != "/":
-        return [ANY, *map(re.escape, pattern[2:])]  # a suffix, while all other ** stand for whole folders
-    words = WORD.findall(pattern)
-    return [_compile_word(word, last=index == len(words)) for index, word in enumerate(words, 1)]
+    return _Pattern(
+        wildcard=wildcard, back=is_negated, start=path[: wildcard_match.start()] if wildcard_match else path
+    )
 
 
 def _compile_word(word: str, *, last: bool) -> str:

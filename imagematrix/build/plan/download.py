@@ -32,55 +32,59 @@ WHOLE, PART = 200, 206  # status codes
 STALE_S = 14 * 24 * 3600  # seconds after which a part is removed: its file was replaced, or is not needed
 
 
-def fetch_file(address: str, expected: str | None, note: Callable[[str], None]) -> tuple[Path, str]:
+def fetch_file(address: str, expected: str | None, on_progress: Callable[[str], None]) -> tuple[Path, str]:
     """Return the file with the content of an https address, and its digest.
 
     If the digest is `expected` and the file is in the cache, nothing is downloaded. A download continues
     where an earlier one ended, also that of another process. Proxies and certificate authorities are those of
-    the environment (HTTPS_PROXY, REQUESTS_CA_BUNDLE). `note` is told of its progress. Raises EngineError if
-    the server does not answer or does not have it, UsageError if it has another content, or if there is no
-    room for it.
+    the environment (HTTPS_PROXY, REQUESTS_CA_BUNDLE). `on_progress` is told of its progress. Raises
+    EngineError if the server does not answer or does not have it, UsageError if it has another content, or if
+    there is no room for it.
     """
     folder = files.get_cache_folder("drivers")
     if folder is None:
         raise UsageError(f"there is no folder for {address}", remedy="set XDG_CACHE_HOME")
-    if expected and _cached_path(folder, expected).is_file():
-        return _cached_path(folder, expected), expected
+    if expected and _locate_download(folder, expected).is_file():
+        return _locate_download(folder, expected), expected
     import requests
 
     try:
         files.make_private(folder)
-        _remove_stale_parts(folder)
+        for path in folder.glob("part-*"):  # old parts that no process writes
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_same_file(path, file) and os.fstat(file.fileno()).st_mtime < time.time() - STALE_S:
+                    path.unlink()
         with requests.Session() as session:
             del session.adapters["http://"]  # to which a redirect may lead
-            return _Download(session, address, note).into(folder, expected)
+            return _Download(session, address, on_progress).save(folder, expected)
     except OSError as error:  # requests' errors are converted before
         raise UsageError(f"{error.filename or folder}: {error.strerror or error}") from error
 
 
 class _Download:
-    def __init__(self, session: requests.Session, address: str, note: Callable[[str], None]) -> None:
+    def __init__(self, session: requests.Session, address: str, on_progress: Callable[[str], None]) -> None:
         self._session = session
         self._address = address
-        self._note = note
+        self._on_progress = on_progress
         self._validator = ""  # of the content that is being downloaded
         self._size: int | None = None
 
-    def into(self, folder: Path, expected: str | None) -> tuple[Path, str]:
+    def save(self, folder: Path, expected: str | None) -> tuple[Path, str]:
         """Download the file into `folder`, and return it with its digest."""
         from imagematrix.images.oci.retry import ResumedStream, call_with_retries
 
-        call_with_retries(self._describe, self._make_failure)
+        call_with_retries(self._inspect_content, self._make_failure)
         name = hashlib.sha256(f"{self._address}\n{self._validator}".encode()).hexdigest()
         with _open_exclusively(folder / f"part-{name}") as part:
-            if expected and _cached_path(folder, expected).is_file():  # by another process, meanwhile
-                return _cached_path(folder, expected), expected
+            if expected and _locate_download(folder, expected).is_file():  # by another process, meanwhile
+                return _locate_download(folder, expected), expected
             if not self._validator:  # there is no telling whether it is a part of this content
                 part.truncate(0)
             begin = part.seek(0, os.SEEK_END)
             stream = ResumedStream(lambda at: self._open_stream(begin + at), self._make_failure)
             with contextlib.closing(stream), files.name_file_in_errors(folder):
-                self._copy(stream, part)
+                self._copy_stream(stream, part)
             part.seek(0)
             digest = f"sha256:{hashlib.file_digest(part, 'sha256').hexdigest()}"
             path = folder / f"part-{name}"
@@ -90,9 +94,9 @@ class _Download:
                     f"{self._address} has another content: {digest}, not {expected}",
                     remedy="if NVIDIA has replaced the file, run `imagematrix lock --upgrade`",
                 )
-            return path.rename(_cached_path(folder, digest)), digest
+            return path.rename(_locate_download(folder, digest)), digest
 
-    def _describe(self) -> None:
+    def _inspect_content(self) -> None:
         """Note size and validator of the content that the server has now."""
         with self._request(0) as answer:
             self._validator = _read_validator(answer)
@@ -128,24 +132,24 @@ class _Download:
                 raise EngineError(f"{self._address}: the server answers {answer.status_code} {answer.reason}")
             yield answer
 
-    def _copy(self, stream: ByteStream, part: BufferedRandom) -> None:
-        begun = part.tell()
-        told = time.monotonic()
-        self._note(f"downloading {self._address}{self._report_progress(begun)}")
+    def _copy_stream(self, stream: ByteStream, part: BufferedRandom) -> None:
+        start = part.tell()
+        last_progress = time.monotonic()
+        self._on_progress(f"downloading {self._address}{self._format_progress(start)}")
         while part.tell() != self._size and (piece := stream.read(PIECE)):
             part.write(piece)
             if part.tell() > LARGEST:
                 raise UsageError(f"{self._address} has more than {LARGEST} bytes")
-            if time.monotonic() - told > EVERY_S:
-                told = time.monotonic()
-                self._note(f"downloading {self._address}{self._report_progress(part.tell())}")
+            if time.monotonic() - last_progress > EVERY_S:
+                last_progress = time.monotonic()
+                self._on_progress(f"downloading {self._address}{self._format_progress(part.tell())}")
         part.flush()
         if self._size is not None and part.tell() != self._size:
             raise EngineError(
                 f"{self._address}: {part.tell()} of {self._size} bytes arrived", remedy="try again"
             )
 
-    def _report_progress(self, received: int) -> str:
+    def _format_progress(self, received: int) -> str:
         if self._size is None:
             return ""
         return f": {received / 1e6:.0f} of {self._size / 1e6:.0f} MB"
@@ -165,17 +169,8 @@ def _read_validator(answer: requests.Response) -> str:
     return etag if etag and not etag.startswith("W/") else answer.headers.get("Last-Modified", "")
 
 
-def _cached_path(folder: Path, digest: str) -> Path:
+def _locate_download(folder: Path, digest: str) -> Path:
     return folder / f"{digest.removeprefix('sha256:')}.download"
-
-
-def _remove_stale_parts(folder: Path) -> None:
-    """Remove old parts that no process writes."""
-    for path in folder.glob("part-*"):
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_same_file(path, file) and os.fstat(file.fileno()).st_mtime < time.time() - STALE_S:
-                path.unlink()
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ CONTEXT = "imagematrix-driver"  # the named build context with it
 REQUIRED = ("libcuda", "libnvidia-ml", "libnvidia-nvvm", "libnvidia-ptxjitcompiler")
 OPTIONAL = ("libnvidia-gpucomp", "libnvidia-pkcs11", "libnvidia-pkcs11-openssl3", "libnvidia-tileiras")
 UNVERSIONED = ("libnvidia-nvvm70.so.4",)  # the compiler for older GPUs, from 590 on
-OWN = re.compile(r"(libcuda|libnvidia-[a-z0-9-]+)\.so[.\d]*", re.ASCII)
+DRIVER_LIBRARY = re.compile(r"(libcuda|libnvidia-[a-z0-9-]+)\.so[.\d]*", re.ASCII)
 MACHINES = {"x86_64": elf.X86_64, "aarch64": elf.AARCH64}
 SHOWN = 5  # files that a message names
 
@@ -87,13 +87,13 @@ def copy_driver(driver: DriverFolder, parent: Path) -> Path:
     name = driver.digest.removeprefix("sha256:")
     target = Path(tempfile.mkdtemp(dir=parent), name)
     try:
-        placed = _lay_out(driver.files, driver.links, target)
+        copied = _copy_layout(driver.files, driver.links, target)
     except OSError as error:
         raise BuildError(f"{error.filename or target}: {error.strerror}") from error
-    if placed.digest != driver.digest:
+    if copied.digest != driver.digest:
         raise BuildError(
             f"the files of {driver.source} changed after the plan was made: "
-            + ", ".join(placed.changed(driver.listing)),
+            + ", ".join(copied.find_changed_paths(driver.listing)),
             remedy="build again; images built so far are kept",
         )
     return target
@@ -113,7 +113,7 @@ def _collect_files(folder: Path, version: str, arch: str, source: Path | str) ->
         headers = _check_library(present[name], name, source, version, arch)
         if headers.soname and headers.soname != name:
             links[f"{libraries}/{headers.soname}"] = name
-        for need in filter(OWN.fullmatch, headers.needed):
+        for need in filter(DRIVER_LIBRARY.fullmatch, headers.needed):
             versioned = f"{need.partition('.so')[0]}.so.{version}"
             file = versioned if versioned in present else need
             if file not in present:
@@ -121,43 +121,37 @@ def _collect_files(folder: Path, version: str, arch: str, source: Path | str) ->
             elif f"{libraries}/{file}" not in files and file not in queue:
                 queue.append(file)
     if missing:
-        raise _incomplete_error(source, version, sorted(missing), present)
-    return DriverFolder(source=source, files=files, links=links, listing=_lay_out(files, links, None))
+        lost = {name.partition(".so")[0] for name in missing}
+        other_versions = sorted(name for name in present if name.partition(".so")[0] in lost)
+        has = f"; it has {shorten_words(other_versions, SHOWN, more=', …')}" if other_versions else ""
+        raise UsageError(
+            f"the driver {version} in {source} is not complete: it lacks {', '.join(sorted(missing))}{has}",
+            remedy="name NVIDIA's installer instead, or copy the files from a node with this driver",
+        )
+    return DriverFolder(source=source, files=files, links=links, listing=_copy_layout(files, links, None))
 
 
 def _check_library(path: Path, name: str, source: Path | str, version: str, arch: str) -> Elf:
     """Return the headers of a library of `source`; raise UsageError if they contradict its name."""
-    shown = f"{source}/{name}"
+    path_text = f"{source}/{name}"
     with path.open("rb") as file:
         window = Window(file, 0, path.stat().st_size)
         headers = elf.read_elf(window)
         if headers is None or headers.damaged or headers.machine != MACHINES[arch]:
-            raise UsageError(f"{shown} is not a library for {arch}")
-        match = OWN.fullmatch(headers.soname or "")
+            raise UsageError(f"{path_text} is not a library for {arch}")
+        match = DRIVER_LIBRARY.fullmatch(headers.soname or "")
         if match is None or match[1] != name.partition(".so")[0]:
-            raise UsageError(f"{shown} has the soname {headers.soname}")
-        own = driver_file.identify_driver(name, headers, window)
-    if own and own.kind != "exact":
-        kind = "from cuda-compat" if own.kind == "compat" else "a stub to link with"
-        raise UsageError(f"{shown} is {kind}, not from the driver {version}")
-    if own and own.version != version:
-        raise UsageError(f"{shown} is from the driver {own.version}, not {version}")
+            raise UsageError(f"{path_text} has the soname {headers.soname}")
+        library = driver_file.identify_driver(name, headers, window)
+    if library and library.kind != "exact":
+        kind = "from cuda-compat" if library.kind == "compat" else "a stub to link with"
+        raise UsageError(f"{path_text} is {kind}, not from the driver {version}")
+    if library and library.version != version:
+        raise UsageError(f"{path_text} is from the driver {library.version}, not {version}")
     return headers
 
 
-def _incomplete_error(
-    source: Path | str, version: str, missing: list[str], present: Mapping[str, Path]
-) -> UsageError:
-    lost = {name.partition(".so")[0] for name in missing}
-    others = sorted(name for name in present if name.partition(".so")[0] in lost)
-    has = f"; it has {shorten_words(others, SHOWN, more=', …')}" if others else ""
-    return UsageError(
-        f"the driver {version} in {source} is not complete: it lacks {', '.join(missing)}{has}",
-        remedy="name NVIDIA's installer instead, or copy the files from a node with this driver",
-    )
-
-
-def _lay_out(files: Mapping[str, Path], links: Mapping[str, str], target: Path | None) -> Listing:
+def _copy_layout(files: Mapping[str, Path], links: Mapping[str, str], target: Path | None) -> Listing:
     """Return the listing of a driver's files and links, and copy them to the new folder `target`."""
     folders = {str(parent) for name in files for parent in Path(name).parents} - {"."}
     if target:

@@ -22,7 +22,7 @@ def require_flag_source(cell: Cell, dockerfile: str) -> None:
 
 def look_up_flags(cell: Cell, march: str) -> frozenset[str]:
     """Return the flags that the matrix states for a march, or the table for the property `compiler`."""
-    flags = cell.facts.flags(march)
+    flags = cell.facts.get_flags(march)
     if flags is None:
         flags = marches.get_required_flags(march, cell.properties.get("compiler", ""))
     if flags is None:

@@ -37,7 +37,7 @@ class Identity:
         text = json.dumps(dict(self.components), sort_keys=True, separators=(",", ":"))
         return compute_digest(text.encode())
 
-    def changed(self, other: Mapping[str, str]) -> tuple[str, ...]:
+    def find_changed_components(self, other: Mapping[str, str]) -> tuple[str, ...]:
         """Return the names of the components that differ from those of `other`, or that only one has."""
         names = sorted({*self.components, *other})
         return tuple(name for name in names if self.components.get(name) != other.get(name))
@@ -48,18 +48,18 @@ def identify(
     dockerfile: str,
     bases: Mapping[str, str],
     context: str,
-    given: BuildInputs | None = None,
+    build_inputs: BuildInputs | None = None,
     *,
     trims: bool = False,
     driver: str | None = None,
 ) -> Identity:
     """Return the identity of the image built from `dockerfile`.
 
-    `bases` are its base images with their digests, `context` is the digest of the files it can copy, `given`
-    are the inputs from the command line. With `trims`, its build trims device code. `driver` is the digest of
-    the driver that it takes from a folder, or None.
+    `bases` are its base images with their digests, `context` is the digest of the files it can copy,
+    `build_inputs` are the inputs from the command line. With `trims`, its build trims device code. `driver`
+    is the digest of the driver that it takes from a folder, or None.
     """
-    facts = cell.facts.deciding(cell.axes)
+    facts = cell.facts.format_label_facts(cell.axes)
     return Identity(
         components={
             "schema": SCHEMA,
@@ -79,7 +79,7 @@ def identify(
             # These decide which image of a version each node gets, so a version cannot change them.
             **({"prefer": ",".join(cell.image.prefer)} if cell.image.prefer else {}),
             **({"defaults": ",".join(map("=".join, cell.image.defaults))} if cell.image.defaults else {}),
-            **(given.components(cell.image) if given else {}),
+            **(build_inputs.list_components(cell.image) if build_inputs else {}),
             # The version of the trim rules, because they decide the bytes; the program's release does not.
             **({TRIM: rules.VERSION} if trims else {}),
             **({"driver": driver} if driver else {}),

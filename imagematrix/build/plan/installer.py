@@ -50,15 +50,15 @@ DRAFT = "draft-"
 
 
 def unpack_installer(
-    file: Path, version: str, platform: str, note: Callable[[str], None], digest: str | None = None
+    file: Path, version: str, platform: str, on_progress: Callable[[str], None], digest: str | None = None
 ) -> Path:
     """Return the folder with the libraries of the driver in the installer or archive `file`.
 
     `digest` is that of the file, if it is known.
 
-    They are unpacked once, to the cache, if they are a complete driver `version` for `platform`; `note` is
-    told before that, because it takes up to a minute. Raises UsageError if they are not, or if `file` is
-    damaged: then the cache stays as it was.
+    They are unpacked once, to the cache, if they are a complete driver `version` for `platform`;
+    `on_progress` is told before that, because it takes up to a minute. Raises UsageError if they are not, or
+    if `file` is damaged: then the cache stays as it was.
     """
     cache = files.get_cache_folder("drivers")
     if cache is None:
@@ -68,8 +68,8 @@ def unpack_installer(
             name = digest or hashlib.file_digest(stream, "sha256").hexdigest()
             target = cache / name.removeprefix("sha256:")
             if not target.is_dir():
-                note(f"unpacking {file}")
-                _fill(target, file, stream, version, platform)
+                on_progress(f"unpacking {file}")
+                _unpack_to_cache(target, file, stream, version, platform)
     except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, ValueError) as error:
         raise UsageError(f"{file} is damaged: {error}", remedy="download it again") from error
     except OSError as error:
@@ -77,7 +77,7 @@ def unpack_installer(
     return target
 
 
-def _fill(target: Path, file: Path, stream: BinaryIO, version: str, platform: str) -> None:
+def _unpack_to_cache(target: Path, file: Path, stream: BinaryIO, version: str, platform: str) -> None:
     """Unpack `stream` to the new folder `target`, which has all of the driver or does not exist."""
     files.make_private(target.parent)
     for leftover in lock_abandoned(DRAFT, target.parent):
@@ -97,25 +97,32 @@ def _fill(target: Path, file: Path, stream: BinaryIO, version: str, platform: st
 
 def _unpack(stream: BinaryIO, file: Path, version: str, folder: Path) -> None:
     is_script = _seek_payload(stream, file)
-    described = not is_script
-    content = _BoundedStream(_decompress(stream))
+    has_description = not is_script
+    start = stream.tell()
+    magic = stream.read(len(XZ))
+    stream.seek(start)
+    content = _BoundedStream(_XzStream(stream) if magic == XZ else DecompressedStream(stream))
     with open_tar(content) as archive:
         for count, member in enumerate(archive):
             if count > MOST_FILES:
                 raise tarfile.ReadError(f"more than {MOST_FILES} files")
-            place, name = posixpath.split(posixpath.normpath(member.name))
-            is_there = not place if is_script else posixpath.basename(place) == "lib"
-            taken = archive.extractfile(member) if is_there and member.isfile() else None
-            if taken and is_script and name == MANIFEST:
-                _require_version(taken.read(PIECE), file, version)
-                described = True
-            elif taken and driver.OWN.fullmatch(name):
+            folder_name, name = posixpath.split(posixpath.normpath(member.name))
+            is_there = not folder_name if is_script else posixpath.basename(folder_name) == "lib"
+            content_file = archive.extractfile(member) if is_there and member.isfile() else None
+            if content_file and is_script and name == MANIFEST:
+                # The second line is the driver's version.
+                lines = content_file.read(PIECE).decode("utf-8", "replace").splitlines()
+                actual = lines[1].strip() if len(lines) > 1 else ""
+                if actual != version:
+                    raise UsageError(f"{file} has the driver {actual[:40]!r}, not {version}")
+                has_description = True
+            elif content_file and driver.DRIVER_LIBRARY.fullmatch(name):
                 with files.name_file_in_errors(folder / name), (folder / name).open("xb") as copy:
                     os.fchmod(copy.fileno(), 0o755 if member.mode & 0o100 else 0o644)
-                    shutil.copyfileobj(taken, copy, PIECE)
+                    shutil.copyfileobj(content_file, copy, PIECE)
     while content.read(PIECE):  # the checksums come last
         pass
-    if not described:
+    if not has_description:
         raise UsageError(f"{file} is not an installer of a driver: it has no {MANIFEST}")
 
 
@@ -156,32 +163,17 @@ def _find_payloads(head: bytes) -> Iterator[int]:
         yield from ends[max(0, line - 2) : line]
 
 
-def _require_version(manifest: bytes, file: Path, version: str) -> None:
-    """Compare the second line of `.manifest`, the driver's version."""
-    lines = manifest.decode("utf-8", "replace").splitlines()
-    found = lines[1].strip() if len(lines) > 1 else ""
-    if found != version:
-        raise UsageError(f"{file} has the driver {found[:40]!r}, not {version}")
-
-
-def _decompress(stream: BinaryIO) -> ByteStream:
-    start = stream.tell()
-    magic = stream.read(len(XZ))
-    stream.seek(start)
-    return _XzStream(stream) if magic == XZ else DecompressedStream(stream)
-
-
 class _BoundedStream:
     """A stream of at most MOST_BYTES."""
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
-        self._left = MOST_BYTES
+        self._remaining = MOST_BYTES
 
     def read(self, size: int = -1, /) -> bytes:
         data = self._stream.read(size)
-        self._left -= len(data)
-        if self._left < 0:
+        self._remaining -= len(data)
+        if self._remaining < 0:
             raise tarfile.ReadError(f"it expands to more than {MOST_BYTES} bytes")
         return data
 

@@ -59,12 +59,16 @@ def read_lock(path: Path) -> tuple[dict[str, str], dict[str, LockedDriver]]:
 
 def make_lock_document(bases: Mapping[str, str], drivers: Mapping[str, LockedDriver]) -> dict[str, object]:
     """Return the Lock document."""
-    listed = [{"name": name, "digest": digest} for name, digest in sorted(bases.items())]
-    downloaded = [
-        {"address": address, "file": one.file, "driver": one.driver}
-        for address, one in sorted(drivers.items())
+    base_entries = [{"name": name, "digest": digest} for name, digest in sorted(bases.items())]
+    driver_entries = [
+        {"address": address, "file": locked.file, "driver": locked.driver}
+        for address, locked in sorted(drivers.items())
     ]
-    return {"schema": SCHEMA, "bases": listed, **({"drivers": downloaded} if downloaded else {})}
+    return {
+        "schema": SCHEMA,
+        "bases": base_entries,
+        **({"drivers": driver_entries} if driver_entries else {}),
+    }
 
 
 def extend_lock(path: Path, bases: Mapping[str, str]) -> bool:
@@ -77,7 +81,7 @@ def extend_lock(path: Path, bases: Mapping[str, str]) -> bool:
         with _hold_folder_lock(path):
             locked, drivers = read_lock(path)
             locked = {**bases, **locked}
-            _write(path, locked, drivers)
+            _write_lock(path, locked, drivers)
     return bases.items() <= locked.items()
 
 
@@ -93,7 +97,7 @@ def renew_lock(
         added = {name: digest for name, digest in current.items() if name not in before}
         locked = {**bases, **added}
         if (locked, drivers) != (current, current_drivers):
-            _write(path, locked, drivers)
+            _write_lock(path, locked, drivers)
     return locked
 
 
@@ -108,7 +112,7 @@ def _hold_folder_lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _write(path: Path, bases: Mapping[str, str], drivers: Mapping[str, LockedDriver]) -> None:
+def _write_lock(path: Path, bases: Mapping[str, str], drivers: Mapping[str, LockedDriver]) -> None:
     """Write the digests to `path` atomically; raise UsageError on failure."""
     try:
         files.replace_file(

@@ -92,7 +92,7 @@ class Planned:
     def to_json(self) -> dict[str, object]:
         """Return one element of the Plan document's `cells`."""
         return {
-            **_describe_cell(self.cell),
+            **_cell_to_json(self.cell),
             "status": self.status,
             "rule": None,
             "why": self.why,
@@ -122,7 +122,7 @@ class Dropped:
     def to_json(self) -> dict[str, object]:
         """Return one element of the Plan document's `cells`."""
         return {
-            **_describe_cell(self.cell),
+            **_cell_to_json(self.cell),
             "status": self.status,
             "rule": self.rule,
             "why": self.why,
@@ -150,7 +150,7 @@ class Plan:
     items: tuple[Planned | Dropped, ...]
     bases: Mapping[str, str]
     contexts: Mapping[Path | None, Listing] = field(default_factory=dict)
-    given: BuildInputs = field(default_factory=BuildInputs)
+    build_inputs: BuildInputs = field(default_factory=BuildInputs)
     shard: str | None = None
     unresolved: Mapping[str, ImagematrixError] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
@@ -161,7 +161,7 @@ class Plan:
         """Return the feasible cells with one of the statuses."""
         return tuple(item for item in self.items if isinstance(item, Planned) and item.status in statuses)
 
-    def dropped(self, status: DropStatus) -> tuple[Dropped, ...]:
+    def list_dropped(self, status: DropStatus) -> tuple[Dropped, ...]:
         """Return the cells that are not built, for the reason `status`."""
         return tuple(item for item in self.items if isinstance(item, Dropped) and item.status == status)
 
@@ -175,7 +175,7 @@ class Plan:
         }
 
 
-def _describe_cell(cell: Cell) -> dict[str, object]:
+def _cell_to_json(cell: Cell) -> dict[str, object]:
     return {
         "image": cell.image.name,
         "version": cell.image.version,
@@ -184,7 +184,7 @@ def _describe_cell(cell: Cell) -> dict[str, object]:
     }
 
 
-def full_name(cell: Cell) -> str:
+def get_full_name(cell: Cell) -> str:
     """Return the name of a cell among those of several images."""
     return f"{cell.image.name}:{cell.image.version} {cell.id}".rstrip()
 
@@ -196,5 +196,5 @@ def make_item_namer(items: Iterable[Planned | Dropped]) -> Callable[[Planned | D
     """
     images = {(item.cell.image.name, item.cell.image.version) for item in items}
     if len(images) > 1:
-        return lambda item: full_name(item.cell)
-    return lambda item: item.cell.id or full_name(item.cell)
+        return lambda item: get_full_name(item.cell)
+    return lambda item: item.cell.id or get_full_name(item.cell)

@@ -61,8 +61,8 @@ class BuildSources:
         replaces it: the same inputs would give two images.
         """
         images = self.images.items()
-        named = {name: where.removeprefix(IMAGE) for name, where in images if where.startswith(IMAGE)}
-        return replace_images(dockerfile, named)
+        references = {name: where.removeprefix(IMAGE) for name, where in images if where.startswith(IMAGE)}
+        return replace_images(dockerfile, references)
 
     def restore_names(self, text: str) -> str:
         """Return a builder's output with the names of images as the Dockerfile has them."""
@@ -98,10 +98,10 @@ class BuildRequest:
 
     If the builder writes layouts, there are no labels before the image is built and audited: then they are
     written once, and state what its bytes prove. Without layouts they are claims, given to the build.
-    `sibling_references` are those of all images that the build stores. `first` are parts of the Dockerfile to
-    build before it. `compression` is that of the layers that a builder adds to a layout; without layouts, the
-    engine compresses what it pushes. `no_cache` uses nothing of earlier builds; `unshared` shares no bytes on
-    disk with another build.
+    `sibling_references` are those of all images that the build stores. `shared_prefixes` are parts of the
+    Dockerfile to build before it. `compression` is that of the layers that a builder adds to a layout;
+    without layouts, the engine compresses what it pushes. `no_cache` uses nothing of earlier builds;
+    `unshared` shares no bytes on disk with another build.
     """
 
     reference: str
@@ -163,11 +163,11 @@ class Builder(Protocol):
         ...
 
     def export(
-        self, dockerfile: str, sources: BuildSources, first: Sequence[SharedPrefix] = ()
+        self, dockerfile: str, sources: BuildSources, prefixes: Sequence[SharedPrefix] = ()
     ) -> dict[str, str]:
         """Build `dockerfile` and return the text files in its last stage, by name; raise BuildError.
 
-        `first` are parts of it to build before.
+        `prefixes` are parts of it to build before.
         """
         ...
 
@@ -182,16 +182,16 @@ class Builder(Protocol):
         ...
 
     def make(
-        self, order: BuildRequest, log: TextIO, step: Callable[[str], None]
+        self, order: BuildRequest, log: TextIO, on_step: Callable[[str], None]
     ) -> AbstractContextManager[BuiltImage]:
         """Build an image without naming it yet; raise BuildError. On exit, images not stored may be removed.
 
-        Images in layouts get no labels yet; see `image_rewriter.labelled`.
-        `log` receives the output of the build, `step` is called with the current instruction.
+        Images in layouts get no labels yet; see `image_rewriter.label_image`.
+        `log` receives the output of the build, `on_step` is called with the current instruction.
         """
         ...
 
-    def parts(self, made: BuiltImage) -> tuple[SizedLayer, ...]:
+    def list_parts(self, image: BuiltImage) -> tuple[SizedLayer, ...]:
         """Return the layers of a built image, the lowest first.
 
         Their sizes are those in a registry, or uncompressed ones without a layout.
@@ -227,7 +227,7 @@ class Store(Protocol):
         """Return an image of `find_earlier_versions` in a new layout in `folder`, without its layers."""
         ...
 
-    def components(self, reference: str) -> Mapping[str, str]:
+    def get_components(self, reference: str) -> Mapping[str, str]:
         """Return the components of a present image's identity; empty if its labels have none."""
         ...
 
@@ -246,7 +246,7 @@ class Store(Protocol):
         """
         ...
 
-    def source(self, reference: str, *, local: bool) -> str | None:
+    def find_source(self, reference: str, *, local: bool) -> str | None:
         """Return the source of a stored image for a builder, `local` to the engine or not; or None."""
         ...
 

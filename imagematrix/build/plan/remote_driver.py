@@ -37,31 +37,33 @@ class RemoteDriver:
         """The digest of its files in an image."""
         return self.locked.driver
 
-    def folder(self, note: Callable[[str], None]) -> DriverFolder:
+    def fetch_folder(self, on_progress: Callable[[str], None]) -> DriverFolder:
         """Return its files, downloaded if the cache does not have them.
 
         Raises EngineError if they cannot be downloaded, and UsageError if they are not those that are locked.
         """
-        found, _ = _download_driver(self.address, self.version, self.platform, self.locked.file, note)
-        if found.digest != self.digest:
+        folder, _ = _download_driver(self.address, self.version, self.platform, self.locked.file, on_progress)
+        if folder.digest != self.digest:
             raise UsageError(
-                f"{self.address} gives the driver {found.digest}, not {self.digest} as locked",
+                f"{self.address} gives the driver {folder.digest}, not {self.digest} as locked",
                 remedy="run `imagematrix lock --upgrade`, and commit the file",
             )
-        return found
+        return folder
 
 
-def resolve_driver(address: str, version: str, platform: str, note: Callable[[str], None]) -> RemoteDriver:
+def resolve_driver(
+    address: str, version: str, platform: str, on_progress: Callable[[str], None]
+) -> RemoteDriver:
     """Return the driver that is at `address` now; raise EngineError or UsageError."""
-    found, file = _download_driver(address, version, platform, None, note)
-    locked = LockedDriver(file=file, driver=found.digest)
+    folder, file = _download_driver(address, version, platform, None, on_progress)
+    locked = LockedDriver(file=file, driver=folder.digest)
     return RemoteDriver(address=address, version=version, platform=platform, locked=locked)
 
 
 def _download_driver(
-    address: str, version: str, platform: str, expected: str | None, note: Callable[[str], None]
+    address: str, version: str, platform: str, expected: str | None, on_progress: Callable[[str], None]
 ) -> tuple[DriverFolder, str]:
     """Return the driver at an address, and the digest of the file there."""
-    file, digest = fetch_file(address, expected, note)
-    folder = installer.unpack_installer(file, version, platform, note, digest)
+    file, digest = fetch_file(address, expected, on_progress)
+    folder = installer.unpack_installer(file, version, platform, on_progress, digest)
     return driver.read_driver_folder(folder, version, platform, address), digest

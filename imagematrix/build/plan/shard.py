@@ -57,12 +57,12 @@ def select_shard(plan: Plan, shard: Shard, durations: Durations) -> Plan:
             weights[cell.id] += durations.get((cell.image.name, cell.id), unknown)
     parts = partition_cells(weights, shard.count)
 
-    def own(item: Planned | Dropped) -> Planned | Dropped:
+    def mark_item(item: Planned | Dropped) -> Planned | Dropped:
         if isinstance(item, Dropped) or parts[item.cell.id] == shard.number:
             return item
         return replace(item, status=PlanStatus.OTHER_SHARD)
 
-    return replace(plan, shard=str(shard), items=tuple(map(own, plan.items)))
+    return replace(plan, shard=str(shard), items=tuple(map(mark_item, plan.items)))
 
 
 def partition_cells(weights: Mapping[str, float], count: int) -> dict[str, int]:

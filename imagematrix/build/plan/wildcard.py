@@ -84,8 +84,8 @@ class Wildcard:
 
     def _follow_empty(self, positions: int) -> int:
         """Return positions with those that they lead to without a character."""
-        found = 0
-        while found != positions:
-            found = positions
-            positions |= (found & self._skipped) << 1 | (found & self._empty) << 2
-        return found
+        previous = 0
+        while previous != positions:
+            previous = positions
+            positions |= (previous & self._skipped) << 1 | (previous & self._empty) << 2
+        return previous

@@ -59,26 +59,30 @@ class ProposedCells:
     @cached_property
     def points(self) -> list[dict[str, str]]:
         """The needed cells, by their values on the axes."""
-        found = {
-            tuple(one.axes.items()): {axis: one.axes[axis] for axis in self.axes if axis in one.axes}
-            for one in self.suited
+        points = {
+            tuple(hosts.axes.items()): {axis: hosts.axes[axis] for axis in self.axes if axis in hosts.axes}
+            for hosts in self.suited
         }
-        return list(found.values())
+        return list(points.values())
 
     @cached_property
     def axes(self) -> dict[str, tuple[str, ...]]:
         """The axes with their values; an axis on which all cells have the usual value is left out."""
-        values = {axis: {one.axes[axis] for one in self.suited if axis in one.axes} for axis in AXES}
+        values = {axis: {hosts.axes[axis] for hosts in self.suited if axis in hosts.axes} for axis in AXES}
         if values["platform"] == {"linux/amd64"}:
             del values["platform"]
         if values["cuda"] == {NO_CUDA}:
             del values["cuda"]
-        return {axis: tuple(sorted(some, key=_order_key)) for axis, some in values.items() if some}
+
+        def make_order_key(value: str) -> tuple[bool, tuple[Any, ...]]:
+            return value != NO_CUDA, versions.make_natural_key(value)
+
+        return {axis: tuple(sorted(words, key=make_order_key)) for axis, words in values.items() if words}
 
     @property
-    def served(self) -> int:
+    def served_count(self) -> int:
         """The number of hosts that a cell serves."""
-        return sum(len(one.kind.hosts) for one in self.suited)
+        return sum(len(hosts.kind.hosts) for hosts in self.suited)
 
     @property
     def unneeded_points(self) -> list[Mapping[str, str]]:
@@ -89,20 +93,19 @@ class ProposedCells:
         feasible = [cell.axes for cell in expand_matrix(matrix).cells if not find_infeasibility(cell)]
         return [point for point in feasible if point not in self.points]
 
-    def hosts(self, axis: str, value: str) -> int:
+    def count_hosts(self, axis: str, value: str) -> int:
         """Return the number of hosts whose cell has this value."""
-        return sum(len(one.kind.hosts) for one in self.suited if one.axes.get(axis) == value)
+        return sum(len(hosts.kind.hosts) for hosts in self.suited if hosts.axes.get(axis) == value)
 
-    def names(self, axis: str, value: str) -> list[str]:
+    def list_hardware_names(self, axis: str, value: str) -> list[str]:
         """Return the names of the GPUs or CPUs of the hosts whose cell has this value, most hosts first."""
         counts: Counter[str] = Counter()
-        for one in self.suited:
-            if one.axes.get(axis) == value:
-                host = one.kind.sample
-                found = {gpu.name for gpu in host.gpus} if axis == "compute" else {host.cpu.model}
-                counts.update(
-                    dict.fromkeys((sanitize_line(name) for name in found if name), len(one.kind.hosts))
-                )
+        for hosts in self.suited:
+            if hosts.axes.get(axis) == value:
+                host = hosts.kind.sample
+                names = {gpu.name for gpu in host.gpus} if axis == "compute" else {host.cpu.model}
+                printable = (sanitize_line(name) for name in names if name)
+                counts.update(dict.fromkeys(printable, len(hosts.kind.hosts)))
         return [name for name, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
 
 
@@ -112,14 +115,27 @@ def propose_cells(hosts: Mapping[str, Host], *, releases: Sequence[str] = ()) ->
     Raises UsageError if a release is unknown, or if no host can be served.
     """
     for name in releases:
-        _require_known(name)
-    fleet = group_by_hardware(hosts, Selector(_catalog(()), keep=len(hosts)).explain)
-    possible = {id(kind): _find_suiting_cells(kind, releases) for kind in fleet}
+        complaint = axis_values.check_value("cuda", name, MatrixFacts())
+        if complaint or not (row := cuda.get_release(name)) or not row.targets:
+            toolkits = [release for release, row in cuda.load_releases().items() if row.targets]
+            remedy = suggest_nearest(name, toolkits) or f"the tables have {toolkits[0]} to {toolkits[-1]}"
+            raise UsageError(f"unknown CUDA release {name!r}", remedy=remedy)
+
+    fleet = group_by_hardware(hosts, Selector(_make_catalog(()), keep=len(hosts)).explain)
+    # The feasible cells that fit each kind of hardware, with its best march and one driver.
+    possible: dict[int, list[Cell]] = {}
+    for kind in fleet:
+        feasible = [cell for cell in _generate_cells(kind, releases) if not find_infeasibility(cell)]
+        catalog = _make_catalog(feasible)
+        fits = Selector(catalog).explain(kind.sample).fits
+        pairs = zip(catalog.variants, feasible, strict=True)
+        fitting = [cell for variant, cell in pairs if variant.reference in fits]
+        possible[id(kind)] = [cell for cell in fitting if cell.driver == fitting[0].driver]
     chosen = _choose_releases(fleet, possible)
     suited, misses = [], []
     for kind in fleet:
         cells = [cell for cell in possible[id(kind)] if cell.axes["cuda"] in chosen]
-        best = _choose_for_kind(kind, cells)
+        best = _choose_for_host(cells, kind.sample, gpus=None)
         if best:
             suited.append(SuitedHosts(kind=kind, axes=best.axes))
         else:
@@ -127,56 +143,37 @@ def propose_cells(hosts: Mapping[str, Host], *, releases: Sequence[str] = ()) ->
     return ProposedCells(suited=tuple(suited), unserved=group_unserved(misses), stated=tuple(releases))
 
 
-def _require_known(name: str) -> None:
-    complaint = axis_values.check_value("cuda", name, MatrixFacts())
-    if complaint or not (row := cuda.get_release(name)) or not row.targets:
-        toolkits = [release for release, row in cuda.load_releases().items() if row.targets]
-        remedy = suggest_nearest(name, toolkits) or f"the tables have {toolkits[0]} to {toolkits[-1]}"
-        raise UsageError(f"unknown CUDA release {name!r}", remedy=remedy)
-
-
-def _catalog(cells: Iterable[Cell]) -> Catalog:
+def _make_catalog(cells: Iterable[Cell]) -> Catalog:
     return Catalog(image="matrix", version="v1", variants=tuple(map(promise_variant, cells)))
 
 
-def _cell(**axes: str) -> Cell:
+def _make_cell(**axes: str) -> Cell:
     image = Image(name="matrix", version="v1", template="")
     return Cell(image=image, axes=axes, properties={"compiler": COMPILER})
-
-
-def _find_suiting_cells(kind: HardwareKind, releases: Sequence[str]) -> list[Cell]:
-    """Return the feasible cells that fit a kind of hardware, with its best march and one driver."""
-    cells = [cell for cell in _generate_cells(kind, releases) if not find_infeasibility(cell)]
-    catalog = _catalog(cells)
-    fits = Selector(catalog).explain(kind.sample).fits
-    fitting = [cell for one, cell in zip(catalog.variants, cells, strict=True) if one.reference in fits]
-    return [cell for cell in fitting if cell.driver == fitting[0].driver]
 
 
 def _find_nearest_miss(kind: HardwareKind, releases: Sequence[str]) -> Miss:
     """Return why no cell serves a kind of hardware."""
     cells = _generate_cells(kind, releases)
-    if not cells:
-        return Miss(why=_explain_without_cell(kind.sample), remedy=None)
-    feasible = [cell for cell in cells if not find_infeasibility(cell)]
-    impossible = [why for cell in cells if (why := find_infeasibility(cell))]
-    if impossible and not feasible:
+    if not cells:  # none can even be named
+        platform = Target(host=kind.sample, gpus=()).platform
+        why = "no CUDA release of the tables has code for its GPUs"
+        if platform not in ARCHES:
+            why = f"images are made for {' and '.join(ARCHES)}, and it runs {platform}"
+        elif _choose_march(kind.sample, platform) is None:
+            why = f"no value of -march of {COMPILER} suits its CPUs"
+        return Miss(why=why, remedy=None)
+
+    verdicts = [find_infeasibility(cell) for cell in cells]
+    feasible = [cell for cell, infeasible in zip(cells, verdicts, strict=True) if not infeasible]
+    reasons = [infeasible for infeasible in verdicts if infeasible]
+    if reasons and not feasible:
         # Of a release with code for the GPUs, the oldest one is nearest.
-        others = [why for why in impossible if why.rule != "toolkit-target"]
-        return Miss(why=(others[-1] if others else impossible[0]).why, remedy=None)
-    found = Selector(_catalog(feasible)).explain(kind.sample).miss
-    assert found is not None  # noqa: S101 - one that fits would suit; for the type checker
-    return replace(found, nearest=None)
-
-
-def _explain_without_cell(host: Host) -> str:
-    """Return why no cell can even be named for a host."""
-    platform = Target(host=host, gpus=()).platform
-    if platform not in ARCHES:
-        return f"images are made for {' and '.join(ARCHES)}, and it runs {platform}"
-    if _choose_march(host, platform) is None:
-        return f"no value of -march of {COMPILER} suits its CPUs"
-    return "no CUDA release of the tables has code for its GPUs"
+        other_reasons = [reason for reason in reasons if reason.rule != "toolkit-target"]
+        return Miss(why=(other_reasons[-1] if other_reasons else reasons[0]).why, remedy=None)
+    miss = Selector(_make_catalog(feasible)).explain(kind.sample).miss
+    assert miss is not None  # noqa: S101 - one that fits would suit; for the type checker
+    return replace(miss, nearest=None)
 
 
 def _generate_cells(kind: HardwareKind, releases: Sequence[str]) -> list[Cell]:
@@ -188,13 +185,15 @@ def _generate_cells(kind: HardwareKind, releases: Sequence[str]) -> list[Cell]:
         return []
     common = {"platform": platform}
     if not host.gpus:
-        return [_cell(**common, cuda=NO_CUDA, march=march)]
+        return [_make_cell(**common, cuda=NO_CUDA, march=march)]
     # A driver in the image comes first. Virtual GPUs may only work with that of the node.
-    own = [host.driver.version] if host.driver else []
-    drivers = [version for version in own if not axis_values.check_value("driver", version, MatrixFacts())]
+    installed = [host.driver.version] if host.driver else []
+    drivers = [
+        version for version in installed if not axis_values.check_value("driver", version, MatrixFacts())
+    ]
     names = releases or [name for name, row in cuda.load_releases().items() if row.targets]
     return [
-        _cell(**common, cuda=release, driver=driver, compute=compute, march=march)
+        _make_cell(**common, cuda=release, driver=driver, compute=compute, march=march)
         for driver in (*drivers, axis_values.HOST_DRIVER)
         for release in reversed(names)
         for compute in reversed(_list_computes(host))
@@ -203,21 +202,22 @@ def _generate_cells(kind: HardwareKind, releases: Sequence[str]) -> list[Cell]:
 
 def _list_computes(host: Host) -> list[str]:
     """Return the capabilities whose code runs on all GPUs of a host; all GPUs' own if none does."""
-    own = {gpu.compute for gpu in host.gpus if gpu.compute}
+    gpu_computes = {gpu.compute for gpu in host.gpus if gpu.compute}
     plain = [compute for compute in device_code.list_capability_words() if compute[-1] not in "af"]
-    able = [
+    common = [
         compute
         for compute in plain
-        if own and all(device_code.cubin_runs(device_code.make_target(compute), each) for each in own)
+        if gpu_computes
+        and all(device_code.cubin_runs(device_code.make_target(compute), gpu) for gpu in gpu_computes)
     ]
-    return able or sorted(own.intersection(plain))
+    return common or sorted(gpu_computes.intersection(plain))
 
 
 def _choose_march(host: Host, platform: str) -> str | None:
     """Return the value of -march whose code suits the CPUs of a host best, or None if none does."""
     known = marches.list_known_names(COMPILER) or frozenset()
     cells = [
-        _cell(platform=platform, cuda=NO_CUDA, march=march)
+        _make_cell(platform=platform, cuda=NO_CUDA, march=march)
         for march in sorted(known)
         if ARCHES.get(platform) == marches.get_arch(march)
         and not axis_values.check_value("march", march, MatrixFacts())
@@ -226,14 +226,11 @@ def _choose_march(host: Host, platform: str) -> str | None:
     return best.axes["march"] if best else None
 
 
-def _choose_for_kind(kind: HardwareKind, cells: Sequence[Cell]) -> Cell | None:
-    return _choose_for_host(cells, kind.sample, gpus=None)
-
-
 def _choose_for_host(cells: Sequence[Cell], host: Host, *, gpus: str | None) -> Cell | None:
     """Return the cell that a host would choose, or None."""
-    catalog = _catalog(cells)
-    by_reference = {one.reference: cell for one, cell in zip(catalog.variants, cells, strict=True)}
+    catalog = _make_catalog(cells)
+    pairs = zip(catalog.variants, cells, strict=True)
+    by_reference = {variant.reference: cell for variant, cell in pairs}
     ranked = Selector(catalog).explain(host, gpus=gpus).decision.ranked
     return by_reference[ranked[0].reference] if ranked else None
 
@@ -243,20 +240,15 @@ def _choose_releases(fleet: Iterable[HardwareKind], possible: Mapping[int, Seque
 
     Of equal ones, the newest is taken.
     """
-    left = {
-        id(kind): (len(kind.hosts), {cell.axes["cuda"] for cell in possible[id(kind)]} - {NO_CUDA})
-        for kind in fleet
-    }
+    unserved = [
+        (len(kind.hosts), {cell.axes["cuda"] for cell in possible[id(kind)]} - {NO_CUDA}) for kind in fleet
+    ]
     chosen = {NO_CUDA}
     while True:
-        left = {key: (hosts, names) for key, (hosts, names) in left.items() if names and not names & chosen}
-        if not left:
+        unserved = [(hosts, names) for hosts, names in unserved if names and not names & chosen]
+        if not unserved:
             return chosen
         counts: Counter[str] = Counter()
-        for hosts, names in left.values():
+        for hosts, names in unserved:
             counts.update(dict.fromkeys(names, hosts))
         chosen.add(max(counts, key=lambda name: (counts[name], versions.make_sort_key(name))))
-
-
-def _order_key(value: str) -> tuple[bool, tuple[Any, ...]]:
-    return value != NO_CUDA, versions.make_natural_key(value)

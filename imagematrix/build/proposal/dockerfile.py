@@ -20,7 +20,7 @@ from imagematrix.hardware.vendors import installers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from imagematrix.build.dockerfile.instructions import Instruction
 
@@ -101,31 +101,33 @@ def is_dockerfile(name: str, text: str) -> bool:
     return not is_document and any(step.stage is not None for step in parse_instructions(text)[0])
 
 
-def convert_dockerfile(text: str, complaint: Callable[[str], tuple[str, str] | None]) -> ConvertedDockerfile:
-    """Return what a Dockerfile becomes; `complaint` returns what is wrong with a path that it copies.
+def convert_dockerfile(
+    text: str, find_complaint: Callable[[str], tuple[str, str] | None]
+) -> ConvertedDockerfile:
+    """Return what a Dockerfile becomes; `find_complaint` returns what is wrong with a path that it copies.
 
     Raises UsageError if it begins no stage.
     """
     steps, _ = parse_instructions(text)
     if not any(step.stage is not None for step in steps):
         raise UsageError("there is no FROM in it", remedy="name a Dockerfile, or saved hosts")
-    reading = _DockerfileConversion(text)
-    reading.find(steps)
+    conversion = _DockerfileConversion(text)
+    conversion.find_axes(steps)
     plain = with_bases_written_out(text, {})
-    faults = [*dockerfiles.find_faults(plain), *dockerfiles.find_missing_sources(plain, complaint)]
-    remarks = [Remark(fault.mark(plain).line, fault.message, fault.remedy) for fault in faults]
-    axes = reading.axes or {"march": BASELINE}
-    properties = {"cuda": {"cuda_version": reading.release}} if reading.release else {}
+    faults = [*dockerfiles.find_faults(plain), *dockerfiles.find_missing_sources(plain, find_complaint)]
+    remarks = [Remark(fault.locate(plain).line, fault.message, fault.remedy) for fault in faults]
+    axes = conversion.axes or {"march": BASELINE}
+    properties = {"cuda": {"cuda_version": conversion.release}} if conversion.release else {}
     if "march" in axes and not any(step.stage == STAGE for step in steps):
         properties["march"] = {"compiler": COMPILER}
     return ConvertedDockerfile(
-        template=reading.template(),
+        template=conversion.make_template(),
         axes={axis: values if isinstance(values, tuple) else (values,) for axis, values in axes.items()},
         properties=properties,
-        secrets=tuple(sorted(reading.ids("secret"))),
-        ssh=tuple(sorted(reading.ids("ssh"))),
+        secrets=tuple(sorted(conversion.list_ids("secret"))),
+        ssh=tuple(sorted(conversion.list_ids("ssh"))),
         copies=any(step.copied for step in steps),
-        remarks=tuple(sorted({*reading.remarks, *remarks})),
+        remarks=tuple(sorted({*conversion.remarks, *remarks})),
     )
 
 
@@ -142,7 +144,7 @@ class _DockerfileConversion:
         self._text = text
         self._variables: dict[tuple[int, int], str] = {}
 
-    def find(self, steps: Sequence[Instruction]) -> None:
+    def find_axes(self, steps: Sequence[Instruction]) -> None:
         """Look for axes in all instructions; GPUs come last, as they need a CUDA release."""
         finders = (
             (CUDA_IMAGE, ("from",), self._find_cuda),
@@ -155,13 +157,16 @@ class _DockerfileConversion:
             (GENCODE, (), self._find_gencode),
         )
         ends = [*(step.start for step in steps[1:]), len(self._text)]
-        for pattern, commands, found in finders:
+        for pattern, commands, take_match in finders:
             for step, end in zip(steps, ends, strict=True):
-                if not commands or step.command in commands:
-                    for match in self._matches(pattern, step.start, end):
-                        found(match)
+                if commands and step.command not in commands:
+                    continue
+                for match in pattern.finditer(self._text, step.start, end):
+                    begin = self._text.rfind("\n", 0, match.start()) + 1
+                    if not self._text[begin : match.start()].lstrip().startswith("#"):  # not in a comment
+                        take_match(match)
 
-    def template(self) -> str:
+    def make_template(self) -> str:
         """Return the text with variables in their places, and everything else safe from Jinja."""
         parts: list[str] = []
         end = 0
@@ -170,74 +175,66 @@ class _DockerfileConversion:
             end = following
         return "".join([*parts, _escape_jinja(self._text[end:])])
 
-    def ids(self, kind: str) -> set[str]:
+    def list_ids(self, kind: str) -> set[str]:
         """Return the ids of secrets or of SSH agents that mounts name."""
-        found = set()
+        ids = set()
         for mount in MOUNT.finditer(self._text):
             name = MOUNT_ID.search(mount["fields"])
             word = name["id"] if name else "default"
             if mount["kind"] == kind and axis_values.GIVEN_ID.fullmatch(word):
-                found.add(word)
-        return found
-
-    def _matches(self, pattern: re.Pattern[str], start: int, end: int) -> Iterator[re.Match[str]]:
-        """Yield the matches in a part of the text, without those in comments."""
-        for match in pattern.finditer(self._text, start, end):
-            begin = self._text.rfind("\n", 0, match.start()) + 1
-            if not self._text[begin : match.start()].lstrip().startswith("#"):
-                yield match
+                ids.add(word)
+        return ids
 
     def _find_release(self, match: re.Match[str]) -> None:
-        axis, value = RELEASES[match["name"]], _value(match)
+        axis, value = RELEASES[match["name"]], _get_value(match)
         if axis == "cuda":
             self._find_cuda(match)
         elif RELEASE_WORD.fullmatch(value) and self._has_axis(match, axis, value):
-            self._replace(match, axis)
+            self._replace_value(match, axis)
 
     def _find_cuda(self, match: re.Match[str]) -> None:
-        value = _value(match)
+        value = _get_value(match)
         release = ".".join(value.split(".")[:2])
         if not RELEASE_WORD.fullmatch(value) or not self._has_axis(match, "cuda", release):
             return
         if value == release:
-            self._replace(match, "cuda")
+            self._replace_value(match, "cuda")
         elif self.release in (None, value):
             self.release = value
-            self._replace(match, "cuda_version")
+            self._replace_value(match, "cuda_version")
         else:
             self._add_remark(match, f"{value} is another patch of CUDA {release} than {self.release}", SAME)
 
     def _find_torch_index(self, match: re.Match[str]) -> None:
-        value = _value(match)
+        value = _get_value(match)
         release = f"{value[2:4]}.{value[4:]}"
         if installers.get_torch_backend(release) == value and self._has_axis(match, "cuda", release):
-            self._replace(match, "torch_backend")
+            self._replace_value(match, "torch_backend")
 
     def _find_gencode(self, match: re.Match[str]) -> None:
         self._add_remark(match, f"{match[0]} names GPUs itself", "write {{ nvcc_gencode }} in its place")
 
     def _find_march(self, match: re.Match[str]) -> None:
-        if self._has_axis(match, "march", _value(match)):
-            self._replace(match, "march")
+        if self._has_axis(match, "march", _get_value(match)):
+            self._replace_value(match, "march")
 
     def _find_gpus(self, match: re.Match[str]) -> None:
-        found = [GPU.fullmatch(word) for word in re.split(r"[;,\s\\]+", _value(match).strip()) if word]
-        named = f"{match['name']}={sanitize_line(_value(match))}"
+        gpus = [GPU.fullmatch(word) for word in re.split(r"[;,\s\\]+", _get_value(match).strip()) if word]
+        assignment = f"{match['name']}={sanitize_line(_get_value(match))}"
         variable = f"{{{{ {GPU_LISTS[match['name']]} }}}}"
-        if not found or None in found:
+        if not gpus or None in gpus:
             remedy = f"list GPUs in the axis compute, and write {variable}"
-            self._add_remark(match, f"{named} is no list of compute capabilities", remedy)
+            self._add_remark(match, f"{assignment} is no list of compute capabilities", remedy)
             return
-        values = tuple(dict.fromkeys(f"{gpu[1]}.{gpu[2]}{gpu[3]}" for gpu in found if gpu))
+        values = tuple(dict.fromkeys(f"{gpu[1]}.{gpu[2]}{gpu[3]}" for gpu in gpus if gpu))
         if "cuda" not in self.axes:
             remedy = f"add the axes cuda and compute to matrix.yaml, and write {variable}"
-            self._add_remark(match, f"{named} names GPUs, but nothing the CUDA release", remedy)
+            self._add_remark(match, f"{assignment} names GPUs, but nothing the CUDA release", remedy)
         elif self._has_axis(match, "compute", values):
-            self._replace(match, GPU_LISTS[match["name"]])
-            if "+PTX" in _value(match):
-                self._add_remark(
-                    match, f"{named} asks for PTX, and images have code for their GPUs only", NO_PTX
-                )
+            self._replace_value(match, GPU_LISTS[match["name"]])
+            if "+PTX" in _get_value(match):
+                message = f"{assignment} asks for PTX, and images have code for their GPUs only"
+                self._add_remark(match, message, NO_PTX)
 
     def _has_axis(self, match: re.Match[str], axis: str, values: str | tuple[str, ...]) -> bool:
         """Whether an axis has these values, or has none yet and gets them; add a remark if it cannot."""
@@ -252,14 +249,14 @@ class _DockerfileConversion:
             return False
         return True
 
-    def _replace(self, match: re.Match[str], variable: str) -> None:
+    def _replace_value(self, match: re.Match[str], variable: str) -> None:
         self._variables[match.span(match.lastgroup or 0)] = variable
 
     def _add_remark(self, match: re.Match[str], message: str, remedy: str) -> None:
         self.remarks.append(Remark(self._text.count("\n", 0, match.start()) + 1, message, remedy))
 
 
-def _value(match: re.Match[str]) -> str:
+def _get_value(match: re.Match[str]) -> str:
     return match[match.lastgroup or 0]
 
 

@@ -8,8 +8,6 @@ from imagematrix.build.proposal.matrix_text import IMAGE, TEMPLATE, VERSION, quo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from imagematrix.build.proposal.dockerfile import ConvertedDockerfile
 
 COMMENTS = {
@@ -19,44 +17,37 @@ COMMENTS = {
 }
 
 
-def format_matrix(taken: ConvertedDockerfile, context: str | None) -> str:
+def format_matrix(converted: ConvertedDockerfile, context: str | None) -> str:
     """Return the text of matrix.yaml; `context` is the folder with the files that it copies, or None."""
-    return "\n".join([*_head(taken, context), *_axes(taken), *_properties(taken)]) + "\n"
-
-
-def _head(taken: ConvertedDockerfile, context: str | None) -> Iterator[str]:
-    yield "# One image for each combination of the values of the axes. `imagematrix plan` shows them."
-    yield "schema: imagematrix.matrix/v1"
-    yield ""
-    yield "images:"
-    yield f"  {IMAGE}:"
-    yield f"    version: {VERSION}                  # frozen: to change an image, raise the version"
-    yield f"    template: {TEMPLATE}  # in the folder templates/"
+    lines = [
+        "# One image for each combination of the values of the axes. `imagematrix plan` shows them.",
+        "schema: imagematrix.matrix/v1",
+        "",
+        "images:",
+        f"  {IMAGE}:",
+        f"    version: {VERSION}                  # frozen: to change an image, raise the version",
+        f"    template: {TEMPLATE}  # in the folder templates/",
+    ]
     if context is not None:
-        yield f"    context: {json.dumps(context)}                 # the files that the Dockerfile can COPY"
-    for key, ids in (("secrets", taken.secrets), ("ssh", taken.ssh)):
+        lines.append(
+            f"    context: {json.dumps(context)}                 # the files that the Dockerfile can COPY"
+        )
+    for key, ids in (("secrets", converted.secrets), ("ssh", converted.ssh)):
         if ids:
-            yield f"    {key}: [{', '.join(map(json.dumps, ids))}]"
+            lines.append(f"    {key}: [{', '.join(map(json.dumps, ids))}]")
 
-
-def _axes(taken: ConvertedDockerfile) -> Iterator[str]:
-    yield ""
-    yield "axes:"
-    if "cuda" in taken.axes:
-        yield "  # Without an axis driver, images use the driver of the node."
-    for axis, values in taken.axes.items():
+    lines += ["", "axes:"]
+    if "cuda" in converted.axes:
+        lines.append("  # Without an axis driver, images use the driver of the node.")
+    for axis, values in converted.axes.items():
         comment = f"  # {COMMENTS[axis]}" if axis in COMMENTS else ""
-        yield f"  {axis}: [{', '.join(map(quote_yaml, values))}]{comment}"
+        lines.append(f"  {axis}: [{', '.join(map(quote_yaml, values))}]{comment}")
 
-
-def _properties(taken: ConvertedDockerfile) -> Iterator[str]:
-    if not taken.properties:
-        return
-    yield ""
-    yield "# Properties of values. Templates see them as variables."
-    yield "properties:"
-    for axis, own in taken.properties.items():
-        fields = ", ".join(f"{name}: {quote_yaml(value)}" for name, value in own.items())
-        values = '"*"' if axis == "march" else quote_yaml(taken.axes[axis][0])
-        yield f"  {axis}:"
-        yield f"    {values}: {{{fields}}}"
+    if converted.properties:
+        lines += ["", "# Properties of values. Templates see them as variables.", "properties:"]
+    for axis, properties in converted.properties.items():
+        fields = ", ".join(f"{name}: {quote_yaml(value)}" for name, value in properties.items())
+        value = '"*"' if axis == "march" else quote_yaml(converted.axes[axis][0])
+        lines.append(f"  {axis}:")
+        lines.append(f"    {value}: {{{fields}}}")
+    return "\n".join(lines) + "\n"

@@ -30,46 +30,48 @@ def propose_rules(axes: Axes, unneeded: Sequence[Point], needed: Collection[Poin
 
     Each drops a cell that those before it do not, because a rule that drops nothing is an error.
     """
-    found: list[ProposedRule] = []
-    left = list(unneeded)
+    rules: list[ProposedRule] = []
+    remaining = list(unneeded)
     for rule in itertools.chain(
         _generate_pair_rules(axes, needed), _generate_exact_rules(axes, unneeded, needed)
     ):
-        after = [point for point in left if not rule.drops(point)]
-        if len(after) < len(left):
-            found.append(rule)
-            left = after
-    return found
+        after = [point for point in remaining if not rule.drops(point)]
+        if len(after) < len(remaining):
+            rules.append(rule)
+            remaining = after
+    return rules
 
 
 def _generate_pair_rules(axes: Axes, needed: Collection[Point]) -> Iterator[ProposedRule]:
     """Yield rules about two axes: values that no needed cell has together."""
     for first, second in itertools.combinations(axes, 2):
-        together: dict[str, set[str]] = {value: set() for value in axes[first]}
+        seconds_by_first: dict[str, set[str]] = {value: set() for value in axes[first]}
         for point in needed:
             if first in point and second in point:
-                together[point[first]].add(point[second])
-        alike: dict[tuple[str, ...], list[str]] = {}
-        for value, others in together.items():
-            never = tuple(other for other in axes[second] if other not in others)
-            if never:
-                alike.setdefault(never, []).append(value)
-        for never, values in alike.items():
-            yield ProposedRule(matches={first: tuple(values), second: never}, why="no node needs both")
+                seconds_by_first[point[first]].add(point[second])
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for value, partners in seconds_by_first.items():
+            absent = tuple(second_value for second_value in axes[second] if second_value not in partners)
+            if absent:
+                groups.setdefault(absent, []).append(value)
+        for absent, values in groups.items():
+            yield ProposedRule(matches={first: tuple(values), second: absent}, why="no node needs both")
 
 
 def _generate_exact_rules(
     axes: Axes, unneeded: Sequence[Point], needed: Collection[Point]
 ) -> Iterator[ProposedRule]:
     """Yield a rule for each combination of all other axes with values of the last axis that it lacks."""
-    *others, last = axes
-    wanted = {tuple(point.get(axis) for axis in axes) for point in needed}
+    *leading_axes, last = axes
+    needed_points = {tuple(point.get(axis) for axis in axes) for point in needed}
     groups: dict[tuple[str | None, ...], list[str]] = {}
     for point in unneeded:
-        if last in point and tuple(point.get(axis) for axis in axes) not in wanted:
-            groups.setdefault(tuple(point.get(axis) for axis in others), []).append(point[last])
+        if last in point and tuple(point.get(axis) for axis in axes) not in needed_points:
+            groups.setdefault(tuple(point.get(axis) for axis in leading_axes), []).append(point[last])
     for values, dropped in groups.items():
-        matches = {axis: (value,) for axis, value in zip(others, values, strict=True) if value is not None}
+        matches = {
+            axis: (value,) for axis, value in zip(leading_axes, values, strict=True) if value is not None
+        }
         yield ProposedRule(
             matches={**matches, last: tuple(dropped)}, why="no node needs all of these together"
         )

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from imagematrix.build.proposal.cells import ProposedCells
-    from imagematrix.build.proposal.exclude_rules import ProposedRule
-    from imagematrix.selection.miss import Miss
 
 IMAGE, VERSION = "app", "v1"
 TEMPLATE = f"{IMAGE}/Dockerfile.j2"
@@ -35,26 +33,40 @@ def format_matrix(proposed: ProposedCells, *, drivers: str = DRIVERS) -> str:
 
     Raises UsageError if `drivers` is invalid.
     """
-    _check(drivers, proposed.axes.get("driver", ()))
-    lines = [*_head(proposed), *_properties(proposed, drivers)]
-    found = propose_rules(proposed.axes, proposed.unneeded_points, proposed.points)
-    if found:
+    _check_drivers(drivers, proposed.axes.get("driver", ()))
+    lines = [*_generate_images_and_axes(proposed)]
+    lines += ["", "# Properties of values. Templates see them as variables.", "properties:"]
+    if {*proposed.axes.get("driver", ())} - {axis_values.HOST_DRIVER}:
+        lines.append("  driver:")
+        lines.append("    # NVIDIA's installer of each version: a file, or an https address.")
+        lines.append(f'    "*": {{driver_from: {json.dumps(drivers)}}}')
+    lines += ["  march:", f'    "*": {{compiler: {COMPILER}}}']
+
+    rules = propose_rules(proposed.axes, proposed.unneeded_points, proposed.points)
+    if rules:
         lines += ["", "# A cell is dropped by the first rule whose conditions all hold for it.", "exclude:"]
-        lines += [_rule(rule, proposed) for rule in found]
+    for rule in rules:
+        conditions = [
+            f"{axis}: {_format_condition(values, proposed.axes[axis])}"
+            for axis, values in rule.matches.items()
+        ]
+        lines.append(f"  - {{{', '.join(conditions)}, why: {rule.why}}}")
     return "\n".join(lines) + "\n"
 
 
 def describe_unserved(proposed: ProposedCells) -> list[str]:
     """Return a line for each reason why hosts get no cell."""
-    reasons = [
-        f"{shorten_words([*map(sanitize_line, some.hosts)], NAMED)}: {sanitize_line(_why(some.miss))}"
-        for some in proposed.unserved
-    ]
-    left = len(reasons) - REASONS
-    return reasons[:REASONS] + ([f"others, for {left} more reasons"] if left > 0 else [])
+    reasons = []
+    for unserved in proposed.unserved:
+        hosts = shorten_words([*map(sanitize_line, unserved.hosts)], NAMED)
+        miss = unserved.miss
+        why = "; ".join(dict.fromkeys(rule.why for rule in miss.relevant)) or miss.why
+        reasons.append(f"{hosts}: {sanitize_line(why)}")
+    more = len(reasons) - REASONS
+    return reasons[:REASONS] + ([f"others, for {more} more reasons"] if more > 0 else [])
 
 
-def _check(drivers: str, versions: Sequence[str]) -> None:
+def _check_drivers(drivers: str, versions: Sequence[str]) -> None:
     remedy = f"such as {DRIVERS}"
     if bad := axis_values.find_unsafe_character(axis_values.PLACEHOLDER.sub("", drivers)):
         raise UsageError(f"--drivers: {bad!r} is not allowed in {axis_values.DRIVER_FROM}", remedy=remedy)
@@ -67,9 +79,10 @@ def _check(drivers: str, versions: Sequence[str]) -> None:
         raise UsageError(f"--drivers: {drivers} has no {{version}}, and there are {several}", remedy=remedy)
 
 
-def _head(proposed: ProposedCells) -> Iterator[str]:
+def _generate_images_and_axes(proposed: ProposedCells) -> Iterator[str]:
+    """Yield the lines before the properties."""
     cells = format_count(len(proposed.points), "cell")
-    nodes = format_count(proposed.served, "node")
+    nodes = format_count(proposed.served_count, "node")
     yield f"# One image for each kind of node of a fleet: {cells} for {nodes}."
     yield "# `imagematrix plan` shows the cells; write what they contain into the template."
     for reason in describe_unserved(proposed):
@@ -89,15 +102,11 @@ def _head(proposed: ProposedCells) -> Iterator[str]:
         written = [quote_yaml(value) for value in values]
         width = max(map(len, written))
         for value, shown in zip(values, written, strict=True):
-            nodes = format_count(proposed.hosts(axis, value), "node")
-            yield f"    - {shown:{width}}  # {nodes}: {_reason(proposed, axis, value)}"
+            nodes = format_count(proposed.count_hosts(axis, value), "node")
+            yield f"    - {shown:{width}}  # {nodes}: {_explain_value(proposed, axis, value)}"
 
 
-def _why(miss: Miss) -> str:
-    return "; ".join(dict.fromkeys(rule.why for rule in miss.relevant)) or miss.why
-
-
-def _reason(proposed: ProposedCells, axis: str, value: str) -> str:
+def _explain_value(proposed: ProposedCells, axis: str, value: str) -> str:
     if axis == "platform":
         return "their architecture"
     if axis == "cuda":
@@ -108,33 +117,14 @@ def _reason(proposed: ProposedCells, axis: str, value: str) -> str:
         return "the newest release that runs on most of them, with their drivers and GPUs"
     if axis == "driver":
         return "the node's own driver" if value == axis_values.HOST_DRIVER else "they have this kernel module"
-    names = proposed.names(axis, value)
+    names = proposed.list_hardware_names(axis, value)
     what = "GPUs" if axis == "compute" else "CPUs"
     return shorten_words(names, NAMED) if names else f"{what} without a name"
 
 
-def _properties(proposed: ProposedCells, drivers: str) -> Iterator[str]:
-    yield ""
-    yield "# Properties of values. Templates see them as variables."
-    yield "properties:"
-    if {*proposed.axes.get("driver", ())} - {axis_values.HOST_DRIVER}:
-        yield "  driver:"
-        yield "    # NVIDIA's installer of each version: a file, or an https address."
-        yield f'    "*": {{driver_from: {json.dumps(drivers)}}}'
-    yield "  march:"
-    yield f'    "*": {{compiler: {COMPILER}}}'
-
-
-def _rule(rule: ProposedRule, proposed: ProposedCells) -> str:
-    matches = [
-        f"{axis}: {_format_condition(values, proposed.axes[axis])}" for axis, values in rule.matches.items()
-    ]
-    return f"  - {{{', '.join(matches)}, why: {rule.why}}}"
-
-
-def _format_condition(values: Sequence[str], every: Sequence[str]) -> str:
+def _format_condition(values: Sequence[str], axis_words: Sequence[str]) -> str:
     """Return a condition for these of all values of an axis: the shorter of a list and of negations."""
-    others = [value for value in every if value not in values]
+    others = [value for value in axis_words if value not in values]
     written = [quote_yaml(value) for value in values]
     if others and len(others) < len(values):
         written = [json.dumps(f"!{value}") for value in others]

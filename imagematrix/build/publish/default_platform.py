@@ -63,12 +63,12 @@ def find_defaults(entries: Sequence[IndexEntry]) -> frozenset[str]:
 
 
 def choose_defaults(
-    name: str, entries: Iterable[IndexEntry], before: frozenset[str], named: Mapping[str, str]
+    name: str, entries: Iterable[IndexEntry], before: frozenset[str], named_cells: Mapping[str, str]
 ) -> list[PlatformDefault]:
     """Return the answers of the version `name` to plain pulls, one for each platform of its variants.
 
-    `before` are the digests of its present defaults, which stay. `named` are the cells, by platform, that the
-    matrix names. Raises UsageError if the entries are damaged, or differ in their preferences.
+    `before` are the digests of its present defaults, which stay. `named_cells` are the cells, by platform,
+    that the matrix names. Raises UsageError if the entries are damaged, or differ in their preferences.
     """
     image = name.rpartition(":")[0]
     by_platform: dict[str, list[tuple[Variant, str]]] = {}
@@ -81,46 +81,36 @@ def choose_defaults(
         platform = "/".join(variant.platform.split("/")[:2])  # arm64/v8 is arm64 for engines
         by_platform.setdefault(platform, []).append((variant, entry.annotations[labels.CELL]))
     defaults = dict(labels.require_equal_terms(name, terms).defaults)
-    return [
-        _choose_for_platform(platform, variants, before, named.get(platform), defaults)
-        for platform, variants in sorted(by_platform.items())
-    ]
 
-
-def _choose_for_platform(
-    platform: str,
-    variants: Sequence[tuple[Variant, str]],
-    before: frozenset[str],
-    named: str | None,
-    defaults: Mapping[str, str],
-) -> PlatformDefault:
-    published = next((variant for variant, _ in variants if variant.digest in before), None)
-    wanted, why = choose_new_default(variants, named, defaults)
-    if published and published != wanted:
-        wanted, why = published, "a version's default stays once it is published"
-    return PlatformDefault(platform=platform, variant=wanted, why=why)
+    answers = []
+    for platform, variants in sorted(by_platform.items()):
+        published = next((variant for variant, _ in variants if variant.digest in before), None)
+        default, why = choose_new_default(variants, named_cells.get(platform), defaults)
+        if published and published != default:
+            default, why = published, "a version's default stays once it is published"
+        answers.append(PlatformDefault(platform=platform, variant=default, why=why))
+    return answers
 
 
 def choose_new_default(
-    variants: Sequence[tuple[Variant, str]], named: str | None, defaults: Mapping[str, str]
+    variants: Sequence[tuple[Variant, str]], named_cell: str | None, defaults: Mapping[str, str]
 ) -> tuple[Variant | None, str]:
     """Return the default of a version on a platform that has none yet, and why.
 
-    `variants` are those for the platform, each with its cell, and `named` is the cell that the matrix names.
+    `variants` are those for the platform, each with its cell, and `named_cell` is the cell that the matrix
+    names.
     """
-    if named:
-        variant = next((variant for variant, cell in variants if cell == named), None)
-        missing = f"plain_pull names the cell {named}, which is not pushed yet"
+    if named_cell:
+        variant = next((variant for variant, cell in variants if cell == named_cell), None)
+        missing = f"plain_pull names the cell {named_cell}, which is not pushed yet"
         return variant, "plain_pull names it" if variant else missing
     cpu = [variant for variant, _ in variants if not variant.gpu]
     if not cpu:
         return None, "there is no CPU-only variant"
-    return min(
-        cpu, key=lambda variant: _order_key(variant, defaults)
-    ), "the CPU-only variant with the lowest requirements"
 
+    def make_order_key(variant: Variant) -> tuple[int, int, str]:
+        """Return the axes without their default value, then the CPU flags, then the reference."""
+        unusual = sum(value != defaults.get(axis, value) for axis, value in variant.axes)
+        return unusual, len(variant.cpu_flags), variant.reference
 
-def _order_key(variant: Variant, defaults: Mapping[str, str]) -> tuple[int, int, str]:
-    """Return the sort key of defaults: axes without their default value, CPU flags, then the reference."""
-    others = sum(value != defaults.get(axis, value) for axis, value in variant.axes)
-    return others, len(variant.cpu_flags), variant.reference
+    return min(cpu, key=make_order_key), "the CPU-only variant with the lowest requirements"

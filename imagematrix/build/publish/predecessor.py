@@ -29,18 +29,21 @@ def find_predecessors(new: Sizes, old: Sizes) -> list[Predecessor | None]:
     Of several, those that have most of the image's own axes in common count, of these those with the same
     driver, and of these the one that leaves the most to pull. None if there is none, or a size is unknown.
     """
-    return [_find_predecessor(one, new.catalog, old) for one in new.variants]
+    return [_find_predecessor(variant, new.catalog, old) for variant in new.variants]
 
 
 def _find_predecessor(new: SizedVariant, catalog: Catalog, old: Sizes) -> Predecessor | None:
     variant, cell = new.variant, _parse_cell(new.variant, catalog)
-    same = [one for one in old.variants if cell and _parse_cell(one.variant, old.catalog) == cell]
-    alike = [one for one in old.variants if _hardware_key(one.variant) == _hardware_key(variant)]
-    closest = max((_count_common(variant, one.variant) for one in alike), default=None)
-    near = [one for one in alike if _count_common(variant, one.variant) == closest]
-    lacking = [_compare_layers(new, one) for one in same or near]
-    known = [one for one in lacking if one is not None]
-    return max(known, key=lambda one: (one.pull, one.reference)) if len(known) == len(lacking) > 0 else None
+    same_cell = [sized for sized in old.variants if cell and _parse_cell(sized.variant, old.catalog) == cell]
+    hardware = _make_hardware_key(variant)
+    same_hardware = [sized for sized in old.variants if _make_hardware_key(sized.variant) == hardware]
+    closest = max((_count_common(variant, sized.variant) for sized in same_hardware), default=None)
+    near = [sized for sized in same_hardware if _count_common(variant, sized.variant) == closest]
+    predecessors = [_compare_layers(new, sized) for sized in same_cell or near]
+    known = [predecessor for predecessor in predecessors if predecessor is not None]
+    if not known or len(known) < len(predecessors):
+        return None
+    return max(known, key=lambda predecessor: (predecessor.pull, predecessor.reference))
 
 
 def _compare_layers(new: SizedVariant, old: SizedVariant) -> Predecessor | None:
@@ -58,7 +61,7 @@ def _parse_cell(variant: Variant, catalog: Catalog) -> str | None:
     return cell if variant.reference.startswith(begin) and cell else None
 
 
-def _hardware_key(variant: Variant) -> Sequence[object]:
+def _make_hardware_key(variant: Variant) -> Sequence[object]:
     return variant.platform, get_served_targets(variant), variant.march
 
 

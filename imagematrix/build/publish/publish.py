@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from imagematrix.build.publish import default_platform as plain
+from imagematrix.build.publish import default_platform
 from imagematrix.build.stores.registry import CompletenessCheck, find_attestations, survey_version
 from imagematrix.common.image_reference import TAG
 from imagematrix.common.text import quote_word, shorten_lines
@@ -48,29 +48,42 @@ class Published:
     unneeded: tuple[str, ...] = ()
 
 
-def publish(  # noqa: PLR0913 - the version and the command's options
+@dataclass(frozen=True, slots=True)
+class IndexSelection:
+    """Which variants of a version its index gets, and which of them answer plain pulls.
+
+    If a cell has several images with different inputs, the one with a tag of `tags` is taken. `find_needed`
+    returns the cells that hosts need of those that these entries are of; without it, all are needed.
+    `plain_pull` are the cells, by platform, that the matrix names for plain pulls.
+    """
+
+    tags: Collection[str] = ()
+    find_needed: Callable[[Sequence[IndexEntry]], Collection[str]] | None = None
+    plain_pull: Mapping[str, str] = field(default_factory=dict)
+
+
+EVERYTHING = IndexSelection()
+
+
+def publish(
     registry: Registry,
     version: str,
     aliases: Sequence[str] = (),
     *,
-    named: Mapping[str, str] | None = None,
+    selection: IndexSelection = EVERYTHING,
     versions: Collection[str] = (),
-    chosen: Collection[str] = (),
     repair: bool = False,
-    needed: Callable[[Sequence[IndexEntry]], Collection[str]] | None = None,
     sign: Callable[[Sequence[str]], object] | None = None,
 ) -> Published:
-    """Write the index of all variants of a version that the registry has, and tag it with the version.
+    """Write the index of the selected variants that the registry has, and tag it with the version.
 
     Entries stay in an index, except, with `repair`, those whose images the registry lost: the manifest, or a
     blob, in which case the rest of the image is deleted so that builds make it again. The `aliases` are tags
-    that are moved to the index; only they ever move. The matrix names the cells, by platform, that answer a
-    plain pull (`named`), and the `versions` of the image. If a cell has several images with different inputs,
-    the one with a `chosen` tag is taken. Only cells that are `needed`, of those that the variants are of, are
-    added. `sign` signs the manifests with these digests: the index, and each variant in it.
+    that are moved to the index; only they ever move. `versions` are those of the image that the matrix names.
+    `sign` signs the manifests with these digests: the index, and each variant in it.
 
     Raises UnknownImageError if there is no variant, or if the registry lost one. Raises TagMovedError if two
-    variants of one cell have different inputs and none is chosen, if the version's tag has something else
+    variants of one cell have different inputs and none is selected, if the version's tag has something else
     than its index, or if an alias is the tag of an image or the name of a version.
     """
     name = f"{registry.name}:{version}"
@@ -81,75 +94,121 @@ def publish(  # noqa: PLR0913 - the version and the command's options
     dropped: set[str] = set()
     stuck: set[str] = set()
     for _ in range(TRIES):
-        surveyed = survey_version(registry, version, complete)
-        dropped |= _find_lost(name, surveyed, repair=repair)
+        survey = survey_version(registry, version, complete)
+        dropped |= _find_lost(name, survey, repair=repair)
         stuck |= {
             f"{registry.name}:{entry.tag}@{entry.digest}"
-            for entry in surveyed.damaged
+            for entry in survey.damaged
             if not registry.withdraw(entry.tag, entry.digest)
         }
-        variants, others = _choose_variants(name, surveyed, chosen)
-        before = {entry.digest: entry for entry in surveyed.alive}
-        cells = needed(variants) if needed else [entry.annotations[labels.CELL] for entry in variants]
-        unneeded = [
-            entry
-            for entry in variants
-            if entry.annotations[labels.CELL] not in cells and entry.digest not in before
-        ]
-        variants = [entry for entry in variants if entry not in unneeded]
-        first = frozenset(before) if first is None else first
-        described = {entry.digest: _strip_annotations(entry) for entry in variants}
-        new = [one for digest, one in described.items() if digest not in before]
-        attested = {
-            attestation.digest: attestation
-            for entry in new
-            for attestation in find_attestations(registry, entry.tag)
-        }
-        whole = described | before | attested
-        answers = plain.choose_defaults(
-            name, (whole[digest] for digest in described), plain.find_defaults(surveyed.entries), named or {}
-        )
-        raw = image_index.write_index(_set_platforms(whole.values(), answers), registry.name, version)
-        if len(raw) > LIMIT:
-            remedy = "spread the cells over several images"
-            raise UsageError(
-                f"{name}: an index of {len(described)} variants is too large for a registry", remedy=remedy
-            )
+        first = frozenset(entry.digest for entry in survey.alive) if first is None else first
+        draft = _draft_index(registry, version, survey, selection)
         if sign:
             # Before the tag: no node that requires signatures finds a version without them.
-            own = compute_digest(raw)
-            registry.push_manifest(own, raw, INDEX)
-            sign([own, *described])
+            digest = compute_digest(draft.raw)
+            registry.push_manifest(digest, draft.raw, INDEX)
+            sign([digest, *draft.digests])
+
         # Another client may publish an older list of images at the same time, so the index counts as
         # published only after it was read back.
-        published = surveyed.published
-        if published and published.raw == raw:
+        published = survey.published
+        if published and published.raw == draft.raw:
             for alias in aliases:
-                registry.push_manifest(alias, raw, INDEX)
+                registry.push_manifest(alias, draft.raw, INDEX)
             if aliases and registry.digest(version) != published.digest:
                 continue  # another client published meanwhile, so the aliases may be outdated
             return Published(
                 digest=published.digest,
-                variants=len(described),
-                new=len(described.keys() - first),
-                plain=tuple(_add_layer_needs(registry, answer) for answer in answers),
+                variants=len(draft.digests),
+                new=len({*draft.digests} - first),
+                plain=tuple(_mark_zstd(registry, default) for default in draft.defaults),
                 dropped=tuple(sorted(dropped)),
                 stuck=tuple(sorted(stuck)),
-                others=tuple(sorted(others)),
-                unneeded=tuple(sorted(entry.tag for entry in unneeded)),
+                others=tuple(sorted(draft.others)),
+                unneeded=tuple(sorted(draft.unneeded)),
             )
         if registry.digest(version) == (published.digest if published else None):
-            registry.push_manifest(version, raw, INDEX)
+            registry.push_manifest(version, draft.raw, INDEX)
     raise EngineError(
         f"another process keeps publishing {name}",
         remedy="nothing is lost; publish again later",
     )
 
 
-def _add_layer_needs(registry: Registry, answer: PlatformDefault) -> PlatformDefault:
-    """Return an answer to plain pulls with what its layers need of an engine."""
-    manifest = registry.manifest(answer.variant.digest) if answer.variant and answer.variant.digest else None
-    return replace(answer, zstd=manifest is not None and has_zstd(manifest.raw))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _IndexDraft:
+    """An index that is not tagged yet, as `raw` bytes.
+
+    `digests` are those of its variants, `defaults` answer plain pulls. `others` and `unneeded` are the tags
+    of images that it leaves out, as in Published.
+    """
+
+    raw: bytes
+    digests: tuple[str, ...]
+    defaults: list[PlatformDefault]
+    others: list[str]
+    unneeded: list[str]
+
+
+def _draft_index(
+    registry: Registry, version: str, survey: VersionSurvey, selection: IndexSelection
+) -> _IndexDraft:
+    """Return the index of a version: the entries that it has, and the selected variants that are new."""
+    name = f"{registry.name}:{version}"
+    chosen, others = _choose_variants(name, survey, selection.tags)
+    before = {entry.digest: entry for entry in survey.alive}
+    needed = selection.find_needed(chosen) if selection.find_needed else None
+    unneeded = [
+        entry
+        for entry in chosen
+        if needed is not None and entry.annotations[labels.CELL] not in needed and entry.digest not in before
+    ]
+
+    # Annotations that only builds need are left out.
+    variants: dict[str, IndexEntry] = {}
+    for entry in chosen:
+        if entry not in unneeded:
+            annotations = {key: value for key, value in entry.annotations.items() if key != labels.INPUTS}
+            variants[entry.digest] = replace(entry, annotations=annotations)
+    attestations = {
+        attestation.digest: attestation
+        for digest, variant in variants.items()
+        if digest not in before
+        for attestation in find_attestations(registry, variant.tag)
+    }
+
+    # Only the entries that answer plain pulls get a platform that engines have.
+    entries = variants | before | attestations
+    published_defaults = default_platform.find_defaults(survey.entries)
+    defaults = default_platform.choose_defaults(
+        name, (entries[digest] for digest in variants), published_defaults, selection.plain_pull
+    )
+    platforms = {default.variant.digest: default.platform for default in defaults if default.variant}
+    placed = [
+        replace(entry, platform=image_index.make_platform(platforms.get(entry.digest)))
+        if entry.ours
+        else entry
+        for entry in entries.values()
+    ]
+    raw = image_index.write_index(placed, registry.name, version)
+    if len(raw) > LIMIT:
+        remedy = "spread the cells over several images"
+        message = f"{name}: an index of {len(variants)} variants is too large for a registry"
+        raise UsageError(message, remedy=remedy)
+    return _IndexDraft(
+        raw=raw,
+        digests=tuple(variants),
+        defaults=defaults,
+        others=others,
+        unneeded=[entry.tag for entry in unneeded],
+    )
+
+
+def _mark_zstd(registry: Registry, default: PlatformDefault) -> PlatformDefault:
+    """Return a default with whether its layers are compressed with zstd, as engines may need to know."""
+    digest = default.variant.digest if default.variant else None
+    manifest = registry.manifest(digest) if digest else None
+    return replace(default, zstd=manifest is not None and has_zstd(manifest.raw))
 
 
 def _require_movable(registry: Registry, alias: str, versions: Collection[str]) -> None:
@@ -175,15 +234,15 @@ def _require_movable(registry: Registry, alias: str, versions: Collection[str]) 
     ):
         raise TagMovedError(f"{name} is a version, and versions never move", remedy=remedy)
     if manifest and not entries:
-        found = f"{name} is {manifest.digest}, an index of another tool, not an alias"
-        raise TagMovedError(found, remedy=f"{remedy}, or delete the tag")
+        message = f"{name} is {manifest.digest}, an index of another tool, not an alias"
+        raise TagMovedError(message, remedy=f"{remedy}, or delete the tag")
 
 
-def _find_lost(name: str, surveyed: VersionSurvey, *, repair: bool) -> set[str]:
+def _find_lost(name: str, survey: VersionSurvey, *, repair: bool) -> set[str]:
     """Return the references of lost images of a version; raise UnknownImageError without `repair`."""
     image = name.rpartition(":")[0]
-    published = [entry for entry in surveyed.entries if entry.digest in surveyed.lost]
-    lost = {entry.digest: entry for entry in (*surveyed.damaged, *published)}.values()
+    published = [entry for entry in survey.entries if entry.digest in survey.lost]
+    lost = {entry.digest: entry for entry in (*survey.damaged, *published)}.values()
     references = sorted(
         f"{image}:{entry.tag}@{entry.digest}" if entry.ours else f"{image}@{entry.digest}" for entry in lost
     )
@@ -198,51 +257,34 @@ def _find_lost(name: str, surveyed: VersionSurvey, *, repair: bool) -> set[str]:
 
 
 def _choose_variants(
-    name: str, surveyed: VersionSurvey, chosen: Collection[str]
+    name: str, survey: VersionSurvey, tags: Collection[str]
 ) -> tuple[list[IndexEntry], list[str]]:
     """Return the variants of a version, one for each cell, and the tags of excluded images."""
-    unknown = set(chosen) - {entry.tag for entry in (*surveyed.variants, *surveyed.others)}
+    unknown = set(tags) - {entry.tag for entry in (*survey.variants, *survey.superseded)}
     if unknown:
         remedy = "pass a tag that is in the registry"
         raise UnknownImageError(f"{name} has no variant {', '.join(sorted(unknown))}", remedy=remedy)
-    late = sorted(entry.tag for entry in surveyed.others if entry.tag in chosen)
+    late = sorted(entry.tag for entry in survey.superseded if entry.tag in tags)
     if late:
         raise TagMovedError(
             f"{name} was published with another image for the cell of {', '.join(late)}",
             remedy="a version never changes; raise the version",
         )
     cells: dict[str, list[IndexEntry]] = {}
-    for entry in surveyed.variants:
+    for entry in survey.variants:
         cells.setdefault(entry.annotations[labels.CELL], []).append(entry)
-    kept, others = [], [entry.tag for entry in surveyed.others]
+    variants, others = [], [entry.tag for entry in survey.superseded]
     for entries in cells.values():
-        wanted = [entry for entry in entries if entry.tag in chosen] or entries
-        if len({entry.annotations[labels.INPUT] for entry in wanted}) > 1:
+        selected = [entry for entry in entries if entry.tag in tags] or entries
+        if len({entry.annotations[labels.INPUT] for entry in selected}) > 1:
             raise TagMovedError(
-                f"{name} has several images for one cell: {' and '.join(entry.tag for entry in wanted)}",
+                f"{name} has several images for one cell: {' and '.join(entry.tag for entry in selected)}",
                 remedy=(
                     f"`imagematrix publish {quote_word(name)} --choose TAG` chooses one, or raise the version"
                 ),
             )
-        kept += wanted
-        others += [entry.tag for entry in entries if entry not in wanted]
-    if not kept:
+        variants += selected
+        others += [entry.tag for entry in entries if entry not in selected]
+    if not variants:
         raise UnknownImageError(f"the registry has no variant of {name}", remedy="`imagematrix build --push`")
-    return kept, others
-
-
-def _strip_annotations(variant: IndexEntry) -> IndexEntry:
-    """Return an entry for an index, without annotations that only builds need."""
-    annotations = {key: value for key, value in variant.annotations.items() if key != labels.INPUTS}
-    return replace(variant, annotations=annotations)
-
-
-def _set_platforms(entries: Collection[IndexEntry], answers: Sequence[PlatformDefault]) -> list[IndexEntry]:
-    """Return the entries with their platforms: a plain one for those that answer a plain pull."""
-    plain_ones = {one.variant.digest: one.platform for one in answers if one.variant}
-    return [
-        replace(entry, platform=image_index.make_platform(plain_ones.get(entry.digest)))
-        if entry.ours
-        else entry
-        for entry in entries
-    ]
+    return variants, others

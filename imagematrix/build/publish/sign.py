@@ -13,7 +13,6 @@ import hashlib
 import io
 import json
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -58,43 +57,40 @@ def sign_manifests(registry: Registry, key: SigningKey, digests: Iterable[str]) 
 
     Signatures by other keys stay. Raises EngineError if the registry refuses.
     """
-    with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
-        return sum(pool.map(partial(_sign_manifest, registry, key), dict.fromkeys(digests)))
-
-
-def _sign_manifest(registry: Registry, key: SigningKey, digest: str) -> bool:
     name = get_identity(registry.name)
     required = Requirement(keys=(key.public,), aliases=frozenset(), identity=name)
-    try:
-        prove_signature(RepositorySource(registry), registry.name, digest, required)
-    except SignatureError:
-        # The tag last: once it is there, so is the bundle.
-        _push_bundle(registry, digest, _make_bundle(key, digest))
-        _tag_signature(registry, digest, key, make_payload(name, digest))
-        return True
-    return False
 
+    def sign_manifest(digest: str) -> bool:
+        try:
+            prove_signature(RepositorySource(registry), registry.name, digest, required)
+        except SignatureError:
+            # The tag last: once it is there, so is the bundle.
+            _push_bundle(registry, digest, _make_bundle(key, digest))
+            payload = make_payload(name, digest)
+            annotations = {SIGNATURE: _encode_base64(key.sign(payload))}
+            descriptor = {**_push_blob(registry, payload, PAYLOAD), "annotations": annotations}
+            add_signatures(registry, digest, [descriptor])
+            return True
+        return False
 
-def _tag_signature(registry: Registry, digest: str, key: SigningKey, content: bytes) -> None:
-    """Sign a manifest in the older form."""
-    signature = base64.b64encode(key.sign(content)).decode()
-    add_signatures(
-        registry, digest, [{**_push_blob(registry, content, PAYLOAD), "annotations": {SIGNATURE: signature}}]
-    )
+    with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
+        return sum(pool.map(sign_manifest, dict.fromkeys(digests)))
 
 
 def add_signatures(registry: Registry, digest: str, new: Iterable[Mapping[str, object]]) -> None:
     """Add signatures, whose payloads the registry has, to those under the tag of a manifest."""
     tag = make_signature_tag(digest)
     present = registry.manifest(tag)
-    found = parse_manifest(present.raw, tag, Descriptor) if present else None
-    layers = [layer.to_json() for layer in found.layers or ()] if isinstance(found, ImageManifest) else []
+    document = parse_manifest(present.raw, tag, Descriptor) if present else None
+    layers = (
+        [layer.to_json() for layer in document.layers or ()] if isinstance(document, ImageManifest) else []
+    )
     for layer in layers:
         layer.pop("platform", None)
-    more = [dict(layer) for layer in new if layer not in layers]
-    if not more:
+    added = [dict(layer) for layer in new if layer not in layers]
+    if not added:
         return
-    layers += more
+    layers += added
     config = {
         "architecture": "",
         "os": "",
@@ -151,28 +147,28 @@ def _push_bundle(registry: Registry, digest: str, bundle: bytes) -> None:
 
 def add_referrer(registry: Registry, digest: str, raw: bytes, media_type: str) -> None:
     """Push a bundle that refers to a manifest, and list it if the registry does not do so by itself."""
-    own = compute_digest(raw)
-    if registry.digest(own) is None:
-        registry.push_manifest(own, raw, media_type)
+    referrer = compute_digest(raw)
+    if registry.digest(referrer) is None:
+        registry.push_manifest(referrer, raw, media_type)
     if registry.referrers(digest) is not None:
         return
-    listed = read_referrers_tag(registry, digest)
-    if any(one["digest"] == own for one in listed):
+    entries = read_referrers_tag(registry, digest)
+    if any(listed_entry["digest"] == referrer for listed_entry in entries):
         return
-    entry = {"mediaType": media_type, "digest": own, "size": len(raw), "artifactType": BUNDLE}
-    document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*listed, entry]}
-    registry.push_manifest(_referrers_tag(digest), _encode_json(document), INDEX)
+    entry = {"mediaType": media_type, "digest": referrer, "size": len(raw), "artifactType": BUNDLE}
+    document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*entries, entry]}
+    registry.push_manifest(_make_referrers_tag(digest), _encode_json(document), INDEX)
 
 
 def read_referrers_tag(registry: Registry, digest: str) -> list[dict[str, Any]]:
     """Return what refers to a manifest in a registry that does not list it by itself, as OCI descriptors."""
-    tag = _referrers_tag(digest)
+    tag = _make_referrers_tag(digest)
     present = registry.manifest(tag)
-    found = parse_manifest(present.raw, tag, Descriptor) if present else None
-    return json.loads(present.raw)["manifests"] if present and isinstance(found, ImageIndex) else []
+    document = parse_manifest(present.raw, tag, Descriptor) if present else None
+    return json.loads(present.raw)["manifests"] if present and isinstance(document, ImageIndex) else []
 
 
-def _referrers_tag(digest: str) -> str:
+def _make_referrers_tag(digest: str) -> str:
     """Return the tag of a manifest's referrers (OCI distribution specification, "Referrers Tag Schema")."""
     return digest.replace(":", "-")
 

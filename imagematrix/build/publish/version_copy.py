@@ -5,9 +5,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
-from imagematrix.build.publish.publish import publish
+from imagematrix.build.publish.publish import IndexSelection, publish
 from imagematrix.build.publish.sign import add_referrer, add_signatures, read_referrers_tag
 from imagematrix.common.single_flight import SingleFlight
 from imagematrix.common.temp_folder import make_scratch_folder
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from imagematrix.images.oci.registry import Registry
     from imagematrix.images.trust.policy import SignaturePolicy
 
-AT_ONCE = 4  # images, each with one blob at a time
+PARALLEL_IMAGES = 4  # images, each with one blob at a time
 PIECE = 1 << 20  # bytes
 DEEPEST = 2  # indexes in indexes: that of an image with its attestations is one
 
@@ -43,74 +42,65 @@ def copy_version(
     *,
     policies: Sequence[SignaturePolicy] = (),
     sign: Callable[[Sequence[str]], object] | None = None,
-    note: Callable[[str], object] = lambda _: None,
+    on_copied: Callable[[str], object] = lambda _: None,
 ) -> Published:
     """Copy a published version to another repository, and publish it there, with the `aliases`.
 
     Its images keep their digests; so does its index, if the repositories have the same name in their
     registries and the target had no other images of the version. Signatures go with what they sign, before
-    the version has its tag; `sign` adds others, as it does for `publish`. `note` is told of each image that
-    was not there. The version has to satisfy the `policies` in both places.
+    the version has its tag; `sign` adds others, as it does for `publish`. `on_copied` is told the tag of each
+    image that was not there. The version has to satisfy the `policies` in both places.
 
     Raises UnknownImageError if the source lacks the version or a part of it, TagMovedError if the target has
     something else under a tag, SignatureError, and EngineError if a registry refuses or is not reached.
     """
     entries = _read_published(source, version, policies)
-    receiving = make_guard(target, policies)
+    target_guard = make_guard(target, policies)
     with make_scratch_folder() as folder:
-        copy = _VersionCopier(source, target, folder)
-        with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
-            for tag, is_new in pool.map(copy.variant, entries):
+        copier = _VersionCopier(source, target, folder)
+        with ThreadPoolExecutor(max_workers=PARALLEL_IMAGES) as pool:
+            for tag, is_new in pool.map(copier.copy_variant, entries):
                 if is_new:
-                    note(tag)
+                    on_copied(tag)
 
-        def signing(digests: Sequence[str]) -> None:
+        def copy_and_sign(digests: Sequence[str]) -> None:
             for digest in digests:
-                copy.signatures(digest)
+                copier.copy_signatures(digest)
             if sign:
                 sign(digests)
-            if receiving and (own := target.manifest(digests[0])):
-                receiving.require_signed_index(version, own)
+            if target_guard and (index := target.manifest(digests[0])):
+                target_guard.require_signed_index(version, index)
 
-        return publish(
-            target,
-            version,
-            aliases,
-            named={
-                platform: entry.annotations[labels.CELL]
-                for platform, entry in _find_plain_pull_entries(entries)
+        selection = IndexSelection(
+            tags=[entry.tag for entry in entries],
+            find_needed=lambda _: [entry.annotations[labels.CELL] for entry in entries],
+            plain_pull={
+                f"{entry.platform.get('os')}/{entry.platform.get('architecture')}": entry.annotations[
+                    labels.CELL
+                ]
+                for entry in entries
+                if not entry.hidden
             },
-            chosen=[entry.tag for entry in entries],
-            needed=lambda _: [entry.annotations[labels.CELL] for entry in entries],
-            sign=signing,
         )
+        return publish(target, version, aliases, selection=selection, sign=copy_and_sign)
 
 
 def _read_published(source: Registry, version: str, policies: Sequence[SignaturePolicy]) -> list[IndexEntry]:
     """Return the variants of a published version, as policies allow it."""
     name = f"{source.name}:{version}"
-    found = source.manifest(version)
-    if found is None:
+    index = source.manifest(version)
+    if index is None:
         remedy = f"see `imagematrix ls {quote_word(source.name)}`"
         raise UnknownImageError(f"the registry has no published version {name}", remedy=remedy)
-    entries = [entry for entry in image_index.read_published(found, source.name, version) if entry.ours]
+    entries = [entry for entry in image_index.read_published(index, source.name, version) if entry.ours]
     if not entries:
         raise UnknownImageError(f"{name} has no variants", remedy="publish it first")
     for entry in entries:
         if entry.annotations[labels.VERSION] != version:
             raise UsageError(f"{name} has {entry.tag}, which is an image of another version")
-    if checks := make_guard(source, policies):
-        checks.require_signed_index(version, found)
+    if guard := make_guard(source, policies):
+        guard.require_signed_index(version, index)
     return entries
-
-
-def _find_plain_pull_entries(entries: Sequence[IndexEntry]) -> list[tuple[str, IndexEntry]]:
-    """Return the variants that answer plain pulls, with their platforms."""
-    return [
-        (f"{entry.platform.get('os')}/{entry.platform.get('architecture')}", entry)
-        for entry in entries
-        if not entry.hidden
-    ]
 
 
 class _VersionCopier:
@@ -122,7 +112,7 @@ class _VersionCopier:
         self._folder = folder
         self._blobs: SingleFlight[str, None] = SingleFlight()
 
-    def variant(self, entry: IndexEntry) -> tuple[str, bool]:
+    def copy_variant(self, entry: IndexEntry) -> tuple[str, bool]:
         """Copy a variant with its attestations; return its tag, and whether it was not there."""
         manifest = self._source.manifest(entry.tag)
         # A tag may lead elsewhere by now; what the index of the version names is what is copied.
@@ -141,20 +131,25 @@ class _VersionCopier:
             self._push(entry.tag, manifest)
         return entry.tag, present is None
 
-    def signatures(self, digest: str) -> None:
+    def copy_signatures(self, digest: str) -> None:
         """Copy the signatures of a manifest, in both forms that cosign reads."""
         tag = make_signature_tag(digest)
         manifest = self._source.manifest(tag)
-        found = parse_manifest(manifest.raw, tag, Descriptor) if manifest else None
-        if isinstance(found, ImageManifest) and found.layers:
-            for layer in found.layers:
+        document = parse_manifest(manifest.raw, tag, Descriptor) if manifest else None
+        if isinstance(document, ImageManifest) and document.layers:
+            for layer in document.layers:
                 self._copy_blob(layer.digest)
-            add_signatures(self._target, digest, [_describe_signature(layer) for layer in found.layers])
-        listed = (str(one["digest"]) for one in read_referrers_tag(self._source, digest))
+            # The descriptors of signatures as `sign` writes them.
+            signatures = [
+                {name: value for name, value in layer.to_json().items() if name != "platform"}
+                for layer in document.layers
+            ]
+            add_signatures(self._target, digest, signatures)
+        listed = (str(entry["digest"]) for entry in read_referrers_tag(self._source, digest))
         for bundle in self._source.referrers(digest) or listed:
-            refers = self._read_manifest(bundle)
-            self._copy_content(refers, 0)
-            add_referrer(self._target, digest, refers.raw, refers.media_type)
+            referrer = self._read_manifest(bundle)
+            self._copy_content(referrer, 0)
+            add_referrer(self._target, digest, referrer.raw, referrer.media_type)
 
     def _read_manifest(self, digest: str) -> Manifest:
         manifest = self._source.manifest(digest)
@@ -169,33 +164,28 @@ class _VersionCopier:
         self._target.push_manifest(tag, manifest.raw, manifest.media_type or INDEX)
 
     def _copy_content(self, manifest: Manifest, depth: int) -> None:
-        found = parse_manifest(manifest.raw, f"{self._source.name}@{manifest.digest}", Descriptor)
-        if isinstance(found, ImageIndex):
+        document = parse_manifest(manifest.raw, f"{self._source.name}@{manifest.digest}", Descriptor)
+        if isinstance(document, ImageIndex):
             if depth == DEEPEST:
                 raise UsageError(f"{self._source.name}@{manifest.digest}: indexes in indexes in indexes")
-            for entry in found.entries:
+            for entry in document.entries:
                 self._push(entry.digest, self._read_manifest(entry.digest), depth + 1)
             return
-        for blob in (found.config, *(found.layers or ())):
+        for blob in (document.config, *(document.layers or ())):
             if blob and not blob.foreign:
                 self._copy_blob(blob.digest)
 
     def _copy_blob(self, digest: str) -> None:
-        self._blobs(digest, partial(self._copy_missing_blob, digest))
+        def copy() -> None:
+            if self._target.has_blob(digest):
+                return
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                with self._source.open(digest) as stream:
+                    hashed = HashedStream(stream)
+                    shutil.copyfileobj(hashed, file, PIECE)
+                if digest != hashed.digest:
+                    raise EngineError(f"{self._source.name}@{digest} has other content than its digest says")
+                file.seek(0)
+                self._target.push_blob(digest, file)
 
-    def _copy_missing_blob(self, digest: str) -> None:
-        if self._target.has_blob(digest):
-            return
-        with tempfile.TemporaryFile(dir=self._folder) as file:
-            with self._source.open(digest) as stream:
-                hashed = HashedStream(stream)
-                shutil.copyfileobj(hashed, file, PIECE)
-            if digest != hashed.digest:
-                raise EngineError(f"{self._source.name}@{digest} has other content than its digest says")
-            file.seek(0)
-            self._target.push_blob(digest, file)
-
-
-def _describe_signature(layer: Descriptor) -> dict[str, object]:
-    """Return the descriptor of a signature as `sign` writes it."""
-    return {name: value for name, value in layer.to_json().items() if name != "platform"}
+        self._blobs(digest, copy)

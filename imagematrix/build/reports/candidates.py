@@ -9,7 +9,7 @@ from imagematrix.images.catalog.catalog import Catalog
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from imagematrix.build.reports.outcome import Outcome, Report
+    from imagematrix.build.reports.outcome import Report
     from imagematrix.images.catalog.catalog import Variant
 
 
@@ -18,11 +18,15 @@ class KnownCandidates:
 
     def __init__(self) -> None:
         self._candidates: dict[tuple[str, str], Candidates] = {}
-        self._found: dict[str, Variant] = {}
+        self._built: dict[str, Variant] = {}
 
     def add(self, report: Report) -> Report:
         """Take what a document says, and return it; raise UsageError if it is damaged."""
-        built = {_format_reference(outcome) for outcome in report.outcomes if outcome.status in BUILT}
+        built = {
+            make_reference(outcome.image, outcome.version, outcome.cell)
+            for outcome in report.outcomes
+            if outcome.status in BUILT
+        }
         for image in report.hosts.objects("images") if report.hosts else ():
             catalog = Catalog.from_json(image.object_or_empty("catalog").data, f"{report.where}: catalog")
             key = catalog.image, catalog.version
@@ -31,7 +35,7 @@ class KnownCandidates:
             )
             for variant in catalog.variants:
                 if variant.reference in built:
-                    self._found[variant.reference] = variant
+                    self._built[variant.reference] = variant
         return report
 
     @property
@@ -41,8 +45,4 @@ class KnownCandidates:
             raise UsageError(
                 "no document says what hosts choose from", remedy="run the builds, or plan --json, with --for"
             )
-        return [one.with_facts(self._found) for one in self._candidates.values()]
-
-
-def _format_reference(outcome: Outcome) -> str:
-    return make_reference(outcome.image, outcome.version, outcome.cell)
+        return [candidates.with_facts(self._built) for candidates in self._candidates.values()]

@@ -49,9 +49,9 @@ def format_junit(
     skipped = str(sum(outcome.status in SKIPPED for outcome in shown) + untested)
     suite = ET.SubElement(root, "testsuite", {"name": "imagematrix", **counts, "skipped": skipped})
     if fatal is not None:
-        whole = {"classname": "imagematrix", "name": "build", "time": _format_seconds(0)}
+        attributes = {"classname": "imagematrix", "name": "build", "time": _format_seconds(0)}
         error = ET.SubElement(
-            ET.SubElement(suite, "testcase", whole), "error", {"message": make_headline(fatal)}
+            ET.SubElement(suite, "testcase", attributes), "error", {"message": make_headline(fatal)}
         )
         error.text = strip_escapes(fatal)
     for outcome in shown:
@@ -62,8 +62,15 @@ def format_junit(
         elif outcome.status in SKIPPED:
             message = make_headline(outcome.error) if outcome.error else SKIPPED[outcome.status]
             ET.SubElement(case, "skipped", {"message": message})
+
+        # What came of the image's own test.
         if outcome.test is not None:
-            _add_test(_add_case(suite, outcome, f"{outcome.cell} test", 0), outcome)
+            case = _add_case(suite, outcome, f"{outcome.cell} test", 0)
+            why = make_headline(outcome.test_why or "")
+            if outcome.test == ImageTestOutcome.FAILED:
+                ET.SubElement(case, "failure", {"message": why})
+            elif outcome.test == ImageTestOutcome.NOT_TESTED:
+                ET.SubElement(case, "skipped", {"message": f"not tested here: {why}"})
     ET.indent(root)
     text = ET.tostring(root, encoding="unicode")
     return f"<?xml version='1.0' encoding='utf-8'?>\n{text}\n".encode()
@@ -76,15 +83,6 @@ def _add_case(suite: ET.Element, outcome: Outcome, name: str, seconds: float) ->
         "time": _format_seconds(seconds),
     }
     return ET.SubElement(suite, "testcase", attributes)
-
-
-def _add_test(case: ET.Element, outcome: Outcome) -> None:
-    """Add to a test case what came of an image's own test."""
-    why = make_headline(outcome.test_why or "")
-    if outcome.test == ImageTestOutcome.FAILED:
-        ET.SubElement(case, "failure", {"message": why})
-    elif outcome.test == ImageTestOutcome.NOT_TESTED:
-        ET.SubElement(case, "skipped", {"message": f"not tested here: {why}"})
 
 
 def _format_seconds(value: float) -> str:

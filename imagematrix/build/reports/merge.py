@@ -38,7 +38,7 @@ class MergedReport:
         return {
             "schema": SCHEMA,
             "shard": None,
-            "error": "\n".join(self.errors) if self.errors and self.failure() else None,
+            "error": "\n".join(self.errors) if self.errors and self.find_failure() else None,
             "for": None,
             "cells": [
                 {**outcome.data, "status": MISSING} if outcome.status in OPEN else dict(outcome.data)
@@ -46,7 +46,7 @@ class MergedReport:
             ],
         }
 
-    def failure(self) -> BuildError | None:
+    def find_failure(self) -> BuildError | None:
         """Return the error that names the cells that were not built, or None."""
         buildable = [outcome for outcome in self.outcomes if outcome.status not in DROPPED]
         absent = [outcome for outcome in buildable if outcome.status in OPEN]
@@ -63,8 +63,8 @@ class MergedReport:
             lines.append(f"no document for the shards: {shorten_words(self.missing, SHOWN)}")
         lines += self.errors
         remedy = "run these again, and add their documents"
-        first, *others = lines
-        return BuildError(first, *shorten_lines(others, len(others)), remedy=remedy)
+        first, *details = lines
+        return BuildError(first, *shorten_lines(details, len(details)), remedy=remedy)
 
 
 def merge_reports(reports: Iterable[Report]) -> MergedReport:
@@ -76,17 +76,17 @@ def merge_reports(reports: Iterable[Report]) -> MergedReport:
     best: dict[tuple[str, str, str], Outcome] = {}
     errors: list[str] = []
     contradictions: list[str] = []
-    seen: set[Shard] = set()
+    shards: set[Shard] = set()
     for report in reports:
         if report.shard is not None:
-            seen.add(Shard.parse(report.shard))
+            shards.add(Shard.parse(report.shard))
         if report.error is not None:
             errors.append(f"{report.where}: {report.error}")
         for outcome in report.outcomes:
-            other = best.setdefault(outcome.key, outcome)
-            if other is not outcome:
-                contradictions += _find_contradictions(other, outcome)
-                best[outcome.key] = min(other, outcome, key=lambda candidate: PRECEDENCE[candidate.status])
+            known = best.setdefault(outcome.key, outcome)
+            if known is not outcome:
+                contradictions += _find_contradictions(known, outcome)
+                best[outcome.key] = min(known, outcome, key=lambda candidate: PRECEDENCE[candidate.status])
     if contradictions:
         raise BuildError(
             "the documents contradict each other:",
@@ -95,36 +95,40 @@ def merge_reports(reports: Iterable[Report]) -> MergedReport:
         )
     numbers = {
         Shard(number=number, count=count)
-        for count in {shard.count for shard in seen}
+        for count in {shard.count for shard in shards}
         for number in range(1, count + 1)
     }
-    whole = best and not any(outcome.status in OPEN for outcome in best.values())
-    absent = [] if whole else sorted(numbers - seen, key=lambda shard: (shard.count, shard.number))
-    return MergedReport(outcomes=tuple(best.values()), missing=tuple(map(str, absent)), errors=tuple(errors))
+    is_complete = best and not any(outcome.status in OPEN for outcome in best.values())
+    missing_shards = (
+        [] if is_complete else sorted(numbers - shards, key=lambda shard: (shard.count, shard.number))
+    )
+    return MergedReport(
+        outcomes=tuple(best.values()), missing=tuple(map(str, missing_shards)), errors=tuple(errors)
+    )
 
 
-def _find_contradictions(first: Outcome, other: Outcome) -> list[str]:
-    statuses = {first.status, other.status}
+def _find_contradictions(first: Outcome, second: Outcome) -> list[str]:
+    statuses = {first.status, second.status}
     if DropStatus.UNNEEDED in statuses and statuses.isdisjoint(
         [*OPEN, DropStatus.EXCLUDED, DropStatus.INFEASIBLE]
     ):
         pairs = []  # what was built may have shown that hosts need the cell
-    elif first.status in DROPPED or other.status in DROPPED:
-        pairs = [(first.status, other.status)] if first.status != other.status else []
-    elif first.status in OPEN or other.status in OPEN:
+    elif first.status in DROPPED or second.status in DROPPED:
+        pairs = [(first.status, second.status)] if first.status != second.status else []
+    elif first.status in OPEN or second.status in OPEN:
         # A report decides only about the cells of its own shard; other shards may have other base images.
         pairs = []
     else:
         pairs = (
-            [(f"input {first.input}", f"input {other.input}")]
-            if _is_different(first.input, other.input)
+            [(f"input {first.input}", f"input {second.input}")]
+            if _is_different(first.input, second.input)
             else []
         )
-        if _is_different(first.digest, other.digest):
-            differ = _is_different(first.libzstd, other.libzstd)
-            pairs.append((_describe_build(first, libzstd=differ), _describe_build(other, libzstd=differ)))
+        if _is_different(first.digest, second.digest):
+            differ = _is_different(first.libzstd, second.libzstd)
+            pairs.append((_describe_build(first, libzstd=differ), _describe_build(second, libzstd=differ)))
     return [
-        f"{_format_reference(first)}: {left} in {first.where}, {right} in {other.where}"
+        f"{_format_reference(first)}: {left} in {first.where}, {right} in {second.where}"
         for left, right in pairs
     ]
 

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 
 from imagematrix.build.executor import result
-from imagematrix.build.executor.result import STORED, BuildStatus
+from imagematrix.build.executor.result import STORED_STATUSES, BuildStatus
 from imagematrix.build.plan import plan
 from imagematrix.build.plan.plan import DropStatus, PlanStatus
 from imagematrix.common import json_documents
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from imagematrix.build.plan.shard import Durations
 
 MISSING = "missing"  # in a merged document: no report has an outcome of the cell
-BUILT = (*STORED, PlanStatus.UP_TO_DATE)
+BUILT = (*STORED_STATUSES, PlanStatus.UP_TO_DATE)
 # The outcome is not known yet.
 OPEN = (PlanStatus.BUILD, PlanStatus.ADOPT, PlanStatus.REFUSED, PlanStatus.OTHER_SHARD, MISSING)
 DROPPED = tuple(DropStatus)
@@ -85,25 +85,25 @@ def load_report(path: str | Path) -> Report:
 def parse_report(data: object, where: str) -> Report:
     """Return the document `data`; `where` names it in messages."""
     fields = json_documents.Fields(data, where)
-    planned = fields.text("schema") == plan.SCHEMA
-    if not planned:
+    is_plan = fields.text("schema") == plan.SCHEMA
+    if not is_plan:
         fields.require_schema(result.SCHEMA)
     if not fields.has("cells"):
         raise fields.fail("cells", "is missing")
     return Report(
         where=where,
         shard=fields.text_or_none("shard"),
-        outcomes=tuple(_parse_outcome(cell, where, planned=planned) for cell in fields.objects("cells")),
+        outcomes=tuple(_parse_outcome(cell, where, is_plan=is_plan) for cell in fields.objects("cells")),
         error=fields.text_or_none("error"),
         hosts=fields.object_or_none("for"),
     )
 
 
-def _parse_outcome(fields: json_documents.Fields, where: str, *, planned: bool) -> Outcome:
+def _parse_outcome(fields: json_documents.Fields, where: str, *, is_plan: bool) -> Outcome:
     status = fields.text("status")
     if status not in STATUSES:
         raise fields.fail("status", f"{status!r} is not one of {', '.join(STATUSES)}")
-    if planned and status == PlanStatus.UP_TO_DATE:
+    if is_plan and status == PlanStatus.UP_TO_DATE:
         status = PlanStatus.BUILD  # the plan looked into its own engine; the build job has another one
     test = fields.object_or_none("test")
     return Outcome(

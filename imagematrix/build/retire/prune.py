@@ -18,10 +18,8 @@ from imagematrix.images.engine import containers, images, transport
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from typing import Any
-
-    import docker
 
     from imagematrix.build.retire.retention import Retention, RetentionDecision
     from imagematrix.images.engine.transport import Transport
@@ -49,7 +47,7 @@ class PruneCandidate:
     hosts: tuple[str, ...] = ()
 
     @property
-    def kept(self) -> bool:
+    def is_kept(self) -> bool:
         """Whether it stays."""
         return bool(self.why or self.hosts)
 
@@ -64,7 +62,7 @@ class PruneCandidate:
             "id": self.id,
             "names": list(self.names),
             "version": self.version,
-            "status": "kept" if self.kept else "removed",
+            "status": "kept" if self.is_kept else "removed",
             "why": list(self.why),
             "hosts": list(self.hosts),
             "size": self.size,
@@ -79,9 +77,9 @@ class Pruning:
     unserved: tuple[str, ...]
 
     @property
-    def removed(self) -> tuple[PruneCandidate, ...]:
+    def removals(self) -> tuple[PruneCandidate, ...]:
         """The images that go."""
-        return tuple(image for image in self.images if not image.kept)
+        return tuple(image for image in self.images if not image.is_kept)
 
     def to_json(self) -> dict[str, object]:
         """Return the document, without `dry_run`."""
@@ -98,7 +96,7 @@ def survey_engine(
     only: Collection[str] = (),
     newer_s: int | None = None,
     now: dt.datetime,
-    over: Transport | None = None,
+    engine_transport: Transport | None = None,
 ) -> Pruning:
     """Return which variants of an engine are to be removed.
 
@@ -108,64 +106,80 @@ def survey_engine(
 
     Raises UnknownImageError if the engine has none of the images in `only`, and EngineError.
     """
-    with transport.connect(over) as engine:
-        every = [
-            held
+    with transport.connect(engine_transport) as engine:
+        variants = [
+            variant
             for entry in images.list_labelled(labels.VARIANT, transport=engine)
-            if (held := _parse_candidate(entry, engine))
+            if (variant := _parse_candidate(entry, engine))
         ]
-        found = [one for one, _ in every if not only or not {*only}.isdisjoint(one.images)]
-        for name in only:
-            if not any(name in one.images for one in found):
-                names = sorted({name for one, _ in every for name in one.images})
-                remedy = suggest_nearest(name, names) or (f"it has {', '.join(names)}" if names else None)
-                raise UnknownImageError(f"the engine has no variant of {name}", remedy=remedy)
-        inspected = {one.id: image for one, image in every}
+        candidates = select_candidates([candidate for candidate, _ in variants], only, "the engine")
+        inspected = {candidate.id: image for candidate, image in variants}
         used = containers.list_images_in_use(engine)
-    fates, unserved = decide_retention(found, retention, partial(_catalog, inspected))
-    result = []
-    for one in found:
-        image = inspected[one.id]
-        own = [fates[name, one.version] for name in one.images]
+    decisions, unserved = decide_retention(candidates, retention, partial(_make_catalog, inspected))
+    judged = []
+    for candidate in candidates:
+        image = inspected[candidate.id]
+        names = {candidate.id, *images.read_digests(image), *candidate.names, *candidate.others}
+        names |= {f"{name}:{candidate.tag}" for name in candidate.images}
+        users = sorted({used[name] for name in names & used.keys()})
+        of_versions = [decisions[name, candidate.version] for name in candidate.images]
         why = [
-            *dict.fromkeys(reason for fate in own for reason in fate.reasons),
-            *(f"container {name}" for name in _find_users(one, image, used)),
-            *(f"also named {name}" for name in one.others[:1]),
+            *dict.fromkeys(reason for decision in of_versions for reason in decision.reasons),
+            *(f"container {name}" for name in users[:1]),
+            *(f"also named {name}" for name in candidate.others[:1]),
         ]
         if labels.has_inherited(image):
             why.append("built on the variant of its name")
-        if newer_s is not None and (age := _describe_youth(image, newer_s, now)):
+        if newer_s is not None and (age := _describe_age(image, newer_s, now)):
             why.append(age)
-        hosts = sorted({host for fate in own for host in fate.hosts})
-        result.append(replace(one, why=tuple(why), hosts=tuple(hosts)))
-    result.sort(key=lambda one: (one.images, one.tag, one.id))
-    return Pruning(images=tuple(result), unserved=unserved)
+        hosts = sorted({host for decision in of_versions for host in decision.hosts})
+        judged.append(replace(candidate, why=tuple(why), hosts=tuple(hosts)))
+    return Pruning(images=sort_candidates(judged), unserved=unserved)
+
+
+def select_candidates(
+    candidates: list[PruneCandidate], only: Collection[str], where: str
+) -> list[PruneCandidate]:
+    """Return the candidates with one of the names `only`, or all without names.
+
+    Raises UnknownImageError, which says `where` it is missing, if no candidate has one of the names.
+    """
+    for name in only:
+        if not any(name in candidate.images for candidate in candidates):
+            names = sorted({name for candidate in candidates for name in candidate.images})
+            remedy = suggest_nearest(name, names) or (f"it has {', '.join(names)}" if names else None)
+            raise UnknownImageError(f"{where} has no variant of {name}", remedy=remedy)
+    return [candidate for candidate in candidates if not only or not {*only}.isdisjoint(candidate.images)]
+
+
+def sort_candidates(candidates: Iterable[PruneCandidate]) -> tuple[PruneCandidate, ...]:
+    """Return candidates by name, tag and ID."""
+    return tuple(sorted(candidates, key=lambda candidate: (candidate.images, candidate.tag, candidate.id)))
 
 
 def apply_pruning(
-    shown: Pruning,
-    again: Callable[[], Pruning],
-    done: Callable[[PruneCandidate], object],
+    plan: Pruning,
+    resurvey: Callable[[], Pruning],
+    on_removed: Callable[[PruneCandidate], object],
     remove: Callable[[PruneCandidate], object] | None = None,
 ) -> None:
-    """Remove what was shown; `done` is called after each image, and `again` surveys everything once more.
+    """Remove what was planned, and call `on_removed` after each image.
 
-    `remove` removes an image, by default from the engine. Raises EngineError if the survey gives something
-    else, and if the engine refuses, as it does while a container uses an image; and what `remove` raises.
+    `resurvey` surveys everything once more. `remove` removes an image, by default from the engine. Raises
+    EngineError if the survey gives something else, and if the engine refuses, as it does while a container
+    uses an image; and what `remove` raises.
     """
-    if again().removed != shown.removed:
+    if resurvey().removals != plan.removals:
         raise EngineError("the images changed meanwhile: nothing was removed", remedy="run this again")
     with contextlib.ExitStack() as stack:
-        if remove is None:
-            remove = partial(_remove, stack.enter_context(contextlib.closing(transport.open_client())))
-        for image in shown.removed:
-            remove(image)
-            done(image)
-
-
-def _remove(client: docker.DockerClient, image: PruneCandidate) -> None:
-    for name in image.names:
-        images.remove_image(name, client)
+        client = None if remove else stack.enter_context(contextlib.closing(transport.open_client()))
+        for image in plan.removals:
+            if remove:
+                remove(image)
+            if client:
+                for name in image.names:
+                    images.remove_image(name, client)
+            on_removed(image)
 
 
 def _parse_candidate(entry: object, over: Transport) -> tuple[PruneCandidate, Mapping[str, Any]] | None:
@@ -175,33 +189,33 @@ def _parse_candidate(entry: object, over: Transport) -> tuple[PruneCandidate, Ma
     """
     if not isinstance(entry, dict):
         return None
-    given = labels.get_labels({"Config": {"Labels": entry.get("Labels")}})
-    parts = [given.get(key) for key in (labels.VERSION, labels.CELL, labels.INPUT)]
+    image_labels = labels.get_labels({"Config": {"Labels": entry.get("Labels")}})
+    parts = [image_labels.get(key) for key in (labels.VERSION, labels.CELL, labels.INPUT)]
     if not all(isinstance(part, str) and part for part in parts):
         return None
     version, tag = str(parts[0]), labels.make_tag(*map(str, parts))
     # Docker 26 with the containerd image store also lists names with a digest among the tags.
-    every = dict.fromkeys([*_parse_names(entry.get("RepoTags")), *_parse_names(entry.get("RepoDigests"))])
-    tagged = [name for name in every if "@" not in name]
-    own = [name for name in tagged if _is_variant_name(name, version, tag)]
-    others = [name for name in tagged if name not in own]
+    names = dict.fromkeys([*_parse_names(entry.get("RepoTags")), *_parse_names(entry.get("RepoDigests"))])
+    tagged = [name for name in names if "@" not in name]
+    our_names = [name for name in tagged if _is_variant_name(name, version, tag)]
+    others = [name for name in tagged if name not in our_names]
     foreign = {_strip_name(name) for name in others}
-    own += [name for name in every if "@" in name and _strip_name(name) not in foreign]
-    if not own:
+    our_names += [name for name in names if "@" in name and _strip_name(name) not in foreign]
+    if not our_names:
         return None
     image = images.inspect_image(str(entry.get("Id")), over)
     if image is None:  # removed meanwhile
         return None
-    held = PruneCandidate(
+    candidate = PruneCandidate(
         id=str(entry["Id"]),
-        images=tuple(sorted({_strip_name(name) for name in own})),
+        images=tuple(sorted({_strip_name(name) for name in our_names})),
         version=version,
         tag=tag,
-        names=tuple(own),
+        names=tuple(our_names),
         others=tuple(others),
         size=int(entry.get("Size") or 0),
     )
-    return held, image
+    return candidate, image
 
 
 def _parse_names(names: object) -> list[str]:
@@ -219,65 +233,64 @@ def _strip_name(name: str) -> str:
 
 def _is_variant_name(name: str, version: str, tag: str) -> bool:
     """Whether a name is that of the variant, or that of its version, under which a node pulled it."""
-    given = name.rpartition(":")[2]
-    return given == tag or (given == version and names_registry(_strip_name(name)))
+    name_tag = name.rpartition(":")[2]
+    return name_tag == tag or (name_tag == version and names_registry(_strip_name(name)))
 
 
 def decide_retention(
-    found: Iterable[PruneCandidate],
+    candidates: Iterable[PruneCandidate],
     retention: Retention,
-    catalog: Callable[[str, str, list[PruneCandidate]], Catalog],
+    make_catalog: Callable[[str, str, list[PruneCandidate]], Catalog],
 ) -> tuple[dict[tuple[str, str], RetentionDecision], tuple[str, ...]]:
-    """Return the fates by image and version, and the hosts that get no variant of any image.
+    """Return the decisions by image and version, and the hosts that get no variant of any image.
 
-    `catalog` returns the catalog of an image's version with what is held of it.
+    `make_catalog` returns the catalog of an image's version with these candidates.
     """
     groups: dict[str, dict[str, list[PruneCandidate]]] = {}
-    for one in found:
-        for name in one.images:
-            groups.setdefault(name, {}).setdefault(one.version, []).append(one)
-    fates: dict[tuple[str, str], RetentionDecision] = {}
+    for candidate in candidates:
+        for name in candidate.images:
+            groups.setdefault(name, {}).setdefault(candidate.version, []).append(candidate)
+    decisions: dict[tuple[str, str], RetentionDecision] = {}
     unserved = {*retention.hosts}
     for name, versions in groups.items():
-        decided = retention.decide(versions)
-        if retention.hosts:
-            catalogs = {version: catalog(name, version, held) for version, held in versions.items()}
-            unserved &= {*retention.serve(decided, catalogs)}
-        fates |= {(name, version): fate for version, fate in decided.items()}
-    return fates, tuple(sorted(unserved))
+        catalogs = (
+            {version: make_catalog(name, version, images) for version, images in versions.items()}
+            if retention.hosts
+            else {}
+        )
+        hosts, unserved_by_image = retention.assign_hosts(catalogs)
+        unserved &= {*unserved_by_image}
+        for version, decision in retention.decide(versions).items():
+            decisions[name, version] = replace(decision, hosts=hosts.get(version, ()))
+    return decisions, tuple(sorted(unserved))
 
 
-def _catalog(
-    inspected: Mapping[str, Mapping[str, Any]], name: str, version: str, held: list[PruneCandidate]
+def _make_catalog(
+    inspected: Mapping[str, Mapping[str, Any]], name: str, version: str, candidates: list[PruneCandidate]
 ) -> Catalog:
     variants = {
         reference: labels.read_variant(
-            labels.get_labels(inspected[one.id]), reference=reference, digest=None, size=one.size
+            labels.get_labels(inspected[candidate.id]),
+            reference=reference,
+            digest=None,
+            size=candidate.size,
         )
-        for one in held
-        if (reference := f"{name}:{one.tag}")
+        for candidate in candidates
+        if (reference := f"{name}:{candidate.tag}")
     }
     return Catalog(image=name, version=version, variants=tuple(variants.values()))
 
 
-def _find_users(one: PruneCandidate, image: Mapping[str, Any], used: Mapping[str, str]) -> Iterator[str]:
-    """Yield the name of a container that uses an image, if there is one."""
-    known = {one.id, *images.read_digests(image), *one.names, *one.others}
-    known |= {f"{name}:{one.tag}" for name in one.images}
-    users = sorted({used[key] for key in known & used.keys()})
-    yield from users[:1]
-
-
-def _describe_youth(image: Mapping[str, Any], newer_s: int, now: dt.datetime) -> str | None:
+def _describe_age(image: Mapping[str, Any], newer_s: int, now: dt.datetime) -> str | None:
     """Return that an image is too young to be removed, or of unknown age; None if it is old enough.
 
     The time of its creation says nothing, because builds set it to the epoch.
     """
     text = str((image.get("Metadata") or {}).get("LastTagTime") or "")
     try:
-        named = dt.datetime.fromisoformat(text)
+        tagged_at = dt.datetime.fromisoformat(text)
     except ValueError:
         return "unknown age"
-    if named.year == 1 or named.tzinfo is None:  # podman and old engines know no such time
+    if tagged_at.year == 1 or tagged_at.tzinfo is None:  # podman and old engines know no such time
         return "unknown age"
-    return "younger" if (now - named).total_seconds() < newer_s else None
+    return "younger" if (now - tagged_at).total_seconds() < newer_s else None

@@ -6,11 +6,16 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 
-from imagematrix.build.retire.prune import PruneCandidate, Pruning, decide_retention
+from imagematrix.build.retire.prune import (
+    PruneCandidate,
+    Pruning,
+    decide_retention,
+    select_candidates,
+    sort_candidates,
+)
 from imagematrix.common.image_reference import shorten_name, split_version
-from imagematrix.common.suggestions import suggest_nearest
 from imagematrix.common.text import quote_word
-from imagematrix.errors import EngineError, UnknownImageError
+from imagematrix.errors import EngineError
 from imagematrix.images.catalog.catalog import Catalog, Variant
 from imagematrix.images.local_store.eviction import find_other_owner, remove_stored_image
 
@@ -41,45 +46,41 @@ def survey_store(
     Raises UnknownImageError if the store has none of the images in `only`, UsageError if it cannot be read.
     """
     stored = {image.digest: image for image in store.list_intact_images()}
-    every = [_make_candidate(image, image.names) for image in stored.values()]
-    found = [one for one in every if not only or not {*only}.isdisjoint(one.images)]
-    for name in only:
-        if not any(name in one.images for one in found):
-            names = sorted({name for one in every for name in one.images})
-            remedy = suggest_nearest(name, names) or (f"it has {', '.join(names)}" if names else None)
-            raise UnknownImageError(f"{store} has no variant of {name}", remedy=remedy)
+    candidates = select_candidates(
+        [_make_candidate(image, image.names) for image in stored.values()], only, str(store)
+    )
     with store.convert_errors():
         users = store.find_leases()
-    # Each name has the fate of its own version.
-    judged = {
-        one.id: [
-            _make_candidate(stored[one.id], [name])
-            for name in stored[one.id].names
+    # Each name has the decision about its own version.
+    by_name = {
+        candidate.id: [
+            _make_candidate(stored[candidate.id], [name])
+            for name in stored[candidate.id].names
             if not only or shorten_name(name.image) in only
         ]
-        for one in found
+        for candidate in candidates
     }
-    fates, unserved = decide_retention(
-        chain.from_iterable(judged.values()), retention, partial(_catalog, stored)
+    decisions, unserved = decide_retention(
+        chain.from_iterable(by_name.values()), retention, partial(_make_catalog, stored)
     )
-    result = []
-    for one in found:
-        own = [fates[part.images[0], part.version] for part in judged[one.id]]
-        hosts = tuple(sorted({host for fate in own for host in fate.hosts}))
-        considered = {name for part in judged[one.id] for name in part.names}
+    judged = []
+    for candidate in candidates:
+        parts = by_name[candidate.id]
+        of_versions = [decisions[part.images[0], part.version] for part in parts]
+        hosts = tuple(sorted({host for decision in of_versions for host in decision.hosts}))
+        considered = {name for part in parts for name in part.names}
         why = [
-            *dict.fromkeys(reason for fate in own for reason in fate.reasons),
-            *[f"also named {name}" for name in one.names if name not in considered][:1],
+            *dict.fromkeys(reason for decision in of_versions for reason in decision.reasons),
+            *[f"also named {name}" for name in candidate.names if name not in considered][:1],
         ]
-        if user := users.get(one.id):
+        if user := users.get(candidate.id):
             why.append(str(user))
-        if newer_s is not None and now.timestamp() - store.get_pull_time(one.id) < newer_s:
+        if newer_s is not None and now.timestamp() - store.get_pull_time(candidate.id) < newer_s:
             why.append("younger")
-        if not why and not hosts and (owner := find_other_owner(store, one.id)):
+        if not why and not hosts and (owner := find_other_owner(store, candidate.id)):
             why.append(f"files of {owner}")
-        result.append(replace(one, why=tuple(why), hosts=hosts))
-    result.sort(key=lambda one: (one.images, one.tag, one.id))
-    return Pruning(images=tuple(result), unserved=unserved)
+        judged.append(replace(candidate, why=tuple(why), hosts=hosts))
+    return Pruning(images=sort_candidates(judged), unserved=unserved)
 
 
 def remove_image(store: ImageStore, image: PruneCandidate) -> None:
@@ -97,9 +98,11 @@ def remove_image(store: ImageStore, image: PruneCandidate) -> None:
     with store.convert_errors(full=remedy):
         if not remove_stored_image(store, image.id):
             raise EngineError(f"{image.names[0]} is in use now", remedy="run this again")
-        left = {(name.image, name.version) for other in store.list_intact_images() for name in other.names}
+        remaining = {
+            (name.image, name.version) for image in store.list_intact_images() for name in image.names
+        }
         for name in stored.names:
-            if (name.image, name.version) not in left:
+            if (name.image, name.version) not in remaining:
                 store.drop_catalog(name.image, name.version)
 
 
@@ -117,13 +120,13 @@ def _make_candidate(image: StoredImage, names: Sequence[StoredName]) -> PruneCan
     )
 
 
-def _catalog(
-    stored: Mapping[str, StoredImage], name: str, version: str, held: list[PruneCandidate]
+def _make_catalog(
+    stored: Mapping[str, StoredImage], name: str, version: str, candidates: list[PruneCandidate]
 ) -> Catalog:
     variants = [
-        Variant.from_json(own.variant, own.references[0])
-        for one in held
-        for own in stored[one.id].names
-        if (shorten_name(own.image), own.version) == (name, version)
+        Variant.from_json(stored_name.variant, stored_name.references[0])
+        for candidate in candidates
+        for stored_name in stored[candidate.id].names
+        if (shorten_name(stored_name.image), stored_name.version) == (name, version)
     ]
     return Catalog(image=name, version=version, variants=tuple(variants))

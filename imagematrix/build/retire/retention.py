@@ -33,7 +33,7 @@ class RetentionDecision:
         return format_reasons(self.reasons, self.hosts)
 
     @property
-    def kept(self) -> bool:
+    def is_kept(self) -> bool:
         """Whether the version stays."""
         return bool(self.reasons or self.hosts)
 
@@ -50,59 +50,57 @@ class Retention:
     hosts: Mapping[str, Host] = field(default_factory=dict)
 
     def decide(self, versions: Iterable[str]) -> dict[str, RetentionDecision]:
-        """Return the fates of versions by what `keep` and `protect` say, the oldest version first."""
+        """Return the decisions on versions by what `keep` and `protect` say, the oldest version first."""
         ordered = sort_versions(versions)
         newest = set(ordered[max(len(ordered) - self.keep, 0) :])
-        fates = {version: RetentionDecision() for version in ordered}
-        for version, fate in fates.items():
+        decisions = {version: RetentionDecision() for version in ordered}
+        for version, decision in decisions.items():
             if version in newest:
-                fate.reasons.append(f"newest {self.keep}" if self.keep > 1 else "newest")
+                decision.reasons.append(f"newest {self.keep}" if self.keep > 1 else "newest")
             if version in self.protect:
-                fate.reasons.append("protected")
-        return fates
+                decision.reasons.append("protected")
+        return decisions
 
-    def serve(
-        self,
-        fates: Mapping[str, RetentionDecision],
-        catalogs: Mapping[str, Catalog],
-        lost: Collection[str] = (),
-    ) -> tuple[str, ...]:
-        """Give each version the hosts that it is the newest to serve; return the hosts that none serves.
+    def assign_hosts(
+        self, catalogs: Mapping[str, Catalog], lost: Collection[str] = ()
+    ) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
+        """Return the hosts that each version is the newest to serve, and the hosts that none serves.
 
-        `lost` are the references of variants whose images are gone: what would choose one is not served.
+        A host is served if it gets an image, or may choose one of several that differ in the image's own
+        axes. `lost` are the references of variants whose images are gone: what would choose one is not
+        served.
         """
-        left = dict(self.hosts)
+        hosts: dict[str, tuple[str, ...]] = {}
+        remaining = dict(self.hosts)
         for version in reversed(sort_versions(catalogs)):
-            if not left:
+            if not remaining:
                 break
-            selector = Selector(catalogs[version], keep=len(left))
-            served = [name for name, host in left.items() if _is_served(selector, host, lost)]
-            fates[version].hosts = tuple(sorted(served))
+            selector = Selector(catalogs[version], keep=len(remaining))
+            served = []
+            for name, host in remaining.items():
+                selection = selector.explain(host)
+                chosen = {selection.selected} if selection.selected else selection.fits
+                if chosen and chosen.isdisjoint(lost):
+                    served.append(name)
+            hosts[version] = tuple(sorted(served))
             for name in served:
-                del left[name]
-        return tuple(sorted(left))
+                del remaining[name]
+        return hosts, tuple(sorted(remaining))
 
 
 def sort_versions(versions: Iterable[str]) -> list[str]:
     """Return versions in natural order of their names, the newest last."""
-    return sorted(versions, key=_age_key)
+    return sorted(versions, key=_make_age_key)
 
 
 def make_newer_counter(versions: Iterable[str]) -> Callable[[str], int]:
     """Return a function that counts how many of the versions are newer than another one."""
-    ages = sorted(map(_age_key, versions))
-    return lambda version: len(ages) - bisect_right(ages, _age_key(version))
+    ages = sorted(map(_make_age_key, versions))
+    return lambda version: len(ages) - bisect_right(ages, _make_age_key(version))
 
 
-def _age_key(version: str) -> tuple[tuple[Any, ...], str]:
+def _make_age_key(version: str) -> tuple[tuple[Any, ...], str]:
     return make_natural_key(version), version
-
-
-def _is_served(selector: Selector, host: Host, lost: Collection[str]) -> bool:
-    """Whether a host gets an image, or may choose one of several that differ in the image's own axes."""
-    found = selector.explain(host)
-    chosen = {found.selected} if found.selected else found.fits
-    return bool(chosen) and chosen.isdisjoint(lost)
 
 
 def format_reasons(reasons: Sequence[str], hosts: Sequence[str]) -> str:

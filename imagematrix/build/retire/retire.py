@@ -43,14 +43,14 @@ class Removal:
 class Retirement:
     """What is to be removed from the repository `image`.
 
-    `decide` are those of all versions, the oldest first; `published` are the versions that have an index.
+    `decisions` are those on all versions, the oldest first; `published` are the versions that have an index.
     `removals` are in the order in which they are to be deleted, and `stays` are the digests of all other
     manifests. `size` is that of the blobs, in bytes, that nothing else in the repository has. `unserved` are
     the hosts that no version serves.
     """
 
     image: str
-    fates: Mapping[str, RetentionDecision]
+    decisions: Mapping[str, RetentionDecision]
     published: frozenset[str]
     removals: tuple[Removal, ...]
     stays: frozenset[str]
@@ -58,7 +58,7 @@ class Retirement:
     unserved: tuple[str, ...]
 
     @property
-    def retired(self) -> list[str]:
+    def retired_versions(self) -> list[str]:
         """The versions of which something is to be removed."""
         return list(dict.fromkeys(removal.version for removal in self.removals))
 
@@ -70,12 +70,12 @@ class Retirement:
             "versions": [
                 {
                     "version": version,
-                    "status": "kept" if fate.kept else "retired",
+                    "status": "kept" if decision.is_kept else "retired",
                     "published": version in self.published,
-                    "why": list(fate.reasons),
-                    "hosts": list(fate.hosts),
+                    "why": list(decision.reasons),
+                    "hosts": list(decision.hosts),
                 }
-                for version, fate in self.fates.items()
+                for version, decision in self.decisions.items()
             ],
             "unserved": list(self.unserved),
             "removals": [removal.to_json() for removal in self.removals],
@@ -89,45 +89,57 @@ def survey_repository(image: str, retention: Retention) -> Retirement:
     Raises EngineError if the registry cannot be reached or refuses, UsageError if something in it is damaged.
     """
     with RepositoryReader(image) as reader:
-        found = reader.inventory()
-        asked: set[str] = set()
+        inventory = reader.take_inventory()
+        queried: set[str] = set()
         while True:
-            result = plan_retirement(image, found, retention)
-            new = sorted({removal.digest for removal in result.removals} - asked)
+            plan = plan_retirement(image, inventory, retention)
+            new = sorted({removal.digest for removal in plan.removals} - queried)
             if not new:
-                return result
-            asked |= {*new}
-            found = reader.add_referrers(found, new)
+                return plan
+            queried |= {*new}
+            inventory = reader.add_referrers(inventory, new)
 
 
-def plan_retirement(image: str, found: Inventory, retention: Retention) -> Retirement:
+def plan_retirement(image: str, inventory: Inventory, retention: Retention) -> Retirement:
     """Return what is to be removed of an inventory.
 
     A version stays if a tag other than its own names it, or `retention` does. So does one that is pushed but
     not published and is among the newest, because it may be in the making.
     """
-    fates, unserved = _decide_retention(image, found, retention)
-    own = _group_tags(found)
-    leaving = {tag for version, fate in fates.items() if not fate.kept for tag in own[version]}
-    removed, tags = _find_unnamed(found, leaving)
-    for version, fate in fates.items():
-        if not fate.kept and not any(found.tags[tag] in removed for tag in own[version]):
-            fate.reasons.append("other tags name its images")
-    order = _DeletionOrder(found, removed, tags)
-    newer = make_newer_counter(version for version in found.published if fates[version].kept)
-    for version, fate in fates.items():
-        if not fate.kept:
+    decisions, unserved = _decide_retention(image, inventory, retention)
+
+    # The tags of each version: those of its images, and its own at the end.
+    tags_of: dict[str, list[str]] = {}
+    for tag, version in sorted(inventory.pushed.items()):
+        tags_of.setdefault(version, []).append(tag)
+    for version in inventory.published:
+        tags_of.setdefault(version, []).append(version)
+
+    leaving = {
+        tag for version, decision in decisions.items() if not decision.is_kept for tag in tags_of[version]
+    }
+    removed, tags = _find_unnamed(inventory, leaving)
+    for version, decision in decisions.items():
+        if not decision.is_kept and not any(inventory.tags[tag] in removed for tag in tags_of[version]):
+            decision.reasons.append("other tags name its images")
+    order = _DeletionOrder(inventory, removed, tags)
+    count_newer = make_newer_counter(version for version in inventory.published if decisions[version].is_kept)
+    for version, decision in decisions.items():
+        if not decision.is_kept:
             # Whether a second run would find all of the version, if this one ends when its index is gone.
-            again = newer(version) >= max(retention.keep, 1) and _is_named(found, version, own[version])
-            order.add(version, own[version], index_first=again)
-    stays = found.items.keys() - removed
-    kept = {blob for digest in stays for blob in found.items[digest].blobs}
-    gone = (found.items[digest].blobs for digest in removed & found.items.keys())
-    freed = {blob: size for blobs in gone for blob, size in blobs.items() if blob not in kept}
+            is_found_again = count_newer(version) >= max(retention.keep, 1) and _is_named(
+                inventory, version, tags_of[version]
+            )
+            order.add(version, tags_of[version], index_first=is_found_again)
+
+    stays = inventory.items.keys() - removed
+    kept_blobs = {blob for digest in stays for blob in inventory.items[digest].blobs}
+    removed_blobs = (inventory.items[digest].blobs for digest in removed & inventory.items.keys())
+    freed = {blob: size for blobs in removed_blobs for blob, size in blobs.items() if blob not in kept_blobs}
     return Retirement(
         image=image,
-        fates=fates,
-        published=frozenset(found.published),
+        decisions=decisions,
+        published=frozenset(inventory.published),
         removals=tuple(order.removals),
         stays=frozenset(stays),
         size=sum(freed.values()),
@@ -136,37 +148,35 @@ def plan_retirement(image: str, found: Inventory, retention: Retention) -> Retir
 
 
 def apply_retirement(
-    shown: Retirement, retention: Retention, done: Callable[[Removal], object]
+    plan: Retirement, retention: Retention, on_removed: Callable[[Removal], object]
 ) -> Sequence[Removal]:
-    """Remove what was shown, version by version; `done` is called after each manifest.
+    """Remove what was planned, version by version; `on_removed` is called after each manifest.
 
     Returns what the registry keeps without a tag, because an index that has no tag either names it: such as
     that of a tag that was moved. The registry is read again before each version. Raises EngineError if
-    something that was shown is to stay by now, or if the registry refuses to delete a tag; before the first
+    something that was planned is to stay by now, or if the registry refuses to delete a tag; before the first
     deletion, also if it now has more to remove.
     """
     stuck: list[Removal] = []
-    left = list(shown.removals)
-    now = survey_repository(shown.image, retention)
-    if now.removals != shown.removals:
-        raise EngineError(f"{shown.image} changed meanwhile: nothing was removed", remedy="run this again")
-    with Registry(shown.image) as registry:
-        while left:
-            group = [removal for removal in left if removal.version == left[0].version]
-            left = [removal for removal in left if removal.version != left[0].version]
-            stuck += _delete(registry, group, done)
-            if left and not survey_repository(shown.image, retention).stays.isdisjoint(
-                one.digest for one in left
+    remaining = list(plan.removals)
+    if survey_repository(plan.image, retention).removals != plan.removals:
+        raise EngineError(f"{plan.image} changed meanwhile: nothing was removed", remedy="run this again")
+    with Registry(plan.image) as registry:
+        while remaining:
+            version = remaining[0].version
+            group = [removal for removal in remaining if removal.version == version]
+            remaining = [removal for removal in remaining if removal.version != version]
+            stuck += _delete_manifests(registry, group, on_removed)
+            if remaining and not survey_repository(plan.image, retention).stays.isdisjoint(
+                removal.digest for removal in remaining
             ):
-                raise EngineError(
-                    f"{shown.image} changed meanwhile: {len(left)} of {len(shown.removals)} manifests stay",
-                    remedy="run this again",
-                )
-        return _delete(registry, stuck, done)  # a later version may have named them
+                stay = f"{len(remaining)} of {len(plan.removals)} manifests stay"
+                raise EngineError(f"{plan.image} changed meanwhile: {stay}", remedy="run this again")
+        return _delete_manifests(registry, stuck, on_removed)  # a later version may have named them
 
 
-def _delete(
-    registry: Registry, group: Sequence[Removal], done: Callable[[Removal], object]
+def _delete_manifests(
+    registry: Registry, group: Sequence[Removal], on_removed: Callable[[Removal], object]
 ) -> Sequence[Removal]:
     """Delete manifests; those that the registry refuses while another one names them, after that one.
 
@@ -176,7 +186,7 @@ def _delete(
         refused = []
         for removal in group:
             if registry.delete(removal.digest, removal.tags):
-                done(removal)
+                on_removed(removal)
             else:
                 refused.append(removal)
         if len(refused) == len(group):
@@ -192,92 +202,91 @@ def _delete(
 
 
 def _decide_retention(
-    image: str, found: Inventory, retention: Retention
+    image: str, inventory: Inventory, retention: Retention
 ) -> tuple[dict[str, RetentionDecision], tuple[str, ...]]:
-    """Return the fates of all versions, and the hosts that none of them serves."""
-    fates = retention.decide(found.published)
+    """Return the decisions on all versions, and the hosts that none of them serves."""
+    decisions = retention.decide(inventory.published)
     by_index: dict[str, list[str]] = {}
-    for version in found.published:
-        by_index.setdefault(found.tags[version], []).append(version)
-    for tag in sorted(found.tags):
-        if tag in found.published or tag in found.pushed or tag in found.attached:
+    for version in inventory.published:
+        by_index.setdefault(inventory.tags[version], []).append(version)
+    for tag in sorted(inventory.tags):
+        if tag in inventory.published or tag in inventory.pushed or tag in inventory.attached:
             continue
-        below = found.compute_closure([found.tags[tag]])
-        named = {version for digest in below for version in by_index.get(digest, ())}
-        for version in (named | {found.named.get(tag, "")}) & fates.keys():
-            fates[version].reasons.append(f"tag {tag}")
+        below = inventory.compute_closure([inventory.tags[tag]])
+        versions = {version for digest in below for version in by_index.get(digest, ())}
+        for version in (versions | {inventory.aliases.get(tag, "")}) & decisions.keys():
+            decisions[version].reasons.append(f"tag {tag}")
+
     unserved: tuple[str, ...] = ()
     if retention.hosts:
-        unserved = retention.serve(fates, *_read_catalogs(image, found))
-    newer = make_newer_counter(version for version, fate in fates.items() if fate.kept)
-    for version in {*found.pushed.values()} - fates.keys():
-        fates[version] = RetentionDecision()
+        hosts, unserved = retention.assign_hosts(*_read_catalogs(image, inventory))
+        for version, names in hosts.items():
+            decisions[version].hosts = names
+
+    # A version that is pushed but not published has no index yet.
+    count_newer = make_newer_counter(version for version, decision in decisions.items() if decision.is_kept)
+    for version in {*inventory.pushed.values()} - decisions.keys():
+        decisions[version] = RetentionDecision()
         if version in retention.protect:
-            fates[version].reasons.append("protected")
-        if newer(version) < max(retention.keep, 1):
-            fates[version].reasons.append("not published yet")
-    return {version: fates[version] for version in sort_versions(fates)}, unserved
+            decisions[version].reasons.append("protected")
+        if count_newer(version) < max(retention.keep, 1):
+            decisions[version].reasons.append("not published yet")
+    return {version: decisions[version] for version in sort_versions(decisions)}, unserved
 
 
-def _read_catalogs(image: str, found: Inventory) -> tuple[dict[str, Catalog], set[str]]:
+def _read_catalogs(image: str, inventory: Inventory) -> tuple[dict[str, Catalog], set[str]]:
     """Return the catalogs of all versions, and the references of variants that the registry lost."""
     catalogs = {
         version: image_index.make_catalog(image, version, [entry for entry in entries if entry.ours])
-        for version, entries in found.published.items()
+        for version, entries in inventory.published.items()
     }
     lost = {
         variant.reference
         for catalog in catalogs.values()
         for variant in catalog.variants
-        if variant.digest not in found.items
+        if variant.digest not in inventory.items
     }
     return catalogs, lost
 
 
-def _group_tags(found: Inventory) -> dict[str, list[str]]:
-    """Return the tags of each version: those of its images, and its own at the end."""
-    tags: dict[str, list[str]] = {}
-    for tag, version in sorted(found.pushed.items()):
-        tags.setdefault(version, []).append(tag)
-    for version in found.published:
-        tags.setdefault(version, []).append(version)
-    return tags
-
-
-def _find_unnamed(found: Inventory, leaving: set[str]) -> tuple[set[str], set[str]]:
+def _find_unnamed(inventory: Inventory, leaving: set[str]) -> tuple[set[str], set[str]]:
     """Return the digests that nothing names once the `leaving` tags are gone, and the tags that go with them.
 
     What is attached to a manifest goes with it, and what is attached to that.
     """
     attached: dict[str, list[str]] = {}
-    for tag, subject in found.attached.items():
+    for tag, subject in inventory.attached.items():
         attached.setdefault(subject, []).append(tag)
     holders: dict[str, list[str]] = {}  # by what they name
-    for digest in found.compute_closure(found.tags.values()):
-        for name in found.below(digest):
+    for digest in inventory.compute_closure(inventory.tags.values()):
+        for name in inventory.list_below(digest):
             holders.setdefault(name, []).append(digest)
-    staying = Counter(found.tags.values())  # how many tags each manifest has that stay
+    tag_counts = Counter(inventory.tags.values())  # how many tags each manifest has that stay
     tags, removed = set[str](), set[str]()
     new = leaving
     while new:
         tags |= new
-        staying.subtract(found.tags[tag] for tag in new)
+        tag_counts.subtract(inventory.tags[tag] for tag in new)
         # Only what new tags lead to may have lost its last name, so that a chain is looked at once.
-        below = found.compute_closure([found.tags[tag] for tag in new], beside=removed)
+        below = inventory.compute_closure([inventory.tags[tag] for tag in new], beside=removed)
         outside = removed | below
-        named = (one for one in below if staying[one] or not outside.issuperset(holders.get(one, ())))
-        gone = below - found.compute_closure(named)
-        removed |= gone
-        new = {tag for digest in gone for tag in attached.get(digest, ())} - tags
+        named_digests = (
+            digest
+            for digest in below
+            if tag_counts[digest] or not outside.issuperset(holders.get(digest, ()))
+        )
+        unnamed = below - inventory.compute_closure(named_digests)
+        removed |= unnamed
+        new = {tag for digest in unnamed for tag in attached.get(digest, ())} - tags
     return removed, tags
 
 
-def _is_named(found: Inventory, version: str, own: Sequence[str]) -> bool:
+def _is_named(inventory: Inventory, version: str, tags: Sequence[str]) -> bool:
     """Whether the index of a version has only images that the version's other tags lead to."""
-    if version not in found.published:
+    if version not in inventory.published:
         return False
-    images = found.compute_closure(found.tags[tag] for tag in own if tag != version)
-    return images.issuperset(entry.digest for entry in found.published[version])
+    images = inventory.compute_closure(inventory.tags[tag] for tag in tags if tag != version)
+    return images.issuperset(entry.digest for entry in inventory.published[version])
 
 
 class _DeletionOrder:
@@ -287,20 +296,20 @@ class _DeletionOrder:
     a whole or not at all. Otherwise it goes last, so that a second run finds the rest.
     """
 
-    def __init__(self, found: Inventory, removed: set[str], tags: set[str]) -> None:
+    def __init__(self, inventory: Inventory, removed: set[str], tags: set[str]) -> None:
         self.removals: list[Removal] = []
-        self._found = found
-        self._left = set(removed)
+        self._inventory = inventory
+        self._remaining = set(removed)
         self._tags: dict[str, list[str]] = {}
         self._attached: dict[str, list[str]] = {}
         for tag in sorted(tags):
-            self._tags.setdefault(found.tags[tag], []).append(tag)
-            if tag in found.attached:
-                self._attached.setdefault(found.attached[tag], []).append(found.tags[tag])
+            self._tags.setdefault(inventory.tags[tag], []).append(tag)
+            if tag in inventory.attached:
+                self._attached.setdefault(inventory.attached[tag], []).append(inventory.tags[tag])
 
     def add(self, version: str, tags: Iterable[str], *, index_first: bool) -> None:
         """Add what belongs to a version with its own `tags` and was not added before."""
-        digests = [self._found.tags[tag] for tag in tags]
+        digests = [self._inventory.tags[tag] for tag in tags]
         if index_first:
             self._add(digests[-1], version, below=False)
         for digest in digests:
@@ -310,15 +319,14 @@ class _DeletionOrder:
         """Add a manifest after what goes before it, and without what it names unless `below`."""
         stack = [(digest, False)]
         while stack:
-            one, is_next = stack.pop()
-            item = self._found.items.get(one)
+            current, is_next = stack.pop()
+            item = self._inventory.items.get(current)
             if is_next and item:
-                self.removals.append(
-                    Removal(digest=one, tags=tuple(self._tags.get(one, ())), version=version)
-                )
-            if is_next or one not in self._left:
+                tags = tuple(self._tags.get(current, ()))
+                self.removals.append(Removal(digest=current, tags=tags, version=version))
+            if is_next or current not in self._remaining:
                 continue
-            self._left.remove(one)
-            attached = [*self._attached.get(one, ()), *self._found.referrers.get(one, ())]
-            named = item.names if item and (below or one != digest) else ()
-            stack += [(one, True), *((other, False) for other in reversed([*attached, *named]))]
+            self._remaining.remove(current)
+            attached = [*self._attached.get(current, ()), *self._inventory.referrers.get(current, ())]
+            names = item.names if item and (below or current != digest) else ()
+            stack += [(current, True), *((name, False) for name in reversed([*attached, *names]))]

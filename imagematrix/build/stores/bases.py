@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import docker
 
-BUILT_FOR = ("amd64", "arm64")  # the architectures of a matrix
+ARCHITECTURES = ("amd64", "arm64")  # the architectures of a matrix
 KEY = "OnBuild"
 DEBIAN = re.compile(r"debian:([a-z]+)(?:-slim)?", re.ASCII)
 
@@ -39,14 +39,14 @@ def resolve_in_registry(client: docker.DockerClient, reference: str) -> str:
         except docker.errors.APIError as error:
             if error.is_server_error():
                 message = f"the registry of the image {reference} cannot be reached"
-                remedy = f"try again, or {_how_to_import(reference)}"
+                remedy = f"try again, or {_describe_import(reference)}"
                 raise EngineError(f"{message}: {error.explanation}", remedy=remedy) from error
             message = f"the image {reference} is neither in the engine nor in its registry"
-            remedy = f"run `docker pull {quote_word(reference)}`, or {_how_to_import(reference)}"
+            remedy = f"run `docker pull {quote_word(reference)}`, or {_describe_import(reference)}"
             raise UsageError(f"{message}: {error.explanation}", remedy=remedy) from error
 
 
-def _how_to_import(reference: str) -> str:
+def _describe_import(reference: str) -> str:
     """Return how an image gets into the engine without its registry."""
     debian = DEBIAN.fullmatch(reference)
     if debian:
@@ -80,14 +80,14 @@ def _read_triggers(registry: Registry, digest: str) -> Iterator[str]:
     manifest = registry.manifest(digest)
     if manifest is None:
         return
-    found = parse_manifest(manifest.raw, digest, Descriptor)
-    if isinstance(found, ImageIndex):
-        for entry in found.entries:
-            if entry.platform.get("architecture") in BUILT_FOR:
+    document = parse_manifest(manifest.raw, digest, Descriptor)
+    if isinstance(document, ImageIndex):
+        for entry in document.entries:
+            if entry.platform.get("architecture") in ARCHITECTURES:
                 yield from _read_triggers(registry, entry.digest)
-    elif found.config:
+    elif document.config:
         image = json_documents.Fields(
-            json_documents.parse_json(registry.blob(found.config.digest), digest), digest
+            json_documents.parse_json(registry.blob(document.config.digest), digest), digest
         )
         inner = image.object_or_empty("config")
         yield from inner.texts(KEY) if inner.has(KEY) else ()

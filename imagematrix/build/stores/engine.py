@@ -25,7 +25,7 @@ from imagematrix.images.oci.parts import SizedLayer, read_history_layers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import docker
@@ -53,7 +53,7 @@ class EngineStore:
     def __init__(self) -> None:
         # An unreachable engine is reported immediately; docker-py is loaded later.
         self._connection = None if transport.is_responding() else transport.open_client()
-        self._lasting: Tagger | None = None
+        self._tagger: Tagger | None = None
         self._temporary: TemporaryNames | None = None
         self._connecting = threading.RLock()  # of the three
         self._components: dict[str, Mapping[str, str]] = {}
@@ -92,12 +92,6 @@ class EngineStore:
         return system.get_info(self._transport)
 
     @property
-    def _tagger(self) -> Tagger:
-        with self._connecting:
-            self._lasting = self._lasting or Tagger(self._client)
-            return self._lasting
-
-    @property
     def _temporary_names(self) -> TemporaryNames:
         with self._connecting:
             self._temporary = self._temporary or TemporaryNames(self._client, str(self._info.get("ID")))
@@ -115,11 +109,10 @@ class EngineStore:
 
     keeps_layers = has_manifests
 
-    def layers(self) -> frozenset[str]:
+    def list_all_layers(self) -> frozenset[str]:
         """Return the digests of the uncompressed layers of all its images."""
-        return frozenset().union(
-            *(self.list_layers(one["Id"]) for one in images.list_labelled(transport=self._transport))
-        )
+        entries = images.list_labelled(transport=self._transport)
+        return frozenset().union(*(self.list_layers(entry["Id"]) for entry in entries))
 
     def list_layers(self, reference: str) -> frozenset[str]:
         """Return the digests of the uncompressed layers of an image; none if there is no such image."""
@@ -130,7 +123,7 @@ class EngineStore:
         """Whether images can be stored without the bytes of the layers of their base: if it is held."""
         return self.find_pinned_digest(source) is not None
 
-    def parts(self, reference: str) -> tuple[SizedLayer, ...] | None:
+    def list_parts(self, reference: str) -> tuple[SizedLayer, ...] | None:
         """Return the layers of an image, the lowest first, with their uncompressed sizes.
 
         If the engine does not report the size of each layer, they count as one. Returns None if there is no
@@ -149,7 +142,7 @@ class EngineStore:
         with transport.convert_errors():
             self._client.ping()
 
-    def digest(self, reference: str) -> str | None:
+    def get_digest(self, reference: str) -> str | None:
         """Return the digest of the image with this name in the engine; None if there is none."""
         image = images.inspect_image(reference, self._transport)
         return get_repository_digest(image, split_version(reference)[0]) if image else None
@@ -159,35 +152,35 @@ class EngineStore:
 
         Raises UsageError if neither has it, or if it brings inputs from elsewhere into builds.
         """
-        return self._known(reference) or self._in_registry(reference)
+        return self._resolve_in_engine(reference) or self._resolve_in_registry(reference)
 
-    def newest(self, reference: str) -> str:
+    def resolve_newest(self, reference: str) -> str:
         """Return the digest of a base image in its registry; in the engine if its registry has no such image.
 
         Raises UsageError as `resolve` does, and EngineError if the registry does not answer.
         """
         try:
-            return self._in_registry(reference)
+            return self._resolve_in_registry(reference)
         except EngineError as error:
-            if self.digest(reference) is None:
+            if self.get_digest(reference) is None:
                 raise
             remedy = f"try again, or delete {reference} from the lock to use the engine's image"
             raise EngineError(str(error), remedy=remedy) from error
         except UsageError:
-            digest = self._known(reference)
+            digest = self._resolve_in_engine(reference)
             if digest is None:
                 raise
             return digest
 
-    def _known(self, reference: str) -> str | None:
-        """Return the digest of a base image in the engine, as `digest` does; raise UsageError."""
+    def _resolve_in_engine(self, reference: str) -> str | None:
+        """Return the digest of a base image in the engine, as `get_digest` does; raise UsageError."""
         image = images.inspect_image(reference, self._transport)
         if image is None:
             return None
         bases.require_in_engine(image, reference)
         return get_repository_digest(image, split_version(reference)[0])
 
-    def _in_registry(self, reference: str) -> str:
+    def _resolve_in_registry(self, reference: str) -> str:
         """Return the digest of a base image in its registry; raise UsageError or EngineError."""
         digest = bases.resolve_in_registry(self._client, reference)
         bases.require_in_registry(reference, digest)
@@ -206,14 +199,14 @@ class EngineStore:
 
         Raises AuditError if the name of one now stands for an image that was built on it.
         """
-        wanted = (f"{labels.IMAGE}={image}", f"{labels.VERSION}={version}")
-        found = []
-        for entry in images.list_labelled(*wanted, transport=self._transport):
-            for one in find_variant(self._transport, entry, image):
-                self._components[one.reference] = labels.read_components(entry["Labels"]) or {}
-                self._ids[one.reference] = str(entry["Id"])
-                found.append(one)
-        return found
+        conditions = (f"{labels.IMAGE}={image}", f"{labels.VERSION}={version}")
+        variants = []
+        for entry in images.list_labelled(*conditions, transport=self._transport):
+            for variant in find_variant(self._transport, entry, image):
+                self._components[variant.reference] = labels.read_components(entry["Labels"]) or {}
+                self._ids[variant.reference] = str(entry["Id"])
+                variants.append(variant)
+        return variants
 
     def find_earlier_versions(self, image: str, cells: Mapping[str, str]) -> dict[str, str]:
         """Return the references of images of any version that were built from the inputs of `cells`, by cell.
@@ -223,16 +216,16 @@ class EngineStore:
         if not self.has_manifests:
             return {}
         entries = images.list_labelled(f"{labels.IMAGE}={image}", labels.CONTENT, transport=self._transport)
-        built = [one for entry in entries for one in find_variant(self._transport, entry, image)]
+        variants = [variant for entry in entries for variant in find_variant(self._transport, entry, image)]
         return {
-            one.cell: one.reference
-            for one in reversed(built)  # of several, the first one listed
-            if cells.get(one.cell) == one.input_digest and not one.development
+            variant.cell: variant.reference
+            for variant in reversed(variants)  # of several, the first one listed
+            if cells.get(variant.cell) == variant.input_digest and not variant.development
         }
 
     def load_without_layers(self, reference: str, folder: Path) -> BuiltImage:
         """Return an image of `find_earlier_versions` in a new layout in `folder`, without its layers."""
-        digest = self.image(reference)
+        digest = self.get_image_id(reference)
         with self.save(digest) as exported:
             archive = ImageArchive(exported, reference, lambda *_: None)
             manifest = archive.blob(digest)
@@ -242,7 +235,7 @@ class EngineStore:
         layers = layout.LayoutImage(folder, digest).layers
         return BuiltImage(digest=digest, layout=folder, stored_layers=frozenset(layers))
 
-    def components(self, reference: str) -> Mapping[str, str]:
+    def get_components(self, reference: str) -> Mapping[str, str]:
         """Return the components of the identity of an image that is present."""
         return self._components.get(reference, {})
 
@@ -255,14 +248,14 @@ class EngineStore:
             content=((image.get("Config") or {}).get("Labels") or {}).get(labels.CONTENT),
         )
 
-    def source(self, reference: str, *, local: bool) -> str | None:
+    def find_source(self, reference: str, *, local: bool) -> str | None:
         """Return the source of a present image for builds on this engine; None for other builders."""
         if not local or reference not in self._ids:
             return None
-        held = self.pin_by_digest(reference, self._ids[reference])
-        if held is None:
+        source = self.pin_by_digest(reference, self._ids[reference])
+        if source is None:
             raise TagMovedError(f"{reference} is now another image, not {self._ids[reference]}")
-        return held
+        return source
 
     def pin_by_digest(self, reference: str, digest: str) -> str | None:
         """Return the source of the image named `reference` for a build, if it has `digest`.
@@ -310,19 +303,21 @@ class EngineStore:
         If another build has since tagged an image of the same inputs, that image is kept. Raises
         TagMovedError if it has tagged one of other inputs.
         """
-        with transport.convert_errors(), self.loaded(order, made) as image:
-            kept = self._tagger.tag_image(order, image)
-        self._ids[order.reference] = kept or made.digest
-        return kept or made.digest
+        with transport.convert_errors(), self.load_image(order, made) as image:
+            with self._connecting:
+                tagger = self._tagger = self._tagger or Tagger(self._client)
+            existing = tagger.tag_image(order, image)
+        self._ids[order.reference] = existing or made.digest
+        return existing or made.digest
 
-    def name(self, order: BuildRequest, made: BuiltImage) -> None:
+    def tag_image(self, order: BuildRequest, made: BuiltImage) -> None:
         """Tag an image of the engine that only its registry stores."""
         repository, _, tag = order.reference.rpartition(":")
         with transport.convert_errors():
             self._client.api.tag(made.digest, repository, tag)
 
     @contextlib.contextmanager
-    def loaded(self, order: BuildRequest, made: BuiltImage) -> Iterator[str]:
+    def load_image(self, order: BuildRequest, made: BuiltImage) -> Iterator[str]:
         """Yield the ID of an image in the engine, loaded under a temporary name if it is in a layout."""
         if made.layout is None:
             yield made.digest
@@ -330,19 +325,15 @@ class EngineStore:
         image = layout.LayoutImage(made.layout, made.digest)
         expected = image.digest if self.has_manifests else image.config
         with self._temporary_names.reserve_loading_name(expected) as name:
-            self._load(image, made.stored_layers, order.reference, name)
-            found = self.image(name)
-            if found != expected:
-                raise EngineError(f"{order.reference} was stored as {found}, but {expected} was built")
+            with self._hold_layers(image.layers) as new:
+                # The classic store needs every layer in the archive.
+                missing = [layer for layer in new if layer not in made.stored_layers]
+                if not self.has_manifests or not self._try_load(image, order.reference, name, missing):
+                    self._try_load(image, order.reference, name, image.layers)
+            actual = self.get_image_id(name)
+            if actual != expected:
+                raise EngineError(f"{order.reference} was stored as {actual}, but {expected} was built")
             yield expected
-
-    def _load(self, image: layout.LayoutImage, present: frozenset[str], reference: str, name: str) -> None:
-        """Load an image under a name; the engine has the layers `present` from another image."""
-        with self._hold_layers(image.layers) as new:
-            # The classic store needs every layer in the archive.
-            missing = [layer for layer in new if layer not in present]
-            if not self.has_manifests or not self._try_load(image, reference, name, missing):
-                self._try_load(image, reference, name, image.layers)
 
     @contextlib.contextmanager
     def _hold_layers(self, layers: Sequence[str]) -> Iterator[list[str]]:
@@ -372,7 +363,13 @@ class EngineStore:
             # containerd reads one archive at a time; another one is retried seconds later. Unpacking then
             # runs in parallel, which pays off for large layers.
             sent.enter_context(self._sending)
-            archive = self._stream_archive(image, name, layers, sent.close if large else lambda: None)
+
+            def stream_archive() -> Iterator[bytes]:
+                yield from image.archive(name, layers)
+                if large:
+                    sent.close()
+
+            archive = stream_archive()
             try:
                 answers = self._client.api.load_image(archive)
                 errors = [answer["error"] for answer in answers if "error" in answer]
@@ -384,18 +381,11 @@ class EngineStore:
             raise EngineError(f"the Docker engine rejected {reference}: {errors[0]}")
         return True
 
-    @staticmethod
-    def _stream_archive(
-        image: layout.LayoutImage, name: str, layers: Sequence[str], sent: Callable[[], None]
-    ) -> Iterator[bytes]:
-        yield from image.archive(name, layers)
-        sent()
-
     def adopt(self, reference: str) -> str:
         """Return the digest of a present image."""
-        return str(self.digest(reference))
+        return str(self.get_digest(reference))
 
-    def image(self, reference: str) -> str:
+    def get_image_id(self, reference: str) -> str:
         """Return the ID of the image with this name."""
         return str(images.require_image(reference, self._transport)["Id"])
 
@@ -409,18 +399,15 @@ class EngineStore:
         Docker does not retry transient errors of the registry, such as one while another client pushes the
         same blob (see oci.Registry.push_manifest). So the push is repeated; it continues where it stopped.
         """
-        attempt = 1
-        while error := self._try_push(reference):
+        repository, _, tag = reference.rpartition(":")
+        for attempt in range(1, TRIES + 1):
+            with transport.convert_errors():
+                answers = self._client.api.push(repository, tag=tag, stream=True, decode=True)
+                error = next((str(answer["error"]) for answer in answers if "error" in answer), None)
+            if not error:
+                return
             if attempt == TRIES or not TRANSIENT.search(error):
-                zstd = self.components(reference).get("compression", "").startswith("zstd")
+                zstd = self.get_components(reference).get("compression", "").startswith("zstd")
                 remedy = GZIP_REMEDY if zstd and "manifest" in error else None
                 raise EngineError(f"{reference} was not pushed: {error}", remedy=remedy)
             time.sleep(PAUSE * 2 ** (attempt - 1))
-            attempt += 1
-
-    def _try_push(self, reference: str) -> str | None:
-        """Push an image once, and return the error of docker, if any."""
-        repository, _, tag = reference.rpartition(":")
-        with transport.convert_errors():
-            answers = self._client.api.push(repository, tag=tag, stream=True, decode=True)
-            return next((str(answer["error"]) for answer in answers if "error" in answer), None)

@@ -14,7 +14,7 @@ from imagematrix.images.oci.registry import Registry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
     from collections.abc import Set as AbstractSet
 
     from imagematrix.images.catalog.image_index import IndexEntry
@@ -39,7 +39,7 @@ class Inventory:
     """What a repository has.
 
     `items` are by digest: whatever a tag names, and what that names in turn, if it is there. `published` are
-    the entries of the index of each version, `pushed` the version of each tag of a variant. `named` is the
+    the entries of the index of each version, `pushed` the version of each tag of a variant. `aliases` has the
     version of the index that a tag has, for tags with another name than the version. `attached` is the digest
     to which the content of a tag is attached. `referrers` are the manifests with a subject, by the subject,
     as far as the registry was asked.
@@ -49,25 +49,25 @@ class Inventory:
     items: Mapping[str, RepositoryManifest]
     published: Mapping[str, tuple[IndexEntry, ...]]
     pushed: Mapping[str, str]
-    named: Mapping[str, str]
+    aliases: Mapping[str, str]
     attached: Mapping[str, str]
     referrers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def below(self, digest: str) -> tuple[str, ...]:
+    def list_below(self, digest: str) -> tuple[str, ...]:
         """Return what a manifest names, and what refers to it, missing ones too."""
         names = self.items[digest].names if digest in self.items else ()
         return (*names, *self.referrers.get(digest, ()))
 
     def compute_closure(self, digests: Iterable[str], beside: AbstractSet[str] = frozenset()) -> set[str]:
         """Return these digests and all below them, without those in `beside` and what only these lead to."""
-        found: set[str] = set()
-        left = list(digests)
-        while left:
-            digest = left.pop()
-            if digest not in found and digest not in beside:
-                found.add(digest)
-                left += self.below(digest)
-        return found
+        closure: set[str] = set()
+        pending = list(digests)
+        while pending:
+            digest = pending.pop()
+            if digest not in closure and digest not in beside:
+                closure.add(digest)
+                pending += self.list_below(digest)
+        return closure
 
 
 class RepositoryReader(Registry):
@@ -75,33 +75,33 @@ class RepositoryReader(Registry):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self._read: dict[str, Manifest | None] = {}
+        self._manifests: dict[str, Manifest | None] = {}
         self._items: dict[str, RepositoryManifest] = {}
 
     def manifest(self, tag: str) -> Manifest | None:
         """Return the manifest or the index with a tag or a digest; None if there is none."""
-        if tag not in self._read:
-            found = super().manifest(tag)
-            self._read |= {tag: found} | ({found.digest: found} if found else {})
-        return self._read[tag]
+        if tag not in self._manifests:
+            manifest = super().manifest(tag)
+            self._manifests |= {tag: manifest} | ({manifest.digest: manifest} if manifest else {})
+        return self._manifests[tag]
 
-    def inventory(self) -> Inventory:
+    def take_inventory(self) -> Inventory:
         """Return what the repository has; raise UsageError if a manifest is damaged, and EngineError."""
         with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
-            listed = self.tags()
-            found = dict(zip(listed, pool.map(self.manifest, listed), strict=True))
-            tags = {tag: manifest.digest for tag, manifest in found.items() if manifest}
+            names = self.tags()
+            manifests = zip(names, pool.map(self.manifest, names), strict=True)
+            tags = {tag: manifest.digest for tag, manifest in manifests if manifest}
             self._read_items(pool, tags.values())
             attached = {tag: f"sha256:{match[1]}" for tag in tags if (match := ATTACHED.fullmatch(tag))}
             rest = [tag for tag in tags if tag not in attached]
             published: dict[str, tuple[IndexEntry, ...]] = {}
-            named: dict[str, str] = {}
+            aliases: dict[str, str] = {}
             for tag in rest:
                 version, entries = self._read_version(tag)
                 if version == tag:
                     published[tag] = entries
                 elif version:
-                    named[tag] = version
+                    aliases[tag] = version
             images = [tag for tag in rest if "-" in tag]  # the name of a version has no dash
             pushed = zip(images, pool.map(self._find_owner, images), strict=True)
         return Inventory(
@@ -109,7 +109,7 @@ class RepositoryReader(Registry):
             items=dict(self._items),
             published=published,
             pushed={tag: version for tag, version in pushed if version},
-            named=named,
+            aliases=aliases,
             attached=attached,
         )
 
@@ -118,11 +118,11 @@ class RepositoryReader(Registry):
         referrers = dict(inventory.referrers)
         with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
             for digest in digests:
-                found = self.referrers(digest)
-                if found is None:  # it does not tell of any
+                names = self.referrers(digest)
+                if names is None:  # it does not tell of any
                     break
-                referrers[digest] = tuple(found)
-                self._read_items(pool, found)
+                referrers[digest] = tuple(names)
+                self._read_items(pool, names)
         return replace(inventory, items=dict(self._items), referrers=referrers)
 
     def _find_owner(self, tag: str) -> str | None:
@@ -135,7 +135,8 @@ class RepositoryReader(Registry):
             return entry.annotations[labels.VERSION] if entry.ours and entry.tag == tag else None
         manifest, match = self.manifest(tag), VARIANT.fullmatch(tag)
         if match and manifest and manifest.media_type == INDEX:
-            attested = {one.attests for one in image_index.parse_index(manifest.raw, tag) if one.attests}
+            entries = image_index.parse_index(manifest.raw, tag)
+            attested = {entry.attests for entry in entries if entry.attests}
             return match[1] if attested and attested.isdisjoint(self._items) else None
         return None
 
@@ -145,31 +146,24 @@ class RepositoryReader(Registry):
         if manifest is None or manifest.media_type not in INDEXES:
             return None, ()
         try:
-            found = image_index.require_intact(manifest, f"{self.name}:{tag}")
+            index = image_index.require_intact(manifest, f"{self.name}:{tag}")
         except TagMovedError:  # another tool's, which is not ours to remove
             return None, ()
-        return found.annotations.get(labels.VERSION), found.entries
+        return index.annotations.get(labels.VERSION), index.entries
 
     def _read_items(self, pool: ThreadPoolExecutor, digests: Iterable[str]) -> None:
         """Read the manifests with these digests, and those that they name."""
-        left = set(digests)
-        while left := left - self._items.keys():
-            found = list(filter(None, pool.map(self.manifest, sorted(left))))
-            self._items |= {manifest.digest: _parse_manifest(manifest, self.name) for manifest in found}
-            left = {name for manifest in found for name in self._items[manifest.digest].names}
-
-
-def _parse_manifest(manifest: Manifest, where: str) -> RepositoryManifest:
-    document = parse_manifest(manifest.raw, f"{where}@{manifest.digest}", Descriptor)
-    own = {manifest.digest: len(manifest.raw)}
-    if isinstance(document, ImageIndex):
-        return RepositoryManifest(names=tuple(entry.digest for entry in document.entries), blobs=own)
-    return RepositoryManifest(
-        names=(), blobs=own | dict(_parse_blobs((document.config, *(document.layers or ()))))
-    )
-
-
-def _parse_blobs(descriptors: Iterable[Descriptor | None]) -> Iterator[tuple[str, int]]:
-    for one in descriptors:
-        if one and not one.foreign:
-            yield one.digest, one.size
+        unread = set(digests)
+        while unread := unread - self._items.keys():
+            manifests = list(filter(None, pool.map(self.manifest, sorted(unread))))
+            for manifest in manifests:
+                document = parse_manifest(manifest.raw, f"{self.name}@{manifest.digest}", Descriptor)
+                names: tuple[str, ...] = ()
+                blobs = {manifest.digest: len(manifest.raw)}
+                if isinstance(document, ImageIndex):
+                    names = tuple(entry.digest for entry in document.entries)
+                else:
+                    descriptors = (document.config, *(document.layers or ()))
+                    blobs |= {blob.digest: blob.size for blob in descriptors if blob and not blob.foreign}
+                self._items[manifest.digest] = RepositoryManifest(names=names, blobs=blobs)
+            unread = {name for manifest in manifests for name in self._items[manifest.digest].names}

@@ -41,28 +41,29 @@ REPOSITORY = HELD.removesuffix("-")  # of temporary names
 NEW = "new-"  # prefix of the tags of images that are being loaded, and have no other name yet
 
 
-def find_variant(over: Transport, entry: Mapping[str, Any], image: str) -> Iterator[StoredVariant]:
+def find_variant(transport: Transport, entry: Mapping[str, Any], image: str) -> Iterator[StoredVariant]:
     """Yield the variant of `image` that an entry of the engine's list is, if it is one.
 
     Images that users build on a variant inherit its labels, but not the tag derived from them. Raises
     AuditError if one has been given that tag.
     """
-    given = entry.get("Labels") or {}
+    image_labels = entry.get("Labels") or {}
     if (
-        labels.read_components(given) is None
-        or not {labels.VERSION, labels.CELL, labels.INPUT} <= given.keys()
+        labels.read_components(image_labels) is None
+        or not {labels.VERSION, labels.CELL, labels.INPUT} <= image_labels.keys()
     ):
         return
-    reference = f"{image}:{labels.make_tag(given[labels.VERSION], given[labels.CELL], given[labels.INPUT])}"
+    tag = labels.make_tag(image_labels[labels.VERSION], image_labels[labels.CELL], image_labels[labels.INPUT])
+    reference = f"{image}:{tag}"
     if shorten_name(reference) in (entry.get("RepoTags") or ()):
-        if labels.CONTENT in given:  # the list does not tell enough of an image
-            require_own(images.inspect_image(reference, over) or {}, reference)
+        if labels.CONTENT in image_labels:  # the list does not tell enough of an image
+            require_own(images.inspect_image(reference, transport) or {}, reference)
         yield StoredVariant(
             reference=reference,
-            cell=given[labels.CELL],
-            input_digest=given[labels.INPUT],
-            development=given.get(labels.DEVELOPMENT) == "true",
-            labels=given,
+            cell=image_labels[labels.CELL],
+            input_digest=image_labels[labels.INPUT],
+            development=image_labels.get(labels.DEVELOPMENT) == "true",
+            labels=image_labels,
         )
 
 
@@ -73,7 +74,7 @@ class Tagger:
         self._client = client
         self._api: Any = client.api
         self._lock = threading.Lock()
-        self._began: set[str] = set()  # versions of which this process has named an image
+        self._begun_versions: set[str] = set()  # versions of which this process has named an image
 
     def tag_image(self, order: BuildRequest, image: str) -> str | None:
         """Give an image its name, or return the ID of the one that has it; raise TagMovedError.
@@ -82,23 +83,23 @@ class Tagger:
         """
         repository, _, tag = order.reference.rpartition(":")
         version = f"{shorten_name(repository)}:{order.labels[labels.VERSION]}"
-        with self._lock, hold_mutex(self._client, version) as still_mine:
-            kept, outdated = self._find_others(order, image, version)
-            if kept:
-                return kept
+        with self._lock, hold_mutex(self._client, version) as is_still_owner:
+            existing, outdated = self._find_rivals(order, image, version)
+            if existing:
+                return existing
             self._api.tag(image, repository, tag)
-            if not still_mine():
+            if not is_still_owner():
                 try:
-                    self._find_others(order, image, version)
+                    self._find_rivals(order, image, version)
                 except TagMovedError:
                     self._api.remove_image(order.reference, noprune=True)
                     raise
-            self._began.add(version)
+            self._begun_versions.add(version)
             for old in outdated:
                 self._remove(old, order.reference)
         return None
 
-    def _find_others(self, order: BuildRequest, image: str, version: str) -> tuple[str | None, list[str]]:
+    def _find_rivals(self, order: BuildRequest, image: str, version: str) -> tuple[str | None, list[str]]:
         """Return the ID of another image with this order's inputs, and the development images of its cell.
 
         Raises TagMovedError if a cell of the plan has an image of other inputs. The first of two builds of a
@@ -106,12 +107,16 @@ class Tagger:
         """
         name = shorten_name(order.reference)
         stem = name.rpartition("-")[0]
-        begin, rest = (stem, "?" * 12) if version in self._began else (version, "*")
+        begin, rest = (stem, "?" * 12) if version in self._begun_versions else (version, "*")
         pattern = f"{SPECIAL.sub(BACKSLASH, begin)}-{rest}"  # [::1]:5000 has brackets
-        found = self._api.images(filters={"reference": pattern})
-        over, repository = DockerPy(self._client), order.reference.rpartition(":")[0]
-        existing = {one.reference: one for entry in found for one in find_variant(over, entry, repository)}
-        holder = next((str(one["Id"]) for one in found if name in (one.get("RepoTags") or ())), image)
+        entries = self._api.images(filters={"reference": pattern})
+        transport, repository = DockerPy(self._client), order.reference.rpartition(":")[0]
+        existing = {
+            variant.reference: variant
+            for entry in entries
+            for variant in find_variant(transport, entry, repository)
+        }
+        holder = next((str(entry["Id"]) for entry in entries if name in (entry.get("RepoTags") or ())), image)
         replaceable = order.labels.get(labels.DEVELOPMENT) == "true"
         if holder != image and order.reference not in existing:
             raise TagMovedError(
@@ -121,16 +126,16 @@ class Tagger:
         if holder != image and (replaceable or not existing[order.reference].development):
             return holder, []
         planned = {order.reference, *order.sibling_references}
-        stems = {one.rpartition("-")[0] for one in planned}
-        rivals = [other for other in existing if other not in planned and other.rpartition("-")[0] in stems]
-        final = sorted(other for other in rivals if not (replaceable or existing[other].development))
+        stems = {reference.rpartition("-")[0] for reference in planned}
+        rivals = [rival for rival in existing if rival not in planned and rival.rpartition("-")[0] in stems]
+        final = sorted(rival for rival in rivals if not (replaceable or existing[rival].development))
         if final:
             raise TagMovedError(
                 f"{order.reference}: meanwhile another build made {shorten_words(final, SHOWN, more=', …')}"
                 " from other inputs",
                 remedy="build from the same inputs, or raise the version",
             )
-        return None, [other for other in rivals if shorten_name(other).rpartition("-")[0] == stem]
+        return None, [rival for rival in rivals if shorten_name(rival).rpartition("-")[0] == stem]
 
     def _remove(self, old: str, new: str) -> None:
         """Remove the name `old`; its image goes too if it has no other name and no container."""
@@ -165,41 +170,37 @@ def hold_mutex(client: docker.DockerClient, name: str) -> Iterator[Callable[[], 
     """
     volume = MUTEX_PREFIX + hashlib.sha256(name.encode()).hexdigest()[:32]
     token = uuid.uuid4().hex
-    _acquire_mutex(client, volume, token)
+    seen: str | None = None  # the token of another owner, unchanged since a time
+    since = time.monotonic()
+    while (owner := _create_volume(client, volume, token)) != token:
+        if owner != seen:
+            seen, since = owner, time.monotonic()
+        elif time.monotonic() - since > PATIENCE:
+            # Of several clients that have waited, one removes the volume, and only if it is still the same.
+            with hold_mutex(client, f"{volume} {owner}"):
+                _remove_volume(client, volume, owner)
+            seen = None
+        time.sleep(PAUSE)
     try:
         yield lambda: _read_token(client, volume) == token
     finally:
         _remove_volume(client, volume, token)
 
 
-def _acquire_mutex(client: docker.DockerClient, volume: str, token: str) -> None:
-    seen: str | None = None
-    since = time.monotonic()
-    while (other := _create_volume(client, volume, token)) != token:
-        if other != seen:
-            seen, since = other, time.monotonic()
-        elif time.monotonic() - since > PATIENCE:
-            # Of several clients that have waited, one removes the volume, and only if it is still the same.
-            with hold_mutex(client, f"{volume} {other}"):
-                _remove_volume(client, volume, other)
-            seen = None
-        time.sleep(PAUSE)
-
-
 def _create_volume(client: docker.DockerClient, volume: str, token: str) -> str:
     """Create a volume, or find the existing one; return its owner's token."""
-    found = client.api.create_volume(volume, labels={OWNER_LABEL: token})
-    return str((found.get("Labels") or {}).get(OWNER_LABEL))
+    document = client.api.create_volume(volume, labels={OWNER_LABEL: token})
+    return str((document.get("Labels") or {}).get(OWNER_LABEL))
 
 
 def _read_token(client: docker.DockerClient, volume: str) -> str | None:
     import docker
 
     try:
-        found = client.api.inspect_volume(volume)
+        document = client.api.inspect_volume(volume)
     except docker.errors.NotFound:
         return None
-    return str((found.get("Labels") or {}).get(OWNER_LABEL))
+    return str((document.get("Labels") or {}).get(OWNER_LABEL))
 
 
 def _remove_volume(client: docker.DockerClient, volume: str, token: str) -> None:
@@ -232,7 +233,10 @@ class TemporaryNames:
             word = folder.name.removeprefix(prefix)
             # An engine can fail to list images while another process removes one; the next build tries again.
             with contextlib.suppress(docker.errors.APIError):
-                self._release(folder, {tag for tag in self._list_tags() if tag.endswith(f"-{word}")})
+                images = self._api.images(name=REPOSITORY)
+                names = [str(name) for image in images for name in image.get("RepoTags") or ()]
+                tags = {name.rpartition(":")[2] for name in names}
+                self._release(folder, {tag for tag in tags if tag.endswith(f"-{word}")})
         self._folder = self._open.enter_context(make_owned_folder(prefix))
         self._word = self._folder.name.removeprefix(prefix)
 
@@ -265,10 +269,6 @@ class TemporaryNames:
         with self._open:
             self._release(self._folder, self._tags)
 
-    def _list_tags(self) -> set[str]:
-        images = self._api.images(name=REPOSITORY)
-        return {str(name).rpartition(":")[2] for image in images for name in image.get("RepoTags") or ()}
-
     def _release(self, folder: Path, tags: set[str]) -> None:
         """Remove tags, and then the folder of their process."""
         self._remove(tags)
@@ -282,5 +282,7 @@ class TemporaryNames:
             name = f"{REPOSITORY}:{tag}"
             with contextlib.suppress(docker.errors.APIError):
                 names = () if tag.startswith(NEW) else self._api.inspect_image(name).get("RepoTags") or ()
-                if tag.startswith(NEW) or any(not str(other).startswith(REPOSITORY) for other in names):
+                if tag.startswith(NEW) or any(
+                    not str(image_name).startswith(REPOSITORY) for image_name in names
+                ):
                     self._api.remove_image(name, noprune=True)

@@ -50,7 +50,7 @@ class RegistryStore:
         self._layers = layers
         self._registries: dict[str, Registry] = {}
         self._digests: dict[str, str] = {}  # by the references seen in registries
-        self._complete: dict[str, CompletenessCheck] = {}  # by repository
+        self._completeness_checks: dict[str, CompletenessCheck] = {}  # by repository
         self._pushed: SingleFlight[tuple[str, str], None] = SingleFlight()  # blobs, by repository and digest
         self._lock = threading.Lock()
 
@@ -61,7 +61,7 @@ class RegistryStore:
         for registry in self._registries.values():
             registry.__exit__()
 
-    def registry(self, image: str) -> Registry:
+    def open_registry(self, image: str) -> Registry:
         """Return the repository of an image."""
         with self._lock:
             if image not in self._registries:
@@ -70,10 +70,10 @@ class RegistryStore:
 
     def list_variants(self, image: str, version: str) -> list[StoredVariant]:
         """Return the images of `image`:`version` that its registry has, published or only pushed."""
-        surveyed = survey_version(self.registry(image), version)
-        lost = {entry.tag: entry for entry in surveyed.listed if entry.digest in surveyed.lost}
+        survey = survey_version(self.open_registry(image), version)
+        lost = {entry.tag: entry for entry in survey.listed if entry.digest in survey.lost}
         images = []
-        for variant in ({entry.tag: entry for entry in surveyed.variants} | lost).values():
+        for variant in ({entry.tag: entry for entry in survey.variants} | lost).values():
             reference = f"{image}:{variant.tag}"
             self._digests[reference] = variant.digest
             images.append(
@@ -92,42 +92,46 @@ class RegistryStore:
 
         An image without a label of its content, or with another content, is none.
         """
-        registry = self.registry(image)
+        registry = self.open_registry(image)
         tags: dict[str, list[str]] = {}  # of all versions, by what follows the version
         for tag in registry.tags():
             tags.setdefault(tag.removeprefix(labels.get_version(tag)), []).append(tag)
-        alike = {cell: tags.get(labels.make_tag("", cell, digest), []) for cell, digest in cells.items()}
+        by_cell = {cell: tags.get(labels.make_tag("", cell, digest), []) for cell, digest in cells.items()}
         with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
-            found = pool.map(lambda cell: self._find_intact(registry, alike[cell], cells[cell]), cells)
-            return {cell: f"{image}:{tag}" for cell, tag in zip(cells, found, strict=True) if tag}
+            intact = pool.map(lambda cell: self._find_intact(registry, by_cell[cell], cells[cell]), cells)
+            return {cell: f"{image}:{tag}" for cell, tag in zip(cells, intact, strict=True) if tag}
 
     def _find_intact(self, registry: Registry, tags: Iterable[str], input_digest: str) -> str | None:
-        """Return the first of `tags` that an image built from these inputs has; None if none has."""
+        """Return the first of `tags` that a complete image built from these inputs has; None if none has."""
+        is_complete = self._completeness_checks.setdefault(registry.name, CompletenessCheck(registry))
         for tag in tags:
             entry = read_entry(registry, tag)
-            if entry and entry.ours and entry.tag == tag and self._is_intact(registry, entry, input_digest):
-                self._digests[f"{registry.name}:{tag}"] = entry.digest
-                return tag
+            if (
+                entry
+                and entry.ours
+                and entry.tag == tag
+                and entry.annotations[labels.INPUT] == input_digest
+                and is_complete(entry.digest)
+            ):
+                _, raw = _read_documents(registry, entry.digest, tag)
+                if labels.CONTENT in labels.read_config_labels(raw, tag):
+                    self._digests[f"{registry.name}:{tag}"] = entry.digest
+                    return tag
         return None
-
-    def _is_intact(self, registry: Registry, entry: IndexEntry, input_digest: str) -> bool:
-        complete = self._complete.setdefault(registry.name, CompletenessCheck(registry))
-        if entry.annotations[labels.INPUT] != input_digest or not complete(entry.digest):
-            return False
-        _, raw = _read_documents(registry, entry.digest, entry.tag)
-        return labels.CONTENT in labels.read_config_labels(raw, entry.tag)
 
     def load_without_layers(self, reference: str, folder: Path) -> BuiltImage:
         """Return an image of `find_earlier_versions` in a new layout in `folder`, without its layers."""
         digest = self._digests[reference]
-        manifest, config = _read_documents(self.registry(reference.rpartition(":")[0]), digest, reference)
+        manifest, config = _read_documents(
+            self.open_registry(reference.rpartition(":")[0]), digest, reference
+        )
         layout.write_without_layers(folder, manifest, config)
         return BuiltImage(digest=digest, layout=folder)
 
-    def components(self, reference: str) -> Mapping[str, str]:
+    def get_components(self, reference: str) -> Mapping[str, str]:
         """Return the components of the identity of an image that is present."""
         image, _, _ = reference.rpartition(":")
-        variant = read_entry(self.registry(image), self._digests[reference])
+        variant = read_entry(self.open_registry(image), self._digests[reference])
         return (variant and labels.read_components(variant.annotations)) or {}
 
     @property
@@ -138,19 +142,19 @@ class RegistryStore:
     def inspect_image(self, reference: str) -> StoredImageInfo:
         """Return an image that is present."""
         image, _, _ = reference.rpartition(":")
-        registry, digest = self.registry(image), self._digests[reference]
+        registry, digest = self.open_registry(image), self._digests[reference]
         entry = read_entry(registry, digest)
-        manifest, raw = _read_documents(registry, entry.digest if entry else digest, reference)
+        manifest, config = _read_documents(registry, entry.digest if entry else digest, reference)
         return StoredImageInfo(
             digest=compute_digest(manifest),
-            layers=_parse_diff_ids(raw, reference),
-            content=labels.read_config_labels(raw, reference).get(labels.CONTENT),
+            layers=_parse_diff_ids(config, reference),
+            content=labels.read_config_labels(config, reference).get(labels.CONTENT),
         )
 
     def list_layers(self, reference: str) -> frozenset[str]:
         """Return the digests of the uncompressed layers of an image; none if there is no such image."""
         image, _, tag = reference.rpartition(":")
-        registry = self.registry(image)
+        registry = self.open_registry(image)
         # Whatever uses an image reports what is damaged.
         with contextlib.suppress(UnknownImageError, UsageError):
             entry = read_entry(registry, tag)
@@ -165,19 +169,19 @@ class RegistryStore:
 
         `sibling_references` are their references: each of their repositories must have the layers.
         """
-        repositories = {self.registry(reference.rpartition(":")[0]) for reference in sibling_references}
-        wanted = [(registry, layer) for registry in repositories for layer in layers]
+        repositories = {self.open_registry(reference.rpartition(":")[0]) for reference in sibling_references}
+        blobs = [(registry, layer) for registry in repositories for layer in layers]
         with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
-            return all(pool.map(lambda one: one[0].has_blob(one[1]), wanted))
+            return all(pool.map(lambda blob: blob[0].has_blob(blob[1]), blobs))
 
-    def source(self, reference: str, *, local: bool) -> str | None:
+    def find_source(self, reference: str, *, local: bool) -> str | None:
         """Return the source of a present image for a build, by its digest.
 
         If it is only in the engine, only builders that are `local` to the engine can use it.
         """
         digest = self._digests.get(reference)
         if digest is None:
-            return self._docker.source(reference, local=local)
+            return self._docker.find_source(reference, local=local)
         return f"docker-image://{reference}@{digest}"
 
     def store(self, order: BuildRequest, made: BuiltImage) -> str:
@@ -185,17 +189,17 @@ class RegistryStore:
 
         If another client has since tagged an image with the same input digest, that image is kept.
         """
-        registry = self.registry(order.reference.rpartition(":")[0])
+        registry = self.open_registry(order.reference.rpartition(":")[0])
         present = self._find_present(registry, order.reference)
         if present:
             return present
         if made.layout is None:
-            self._docker.name(order, made)
+            self._docker.tag_image(order, made)
             self._docker.push(order.reference)
             return self._read_back(registry, order.reference, None)
         image_alone = layout.LayoutImage(made.layout, made.digest)
-        named = layout.LayoutIndex(made.layout, made.attested) if made.attested else image_alone
-        for image in named.images:
+        tagged_image = layout.LayoutIndex(made.layout, made.attested) if made.attested else image_alone
+        for image in tagged_image.images:
             for digest in image.blobs:
                 self._push_blob(registry, digest, image)
             registry.push_manifest(image.digest, image.raw, image.media_type)
@@ -203,9 +207,9 @@ class RegistryStore:
         present = self._find_present(registry, order.reference)
         if present:
             return present
-        registry.push_manifest(order.reference.rpartition(":")[2], named.raw, named.media_type)
-        tagged = self._read_back(registry, order.reference, named.digest)
-        return made.digest if tagged == named.digest else tagged
+        registry.push_manifest(order.reference.rpartition(":")[2], tagged_image.raw, tagged_image.media_type)
+        digest = self._read_back(registry, order.reference, tagged_image.digest)
+        return made.digest if digest == tagged_image.digest else digest
 
     def adopt(self, reference: str) -> str:
         """Audit the image of this name in the engine, push it, and return its digest.
@@ -213,18 +217,18 @@ class RegistryStore:
         If another client has since tagged an image with the same input digest, that image is kept. Raises
         AuditError if the image contradicts its labels.
         """
-        registry = self.registry(reference.rpartition(":")[0])
+        registry = self.open_registry(reference.rpartition(":")[0])
         present = self._find_present(registry, reference)
         if present:
             return present
-        image = self._docker.image(reference)
+        image = self._docker.get_image_id(reference)
         with self._docker.save(image) as archive:
             _audit_archive(reference, archive, self._layers)
         self._docker.push(reference)
-        if self._docker.image(reference) != image:
+        if self._docker.get_image_id(reference) != image:
             remedy = "delete it from the registry"
             raise TagMovedError(f"{reference} was replaced by another image during the push", remedy=remedy)
-        expected = self._docker.digest(reference) if self._docker.has_manifests else None
+        expected = self._docker.get_digest(reference) if self._docker.has_manifests else None
         return self._read_back(registry, reference, expected)
 
     def _push_blob(self, registry: Registry, digest: str, pushed: layout.LayoutImage) -> None:
@@ -271,18 +275,23 @@ class RegistryStore:
         if digest is None:
             raise TagMovedError(f"{reference} was pushed, but the registry does not have it", remedy=remedy)
         if expected in (None, digest):
-            self._check_conflicts(registry, reference, digest)
+            self._withdraw_if_conflicting(registry, reference, digest)
         return digest
 
-    def _check_conflicts(self, registry: Registry, reference: str, digest: str) -> None:
+    def _withdraw_if_conflicting(self, registry: Registry, reference: str, digest: str) -> None:
         """Withdraw the image and raise TagMovedError if the cell was also pushed from other inputs.
 
         Two clients that push one cell at the same time use different tags, so neither overwrites the other.
         Both tag before they check, so at least one of them sees the other.
         """
         tag = reference.rpartition(":")[2]
-        others = _find_other_builds(registry, tag)
-        if not others:
+        stem = tag.rpartition("-")[0]  # the version and the cell
+        rivals = [rival for rival in registry.tags() if rival.rpartition("-")[0] == stem and rival != tag]
+        images = {rival: read_entry(registry, rival) for rival in rivals}
+        conflicting = sorted(
+            rival for rival, image in images.items() if image and image.ours and image.tag == rival
+        )
+        if not conflicting:
             return
         version = tag.partition("-")[0]
         entries = image_index.read_published(registry.manifest(version), registry.name, version)
@@ -294,7 +303,7 @@ class RegistryStore:
             "this image is withdrawn" if withdrawn else "the registry does not allow this image to be deleted"
         )
         raise TagMovedError(
-            f"{reference}: this cell was also pushed from other inputs: {', '.join(others)}; {ours}",
+            f"{reference}: this cell was also pushed from other inputs: {', '.join(conflicting)}; {ours}",
             remedy="build from the same inputs, or raise the version; "
             f"`imagematrix publish {quote_word(f'{registry.name}:{version}')} --choose TAG` "
             "selects one of them",
@@ -310,7 +319,7 @@ def _read_documents(registry: Registry, digest: str, reference: str) -> tuple[by
     if manifest is None:
         raise UnknownImageError(f"{reference} is no longer in its registry")
     image = parse_manifest(manifest.raw, reference, Descriptor)
-    assert isinstance(image, ImageManifest) and image.config  # noqa: S101, PT018 - as entry_of found
+    assert isinstance(image, ImageManifest) and image.config  # noqa: S101, PT018 - as read_entry found
     return manifest.raw, registry.blob(image.config.digest)
 
 
@@ -348,9 +357,9 @@ class VersionSurvey:
     """The contents of a version in a registry.
 
     `entries` are the entries of its index, `listed` the variants among them, `lost` the digests of entries
-    whose images are gone. `variants` are the images in the index and the unpublished ones. `others` were also
-    pushed, but the index has another image for their cells. `damaged` are images with a manifest that lack a
-    blob.
+    whose images are gone. `variants` are the images in the index and the unpublished ones. `superseded` were
+    also pushed, but the index has another image for their cells. `damaged` are images with a manifest that
+    lack a blob.
     """
 
     published: Manifest | None
@@ -358,7 +367,7 @@ class VersionSurvey:
     listed: tuple[IndexEntry, ...]
     lost: frozenset[str]
     variants: tuple[IndexEntry, ...]
-    others: tuple[IndexEntry, ...]
+    superseded: tuple[IndexEntry, ...]
     damaged: tuple[IndexEntry, ...] = ()
 
     @property
@@ -410,9 +419,9 @@ def survey_version(
     published = registry.manifest(version)
     entries = image_index.read_published(published, registry.name, version)
     with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
-        kept = pool.map(lambda entry: exists(entry.digest), entries)
+        exist = pool.map(lambda entry: exists(entry.digest), entries)
         tags = [tag for tag in registry.tags() if tag.startswith(f"{version}-")]
-        lost = frozenset(entry.digest for entry, is_kept in zip(entries, kept, strict=True) if not is_kept)
+        lost = frozenset(entry.digest for entry, is_kept in zip(entries, exist, strict=True) if not is_kept)
         listed = tuple(entry for entry in entries if entry.ours)
         by_tag = {entry.tag: entry for entry in listed if entry.digest not in lost}
         lost_by_tag = {entry.tag: entry for entry in listed if entry.digest in lost}
@@ -424,8 +433,10 @@ def survey_version(
         )
         # A tag counts only if the labels of its image match it.
         only_pushed = [entry for tag, entry in pushed if entry and entry.ours and entry.tag == tag]
-        whole = pool.map(lambda entry: complete is None or complete(entry.digest), only_pushed)
-        damaged = tuple(one for one, is_whole in zip(only_pushed, whole, strict=True) if not is_whole)
+        completeness = pool.map(lambda entry: complete is None or complete(entry.digest), only_pushed)
+        damaged = tuple(
+            entry for entry, is_whole in zip(only_pushed, completeness, strict=True) if not is_whole
+        )
         by_tag |= {entry.tag: entry for entry in only_pushed if entry not in damaged}
     frozen = {entry.annotations[labels.CELL]: entry.tag for entry in listed}
     images = [by_tag[tag] for tag in sorted(by_tag)]
@@ -436,7 +447,7 @@ def survey_version(
         listed=listed,
         lost=lost,
         variants=tuple(entry for entry in images if entry not in late),
-        others=tuple(late),
+        superseded=tuple(late),
         damaged=damaged,
     )
 
@@ -451,14 +462,6 @@ def _find_pushed(
         if complete is None or registry.digest(tag) not in complete.damaged:
             raise
         return lost
-
-
-def _find_other_builds(registry: Registry, tag: str) -> list[str]:
-    """Return the tags of images for the same version and cell with other inputs."""
-    stem = tag.rpartition("-")[0]
-    alike = [other for other in registry.tags() if other.rpartition("-")[0] == stem and other != tag]
-    images = {other: read_entry(registry, other) for other in alike}
-    return sorted(one for one, image in images.items() if image and image.ours and image.tag == one)
 
 
 def find_attestations(registry: Registry, tag: str) -> list[IndexEntry]:

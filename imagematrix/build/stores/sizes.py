@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from imagematrix.build.stores.engine import EngineStore
@@ -53,42 +53,42 @@ class Sizes:
     @property
     def layers(self) -> dict[str, SizedLayer]:
         """All layers by digest, each once."""
-        return {part.digest: part for one in self.variants for part in one.parts or ()}
+        return {part.digest: part for variant in self.variants for part in variant.parts or ()}
 
     @property
     def total(self) -> int:
         """The bytes of all layers, each counted once."""
         return sum(part.size for part in self.layers.values())
 
-    def added(self) -> list[int | None]:
+    def compute_added(self) -> list[int | None]:
         """Return for each variant the bytes of its layers that no other variant has."""
         users = Counter(
-            digest for one in self.variants for digest in {part.digest for part in one.parts or ()}
+            digest for variant in self.variants for digest in {part.digest for part in variant.parts or ()}
         )
         return [
             None
-            if one.parts is None
+            if variant.parts is None
             else sum(
                 part.size
-                for part in {part.digest: part for part in one.parts}.values()
+                for part in {part.digest: part for part in variant.parts}.values()
                 if users[part.digest] == 1
             )
-            for one in self.variants
+            for variant in self.variants
         ]
 
-    def rows(self) -> list[dict[str, object]]:
+    def list_rows(self) -> list[dict[str, object]]:
         """Return the Sizes document's `variants`."""
         return [
             {
-                "reference": one.variant.reference,
-                "digest": one.variant.digest,
-                "compressed": one.compressed,
-                "size": one.size,
+                "reference": variant.variant.reference,
+                "digest": variant.variant.digest,
+                "compressed": variant.compressed,
+                "size": variant.size,
                 "adds": adds,
-                "pull": one.pull,
-                "layers": [part.digest for part in one.parts or ()],
+                "pull": variant.pull,
+                "layers": [part.digest for part in variant.parts or ()],
             }
-            for one, adds in zip(self.variants, self.added(), strict=True)
+            for variant, adds in zip(self.variants, self.compute_added(), strict=True)
         ]
 
     def to_json(self) -> dict[str, object]:
@@ -98,7 +98,7 @@ class Sizes:
             "image": self.catalog.image,
             "version": self.catalog.version,
             "total": self.total,
-            "variants": self.rows(),
+            "variants": self.list_rows(),
             "layers": {
                 digest: {"size": part.size, "made_by": part.made_by}
                 for digest, part in sorted(self.layers.items())
@@ -121,34 +121,30 @@ def measure_sizes(catalog: Catalog) -> Sizes:
             if len(remote) < len(catalog.variants):
                 raise
             engine = None
-        present = _engine_layers(engine) if remote and engine else None
+        present: frozenset[str] | None = None  # uncompressed layers in the engine, if it can list them
+        if remote and engine:
+            with suppress(EngineError):
+                present = engine.list_all_layers()
 
-        def sized(variant: Variant) -> SizedVariant:
+        def measure(variant: Variant) -> SizedVariant:
             if engine and not names_registry(variant.reference):
-                return SizedVariant(variant=variant, parts=engine.parts(variant.reference), compressed=False)
+                parts = engine.list_parts(variant.reference)
+                return SizedVariant(variant=variant, parts=parts, compressed=False)
             return _measure_remote(registries[Reference.parse(variant.reference).name], variant, present)
 
-        return Sizes(catalog=catalog, variants=tuple(pool.map(sized, catalog.variants)))
-
-
-def _engine_layers(engine: EngineStore) -> frozenset[str] | None:
-    """Return the digests of all uncompressed layers in this machine's engine; None if it cannot list them."""
-    try:
-        return engine.layers()
-    except EngineError:
-        return None
+        return Sizes(catalog=catalog, variants=tuple(pool.map(measure, catalog.variants)))
 
 
 def _measure_remote(registry: Registry, variant: Variant, present: frozenset[str] | None) -> SizedVariant:
     reference = variant.reference
     manifest = registry.manifest(variant.digest or Reference.parse(reference).tag)
-    found = parse_manifest(manifest.raw, reference, Descriptor) if manifest else None
-    if not isinstance(found, ImageManifest) or found.config is None:
+    document = parse_manifest(manifest.raw, reference, Descriptor) if manifest else None
+    if not isinstance(document, ImageManifest) or document.config is None:
         return SizedVariant(variant=variant, parts=None, compressed=True)
     image = json_documents.Fields(
-        json_documents.parse_json(registry.blob(found.config.digest), reference), reference
+        json_documents.parse_json(registry.blob(document.config.digest), reference), reference
     )
-    layers = [(layer.digest, layer.size) for layer in found.layers or ()]
+    layers = [(layer.digest, layer.size) for layer in document.layers or ()]
     contents = image.object_or_empty("rootfs").texts("diff_ids")
     pull = None
     if present is not None and len(contents) == len(layers):

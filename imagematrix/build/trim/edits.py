@@ -27,7 +27,7 @@ class Edit:
     kept: tuple[tuple[int, int], ...]
 
     @property
-    def removed(self) -> int:
+    def removed_size(self) -> int:
         """The number of zeros at the end."""
         return self.end - self.start - len(self.head) - sum(size for _, size in self.kept)
 
@@ -40,7 +40,7 @@ def apply_edits(window: Window, edits: Iterable[Edit]) -> Iterator[bytes | int]:
         yield edit.head
         for offset, size in edit.kept:
             yield from _read_pieces(window, offset, size)
-        yield edit.removed
+        yield edit.removed_size
         at = edit.end
     yield from _read_pieces(window, at, window.size - at)
 
@@ -55,7 +55,7 @@ def read_removed_bytes(window: Window, edits: Iterable[Edit]) -> Iterator[bytes]
 
 
 def generate_zeros(count: int) -> Iterator[bytes]:
-    """Yield `number` zeros in pieces."""
+    """Yield `count` zeros in pieces."""
     for at in range(0, count, PIECE):
         yield ZEROS[: count - at]
 

@@ -74,9 +74,9 @@ class FileResult:
     why: str | None = None
 
     @property
-    def removed(self) -> int:
+    def removed_size(self) -> int:
         """The bytes that become zeros."""
-        return sum(edit.removed for edit in self.edits)
+        return sum(edit.removed_size for edit in self.edits)
 
     def to_json(self) -> dict[str, object]:
         """Return one element of the Trim document's `files`."""
@@ -84,7 +84,7 @@ class FileResult:
             "path": self.path,
             "status": self.status.value,
             "size": self.size,
-            "removed": self.removed,
+            "removed": self.removed_size,
             "removed_compressed": self.compressed,
             "fatbins": self.containers,
             "dead_fatbins": self.dead,
@@ -111,11 +111,11 @@ def examine_file(path: str, window: Window, rules: Rules) -> FileResult | None:
     """
     head = window.read_at(0, HEAD)
     headers = elf.read_elf(window) if head.startswith(elf.MAGIC) else None
-    of_nvidia = nvidia_names.is_nvidia_library(path, headers.soname if headers else None)
+    is_nvidia = nvidia_names.is_nvidia_library(path, headers.soname if headers else None)
     untouched = FileResult(path=path, status=TrimStatus.NVIDIA, size=window.size)
-    if of_nvidia and not rules.nvidia:
-        sections = any(True for _ in _find_sections(window, head, headers))
-        return untouched if sections else None
+    if is_nvidia and not rules.nvidia:
+        has_sections = any(True for _ in _find_sections(window, head, headers))
+        return untouched if has_sections else None
     tally = _Tally(rules)
     try:
         for section in _find_sections(window, head, headers):
@@ -123,8 +123,8 @@ def examine_file(path: str, window: Window, rules: Rules) -> FileResult | None:
                 tally.add(container, section, section.start - window.start)
     except _DamagedError:
         return FileResult(path=path, status=TrimStatus.DAMAGED, size=window.size)
-    result = tally.result(path, window.size) if tally.containers else None
-    if of_nvidia and result and result.status is TrimStatus.UNSUPPORTED:
+    result = tally.make_result(path, window.size) if tally.containers else None
+    if is_nvidia and result and result.status is TrimStatus.UNSUPPORTED:
         return untouched  # cuFFT, for one, has an empty cubin for 5.2 in its fatbin, and its code elsewhere
     # A file without any code for these GPUs stays whole: emptied, it would only fail later, and less clearly.
     if rules.drop_dead and result and result.status is TrimStatus.UNSUPPORTED:
@@ -151,15 +151,15 @@ def _find_object_sections(window: Window, headers: Elf) -> Iterator[Window]:
         return
     if headers.damaged:
         raise _DamagedError
-    reached = reached_by_code = 0
+    last_end = last_code_end = 0
     for section in sorted(headers.sections, key=lambda section: (section.offset, section.size)):
         end = section.offset + section.size
-        code = section.name in SECTIONS
-        if section.size and section.offset < (reached if code else reached_by_code):
+        is_code = section.name in SECTIONS
+        if section.size and section.offset < (last_end if is_code else last_code_end):
             raise _DamagedError
-        reached = max(reached, end)
-        if code:
-            reached_by_code = max(reached_by_code, end)
+        last_end = max(last_end, end)
+        if is_code:
+            last_code_end = max(last_code_end, end)
             yield window.get_part(section.offset, section.size)
 
 
@@ -189,7 +189,10 @@ class _Tally:
         self.dead += not verdict.served and any(entry.kind in KINDS for entry in code)
         staying = {entry.offset for entry in verdict.kept}
         for entry in code:
-            _add_amount(self.kept if entry.offset in staying else self.dropped, entry)
+            amounts = self.kept if entry.offset in staying else self.dropped
+            key = KINDS.get(entry.kind, OTHER), entry.target
+            amount = amounts.get(key) or Amount(*key, 0, 0)
+            amounts[key] = Amount(*key, amount.entries + 1, amount.size + entry.size)
         if len(staying) < len(container.entries):
             ranges = tuple(_merge_ranges(verdict.kept, offset))
             size = sum(size for _, size in ranges)
@@ -203,7 +206,7 @@ class _Tally:
                 )
             )
 
-    def result(self, path: str, size: int) -> FileResult:
+    def make_result(self, path: str, size: int) -> FileResult:
         """Return the result for the file at `path`, which has `size` bytes."""
         code = any(kind != OTHER for kind, _ in (*self.kept, *self.dropped))
         status = TrimStatus.TRIMMED if self.edits else TrimStatus.UNCHANGED
@@ -244,13 +247,6 @@ def _merge_ranges(entries: Iterable[FatbinEntry], offset: int) -> Iterator[tuple
         end = offset + entry.offset + entry.size
     if end > start:
         yield start, end - start
-
-
-def _add_amount(amounts: dict[tuple[str, str], Amount], entry: FatbinEntry) -> None:
-    key = KINDS.get(entry.kind, OTHER), entry.target
-    before = amounts.get(key)
-    entries, size = (before.entries, before.size) if before else (0, 0)
-    amounts[key] = Amount(*key, entries + 1, size + entry.size)
 
 
 def _sort_amounts(amounts: dict[tuple[str, str], Amount]) -> tuple[Amount, ...]:

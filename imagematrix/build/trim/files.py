@@ -66,21 +66,21 @@ def list_files(paths: Sequence[Path], output: Path | None) -> FileListing:
     files: dict[tuple[int, int], dict[Path, PathPair]] = {}
     links: list[PathPair] = []
     folders: list[PathPair] = []
-    given: dict[Path, Path] = {}
+    sources: dict[Path, Path] = {}  # by target
     for path in paths:
         source = _resolve_link(path)
         target = output / path.absolute().name if output else source
         if output and os.path.lexists(target):
             raise UsageError(f"{target} already exists", remedy="remove it, or give another --output")
-        if given.get(target) == source:
+        if sources.get(target) == source:
             continue
-        if target in given:
+        if target in sources:
             raise UsageError(
-                f"{given[target]} and {source} would both become {target}",
+                f"{sources[target]} and {source} would both become {target}",
                 remedy="trim each of them with its own --output",
             )
-        given[target] = source
-        for name in _walk(source, target):
+        sources[target] = source
+        for name in _walk_folder(source, target):
             status = name.source.lstat()
             if stat.S_ISDIR(status.st_mode):
                 folders.append(name)
@@ -103,32 +103,29 @@ def replace_files(
     `status` is the status of the source when it was read; raises UsageError if the source has changed since.
     In place, the owner is kept, too.
     """
-    first, *others = names
+    first, *other_names = names
     if first.source == first.target:
         for folder in {name.target.parent for name in names}:
-            _remove_stale(folder)
+            _remove_stale_files(folder)
     with name_file_in_errors(first.target), _open_temporary(first.target.parent) as (file, temporary):
         write(file)
         file.truncate(file.tell())
         file.flush()
-        if first.source == first.target and (status.st_uid, status.st_gid) != _owner(file):
+        new_status = os.fstat(file.fileno())
+        owner, new_owner = (status.st_uid, status.st_gid), (new_status.st_uid, new_status.st_gid)
+        if first.source == first.target and owner != new_owner:
             os.fchown(file.fileno(), status.st_uid, status.st_gid)
         shutil.copystat(first.source, temporary)
         os.fsync(file.fileno())
         # As late as possible: a change after this check would be lost.
         if read_stamp(first.source) != make_stamp(status):
             raise UsageError(f"{first.source} changed while it was read", remedy="run the command again")
-        for other in others:
-            with _open_temporary(other.target.parent) as (_, link):
+        for other_name in other_names:
+            with _open_temporary(other_name.target.parent) as (_, link):
                 link.unlink()
                 link.hardlink_to(temporary)
-                link.replace(other.target)
+                link.replace(other_name.target)
         temporary.replace(first.target)
-
-
-def _owner(file: IO[bytes]) -> tuple[int, int]:
-    status = os.fstat(file.fileno())
-    return status.st_uid, status.st_gid
 
 
 @contextlib.contextmanager
@@ -136,7 +133,9 @@ def _open_temporary(folder: Path) -> Iterator[tuple[IO[bytes], Path]]:
     with contextlib.ExitStack() as stack:
         while True:
             file = stack.enter_context(tempfile.NamedTemporaryFile(prefix=PREFIX, dir=folder, delete=False))
-            with contextlib.suppress(OSError):  # a file system without locks: `_remove_stale` removes nothing
+            with contextlib.suppress(
+                OSError
+            ):  # a file system without locks: `_remove_stale_files` removes nothing
                 fcntl.flock(file, fcntl.LOCK_EX)
             if os.fstat(file.fileno()).st_nlink:  # 0 if another process removed it as stale before the lock
                 break
@@ -147,7 +146,7 @@ def _open_temporary(folder: Path) -> Iterator[tuple[IO[bytes], Path]]:
             temporary.unlink(missing_ok=True)
 
 
-def _remove_stale(folder: Path) -> None:
+def _remove_stale_files(folder: Path) -> None:
     """Remove temporary files of killed processes, which are no longer locked."""
     with os.scandir(folder) as entries:
         paths = [Path(entry.path) for entry in entries if entry.name.startswith(PREFIX) and entry.is_file()]
@@ -168,7 +167,7 @@ def _resolve_link(path: Path) -> Path:
         raise UsageError(f"{path}: {reason}") from error
 
 
-def _walk(source: Path, target: Path) -> Iterator[PathPair]:
+def _walk_folder(source: Path, target: Path) -> Iterator[PathPair]:
     """Yield a file, or a folder and its contents, sorted by name."""
     waiting = [(PathPair(source, target), source.is_dir())]
     while waiting:

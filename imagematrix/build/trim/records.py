@@ -31,17 +31,17 @@ def encode_digest(digest: bytes) -> str:
     return f"sha256={base64.urlsafe_b64encode(digest).decode().rstrip('=')}"
 
 
-def update_record(text: str, hashed: Callable[[str], str | None]) -> str:
-    """Return a RECORD with new hashes: `hashed` returns the hash of a path, or None to keep the line."""
-    return "".join(_update_line(line, hashed) for line in text.splitlines(keepends=True))
-
-
-def _update_line(line: str, hashed: Callable[[str], str | None]) -> str:
-    row = next(csv.reader([line]), [])
-    checksum = hashed(row[0]) if row else None
-    if checksum is None:
-        return line
-    written = io.StringIO()
-    ending = line[len(line.rstrip("\r\n")) :]
-    csv.writer(written, lineterminator=ending).writerow([row[0], checksum, *row[2:]])
-    return written.getvalue()
+def update_record(text: str, find_hash: Callable[[str], str | None]) -> str:
+    """Return a RECORD with new hashes: `find_hash` returns that of a path, or None to keep the line."""
+    lines = []
+    for line in text.splitlines(keepends=True):
+        row = next(csv.reader([line]), [])
+        checksum = find_hash(row[0]) if row else None
+        if checksum is None:
+            lines.append(line)
+            continue
+        new_line = io.StringIO()
+        ending = line[len(line.rstrip("\r\n")) :]
+        csv.writer(new_line, lineterminator=ending).writerow([row[0], checksum, *row[2:]])
+        lines.append(new_line.getvalue())
+    return "".join(lines)

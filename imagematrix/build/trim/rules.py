@@ -49,21 +49,21 @@ class Rules:
         cubins = [entry for entry in code if entry.kind == CUBIN]
         texts = [entry for entry in code if entry.kind == PTX]
         native = {compute for compute in self.computes if _has_cubin(cubins, compute)}
-        compiled = [compute for compute in self.computes if compute not in native]
-        served = native.union(compute for compute in compiled if _has_ptx(texts, compute))
+        without_cubin = [compute for compute in self.computes if compute not in native]
+        served = native.union(compute for compute in without_cubin if _has_ptx(texts, compute))
         kept = tuple(
-            entry for entry in entries if any(self._is_kept(inner, compiled) for inner in entry.code)
+            entry for entry in entries if any(self._is_kept(inner, without_cubin) for inner in entry.code)
         )
         # A program with an empty fatbin would fail later, and less clearly.
         if cubins + texts and not served and not self.drop_dead:
             kept = tuple(entries)
         return Verdict(kept=kept, served=frozenset(served))
 
-    def _is_kept(self, entry: FatbinEntry, compiled: Sequence[str]) -> bool:
+    def _is_kept(self, entry: FatbinEntry, without_cubin: Sequence[str]) -> bool:
         if entry.kind == CUBIN:
             return any(_has_cubin([entry], compute) for compute in self.computes)
         if entry.kind == PTX:
-            return self.keep_ptx or any(_has_ptx([entry], compute) for compute in compiled)
+            return self.keep_ptx or any(_has_ptx([entry], compute) for compute in without_cubin)
         return True  # intermediate code for linkers, which no driver loads
 
 

@@ -32,5 +32,5 @@ def main() -> None:
         sys.exit(f"trim: {error}")
     for result in report.results:
         missing = f", nothing for {' '.join(result.missing)}" if result.missing else ""
-        removed = f"{result.removed} of {result.size} bytes removed"
+        removed = f"{result.removed_size} of {result.size} bytes removed"
         print(sanitize_line(f"{result.status.value}: {result.path}: {removed}{missing}"))  # noqa: T201 - its answer

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from imagematrix.build.trim.edits import Edit
     from imagematrix.build.trim.rules import Rules
-    from imagematrix.build.trim.wheel import Look
 
     Measure = Callable[[Iterable[bytes]], int]
 
@@ -60,7 +59,7 @@ class TrimReport:
             "drop_dead": self.rules.drop_dead,
             "include_nvidia": self.rules.nvidia,
             "dry_run": self.dry_run,
-            "removed": sum(result.removed for result in self.results),
+            "removed": sum(result.removed_size for result in self.results),
             "files": [result.to_json() for result in self.results],
             "linked": list(self.linked),
         }
@@ -81,18 +80,17 @@ def trim(
     among `paths` lead to the new file. With `output`, copies of `paths` in that folder are trimmed instead.
     The hashes of trimmed files in a RECORD are updated. `measure` returns the compressed size of bytes.
     """
-    listed = files.list_files(paths, output)
+    listing = files.list_files(paths, output)
     trimmed: dict[Path, bool] = {}  # whether something was removed, by path
     recorded: list[str] = []
     results: list[FileResult] = []
     linked: list[str] = []
-    look = partial(_examine_window, rules, measure)
     try:
         if not dry_run:
-            listed.create()
+            listing.create()
         try:
-            for names in listed.files:
-                with _open_examined(names[0].source, look) as examined:
+            for names in listing.files:
+                with _open_examined(names[0].source, rules, measure) as examined:
                     results += examined.results
                     if any(result.status in DONE for result in examined.results):
                         trimmed.update({name.target: bool(examined.write) for name in names})
@@ -102,10 +100,10 @@ def trim(
                         _write_file(names, examined)
         finally:  # after an error, too, for the files that are already trimmed
             if not dry_run:
-                for names in listed.files:
+                for names in listing.files:
                     recorded += _update_record(names, trimmed)
         if not dry_run:
-            listed.finish()
+            listing.finish()
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise UsageError(f"{where}{error.strerror or error}") from error
@@ -125,30 +123,27 @@ class _Examined:
 
 
 @contextlib.contextmanager
-def _open_examined(path: Path, look: Look) -> Iterator[_Examined]:
+def _open_examined(path: Path, rules: Rules, measure: Measure | None) -> Iterator[_Examined]:
+    def examine(name: str, window: Window) -> FileResult | None:
+        result = examine_file(name, window, rules)
+        if measure and result and result.edits:
+            removed_bytes = edits.read_removed_bytes(window, result.edits)
+            return dataclasses.replace(result, compressed=measure(removed_bytes))
+        return result
+
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         window = Window(file, 0, status.st_size)
         head = window.read_at(0, archives.HEAD)
         if path.suffix == wheel.SUFFIX and head.startswith(archives.ZIP):
-            with wheel.open_wheel(str(path), window, look) as inside:
-                write = inside.write if inside.changed else None
-                yield _Examined(file=file, status=status, results=inside.results, write=write)
+            with wheel.open_wheel(str(path), window, examine) as contents:
+                write = contents.write if contents.changed else None
+                yield _Examined(file=file, status=status, results=contents.results, write=write)
             return
-        result = look(str(path), window) if is_candidate_file(head) else None
-        yield _Examined(
-            file=file,
-            status=status,
-            results=[result] if result else [],
-            write=partial(_write, window, result.edits) if result and result.edits else None,
-        )
-
-
-def _examine_window(rules: Rules, measure: Measure | None, path: str, window: Window) -> FileResult | None:
-    result = examine_file(path, window, rules)
-    if measure and result and result.edits:
-        return dataclasses.replace(result, compressed=measure(edits.read_removed_bytes(window, result.edits)))
-    return result
+        result = examine(str(path), window) if is_candidate_file(head) else None
+        results = [result] if result else []
+        write = partial(_write_edited, window, result.edits) if result and result.edits else None
+        yield _Examined(file=file, status=status, results=results, write=write)
 
 
 def _write_file(names: Sequence[PathPair], examined: _Examined) -> None:
@@ -161,7 +156,7 @@ def _write_file(names: Sequence[PathPair], examined: _Examined) -> None:
         files.replace_files(names, examined.status, partial(shutil.copyfileobj, examined.file))
 
 
-def _write(window: Window, changes: Sequence[Edit], target: IO[bytes]) -> None:
+def _write_edited(window: Window, changes: Sequence[Edit], target: IO[bytes]) -> None:
     for piece in edits.apply_edits(window, changes):
         if isinstance(piece, int):
             target.seek(piece, os.SEEK_CUR)  # leave a hole: zeros that take no disk space
@@ -177,27 +172,27 @@ def _update_record(names: Sequence[PathPair], trimmed: Mapping[Path, bool]) -> l
     target = names[0].target
     if not (trimmed and records.NAME.fullmatch(target.as_posix()) and target.exists()):
         return []
-    surprising: list[str] = []
+    corrected: list[str] = []
     folder = target.parent.parent
-    real = {Path(os.path.realpath(file)): file for file in trimmed}
-    basenames = {file.name for file in real}
+    by_real_path = {Path(os.path.realpath(file)): file for file in trimmed}
+    basenames = {path.name for path in by_real_path}
 
-    def hashed(path: str) -> str | None:
+    def find_hash(path: str) -> str | None:
         # Resolving links, such as lib64, takes time, so only paths named like a trimmed file are resolved.
         if "\0" in path or os.path.basename(path) not in basenames:  # noqa: PTH119 - text, perhaps no path
             return None
-        file = real.get(Path(os.path.realpath(folder / path)))
+        file = by_real_path.get(Path(os.path.realpath(folder / path)))
         if not file or not file.exists():
             return None
         checksum = records.hash_file(file)
         if not trimmed[file] and checksum not in text:
-            surprising.append(str(file))
+            corrected.append(str(file))
         return checksum
 
     before = target.read_bytes()
     text = before.decode("utf-8", "surrogateescape")
-    after = records.update_record(text, hashed).encode("utf-8", "surrogateescape")
+    after = records.update_record(text, find_hash).encode("utf-8", "surrogateescape")
     if after != before:
         copies = [PathPair(name.target, name.target) for name in names]
         files.replace_files(copies, target.stat(), lambda file: file.write(after))
-    return surprising
+    return corrected

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.binaries.window import Window
 
-    Look = Callable[[str, Window], FileResult | None]
+    Examine = Callable[[str, Window], FileResult | None]
 
 SUFFIX = ".whl"
 LOCAL = struct.Struct("<26xHH")  # a local header: lengths of the name and the extra field after it
@@ -52,16 +52,22 @@ class Wheel:
             record = _find_record(source)
             for entry in source.infolist():
                 if entry.filename in self.changed:
-                    digests[entry.filename] = _deflate(*self.changed[entry.filename], entry, archive)
+                    digests[entry.filename] = _compress_file(*self.changed[entry.filename], entry, archive)
                 elif entry is not record:
-                    _copy(self.window, entry, archive)
+                    # Its compressed bytes are copied, which zipfile cannot do.
+                    lengths = LOCAL.unpack(self.window.read_at(entry.header_offset, LOCAL.size))
+                    data_offset = entry.header_offset + LOCAL.size + sum(lengths)
+                    new = _copy_entry(entry)
+                    new.CRC, new.compress_size = entry.CRC, entry.compress_size
+                    with _append_file(archive, new) as file:
+                        shutil.copyfileobj(self.window.get_part(data_offset, entry.compress_size), file)
             updated = records.update_record(source.read(record).decode(), digests.get)
             archive.writestr(_copy_entry(record), updated)
 
 
 @contextlib.contextmanager
-def open_wheel(path: str, window: Window, look: Look) -> Iterator[Wheel]:
-    """Yield the results for a wheel; `look` examines each file. Raises UsageError if the wheel is signed.
+def open_wheel(path: str, window: Window, examine: Examine) -> Iterator[Wheel]:
+    """Yield the results for a wheel; `examine` examines each file. Raises UsageError if the wheel is signed.
 
     A file in it is named by the wheel's path, "!/" and its own path.
     """
@@ -76,7 +82,7 @@ def open_wheel(path: str, window: Window, look: Look) -> Iterator[Wheel]:
                     if not is_candidate_file(head):
                         continue
                     part = opening.enter_context(archives.copy_stream(file, size, head))
-                    result = look(f"{path}!/{name}", part)
+                    result = examine(f"{path}!/{name}", part)
                     if result:
                         results.append(result)
                     if result and result.edits:
@@ -125,11 +131,6 @@ def _find_record(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
     return record
 
 
-def _trimmed_bytes(window: Window, result: FileResult) -> Iterator[bytes]:
-    for piece in edits.apply_edits(window, result.edits):
-        yield from edits.generate_zeros(piece) if isinstance(piece, int) else (piece,)
-
-
 def _copy_entry(entry: zipfile.ZipInfo) -> zipfile.ZipInfo:
     """Return a new zip entry with the name, time, mode and size of another one."""
     new = zipfile.ZipInfo(entry.filename, entry.date_time)
@@ -140,7 +141,9 @@ def _copy_entry(entry: zipfile.ZipInfo) -> zipfile.ZipInfo:
     return new
 
 
-def _deflate(window: Window, result: FileResult, entry: zipfile.ZipInfo, archive: zipfile.ZipFile) -> str:
+def _compress_file(
+    window: Window, result: FileResult, entry: zipfile.ZipInfo, archive: zipfile.ZipFile
+) -> str:
     """Write a trimmed file to a zip with several threads, and return its hash in the encoding of a RECORD.
 
     zipfile would use a single thread.
@@ -150,28 +153,22 @@ def _deflate(window: Window, result: FileResult, entry: zipfile.ZipInfo, archive
     new.CRC = 0
     digest = hashlib.sha256()
 
-    def content() -> Iterator[bytes]:
-        for block in deflate.split_blocks(_trimmed_bytes(window, result)):
+    def generate_pieces() -> Iterator[bytes]:
+        for piece in edits.apply_edits(window, result.edits):
+            yield from edits.generate_zeros(piece) if isinstance(piece, int) else (piece,)
+
+    def generate_blocks() -> Iterator[bytes]:
+        for block in deflate.split_blocks(generate_pieces()):
             new.CRC = zlib.crc32(block, new.CRC)
             digest.update(block)
             yield block
 
     with _append_file(archive, new) as file:
         start = file.tell()
-        for piece in deflate.compress_deflate(content(), deflate.count_threads()):
+        for piece in deflate.compress_deflate(generate_blocks(), deflate.count_threads()):
             file.write(piece)
         new.compress_size = file.tell() - start
     return records.encode_digest(digest.digest())
-
-
-def _copy(window: Window, entry: zipfile.ZipInfo, archive: zipfile.ZipFile) -> None:
-    """Copy the compressed bytes of a file from one zip to another, which zipfile cannot do."""
-    lengths = LOCAL.unpack(window.read_at(entry.header_offset, LOCAL.size))
-    data = window.get_part(entry.header_offset + LOCAL.size + sum(lengths), entry.compress_size)
-    new = _copy_entry(entry)
-    new.CRC, new.compress_size = entry.CRC, entry.compress_size
-    with _append_file(archive, new) as file:
-        shutil.copyfileobj(data, file)
 
 
 @contextlib.contextmanager

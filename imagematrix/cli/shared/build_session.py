@@ -110,17 +110,17 @@ class BuildSession:
         from imagematrix.build.executor.buildx import Buildx
 
         options = self._options
-        earlier = None
+        build_cache = None
         # Images that are built on an image of the engine need its bytes if another builder builds them.
         if self._hints and not (self.store is self._engine and name):
-            earlier = BuildCache(self._hints, self.store)
+            build_cache = BuildCache(self._hints, self.store)
         return self._stack.enter_context(
             Buildx(
                 self._engine,
                 name,
                 options.attest,
                 proxy=bool(options.inputs and options.inputs.proxies),
-                earlier=earlier,
+                build_cache=build_cache,
                 no_cache=options.no_cache,
                 caches=options.caches,
             )
@@ -135,7 +135,7 @@ class BuildSession:
             resolve=self._engine.resolve,
             store=self.store,
             engine=self._adopted_from,
-            given=self._options.inputs,
+            build_inputs=self._options.inputs,
             # Attestations name the build of the image, and without a cache its steps are to run.
             adopts_earlier=not self._options.attest and not self._options.no_cache,
         )
@@ -192,8 +192,8 @@ def plan_with_lock(
     from imagematrix.images.catalog.axis_conditions import ConditionError
 
     matrix = load_matrix(file, contexts=contexts)
-    if context.given:
-        context.given.require_known(matrix.images)
+    if context.build_inputs:
+        context.build_inputs.require_known(matrix.images)
     if push:
         for image in matrix.images:
             if image.development:
@@ -207,8 +207,8 @@ def plan_with_lock(
         locked=locked,
         drivers=drivers,
         frozen=frozen,
-        recorded=partial(build_contexts.load_listing, file.parent / build_contexts.STATE),
-        note=print_info,
+        find_recorded=partial(build_contexts.load_listing, file.parent / build_contexts.STATE),
+        on_progress=print_info,
     )
     try:
         result = plan(
@@ -274,7 +274,7 @@ def plan_and_compare(
         except EngineError as error:
             # A plan is also useful on machines that cannot build, such as a laptop.
             print_info(f"{error}; every feasible cell is shown as to build")
-            context = PlanContext(given=inputs)
+            context = PlanContext(build_inputs=inputs)
         return plan_with_lock(
             file, context, only, platforms=platforms, push=push, contexts=contexts, needs=needs
         )

@@ -81,7 +81,7 @@ class ContainerTester:
             return ImageTestResult(outcome=ImageTestOutcome.PASSED)
         return ImageTestResult(outcome=ImageTestOutcome.NOT_TESTED, why=UNTESTED)
 
-    def note(self, item: Planned, result: ImageTestResult | None) -> None:
+    def record_result(self, item: Planned, result: ImageTestResult | None) -> None:
         """Note that an image is stored, with what came of its test; see ImageTester."""
         test = item.cell.image.test
         self._notes.put_note(
@@ -98,7 +98,7 @@ class ContainerTester:
         selection = self._select_variant(item, variant)
         if isinstance(selection, ImageTestResult):  # before anything is loaded
             return selection
-        with transport.convert_errors(), self._engine.loaded(order, made) as image:
+        with transport.convert_errors(), self._engine.load_image(order, made) as image:
             loaded = record.replace(variant, reference=image, digest=None)
             return self._run_test(item, test, loaded, log, "nothing is tagged: mend the image or its test")
 
@@ -205,7 +205,7 @@ class ContainerTester:
         mounts = [(target, source) for target, source in test.mounts]
         for name in test.secrets:
             file = folder / name
-            file.write_bytes(self._inputs.secret(name))
+            file.write_bytes(self._inputs.read_secret(name))
             file.chmod(0o444)  # whoever the user in the container is; nobody else gets into the folder
             mounts.append((f"{SECRETS}/{name}", file))
         options: dict[str, Any] = {} if test.network else {"network_mode": "none"}

@@ -54,7 +54,7 @@ def write_converted(path: Path, text: str, folder: Path) -> None:
 
     context = path.parent
     try:
-        conversion = convert_dockerfile(text, ContextFiles(context).complaint)
+        conversion = convert_dockerfile(text, ContextFiles(context).find_complaint)
     except UsageError as error:
         raise UsageError(f"{path}: {error}", remedy=error.remedy) from error
     context_path = os.path.relpath(context.resolve(), folder.resolve())

@@ -70,16 +70,16 @@ class Progress:
         self._name = name
         self._lock = threading.Lock()
 
-    def started(self, item: Planned) -> None:
+    def on_start(self, item: Planned) -> None:
         """Record that the build of `item` has started."""
 
-    def step(self, item: Planned, text: str) -> None:
+    def on_step(self, item: Planned, text: str) -> None:
         """Record the current instruction of `item`."""
 
-    def output(self, item: Planned, text: str) -> None:
+    def on_output(self, item: Planned, text: str) -> None:
         """Record lines of the log of `item`."""
 
-    def finished(self, result: Result) -> None:
+    def on_finish(self, result: Result) -> None:
         """Record a result."""
         with self._lock:
             self.results.append(result)
@@ -94,7 +94,7 @@ class Progress:
 class _Lines(Progress):
     """Prints a line when a build starts and one when it ends; the steps are in the log."""
 
-    def started(self, item: Planned) -> None:
+    def on_start(self, item: Planned) -> None:
         print_info(f"{'adopting' if item.status is PlanStatus.ADOPT else 'building'} {self._name(item)}")
 
     def show_result(self, result: Result, count: str, text: str) -> None:
@@ -104,7 +104,7 @@ class _Lines(Progress):
 class _LoggedLines(_Lines):
     """Prints the logs as well, each line with its cell."""
 
-    def output(self, item: Planned, text: str) -> None:
+    def on_output(self, item: Planned, text: str) -> None:
         name = self._name(item)
         for line in strip_escapes(text).splitlines():
             print_info(f"{name}: {line}")
@@ -113,13 +113,13 @@ class _LoggedLines(_Lines):
 class _EventLines(Progress):
     """Prints a JSON document for each event, in one line."""
 
-    def started(self, item: Planned) -> None:
+    def on_start(self, item: Planned) -> None:
         self._print_event("started", item)
 
-    def step(self, item: Planned, text: str) -> None:
+    def on_step(self, item: Planned, text: str) -> None:
         self._print_event("step", item, text=strip_escapes(text))
 
-    def output(self, item: Planned, text: str) -> None:
+    def on_output(self, item: Planned, text: str) -> None:
         for line in strip_escapes(text).splitlines():
             self._print_event("output", item, text=line)
 
@@ -144,11 +144,11 @@ class _Board(Progress):
         self._running: dict[str, str] = {}
         self._begin = time.monotonic()
 
-    def started(self, item: Planned) -> None:
+    def on_start(self, item: Planned) -> None:
         with self._lock:
             self._running[self._name(item)] = "starting"
 
-    def step(self, item: Planned, text: str) -> None:
+    def on_step(self, item: Planned, text: str) -> None:
         with self._lock:
             if self._name(item) in self._running:
                 self._running[self._name(item)] = strip_escapes(text)

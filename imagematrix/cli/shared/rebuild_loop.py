@@ -93,5 +93,5 @@ def _list_labels(plan: Plan, results: Sequence[Result]) -> Iterator[tuple[Planne
     for item in plan.with_status(PlanStatus.UP_TO_DATE):
         yield item, item.labels
     for result in results:
-        if result.stored:
+        if result.is_stored:
             yield result.item, result.labels or result.item.labels

@@ -143,8 +143,8 @@ def test_reports_are_written_however_a_build_ends(command, backend, tmp_path, co
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
 
     class Ended(Reporter):
-        def finished(self, result):
-            super().finished(result)
+        def on_finish(self, result):
+            super().on_finish(result)
             raise signal
 
     make = backend.make
@@ -257,7 +257,7 @@ def test_lock_stays_if_a_registry_is_down(command, backend, tmp_path):
             raise EngineError("its registry cannot be reached", remedy="try again")
         return f"sha256:{'1' * 64}"
 
-    backend.newest = newest
+    backend.resolve_newest = newest
     result = command("lock", "--upgrade", "--json")
     assert (result.code, result.out) == (8, "")
     assert result.err == "imagematrix: its registry cannot be reached\n  try again\n"
@@ -424,15 +424,15 @@ def test_progress_board_shows_running_cells(planned, monkeypatch):
     for name in ("COLORTERM", "FORCE_COLOR", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     with show_progress((one, other)) as board:
-        board.started(one)
-        board.started(other)
-        board.step(one, "2/3 RUN [bold] make")
+        board.on_start(one)
+        board.on_start(other)
+        board.on_step(one, "2/3 RUN [bold] make")
         running = io.StringIO()
         assert isinstance(board, _Board)
         Console(file=running, width=60).print(board.render())
-        board.finished(Result(item=one, status=BuildStatus.BUILT, seconds=1.25))
-        board.step(one, "too late")
-        board.finished(Result(item=other, status=BuildStatus.FAILED, seconds=2))
+        board.on_finish(Result(item=one, status=BuildStatus.BUILT, seconds=1.25))
+        board.on_step(one, "too late")
+        board.on_finish(Result(item=other, status=BuildStatus.FAILED, seconds=2))
     lines = [" ".join(line.split()) for line in running.getvalue().splitlines()]
     assert lines == ["cpu-x86-64-v3 2/3 RUN [bold] make", "cpu-znver4 starting", "0 of 2 done"]
     result = terminal.getvalue()
@@ -452,9 +452,9 @@ def test_progress_board_never_truncates_names_and_time_left(planned, monkeypatch
     monkeypatch.setenv("COLUMNS", str(width))
     with show_progress(items) as board:
         for item in items:
-            board.started(item)
-            board.step(item, f"2/3: RUN {'make ' * 99}")
-        board.finished(Result(item=items[0], status=BuildStatus.BUILT, seconds=60))
+            board.on_start(item)
+            board.on_step(item, f"2/3: RUN {'make ' * 99}")
+        board.on_finish(Result(item=items[0], status=BuildStatus.BUILT, seconds=60))
         running = io.StringIO()
         assert isinstance(board, _Board)
         Console(file=running, width=width).print(board.render())

@@ -147,7 +147,7 @@ def rendered(path):
     """Return what the template of a matrix gives for its first cell."""
     matrix = load_matrix(path)
     with Renderer(matrix.templates) as renderer:
-        return renderer.render(expand_matrix(matrix).cells[0], lambda name: name)
+        return renderer.render(expand_matrix(matrix).cells[0], lambda name: name).text
 
 
 @pytest.mark.parametrize("name", DOCKERFILES)

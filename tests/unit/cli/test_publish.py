@@ -44,7 +44,7 @@ class Backend:
     def resolve(self, reference):
         return self.known.get(reference, digest(reference.encode()))
 
-    def newest(self, reference):
+    def resolve_newest(self, reference):
         return self.newer.get(reference) or self.resolve(reference)
 
     def list_variants(self, image, version):
@@ -53,7 +53,7 @@ class Backend:
     def pin_by_immovable_name(self, reference, digest):  # noqa: ARG002
         return None
 
-    def image(self, reference):
+    def get_image_id(self, reference):
         return digest(reference.encode())
 
     def save(self, image):
@@ -135,7 +135,7 @@ def test_image_lost_by_the_registry_is_rebuilt(cli, backend, matrix, image, repo
     reference = f"{image}:{tag}"
     own = labels_of("cpu-x86-64-v3") | {labels.INPUT: document["cells"][0]["input"]}
     backend.push = lambda _: repository.put(tag, raw[1], raw[0])
-    backend.digest = lambda _: repository.tags[tag]
+    backend.get_digest = lambda _: repository.tags[tag]
     backend.images[reference] = StoredVariant(
         reference=reference, cell="cpu-x86-64-v3", input_digest=own[labels.INPUT]
     )
@@ -282,7 +282,7 @@ def test_publish_pushes_images_only_in_the_engine(cli, backend, image, repositor
         backend.images[reference] = StoredVariant(reference=reference, cell=cell, input_digest=made_of)
     manifests = {}
     backend.push = lambda reference: manifests.update({reference: repository.image(tag, own)})
-    backend.digest = manifests.get
+    backend.get_digest = manifests.get
     result = cli("publish", f"{image}:v1", "--json")
     assert result.code == 0, result.err
     assert json.loads(result.out)["variants"] == 2
@@ -333,7 +333,7 @@ def test_publish_ignores_remaining_images_of_a_development_version(
     tag = labels.make_tag("v1", "b", own[labels.INPUT])
     manifests = {}
     backend.push = lambda reference: manifests.update({reference: repository.image(tag, own)})
-    backend.digest = manifests.get
+    backend.get_digest = manifests.get
     result = cli("publish", f"{image}:v1", "--json")
     assert result.code == 0, result.err
     assert list(manifests) == [f"{image}:{tag}"]
@@ -444,7 +444,7 @@ def test_run_uses_the_digest_unless_the_engine_has_the_image(
 def test_build_reports_a_tag_moved_during_the_push(
     cli, backend, matrix, make_image, repository, image, monkeypatch
 ):
-    monkeypatch.setattr(Compilers, "flags", lambda *_: frozenset())
+    monkeypatch.setattr(Compilers, "get_flags", lambda *_: frozenset())
     backend.pin_by_immovable_name = lambda *_: None
     backend.stop = lambda: None
 

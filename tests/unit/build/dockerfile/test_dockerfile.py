@@ -369,7 +369,7 @@ def test_instructions_that_read_the_context_are_found(instruction, reads):
     text = f"FROM debian:trixie\nRUN true\n{instruction}\nRUN true\n"
     found = find_missing_sources(text, lambda path: (f"no {path}", "none"))
     assert bool(found) is reads
-    assert {fault.mark(text).line for fault in found} <= {3, 4}
+    assert {fault.locate(text).line for fault in found} <= {3, 4}
 
 
 @pytest.mark.parametrize(
@@ -445,7 +445,7 @@ def test_all_faults_are_reported_at_once_with_their_places():
     )
     with pytest.raises(DockerfileError) as caught:
         list_bases(text)
-    found = [(mark.line, mark.column) for mark in (fault.mark(text) for fault in caught.value.faults)]
+    found = [(mark.line, mark.column) for mark in (fault.locate(text) for fault in caught.value.faults)]
     assert found == [(3, 1), (4, 5), (9, 11), (12, 6), (13, 13), (15, 13)]
     assert str(caught.value).splitlines()[-2] == "line 13: no stage is called progam"
 

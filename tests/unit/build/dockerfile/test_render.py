@@ -44,7 +44,7 @@ for path in sys.argv[1:]:
     names = [image.name for image in matrix.images]
     with Renderer(matrix.templates, names, matrix.property_names) as renderer:
         for cell in expand_matrix(matrix).cells:
-            digest.update(renderer.render(cell, str).encode())
+            digest.update(renderer.render(cell, str).text.encode())
 print(digest.hexdigest())
 """
 
@@ -57,7 +57,7 @@ def render(path, name=None, complete=lambda text, _: text):
     names = [image.name for image in matrix.images]
     with Renderer(matrix.templates, names, matrix.property_names) as renderer:
         cell = cells[name] if name else every[0]
-        return complete(renderer.render(cell, "{}:v1".format), cell)
+        return complete(renderer.render(cell, "{}:v1".format).text, cell)
 
 
 def refusal(path, name=None):
@@ -161,7 +161,7 @@ def test_cell_is_rendered_alike_whatever_was_rendered_before(project, tmp_path, 
     )
     matrix = load_matrix(path)
     with Renderer(matrix.templates) as renderer:
-        rendered = {renderer.render(cell, str) for cell in expand_matrix(matrix).cells}
+        rendered = {renderer.render(cell, str).text for cell in expand_matrix(matrix).cells}
     assert rendered == {"FROM scratch\nUSER 1\n"}
 
 

@@ -258,14 +258,14 @@ def test_renderer_has_no_secrets_in_its_environment(cells, monkeypatch):
     monkeypatch.setenv("REGISTRY_TOKEN", "secret")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/python/lib")
     renderer, result = cells("FROM x\n")
-    assert renderer.render(result[0], {}.get) == "FROM x\n"
+    assert renderer.render(result[0], {}.get).text == "FROM x\n"
     environment = Path(f"/proc/{renderer._process.pid}/environ").read_text()
     assert environment == "LD_LIBRARY_PATH=/opt/python/lib\0"
 
 
 def test_killed_renderer_is_reported(cells):
     renderer, result = cells("FROM x\n")
-    assert renderer.render(result[0], {}.get) == "FROM x\n"
+    assert renderer.render(result[0], {}.get).text == "FROM x\n"
     renderer._process.kill()
     with pytest.raises(UsageError, match="rendering was killed by SIGKILL"):
         renderer.render(result[1], {}.get)
@@ -281,10 +281,10 @@ def test_renderer_that_does_not_start_is_reported(cells, monkeypatch):
 def test_long_requests_and_answers_do_not_deadlock(cells):
     renderer, result = cells("{% for n in range(1000) %}{{ base }} and much more text {% endfor %}")
     renderer.announce(result)
-    assert {len(renderer.render(cell, {}.get)) > 30_000 for cell in reversed(result)} == {True}
+    assert {len(renderer.render(cell, {}.get).text) > 30_000 for cell in reversed(result)} == {True}
 
 
 def test_renderer_does_not_receive_ctrl_c(cells):
     renderer, result = cells("FROM x\n")
     assert os.getsid(renderer._process.pid) == renderer._process.pid != os.getsid(0)
-    assert renderer.render(result[0], {}.get) == "FROM x\n"
+    assert renderer.render(result[0], {}.get).text == "FROM x\n"

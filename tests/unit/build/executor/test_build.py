@@ -18,6 +18,7 @@ from compiling import compiled
 from imagematrix.audit.images import layer
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.build import build
+from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.executor.result import combine_failures, complete_results, make_build_document
 from imagematrix.build.plan.plan import PlanStatus
 from imagematrix.errors import AuditError, BuildError, EngineError, TagMovedError, UsageError
@@ -40,16 +41,16 @@ class Recorder:
     def __init__(self):
         self.notes = []
 
-    def started(self, item):
+    def on_start(self, item):
         self.notes.append(("started", item.cell.id))
 
-    def step(self, item, text):
+    def on_step(self, item, text):
         self.notes.append((text, item.cell.id))
 
-    def output(self, item, text):
+    def on_output(self, item, text):
         pass
 
-    def finished(self, result):
+    def on_finish(self, result):
         self.notes.append((result.status, result.item.cell.id))
 
 
@@ -65,7 +66,7 @@ def carry_out(backend, logs):
     def call(plan, *, jobs=1, **options):
         recorder = Recorder()
         results = build(
-            plan, backend, backend, jobs=jobs, logs=logs, reporter=recorder, layers=Layers(), **options
+            plan, BuildBackend(backend, backend, Layers()), jobs=jobs, logs=logs, reporter=recorder, **options
         )
         return results, recorder.notes
 
@@ -179,7 +180,7 @@ def test_slow_push_does_not_delay_an_interrupt(planned, backend, logs, monkeypat
             super().__init__()
             self.results = []
 
-        def finished(self, result):
+        def on_finish(self, result):
             self.results.append(result)
 
     def store(*_):
@@ -195,7 +196,7 @@ def test_slow_push_does_not_delay_an_interrupt(planned, backend, logs, monkeypat
     threading.Thread(target=interrupt).start()
     plan, reporter = planned(only=CPU), Impatient()
     with pytest.raises(KeyboardInterrupt):
-        build(plan, backend, backend, jobs=1, logs=logs, reporter=reporter, layers=Layers())
+        build(plan, BuildBackend(backend, backend, Layers()), jobs=1, logs=logs, reporter=reporter)
     results = complete_results(plan.items, reporter.results)
     assert [result.status for result in results] == ["stopped", "stopped"]
     pushed.set()
@@ -294,7 +295,9 @@ def test_image_above_its_size_budget_is_not_stored(planned, carry_out, backend, 
     assert text.index("706.56 kB sha256:") < text.index("409.60 kB sha256:")
     assert not backend.images
     without = planned(only=CPU).items[0].identity
-    assert plan.items[0].identity.changed(without.components) == ("context",)  # the matrix is in the context
+    assert plan.items[0].identity.find_changed_components(without.components) == (
+        "context",
+    )  # the matrix is in the context
 
 
 def test_image_within_its_size_budget_is_built(planned, carry_out, backend, tar):
@@ -340,9 +343,9 @@ def test_device_code_compiled_at_run_time_is_a_claim_of_the_matrix(planned, carr
     assert [result.status for result in results] == ["built"]
     assert len(backend.called("make")) == 1
     without = planned(only=f"{TWO},driver=550.163.01").items[0].identity
-    assert plan.items[0].identity.changed(without.components) == ("context", "device code")
+    assert plan.items[0].identity.find_changed_components(without.components) == ("context", "device code")
     for claimed, plain in zip(planned(CLAIM, only=CPU).items, planned(only=CPU).items, strict=True):
-        assert claimed.identity.changed(plain.identity.components) == ("context",)
+        assert claimed.identity.find_changed_components(plain.identity.components) == ("context",)
 
 
 OPTIONAL = ("version: v1", 'version: v1\n    optional_device_code: ["/opt/mla/*"]')
@@ -363,7 +366,7 @@ def test_optional_files_of_the_matrix_may_lack_code(planned, carry_out, backend,
         ("/opt/k.cubin", ["89"], None),
         ("/opt/mla/90a.cubin", ["90a"], True),
     ]
-    changed = plan.items[0].identity.changed(planned(only=only).items[0].identity.components)
+    changed = plan.items[0].identity.find_changed_components(planned(only=only).items[0].identity.components)
     assert changed == ("context", "optional device code")
 
 
@@ -646,14 +649,14 @@ def test_interrupt_stops_running_builds_and_propagates(planned, backend, logs, j
     steps = itertools.count(1)
 
     class Impatient(Recorder):
-        def step(self, *_):
+        def on_step(self, *_):
             if next(steps) == jobs:
                 main = threading.main_thread().ident
                 threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
 
     backend.hold = True
     with pytest.raises(KeyboardInterrupt):
-        build(planned(), backend, backend, jobs=jobs, logs=logs, reporter=Impatient(), layers=Layers())
+        build(planned(), BuildBackend(backend, backend, Layers()), jobs=jobs, logs=logs, reporter=Impatient())
     assert ("stop",) in backend.calls
     assert len(backend.called("make")) == jobs
     assert not backend.images
@@ -666,7 +669,7 @@ def test_interrupt_does_not_wait_for_audits(planned, backend, logs, tar, monkeyp
     results = []
 
     class Listing(Recorder):
-        def finished(self, result):
+        def on_finish(self, result):
             results.append(result.status)
 
     def read(*_):
@@ -681,7 +684,9 @@ def test_interrupt_does_not_wait_for_audits(planned, backend, logs, tar, monkeyp
     backend.layers = [tar(("bin/true", b""))]
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        build(planned(only=CPU), backend, backend, jobs=1, logs=logs, reporter=Listing(), layers=Layers())
+        build(
+            planned(only=CPU), BuildBackend(backend, backend, Layers()), jobs=1, logs=logs, reporter=Listing()
+        )
     assert results == ["stopped"]
     go_on.set()
 
@@ -692,11 +697,11 @@ def test_interrupt_while_a_thread_starts_waits_for_its_build(planned, backend, l
     started = threading.Event()
 
     class Slow(Recorder):
-        def started(self, _):
+        def on_start(self, _):
             started.set()
             time.sleep(0.3)
 
-        def finished(self, result):
+        def on_finish(self, result):
             results.append(result.status)
 
     start = threading.Thread.start
@@ -709,7 +714,7 @@ def test_interrupt_while_a_thread_starts_waits_for_its_build(planned, backend, l
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        build(planned(), backend, backend, jobs=1, logs=logs, reporter=Slow(), layers=Layers())
+        build(planned(), BuildBackend(backend, backend, Layers()), jobs=1, logs=logs, reporter=Slow())
     assert results == ["stopped"]
 
 

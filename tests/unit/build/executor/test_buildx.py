@@ -31,7 +31,7 @@ class Docker(Double):
         if self.gone:
             raise EngineError("cannot reach the Docker engine")
 
-    def digest(self, _):
+    def get_digest(self, _):
         return DIGEST
 
     def find_pinned_digest(self, place):
@@ -174,15 +174,15 @@ def test_base_that_an_earlier_command_has_read_is_not_exported(script, order, ma
     arguments = script(made.replace("cp -r", "cp -rn"))
     order = replace(order, sources=replace(order.sources, images={"a:1": "docker-image://held:1"}))
     known = Known()
-    with Buildx(Docker(), earlier=known) as builder:
+    with Buildx(Docker(), build_cache=known) as builder:
         first, _ = make(builder, order)
         assert known.bases == {f"{DIGEST} linux/amd64": LayoutImage(first.layout, first.digest).layers}
     assert arguments.read_text().count("--metadata-file") == 2, "the base and the image"
-    with Buildx(Docker(), earlier=known) as builder, builder.make(order, io.StringIO(), print) as again:
+    with Buildx(Docker(), build_cache=known) as builder, builder.make(order, io.StringIO(), print) as again:
         assert (again.digest, again.stored_layers) == (first.digest, first.stored_layers)
         assert contents(again) == [b"", b""]
     assert arguments.read_text().count("--metadata-file") == 3
-    with Buildx(Docker(), earlier=known) as builder:
+    with Buildx(Docker(), build_cache=known) as builder:
         make(builder, replace(order, sources=replace(order.sources, platform="linux/arm64")))
         make(builder, replace(order, sources=replace(order.sources, images={})))
     assert arguments.read_text().count("--metadata-file") == 7, "other layers, or none in the engine"
@@ -192,10 +192,10 @@ def test_base_of_a_registry_has_its_digest_as_name(script, order, made):
     script(made.replace("cp -r", "cp -rn"))
     order = replace(order, sources=replace(order.sources, images={"a:1": f"docker-image://a:1@{DIGEST}"}))
     known = Known()
-    with Buildx(Docker(), earlier=known) as builder:
+    with Buildx(Docker(), build_cache=known) as builder:
         make(builder, order)
     assert [*known.bases] == [f"{DIGEST} linux/amd64"]
-    with Buildx(Docker(), earlier=known) as builder, builder.make(order, io.StringIO(), print) as again:
+    with Buildx(Docker(), build_cache=known) as builder, builder.make(order, io.StringIO(), print) as again:
         assert contents(again) == [b"", b""]
         assert again.stored_layers == frozenset(), "the engine does not have them"
 
@@ -206,7 +206,7 @@ def test_base_with_other_layers_than_before_is_exported_again(script, order, mad
     order = replace(order, sources=replace(order.sources, images={"a:1": "docker-image://held:1"}))
     known = Known()
     known.bases[f"{DIGEST} linux/amd64"] = (DIGEST,)
-    with Buildx(Docker(), earlier=known) as builder:
+    with Buildx(Docker(), build_cache=known) as builder:
         with pytest.raises(MissingBlobError):
             make(builder, order)
         with builder.make(replace(order, unshared=True), io.StringIO(), print) as image:
@@ -227,13 +227,13 @@ def test_layers_of_the_last_build_are_not_rewritten(script, own):
     order, built = own
     script(built)
     known = Known()
-    with Buildx(Docker(), earlier=known) as builder, builder.make(order, io.StringIO(), print) as first:
+    with Buildx(Docker(), build_cache=known) as builder, builder.make(order, io.StringIO(), print) as first:
         parts = LayoutImage(first.layout, first.digest).parts
         assert known.cells == {}, "it is not stored yet"
         assert all(contents(first))
     layers = known.cells[order.reference]
     assert [(layer.digest, layer.size) for layer in layers] == [(part.digest, part.size) for part in parts]
-    with Buildx(Docker(), earlier=known) as builder:
+    with Buildx(Docker(), build_cache=known) as builder:
         with builder.make(order, io.StringIO(), print) as again:
             assert (again.digest, again.stored_layers) == (first.digest, {part.digest for part in parts})
             assert contents(again) == [b"", b""]
@@ -246,7 +246,7 @@ def test_failed_image_is_not_noted(script, own):
     order, built = own
     script(built)
     known = Known()
-    with Buildx(Docker(), earlier=known) as builder, pytest.raises(BuildError):  # noqa: SIM117
+    with Buildx(Docker(), build_cache=known) as builder, pytest.raises(BuildError):  # noqa: SIM117
         with builder.make(order, io.StringIO(), print):
             raise BuildError("not stored")
     assert known.cells == {}

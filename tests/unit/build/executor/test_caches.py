@@ -90,5 +90,5 @@ def test_names_of_caches_are_tags_and_differ():
 def test_a_cache_is_used_if_it_was_found_and_a_step_did_not_run(output, imported):
     use = CacheUse()
     for line in output.splitlines(keepends=True):
-        use.read(line)
-    assert use.imported is imported
+        use.read_line(line)
+    assert use.has_imported is imported

@@ -21,7 +21,7 @@ def flags(planned, backend):
     def call(*changes, **options):
         items = planned(*changes, **options).with_status("build")
         compilers = Compilers(items, backend.export)
-        return {item.cell.id: compilers.flags(item, sources(item)) for item in items}
+        return {item.cell.id: compilers.get_flags(item, sources(item)) for item in items}
 
     return call
 
@@ -76,7 +76,9 @@ def test_compiler_is_that_of_the_image_s_own_arguments(planned, backend):
     flags = {}
     for item in items:
         try:
-            found = compilers.flags(item, plan.given.sources(item.cell, item.cell.image.context, {}))
+            found = compilers.get_flags(
+                item, plan.build_inputs.make_sources(item.cell, item.cell.image.context, {})
+            )
         except BuildError:
             found = None
         flags[item.cell.image.name, item.cell.axes["march"]] = found
@@ -100,7 +102,7 @@ def test_failed_compiler_query_is_not_repeated(planned, backend):
     compilers = Compilers(items, backend.export)
     for item in items:
         with pytest.raises(BuildError, match="no such package"):
-            compilers.flags(item, sources(item))
+            compilers.get_flags(item, sources(item))
     assert len(backend.called("export")) == 1
 
 

@@ -22,7 +22,7 @@ def newlake(planned, backend):
     def call(*changes, **options):
         (item,) = planned(*NEWLAKE, *changes, only="march=newlake", **options).items
         sources = BuildSources(context=item.cell.image.context, platform=item.cell.platform)
-        return item, Compilers([item], backend.export).flags(item, sources)
+        return item, Compilers([item], backend.export).get_flags(item, sources)
 
     return call
 
@@ -40,14 +40,14 @@ def test_changed_fact_changes_the_image(newlake):
     other, _ = newlake(("avx1024f, ", ""))
     assert item.cell.id == other.cell.id
     assert item.reference != other.reference
-    assert item.identity.changed(other.identity.components) == ("context", "facts")
+    assert item.identity.find_changed_components(other.identity.components) == ("context", "facts")
 
 
 def test_fact_is_an_input_only_of_cells_that_use_it(planned):
     before = {item.cell.id: item.identity for item in planned().with_status("build")}
     after = {item.cell.id: item.identity for item in planned(*NEWLAKE).with_status("build")}
     # The matrix itself is in the context here.
-    assert {after[name].changed(before[name].components) for name in before} == {("context",)}
+    assert {after[name].find_changed_components(before[name].components) for name in before} == {("context",)}
     (new,) = after.keys() - before.keys()
     assert json.loads(after[new].components["facts"]) == {
         "cpu_flags": ["avx1024f", "avx2"],

@@ -4,6 +4,7 @@ import pytest
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.build import build
+from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.executor.image_tester import ImageTestError, ImageTestOutcome, ImageTestResult
 from imagematrix.build.executor.result import combine_failures, make_build_document
 from imagematrix.build.plan.build_inputs import parse_build_inputs
@@ -26,13 +27,10 @@ def carry_out(backend, tester, silent, tmp_path_factory):
         logs = tmp_path_factory.mktemp("project") / ".imagematrix" / "logs"
         (result,) = build(
             plan,
-            backend,
-            backend,
+            BuildBackend(backend, backend, Layers(), tester),
             jobs=1,
             logs=logs,
             reporter=silent,
-            layers=Layers(),
-            tester=tester,
             **options,
         )
         return result
@@ -110,7 +108,7 @@ def test_secrets_of_tests_are_known_and_read(planned, monkeypatch, tmp_path):
     monkeypatch.setenv("SECRET", "from a variable")
     given = parse_build_inputs([f"id=token,src={tmp_path}/file", "id=other,env=SECRET"])
     given.require_known([item.cell.image])
-    assert "secrets" not in given.components(item.cell.image)
-    assert (given.secret("token"), given.secret("other")) == (b"from a file", b"from a variable")
+    assert "secrets" not in given.list_components(item.cell.image)
+    assert (given.read_secret("token"), given.read_secret("other")) == (b"from a file", b"from a variable")
     with pytest.raises(UsageError, match="the secret absent is missing"):
-        given.secret("absent")
+        given.read_secret("absent")

@@ -72,7 +72,7 @@ def test_preference_is_in_labels_and_identity(planned):
     (item,) = planned(("context: .", "context: .\n    prefer: [cuda, driver]"), only=GPU).with_status("build")
     assert labels.read_terms(labels_of(item), item.reference).prefer == ("cuda", "driver")
     assert labels.read_terms(labels_of(usual), item.reference) == labels.Terms()
-    assert "prefer" in item.identity.changed(usual.identity.components)
+    assert "prefer" in item.identity.find_changed_components(usual.identity.components)
 
 
 OWN = ("  march:", "  python: ['3.11', '3.13']\n  cc: [gcc-14]\n  march:")
@@ -104,7 +104,7 @@ def test_renamed_axis_changes_the_identity(planned):
     renamed = tuple(text.replace("  cc:", "  compiled:") for text in OWN)
     other, _ = planned(renamed, only=GPU).with_status("build")
     assert first.cell.id == other.cell.id
-    assert "axes" in first.identity.changed(other.identity.components)
+    assert "axes" in first.identity.find_changed_components(other.identity.components)
 
 
 def test_cpu_only_image_has_no_gpu_labels(planned):

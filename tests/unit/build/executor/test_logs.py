@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.build.executor.logs import KEPT, excerpt_log, log_path, open_log
+from imagematrix.build.executor.logs import KEPT, excerpt_log, get_log_path, open_log
 from imagematrix.common.text import make_headline, strip_escapes
 
 
@@ -82,7 +82,7 @@ def test_every_cell_has_its_own_log(tmp_path):
         ("x/v1-a.log", "v1", "a"),
         ("x", "v1", "a"),
     ]
-    files = [log_path(tmp_path, *name) for name in names]
+    files = [get_log_path(tmp_path, *name) for name in names]
     for file in files:
         with open_log(file, print) as log:
             log.write("x")
@@ -91,7 +91,7 @@ def test_every_cell_has_its_own_log(tmp_path):
 
 def test_longest_names_give_a_valid_log_path(tmp_path):
     image = "/".join(["a"] * 100)
-    with open_log(log_path(tmp_path, image, "v" * 41, "c" * 73), print) as log:
+    with open_log(get_log_path(tmp_path, image, "v" * 41, "c" * 73), print) as log:
         log.write("x")
 
 

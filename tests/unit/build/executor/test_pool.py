@@ -83,10 +83,20 @@ def test_few_builds_are_spread_over_all_builders():
 
 
 def test_exports_take_no_build_slot():
-    pool = Pool([(Builder(), 1)])
-    with pool._take_builder():
-        assert pool.export("FROM scratch", None) == {"from": "FROM scratch"}
-        assert pool.export_base_layers("debian", None, ["t:v1"]) == ("debian", ["t:v1"])
+    exports: list[object] = []
+
+    class Exporting(Builder):
+        @contextlib.contextmanager
+        def make(self, order, log, step):
+            if order == "cell":  # which takes the only slot
+                exports.append(pool.export("FROM scratch", None))
+                exports.append(pool.export_base_layers("debian", None, ["t:v1"]))
+            with super().make(order, log, step) as made:
+                yield made
+
+    pool = Pool([(Exporting(), 1)])
+    with make(pool, "cell"):
+        assert exports == [{"from": "FROM scratch"}, ("debian", ["t:v1"])]
 
 
 def test_finished_image_frees_its_slot():

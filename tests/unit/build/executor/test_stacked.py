@@ -4,6 +4,7 @@ import pytest
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.build import build
+from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.executor.result import combine_failures
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan.planner import PlanContext, plan
@@ -40,8 +41,8 @@ def carry_out(backend, silent, tmp_path_factory):
     logs = tmp_path_factory.mktemp("logs")
 
     def call(plan, **options):
-        options = {"jobs": 4, "logs": logs, "reporter": silent, "layers": Layers()} | options
-        results = build(plan, backend, backend, **options)
+        options = {"jobs": 4, "logs": logs, "reporter": silent} | options
+        results = build(plan, BuildBackend(backend, backend, Layers()), **options)
         return {(one.item.cell.image.name, one.item.cell.id): one for one in results}, results
 
     return call
@@ -58,14 +59,16 @@ def test_base_image_is_built_first_and_part_of_the_identity(stacked, carry_out, 
     stored = backend.called("store")
     assert stored.index(base.reference) < stored.index(app.reference)
     orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
-    assert orders[app.reference].sources.images[base.reference] == backend.source(base.reference, local=True)
+    assert orders[app.reference].sources.images[base.reference] == backend.find_source(
+        base.reference, local=True
+    )
     again = stacked(base="FROM debian:{{ os }}\nRUN true\n")
     assert {f"base {base.reference}", "dockerfile"} <= set(again.items[0].difference.components)
     assert {item.status for item in again.items} == {"refused"}
 
 
 def test_remote_builder_gets_a_base_from_the_engine_as_layout(stacked, carry_out, backend):
-    backend.layers, backend.local, backend.source = [], False, lambda _, **__: None
+    backend.layers, backend.local, backend.find_source = [], False, lambda _, **__: None
     plan = stacked()
     carry_out(plan)
     orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
@@ -75,7 +78,7 @@ def test_remote_builder_gets_a_base_from_the_engine_as_layout(stacked, carry_out
 
 @pytest.mark.parametrize("local", [True, False])
 def test_base_that_is_nowhere_is_not_looked_for_at_docker_hub(stacked, carry_out, backend, local):
-    backend.local, backend.source = local, lambda _, **__: None
+    backend.local, backend.find_source = local, lambda _, **__: None
     results, _ = carry_out(stacked(expression="image=app"))
     assert not backend.called("make")
     for result in results.values():
@@ -93,7 +96,9 @@ def test_stored_base_is_reused(stacked, carry_out, backend):
     assert set(results) == {("app", "one"), ("app", "two")}
     orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
     app = plan.items[0]
-    assert orders[app.reference].sources.images == {app.needs[0]: backend.source(app.needs[0], local=True)}
+    assert orders[app.reference].sources.images == {
+        app.needs[0]: backend.find_source(app.needs[0], local=True)
+    }
 
 
 def test_image_with_a_failed_base_is_skipped(stacked, carry_out, backend):
@@ -153,7 +158,11 @@ def test_base_in_another_store_is_adopted(stacked, carry_out, backend, silent, t
     plan = stacked(against=PlanContext(resolve=backend.resolve, store=empty, engine=backend))
     assert {item.status for item in plan.items} == {"adopt"}
     results = build(
-        plan, empty, empty, jobs=2, logs=tmp_path_factory.mktemp("logs"), reporter=silent, layers=Layers()
+        plan,
+        BuildBackend(empty, empty, Layers()),
+        jobs=2,
+        logs=tmp_path_factory.mktemp("logs"),
+        reporter=silent,
     )
     assert {one.status for one in results} == {"adopted"}
     assert sorted(empty.called("adopt")) == sorted(str(item.reference) for item in plan.items)

@@ -5,6 +5,7 @@ from fatbins import PTX, entry, fat
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.build import build
+from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.plan.identity import TRIM
 from imagematrix.build.plan.plan import PlanStatus
 from imagematrix.build.trim.program import CONTEXT
@@ -29,7 +30,7 @@ def test_only_trimming_builds_get_the_program(planned, backend, silent, tmp_path
     assert by_cuda["12.4"].trims
     assert TRIM not in by_cuda[None].identity.components
     logs = tmp_path_factory.mktemp("logs")
-    results = build(plan, backend, backend, jobs=1, logs=logs, reporter=silent, layers=Layers())
+    results = build(plan, BuildBackend(backend, backend, Layers()), jobs=1, logs=logs, reporter=silent)
     assert {result.status for result in results} == {"built"}
     orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
     assert CONTEXT in orders[by_cuda["12.4"].reference].sources.contexts
@@ -50,7 +51,7 @@ def labelled(planned, backend, silent, tmp_path_factory, tar):
         library = (f"usr/lib/libcuda.so.{driver}", driver.encode())
         backend.layers = [tar(library, *((f"opt/{n}.fatbin", file) for n, file in enumerate(files)))]
         logs = tmp_path_factory.mktemp("logs")
-        (result,) = build(plan, backend, backend, jobs=1, logs=logs, reporter=silent, layers=Layers())
+        (result,) = build(plan, BuildBackend(backend, backend, Layers()), jobs=1, logs=logs, reporter=silent)
         assert len(backend.called("make")) == 1, "whatever the audit proves"
         if result.error:
             return str(result.error)

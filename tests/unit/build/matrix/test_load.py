@@ -123,10 +123,10 @@ def test_properties_of_a_glob_hold_for_values_without_their_own(project):
     globs = "driver: {'55*': {driver_from: a}, 550.163.01: {driver_from: b}, '*': {driver_from: c, more: d}}"
     drivers = ("550.163.01]", "host, 550.163.01, 550.54.15, 580.159.04]")
     matrix = load_matrix(project(drivers, ("properties:\n", f"properties:\n  {globs}\n")))
-    assert matrix.properties_of("driver", "550.163.01") == {"driver_from": "b"}
-    assert matrix.properties_of("driver", "550.54.15") == {"driver_from": "a"}
-    assert matrix.properties_of("driver", "580.159.04") == {"driver_from": "c", "more": "d"}
-    assert matrix.properties_of("driver", "host") == {}
+    assert matrix.get_properties("driver", "550.163.01") == {"driver_from": "b"}
+    assert matrix.get_properties("driver", "550.54.15") == {"driver_from": "a"}
+    assert matrix.get_properties("driver", "580.159.04") == {"driver_from": "c", "more": "d"}
+    assert matrix.get_properties("driver", "host") == {}
 
 
 def test_driver_may_come_from_a_folder(project):

@@ -45,7 +45,7 @@ def pip(url, **more):
 
 def test_without_a_configuration_it_is_pypi(configure):
     assert configure() == IndexSettings(default=PYPI)
-    assert configure().own == frozenset()
+    assert configure().trusted == frozenset()
 
 
 def test_variables_come_before_files(configure):
@@ -208,8 +208,8 @@ def test_ones_own_configuration_is_told_from_the_projects(configure):
         "home/.config/uv/uv.toml": 'index-url = "https://four"',
         "home/.config/pip/pip.conf": pip("http://five"),
     }
-    assert configure(project).own == frozenset()
-    hosts = {host for _, host, _ in configure(project | own, **OWN).own}
+    assert configure(project).trusted == frozenset()
+    hosts = {host for _, host, _ in configure(project | own, **OWN).trusted}
     assert hosts == {"one", "two", "three", "four", "five"}
 
 

@@ -41,7 +41,7 @@ def judged(index):
             dockerfile=f'FROM base\nCOPY <<"END" /tmp/lock.txt\n{text}\nEND\n',
         )
         indexes = partial(
-            find_lock_indexes, configured=settings or IndexSettings(default=index.url), environment={}
+            find_lock_indexes, settings=settings or IndexSettings(default=index.url), environment={}
         )
         found = list(check_wheels([item], indexes))
         assert all(one.items == (item,) for one in found)
@@ -209,7 +209,7 @@ def test_logins_are_sent_and_never_shown(index, tmp_path):
     )
     environment = {"TOKEN": "a%40b", "PIP_INDEX_URL": f"http://{index.address}/other"}
     indexes = partial(
-        find_lock_indexes, configured=read_index_settings(tmp_path, environment), environment=environment
+        find_lock_indexes, settings=read_index_settings(tmp_path, environment), environment=environment
     )
     (found,) = check_wheels([item], indexes)
     assert found.source == index.url
@@ -227,7 +227,7 @@ def test_values_of_variables_are_neither_sent_elsewhere_nor_shown(index):
     configured = IndexSettings(default=index.url)
     index.add("numpy", NUMPY)
     (found,) = check_wheels(
-        [item], partial(find_lock_indexes, configured=configured, environment={"TOKEN": "t0ken"})
+        [item], partial(find_lock_indexes, settings=configured, environment={"TOKEN": "t0ken"})
     )
     assert found.why.startswith("not asked: only hosts that your own configuration")
     assert "t0ken" not in repr(found)
@@ -243,9 +243,9 @@ def test_an_answer_from_an_address_with_a_secret_does_not_show_it(index):
         dockerfile=f"RUN <<E\n-i {index.url}/${{TOKEN}}\n{pin(NUMPY)}\nE\n",
     )
     own = frozenset({("http", "127.0.0.1", int(index.address.rpartition(":")[2]))})
-    configured = IndexSettings(own=own)
+    configured = IndexSettings(trusted=own)
     (found,) = check_wheels(
-        [item], partial(find_lock_indexes, configured=configured, environment={"TOKEN": "t0ken"})
+        [item], partial(find_lock_indexes, settings=configured, environment={"TOKEN": "t0ken"})
     )
     assert "/${TOKEN}/numpy/" in found.why
     assert "t0ken" not in repr(found)
@@ -263,7 +263,7 @@ def test_locks_outside_a_here_document_are_read(index):
                 "{}", f"numpy[extra]==2.0 ; python_version > '3' \\\n  {pin(NUMPY)[11:]}"
             ),
         )
-        indexes = partial(find_lock_indexes, configured=IndexSettings(default=index.url), environment={})
+        indexes = partial(find_lock_indexes, settings=IndexSettings(default=index.url), environment={})
         assert [one.now for one in check_wheels([item], indexes)] == ["2.1"]
 
 
@@ -278,7 +278,7 @@ def test_locks_in_copied_files_are_read(index, tmp_path):
     copies = (
         "COPY --chmod=644 lock.txt link.txt ../outside.txt large.txt . \0 /tmp/\nCOPY --from=x lock.txt /y\n"
     )
-    indexes = partial(find_lock_indexes, configured=IndexSettings(default=index.url), environment={})
+    indexes = partial(find_lock_indexes, settings=IndexSettings(default=index.url), environment={})
 
     def found(folder):
         cell = Cell("linux/amd64", folder)

@@ -4,6 +4,7 @@ import pytest
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.build import build
+from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.matrix.problems import MatrixError
 from imagematrix.build.plan.build_inputs import BuildInputs, parse_build_inputs
@@ -78,7 +79,7 @@ def test_proxies_are_identified_by_name(environment):
 @pytest.fixture
 def planned(project, backend):
     def call(given, *changes):
-        against = PlanContext(resolve=backend.resolve, store=backend, given=given)
+        against = PlanContext(resolve=backend.resolve, store=backend, build_inputs=given)
         return plan(load_matrix(project(TAKES, *changes)), against, expression=ONE)
 
     return call
@@ -96,7 +97,7 @@ def test_identity_has_ids_names_and_argument_values(planned):
     (other,) = planned(BuildInputs(args={"INDEX": "x", "TOP": "b"}, proxies=("HTTPS_PROXY",))).with_status(
         "build"
     )
-    assert other.identity.changed(item.identity.components) == ("arg TOP", "proxy")
+    assert other.identity.find_changed_components(item.identity.components) == ("arg TOP", "proxy")
     assert other.identity.components["proxy"] == "HTTPS_PROXY"
     (unknown,) = planned(None).with_status("build")
     assert unknown.identity is None, "an argument without a value"
@@ -105,12 +106,10 @@ def test_identity_has_ids_names_and_argument_values(planned):
 def test_build_gets_only_what_its_image_declares(planned, backend, silent, tmp_path):
     build(
         planned(ALL),
-        backend,
-        backend,
+        BuildBackend(backend, backend, Layers()),
         jobs=1,
         logs=tmp_path / ".imagematrix" / "logs",
         reporter=silent,
-        layers=Layers(),
     )
     (sources,) = [call[2].sources for call in backend.calls if call[0] == "make"]
     assert sources.args == {"INDEX": "x", "TOP": "a"}
@@ -121,7 +120,11 @@ def test_missing_inputs_fail_before_any_build(planned, backend, silent, tmp_path
     given = BuildInputs(secrets={"token": "id=token"}, args={"INDEX": "x"})
     with pytest.raises(UsageError, match="cannot be built without --secret id=ca, --ssh default"):
         build(
-            planned(given), backend, backend, jobs=1, logs=tmp_path / "logs", reporter=silent, layers=Layers()
+            planned(given),
+            BuildBackend(backend, backend, Layers()),
+            jobs=1,
+            logs=tmp_path / "logs",
+            reporter=silent,
         )
     assert not backend.called("make")
 

@@ -151,12 +151,12 @@ def test_folders_may_be_nested_deeper_than_the_recursion_limit(tmp_path):
 
 def test_changed_files_are_named(folder):
     before = list_context(folder)
-    assert before.changed(before) == ()
+    assert before.find_changed_paths(before) == ()
     (folder / "main.c").write_text("other")
     (folder / "sub" / "run.sh").chmod(0o755)
     (folder / "empty").rmdir()
     (folder / "new\x1b[31m").touch()
-    assert list_context(folder).changed(before) == (
+    assert list_context(folder).find_changed_paths(before) == (
         "empty",
         "main.c",
         "new",
@@ -185,7 +185,7 @@ def snapshots(folder, tmp_path):
 
 def test_snapshot_without_a_folder_is_empty(tmp_path):
     assert not list_context(None).entries
-    taken = Snapshots(tmp_path, {None: list_context(None)}, tmp_path / STATE).of(None)
+    taken = Snapshots(tmp_path, {None: list_context(None)}, tmp_path / STATE).take(None)
     assert list(taken.iterdir()) == []
 
 
@@ -193,9 +193,9 @@ def test_snapshot_contains_exactly_the_listed_files(folder, snapshots, tmp_path)
     os.utime(folder / "main.c", (-1, -1))
     (folder / "sub").chmod(0o2775)
     umask = os.umask(0o077)
-    taken = snapshots.of(folder)
+    taken = snapshots.take(folder)
     os.umask(umask)
-    assert snapshots.of(folder) == taken, "one snapshot for all cells"
+    assert snapshots.take(folder) == taken, "one snapshot for all cells"
     planned = list_context(folder)
     assert taken.name == planned.digest.removeprefix("sha256:"), "BuildKit caches by this name"
     (taken / ".dockerignore").unlink()  # otherwise it would exclude files
@@ -214,7 +214,7 @@ def test_temporary_folders_may_be_in_the_context(folder, tmp_path, monkeypatch):
     planned = list_context(folder)
     monkeypatch.setenv("TMPDIR", str(folder))
     with make_scratch_folder() as within, make_owned_folder(HELD):
-        taken = Snapshots(within, {folder: planned}, tmp_path / STATE).of(folder)
+        taken = Snapshots(within, {folder: planned}, tmp_path / STATE).take(folder)
         assert (taken / "main.c").is_file()
     assert list_context(folder) == planned
 
@@ -222,17 +222,17 @@ def test_temporary_folders_may_be_in_the_context(folder, tmp_path, monkeypatch):
 def test_context_changed_after_the_plan_is_a_build_error(folder, snapshots):
     (folder / "main.c").write_text("other")
     with pytest.raises(BuildError, match=r"changed after the plan was made: main\.c") as caught:
-        snapshots.of(folder)
+        snapshots.take(folder)
     assert "build again" in caught.value.remedy
     assert not list(snapshots.folder.iterdir()), "the next cell copies all of it again"
     for number in range(7):
         (folder / f"new{number}").touch()
     with pytest.raises(BuildError, match=r"plan was made: main\.c, new0, new1, new2, new3, …"):
-        snapshots.of(folder)
+        snapshots.take(folder)
     for number in range(7):
         (folder / f"new{number}").unlink()
     (folder / "main.c").write_text("int main;")
-    assert snapshots.of(folder)
+    assert snapshots.take(folder)
 
 
 def test_files_are_hashed_while_they_are_copied(folder, snapshots, monkeypatch):
@@ -245,7 +245,7 @@ def test_files_are_hashed_while_they_are_copied(folder, snapshots, monkeypatch):
 
     monkeypatch.setattr(os, "fstat", writing)
     with pytest.raises(BuildError, match=r"main\.c"):
-        snapshots.of(folder)
+        snapshots.take(folder)
 
 
 @pytest.mark.parametrize(
@@ -258,10 +258,10 @@ def test_files_are_hashed_while_they_are_copied(folder, snapshots, monkeypatch):
     ],
 )
 def test_modified_snapshot_is_detected(folder, snapshots, change):
-    snapshots.require(folder)
-    change(snapshots.of(folder))
+    snapshots.require_unchanged(folder)
+    change(snapshots.take(folder))
     with pytest.raises(BuildError, match="was changed while an image was built from it"):
-        snapshots.require(folder)
+        snapshots.require_unchanged(folder)
 
 
 def test_an_ignore_file_is_a_file_of_the_context(tmp_path):

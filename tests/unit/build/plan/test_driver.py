@@ -9,6 +9,7 @@ from drivers import TEMPLATE, VERSION, library
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.build import build
+from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.plan.driver import CONTEXT, copy_driver, read_driver_folder
 from imagematrix.errors import BuildError, UsageError
 
@@ -32,7 +33,7 @@ def built(backend, silent, tmp_path_factory):
 
     def call(plan):
         logs = tmp_path_factory.mktemp("logs")
-        results = build(plan, backend, backend, jobs=1, logs=logs, reporter=silent, layers=Layers())
+        results = build(plan, BuildBackend(backend, backend, Layers()), jobs=1, logs=logs, reporter=silent)
         return {result.status for result in results}
 
     return call

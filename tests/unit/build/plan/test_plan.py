@@ -9,6 +9,7 @@ import pytest
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.dockerfile.template_error import TemplateError
 from imagematrix.build.executor.build import build
+from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan.context import STATE, load_listing
 from imagematrix.build.plan.plan import DropStatus, PlanStatus
@@ -23,7 +24,9 @@ ONE = "cuda=12.4,compute=8.9,driver=550.163.01,march=znver4"
 def built(backend, silent, tmp_path_factory):
     """Call it with a plan to carry it out."""
     logs = tmp_path_factory.mktemp("logs")
-    return lambda plan: build(plan, backend, backend, jobs=1, logs=logs, reporter=silent, layers=Layers())
+    return lambda plan: build(
+        plan, BuildBackend(backend, backend, Layers()), jobs=1, logs=logs, reporter=silent
+    )
 
 
 def test_missing_images_are_to_be_built(planned, conforms):
@@ -61,7 +64,7 @@ def test_shared_facts_are_queried_once(planned, backend):
 
 
 def test_excluded_cell_names_its_rule(planned, tmp_path):
-    excluded = planned().dropped("excluded")
+    excluded = planned().list_dropped("excluded")
     assert {item.rule for item in excluded} == {f"{tmp_path / 'matrix.yaml'}:18"}
     assert {item.why for item in excluded} == {"they have the newer toolkit"}
     assert {item.to_json()["reference"] for item in excluded} == {None}
@@ -137,10 +140,14 @@ def test_refusal_names_the_changed_files(project, backend, tmp_path, silent):
     state = tmp_path / STATE
 
     def plan_again():
-        against = PlanContext(resolve=backend.resolve, store=backend, recorded=partial(load_listing, state))
+        against = PlanContext(
+            resolve=backend.resolve, store=backend, find_recorded=partial(load_listing, state)
+        )
         return plan(load_matrix(project()), against, expression=ONE)
 
-    build(plan_again(), backend, backend, jobs=1, logs=state / "logs", reporter=silent, layers=Layers())
+    build(
+        plan_again(), BuildBackend(backend, backend, Layers()), jobs=1, logs=state / "logs", reporter=silent
+    )
     (tmp_path / "main.c").write_text("int main();")
     for number in range(6):
         (tmp_path / f"{number}.h").touch()
@@ -148,7 +155,13 @@ def test_refusal_names_the_changed_files(project, backend, tmp_path, silent):
     assert item.difference.files == ("0.h", "1.h", "2.h", "3.h", "4.h", "5.h", "main.c")
     assert item.why == "context changed: 0.h, 1.h, 2.h, 3.h, 4.h, …"
     with pytest.raises(TagMovedError, match=r"context changed: 0\.h, 1\.h"):
-        build(plan_again(), backend, backend, jobs=1, logs=state / "logs", reporter=silent, layers=Layers())
+        build(
+            plan_again(),
+            BuildBackend(backend, backend, Layers()),
+            jobs=1,
+            logs=state / "logs",
+            reporter=silent,
+        )
     shutil.rmtree(state)
     (item,) = plan_again().with_status("refused")
     assert (item.difference.files, item.why) == ((), "context changed")
@@ -199,7 +212,7 @@ def test_image_made_under_development_is_replaced_by_a_final_one(planned, built,
 def test_every_feasible_cell_is_built_without_an_engine(project, conforms):
     planned = plan(load_matrix(project(('"8.9"]', '"10.0"]'))), PlanContext())
     assert len(planned.with_status(PlanStatus.BUILD)) == 7
-    assert len(planned.dropped(DropStatus.INFEASIBLE)) == 7
+    assert len(planned.list_dropped(DropStatus.INFEASIBLE)) == 7
     assert all(item.identity is None for item in planned.with_status(PlanStatus.BUILD))
     document = conforms(planned.to_json())
     assert all(cell["reference"] is None for cell in document["cells"])

@@ -11,6 +11,7 @@ from drivers import TEMPLATE, VERSION
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.build import build
+from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan import lock
 from imagematrix.build.plan.driver import CONTEXT, read_driver_folder
@@ -102,7 +103,7 @@ def test_build_downloads_once_and_checks(cli, matrix, downloads, against, backen
         found = plan(load_matrix(matrix), against(matrix))
         (tmp_path / "logs").mkdir(exist_ok=True)
         return build(
-            found, backend, backend, jobs=2, logs=tmp_path / "logs", reporter=silent, layers=Layers()
+            found, BuildBackend(backend, backend, Layers()), jobs=2, logs=tmp_path / "logs", reporter=silent
         )
 
     shutil.rmtree(tmp_path / "cache")
@@ -132,7 +133,7 @@ def test_files_that_give_another_driver_than_locked_fail(cli, matrix, against):
     path.write_text(json.dumps(document))
     (item, *_) = with_driver(plan(load_matrix(matrix), against(matrix)), "build")
     with pytest.raises(UsageError, match=f"gives the driver sha256:[0-9a-f]+, not {ONE} as locked"):
-        item.driver.folder(print)
+        item.driver.fetch_folder(print)
 
 
 @pytest.mark.usefixtures("no_engine")

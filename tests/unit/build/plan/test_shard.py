@@ -114,8 +114,8 @@ def test_shard_plan_names_the_shards_of_other_cells(planned, conforms):
         conforms(shard.to_json())
         assert len(shard.items) == len(whole.items)
         assert len(shard.with_status(PlanStatus.BUILD)) == 4
-        assert [shard.dropped(status) for status in DropStatus] == [
-            whole.dropped(status) for status in DropStatus
+        assert [shard.list_dropped(status) for status in DropStatus] == [
+            whole.list_dropped(status) for status in DropStatus
         ]
     ours = [item.cell.id for shard in shards for item in shard.with_status(PlanStatus.BUILD)]
     assert sorted(ours) == sorted(item.cell.id for item in whole.with_status(PlanStatus.BUILD))

@@ -166,7 +166,9 @@ def test_arguments_before_from_give_the_base(planned, project, backend):
     (item,) = planned(of_matrix, template=template, only=one).with_status(PlanStatus.BUILD)
     assert item.bases == ("x:12.4", "alpine")
     matrix = load_matrix(project(of_matrix, template=template))
-    given = PlanContext(resolve=backend.resolve, store=backend, given=BuildInputs(args={"BASE": "busybox"}))
+    given = PlanContext(
+        resolve=backend.resolve, store=backend, build_inputs=BuildInputs(args={"BASE": "busybox"})
+    )
     (item,) = plan(matrix, given, expression=one).with_status(PlanStatus.BUILD)
     assert item.bases == ("x:12.4", "busybox")
     unknown = ("context: .", "context: .\n    build_args: {BASE: }")
@@ -179,7 +181,7 @@ def test_checksum_of_a_remote_file_is_part_of_the_identity(planned):
     one = "cuda=none,march=znver4"
     (item,) = planned(template=template, only=one).with_status(PlanStatus.BUILD)
     (other,) = planned(template=template.replace("aaa", "bbb"), only=one).with_status(PlanStatus.BUILD)
-    assert "dockerfile" in item.identity.changed(other.identity.components)
+    assert "dockerfile" in item.identity.find_changed_components(other.identity.components)
 
 
 @pytest.mark.parametrize("kind", [EngineError, UsageError])

@@ -161,9 +161,9 @@ def test_written_matrix_serves_every_servable_host(folder, fleet):
     }
     assert made.with_status(PlanStatus.BUILD)
     # Nothing else is in it: each value and each rule is needed.
-    assert sum(found.hosts("march", value) for value in found.axes["march"]) == found.served
+    assert sum(found.count_hosts("march", value) for value in found.axes["march"]) == found.served_count
     for axis, values in found.axes.items():
-        assert all(found.hosts(axis, value) for value in values)
+        assert all(found.count_hosts(axis, value) for value in values)
 
 
 def test_each_value_has_a_reason_and_a_number_of_nodes(profiles):

@@ -9,7 +9,7 @@ from distribution import digest
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan.plan import PlanStatus
 from imagematrix.build.plan.planner import PlanContext, plan
-from imagematrix.build.publish.publish import publish
+from imagematrix.build.publish.publish import IndexSelection, publish
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog import image_index, labels
 from imagematrix.images.catalog.sources import open_catalog
@@ -56,7 +56,7 @@ def test_published_default_never_changes(registry, repository, add_variant, vari
     add_variant("c", VARIANT=variant("x86-64-v3"))
     publish(registry, "v1")
     add_variant("b", VARIANT=variant("x86-64"))
-    done = publish(registry, "v1", named={"linux/amd64": "b"})
+    done = publish(registry, "v1", selection=IndexSelection(plain_pull={"linux/amd64": "b"}))
     assert platforms(repository) == {"b": UNKNOWN, "c": AMD64}
     (one,) = done.plain
     assert (one.variant.march, one.why) == ("x86-64-v3", "a version's default stays once it is published")
@@ -64,13 +64,13 @@ def test_published_default_never_changes(registry, repository, add_variant, vari
 
 def test_matrix_can_name_the_default(registry, repository, add_variant, variant):
     add_variant("a", VARIANT=variant("x86-64"))
-    done = publish(registry, "v1", named={"linux/amd64": "gpu"})
+    done = publish(registry, "v1", selection=IndexSelection(plain_pull={"linux/amd64": "gpu"}))
     assert platforms(repository) == {"a": UNKNOWN}
     assert done.plain[0].variant is None
     assert done.plain[0].why == "plain_pull names the cell gpu, which is not pushed yet"
     add_variant("gpu", VARIANT=variant("x86-64-v3", cuda="12.4"))
     for _ in range(2):
-        done = publish(registry, "v1", named={"linux/amd64": "gpu"})
+        done = publish(registry, "v1", selection=IndexSelection(plain_pull={"linux/amd64": "gpu"}))
         assert platforms(repository) == {"a": UNKNOWN, "gpu": AMD64}
         assert done.plain[0].why == "plain_pull names it"
         assert done.plain[0].to_json()["cuda"] == "12.4"

@@ -8,7 +8,7 @@ from distribution import MANIFEST, Server, digest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from imagematrix.build.publish.publish import publish
+from imagematrix.build.publish.publish import IndexSelection, publish
 from imagematrix.errors import EngineError, TagMovedError, UnknownImageError, UsageError
 from imagematrix.hardware.vendors import marches
 from imagematrix.images.catalog import image_index, labels
@@ -502,18 +502,18 @@ def test_choose_resolves_two_images_for_one_cell(registry, repository, add_varia
     assert f"{first} and {second}" in str(caught.value) or f"{second} and {first}" in str(caught.value)
     assert "--choose" in caught.value.remedy
     with pytest.raises(TagMovedError, match="several images for one cell"):
-        publish(registry, "v1", chosen=[first, second])
+        publish(registry, "v1", selection=IndexSelection(tags=[first, second]))
     with pytest.raises(UnknownImageError, match="has no variant v1-x"):
-        publish(registry, "v1", chosen=["v1-x"])
+        publish(registry, "v1", selection=IndexSelection(tags=["v1-x"]))
     assert "v1" not in repository.tags
-    done = publish(registry, "v1", chosen=[second])
+    done = publish(registry, "v1", selection=IndexSelection(tags=[second]))
     assert done.others == (first,)
     (entry,) = image_index.parse_index(repository.manifests[done.digest][1], "v1")
     assert entry.digest == wanted
     again = publish(registry, "v1")
     assert (again.digest, again.others) == (done.digest, (first,))
     with pytest.raises(TagMovedError, match="was published with another image") as caught:
-        publish(registry, "v1", chosen=[first])
+        publish(registry, "v1", selection=IndexSelection(tags=[first]))
     assert repository.tags["v1"] == done.digest
 
 
@@ -524,10 +524,10 @@ def test_conflicting_concurrent_choices_are_refused(server, registry, repository
 
     def other():
         with Registry(registry.name) as another:
-            publish(another, "v1", chosen=[second])
+            publish(another, "v1", selection=IndexSelection(tags=[second]))
 
     server.fails("GET", "tags/list", then=other)
     with pytest.raises(TagMovedError, match="was published with another image"):
-        publish(registry, "v1", chosen=[first])
+        publish(registry, "v1", selection=IndexSelection(tags=[first]))
     (entry,) = image_index.parse_index(repository.manifests[repository.tags["v1"]][1], "v1")
     assert entry.tag == second

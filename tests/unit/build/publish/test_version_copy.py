@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from distribution import MANIFEST, Server, digest
 from signing import Signer, pem
 
-from imagematrix.build.publish.publish import publish
+from imagematrix.build.publish.publish import IndexSelection, publish
 from imagematrix.build.publish.sign import sign_manifests
 from imagematrix.build.publish.version_copy import copy_version
 from imagematrix.errors import EngineError, SignatureError, TagMovedError, UnknownImageError, UsageError
@@ -57,9 +57,9 @@ def policies(tmp_path, key):
 
 def test_copy_has_the_same_digests_and_is_complete(registry, target, add_variant, repository, mirror):
     digests = {add_variant(cell, layer=cell.encode()) for cell in ("a", "b")}
-    first = publish(registry, "v1", named={"linux/amd64": "b"})
+    first = publish(registry, "v1", selection=IndexSelection(plain_pull={"linux/amd64": "b"}))
     noted: list[str] = []
-    done = copy_version(registry, target, "v1", ["latest"], note=noted.append)
+    done = copy_version(registry, target, "v1", ["latest"], on_copied=noted.append)
     assert done.digest == first.digest
     copied = mirror.repository("ml/training")
     assert copied.manifests.keys() == repository.manifests.keys()
@@ -70,7 +70,7 @@ def test_copy_has_the_same_digests_and_is_complete(registry, target, add_variant
 
     noted.clear()
     written = mirror.count("POST")
-    assert copy_version(registry, target, "v1", note=noted.append).digest == first.digest
+    assert copy_version(registry, target, "v1", on_copied=noted.append).digest == first.digest
     assert (noted, mirror.count("POST")) == ([], written), "nothing is sent again"
     add_variant("c")
     assert publish(registry, "v1").variants == 3

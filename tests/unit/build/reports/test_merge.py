@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.build import build
+from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.executor.result import make_build_document
 from imagematrix.build.plan.shard import Shard, select_shard
 from imagematrix.build.reports.merge import merge_reports
@@ -43,12 +44,10 @@ def sharded(planned, backend, silent, tmp_path):
             plan = select_shard(planned(), Shard(number=number, count=3), {})
             results = build(
                 plan,
-                backend,
-                backend,
+                BuildBackend(backend, backend, Layers()),
                 jobs=1,
                 logs=tmp_path / ".imagematrix" / "logs",
                 reporter=silent,
-                layers=Layers(),
             )
             yield make_build_document(plan, results)
 
@@ -60,7 +59,7 @@ def test_reports_of_all_shards_merge_into_a_whole(sharded, planned, conforms):
     for one in documents:
         conforms(one)
     merged = merge_reports(parse_report(one, "x") for one in documents)
-    assert merged.failure() is None
+    assert merged.find_failure() is None
     whole = conforms(merged.to_json())
     assert whole["shard"] is None
     became = [(one["cell"], one["status"]) for one in whole["cells"]]
@@ -71,7 +70,7 @@ def test_reports_of_all_shards_merge_into_a_whole(sharded, planned, conforms):
 
 def test_missing_shard_is_reported_with_its_cells(sharded, conforms):
     merged = merge_reports(parse_report(one, "x") for one in sharded(1, 3))
-    error = merged.failure()
+    error = merged.find_failure()
     assert (type(error), error.exit_code) == (BuildError, 6)
     lines = str(error).splitlines()
     assert lines[0] == "4 of 12 images were not built"
@@ -86,8 +85,8 @@ def test_plan_document_reveals_missing_cells():
     planned = document(cell("a", "build"), cell("b", "build"), cell("c", "up-to-date"), kind="plan")
     merged = merge_reports([planned, document(cell("a", "built"))])
     assert statuses(merged) == {"a": "built", "b": "build", "c": "build"}
-    assert "2 of 3 images were not built" in str(merged.failure())
-    assert "outcome of: training:v1 b, training:v1 c" in str(merged.failure())
+    assert "2 of 3 images were not built" in str(merged.find_failure())
+    assert "outcome of: training:v1 b, training:v1 c" in str(merged.find_failure())
     rest = document(cell("b", "built"), cell("c", "failed"))
     assert statuses(merge_reports([planned, document(cell("a", "built")), rest]))["c"] == "failed"
 
@@ -95,7 +94,7 @@ def test_plan_document_reveals_missing_cells():
 def test_failed_cells_are_named():
     merged = merge_reports([document(cell("a", "built"), cell("b", "failed"), cell("c", "stopped"))])
     assert "2 of 3 images were not built\n  failed or stopped: training:v1 b, training:v1 c" in str(
-        merged.failure()
+        merged.find_failure()
     )
 
 
@@ -107,12 +106,12 @@ def test_retry_replaces_a_failure():
     ]
     merged = merge_reports(tries)
     assert statuses(merged) == {"a": "built", "b": "built"}
-    assert merged.failure() is None
+    assert merged.find_failure() is None
 
 
 def test_long_list_of_failures_is_shortened():
     merged = merge_reports([document(*(cell(f"c{number}", "failed") for number in range(25)))])
-    assert str(merged.failure()).endswith("c19 and 5 more")
+    assert str(merged.find_failure()).endswith("c19 and 5 more")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +142,7 @@ def test_contradictions_are_rejected(one, other, expected):
 def test_other_shard_s_cells_do_not_contradict():
     mine = document(cell("a", "built", input=A), cell("b", "other-shard", input=A), shard="1/2")
     theirs = document(cell("a", "other-shard", input=B), cell("b", "built", input=B), shard="2/2")
-    assert merge_reports([mine, theirs]).failure() is None
+    assert merge_reports([mine, theirs]).find_failure() is None
 
 
 STATUS = st.sampled_from(["built", "failed", "stopped", "up-to-date", "other-shard"])
@@ -194,20 +193,20 @@ def test_whole_document_needs_no_documents_of_shards():
     merged = merge_reports(
         [whole, document(cell("a", "built"), cell("b", "other-shard"), shard="1/2", where="y.json")]
     )
-    assert merged.failure() is None
+    assert merged.find_failure() is None
     assert merged.missing == ()
 
 
 def test_error_of_a_whole_build_is_a_failure_until_its_cells_are_built():
     ended = document(shard="1/2", error="the engine is gone", where="b1.json")
-    error = merge_reports([ended]).failure()
+    error = merge_reports([ended]).find_failure()
     assert "b1.json: the engine is gone" in str(error)
     assert merge_reports([ended]).to_json()["error"] == "b1.json: the engine is gone"
     other = document(cell("a", "other-shard"), cell("b", "built"), shard="2/2", where="b2.json")
     assert "no document has the outcome of: training:v1 a\n  b1.json: the engine is gone" in str(
-        merge_reports([ended, other]).failure()
+        merge_reports([ended, other]).find_failure()
     )
     again = document(cell("a", "built"), cell("b", "other-shard"), shard="1/2")
     merged = merge_reports([ended, other, again])
-    assert merged.failure() is None
+    assert merged.find_failure() is None
     assert merged.to_json()["error"] is None

@@ -85,7 +85,7 @@ def test_versions_beyond_the_newest_go_with_all_that_is_theirs(image, repository
     versions("v2", "v10", "v9")
     before = dict(repository.tags)
     shown = survey_repository(image, Retention(keep=2))
-    assert [(version, fate.why) for version, fate in shown.fates.items()] == [
+    assert [(version, fate.why) for version, fate in shown.decisions.items()] == [
         ("v2", ""),
         ("v9", "newest 2"),
         ("v10", "newest 2"),
@@ -124,12 +124,12 @@ def test_a_version_stays_if_an_alias_names_it(image, registry, repository, versi
     versions("v1", "v2")
     raw = repository.manifests[repository.tags["v1"]][1]
     registry.push_manifest(name, raw, INDEX)
-    assert survey_repository(image, NEWEST).fates["v1"].why == f"tag {name}"
+    assert survey_repository(image, NEWEST).decisions["v1"].why == f"tag {name}"
     add_variant("c", version="v1")
     publish(registry, "v1")
     assert repository.tags["v1"] != repository.tags[name]
     shown = remove(image)
-    assert shown.fates["v1"].why == f"tag {name}", "an alias of the index before cells were added"
+    assert shown.decisions["v1"].why == f"tag {name}", "an alias of the index before cells were added"
     assert not shown.removals
 
 
@@ -139,7 +139,7 @@ def test_a_version_stays_if_it_is_protected_or_in_another_index(image, registry,
     nested = {"mediaType": INDEX, "manifests": [{"mediaType": kind, "digest": index, "size": len(raw)}]}
     registry.push_manifest("bundle", json.dumps(nested).encode(), INDEX)
     shown = remove(image, Retention(protect=frozenset(["v3"])))
-    assert {version: fate.why for version, fate in shown.fates.items() if fate.kept} == {
+    assert {version: fate.why for version, fate in shown.decisions.items() if fate.is_kept} == {
         "v2": "tag bundle",
         "v3": "protected",
     }
@@ -157,7 +157,7 @@ def test_what_another_index_names_stays(image, registry, repository, versions):
     assert {tag for tag in repository.tags if tag.startswith("v1")} == {tag}
     assert kept in repository.manifests
     again = survey_repository(image, NEWEST)
-    assert (again.removals, again.fates["v1"].why) == ((), "other tags name its images")
+    assert (again.removals, again.decisions["v1"].why) == ((), "other tags name its images")
 
 
 def test_attestations_and_signatures_go_with_their_images(image, repository, attested, attach):
@@ -231,15 +231,18 @@ def test_pushed_images_stay_while_they_may_be_in_the_making(image, repository, v
     for version in ("v2", "v4", "v0"):
         add_variant("a", version=version)
     shown = survey_repository(image, NEWEST)
-    assert {version: fate.why for version, fate in shown.fates.items()} == {
+    assert {version: fate.why for version, fate in shown.decisions.items()} == {
         "v0": "",
         "v1": "",
         "v2": "",
         "v3": "newest",
         "v4": "not published yet",
     }
-    assert survey_repository(image, Retention(keep=2)).fates["v2"].why == "not published yet"
-    assert survey_repository(image, Retention(protect=frozenset(["v0", "v1"]))).fates["v0"].why == "protected"
+    assert survey_repository(image, Retention(keep=2)).decisions["v2"].why == "not published yet"
+    assert (
+        survey_repository(image, Retention(protect=frozenset(["v0", "v1"]))).decisions["v0"].why
+        == "protected"
+    )
     remove(image)
     assert sorted(tag.partition("-")[0] for tag in repository.tags) == ["v3", "v3", "v3", "v4"]
 
@@ -252,13 +255,13 @@ def test_the_newest_version_that_serves_a_host_stays(image, registry, add_varian
     laptop = Host.load(profiles["laptop"])
     arm = Host.load(profiles["grace-hopper"])
     shown = survey_repository(image, Retention(hosts={"laptop": laptop, "arm": arm}))
-    assert {version: fate.hosts for version, fate in shown.fates.items()} == {
+    assert {version: fate.hosts for version, fate in shown.decisions.items()} == {
         "v1": (),
         "v2": ("laptop",),
         "v3": (),
     }
     assert shown.unserved == ("arm",)
-    assert shown.fates["v2"].why == "serves laptop"
+    assert shown.decisions["v2"].why == "serves laptop"
 
 
 def test_a_version_whose_image_is_lost_serves_nobody(
@@ -270,7 +273,7 @@ def test_a_version_whose_image_is_lost_serves_nobody(
     tag = next(tag for tag in repository.tags if tag.startswith("v2-"))
     del repository.manifests[repository.tags.pop(tag)]
     shown = survey_repository(image, Retention(hosts={"laptop": Host.load(profiles["laptop"])}))
-    assert shown.fates["v1"].hosts == ("laptop",)
+    assert shown.decisions["v1"].hosts == ("laptop",)
 
 
 def test_nothing_goes_if_the_registry_has_changed(image, registry, repository, versions):
@@ -359,7 +362,7 @@ def test_an_index_that_another_tool_changed_stays(image, repository, versions):
 def test_an_alias_may_begin_as_a_version_does(image, repository, versions):
     versions("v1", "v2")
     repository.tags["v1-latest"] = repository.tags["v1"]
-    assert survey_repository(image, NEWEST).fates["v1"].why == "tag v1-latest"
+    assert survey_repository(image, NEWEST).decisions["v1"].why == "tag v1-latest"
 
 
 def test_something_damaged_is_told(image, repository, versions):
@@ -404,7 +407,7 @@ def test_what_is_attached_goes_with_what_goes_whatever_names_what(names, referre
         items={one: RepositoryManifest(names=tuple(some), blobs={}) for one, some in names.items()},
         published={"v2": ()},
         pushed=dict.fromkeys(pushed, "v1"),
-        named={},
+        aliases={},
         attached={tag: subject for tag, (_, subject) in signatures.items()},
         referrers={one: tuple(some) for one, some in referrers.items()},
     )

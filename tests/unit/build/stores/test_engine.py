@@ -75,11 +75,11 @@ def test_base_in_the_engine_that_brings_inputs_from_elsewhere_is_refused(engine,
     """They would be in the image, but neither in its identity nor in the lock."""
     tell(engine, "GET", "/images/base:1/json", {"Id": OTHER, "Config": {"OnBuild": ["RUN make", TRIGGER]}})
     tell(engine, "GET", "/distribution/base:1/json", {"message": "denied"}, 403)
-    for read in (docker.resolve, docker.newest, lambda name: docker.pin_by_digest(name, OTHER)):
+    for read in (docker.resolve, docker.resolve_newest, lambda name: docker.pin_by_digest(name, OTHER)):
         with pytest.raises(UsageError, match=BRINGS):
             read("base:1")
     tell(engine, "GET", "/images/base:1/json", {"Id": OTHER, "Config": {"OnBuild": ["RUN make"]}})
-    assert docker.resolve("base:1") == docker.newest("base:1") == OTHER
+    assert docker.resolve("base:1") == docker.resolve_newest("base:1") == OTHER
 
 
 @pytest.mark.parametrize("indexed", [False, True])
@@ -107,11 +107,11 @@ def test_base_in_a_registry_that_brings_inputs_from_elsewhere_is_refused(engine,
         return digest
 
     put(["RUN make", TRIGGER])
-    for read in (docker.resolve, docker.newest):
+    for read in (docker.resolve, docker.resolve_newest):
         with pytest.raises(UsageError, match=BRINGS):
             read(name)
     digest = put(None)
-    assert docker.resolve(name) == docker.newest(name) == digest
+    assert docker.resolve(name) == docker.resolve_newest(name) == digest
     server.close()
     assert docker.resolve(name) == digest, "only the engine can read this registry"
 
@@ -135,12 +135,12 @@ def test_base_of_another_tool_is_named_by_its_digest(engine, docker):
 def test_name_resolves_to_its_digest(engine, docker):
     names = [f"other@{OTHER}", f"reg:5000/t@{DIGEST}"]
     tell(engine, "GET", "/images/reg:5000/t:v1/json", {"Id": OTHER, "RepoDigests": names})
-    assert docker.digest("reg:5000/t:v1") == DIGEST
+    assert docker.get_digest("reg:5000/t:v1") == DIGEST
     assert docker.resolve("reg:5000/t:v1") == DIGEST
     tell(engine, "GET", "/images/t:v1/json", {"Id": OTHER})
-    assert docker.digest("t:v1") == docker.adopt("t:v1") == OTHER
+    assert docker.get_digest("t:v1") == docker.adopt("t:v1") == OTHER
     tell(engine, "GET", "/images/t:v2/json", {"message": "no such image"}, 404)
-    assert docker.digest("t:v2") is None
+    assert docker.get_digest("t:v2") is None
 
 
 @pytest.mark.parametrize(
@@ -154,18 +154,18 @@ def test_name_resolves_to_its_digest(engine, docker):
 )
 def test_digest_is_the_registry_s_for_any_form_of_the_name(engine, docker, name, listed):
     tell(engine, "GET", f"/images/{name}/json", {"Id": OTHER, "RepoDigests": [f"{listed}@{DIGEST}"]})
-    assert docker.digest(name) == DIGEST
+    assert docker.get_digest(name) == DIGEST
 
 
 def test_layers_of_an_image_are_listed_with_sizes(engine, docker):
     image = {"Id": OTHER, "Size": 30, "RootFS": {"Layers": [DIGEST]}}
     tell(engine, "GET", f"/images/{OTHER}/json", image)
     tell(engine, "GET", f"/images/{OTHER}/history", [{"CreatedBy": "CMD a", "Size": 0}, {"Size": 10}])
-    assert docker.parts(OTHER) == (SizedLayer(digest=DIGEST, size=10),)
+    assert docker.list_parts(OTHER) == (SizedLayer(digest=DIGEST, size=10),)
     tell(engine, "GET", f"/images/{OTHER}/history", [{"Size": 10}, {"Size": 20}])
-    assert docker.parts(OTHER) == (SizedLayer(digest=OTHER, size=30),)
+    assert docker.list_parts(OTHER) == (SizedLayer(digest=OTHER, size=30),)
     tell(engine, "GET", "/images/t:v2/json", {"message": "no such image"}, 404)
-    assert docker.parts("t:v2") is None
+    assert docker.list_parts("t:v2") is None
 
 
 def test_uncompressed_layers_are_listed(engine, docker):
@@ -194,7 +194,7 @@ def test_stored_image_is_described(engine, docker):
 def test_missing_base_is_resolved_in_its_registry(engine, docker):
     tell(engine, "GET", "/images/base:1/json", {"message": "no such image"}, 404)
     tell(engine, "GET", "/distribution/base:1/json", {"Descriptor": {"digest": DIGEST}})
-    assert docker.resolve("base:1") == docker.newest("base:1") == DIGEST
+    assert docker.resolve("base:1") == docker.resolve_newest("base:1") == DIGEST
     tell(engine, "GET", "/distribution/base:1/json", {"message": "denied"}, 403)
     with pytest.raises(UsageError, match=r"base:1 is neither in the engine.*denied") as caught:
         docker.resolve("base:1")
@@ -208,16 +208,16 @@ def test_missing_base_is_resolved_in_its_registry(engine, docker):
     assert "`debootstrap --variant=minbase trixie tree && tar -C tree -c . | docker" in caught.value.remedy
     tell(engine, "GET", "/distribution/base:1/json", {"message": "timeout"}, 500)
     with pytest.raises(EngineError, match=r"registry of the image base:1 cannot be reached: timeout"):
-        docker.newest("base:1")
+        docker.resolve_newest("base:1")
 
 
 def test_newest_base_is_the_engine_s_only_if_its_registry_has_none(engine, docker):
     tell(engine, "GET", "/images/base:1/json", {"Id": OTHER})
     tell(engine, "GET", "/distribution/base:1/json", {"message": "denied"}, 403)
-    assert docker.newest("base:1") == OTHER
+    assert docker.resolve_newest("base:1") == OTHER
     tell(engine, "GET", "/distribution/base:1/json", {"message": "connection refused"}, 500)
     with pytest.raises(EngineError, match="connection refused") as caught:
-        docker.newest("base:1")
+        docker.resolve_newest("base:1")
     assert caught.value.remedy == "try again, or delete base:1 from the lock to use the engine's image"
 
 
@@ -236,10 +236,10 @@ def test_images_of_a_version_are_listed(engine, docker):
         (f"t:{TAG}", "a", False),
         (f"t:v1-c-{'1' * 12}", "c", True),
     ]
-    assert docker.components(f"t:{TAG}") == {"dockerfile": "x"}
-    assert docker.components(f"t:v1-b-{'1' * 12}") == {}
-    assert docker.source(f"t:{TAG}", local=False) is None
-    assert docker.source("t:another", local=True) is None
+    assert docker.get_components(f"t:{TAG}") == {"dockerfile": "x"}
+    assert docker.get_components(f"t:v1-b-{'1' * 12}") == {}
+    assert docker.find_source(f"t:{TAG}", local=False) is None
+    assert docker.find_source("t:another", local=True) is None
 
 
 def test_base_is_held_under_its_own_name_during_builds(engine, docker):
@@ -280,7 +280,7 @@ def test_reading_images_at_a_socket_needs_no_docker_py(engine, monkeypatch):
     with EngineStore() as docker:
         assert [one.reference for one in docker.list_variants("t", "v1")] == [f"t:{TAG}"]
         assert docker.version == "26.1.5"
-        assert docker.digest(engine.images[0]["Id"]) == docker.resolve(engine.images[0]["Id"])
+        assert docker.get_digest(engine.images[0]["Id"]) == docker.resolve(engine.images[0]["Id"])
 
 
 def test_held_names_of_killed_builds_are_removed(engine, monkeypatch, tmp_path):
@@ -339,10 +339,10 @@ def test_base_built_by_the_matrix_is_held_too(engine, docker):
     docker.list_variants("t", "v1")
     engine.responses["POST", "/tag"] = 201, b""
     tell(engine, "GET", f"/images/t:{TAG}/json", {"Id": OTHER})
-    assert docker.source(f"t:{TAG}", local=True) == docker.pin_by_digest(f"t:{TAG}", OTHER)
+    assert docker.find_source(f"t:{TAG}", local=True) == docker.pin_by_digest(f"t:{TAG}", OTHER)
     tell(engine, "GET", f"/images/t:{TAG}/json", {"Id": DIGEST})
     with pytest.raises(TagMovedError, match="is now another image"):
-        docker.source(f"t:{TAG}", local=True)
+        docker.find_source(f"t:{TAG}", local=True)
     engine.answer = lambda _: {}
 
 
@@ -504,7 +504,7 @@ def test_image_without_a_layout_is_only_tagged(engine, docker, built):
     engine.responses["POST", "/tag"] = 201, b""
     assert docker.store(order, BuiltImage(digest=DIGEST)) == DIGEST
     engine.responses["POST", "/tag"] = REFUSED
-    for store in (docker.store, docker.name):
+    for store in (docker.store, docker.tag_image):
         with pytest.raises(EngineError, match="refused: something about the daemon"):
             store(order, BuiltImage(digest=DIGEST))
 

@@ -187,8 +187,8 @@ class History:
             prune.apply_pruning(shown, look, self._until(self.random.choice([None, 1, 2])))
         except Interrupted:
             prune.apply_pruning(look(), look, lambda _: None)
-        assert {*self.node.removed[already:]} <= {name for one in shown.removed for name in one.names}
-        assert before.keys() - self.node.images.keys() == {one.id for one in shown.removed}
+        assert {*self.node.removed[already:]} <= {name for one in shown.removals for name in one.names}
+        assert before.keys() - self.node.images.keys() == {one.id for one in shown.removals}
         assert {used for used, _ in self.node.containers.values()} <= self.node.images.keys()
         newest = sorted(versions, key=make_natural_key)[-retention.keep :] if retention.keep else []
         for number, image in before.items():
@@ -196,7 +196,7 @@ class History:
             young = newer_s and image["Metadata"]["LastTagTime"] == RECENT
             if young or version in newest or version in retention.protect:
                 assert number in self.node.images
-        assert not look().removed
+        assert not look().removals
 
     def _until(self, end):
         """Return a function that interrupts at its call number `end`."""

@@ -41,10 +41,10 @@ def test_image_is_tagged_after_all_its_blobs_are_pushed(server, remote, reposito
     assert set(repository.blobs) >= {digest(b"one"), digest(b"two")}
     assert [request.path for request in server.requests if request.method == "PUT"][-1].endswith(one.tag)
     assert (
-        remote.source(one.order.reference, local=True)
+        remote.find_source(one.order.reference, local=True)
         == f"docker-image://{one.order.reference}@{one.made.digest}"
     )
-    assert remote.source("another", local=True) is None
+    assert remote.find_source("another", local=True) is None
 
 
 def test_stored_image_is_described(remote, repository, make_image):
@@ -108,8 +108,8 @@ def test_missing_blob_of_a_zstd_image_is_no_refusal(server, remote, make_image, 
 def test_image_that_only_the_engine_has_is_a_source_for_builds_there(remote, docker, make_image):
     one = make_image("a")
     docker.store(one.order, one.made)
-    assert remote.source(one.order.reference, local=True).startswith("docker-image://held:")
-    assert remote.source(one.order.reference, local=False) is None
+    assert remote.find_source(one.order.reference, local=True).startswith("docker-image://held:")
+    assert remote.find_source(one.order.reference, local=False) is None
 
 
 def test_present_layers_are_not_pushed(server, remote, make_image):
@@ -134,7 +134,7 @@ def test_image_with_the_same_inputs_is_kept(server, remote, repository, make_ima
     assert store(remote, second) == first.made.digest
     assert repository.tags == {first.tag: first.made.digest}
     assert server.count("POST") == 2
-    assert remote.source(first.order.reference, local=True).endswith(first.made.digest)
+    assert remote.find_source(first.order.reference, local=True).endswith(first.made.digest)
 
 
 def test_image_is_pushed_if_another_client_withdraws_its_own(
@@ -341,7 +341,7 @@ def test_image_replaced_during_the_push_is_reported(remote, docker, make_image):
     one = make_image("a")
     docker.store(one.order, one.made)
     ids = iter([one.made.digest, "sha256:other"])
-    docker.image = lambda _: next(ids)
+    docker.get_image_id = lambda _: next(ids)
     with pytest.raises(TagMovedError, match="was replaced by another image during the push"):
         remote.adopt(one.order.reference)
 
@@ -374,8 +374,8 @@ def test_published_and_unpublished_variants_are_listed(
         for cell, inputs in (("a", b"1"), ("b", b"2"))
     ]
     assert [one.labels[labels.CELL] for one in result] == ["a", "b"]
-    assert remote.components(result[1].reference) == {"dockerfile": "2"}
-    assert remote.components(result[0].reference) == {"dockerfile": "1"}
+    assert remote.get_components(result[1].reference) == {"dockerfile": "2"}
+    assert remote.get_components(result[0].reference) == {"dockerfile": "1"}
 
 
 def index(registry, *digests):
@@ -386,7 +386,7 @@ def test_deleted_image_has_no_components(remote, repository, add_variant, image)
     add_variant("a")
     (result,) = remote.list_variants(image, "v1")
     repository.manifests.clear()
-    assert remote.components(result.reference) == {}
+    assert remote.get_components(result.reference) == {}
 
 
 def test_non_image_manifests_are_skipped(registry, repository, add_variant):
@@ -464,7 +464,7 @@ def test_conflicting_push_of_a_cell_is_withdrawn(server, remote, repository, mak
     assert caught.value.exit_code == 7
     assert "--choose" in caught.value.remedy
     assert repository.tags.keys() == {rival}
-    assert remote.source(one.order.reference, local=True) is None
+    assert remote.find_source(one.order.reference, local=True) is None
 
 
 def test_image_that_cannot_be_deleted_is_reported(server, remote, repository, make_image, add_variant):
@@ -599,7 +599,7 @@ def test_image_of_an_earlier_version_is_taken_over_without_its_layers(
     assert repository.tags[tag(order.labels)] == stored != before
     uploads = [request for request in server.requests if request.method == "POST"]
     assert len(uploads) == 1, "only the configuration"
-    entry = read_entry(remote.registry(image), tag(order.labels))
+    entry = read_entry(remote.open_registry(image), tag(order.labels))
     assert (entry.ours, entry.annotations[labels.VERSION]) == (True, "v2")
     other = RegistryStore(remote, Layers())
     assert other.find_earlier_versions(image, {"a": digest(b"1")})["a"] in (reference, order.reference)
@@ -618,7 +618,7 @@ def test_images_that_only_look_like_earlier_ones_are_not_taken_over(
         assert RegistryStore(remote, Layers()).find_earlier_versions(image, {cell: digest(b"1")}) == {}
     del repository.blobs[digest(b"two")]
     assert RegistryStore(remote, Layers()).find_earlier_versions(image, {"a": digest(b"1")}) == {}
-    assert remote.registry(image).digest(reference.rpartition(":")[2])
+    assert remote.open_registry(image).digest(reference.rpartition(":")[2])
 
 
 def test_image_built_on_an_earlier_one_is_not_taken_over(remote, repository, earlier, image, make_image):

@@ -44,7 +44,7 @@ def test_kept_code_moves_to_the_front_and_the_rest_is_zeroed():
     assert result.status is TrimStatus.TRIMMED
     assert result.kept == (Amount("cubin", "90", 1, 104), Amount("other", "70", 1, 128))
     assert result.dropped == (Amount("cubin", "80", 1, 128), Amount("ptx", "90", 1, 192))
-    assert result.removed == 128 + 192
+    assert result.removed_size == 128 + 192
 
 
 def test_removed_code_can_be_read():
@@ -143,7 +143,7 @@ def test_trimmed_library_keeps_its_structure_and_loads(built, tmp_path):
     path = tmp_path / "libx.so"
     raw = built.read_bytes()
     path.write_bytes(trimmed(raw))
-    assert examined(raw).removed == (64 + 64) + (64 + 128)
+    assert examined(raw).removed_size == (64 + 64) + (64 + 128)
     result = [
         subprocess.run(
             ["readelf", "-SlW", one.name], cwd=one.parent, capture_output=True, text=True, check=True

@@ -74,7 +74,7 @@ def test_dry_run_measures_without_writing(tmp_path):
     path = put(tmp_path / "a.fatbin")
     report = trim([path], HOPPER, dry_run=True, output=tmp_path / "out", measure=lambda it: len(b"".join(it)))
     assert path.read_bytes() == RAW
-    assert report.results[0].compressed == report.results[0].removed == len(LARGE) + 64
+    assert report.results[0].compressed == report.results[0].removed_size == len(LARGE) + 64
     assert not (tmp_path / "out").exists()
 
 

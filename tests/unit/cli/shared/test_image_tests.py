@@ -76,7 +76,7 @@ class Engine(Double):
         self.loads = 0
 
     @contextlib.contextmanager
-    def loaded(self, order, made):  # noqa: ARG002
+    def load_image(self, order, made):  # noqa: ARG002
         self.loads += 1
         yield "sha256:loaded"
 
@@ -234,7 +234,7 @@ def test_changed_test_is_due_and_an_unknown_one_is_not(engine, item, planned):
     assert tester.find_known_result(item).outcome == "not-tested"
     assert "--retest" in tester.find_known_result(item).why
     assert ContainerTester(engine, notes, parse_build_inputs(), pushed=False, again=True).is_due(item)
-    tester.note(item, ImageTestResult(outcome=ImageTestOutcome.PASSED))
+    tester.record_result(item, ImageTestResult(outcome=ImageTestOutcome.PASSED))
     assert (tester.is_due(item), tester.find_known_result(item).outcome) == (False, "passed")
     (changed,) = planned(("version: v1", "version: v1\n    test: other"), only=CPU).items
     assert changed.reference == item.reference
@@ -244,5 +244,5 @@ def test_changed_test_is_due_and_an_unknown_one_is_not(engine, item, planned):
     assert not tester.is_due(without)
     assert tester.find_known_result(without) is None
     assert tester.test_built(without, variant(), ANY, ANY, io.StringIO()) is None
-    tester.note(without, None)
+    tester.record_result(without, None)
     assert tester.is_due(item), "it was stored without a test"
