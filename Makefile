@@ -68,6 +68,7 @@ lint: $(VENV)/.dev
 	    MYPYPATH=$$folder $(BIN)/mypy $$folder/*.py || exit; done
 	$(BIN)/deptry imagematrix
 	$(BIN)/lint-imports
+	$(BIN)/python ci/lint_names.py
 	$(BIN)/typos
 	$(BIN)/zizmor --offline --quiet .github ci/pipelines
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml

@@ -131,7 +131,7 @@ def _unguarded(wheel: Path) -> Iterator[str]:
     name, version = wheel.name.split("-")[:2]
     with zipfile.ZipFile(wheel) as archive:
         members = set(archive.namelist())
-        for row in guarded_files.find_rows(guarded_files.normalise_name(name), version):
+        for row in guarded_files.find_rows(guarded_files.normalize_name(name), version):
             source = archive.read(row.source).decode() if row.source in members else ""
             if row.text not in source:
                 yield f"{row.source} lacks {row.text!r}"

@@ -122,12 +122,12 @@ def _staying(container: list[Code], compute: str) -> list[int]:
     cubins = [
         i
         for i, (kind, target) in enumerate(container)
-        if kind == "cubin" and device_code.cubin_runs(target, compute)
+        if kind == "cubin" and device_code.can_run_cubin(target, compute)
     ]
     texts = [
         i
         for i, (kind, target) in enumerate(container)
-        if kind == "ptx" and device_code.ptx_runs(target, compute)
+        if kind == "ptx" and device_code.can_compile_ptx(target, compute)
     ]
     return cubins or texts or list(range(len(container)))
 

@@ -60,33 +60,35 @@ PARTS = {
     "server": "the server of each service",
     "state": "what each service keeps",
 }
-PREFIXES = ("from", "has", "is", "to", "with", "without")
+# First words that need another one: of predicates, conversions, copies, and of what is called on an event.
+PREFIXES = ("can", "from", "is", "may", "on", "to", "with", "without")
 # The first words of functions. One that returns a bool may have them in the third person: `names_file`.
 VERBS = frozenset(
     """
-    abandon accept acquire add adopt advance allocate allow announce answer append apply arrive assemble
-    assign audit become begin bind build calculate call cancel carry check choose clamp classify clear
-    close collect combine compare compile complete compose compress compute connect consider convert copy
-    count cover create decide decode delete derive describe detect diagnose discard download drop dump
-    embed enable encode end enter escape estimate evaluate evict examine exclude exempt expand expect
-    explain export extend extract fail feed fetch fill filter find finish fit flush fold follow format
-    gather generate get give group handle hang hash hide hold identify ignore import infer inherit inject
-    insert inspect install invoke join judge keep kill label launch leave let link list load locate lock
-    log look make map mark match measure merge mount move name narrow normalize note notify observe offer
-    omit open order parse partition pass pin place plan prepare present print probe promise propose prove
-    publish pull push put query quote raise rank rate read receive record redirect reduce refuse register
-    release remember remove rename render renew repeat replace report requeue require reserve reset resize
-    resolve respond restore return reuse review rewrite run sanitize save scan scrub seal seek select send
-    serve set share shorten show sign signal skip solve sort spend split start stop store strip submit
-    suggest summarize survey swap sweep tag take tell terminate test trim truncate ungzip unmount unpack
-    untag unzstd update use validate verify visit wait warn watch withdraw wrap write
+    abandon accept acquire add admit adopt advance allocate allow announce answer append apply arrive
+    assemble assign audit become begin bind build calculate call cancel carry check choose claim clamp
+    classify clear close collect combine compare compile complete compose compress compute connect
+    consider convert copy count cover create decide decode delete derive describe detect diagnose discard
+    download drop dump embed enable encode end enter escape estimate evaluate evict examine exclude exempt
+    expand expect explain export extend extract fail feed fetch fill filter find finish fit flush fold
+    follow format gather generate get give group handle hang has hash hide hold identify ignore import
+    infer inherit inject insert inspect install invoke join judge keep kill label lack launch leave let
+    link list load locate lock log look make map mark match measure merge mount move multiply name narrow
+    normalize note notify observe offer omit open order parse partition pass pin place plan prepare
+    present print probe promise propose prove publish pull push put query quote raise rank rate read
+    receive record redirect reduce refuse register release remember remove rename render renew repeat
+    replace report request requeue require reserve reset resize resolve respond restore return reuse
+    review rewrite run sanitize save scan scrub seal seek select send serve set share shorten show sign
+    signal skip solve sort spend split start stop store stream strip submit suggest sum summarize survey
+    swap sweep tag take tell terminate test touch trim truncate ungzip unmount unpack unprepare untag
+    unzstd update use validate verify visit wait warn watch withdraw wrap write
     """.split()  # noqa: SIM905 - one reads words more easily than strings
 )
-# Methods that others prescribe: readers (io), parsers (html, configparser, tarfile), importers (importlib).
+# What others prescribe: readers (io), parsers (html, configparser, tarfile), importers (importlib), typing.
 PRESCRIBED = frozenset(
     """
-    create_module exec_module fileno frombuf fromtarfile get_type handle_starttag invoke json
-    merge_environment_settings next optionxform readable readinto seekable tell write
+    create_module dataclass_transform exec_module fileno frombuf fromtarfile get_type handle_starttag
+    invoke json merge_environment_settings next optionxform readable readinto seekable tell write
     """.split()  # noqa: SIM905
 )
 

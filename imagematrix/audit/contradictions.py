@@ -61,7 +61,7 @@ class Contradiction:
             runs = [
                 target
                 for target in self.actual
-                if all(device_code.cubin_runs(target, compute) for compute in computes)
+                if all(device_code.can_run_cubin(target, compute) for compute in computes)
             ]
             if not runs:
                 return None
@@ -324,7 +324,8 @@ def _compare_cubins_and_ptx(audited: Audit, variant: Variant) -> Iterator[Contra
             isas = [
                 isa
                 for target, isa in device_code_entries.find_common_ptx([code])
-                if target == promise.target or (target.isdigit() and device_code.ptx_runs(target, compute))
+                if target == promise.target
+                or (target.isdigit() and device_code.can_compile_ptx(target, compute))
             ]
             if not any(versions.make_sort_key(isa) <= versions.make_sort_key(promise.isa) for isa in isas):
                 texts = tuple(f"{target} ISA {isa}" for target, isa in sorted(code.ptx))

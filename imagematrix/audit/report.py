@@ -278,19 +278,7 @@ def audit_image(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
     """
     tree = ImageTree(image.layers)
     installed, damaged = list_packages(tree)
-    libraries_only = {
-        package.metadata
-        for package in installed
-        if nvidia_names.is_library_package(package.name, package.files)
-    }
-    # A file that another package lists, too, is not NVIDIA's.
-    ordered = sorted(installed, key=lambda package: package.metadata not in libraries_only)
-    owners = {path: package for package in ordered for path in package.files}
-    versions = {  # of NVIDIA's libraries; outside of its folder, a package may list files of others
-        path: package.version
-        for path, package in owners.items()
-        if package.metadata in libraries_only and path.startswith(f"{package.folder}/")
-    }
+    owners, versions = _find_owners(installed)
     files = sorted(_list_files(tree, owners, versions), key=lambda examined: examined.path)
     listed = tuple(
         library
@@ -340,6 +328,25 @@ def audit_image(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
             if examined.file.isa and requires_level(examined.file) and HWCAPS not in examined.path.split("/")
         ),
     )
+
+
+def _find_owners(installed: Iterable[Package]) -> tuple[dict[str, Package], dict[str, str]]:
+    """Return the packages by the paths that they list, and the versions of NVIDIA's libraries by theirs."""
+    libraries_only = {
+        package.metadata
+        for package in installed
+        if nvidia_names.is_library_package(package.name, package.files)
+    }
+    # A file that another package lists, too, is not NVIDIA's.
+    ordered = sorted(installed, key=lambda package: package.metadata not in libraries_only)
+    owners = {path: package for package in ordered for path in package.files}
+    versions = {
+        path: package.version
+        for path, package in owners.items()
+        # Outside of its folder, a package may list files of others.
+        if package.metadata in libraries_only and path.startswith(f"{package.folder}/")
+    }
+    return owners, versions
 
 
 def _list_files(

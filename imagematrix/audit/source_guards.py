@@ -34,9 +34,9 @@ class PackagedCode:
 
     def has_code(self, compute: str, *, compiled: bool = False) -> bool:
         """Whether it has code for GPUs of a capability, if `compiled` a cubin."""
-        cubins = any(device_code.cubin_runs(cubin, compute) for cubin in self.code.cubins)
+        cubins = any(device_code.can_run_cubin(cubin, compute) for cubin in self.code.cubins)
         return cubins or (
-            not compiled and any(device_code.ptx_runs(target, compute) for target, _ in self.code.ptx)
+            not compiled and any(device_code.can_compile_ptx(target, compute) for target, _ in self.code.ptx)
         )
 
 

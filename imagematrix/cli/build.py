@@ -333,13 +333,13 @@ def _print_remarks(results: Sequence[Result], outcomes: Sequence[Outcome], up_to
 
 
 def _write_junit(path: Path, outcomes: Sequence[Outcome], fatal: str | None = None) -> None:
-    from imagematrix.build.executor.logs import excerpt_log
+    from imagematrix.build.executor.logs import shorten_log
     from imagematrix.build.reports.junit import format_junit
     from imagematrix.common import files
 
     with report_write_errors(path):
         files.write_output(
-            path, format_junit(outcomes, lambda outcome: excerpt_log(outcome.log, outcome.error or ""), fatal)
+            path, format_junit(outcomes, lambda outcome: shorten_log(outcome.log, outcome.error or ""), fatal)
         )
 
 
@@ -361,7 +361,7 @@ def _print_failures(results: Sequence[Result], *, overall: BaseException | None)
 
     `overall` is the error of the build as a whole; the caller prints it last.
     """
-    from imagematrix.build.executor.logs import excerpt_log, summarize_error
+    from imagematrix.build.executor.logs import shorten_log, summarize_error
     from imagematrix.build.executor.result import BuildStatus
     from imagematrix.build.plan.plan import make_item_namer
     from imagematrix.cli.shared import ci
@@ -380,7 +380,7 @@ def _print_failures(results: Sequence[Result], *, overall: BaseException | None)
         names = shorten_words([name(result.item) for result, _ in group], SHOWN)
         if system:
             text = "\n".join(
-                filter(None, (excerpt_log(first.log, str(error)), repeat_options(error.remedy or "")))
+                filter(None, (shorten_log(first.log, str(error)), repeat_options(error.remedy or "")))
             )
             print_info_raw(ci.format_failure(system, names, make_headline(str(error)), text))
             continue

@@ -95,7 +95,7 @@ class Fields:
 
     def require_schema(self, expected: str) -> None:
         """Check the document's `schema`; the error distinguishes another version from another kind."""
-        schema = self.text("schema")
+        schema = self.get_text("schema")
         if schema == expected:
             return
         kind = expected.rpartition("/")[0]
@@ -110,32 +110,32 @@ class Fields:
         """Whether the field exists and is not null."""
         return self._data.get(key) is not None
 
-    def named_texts(self, key: str) -> dict[str, str]:
+    def get_text_map(self, key: str) -> dict[str, str]:
         """Return the strings in an object by name; none if the object is absent."""
-        inner = self.object_or_empty(key)
+        inner = self.get_object_or_empty(key)
         return {name: text for name, text in inner.data.items() if type(text) is str}
 
-    def text(self, key: str) -> str:
+    def get_text(self, key: str) -> str:
         """Return a required string."""
         value = self._data.get(key)
         return value if isinstance(value, str) else self._refuse(key, "a string")
 
-    def text_or_none(self, key: str) -> str | None:
+    def get_text_or_none(self, key: str) -> str | None:
         """Return a string, or None if it is null or absent."""
         value = self._data.get(key)
         return value if value is None or isinstance(value, str) else self._refuse(key, "a string")
 
-    def integer(self, key: str) -> int:
+    def get_integer(self, key: str) -> int:
         """Return a required integer."""
         value = self._data.get(key)
         # By its type, because a bool is an int to isinstance.
         return value if type(value) is int else self._refuse(key, "an integer")
 
-    def integer_or_none(self, key: str) -> int | None:
+    def get_integer_or_none(self, key: str) -> int | None:
         """Return an integer, or None if it is null or absent."""
-        return self.integer(key) if self.has(key) else None
+        return self.get_integer(key) if self.has(key) else None
 
-    def number_or_none(self, key: str) -> float | None:
+    def get_number_or_none(self, key: str) -> float | None:
         """Return a finite, non-negative number, or None if it is null or absent."""
         if not self.has(key):
             return None
@@ -144,38 +144,38 @@ class Fields:
             return self._refuse(key, "a finite, non-negative number")
         return float(value)
 
-    def boolean(self, key: str, *, default: bool = False) -> bool:
+    def get_boolean(self, key: str, *, default: bool = False) -> bool:
         """Return a boolean; `default` if it is absent."""
         value = self._data.get(key, default)
         return value if isinstance(value, bool) else self._refuse(key, "true or false")
 
-    def texts(self, key: str) -> tuple[str, ...]:
+    def get_texts(self, key: str) -> tuple[str, ...]:
         """Return a list of strings; empty if it is absent."""
         return tuple(self._list_elements(key, str, "a string"))
 
-    def words(self, key: str) -> frozenset[str]:
+    def get_words(self, key: str) -> frozenset[str]:
         """Return the words in a list of strings; empty if it is absent. Equal lists share one set."""
         try:
             return _split_words(" ".join(self._get_list(key)))
         except TypeError:
-            return frozenset(self.texts(key))  # which raises the precise error
+            return frozenset(self.get_texts(key))  # which raises the precise error
 
-    def integers(self, key: str) -> tuple[int, ...]:
+    def get_integers(self, key: str) -> tuple[int, ...]:
         """Return a list of integers; empty if it is absent."""
         return tuple(self._list_elements(key, int, "an integer"))
 
-    def objects(self, key: str) -> Iterator[Fields]:
+    def list_objects(self, key: str) -> Iterator[Fields]:
         """Yield each object of a list; none if it is absent."""
         for position, item in enumerate(self._list_elements(key, dict, "an object")):
             yield Fields(item, f"{self._where}: {key}[{position}]")
 
-    def object_or_none(self, key: str) -> Fields | None:
+    def get_object_or_none(self, key: str) -> Fields | None:
         """Return the object under `key`, or None if it is null or absent."""
         return Fields(self._data[key], f"{self._where}: {key}") if self.has(key) else None
 
-    def object_or_empty(self, key: str) -> Fields:
+    def get_object_or_empty(self, key: str) -> Fields:
         """Return the object under `key`, one without fields if it is null or absent."""
-        return self.object_or_none(key) or Fields({}, f"{self._where}: {key}")
+        return self.get_object_or_none(key) or Fields({}, f"{self._where}: {key}")
 
     def read_cached(self, key: str, read: Callable[[Fields, str], T], cache: dict[str, Any]) -> T:
         """Return the result of `read` for a field; `cache` shares it among objects with an equal field."""

@@ -164,14 +164,14 @@ def _require_schema(fields: Fields, _: str) -> None:
 
 
 def _read_word(fields: Fields, key: str) -> str:
-    value = fields.text(key)
+    value = fields.get_text(key)
     if value not in WORDS[key]:
         raise fields.fail(key, f"expected one of {', '.join(WORDS[key])}, found {value!r}")
     return value
 
 
 def _read_registry(fields: Fields, key: str) -> str:
-    value = fields.text(key)
+    value = fields.get_text(key)
     if not names_registry(f"{value}/image"):
         raise fields.fail(key, f"expected a registry such as registry:5000/ml, found {value!r}")
     Reference.parse(f"{value}/image")
@@ -179,28 +179,28 @@ def _read_registry(fields: Fields, key: str) -> str:
 
 
 def _read_gang(fields: Fields, key: str) -> str:
-    value = fields.text(key)
+    value = fields.get_text(key)
     if not re.fullmatch(r"[a-z0-9.,-]{1,200}", value):
         raise fields.fail(key, f"expected off, same or names such as cuda,nccl,mpi,torch, found {value!r}")
     return value
 
 
 def _read_path(fields: Fields, key: str) -> str:
-    value = fields.text(key)
+    value = fields.get_text(key)
     if not value.startswith(("/", "~/")):
         raise fields.fail(key, f"expected an absolute path, found {value!r}")
     return os.path.expanduser(value)  # noqa: PTH111 - pathlib is slow to load
 
 
 def _read_size(fields: Fields, key: str) -> str:
-    value = fields.text(key)
+    value = fields.get_text(key)
     if not units.parse_size(value):
         raise fields.fail(key, f"expected an amount such as 500G, found {value!r}")
     return value
 
 
 def _read_mounts(fields: Fields, key: str) -> tuple[str, ...]:
-    values = fields.texts(key)
+    values = fields.get_texts(key)
     for value in values:
         if value not in (HOME, HERE) and not value.startswith("/"):
             raise fields.fail(key, f"expected ~, . or an absolute path, found {value!r}")
@@ -208,7 +208,7 @@ def _read_mounts(fields: Fields, key: str) -> tuple[str, ...]:
 
 
 def _read_folders(fields: Fields, key: str) -> tuple[str, ...]:
-    values = fields.texts(key)
+    values = fields.get_texts(key)
     for value in values:
         if not value.startswith("/"):
             raise fields.fail(key, f"expected an absolute path, found {value!r}")
@@ -216,7 +216,7 @@ def _read_folders(fields: Fields, key: str) -> tuple[str, ...]:
 
 
 def _read_keys(fields: Fields, key: str) -> frozenset[str]:
-    values = fields.texts(key)
+    values = fields.get_texts(key)
     for value in values:
         if value not in OVERRIDABLE:
             raise fields.fail(key, f"expected one of {', '.join(OVERRIDABLE)}, found {value!r}")

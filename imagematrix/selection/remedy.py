@@ -326,7 +326,7 @@ class Remedies:
             for name, row in releases.items()
             if row.targets.issuperset(cubins)
             and row.targets
-            and (driver is None or cuda.driver_runs(name, driver))
+            and (driver is None or cuda.can_run_cuda(name, driver))
         ]
         return min(sufficient, key=distance, default=None)
 

@@ -30,7 +30,7 @@ def descriptor(media_type, raw):
 def main(image, tag, spec):
     """Attach the specification to an image in a registry."""
     with Registry(image) as registry:
-        subject = registry.manifest(tag)
+        subject = registry.find_manifest(tag)
         assert subject is not None
         for raw in (b"{}", spec):
             registry.push_blob(descriptor("", raw)["digest"], io.BytesIO(raw))

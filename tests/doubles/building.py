@@ -189,7 +189,7 @@ class FakeBackend:
         self.images[order.reference] = order.labels
         image = LayoutImage(made.layout, made.digest) if made.layout else None
         if image:
-            self.raw[order.reference] = image.raw, image.blob(image.config).read_bytes()
+            self.raw[order.reference] = image.raw, image.get_blob_path(image.config).read_bytes()
         self.kept[order.reference] = StoredImageInfo(
             digest=made.digest,
             layers=tuple(image.configuration["rootfs"]["diff_ids"]) if image else (),

@@ -95,7 +95,7 @@ class Cache:
             self._write_entry(self._name_entry(layer.digest), zlib.compress(raw, 1))
             self._evict()
 
-    def has(self, digest: str) -> bool:
+    def has_layer(self, digest: str) -> bool:
         """Whether the layer with a digest is cached."""
         with contextlib.suppress(OSError):
             return (

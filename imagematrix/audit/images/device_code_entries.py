@@ -116,13 +116,13 @@ def _choose_best(targets: Targets, computes: Iterable[str]) -> Targets:
     best_cubins: set[str] = set()
     best_texts: set[Ptx] = set()
     for compute in computes:
-        running = [cubin for cubin in cubins if device_code.cubin_runs(cubin, compute)]
+        running = [cubin for cubin in cubins if device_code.can_run_cubin(cubin, compute)]
         if running:
             best_cubins.add(
                 min(running, key=lambda cubin: (device_code.measure_distance(cubin, compute), cubin))
             )
             continue
-        fitting = [ptx for ptx in texts if device_code.ptx_runs(ptx.target, compute)]
+        fitting = [ptx for ptx in texts if device_code.can_compile_ptx(ptx.target, compute)]
         best_texts.update(sorted(fitting, key=lambda ptx: (versions.make_sort_key(ptx.isa), ptx.target))[:1])
     return (
         tuple(sorted(best_cubins, key=device_code.make_sort_key)),
@@ -166,9 +166,13 @@ def _judge(code: Code) -> tuple[Match, ...]:
 def _judge_capability(code: Code, compute: str) -> Match:
     if code.guard and code.guard.exempts(compute):
         return CUBIN, ()
-    if any(device_code.cubin_runs(cubin, compute) for cubin in code.cubins):
+    if any(device_code.can_run_cubin(cubin, compute) for cubin in code.cubins):
         return CUBIN, ()
-    isas = [versions.make_sort_key(ptx.isa) for ptx in code.ptx if device_code.ptx_runs(ptx.target, compute)]
+    isas = [
+        versions.make_sort_key(ptx.isa)
+        for ptx in code.ptx
+        if device_code.can_compile_ptx(ptx.target, compute)
+    ]
     return (PTX, min(isas)) if isas else None
 
 
@@ -176,7 +180,7 @@ def _make_behaviour_key(code: Code) -> Hashable:
     """Return what ranks a file on each GPU, its parts, and on which it is not used: equal ones are joined."""
     matches = []
     for compute, verdict in zip(device_code.list_capabilities(), _judge(code), strict=True):
-        running = [cubin for cubin in code.cubins if device_code.cubin_runs(cubin, compute)]
+        running = [cubin for cubin in code.cubins if device_code.can_run_cubin(cubin, compute)]
         nearest = min((device_code.measure_distance(cubin, compute) for cubin in running), default=0)
         matches.append((verdict, nearest))
     return tuple(matches), code.parts, code.guard and code.guard.unless
@@ -303,9 +307,9 @@ def find_common_cubins(codes: Sequence[DeviceCode], guards: Sequence[UseGuard | 
 def lacks_cubin(code: DeviceCode, target: str, guard: UseGuard | None = None) -> bool:
     """Whether a GPU that runs cubins for `target` exists for which `code` has no cubin, and needs one."""
     known = {word.rstrip("af") for word in device_code.list_capability_words()}
-    computes = [compute for compute in known if device_code.cubin_runs(target, compute)]
+    computes = [compute for compute in known if device_code.can_run_cubin(target, compute)]
     return any(
-        not any(device_code.cubin_runs(cubin, compute) for cubin in code.cubins)
+        not any(device_code.can_run_cubin(cubin, compute) for cubin in code.cubins)
         for compute in computes or [device_code.get_capability(target)]
         if not (guard and guard.exempts(compute))
     )
@@ -335,6 +339,6 @@ def _find_lowest_isa(code: DeviceCode, target: str) -> str | None:
     fitting: Iterable[str] = (
         isa
         for ptx, isa in code.ptx
-        if ptx == target or (ptx.isdigit() and device_code.ptx_runs(ptx, capability) and not exact)
+        if ptx == target or (ptx.isdigit() and device_code.can_compile_ptx(ptx, capability) and not exact)
     )
     return min(fitting, key=versions.make_sort_key, default=None)

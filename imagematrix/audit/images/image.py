@@ -120,12 +120,12 @@ def read_image(
 ) -> AuditedImage:
     """Return the image with a `digest`, a configuration and layers; raise AuditError, UsageError."""
     fields = Fields(json_documents.parse_json(config, reference), reference)
-    inner = fields.object_or_empty("config")
-    pairs = (word.partition("=") for word in (inner.texts("Env") if inner.has("Env") else ()))
+    inner = fields.get_object_or_empty("config")
+    pairs = (word.partition("=") for word in (inner.get_texts("Env") if inner.has("Env") else ()))
     platform = [
-        fields.text_or_none("os"),
-        fields.text_or_none("architecture"),
-        fields.text_or_none("variant"),
+        fields.get_text_or_none("os"),
+        fields.get_text_or_none("architecture"),
+        fields.get_text_or_none("variant"),
     ]
     return AuditedImage(
         reference=reference,
@@ -135,9 +135,9 @@ def read_image(
         sizes=sizes or {},
         size=sum((sizes or {}).values()) or None,
         environment={name: value for name, _, value in pairs},
-        labels=inner.named_texts("Labels"),
+        labels=inner.get_text_map("Labels"),
         inherited=labels.has_inherited(fields.data),
-        created=fields.text_or_none("created"),
+        created=fields.get_text_or_none("created"),
     )
 
 

@@ -95,7 +95,7 @@ def list_packages(tree: ImageTree[PlainFile]) -> tuple[list[Package], list[str]]
             damaged.append(path or metadata_folder)
             continue
         folder = posixpath.dirname(metadata_folder)
-        name = guarded_files.normalise_name(headers["Name"])
+        name = guarded_files.normalize_name(headers["Name"])
         requirements = [value for header, value in lines if header == REQUIRES]
         packages.append(
             Package(

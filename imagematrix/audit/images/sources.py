@@ -68,7 +68,7 @@ def read_images(
         if not folder.is_marked:
             raise UnknownImageError(f"{reference} is not an OCI layout: {MARK} not found")
         source = _LayoutSource(folder, layers)
-        yield from list_images(source, folder.index(), reference, platform, layout=True, sboms=sboms)
+        yield from list_images(source, folder.read_index(), reference, platform, layout=True, sboms=sboms)
     except OSError as error:
         raise AuditError(f"{reference} cannot be read: {error.strerror}") from error
 
@@ -105,7 +105,7 @@ def _read_from_registry(
     # The index under a tag has the attestations, which the manifest with the digest does not tell.
     names = dict.fromkeys((Reference.parse(variant.reference).tag, variant.digest))
     for name in filter(None, names):
-        manifest = registry.manifest(name)
+        manifest = registry.find_manifest(name)
         if manifest is None:
             continue
         source = _RegistrySource(registry, layers)
@@ -157,7 +157,7 @@ def _read_named_images(
 
     name = Reference.parse(reference)
     with Registry(name.name) as registry:
-        manifest = registry.manifest(name.tag)
+        manifest = registry.find_manifest(name.tag)
         if manifest is None:
             raise UnknownImageError(f"the registry {name.registry} has no {reference}")
         source = _RegistrySource(registry, layers)
@@ -190,7 +190,7 @@ class _LayoutSource:
         self._layers = layers
 
     def read_manifest(self, digest: str) -> bytes:
-        raw = self._folder.blob(digest)
+        raw = self._folder.find_small_blob(digest)
         if raw is None:
             raise AuditError(f"{digest} not found in the layout {self._folder}")
         return raw
@@ -216,20 +216,20 @@ class _RegistrySource:
         self._layers = layers
 
     def read_manifest(self, digest: str) -> bytes:
-        manifest = self._registry.manifest(digest)
+        manifest = self._registry.find_manifest(digest)
         if manifest is None:
             raise UnknownImageError(f"the registry has no {self._registry.name}@{digest}")
         return manifest.raw
 
     def read_config(self, digest: str) -> bytes:
-        return self._registry.blob(digest)
+        return self._registry.fetch_small_blob(digest)
 
     def read_statement(self, digest: str) -> bytes:
         with self._registry.open(digest) as stream:
             return _read_small_blob(stream, digest)
 
     def find_attached(self, digest: str) -> bytes | None:
-        manifest = self._registry.manifest(f"{digest.replace(':', '-')}.att")
+        manifest = self._registry.find_manifest(f"{digest.replace(':', '-')}.att")
         return manifest.raw if manifest else None
 
     def read_layers(self, digests: Sequence[str]) -> tuple[Layer, ...]:
@@ -243,7 +243,7 @@ class _ArchiveSource:
         self._archive = archive
 
     def read_manifest(self, digest: str) -> bytes:
-        return self._archive.blob(digest)
+        return self._archive.read_document(digest)
 
     read_config = read_statement = read_manifest
 
@@ -340,8 +340,8 @@ def _require_own_layers(archive: ImageArchive[Layer], config: bytes, layers: tup
     The digests in `layers` are those of their tars, or those of their blobs in a manifest.
     """
     digest = compute_digest(config)
-    root = Fields(json_documents.parse_json(config, digest), digest).object_or_empty("rootfs")
-    tars = root.texts("diff_ids") if root.has("diff_ids") else ()
+    root = Fields(json_documents.parse_json(config, digest), digest).get_object_or_empty("rootfs")
+    tars = root.get_texts("diff_ids") if root.has("diff_ids") else ()
     manifests = (manifest for _, manifest in archive.manifests.get(digest, ()))
     blobs = (tuple(layer.digest for layer in manifest.layers or ()) for manifest in manifests)
     if layers not in (tars, *blobs):

@@ -6,7 +6,7 @@ import fnmatch
 from dataclasses import dataclass
 
 from imagematrix.audit.packages.installed_package import PYPI
-from imagematrix.hardware.vendors.guarded_files import normalise_name
+from imagematrix.hardware.vendors.guarded_files import normalize_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def match_components(pattern: str, components: Iterable[Component]) -> Sequence[
     Advisories name the sources: openssl for libssl3. Case does not matter, nor how names of Python are spelt.
     """
     plain = pattern.lower()
-    of_python = plain if "[" in plain else normalise_name(plain)  # brackets may contain a range
+    of_python = plain if "[" in plain else normalize_name(plain)  # brackets may contain a range
     return [
         component
         for component in components

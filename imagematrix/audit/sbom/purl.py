@@ -6,7 +6,7 @@ import re
 from urllib.parse import quote, unquote
 
 from imagematrix.audit.packages.installed_package import APK, DEB, GENERIC, PYPI, RPM
-from imagematrix.hardware.vendors.guarded_files import normalise_name
+from imagematrix.hardware.vendors.guarded_files import normalize_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def parse_purl(url: str) -> tuple[str, str, str] | None:
     epoch = QUALIFIED_EPOCH.search(match[4] or "")
     if kind == RPM and epoch:
         version = f"{epoch[1]}:{version}"
-    return kind, normalise_name(name) if kind == PYPI else name, version
+    return kind, normalize_name(name) if kind == PYPI else name, version
 
 
 def _format_url(

@@ -47,49 +47,49 @@ def read_packages(statement: Statement, image: str) -> list[AttestedPackage]:
     )
     if fields.has("payload"):  # an envelope, DSSE
         try:
-            payload = base64.b64decode(fields.text("payload"), validate=True)
+            payload = base64.b64decode(fields.get_text("payload"), validate=True)
         except ValueError as error:  # binascii's is one
             raise fields.fail("payload", "is not in base64") from error
         fields = json_documents.Fields(json_documents.parse_json(payload, statement.digest), statement.digest)
-    if fields.text("predicateType") != PREDICATE:
+    if fields.get_text("predicateType") != PREDICATE:
         raise fields.fail("predicateType", f"is not {PREDICATE}")
-    digests = (subject.object_or_empty("digest") for subject in fields.objects("subject"))
-    subjects = {digest.text_or_none("sha256") for digest in digests}
+    digests = (subject.get_object_or_empty("digest") for subject in fields.list_objects("subject"))
+    subjects = {digest.get_text_or_none("sha256") for digest in digests}
     # BuildKit states no subject for an image that it exports without a name: the index names the image.
     if subjects and image.removeprefix("sha256:") not in subjects:
         raise fields.fail("subject", f"is not {image}")
-    return list(_list_packages(fields.object_or_empty("predicate")))
+    return list(_list_packages(fields.get_object_or_empty("predicate")))
 
 
 def _list_packages(document: Fields) -> Iterator[AttestedPackage]:
-    version = document.text("spdxVersion")
+    version = document.get_text("spdxVersion")
     if not VERSIONS.fullmatch(version):
         raise document.fail("spdxVersion", f"{version[:40]!r} is not supported")
-    described = {*document.texts("documentDescribes")} if document.has("documentDescribes") else set()
-    for relation in document.objects("relationships"):
-        if relation.text_or_none("relationshipType") == "DESCRIBES":
-            described.add(relation.text_or_none("relatedSpdxElement") or "")
-    for number, listed in enumerate(document.objects("packages")):
+    described = {*document.get_texts("documentDescribes")} if document.has("documentDescribes") else set()
+    for relation in document.list_objects("relationships"):
+        if relation.get_text_or_none("relationshipType") == "DESCRIBES":
+            described.add(relation.get_text_or_none("relatedSpdxElement") or "")
+    for number, listed in enumerate(document.list_objects("packages")):
         if number >= MOST:
             raise document.fail("packages", f"has more than {MOST}")
         # What the document describes is the image itself.
-        if listed.text_or_none("SPDXID") not in described and (package := _read_package(listed)):
+        if listed.get_text_or_none("SPDXID") not in described and (package := _read_package(listed)):
             yield package
 
 
 def _read_package(fields: Fields) -> AttestedPackage | None:
     """Return a package; None if it has no name, or no version, and so may be anything."""
-    name, version = fields.text_or_none("name") or "", fields.text_or_none("versionInfo") or ""
+    name, version = fields.get_text_or_none("name") or "", fields.get_text_or_none("versionInfo") or ""
     urls = (
-        reference.text_or_none("referenceLocator") or ""
-        for reference in fields.objects("externalRefs")
-        if reference.text_or_none("referenceType") == "purl"
+        reference.get_text_or_none("referenceLocator") or ""
+        for reference in fields.list_objects("externalRefs")
+        if reference.get_text_or_none("referenceType") == "purl"
     )
     url, parts = next(((url, parts) for url in urls if (parts := purl.parse_purl(url))), (None, None))
     kind, name, version = parts or (GENERIC, name, version)
     if not (TEXT.fullmatch(name) and TEXT.fullmatch(version)):
         return None
-    stated = fields.text_or_none("licenseDeclared") or ""
+    stated = fields.get_text_or_none("licenseDeclared") or ""
     license_name = stated if stated not in UNSTATED and LICENSE.fullmatch(stated) else None
     return AttestedPackage(
         package=InstalledPackage(kind=kind, name=name, version=version, license=license_name), url=url

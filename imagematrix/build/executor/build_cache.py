@@ -34,7 +34,7 @@ CELL: type[tuple[str, tuple[tuple[str, str, int, str], ...]]] = tuple[
 class LayerHints(Protocol):
     """The user's cache of audited layers, and of notes about them."""
 
-    def has(self, digest: str) -> bool:
+    def has_layer(self, digest: str) -> bool:
         """Whether a layer's audit is cached."""
 
     def get_note(self, kind: type[T], name: str) -> T | None:
@@ -58,7 +58,9 @@ class BuildCache:
         builds find it. `sibling_references` are the references of images that are built on it.
         """
         layers = self._notes.get_note(BASE, base) or ()
-        known = all(map(self._notes.has, layers)) and self._store.has_base(source, layers, sibling_references)
+        known = all(map(self._notes.has_layer, layers)) and self._store.has_base(
+            source, layers, sibling_references
+        )
         return layers if known else ()
 
     def note_base(self, base: str, layers: Sequence[str]) -> None:
@@ -74,7 +76,7 @@ class BuildCache:
             layers += (
                 RewrittenLayer(exported=exported, digest=digest, size=size, diff_id=diff_id)
                 for exported, digest, size, diff_id in rows
-                if diff_id in existing and DIGEST.fullmatch(exported) and self._notes.has(digest)
+                if diff_id in existing and DIGEST.fullmatch(exported) and self._notes.has_layer(digest)
             )
         return tuple(layers)
 

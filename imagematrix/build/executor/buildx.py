@@ -233,7 +233,7 @@ class Buildx:
         name = self._find_immovable_name(base, sources)
         if self._build_cache and name:
             self._build_cache.note_base(name, image.layers)
-        return tuple(map(image.blob, image.layers))
+        return tuple(map(image.get_blob_path, image.layers))
 
     @contextlib.contextmanager
     def make(self, order: BuildRequest, log: TextIO, on_step: Callable[[str], None]) -> Iterator[BuiltImage]:

@@ -94,7 +94,7 @@ class CacheLocation:
             fields = json_documents.Fields(
                 json_documents.read_json(Path(self.where, "index.json")), self.where
             )
-            tags = [entry.named_texts("annotations").get(TAG) for entry in fields.objects("manifests")]
+            tags = [entry.get_text_map("annotations").get(TAG) for entry in fields.list_objects("manifests")]
         except UsageError:  # no such folder, or no cache in it
             return True
         return self._make_tag(name) not in tags

@@ -57,7 +57,7 @@ class _NamedFile(io.FileIO):
             raise
 
 
-def excerpt_log(log: str | Path | None, error: str) -> str:
+def shorten_log(log: str | Path | None, error: str) -> str:
     """Return the text to show for a failed cell: the end of its log, with the error if the log lacks it."""
     text = ""
     try:

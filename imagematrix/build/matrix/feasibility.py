@@ -67,7 +67,7 @@ def explain_driver_cuda(cell: Cell) -> str | None:
     if driver is None or driver == HOST_DRIVER or cell.cuda is None:
         return None
     stated = cell.facts.get_oldest_driver(cell.cuda)
-    if cuda.driver_runs(cell.cuda, driver, stated):
+    if cuda.can_run_cuda(cell.cuda, driver, stated):
         return None
     lowest = cuda.get_lowest_driver(cell.cuda, stated)
     if lowest is None:  # the selector could not decide either, so no host would get the image

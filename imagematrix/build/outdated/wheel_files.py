@@ -56,12 +56,12 @@ def parse_file_list(body: bytes, url: str) -> list[WheelFile]:
         return [file for fields in page.files if (file := _parse_file(*fields))]
     fields = json_documents.Fields(json_documents.parse_json(body, url), url)
     files = []
-    for entry in fields.objects("files"):
+    for entry in fields.list_objects("files"):
         yanked = entry.data.get("yanked")  # true, or the reason (PEP 592)
         reason = (yanked if isinstance(yanked, str) else "")[:REASON] if yanked else None
-        sha256 = entry.named_texts("hashes").get("sha256")
-        python = entry.text_or_none("requires-python") or ""
-        file = _parse_file(entry.text("filename"), sha256, reason, python)
+        sha256 = entry.get_text_map("hashes").get("sha256")
+        python = entry.get_text_or_none("requires-python") or ""
+        file = _parse_file(entry.get_text("filename"), sha256, reason, python)
         if file:
             files.append(file)
     return files

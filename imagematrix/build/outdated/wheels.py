@@ -139,13 +139,13 @@ class _CopiedLocks:
             for word in match[1].split()[:-1]:
                 path = context / word.lstrip("/")
                 if path not in self._texts:
-                    self._texts[path] = self._read(path, context)
+                    self._texts[path] = self._read_lock(path, context)
                 text = self._texts[path]
                 if text is not None:
                     yield text
 
     @staticmethod
-    def _read(path: Path, context: Path) -> str | None:
+    def _read_lock(path: Path, context: Path) -> str | None:
         """Return the text of a lock in a context; None if the path is not one."""
         with contextlib.suppress(OSError, ValueError):
             real = path.resolve()

@@ -129,17 +129,17 @@ def _resolve_link(path: Path) -> Path:
 
 def _parse_bases(fields: json_documents.Fields) -> dict[str, str]:
     bases: dict[str, str] = {}
-    for item in fields.objects("bases"):
+    for item in fields.list_objects("bases"):
         digest = _parse_digest(item, "digest")
-        if bases.setdefault(item.text("name"), digest) != digest:
-            raise item.fail("name", f"{item.text('name')} occurs twice")
+        if bases.setdefault(item.get_text("name"), digest) != digest:
+            raise item.fail("name", f"{item.get_text('name')} occurs twice")
     return bases
 
 
 def _parse_drivers(fields: json_documents.Fields) -> dict[str, LockedDriver]:
     drivers: dict[str, LockedDriver] = {}
-    for item in fields.objects("drivers") if fields.has("drivers") else ():
-        address = item.text("address")
+    for item in fields.list_objects("drivers") if fields.has("drivers") else ():
+        address = item.get_text("address")
         if address in drivers:
             raise item.fail("address", f"{address} occurs twice")
         drivers[address] = LockedDriver(
@@ -149,7 +149,7 @@ def _parse_drivers(fields: json_documents.Fields) -> dict[str, LockedDriver]:
 
 
 def _parse_digest(item: json_documents.Fields, key: str) -> str:
-    digest = item.text(key)
+    digest = item.get_text(key)
     if not DIGEST.fullmatch(digest):
         raise item.fail(key, f"{digest[:80]!r} is not a sha256 digest")
     return digest

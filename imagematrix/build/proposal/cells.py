@@ -208,7 +208,7 @@ def _list_computes(host: Host) -> list[str]:
         compute
         for compute in plain
         if gpu_computes
-        and all(device_code.cubin_runs(device_code.make_target(compute), gpu) for gpu in gpu_computes)
+        and all(device_code.can_run_cubin(device_code.make_target(compute), gpu) for gpu in gpu_computes)
     ]
     return common or sorted(gpu_computes.intersection(plain))
 

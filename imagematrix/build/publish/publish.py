@@ -207,7 +207,7 @@ def _draft_index(
 def _mark_zstd(registry: Registry, default: PlatformDefault) -> PlatformDefault:
     """Return a default with whether its layers are compressed with zstd, as engines may need to know."""
     digest = default.variant.digest if default.variant else None
-    manifest = registry.manifest(digest) if digest else None
+    manifest = registry.find_manifest(digest) if digest else None
     return replace(default, zstd=manifest is not None and has_zstd(manifest.raw))
 
 
@@ -220,13 +220,13 @@ def _require_movable(registry: Registry, alias: str, versions: Collection[str]) 
         raise UsageError(f"--alias: {alias!r} is not a valid tag", remedy="such as latest or stable")
     name = f"{registry.name}:{alias}"
     remedy = "choose another alias"
-    manifest = registry.manifest(alias)
+    manifest = registry.find_manifest(alias)
     if manifest and manifest.media_type not in INDEXES:
         raise TagMovedError(f"{name} is an image, not an alias", remedy=remedy)
     entries = (
         [entry for entry in image_index.parse_index(manifest.raw, name) if entry.ours] if manifest else []
     )
-    pushed = (tag for tag in registry.tags() if tag.startswith(f"{alias}-"))
+    pushed = (tag for tag in registry.list_tags() if tag.startswith(f"{alias}-"))
     if (
         alias in versions
         or any(entry.annotations[labels.VERSION] == alias for entry in entries)

@@ -80,7 +80,7 @@ def sign_manifests(registry: Registry, key: SigningKey, digests: Iterable[str]) 
 def add_signatures(registry: Registry, digest: str, new: Iterable[Mapping[str, object]]) -> None:
     """Add signatures, whose payloads the registry has, to those under the tag of a manifest."""
     tag = make_signature_tag(digest)
-    present = registry.manifest(tag)
+    present = registry.find_manifest(tag)
     document = parse_manifest(present.raw, tag, Descriptor) if present else None
     layers = (
         [layer.to_json() for layer in document.layers or ()] if isinstance(document, ImageManifest) else []
@@ -129,7 +129,7 @@ def _make_bundle(key: SigningKey, digest: str) -> bytes:
 
 def _push_bundle(registry: Registry, digest: str, bundle: bytes) -> None:
     """Store a bundle in a manifest that refers to another one."""
-    subject = registry.manifest(digest)
+    subject = registry.find_manifest(digest)
     if subject is None:
         raise SignatureError(f"{registry.name}@{digest} cannot be signed: the registry does not have it")
     raw, media_type = _make_manifest(
@@ -150,7 +150,7 @@ def add_referrer(registry: Registry, digest: str, raw: bytes, media_type: str) -
     referrer = compute_digest(raw)
     if registry.digest(referrer) is None:
         registry.push_manifest(referrer, raw, media_type)
-    if registry.referrers(digest) is not None:
+    if registry.list_referrers(digest) is not None:
         return
     entries = read_referrers_tag(registry, digest)
     if any(listed_entry["digest"] == referrer for listed_entry in entries):
@@ -163,7 +163,7 @@ def add_referrer(registry: Registry, digest: str, raw: bytes, media_type: str) -
 def read_referrers_tag(registry: Registry, digest: str) -> list[dict[str, Any]]:
     """Return what refers to a manifest in a registry that does not list it by itself, as OCI descriptors."""
     tag = _make_referrers_tag(digest)
-    present = registry.manifest(tag)
+    present = registry.find_manifest(tag)
     document = parse_manifest(present.raw, tag, Descriptor) if present else None
     return json.loads(present.raw)["manifests"] if present and isinstance(document, ImageIndex) else []
 

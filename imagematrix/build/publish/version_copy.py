@@ -68,7 +68,7 @@ def copy_version(
                 copier.copy_signatures(digest)
             if sign:
                 sign(digests)
-            if target_guard and (index := target.manifest(digests[0])):
+            if target_guard and (index := target.find_manifest(digests[0])):
                 target_guard.require_signed_index(version, index)
 
         selection = IndexSelection(
@@ -88,7 +88,7 @@ def copy_version(
 def _read_published(source: Registry, version: str, policies: Sequence[SignaturePolicy]) -> list[IndexEntry]:
     """Return the variants of a published version, as policies allow it."""
     name = f"{source.name}:{version}"
-    index = source.manifest(version)
+    index = source.find_manifest(version)
     if index is None:
         remedy = f"see `imagematrix ls {quote_word(source.name)}`"
         raise UnknownImageError(f"the registry has no published version {name}", remedy=remedy)
@@ -114,7 +114,7 @@ class _VersionCopier:
 
     def copy_variant(self, entry: IndexEntry) -> tuple[str, bool]:
         """Copy a variant with its attestations; return its tag, and whether it was not there."""
-        manifest = self._source.manifest(entry.tag)
+        manifest = self._source.find_manifest(entry.tag)
         # A tag may lead elsewhere by now; what the index of the version names is what is copied.
         if manifest is None or entry.digest not in (
             manifest.digest,
@@ -134,7 +134,7 @@ class _VersionCopier:
     def copy_signatures(self, digest: str) -> None:
         """Copy the signatures of a manifest, in both forms that cosign reads."""
         tag = make_signature_tag(digest)
-        manifest = self._source.manifest(tag)
+        manifest = self._source.find_manifest(tag)
         document = parse_manifest(manifest.raw, tag, Descriptor) if manifest else None
         if isinstance(document, ImageManifest) and document.layers:
             for layer in document.layers:
@@ -146,13 +146,13 @@ class _VersionCopier:
             ]
             add_signatures(self._target, digest, signatures)
         listed = (str(entry["digest"]) for entry in read_referrers_tag(self._source, digest))
-        for bundle in self._source.referrers(digest) or listed:
+        for bundle in self._source.list_referrers(digest) or listed:
             referrer = self._read_manifest(bundle)
             self._copy_content(referrer, 0)
             add_referrer(self._target, digest, referrer.raw, referrer.media_type)
 
     def _read_manifest(self, digest: str) -> Manifest:
-        manifest = self._source.manifest(digest)
+        manifest = self._source.find_manifest(digest)
         if manifest is None:
             remedy = "`imagematrix build --push` builds it again"
             raise UnknownImageError(f"the registry lost {self._source.name}@{digest}", remedy=remedy)

@@ -27,11 +27,11 @@ class KnownCandidates:
             for outcome in report.outcomes
             if outcome.status in BUILT
         }
-        for image in report.hosts.objects("images") if report.hosts else ():
-            catalog = Catalog.from_json(image.object_or_empty("catalog").data, f"{report.where}: catalog")
+        for image in report.hosts.list_objects("images") if report.hosts else ():
+            catalog = Catalog.from_json(image.get_object_or_empty("catalog").data, f"{report.where}: catalog")
             key = catalog.image, catalog.version
             self._candidates.setdefault(
-                key, Candidates(catalog=catalog, plain_pull=image.named_texts("plain_pull"))
+                key, Candidates(catalog=catalog, plain_pull=image.get_text_map("plain_pull"))
             )
             for variant in catalog.variants:
                 if variant.reference in built:

@@ -85,42 +85,42 @@ def load_report(path: str | Path) -> Report:
 def parse_report(data: object, where: str) -> Report:
     """Return the document `data`; `where` names it in messages."""
     fields = json_documents.Fields(data, where)
-    is_plan = fields.text("schema") == plan.SCHEMA
+    is_plan = fields.get_text("schema") == plan.SCHEMA
     if not is_plan:
         fields.require_schema(result.SCHEMA)
     if not fields.has("cells"):
         raise fields.fail("cells", "is missing")
     return Report(
         where=where,
-        shard=fields.text_or_none("shard"),
-        outcomes=tuple(_parse_outcome(cell, where, is_plan=is_plan) for cell in fields.objects("cells")),
-        error=fields.text_or_none("error"),
-        hosts=fields.object_or_none("for"),
+        shard=fields.get_text_or_none("shard"),
+        outcomes=tuple(_parse_outcome(cell, where, is_plan=is_plan) for cell in fields.list_objects("cells")),
+        error=fields.get_text_or_none("error"),
+        hosts=fields.get_object_or_none("for"),
     )
 
 
 def _parse_outcome(fields: json_documents.Fields, where: str, *, is_plan: bool) -> Outcome:
-    status = fields.text("status")
+    status = fields.get_text("status")
     if status not in STATUSES:
         raise fields.fail("status", f"{status!r} is not one of {', '.join(STATUSES)}")
     if is_plan and status == PlanStatus.UP_TO_DATE:
         status = PlanStatus.BUILD  # the plan looked into its own engine; the build job has another one
-    test = fields.object_or_none("test")
+    test = fields.get_object_or_none("test")
     return Outcome(
-        image=fields.text("image"),
-        version=fields.text("version"),
-        cell=fields.text("cell"),
+        image=fields.get_text("image"),
+        version=fields.get_text("version"),
+        cell=fields.get_text("cell"),
         status=status,
-        input=fields.text_or_none("input"),
-        digest=fields.text_or_none("digest"),
-        seconds=fields.number_or_none("seconds"),
-        libzstd=fields.text_or_none("libzstd"),
-        log=fields.text_or_none("log"),
-        error=fields.text_or_none("error"),
+        input=fields.get_text_or_none("input"),
+        digest=fields.get_text_or_none("digest"),
+        seconds=fields.get_number_or_none("seconds"),
+        libzstd=fields.get_text_or_none("libzstd"),
+        log=fields.get_text_or_none("log"),
+        error=fields.get_text_or_none("error"),
         where=where,
         data=fields.data,
-        test=test.text("outcome") if test else None,
-        test_why=test.text_or_none("why") if test else None,
+        test=test.get_text("outcome") if test else None,
+        test_why=test.get_text_or_none("why") if test else None,
     )
 
 

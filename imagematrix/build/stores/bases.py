@@ -77,7 +77,7 @@ def require_in_registry(reference: str, digest: str) -> None:
 
 
 def _read_triggers(registry: Registry, digest: str) -> Iterator[str]:
-    manifest = registry.manifest(digest)
+    manifest = registry.find_manifest(digest)
     if manifest is None:
         return
     document = parse_manifest(manifest.raw, digest, Descriptor)
@@ -87,7 +87,7 @@ def _read_triggers(registry: Registry, digest: str) -> Iterator[str]:
                 yield from _read_triggers(registry, entry.digest)
     elif document.config:
         image = json_documents.Fields(
-            json_documents.parse_json(registry.blob(document.config.digest), digest), digest
+            json_documents.parse_json(registry.fetch_small_blob(document.config.digest), digest), digest
         )
-        inner = image.object_or_empty("config")
-        yield from inner.texts(KEY) if inner.has(KEY) else ()
+        inner = image.get_object_or_empty("config")
+        yield from inner.get_texts(KEY) if inner.has(KEY) else ()

@@ -228,10 +228,10 @@ class EngineStore:
         digest = self.get_image_id(reference)
         with self.save(digest) as exported:
             archive = ImageArchive(exported, reference, lambda *_: None)
-            manifest = archive.blob(digest)
+            manifest = archive.read_document(digest)
             image = parse_manifest(manifest, reference, Descriptor)
             assert isinstance(image, ImageManifest) and image.config  # noqa: S101, PT018 - it was stored as one
-            layout.write_without_layers(folder, manifest, archive.blob(image.config.digest))
+            layout.write_without_layers(folder, manifest, archive.read_document(image.config.digest))
         layers = layout.LayoutImage(folder, digest).layers
         return BuiltImage(digest=digest, layout=folder, stored_layers=frozenset(layers))
 
@@ -358,14 +358,14 @@ class EngineStore:
         """Load an image by sending `layers`; return False if the engine lacks another layer."""
         import docker
 
-        large = sum(image.blob(layer).stat().st_size for layer in layers) > SMALL
+        large = sum(image.get_blob_path(layer).stat().st_size for layer in layers) > SMALL
         with contextlib.ExitStack() as sent:
             # containerd reads one archive at a time; another one is retried seconds later. Unpacking then
             # runs in parallel, which pays off for large layers.
             sent.enter_context(self._sending)
 
             def stream_archive() -> Iterator[bytes]:
-                yield from image.archive(name, layers)
+                yield from image.stream_archive(name, layers)
                 if large:
                     sent.close()
 

@@ -78,18 +78,18 @@ class RepositoryReader(Registry):
         self._manifests: dict[str, Manifest | None] = {}
         self._items: dict[str, RepositoryManifest] = {}
 
-    def manifest(self, tag: str) -> Manifest | None:
+    def find_manifest(self, tag: str) -> Manifest | None:
         """Return the manifest or the index with a tag or a digest; None if there is none."""
         if tag not in self._manifests:
-            manifest = super().manifest(tag)
+            manifest = super().find_manifest(tag)
             self._manifests |= {tag: manifest} | ({manifest.digest: manifest} if manifest else {})
         return self._manifests[tag]
 
     def take_inventory(self) -> Inventory:
         """Return what the repository has; raise UsageError if a manifest is damaged, and EngineError."""
         with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
-            names = self.tags()
-            manifests = zip(names, pool.map(self.manifest, names), strict=True)
+            names = self.list_tags()
+            manifests = zip(names, pool.map(self.find_manifest, names), strict=True)
             tags = {tag: manifest.digest for tag, manifest in manifests if manifest}
             self._read_items(pool, tags.values())
             attached = {tag: f"sha256:{match[1]}" for tag in tags if (match := ATTACHED.fullmatch(tag))}
@@ -118,7 +118,7 @@ class RepositoryReader(Registry):
         referrers = dict(inventory.referrers)
         with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
             for digest in digests:
-                names = self.referrers(digest)
+                names = self.list_referrers(digest)
                 if names is None:  # it does not tell of any
                     break
                 referrers[digest] = tuple(names)
@@ -133,7 +133,7 @@ class RepositoryReader(Registry):
         entry = read_entry(self, tag)
         if entry:
             return entry.annotations[labels.VERSION] if entry.ours and entry.tag == tag else None
-        manifest, match = self.manifest(tag), VARIANT.fullmatch(tag)
+        manifest, match = self.find_manifest(tag), VARIANT.fullmatch(tag)
         if match and manifest and manifest.media_type == INDEX:
             entries = image_index.parse_index(manifest.raw, tag)
             attested = {entry.attests for entry in entries if entry.attests}
@@ -142,7 +142,7 @@ class RepositoryReader(Registry):
 
     def _read_version(self, tag: str) -> tuple[str | None, tuple[IndexEntry, ...]]:
         """Return the version whose index a tag has, with the entries; None if it has anything else."""
-        manifest = self.manifest(tag)
+        manifest = self.find_manifest(tag)
         if manifest is None or manifest.media_type not in INDEXES:
             return None, ()
         try:
@@ -155,7 +155,7 @@ class RepositoryReader(Registry):
         """Read the manifests with these digests, and those that they name."""
         unread = set(digests)
         while unread := unread - self._items.keys():
-            manifests = list(filter(None, pool.map(self.manifest, sorted(unread))))
+            manifests = list(filter(None, pool.map(self.find_manifest, sorted(unread))))
             for manifest in manifests:
                 document = parse_manifest(manifest.raw, f"{self.name}@{manifest.digest}", Descriptor)
                 names: tuple[str, ...] = ()

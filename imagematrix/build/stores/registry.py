@@ -94,7 +94,7 @@ class RegistryStore:
         """
         registry = self.open_registry(image)
         tags: dict[str, list[str]] = {}  # of all versions, by what follows the version
-        for tag in registry.tags():
+        for tag in registry.list_tags():
             tags.setdefault(tag.removeprefix(labels.get_version(tag)), []).append(tag)
         by_cell = {cell: tags.get(labels.make_tag("", cell, digest), []) for cell, digest in cells.items()}
         with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
@@ -234,7 +234,7 @@ class RegistryStore:
     def _push_blob(self, registry: Registry, digest: str, pushed: layout.LayoutImage) -> None:
         def push() -> None:
             if not registry.has_blob(digest):
-                with layout.require_blob(pushed.blob(digest)).open("rb") as file:
+                with layout.require_blob(pushed.get_blob_path(digest)).open("rb") as file:
                     registry.push_blob(digest, file)
 
         # Images share most of their layers: the first one uploads a layer, the others wait.
@@ -286,7 +286,9 @@ class RegistryStore:
         """
         tag = reference.rpartition(":")[2]
         stem = tag.rpartition("-")[0]  # the version and the cell
-        rivals = [rival for rival in registry.tags() if rival.rpartition("-")[0] == stem and rival != tag]
+        rivals = [
+            rival for rival in registry.list_tags() if rival.rpartition("-")[0] == stem and rival != tag
+        ]
         images = {rival: read_entry(registry, rival) for rival in rivals}
         conflicting = sorted(
             rival for rival, image in images.items() if image and image.ours and image.tag == rival
@@ -294,7 +296,7 @@ class RegistryStore:
         if not conflicting:
             return
         version = tag.partition("-")[0]
-        entries = image_index.read_published(registry.manifest(version), registry.name, version)
+        entries = image_index.read_published(registry.find_manifest(version), registry.name, version)
         if any(entry.digest == digest for entry in entries):
             return  # the version contains it, so the others are too late
         self._digests.pop(reference, None)
@@ -315,18 +317,18 @@ def _read_documents(registry: Registry, digest: str, reference: str) -> tuple[by
 
     Raises UnknownImageError if the image is gone.
     """
-    manifest = registry.manifest(digest)
+    manifest = registry.find_manifest(digest)
     if manifest is None:
         raise UnknownImageError(f"{reference} is no longer in its registry")
     image = parse_manifest(manifest.raw, reference, Descriptor)
     assert isinstance(image, ImageManifest) and image.config  # noqa: S101, PT018 - as read_entry found
-    return manifest.raw, registry.blob(image.config.digest)
+    return manifest.raw, registry.fetch_small_blob(image.config.digest)
 
 
 def _parse_diff_ids(config: bytes, reference: str) -> tuple[str, ...]:
     """Return the digests of the uncompressed layers of an image, from its configuration; raise UsageError."""
     fields = json_documents.Fields(json_documents.parse_json(config, reference), reference)
-    return fields.object_or_empty("rootfs").texts("diff_ids")
+    return fields.get_object_or_empty("rootfs").get_texts("diff_ids")
 
 
 def _audit_archive(reference: str, archive: ByteStream, layers: Layers) -> None:
@@ -392,7 +394,7 @@ class CompletenessCheck:
 
         Raises UsageError if the manifest is damaged.
         """
-        manifest = self._registry.manifest(digest)
+        manifest = self._registry.find_manifest(digest)
         if manifest is None:
             return False
         image = parse_manifest(manifest.raw, f"{self._registry.name}@{digest}", Descriptor)
@@ -416,11 +418,11 @@ def survey_version(
     An image counts as lost if its manifest is gone, or if it is not `complete`.
     """
     exists = complete or (lambda digest: registry.digest(digest) is not None)
-    published = registry.manifest(version)
+    published = registry.find_manifest(version)
     entries = image_index.read_published(published, registry.name, version)
     with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
         exist = pool.map(lambda entry: exists(entry.digest), entries)
-        tags = [tag for tag in registry.tags() if tag.startswith(f"{version}-")]
+        tags = [tag for tag in registry.list_tags() if tag.startswith(f"{version}-")]
         lost = frozenset(entry.digest for entry, is_kept in zip(entries, exist, strict=True) if not is_kept)
         listed = tuple(entry for entry in entries if entry.ours)
         by_tag = {entry.tag: entry for entry in listed if entry.digest not in lost}
@@ -466,7 +468,7 @@ def _find_pushed(
 
 def find_attestations(registry: Registry, tag: str) -> list[IndexEntry]:
     """Return the attestations of the image with a tag."""
-    manifest = registry.manifest(tag)
+    manifest = registry.find_manifest(tag)
     if manifest is None or manifest.media_type != INDEX:
         return []
     return [entry for entry in image_index.parse_index(manifest.raw, tag) if entry.attests]

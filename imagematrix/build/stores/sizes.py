@@ -137,15 +137,15 @@ def measure_sizes(catalog: Catalog) -> Sizes:
 
 def _measure_remote(registry: Registry, variant: Variant, present: frozenset[str] | None) -> SizedVariant:
     reference = variant.reference
-    manifest = registry.manifest(variant.digest or Reference.parse(reference).tag)
+    manifest = registry.find_manifest(variant.digest or Reference.parse(reference).tag)
     document = parse_manifest(manifest.raw, reference, Descriptor) if manifest else None
     if not isinstance(document, ImageManifest) or document.config is None:
         return SizedVariant(variant=variant, parts=None, compressed=True)
     image = json_documents.Fields(
-        json_documents.parse_json(registry.blob(document.config.digest), reference), reference
+        json_documents.parse_json(registry.fetch_small_blob(document.config.digest), reference), reference
     )
     layers = [(layer.digest, layer.size) for layer in document.layers or ()]
-    contents = image.object_or_empty("rootfs").texts("diff_ids")
+    contents = image.get_object_or_empty("rootfs").get_texts("diff_ids")
     pull = None
     if present is not None and len(contents) == len(layers):
         pull = sum(

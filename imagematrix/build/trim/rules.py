@@ -81,8 +81,8 @@ def parse_capabilities(words: Iterable[str]) -> tuple[str, ...]:
 
 
 def _has_cubin(cubins: Iterable[FatbinEntry], compute: str) -> bool:
-    return any(device_code.cubin_runs(entry.target, compute) for entry in cubins)
+    return any(device_code.can_run_cubin(entry.target, compute) for entry in cubins)
 
 
 def _has_ptx(texts: Iterable[FatbinEntry], compute: str) -> bool:
-    return any(device_code.ptx_runs(entry.target, compute) for entry in texts)
+    return any(device_code.can_compile_ptx(entry.target, compute) for entry in texts)

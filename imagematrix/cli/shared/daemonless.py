@@ -194,7 +194,7 @@ class DaemonlessLaunch:
 
 
 def _read_config(image: StoredImage) -> Fields:
-    return Fields(image.config, image.digest).object_or_empty("config")
+    return Fields(image.config, image.digest).get_object_or_empty("config")
 
 
 def _make_daemonless_engine() -> Engine:

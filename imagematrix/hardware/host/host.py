@@ -218,10 +218,12 @@ class Host(Record):
 
         fields = Fields(data, where)
         fields.require_schema(SCHEMA)
-        driver, gpus, devices = _read_driver(fields), _read_gpus(fields), fields.texts("devices")
+        driver, gpus, devices = _read_driver(fields), _read_gpus(fields), fields.get_texts("devices")
         accelerators = tuple(
-            Accelerator(kind=sign.text("kind"), where=sign.text("where"), why=sign.text_or_none("why"))
-            for sign in fields.objects("accelerators")
+            Accelerator(
+                kind=sign.get_text("kind"), where=sign.get_text("where"), why=sign.get_text_or_none("why")
+            )
+            for sign in fields.list_objects("accelerators")
         )
         if not accelerators and not gpus and not (fields.has("gpus") and fields.has("accelerators")):
             # Documents that were not written by the probe may lack `accelerators`: then a driver and device
@@ -230,13 +232,13 @@ class Host(Record):
             signs += [("device", path) for path in devices if path != "/dev/nvidiactl"]
             accelerators = tuple(Accelerator(kind=kind, where=where, why=UNSTATED) for kind, where in signs)
         return cls(
-            arch=get_machine_name(fields.text("arch")),
+            arch=get_machine_name(fields.get_text("arch")),
             cpu=_read_cpu(fields),
             driver=driver,
             gpus=gpus,
             devices=devices,
             accelerators=accelerators,
-            warnings=fields.texts("warnings"),
+            warnings=fields.get_texts("warnings"),
         )
 
     @classmethod
@@ -248,29 +250,29 @@ class Host(Record):
 
 
 def _read_cpu(fields: Fields) -> Cpu:
-    cpu = fields.object_or_none("cpu")
+    cpu = fields.get_object_or_none("cpu")
     if cpu is None:
         raise fields.fail("cpu", "is missing (expected an object)")
     return Cpu(
-        vendor=cpu.text_or_none("vendor"),
-        model=cpu.text_or_none("model"),
-        flags=frozenset(map(str.lower, cpu.texts("flags"))),
-        level=cpu.text_or_none("level"),
+        vendor=cpu.get_text_or_none("vendor"),
+        model=cpu.get_text_or_none("model"),
+        flags=frozenset(map(str.lower, cpu.get_texts("flags"))),
+        level=cpu.get_text_or_none("level"),
     )
 
 
 def _read_driver(fields: Fields) -> Driver | None:
-    driver = fields.object_or_none("driver")
+    driver = fields.get_object_or_none("driver")
     if driver is None:
         return None
-    version, user_mode = driver.text("version"), driver.text_or_none("user_mode")
+    version, user_mode = driver.get_text("version"), driver.get_text_or_none("user_mode")
     for key, value in (("version", version), ("user_mode", user_mode)):
         if value is not None and not DRIVER.fullmatch(value):
             raise driver.fail(key, f"invalid driver version {value!r} (expected one such as 550.163.01)")
     return Driver(
         version=version,
-        kind=driver.text_or_none("kind"),
-        source=driver.text_or_none("source") or "",
+        kind=driver.get_text_or_none("kind"),
+        source=driver.get_text_or_none("source") or "",
         user_mode=user_mode,
     )
 
@@ -303,17 +305,17 @@ def find_duplicate(gpus: Iterable[Gpu]) -> str | None:
 
 
 def _read_gpus(fields: Fields) -> tuple[Gpu, ...]:
-    from imagematrix.hardware.host.pci import normalise_address
+    from imagematrix.hardware.host.pci import normalize_address
 
-    gpus = tuple([_read_gpu(gpu, normalise_address) for gpu in fields.objects("gpus")])
+    gpus = tuple([_read_gpu(gpu, normalize_address) for gpu in fields.list_objects("gpus")])
     if duplicate := find_duplicate(gpus):
         raise fields.fail("gpus", duplicate)
     return gpus
 
 
-def _read_gpu(gpu: Fields, normalise_address: Callable[[str], str | None]) -> Gpu:
-    compute, address = gpu.text_or_none("compute"), gpu.text_or_none("pci_bus_id")
-    bus_id = normalise_address(address) if address is not None else None
+def _read_gpu(gpu: Fields, normalize_address: Callable[[str], str | None]) -> Gpu:
+    compute, address = gpu.get_text_or_none("compute"), gpu.get_text_or_none("pci_bus_id")
+    bus_id = normalize_address(address) if address is not None else None
     if address is not None and bus_id is None:
         raise gpu.fail(
             "pci_bus_id", f"invalid PCI address {address!r:.80} (expected one such as 0000:41:00.0)"
@@ -323,16 +325,16 @@ def _read_gpu(gpu: Fields, normalise_address: Callable[[str], str | None]) -> Gp
     result = Gpu(
         index=_read_natural(gpu, "index"),
         minor=_read_natural_or_none(gpu, "minor"),
-        uuid=gpu.text_or_none("uuid"),
-        name=gpu.text_or_none("name"),
+        uuid=gpu.get_text_or_none("uuid"),
+        name=gpu.get_text_or_none("name"),
         pci_bus_id=bus_id,
-        pci_device_id=gpu.text_or_none("pci_device_id"),
+        pci_device_id=gpu.get_text_or_none("pci_device_id"),
         compute=compute,
-        brand=gpu.text_or_none("brand"),
+        brand=gpu.get_text_or_none("brand"),
         memory_mib=_read_natural_or_none(gpu, "memory_mib"),
-        mig=tuple(_read_mig_device(device) for device in gpu.objects("mig")) if gpu.has("mig") else None,
+        mig=tuple(_read_mig_device(device) for device in gpu.list_objects("mig")) if gpu.has("mig") else None,
         # Any word: a newer release may have further states, none of which counts as usable here.
-        state=gpu.text("state"),
+        state=gpu.get_text("state"),
     )
     if not result.state:
         raise gpu.fail("state", 'is empty (expected one such as "ok")')
@@ -340,12 +342,12 @@ def _read_gpu(gpu: Fields, normalise_address: Callable[[str], str | None]) -> Gp
 
 
 def _read_mig_device(device: Fields) -> MigDevice:
-    capabilities = device.integers("capabilities") if device.has("capabilities") else None
+    capabilities = device.get_integers("capabilities") if device.has("capabilities") else None
     if capabilities and min(capabilities) < 0:
         raise device.fail("capabilities", f"{min(capabilities)} is negative")
     return MigDevice(
-        uuid=device.text_or_none("uuid"),
-        profile=device.text_or_none("profile"),
+        uuid=device.get_text_or_none("uuid"),
+        profile=device.get_text_or_none("profile"),
         gpu_instance=_read_natural(device, "gpu_instance"),
         compute_instance=_read_natural(device, "compute_instance"),
         memory_mib=_read_natural_or_none(device, "memory_mib"),
@@ -354,7 +356,7 @@ def _read_mig_device(device: Fields) -> MigDevice:
 
 
 def _read_natural(fields: Fields, key: str) -> int:
-    number = fields.integer(key)
+    number = fields.get_integer(key)
     if number < 0:
         raise fields.fail(key, f"{number} is negative")
     return number

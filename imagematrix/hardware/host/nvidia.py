@@ -110,7 +110,7 @@ def parse_information(text: str) -> Information:
     # Drivers before branch 460 wrote "Blacklisted".
     excluded = fields.get("gpu excluded") or fields.get("gpu blacklisted") or fields.get("blacklisted") or ""
     return Information(
-        bus_id=pci.normalise_address(fields.get("bus location", "")),
+        bus_id=pci.normalize_address(fields.get("bus location", "")),
         minor=int(minor) if re.fullmatch(r"\d{1,7}", minor, re.ASCII) else None,
         uuid=fields.get("gpu uuid"),
         name=fields.get("model"),
@@ -209,7 +209,7 @@ def _read_information(tree: Tree) -> tuple[Information, ...]:
     for name in tree.list_names(f"{PROC}/gpus"):
         text = tree.read_text(f"{PROC}/gpus/{name}/information")
         gpu = parse_information(text or "")
-        bus_id = pci.normalise_address(name) or gpu.bus_id
+        bus_id = pci.normalize_address(name) or gpu.bus_id
         if bus_id is not None:
             gpus.append(
                 Information(

@@ -127,13 +127,13 @@ def parse_nvml(document: object) -> Nvml:
     from imagematrix.common.json_documents import Fields
 
     fields = Fields(document, "NVML")
-    version = re.search(r"libnvidia-ml\.so\.(\d+(?:\.\d+)+)$", fields.text_or_none("library") or "")
+    version = re.search(r"libnvidia-ml\.so\.(\d+(?:\.\d+)+)$", fields.get_text_or_none("library") or "")
     return Nvml(
-        error=fields.integer_or_none("error"),
-        message=fields.text("message"),
-        driver=fields.text_or_none("driver"),
+        error=fields.get_integer_or_none("error"),
+        message=fields.get_text("message"),
+        driver=fields.get_text_or_none("driver"),
         library=version[1] if version else None,
-        gpus=tuple(_read_gpu(gpu) for gpu in fields.objects("gpus")),
+        gpus=tuple(_read_gpu(gpu) for gpu in fields.list_objects("gpus")),
     )
 
 
@@ -181,48 +181,48 @@ def _kill(child: Popen[bytes]) -> None:
 def _read_gpu(gpu: Fields) -> NvmlGpu:
     from imagematrix.hardware.vendors.gpus import BRANDS
 
-    brand = gpu.integer_or_none("brand")
+    brand = gpu.get_integer_or_none("brand")
     processes = tuple(
         Process(
-            pid=process.integer("pid"),
-            gpu_instance=process.integer_or_none("gpu_instance"),
-            compute_instance=process.integer_or_none("compute_instance"),
+            pid=process.get_integer("pid"),
+            gpu_instance=process.get_integer_or_none("gpu_instance"),
+            compute_instance=process.get_integer_or_none("compute_instance"),
         )
-        for process in gpu.objects("processes")
+        for process in gpu.list_objects("processes")
     )
     return NvmlGpu(
-        index=gpu.integer("index"),
-        bus_id=pci.normalise_address(gpu.text_or_none("bus_id") or ""),
-        device_id=gpu.text_or_none("device_id"),
-        minor=gpu.integer_or_none("minor"),
-        uuid=gpu.text_or_none("uuid"),
-        name=gpu.text_or_none("name"),
-        compute=gpu.text_or_none("compute"),
+        index=gpu.get_integer("index"),
+        bus_id=pci.normalize_address(gpu.get_text_or_none("bus_id") or ""),
+        device_id=gpu.get_text_or_none("device_id"),
+        minor=gpu.get_integer_or_none("minor"),
+        uuid=gpu.get_text_or_none("uuid"),
+        name=gpu.get_text_or_none("name"),
+        compute=gpu.get_text_or_none("compute"),
         brand=BRANDS.get(brand) if brand else None,  # 0 is NVML_BRAND_UNKNOWN
-        memory_mib=gpu.integer_or_none("memory_mib"),
+        memory_mib=gpu.get_integer_or_none("memory_mib"),
         mig=tuple(_list_mig_devices(gpu)) if gpu.has("mig") else None,
-        virtualization=gpu.integer_or_none("virtualization"),
+        virtualization=gpu.get_integer_or_none("virtualization"),
         processes=processes if gpu.has("processes") else None,
-        memory_used_mib=gpu.integer_or_none("memory_used_mib"),
-        utilization=gpu.integer_or_none("utilization"),
-        temperature=gpu.integer_or_none("temperature"),
-        persistence=gpu.integer_or_none("persistence"),
-        fabric=gpu.integer_or_none("fabric"),
-        errors={error.text("fact"): error.integer("code") for error in gpu.objects("errors")},
+        memory_used_mib=gpu.get_integer_or_none("memory_used_mib"),
+        utilization=gpu.get_integer_or_none("utilization"),
+        temperature=gpu.get_integer_or_none("temperature"),
+        persistence=gpu.get_integer_or_none("persistence"),
+        fabric=gpu.get_integer_or_none("fabric"),
+        errors={error.get_text("fact"): error.get_integer("code") for error in gpu.list_objects("errors")},
     )
 
 
 def _list_mig_devices(gpu: Fields) -> Iterator[MigDevice]:
-    for device in gpu.objects("mig"):
+    for device in gpu.list_objects("mig"):
         gpu_instance, compute_instance = (
-            device.integer_or_none(key) for key in ("gpu_instance", "compute_instance")
+            device.get_integer_or_none(key) for key in ("gpu_instance", "compute_instance")
         )
         if gpu_instance is None or compute_instance is None:  # without them, nobody can tell its device nodes
             continue
         yield MigDevice(
-            uuid=device.text_or_none("uuid"),
-            profile=device.text_or_none("profile"),
+            uuid=device.get_text_or_none("uuid"),
+            profile=device.get_text_or_none("profile"),
             gpu_instance=gpu_instance,
             compute_instance=compute_instance,
-            memory_mib=device.integer_or_none("memory_mib"),
+            memory_mib=device.get_integer_or_none("memory_mib"),
         )

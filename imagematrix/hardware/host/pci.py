@@ -61,7 +61,7 @@ class Function(Record):
 
 
 @lru_cache(maxsize=KEPT)
-def normalise_address(address: str) -> str | None:
+def normalize_address(address: str) -> str | None:
     """Return a PCI address as the kernel writes it: "00000000:41:00.0" and "0:41:0" are "0000:41:00.0"."""
     match = ADDRESS.fullmatch(address.strip().lower())
     if match is None:
@@ -81,7 +81,7 @@ def list_functions(tree: Tree, wanted: Mapping[str, int] | None) -> tuple[Functi
         return ()
     selected = []
     for name in tree.list_names(PCI_DEVICES):
-        bus_id = normalise_address(name)
+        bus_id = normalize_address(name)
         # A large node has several hundred functions, each with its own files.
         slot = (bus_id or "").partition(":")[2]
         if bus_id is None or (wanted is not None and slot not in wanted):

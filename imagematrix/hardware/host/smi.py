@@ -83,7 +83,7 @@ def parse_dump(raw: bytes, where: str) -> tuple[Driver | None, tuple[Gpu, ...], 
     if driver is None:
         warnings.append(f"{where}: version of the kernel-mode driver not found")
     # In the order of the bus; those without an address come last.
-    addresses = [(pci.normalise_address(facts.values["bus_id"]), facts) for facts in dump.gpus]
+    addresses = [(pci.normalize_address(facts.values["bus_id"]), facts) for facts in dump.gpus]
     addresses.sort(key=lambda pair: (pair[0] is None, pci.make_sort_key(pair[0]) if pair[0] else ()))
     elements = [facts for _, facts in addresses]
     if any(_get_instances(values) is None for facts in elements for values in facts.mig):
@@ -194,7 +194,7 @@ def _make_gpu(index: int, facts: _GpuElement) -> Gpu:
         minor=_parse_integer(values.get("minor", "")),
         uuid=values.get("uuid"),
         name=values.get("name"),
-        pci_bus_id=pci.normalise_address(values["bus_id"]),
+        pci_bus_id=pci.normalize_address(values["bus_id"]),
         pci_device_id=device_id,
         compute=product.compute if product else None,  # the dump does not state it
         brand=BRANDS.get(brand, brand) or None,

@@ -83,7 +83,7 @@ def get_newest_cuda(driver: str) -> str | None:
 
 
 @lru_cache(maxsize=4096)
-def driver_runs(cuda: str, driver: str, stated: str | None = None) -> bool:
+def can_run_cuda(cuda: str, driver: str, stated: str | None = None) -> bool:
     """Whether `driver` runs programs of the CUDA release `cuda`, apart from PTX.
 
     `stated` is the oldest driver for it according to a matrix, used if the tables lack the release.
@@ -125,7 +125,7 @@ def find_verdict_bounds(holds: Callable[[str | None], bool]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def find_driver_bounds(cuda: str, stated: str | None = None) -> tuple[str, ...]:
-    """Return the drivers from which on `driver_runs` may give another verdict."""
+    """Return the drivers from which on `can_run_cuda` may give another verdict."""
     wanted = versions.make_sort_key(cuda)
     newer = find_verdict_bounds(
         lambda supported: supported is not None and versions.make_sort_key(supported) >= wanted

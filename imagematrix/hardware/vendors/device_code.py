@@ -53,7 +53,7 @@ def list_capabilities() -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4096)
-def cubin_runs(target: str, compute: str) -> bool:
+def can_run_cubin(target: str, compute: str) -> bool:
     """Whether a cubin made for `target` runs on a GPU of capability `compute`."""
     if _get_suffix(target):
         return compute in _list_specific_capabilities(target)
@@ -66,7 +66,7 @@ def cubin_runs(target: str, compute: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def ptx_runs(target: str, compute: str) -> bool:
+def can_compile_ptx(target: str, compute: str) -> bool:
     """Whether PTX made for `target` can be compiled for a GPU of capability `compute`.
 
     The driver must also know the PTX's ISA version: see `cuda.get_newest_ptx_isa`.

@@ -54,7 +54,7 @@ def is_listed(path: str) -> bool:
     return path.endswith(_list_path_ends())
 
 
-def normalise_name(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Return the normalised name of a package (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 

@@ -290,15 +290,15 @@ class Catalog(Record):
         references: set[str] = set()
         cache: dict[str, Any] = {}
         variants = []
-        for item in fields.objects("variants"):
+        for item in fields.list_objects("variants"):
             variant = _read_variant(item, cache)
             if variant.reference in references:
                 raise item.fail("reference", f"{variant.reference} occurs twice")
             references.add(variant.reference)
             variants.append(variant)
         return cls(
-            image=fields.text("image"),
-            version=fields.text("version"),
+            image=fields.get_text("image"),
+            version=fields.get_text("version"),
             variants=tuple(variants),
             prefer=read_preference(fields, "prefer"),
             defaults=read_own_axes(fields, "defaults"),
@@ -353,27 +353,29 @@ def _read_variant(fields: Fields, cache: dict[str, Any]) -> Variant:
         cubins=fields.read_cached("cubins", _read_codes, cache),
         ptx=fields.read_cached("ptx", _read_ptx, cache),
         device_code=fields.read_cached("device_code", _read_device_code, cache),
-        compressed_fatbin=fields.boolean("compressed_fatbin"),
+        compressed_fatbin=fields.get_boolean("compressed_fatbin"),
         driver=fields.read_cached("driver", _read_driver, cache),
-        march=fields.text_or_none("march"),
-        cpu_flags=fields.words("cpu_flags"),
-        vendor=fields.text_or_none("vendor"),
-        size=fields.integer_or_none("size"),
+        march=fields.get_text_or_none("march"),
+        cpu_flags=fields.get_words("cpu_flags"),
+        vendor=fields.get_text_or_none("vendor"),
+        size=fields.get_integer_or_none("size"),
         oldest_driver=_read_matching_or_none(
             fields, "oldest_driver", DRIVER, "a driver version such as 550.163.01"
         ),
         axes=fields.read_cached("axes", read_own_axes, cache),
-        signed_returns=fields.boolean("signed_returns"),
+        signed_returns=fields.get_boolean("signed_returns"),
         facts=fields.read_cached("facts", _read_facts, cache),
         requires=_read_requires(fields, "requires") if fields.has("requires") else (),
         libraries=fields.read_cached("libraries", _read_libraries, cache),
-        partial_flags=fields.words("partial_cpu_flags") if fields.has("partial_cpu_flags") else frozenset(),
+        partial_flags=fields.get_words("partial_cpu_flags")
+        if fields.has("partial_cpu_flags")
+        else frozenset(),
     )
 
 
 def read_preference(fields: Fields, key: str) -> tuple[str, ...]:
     """Return a list of CRITERIA; raise UsageError if one is unknown or occurs twice."""
-    names = fields.texts(key)
+    names = fields.get_texts(key)
     for name in names:
         if name not in CRITERIA:
             raise fields.fail(key, f"{name[:80]!r} is not one of {', '.join(CRITERIA)}")
@@ -384,7 +386,7 @@ def read_preference(fields: Fields, key: str) -> tuple[str, ...]:
 
 def read_own_axes(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:
     """Return an object's axes with their values, sorted; raise UsageError if one is about hardware."""
-    axes = fields.object_or_none(key)
+    axes = fields.get_object_or_none(key)
     if axes is None:
         return ()
     for axis in axes.data:
@@ -400,7 +402,7 @@ def _read_platform(fields: Fields, key: str) -> str:
 
 
 def _read_codes(fields: Fields, key: str) -> tuple[str, ...]:
-    codes = fields.texts(key)
+    codes = fields.get_texts(key)
     for code in codes:
         if not CODE.fullmatch(code):
             raise fields.fail(key, f"{code!r} is not a target such as 89 or 90a")
@@ -413,30 +415,30 @@ def _read_ptx(fields: Fields, key: str) -> tuple[Ptx, ...]:
             target=_read_matching(item, "target", CODE, "a target such as 89"),
             isa=_read_matching(item, "isa", RELEASE, "a PTX ISA version such as 8.4"),
         )
-        for item in fields.objects(key)
+        for item in fields.list_objects(key)
     )
 
 
 def _read_device_code(fields: Fields, key: str) -> tuple[Code, ...]:
     return tuple(
         Code(
-            files=item.integer("files"),
-            name=item.text("name"),
+            files=item.get_integer("files"),
+            name=item.get_text("name"),
             cubins=_read_codes(item, "cubins"),
             ptx=_read_ptx(item, "ptx"),
-            optional=item.boolean("optional"),
+            optional=item.get_boolean("optional"),
             parts=_read_parts(item, "parts"),
             guard=_read_guard(item),
-            globs=item.texts("globs") if item.has("globs") else (),
+            globs=item.get_texts("globs") if item.has("globs") else (),
         )
-        for item in fields.objects(key)
+        for item in fields.list_objects(key)
     )
 
 
 def _read_parts(fields: Fields, key: str) -> tuple[FilePart, ...]:
     parts = []
-    for item in fields.objects(key):
-        count = item.integer("count")
+    for item in fields.list_objects(key):
+        count = item.get_integer("count")
         if count < 1:
             raise item.fail("count", f"{count} is not a number of parts")
         cubins, ptx = _read_codes(item, "cubins"), _read_ptx(item, "ptx")
@@ -445,14 +447,14 @@ def _read_parts(fields: Fields, key: str) -> tuple[FilePart, ...]:
 
 
 def _read_guard(fields: Fields) -> UseGuard | None:
-    guard = fields.object_or_none("guard")
+    guard = fields.get_object_or_none("guard")
     if guard is None:
         return None
     pairs = guard.data.get("unless")
     if not isinstance(pairs, list) or not all(map(_is_range, pairs)):
         raise guard.fail("unless", 'it is not a list of pairs such as ["7.5", "8.9"] or ["10.0", null]')
     unless = tuple([(low, high) for low, high in pairs])
-    return UseGuard(path=guard.text("path"), line=guard.integer("line"), unless=unless)
+    return UseGuard(path=guard.get_text("path"), line=guard.get_integer("line"), unless=unless)
 
 
 def _is_range(pair: object) -> bool:
@@ -468,18 +470,18 @@ def _is_compute(word: object) -> bool:
 
 
 def _read_facts(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:
-    facts = fields.object_or_none(key)
+    facts = fields.get_object_or_none(key)
     if facts is None:
         return ()
     for fact in facts.data:
-        source = facts.text(fact)
+        source = facts.get_text(fact)
         if source not in SOURCES:
             raise facts.fail(fact, f"{source[:80]!r} is not one of {', '.join(SOURCES)}")
     return tuple(sorted(facts.data.items()))
 
 
 def _read_libraries(fields: Fields, key: str) -> tuple[tuple[str, str | None], ...] | None:
-    libraries = fields.object_or_none(key)
+    libraries = fields.get_object_or_none(key)
     if libraries is None:
         return None
     for name in libraries.data:
@@ -496,7 +498,7 @@ def _read_libraries(fields: Fields, key: str) -> tuple[tuple[str, str | None], .
 def _read_requires(fields: Fields, key: str) -> tuple[str, ...]:
     from imagematrix.hardware.vendors import requirements
 
-    expressions = fields.texts(key)
+    expressions = fields.get_texts(key)
     for expression in expressions:
         try:
             requirements.parse_requirement(expression)
@@ -506,22 +508,25 @@ def _read_requires(fields: Fields, key: str) -> tuple[str, ...]:
 
 
 def _read_driver(fields: Fields, key: str) -> UserModeDriver | None:
-    driver = fields.object_or_none(key)
+    driver = fields.get_object_or_none(key)
     if driver is None:
         return None
-    mode = driver.text("mode")
+    mode = driver.get_text("mode")
     if mode not in MODES:
         raise driver.fail("mode", f"{mode!r} is not one of {', '.join(MODES)}")
     version = _read_matching_or_none(driver, "version", DRIVER, "a driver version such as 550.163.01")
     if (version is None) != (mode == "host"):
         raise driver.fail("version", "is required in modes exact and compat, and only allowed there")
     return UserModeDriver(
-        mode=mode, version=version, branches=driver.integers("branches"), brands=driver.texts("brands")
+        mode=mode,
+        version=version,
+        branches=driver.get_integers("branches"),
+        brands=driver.get_texts("brands"),
     )
 
 
 def _read_matching(fields: Fields, key: str, pattern: re.Pattern[str], what: str) -> str:
-    value = fields.text(key)
+    value = fields.get_text(key)
     if not pattern.fullmatch(value):
         raise fields.fail(key, f"{value[:80]!r} is not {what}")
     return value

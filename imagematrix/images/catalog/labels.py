@@ -159,7 +159,7 @@ def get_labels(image: Mapping[str, Any]) -> Mapping[str, Any]:
 def read_config_labels(raw: bytes, where: str) -> Mapping[str, str]:
     """Return the labels in an image's configuration; none if they are inherited from another image."""
     image = json_documents.Fields(json_documents.parse_json(raw, where), where)
-    return {} if has_inherited(image.data) else image.object_or_empty("config").named_texts("Labels")
+    return {} if has_inherited(image.data) else image.get_object_or_empty("config").get_text_map("Labels")
 
 
 def has_inherited(image: Mapping[str, Any]) -> bool:

@@ -43,7 +43,7 @@ def load_catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog
     reference = Reference.parse(name)
     with Registry(reference.name) as registry:
         guard = _make_guard(registry, policies)
-        manifest = registry.manifest(reference.tag)
+        manifest = registry.find_manifest(reference.tag)
         if manifest is None:
             message = f"the registry {reference.registry} has no {name}"
             raise UnknownImageError(message, remedy=_suggest_reference(reference, registry))
@@ -86,8 +86,8 @@ def load_catalogs(name: str, policies: Sequence[SignaturePolicy] = ()) -> list[C
 
     with Registry(name) as registry, ThreadPoolExecutor(max_workers=REQUESTS) as pool:
         guard = _make_guard(registry, policies)
-        versions = _select_versions(registry.tags())
-        manifests = zip(versions, pool.map(registry.manifest, versions), strict=True)
+        versions = _select_versions(registry.list_tags())
+        manifests = zip(versions, pool.map(registry.find_manifest, versions), strict=True)
         catalogs = []
         for version, manifest in manifests:
             if guard and manifest:
@@ -112,7 +112,7 @@ def _select_versions(tags: Iterable[str]) -> list[str]:
 
 def _suggest_reference(reference: Reference, registry: Registry) -> str:
     """Return a suggestion for a reference that a registry does not have."""
-    tags = registry.tags()
+    tags = registry.list_tags()
     if not tags:
         return "check the name; the registry has no such repository"
     versions = _select_versions(tags)
@@ -131,9 +131,9 @@ def read_entry(registry: Registry, tag: str) -> IndexEntry | None:
     For an image with attestations it is the image's entry. Returns None if the tag does not exist, or is
     something else, such as another index or a signature. Raises UsageError if it is damaged.
     """
-    manifest = registry.manifest(tag)
+    manifest = registry.find_manifest(tag)
     if manifest and (image_digest := image_index.get_attested_digest(manifest, tag)):
-        manifest = registry.manifest(image_digest)
+        manifest = registry.find_manifest(image_digest)
     if manifest is None or manifest.media_type in INDEXES:
         return None
     where = f"{registry.name}:{tag}"
@@ -142,7 +142,7 @@ def read_entry(registry: Registry, tag: str) -> IndexEntry | None:
         return None
     annotations = image.annotations
     if labels.VARIANT not in annotations:  # pushed by an engine with the classic image store
-        annotations = labels.read_config_labels(registry.blob(image.config.digest), where)
+        annotations = labels.read_config_labels(registry.fetch_small_blob(image.config.digest), where)
     size = sum(layer.size for layer in image.layers or ())
     return image_index.IndexEntry(
         digest=manifest.digest,

@@ -77,7 +77,7 @@ def open_source(name: str) -> ImageOrigin:
 def _list_entries(name: str) -> Iterator[tuple[tuple[str, str], image_index.IndexEntry]]:
     if name.startswith(LAYOUT):
         folder = _read_layout(name)
-        yield from _read_listed(folder.index(), folder.blob, name, DEEPEST)
+        yield from _read_listed(folder.read_index(), folder.find_small_blob, name, DEEPEST)
         return
     try:
         with Path(name).open("rb") as file:
@@ -87,7 +87,7 @@ def _list_entries(name: str) -> Iterator[tuple[tuple[str, str], image_index.Inde
     if archive.images is None:
         if archive.index is None:
             raise UnknownImageError(f"{name} has neither manifest.json nor index.json")
-        yield from _read_listed(archive.index, archive.find, name, DEEPEST)
+        yield from _read_listed(archive.index, archive.find_document, name, DEEPEST)
         return
     for saved in archive.images:
         digest = compute_digest(saved.config)

@@ -41,13 +41,13 @@ class RepositorySource:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
-    def manifest(self, _repository: str, reference: str) -> Manifest | None:
+    def find_manifest(self, _repository: str, reference: str) -> Manifest | None:
         """Return a manifest; see ManifestSource."""
-        return self._registry.manifest(reference)
+        return self._registry.find_manifest(reference)
 
-    def content(self, _repository: str, digest: str) -> bytes:
+    def read_content(self, _repository: str, digest: str) -> bytes:
         """Return a small blob; see ManifestSource."""
-        return self._registry.blob(digest)
+        return self._registry.fetch_small_blob(digest)
 
 
 class Guard:
@@ -209,19 +209,19 @@ def _read_own_tags(source: ManifestSource, repository: str, manifest: Manifest) 
     texts = parsed.annotations
     if labels.VERSION not in texts and isinstance(parsed, ImageManifest) and parsed.config:
         # An engine with the classic image store writes no annotations.
-        raw = source.content(repository, parsed.config.digest)
+        raw = source.read_content(repository, parsed.config.digest)
         config = json_documents.Fields(json_documents.parse_json(raw, repository), repository)
         inherited = labels.has_inherited(config.data)
-        texts = {} if inherited else config.object_or_empty("config").named_texts("Labels")
+        texts = {} if inherited else config.get_object_or_empty("config").get_text_map("Labels")
     parts = [texts.get(name) for name in (labels.VERSION, labels.CELL, labels.INPUT)]
     return {labels.make_tag(*map(str, parts))} if all(parts) else set()
 
 
 def _find_image(source: ManifestSource, repository: str, digest: str) -> Manifest:
     """Return the manifest with a digest, or that of the image whose index with attestations has it."""
-    manifest = source.manifest(repository, digest)
+    manifest = source.find_manifest(repository, digest)
     if manifest and (image := image_index.get_attested_digest(manifest, repository)):
-        manifest = source.manifest(repository, image)
+        manifest = source.find_manifest(repository, image)
     if manifest is None:
         raise SignatureError(
             f"{repository}@{digest} is not in its registry, so it is unknown what it is signed as"
@@ -237,7 +237,7 @@ def _find_signer(
     except SignatureError:
         # The signature of the version's index counts, if the image is in it as the variant with this tag.
         version = labels.get_version(tag)
-        manifest = source.manifest(repository, version) if version != tag else None
+        manifest = source.find_manifest(repository, version) if version != tag else None
         catalog = image_index.read_listed_catalog(manifest, repository, version) if manifest else None
         if manifest is None or find_listed_digest(catalog, repository, tag) != digest:
             raise

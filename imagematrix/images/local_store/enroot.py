@@ -39,7 +39,9 @@ def make_layer(config: Mapping[str, Any]) -> bytes:
 
     Raises UsageError if the configuration is damaged.
     """
-    process = ImageProcess.from_config(Fields(config, "the image's configuration").object_or_empty("config"))
+    process = ImageProcess.from_config(
+        Fields(config, "the image's configuration").get_object_or_empty("config")
+    )
     command = [*process.entrypoint, *process.command] or ["/bin/sh"]
     # A line of the environment's file is a variable, so a variable of several lines is set by the script.
     lines = [line for line in process.variables if "\n" not in line]

@@ -408,21 +408,21 @@ def _parse_image(
     fields: json_documents.Fields, folder: str, other_names: tuple[StoredName, ...]
 ) -> StoredImage:
     fields.require_schema(SCHEMA)
-    kind = fields.text("kind")
+    kind = fields.get_text("kind")
     if kind not in KINDS:
         raise fields.fail("kind", f"{kind[:80]!r} is not one of {', '.join(KINDS)}")
     return StoredImage(
-        digest=fields.text("digest"),
+        digest=fields.get_text("digest"),
         kind=kind,
         root=os.path.join(folder, ROOTS[kind]),
-        size=fields.integer("size"),
-        checksum=fields.text_or_none("checksum"),
-        references=fields.texts("references"),
-        config=fields.object_or_empty("config").data,
-        image=fields.text("image"),
-        version=fields.text("version"),
-        variant=fields.object_or_empty("variant").data,
-        terms=fields.object_or_empty("terms").data,
+        size=fields.get_integer("size"),
+        checksum=fields.get_text_or_none("checksum"),
+        references=fields.get_texts("references"),
+        config=fields.get_object_or_empty("config").data,
+        image=fields.get_text("image"),
+        version=fields.get_text("version"),
+        variant=fields.get_object_or_empty("variant").data,
+        terms=fields.get_object_or_empty("terms").data,
         other_names=other_names,
     )
 
@@ -438,11 +438,11 @@ def _read_other_names(folder: str) -> tuple[StoredName, ...]:
         fields.require_schema(NAME_SCHEMA)
         names.append(
             StoredName(
-                references=fields.texts("references"),
-                image=fields.text("image"),
-                version=fields.text("version"),
-                variant=fields.object_or_empty("variant").data,
-                terms=fields.object_or_empty("terms").data,
+                references=fields.get_texts("references"),
+                image=fields.get_text("image"),
+                version=fields.get_text("version"),
+                variant=fields.get_object_or_empty("variant").data,
+                terms=fields.get_object_or_empty("terms").data,
             )
         )
     return tuple(names)

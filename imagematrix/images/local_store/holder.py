@@ -156,20 +156,22 @@ def parse_holder(raw: bytes | str) -> Holder | None:
     """Return the holder in the content of a file, None if it is damaged."""
     try:
         fields = Fields(json.loads(raw), "holder")
-        token = fields.text("token")
-        keeper = fields.object_or_empty("keeper") if fields.has("keeper") else None
-        started = fields.text("started")
+        token = fields.get_text("token")
+        keeper = fields.get_object_or_empty("keeper") if fields.has("keeper") else None
+        started = fields.get_text("started")
         if started and not (started.isascii() and started.isdecimal()):
             return None
         return Holder(
-            host=fields.text("host"),
-            pid=fields.integer("pid"),
+            host=fields.get_text("host"),
+            pid=fields.get_integer("pid"),
             started=started,
-            boot=fields.text("boot"),
-            namespace=fields.text("namespace"),
+            boot=fields.get_text("boot"),
+            namespace=fields.get_text("namespace"),
             token=token if token.isalnum() else "damaged",
-            keeper=NodeProcess(pid=keeper.integer("pid"), started=keeper.text("started")) if keeper else None,
-            mounts=fields.text("mounts") if fields.has("mounts") else "",
+            keeper=NodeProcess(pid=keeper.get_integer("pid"), started=keeper.get_text("started"))
+            if keeper
+            else None,
+            mounts=fields.get_text("mounts") if fields.has("mounts") else "",
         )
     except (ValueError, RecursionError, UsageError):
         return None

@@ -94,10 +94,10 @@ class RegistryOrigin:
         """Return the parts of an image; see ImageOrigin."""
 
         def get_manifest(digest: str) -> bytes | None:
-            manifest = self._registry.manifest(digest)
+            manifest = self._registry.find_manifest(digest)
             return manifest.raw if manifest else None
 
-        return _read_parts(get_manifest, self._registry.blob, digest)
+        return _read_parts(get_manifest, self._registry.fetch_small_blob, digest)
 
     def count_missing_bytes(self, parts: ImageParts, folder: Path) -> int:
         """Return how many bytes are missing; see ImageOrigin."""
@@ -177,12 +177,12 @@ class LayoutOrigin:
         """Return the parts of an image; see ImageOrigin."""
 
         def get_config(digest: str) -> bytes:
-            raw = self._folder.blob(digest)
+            raw = self._folder.find_small_blob(digest)
             if raw is None:
                 raise AuditError(f"{digest} not found in the layout {self._folder}")
             return raw
 
-        return _read_parts(self._folder.blob, get_config, digest)
+        return _read_parts(self._folder.find_small_blob, get_config, digest)
 
     def count_missing_bytes(self, parts: ImageParts, folder: Path) -> int:  # noqa: ARG002 - as in ImageOrigin
         """Return how many bytes are missing; see ImageOrigin."""
@@ -220,13 +220,13 @@ class ArchiveOrigin:
                 size += len(piece)
             return size
 
-        archive = self._read(measure)
+        archive = self._read_archive(measure)
         for image in archive.images or ():
             config = compute_digest(image.config)
             if digest in (config, *(manifest for manifest, _ in archive.manifests.get(config, ()))):
                 names = tuple(map(archive.get_file_name, image.layers))
                 return _read_config(image.config, config, names, tuple(map(archive.get_layer, names)))
-        parts = _read_parts(archive.find, archive.blob, digest)
+        parts = _read_parts(archive.find_document, archive.read_document, digest)
         return replace(parts, layers=tuple(map(archive.get_file_name, parts.layers)))
 
     def count_missing_bytes(self, parts: ImageParts, folder: Path) -> int:
@@ -260,12 +260,12 @@ class ArchiveOrigin:
             on_layer()
             return True
 
-        archive = self._read(copy)
+        archive = self._read_archive(copy)
         for layer in parts.layers:
             archive.get_layer(layer)  # raises AuditError if it was damaged
         return _list_layer_files(parts, folder)
 
-    def _read(self, read_layer: Callable[[str, str | None, ByteStream], L]) -> ImageArchive[L]:
+    def _read_archive(self, read_layer: Callable[[str, str | None, ByteStream], L]) -> ImageArchive[L]:
         with self._path.open("rb") as file:
             return ImageArchive(file, str(self._path), read_layer)
 
@@ -293,8 +293,8 @@ def _read_parts(
 
 def _read_config(raw: bytes, name: str, layers: tuple[str, ...], sizes: tuple[int, ...]) -> ImageParts:
     fields = Fields(json_documents.parse_json(raw, name), name)
-    root = fields.object_or_empty("rootfs")
-    tars: tuple[str | None, ...] = root.texts("diff_ids") if root.has("diff_ids") else ()
+    root = fields.get_object_or_empty("rootfs")
+    tars: tuple[str | None, ...] = root.get_texts("diff_ids") if root.has("diff_ids") else ()
     if min(sizes, default=0) < 0:
         raise AuditError(f"the manifest of {name} has a layer of negative size")
     if len(tars) != len(layers):

@@ -92,11 +92,11 @@ class ImageArchive(Generic[L]):
         listed = json_documents.parse_json(self._documents[SAVED_FILE], SAVED_FILE)
         return tuple(
             SavedImage(
-                names=image.texts("RepoTags") if image.has("RepoTags") else (),
-                config=self._get_document(image.text("Config")),
-                layers=image.texts("Layers"),
+                names=image.get_texts("RepoTags") if image.has("RepoTags") else (),
+                config=self._get_document(image.get_text("Config")),
+                layers=image.get_texts("Layers"),
             )
-            for image in json_documents.Fields({"images": listed}, SAVED_FILE).objects("images")
+            for image in json_documents.Fields({"images": listed}, SAVED_FILE).list_objects("images")
         )
 
     @cached_property
@@ -122,11 +122,11 @@ class ImageArchive(Generic[L]):
                         by_image[entry.attests].append(entry.digest)
         return by_image
 
-    def blob(self, digest: str) -> bytes:
+    def read_document(self, digest: str) -> bytes:
         """Return a manifest or a configuration; raise AuditError."""
         return self._get_document(_get_blob_path(digest))
 
-    def find(self, digest: str) -> bytes | None:
+    def find_document(self, digest: str) -> bytes | None:
         """Return a manifest or a configuration, None if there is none; raise AuditError."""
         return (
             self._get_document(_get_blob_path(digest)) if _get_blob_path(digest) in self._documents else None

@@ -54,11 +54,11 @@ class LayoutFolder:
         """Whether it says that it is a layout."""
         return (self._folder / MARK).is_file()
 
-    def index(self) -> bytes:
+    def read_index(self) -> bytes:
         """Return the index of its images."""
         return self._read_small(self._folder / INDEX_FILE)
 
-    def blob(self, digest: str) -> bytes | None:
+    def find_small_blob(self, digest: str) -> bytes | None:
         """Return a small blob, such as a manifest, or None if there is none with this digest."""
         path = get_blob_path(self._folder, digest)
         if not path.is_file():
@@ -92,7 +92,7 @@ class LayoutImage:
     def __init__(self, folder: Path, digest: str) -> None:
         self._folder = folder
         self.digest = digest
-        self.raw = self.blob(digest).read_bytes()
+        self.raw = self.get_blob_path(digest).read_bytes()
         manifest = parse_manifest(self.raw, digest, Descriptor)
         if not isinstance(manifest, ImageManifest) or manifest.config is None:
             raise UsageError(f"{digest} is not the manifest of an image")
@@ -118,7 +118,7 @@ class LayoutImage:
     @property
     def configuration(self) -> dict[str, Any]:
         """The document of its configuration."""
-        document: dict[str, Any] = json.loads(self.blob(self.config).read_bytes())
+        document: dict[str, Any] = json.loads(self.get_blob_path(self.config).read_bytes())
         return document
 
     @property
@@ -130,14 +130,14 @@ class LayoutImage:
     @property
     def layer_files(self) -> tuple[Path, ...]:
         """The files of its layers, the lowest first."""
-        return tuple(map(self.blob, self.layers))
+        return tuple(map(self.get_blob_path, self.layers))
 
     @property
     def archives(self) -> tuple[str, ...]:
         """The digests of the layers that are tars, which the blobs of attestations are not."""
         return tuple(layer.digest for layer in self._layers if ".tar" in layer.media_type)
 
-    def archive(self, reference: str, layers: Iterable[str]) -> Iterator[bytes]:
+    def stream_archive(self, reference: str, layers: Iterable[str]) -> Iterator[bytes]:
         """Yield the tar for `docker load` in chunks: named `reference`, with the given `layers`.
 
         An engine with the containerd image store already has the others. Raises MissingBlobError if the bytes
@@ -156,7 +156,7 @@ class LayoutImage:
             ],
         }
         for digest in (self.digest, self.config, *layers):
-            path = require_blob(self.blob(digest))
+            path = require_blob(self.get_blob_path(digest))
             yield _make_header(f"blobs/sha256/{path.name}", path.stat().st_size)
             with path.open("rb") as file:
                 while piece := file.read(PIECE):
@@ -166,7 +166,7 @@ class LayoutImage:
             yield _make_header(name, len(data)) + data + _make_padding(len(data))
         yield bytes(2 * tarfile.BLOCKSIZE)  # the end of a tar
 
-    def blob(self, digest: str) -> Path:
+    def get_blob_path(self, digest: str) -> Path:
         """Return the path of a blob."""
         return get_blob_path(self._folder, digest)
 

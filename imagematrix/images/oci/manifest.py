@@ -109,12 +109,12 @@ def parse_manifest(raw: bytes, name: str, entry: type[D]) -> ImageIndex[D] | Ima
     A document that is both is refused, as engines do: clients differ in what they take it for.
     """
     fields = json_documents.Fields(json_documents.parse_json(raw, name), name)
-    media_type = fields.text_or_none("mediaType")
-    annotations = fields.named_texts("annotations")
-    config = fields.object_or_none("config")
+    media_type = fields.get_text_or_none("mediaType")
+    annotations = fields.get_text_map("annotations")
+    config = fields.get_object_or_none("config")
     layers = None
     if fields.has("layers"):
-        layers = tuple(_parse_descriptor(layer, Descriptor) for layer in fields.objects("layers"))
+        layers = tuple(_parse_descriptor(layer, Descriptor) for layer in fields.list_objects("layers"))
     if not fields.has("manifests"):
         return ImageManifest(
             media_type=media_type or IMAGE,
@@ -124,18 +124,18 @@ def parse_manifest(raw: bytes, name: str, entry: type[D]) -> ImageIndex[D] | Ima
         )
     if config or layers is not None or media_type not in (*INDEXES, None):
         raise fields.fail("manifests", "is not allowed in the manifest of an image")
-    entries = tuple(_parse_descriptor(item, entry) for item in fields.objects("manifests"))
+    entries = tuple(_parse_descriptor(item, entry) for item in fields.list_objects("manifests"))
     return ImageIndex(media_type=media_type or INDEX, entries=entries, annotations=annotations)
 
 
 def _parse_descriptor(fields: json_documents.Fields, kind: type[D]) -> D:
-    digest = fields.text("digest")
+    digest = fields.get_text("digest")
     if not DIGEST.fullmatch(digest):
         raise fields.fail("digest", f"{digest[:80]!r} is not a sha256 digest")
     return kind(
         digest=digest,
-        size=fields.integer("size"),
-        media_type=fields.text_or_none("mediaType") or "",
-        annotations=fields.named_texts("annotations"),
-        platform=fields.named_texts("platform"),
+        size=fields.get_integer("size"),
+        media_type=fields.get_text_or_none("mediaType") or "",
+        annotations=fields.get_text_map("annotations"),
+        platform=fields.get_text_map("platform"),
     )

@@ -31,7 +31,7 @@ class ImageProcess(Record):
 
         Raises UsageError if it is damaged, or has text that no process can get.
         """
-        folder = config.text_or_none("WorkingDir") or ""
+        folder = config.get_text_or_none("WorkingDir") or ""
         _require_passable(config, "WorkingDir", folder)
         return cls(
             entrypoint=_read_texts(config, "Entrypoint"),
@@ -42,7 +42,7 @@ class ImageProcess(Record):
 
 
 def _read_texts(config: Fields, key: str) -> tuple[str, ...]:
-    texts = config.texts(key) if config.has(key) else ()
+    texts = config.get_texts(key) if config.has(key) else ()
     for text in texts:
         _require_passable(config, key, text)
     return texts

@@ -85,11 +85,11 @@ class Registry:
         """The Authorization that the registry last requested; None if it has requested none."""
         return self._authorization
 
-    def blob_url(self, digest: str) -> Url:
+    def make_blob_url(self, digest: str) -> Url:
         """Return the URL of a blob, for other clients."""
         return self._make_url_of("blobs", digest)
 
-    def tags(self) -> list[str]:
+    def list_tags(self) -> list[str]:
         """Return the repository's tags; empty if there is no such repository."""
         url = self._make_url("tags/list?n=1000")
         tags: list[str] = []
@@ -99,7 +99,7 @@ class Registry:
                 return []
             self._require_status(answer, OK, "the list of tags")
             tags += self._parse_list(
-                answer, lambda fields: fields.texts("tags") if fields.has("tags") else ()
+                answer, lambda fields: fields.get_texts("tags") if fields.has("tags") else ()
             )
             if answer.next is None:
                 return tags
@@ -107,7 +107,7 @@ class Registry:
             url = replace(self._base, target=answer.url.join(answer.next).target)
         raise EngineError(f"the registry {self._reference.registry} has more than {PAGES} pages of tags")
 
-    def manifest(self, tag: str) -> Manifest | None:
+    def find_manifest(self, tag: str) -> Manifest | None:
         """Return the manifest or the index with a tag or a digest; None if there is none."""
         answer = self._request("GET", self._make_url_of("manifests", tag), {"Accept": ", ".join(MANIFESTS)})
         if answer.status == MISSING:
@@ -128,12 +128,12 @@ class Registry:
         digest = answer.headers.get("Docker-Content-Digest", "")
         if DIGEST.fullmatch(digest):
             return digest
-        manifest = self.manifest(tag)
+        manifest = self.find_manifest(tag)
         return manifest.digest if manifest else None
 
-    def blob(self, digest: str) -> bytes:
+    def fetch_small_blob(self, digest: str) -> bytes:
         """Return a small blob, such as an image's configuration."""
-        answer = self._request("GET", self.blob_url(digest))
+        answer = self._request("GET", self.make_blob_url(digest))
         self._require_status(answer, OK, digest)
         if digest != compute_digest(answer.body):
             raise self._make_mismatch_error(digest)
@@ -161,7 +161,7 @@ class Registry:
             def ask() -> StreamedResponse:
                 stack.close()  # reuse the connection of the last attempt
                 return stack.enter_context(
-                    self._client.stream(self.blob_url(digest), wanted, self._authorization)
+                    self._client.stream(self.make_blob_url(digest), wanted, self._authorization)
                 )
 
             answer = self._send_with_retries(ask)
@@ -174,7 +174,7 @@ class Registry:
 
     def has_blob(self, digest: str) -> bool:
         """Whether the repository has a blob."""
-        answer = self._request("HEAD", self.blob_url(digest))
+        answer = self._request("HEAD", self.make_blob_url(digest))
         if answer.status == MISSING:
             return False
         self._require_status(answer, OK, digest)
@@ -247,7 +247,7 @@ class Registry:
             raise EngineError(f"the registry {registry} permits no deletion of {what}", remedy=remedy)
         raise self._make_refusal(answer.status, what, answer.codes)
 
-    def referrers(self, digest: str) -> list[str] | None:
+    def list_referrers(self, digest: str) -> list[str] | None:
         """Return the digests of the manifests whose subject this is; None if the registry does not tell.
 
         Registries without this API have them under a tag instead (OCI distribution specification, "Referrers
@@ -257,7 +257,7 @@ class Registry:
         if answer.status != OK:
             return None
         return self._parse_list(
-            answer, lambda fields: [entry.text("digest") for entry in fields.objects("manifests")]
+            answer, lambda fields: [entry.get_text("digest") for entry in fields.list_objects("manifests")]
         )
 
     def _parse_list(
@@ -397,7 +397,7 @@ def _read_token(answer: RegistryResponse, realm: str) -> str:
     if answer.status != OK:
         raise UsageError(f"{realm} answered {answer.status}")
     fields = json_documents.Fields(json_documents.parse_json(answer.body, realm), realm)
-    token = fields.text_or_none("token") or fields.text("access_token")
+    token = fields.get_text_or_none("token") or fields.get_text("access_token")
     if not token.isascii() or not token.isprintable():
         raise UsageError(f"the answer of {realm} is not a token")
     return token

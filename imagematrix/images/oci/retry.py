@@ -83,7 +83,7 @@ class ResumedStream:
 
     def read(self, size: int = -1, /) -> bytes:
         """Return the next bytes; raise an error of `make_error` if the transfer cannot be resumed."""
-        data = call_with_retries(lambda: self._read(size), self._make_error)
+        data = call_with_retries(lambda: self._read_or_close(size), self._make_error)
         self._at += len(data)
         return data
 
@@ -92,7 +92,7 @@ class ResumedStream:
         self._stream = None
         self._closing.close()
 
-    def _read(self, size: int) -> bytes:
+    def _read_or_close(self, size: int) -> bytes:
         try:
             if self._stream is None:
                 self._stream = self._closing.enter_context(self._open_at(self._at))

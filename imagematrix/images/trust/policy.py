@@ -53,14 +53,14 @@ class SignaturePolicy:
             json_documents.parse_json(read_trusted(path, LIMIT), str(path)), str(path)
         )
         fields.require_schema(SCHEMA)
-        otherwise = fields.text("otherwise")
+        otherwise = fields.get_text("otherwise")
         if otherwise not in OTHERWISE:
             raise fields.fail("otherwise", f"expected allow or deny, found {otherwise!r}")
         _require_fields(fields, "schema", "registry", "rules", "otherwise")
         return cls(
-            rules=tuple(_parse_rule(rule, path.parent) for rule in fields.objects("rules")),
+            rules=tuple(_parse_rule(rule, path.parent) for rule in fields.list_objects("rules")),
             allows_others=otherwise == "allow",
-            registry=fields.text_or_none("registry") or "",
+            registry=fields.get_text_or_none("registry") or "",
         )
 
     def with_registry(self, registry: str) -> SignaturePolicy:
@@ -96,13 +96,13 @@ def collect_requirements(policies: Iterable[SignaturePolicy], repository: str) -
 
 def _parse_rule(fields: json_documents.Fields, folder: Path) -> SignatureRule:
     _require_fields(fields, "repository", "keys", "aliases")
-    pattern = fields.text("repository")
+    pattern = fields.get_text("repository")
     if not REPOSITORY.fullmatch(pattern.replace("*", "x")):  # as a rule, it would match nothing
         raise fields.fail("repository", f"{pattern!r} matches no repository, as ml/training and ml/* do")
-    keys = tuple(Key.load(folder / name) for name in fields.texts("keys"))
+    keys = tuple(Key.load(folder / name) for name in fields.get_texts("keys"))
     if not keys:
         raise fields.fail("keys", "at least one file with a public key is needed")
-    return SignatureRule(repository=pattern, keys=keys, aliases=frozenset(fields.texts("aliases")))
+    return SignatureRule(repository=pattern, keys=keys, aliases=frozenset(fields.get_texts("aliases")))
 
 
 def _require_fields(fields: json_documents.Fields, *names: str) -> None:

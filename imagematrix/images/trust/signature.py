@@ -41,11 +41,11 @@ KEY_LIMIT = 64 * 1024  # bytes of a file with a key
 class ManifestSource(Protocol):
     """A source of manifests and small blobs. Every method raises EngineError if it cannot be read."""
 
-    def manifest(self, repository: str, reference: str) -> Manifest | None:
+    def find_manifest(self, repository: str, reference: str) -> Manifest | None:
         """Return the manifest or the index of a tag or digest, or None."""
         ...
 
-    def content(self, repository: str, digest: str) -> bytes:
+    def read_content(self, repository: str, digest: str) -> bytes:
         """Return a blob of at most 4 MiB, compared with its digest; raise UnknownImageError if missing."""
         ...
 
@@ -98,7 +98,7 @@ def prove_signature(source: ManifestSource, repository: str, digest: str, requir
     """
     keys, identity = requirement.keys, requirement.identity
     tag = make_signature_tag(digest)
-    manifest = source.manifest(repository, tag)
+    manifest = source.find_manifest(repository, tag)
     if manifest is None:
         remedy = f"sign it: cosign sign --key KEY {identity}@{digest}"
         raise SignatureError(f"{repository}@{digest} has no signature", remedy=remedy)
@@ -106,7 +106,7 @@ def prove_signature(source: ManifestSource, repository: str, digest: str, requir
     wrong: list[str] = []
     try:
         for payload_digest, signature in _list_payloads(manifest, where):
-            payload = source.content(repository, payload_digest)
+            payload = source.read_content(repository, payload_digest)
             key = next((candidate for candidate in keys if candidate.verifies(payload, signature)), None)
             # Nothing in a payload is parsed before its signature holds: anybody may have pushed it.
             if key is None:
@@ -148,16 +148,16 @@ def _list_payloads(manifest: Manifest, where: str) -> Iterator[tuple[str, bytes]
 
 def _find_fault(payload: bytes, where: str, digest: str, identity: str) -> str | None:
     """Return what is wrong with a validly signed payload, or None if it names this image."""
-    critical = json_documents.Fields(json_documents.parse_json(payload, where), where).object_or_empty(
+    critical = json_documents.Fields(json_documents.parse_json(payload, where), where).get_object_or_empty(
         "critical"
     )
-    image, name = critical.object_or_none("image"), critical.object_or_none("identity")
-    if not image or not name or critical.text_or_none("type") != TYPE:
+    image, name = critical.get_object_or_none("image"), critical.get_object_or_none("identity")
+    if not image or not name or critical.get_text_or_none("type") != TYPE:
         return "the signature is not for an image"
-    signed = image.text_or_none("docker-manifest-digest")
+    signed = image.get_text_or_none("docker-manifest-digest")
     if signed != digest:
         return f"the signature is for {signed}"
-    reference = name.text_or_none("docker-reference")
+    reference = name.get_text_or_none("docker-reference")
     return (
         None if reference == identity else f"the signature is for an image of {reference}, not of {identity}"
     )

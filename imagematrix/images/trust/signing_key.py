@@ -88,23 +88,23 @@ def _decrypt_key(text: bytes, where: str, password: str | None) -> bytes:
     if password is None:
         raise _make_password_error(where)
     fields = json_documents.Fields(json_documents.parse_json(base64.b64decode(text), where), where)
-    kdf, cipher = fields.object_or_empty("kdf"), fields.object_or_empty("cipher")
-    kinds = kdf.text("name"), cipher.text("name")
+    kdf, cipher = fields.get_object_or_empty("kdf"), fields.get_object_or_empty("cipher")
+    kinds = kdf.get_text("name"), cipher.get_text("name")
     if kinds != ("scrypt", "nacl/secretbox"):
         raise UsageError(f"{where}: unknown encryption {' and '.join(kinds)}")
-    cost = kdf.object_or_empty("params")
+    cost = kdf.get_object_or_empty("params")
     key = hashlib.scrypt(
         password.encode(),
-        salt=base64.b64decode(kdf.text("salt")),
-        n=cost.integer("N"),
-        r=cost.integer("r"),
-        p=cost.integer("p"),
+        salt=base64.b64decode(kdf.get_text("salt")),
+        n=cost.get_integer("N"),
+        r=cost.get_integer("r"),
+        p=cost.get_integer("p"),
         maxmem=MEMORY,
         dklen=SecretBox.KEY_SIZE,
     )
-    nonce = base64.b64decode(cipher.text("nonce"))
+    nonce = base64.b64decode(cipher.get_text("nonce"))
     try:
-        return SecretBox(key).decrypt(base64.b64decode(fields.text("ciphertext")), nonce)
+        return SecretBox(key).decrypt(base64.b64decode(fields.get_text("ciphertext")), nonce)
     except (CryptoError, ValueError) as error:
         raise UsageError(f"{where} cannot be decrypted", remedy=f"check {PASSWORD}") from error
 

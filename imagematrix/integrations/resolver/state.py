@@ -68,7 +68,7 @@ class StateFolder:
             if "@" not in name and TAG.fullmatch(tag):
                 yield repository, tag
 
-    def manifest(self, repository: str, reference: str) -> Manifest | None:
+    def find_manifest(self, repository: str, reference: str) -> Manifest | None:
         """Return the saved manifest of a tag or a digest, or None if it is missing or damaged."""
         entry = self._entries.get(_join_name(repository, reference))
         raw = self._read_blob(entry.digest) if entry else None
@@ -76,9 +76,9 @@ class StateFolder:
             return None
         return Manifest(digest=entry.digest, media_type=entry.media_type, raw=raw)
 
-    def content(self, repository: str, digest: str) -> bytes:
+    def read_content(self, repository: str, digest: str) -> bytes:
         """Return the saved content of a digest; raise UnknownImageError if it is missing."""
-        manifest = self.manifest(repository, digest)
+        manifest = self.find_manifest(repository, digest)
         if manifest is None:
             raise UnknownImageError(f"{repository}@{digest} not found in {self._folder}")
         return manifest.raw
@@ -106,7 +106,7 @@ class StateFolder:
 
     def _read_blob(self, digest: str) -> bytes | None:
         try:
-            return self._layout.blob(digest)
+            return self._layout.find_small_blob(digest)
         except EngineError:
             return None
 
@@ -148,7 +148,7 @@ class StateFolder:
         entries: dict[str, Descriptor] = {}
         total = 0
         try:
-            index = parse_manifest(self._layout.index(), str(path), Descriptor)
+            index = parse_manifest(self._layout.read_index(), str(path), Descriptor)
             if index.annotations.get(UPSTREAM) != self._upstream or not isinstance(index, ImageIndex):
                 raise UsageError(f"{path} was not saved for {self._upstream}")
             for entry in index.entries:
@@ -183,16 +183,16 @@ class RecordingSource:
         self._source = source
         self.contents: list[tuple[str, Manifest]] = []
 
-    def manifest(self, repository: str, reference: str) -> Manifest | None:
+    def find_manifest(self, repository: str, reference: str) -> Manifest | None:
         """Return a manifest; see ManifestSource."""
-        manifest = self._source.manifest(repository, reference)
+        manifest = self._source.find_manifest(repository, reference)
         if manifest is not None:
             self.contents.append((reference, manifest))
         return manifest
 
-    def content(self, repository: str, digest: str) -> bytes:
+    def read_content(self, repository: str, digest: str) -> bytes:
         """Return a small blob; see ManifestSource."""
-        raw = self._source.content(repository, digest)
+        raw = self._source.read_content(repository, digest)
         self.contents.append((digest, Manifest(digest=digest, media_type=BLOB, raw=raw)))
         return raw
 

@@ -192,7 +192,9 @@ class TagCache:
         manifest = None
         if self._state is not None:
             loop = asyncio.get_running_loop()
-            manifest = await loop.run_in_executor(self._executor, self._state.manifest, repository, digest)
+            manifest = await loop.run_in_executor(
+                self._executor, self._state.find_manifest, repository, digest
+            )
         if manifest is None or (not listed and collect_requirements(self._policies, repository)):
             manifest = await self._run_reader(
                 partial(self._read_manifest, repository, digest, manifest, listed=listed)
@@ -217,7 +219,7 @@ class TagCache:
         _, earlier = self._versions.get((repository, tag)) or (0.0, None)
         if earlier is not None and earlier.manifest.digest == self._upstream.get_digest(repository, tag):
             return earlier  # its catalog has cached decisions
-        manifest = self._upstream.manifest(repository, tag)
+        manifest = self._upstream.find_manifest(repository, tag)
         if manifest is None:
             if self._state:
                 self._state.drop(repository, tag)
@@ -233,7 +235,7 @@ class TagCache:
         self, repository: str, digest: str, saved: Manifest | None, *, listed: bool
     ) -> Manifest | None:
         """Return a manifest, whose signature is verified unless a version lists it, and save it."""
-        manifest = saved or self._upstream.manifest(repository, digest)
+        manifest = saved or self._upstream.find_manifest(repository, digest)
         required = collect_requirements(self._policies, repository)
         for requirement in required if manifest and not listed else ():
             prove_signature(self._upstream, repository, digest, requirement)
@@ -244,7 +246,7 @@ class TagCache:
     def _restore_versions(self, state: StateFolder) -> None:
         """Verify the saved versions as if they came from the upstream, and keep them."""
         for repository, tag in state.list_tags():
-            manifest = None if is_signature(tag) else state.manifest(repository, tag)
+            manifest = None if is_signature(tag) else state.find_manifest(repository, tag)
             if manifest is None:
                 continue
             try:

@@ -90,15 +90,15 @@ class RegistryUpstream:
         self._openings = TimedSemaphore(OPENING, OPENING_S)
         self._session: aiohttp.ClientSession | None = None
 
-    def manifest(self, repository: str, reference: str) -> Manifest | None:
+    def find_manifest(self, repository: str, reference: str) -> Manifest | None:
         """Return a manifest; see Upstream."""
-        manifest = self._get_registry(repository).manifest(reference)
+        manifest = self._get_registry(repository).find_manifest(reference)
         if manifest is None:
             return None
         try:
             fields = json_documents.Fields(json_documents.parse_json(manifest.raw, reference), reference)
             # The digest covers the media type in the manifest, but not the one in the registry's header.
-            media_type = fields.text_or_none("mediaType") or manifest.media_type
+            media_type = fields.get_text_or_none("mediaType") or manifest.media_type
         except UsageError as error:
             raise EngineError(f"{self._name}/{repository} has a damaged manifest: {error}") from error
         return replace(manifest, media_type=media_type)
@@ -107,13 +107,13 @@ class RegistryUpstream:
         """Return the digest of a tag; see Upstream."""
         return self._get_registry(repository).digest(tag)
 
-    def content(self, repository: str, digest: str) -> bytes:
+    def read_content(self, repository: str, digest: str) -> bytes:
         """Return a small blob; see ManifestSource."""
-        return self._get_registry(repository).blob(digest)
+        return self._get_registry(repository).fetch_small_blob(digest)
 
     def list_tags(self, repository: str) -> list[str]:
         """Return the tags; see Upstream."""
-        return self._get_registry(repository).tags()
+        return self._get_registry(repository).list_tags()
 
     async def serve_blob(self, request: web.Request, repository: str, digest: str) -> web.StreamResponse:
         """Forward a blob; see Upstream. The registry may redirect to another host."""
@@ -159,7 +159,7 @@ class RegistryUpstream:
         detection of proxies would also use logins from ~/.netrc.
         """
         headers = {name: request.headers[name] for name in REQUEST_HEADERS if name in request.headers}
-        redirects = Redirects(request.method, registry.blob_url(digest))
+        redirects = Redirects(request.method, registry.make_blob_url(digest))
         while True:
             login = registry.authorization if redirects.trusted else None
             # As requests finds it; the variable may omit the scheme.
@@ -219,10 +219,10 @@ class LayoutUpstream:
         if not self._layout.is_marked:
             raise UsageError(f"{folder} is not an OCI layout: {MARK} not found")
 
-    def manifest(self, repository: str, reference: str) -> Manifest | None:
+    def find_manifest(self, repository: str, reference: str) -> Manifest | None:
         """Return a manifest; see Upstream."""
         digest = reference if DIGEST.fullmatch(reference) else self.get_digest(repository, reference)
-        raw = self._layout.blob(digest) if digest else None
+        raw = self._layout.find_small_blob(digest) if digest else None
         if digest is None or raw is None:
             return None
         return Manifest(digest=digest, media_type=parse_manifest(raw, digest, Descriptor).media_type, raw=raw)
@@ -231,9 +231,9 @@ class LayoutUpstream:
         """Return the digest of a tag; see Upstream."""
         return self._read_digests().get(f"{repository}:{tag}")
 
-    def content(self, repository: str, digest: str) -> bytes:
+    def read_content(self, repository: str, digest: str) -> bytes:
         """Return a small blob; see ManifestSource."""
-        raw = self._layout.blob(digest)
+        raw = self._layout.find_small_blob(digest)
         if raw is None:
             raise UnknownImageError(f"{self._layout} has no {repository}@{digest}")
         return raw
@@ -256,6 +256,6 @@ class LayoutUpstream:
 
     def _read_digests(self) -> dict[str, str]:
         """Return the digests of the layout's images by their names."""
-        index = parse_manifest(self._layout.index(), str(self._layout), Descriptor)
+        index = parse_manifest(self._layout.read_index(), str(self._layout), Descriptor)
         entries = index.entries if isinstance(index, ImageIndex) else ()
         return {name: entry.digest for entry in entries if (name := entry.annotations.get(NAME))}

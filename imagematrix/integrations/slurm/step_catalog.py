@@ -164,6 +164,8 @@ def _parse_content(step: SlurmStep, path: str, raw: bytes) -> object:
     fields = json_documents.Fields(json_documents.parse_json(raw, path), path)
     fields.require_schema(SCHEMA)
     for key, value in _describe_step(step).items():
-        if fields.text(key) != value:
-            raise fields.fail(key, f"{fields.text(key)!r:.80} instead of {value!r}: it is of another step")
-    return fields.object_or_empty("catalog").data
+        if fields.get_text(key) != value:
+            raise fields.fail(
+                key, f"{fields.get_text(key)!r:.80} instead of {value!r}: it is of another step"
+            )
+    return fields.get_object_or_empty("catalog").data

@@ -101,5 +101,5 @@ def make_container(
 
 def find_other_user(config: Fields) -> str | None:
     """Return the user that an image names if that is not root: without ranges of ids, nobody can be it."""
-    user = config.text_or_none("User") or ""
+    user = config.get_text_or_none("User") or ""
     return None if user.partition(":")[0] in ROOTS else user

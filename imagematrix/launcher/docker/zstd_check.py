@@ -28,7 +28,7 @@ def require_unpackable(reference: str, transport: Transport | None = None) -> No
     image, tag = split_version(name)
     manifest = None
     with contextlib.suppress(ImagematrixError), Registry(image) as registry:
-        manifest = registry.manifest(digest or str(tag))
+        manifest = registry.find_manifest(digest or str(tag))
     if manifest and has_zstd(manifest.raw):
         raise EngineError(
             f"{reference} has layers compressed with zstd, which Docker {docker} cannot unpack",

@@ -106,14 +106,14 @@ def _parse_lease(text: str) -> tuple[ContainerLease | None, Holder | None]:
     """Return the content of a file, with None for what is damaged."""
     try:
         fields = Fields(json.loads(text), "lease")
-        gpus = fields.object_or_empty("gpus")
-        vram_mib = gpus.integer_or_none("vram_mib")
+        gpus = fields.get_object_or_empty("gpus")
+        vram_mib = gpus.get_integer_or_none("vram_mib")
         lease = ContainerLease(
-            keys=gpus.texts("keys"),
-            common=gpus.boolean("common"),
+            keys=gpus.get_texts("keys"),
+            common=gpus.get_boolean("common"),
             vram_mib=vram_mib if vram_mib is not None and vram_mib > 0 else None,
-            share=gpus.text_or_none("share"),
+            share=gpus.get_text_or_none("share"),
         )
-        return lease, parse_holder(fields.text("holder"))
+        return lease, parse_holder(fields.get_text("holder"))
     except (ValueError, RecursionError, UsageError):
         return None, None

@@ -8,7 +8,7 @@ import re
 import stat
 
 from imagematrix.hardware.gpu_request.choice import list_mig_devices, name_mig_device
-from imagematrix.hardware.host.pci import normalise_address
+from imagematrix.hardware.host.pci import normalize_address
 from imagematrix.hardware.vendors import runtime
 from imagematrix.launcher.gpu_claims.processes import MAJOR
 from imagematrix.launcher.gpu_claims.shares import parse_mib
@@ -233,11 +233,11 @@ def _find_keys_by_name(gpu: Gpu, indices: range, name: str) -> tuple[str, ...]:
         if int(match[1]) not in indices:
             return ()
         return (f"nvidia{gpu.minor}",) if match[2] else list_lock_names(gpu)
-    address = normalise_address(name)
+    address = normalize_address(name)
     if (
         name == ALL
         or _is_named(gpu.uuid, name)
-        or (address and address == normalise_address(gpu.pci_bus_id or ""))
+        or (address and address == normalize_address(gpu.pci_bus_id or ""))
     ):
         return list_lock_names(gpu)
     devices = [device for device in gpu.mig or () if _is_named(device.uuid, name)]

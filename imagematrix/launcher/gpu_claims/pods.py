@@ -72,10 +72,10 @@ def compute_pod_usage(gpus: tuple[Gpu, ...]) -> Usage:
     }
     used_by: Usage = {}
     for devices in _query_pods():
-        ids = devices.texts("ids")
+        ids = devices.get_texts("ids")
         # Each id is one GiB: Kubernetes counts whole devices only.
-        share = len(ids) * GIB if devices.text("resource") == VRAM else None
-        user = Consumer(kind="container", name=devices.text("container"), vram_mib=share)
+        share = len(ids) * GIB if devices.get_text("resource") == VRAM else None
+        user = Consumer(kind="container", name=devices.get_text("container"), vram_mib=share)
         for name in parse_uuids(ids):
             if name in by_uuid:
                 used_by = merge_usages(used_by, dict.fromkeys(list_lock_names(by_uuid[name]), (user,)))
@@ -100,9 +100,9 @@ def _query_pods() -> tuple[Fields, ...]:
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False
         )
         answer = Fields(parse_json(process.stdout, "kubelet"), "kubelet")
-        if (error := answer.text_or_none("error")) is None:
-            return tuple(answer.objects("devices"))
-        remedy = answer.text_or_none("remedy")
+        if (error := answer.get_text_or_none("error")) is None:
+            return tuple(answer.list_objects("devices"))
+        remedy = answer.get_text_or_none("remedy")
     except subprocess.TimeoutExpired:
         error = f"kubelet does not answer within {TIMEOUT_S:g} seconds"
     except (OSError, UsageError) as failure:

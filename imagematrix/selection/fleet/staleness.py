@@ -37,20 +37,22 @@ def load_findings(path: Path) -> tuple[StalenessFinding, ...]:
     fields = json_documents.Fields(json_documents.read_json(path), str(path))
     fields.require_schema(SCHEMA)
     findings = []
-    for finding in fields.objects("findings"):
-        cells = [f"{cell.text('image')}:{cell.text('version')}" for cell in finding.objects("cells")]
+    for finding in fields.list_objects("findings"):
+        cells = [
+            f"{cell.get_text('image')}:{cell.get_text('version')}" for cell in finding.list_objects("cells")
+        ]
         findings.append(
             StalenessFinding(
-                kind=finding.text("kind"),
-                name=finding.text("name"),
-                used=finding.text("used"),
-                now=finding.text_or_none("now"),
-                why=finding.text("why"),
-                source=finding.text("source"),
-                date=finding.text_or_none("date"),
+                kind=finding.get_text("kind"),
+                name=finding.get_text("name"),
+                used=finding.get_text("used"),
+                now=finding.get_text_or_none("now"),
+                why=finding.get_text("why"),
+                source=finding.get_text("source"),
+                date=finding.get_text_or_none("date"),
                 cells=len(cells),
                 images=tuple(dict.fromkeys(cells)),
-                hosts=finding.texts("hosts"),
+                hosts=finding.get_texts("hosts"),
             )
         )
     return tuple(findings)

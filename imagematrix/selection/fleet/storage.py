@@ -77,9 +77,9 @@ def load_storage(path: Path, catalog: Catalog) -> Storage:
     fields = json_documents.Fields(json_documents.read_json(path), str(path))
     fields.require_schema(SCHEMA)
     references = {variant.reference for variant in catalog.variants}
-    entries = {entry.text("reference"): entry for entry in fields.objects("variants")}
+    entries = {entry.get_text("reference"): entry for entry in fields.list_objects("variants")}
     variants = {
-        reference: frozenset(entry.texts("layers"))
+        reference: frozenset(entry.get_texts("layers"))
         for reference, entry in entries.items()
         if reference in references and entry.has("size")
     }
@@ -89,15 +89,15 @@ def load_storage(path: Path, catalog: Catalog) -> Storage:
             f"{path} has no variant of {name}",
             remedy=f"write it with `imagematrix ls {quote_word(name)} --size --json`",
         )
-    layer_fields = fields.object_or_empty("layers")
+    layer_fields = fields.get_object_or_empty("layers")
     layers = {}
     for digest in frozenset().union(*variants.values()):
-        size = layer_fields.object_or_empty(digest).integer("size")
+        size = layer_fields.get_object_or_empty(digest).get_integer("size")
         if size < 0:
             raise layer_fields.fail(digest, "expected a size that is not negative")
         layers[digest] = size
     return Storage(
         variants=variants,
         layers=layers,
-        compressed=all(entries[reference].boolean("compressed") for reference in variants),
+        compressed=all(entries[reference].get_boolean("compressed") for reference in variants),
     )

@@ -12,12 +12,12 @@ from functools import partial
 from imagematrix.common.text import quote_word, shorten_words
 from imagematrix.hardware.vendors import cuda, versions
 from imagematrix.hardware.vendors.device_code import (
-    cubin_runs,
+    can_compile_ptx,
+    can_run_cubin,
     get_bounds,
     get_capability,
     make_sort_key,
     measure_distance,
-    ptx_runs,
 )
 from imagematrix.images.catalog.catalog import UNKNOWN
 from imagematrix.selection import drivers
@@ -111,14 +111,14 @@ def _rate_files(code: Code | FilePart | Variant, gpu: Gpu, driver: str | None) -
     compute = gpu.compute
     if compute is None or not gpu.usable:
         return None
-    distances = [measure_distance(cubin, compute) for cubin in code.cubins if cubin_runs(cubin, compute)]
+    distances = [measure_distance(cubin, compute) for cubin in code.cubins if can_run_cubin(cubin, compute)]
     if distances:
         return CUBIN, min(distances)
     for ptx in code.ptx:
         # Minor-version compatibility does not cover PTX: the driver's own release has to compile it.
         if (
             driver is not None
-            and ptx_runs(ptx.target, compute)
+            and can_compile_ptx(ptx.target, compute)
             and _release_compiles(cuda.get_newest_cuda(driver), ptx.isa)
         ):
             return PTX, 0
@@ -130,8 +130,8 @@ def get_served_targets(variant: Variant) -> tuple[str, ...]:
 
     def is_served(compute: str) -> bool:
         return all(
-            any(cubin_runs(cubin, compute) for cubin in code.cubins)
-            or any(ptx_runs(ptx.target, compute) for ptx in code.ptx)
+            any(can_run_cubin(cubin, compute) for cubin in code.cubins)
+            or any(can_compile_ptx(ptx.target, compute) for ptx in code.ptx)
             for code in variant.code
             if code.decides(compute)
         )
@@ -320,7 +320,7 @@ def _describe_compilable_ptx(code: Code, gpu: Gpu, driver: str | None) -> str | 
     """Return which PTX a GPU would run with a newer driver, in words; None if there is none."""
     newest = cuda.get_newest_ptx_isa(driver) if driver else None
     limit = f"driver {driver} compiles up to {newest}" if newest else "the driver's limit is unknown"
-    isas = [ptx.isa for ptx in code.ptx if gpu.compute and ptx_runs(ptx.target, gpu.compute)]
+    isas = [ptx.isa for ptx in code.ptx if gpu.compute and can_compile_ptx(ptx.target, gpu.compute)]
     return f"only PTX of ISA {isas[0]}, and {limit}" if isas else None
 
 

@@ -34,7 +34,7 @@ def is_satisfied(target: Target, variant: Variant) -> bool:
     driver = drivers.get_effective_driver(target, variant)
     if driver is None or variant.cuda is None:
         return False
-    return cuda.driver_runs(variant.cuda, driver, variant.oldest_driver)
+    return cuda.can_run_cuda(variant.cuda, driver, variant.oldest_driver)
 
 
 def thresholds(variant: Variant) -> Thresholds:

@@ -70,13 +70,13 @@ def test_documents_are_dumped_readably():
 @pytest.mark.parametrize("data", [{}, {"spec": None}, {"spec": {}}])
 def test_an_absent_object_is_read_as_an_empty_one(data):
     fields = json_documents.Fields(data, "x")
-    assert (fields.object_or_none("spec") is None) == (data != {"spec": {}})
-    spec = fields.object_or_empty("spec")
+    assert (fields.get_object_or_none("spec") is None) == (data != {"spec": {}})
+    spec = fields.get_object_or_empty("spec")
     assert spec.data == {}
     with pytest.raises(UsageError, match=r"^x: spec: name is missing"):
-        spec.text("name")
+        spec.get_text("name")
     with pytest.raises(UsageError, match="spec: expected an object, found a list"):
-        json_documents.Fields({"spec": []}, "x").object_or_empty("spec")
+        json_documents.Fields({"spec": []}, "x").get_object_or_empty("spec")
 
 
 @pytest.mark.parametrize(

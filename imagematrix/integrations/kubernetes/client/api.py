@@ -222,15 +222,15 @@ class _WatchedCollection(Generic[T]):
             ) as answer:
                 await _require_success(answer)
                 fields = json_documents.Fields(json_documents.parse_json(await answer.read(), noun), noun)
-            for item in fields.objects("items"):
+            for item in fields.list_objects("items"):
                 value = self._parse_object(item)
                 if value is not None:
                     objects[_get_name(item)] = value
-            metadata = fields.object_or_empty("metadata")
-            next_page = metadata.text_or_none("continue")
+            metadata = fields.get_object_or_empty("metadata")
+            next_page = metadata.get_text_or_none("continue")
             if not next_page:
                 self._objects = objects
-                return metadata.text("resourceVersion")
+                return metadata.get_text("resourceVersion")
             query["continue"] = next_page
 
     async def _apply_events(self, session: aiohttp.ClientSession, version: str) -> AsyncIterator[bool]:
@@ -248,15 +248,15 @@ class _WatchedCollection(Generic[T]):
             await _require_success(answer)
             async for line in answer.content:
                 event = json_documents.Fields(json_documents.parse_json(line, "watch"), "watch")
-                item = event.object_or_empty("object")
-                if event.text("type") == "ERROR":
-                    if item.integer_or_none("code") == GONE:
+                item = event.get_object_or_empty("object")
+                if event.get_text("type") == "ERROR":
+                    if item.get_integer_or_none("code") == GONE:
                         raise _GoneError
-                    raise EngineError(f"the watch has ended: {item.text_or_none('message')}")
-                metadata = item.object_or_empty("metadata")
-                is_changed = self._apply_event(event.text("type"), item)
+                    raise EngineError(f"the watch has ended: {item.get_text_or_none('message')}")
+                metadata = item.get_object_or_empty("metadata")
+                is_changed = self._apply_event(event.get_text("type"), item)
                 # Once the change is applied, because a watch that breaks off goes on from this version.
-                self.version = metadata.text("resourceVersion")
+                self.version = metadata.get_text("resourceVersion")
                 yield is_changed
 
     def _apply_event(self, kind: str, item: json_documents.Fields) -> bool:
@@ -279,9 +279,9 @@ class _WatchedCollection(Generic[T]):
 
 
 def _get_name(item: json_documents.Fields) -> str:
-    metadata = item.object_or_empty("metadata")
-    namespace = metadata.text_or_none("namespace")
-    name = metadata.text_or_none("name") or ""
+    metadata = item.get_object_or_empty("metadata")
+    namespace = metadata.get_text_or_none("namespace")
+    name = metadata.get_text_or_none("name") or ""
     return f"{namespace}/{name}" if namespace else name
 
 
@@ -305,7 +305,7 @@ async def _require_success(answer: aiohttp.ClientResponse) -> None:
     message = None
     with contextlib.suppress(UsageError):  # it is no Status, whose message would tell
         status = json_documents.Fields(json_documents.parse_json(raw, "status"), "status")
-        message = status.text_or_none("message")
+        message = status.get_text_or_none("message")
     text = message[:EXCERPT] if message else raw[:EXCERPT].decode(errors="replace").strip()
     kinds = {NOT_FOUND: NotFoundError, CONFLICT: ConflictError}
     raise kinds.get(answer.status, EngineError)(f"the API server answered {answer.status}: {text}")

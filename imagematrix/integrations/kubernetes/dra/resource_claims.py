@@ -66,30 +66,30 @@ def list_allocated_devices(
     Raises ClaimError if the claim is another one of the same name, allocates no such device, or asks for what
     this driver does not offer; UsageError if it is no claim.
     """
-    if claim.object_or_empty("metadata").text_or_none("uid") != reference.uid:
+    if claim.get_object_or_empty("metadata").get_text_or_none("uid") != reference.uid:
         raise ClaimError("the claim was replaced by another of its name")
     allocation = get_allocation(claim)
-    results = [result for result in allocation.objects("results") if result.text("driver") == DRIVER]
+    results = [result for result in allocation.list_objects("results") if result.get_text("driver") == DRIVER]
     if not results:
         raise ClaimError(f"the claim has no device of {DRIVER} allocated")
     for result in results:
-        if result.text("pool") != node:
-            raise ClaimError(f"the claim is allocated on another node: {result.text('pool')[:253]!r}")
-        if result.boolean("adminAccess"):
+        if result.get_text("pool") != node:
+            raise ClaimError(f"the claim is allocated on another node: {result.get_text('pool')[:253]!r}")
+        if result.get_boolean("adminAccess"):
             raise ClaimError(
                 "admin access is not offered: a GPU is given to one claim",
                 remedy="remove adminAccess from the claim; `imagematrix gpus` shows the use of each GPU",
             )
-    parameters = (entry.object_or_empty("opaque") for entry in allocation.objects("config"))
-    if any(opaque.text_or_none("driver") == DRIVER for opaque in parameters):
+    parameters = (entry.get_object_or_empty("opaque") for entry in allocation.list_objects("config"))
+    if any(opaque.get_text_or_none("driver") == DRIVER for opaque in parameters):
         raise ClaimError(
             f"the claim or its class has parameters for {DRIVER}, which has none", remedy="remove them"
         )
     devices = []
     for result in results:
-        name = result.text("device")
-        request = result.text("request").partition("/")[0]  # an alternative is REQUEST/ALTERNATIVE
+        name = result.get_text("device")
+        request = result.get_text("request").partition("/")[0]  # an alternative is REQUEST/ALTERNATIVE
         if not DNS_LABEL.fullmatch(request):
             raise ClaimError(f"invalid request {request[:80]!r}")
-        devices.append(AllocatedDevice(name=name, request=request, share=result.text_or_none("shareID")))
+        devices.append(AllocatedDevice(name=name, request=request, share=result.get_text_or_none("shareID")))
     return tuple(devices)

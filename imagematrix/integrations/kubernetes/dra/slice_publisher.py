@@ -138,7 +138,7 @@ class SlicePublisher:
 
     async def _read_node_uid(self) -> str:
         node = await send_request(self._api, "GET", f"/api/v1/nodes/{self._node}")
-        metadata = node.object_or_none("metadata")
+        metadata = node.get_object_or_none("metadata")
         if metadata is None:
             raise node.fail("metadata", "is missing (expected an object)")
-        return metadata.text("uid")
+        return metadata.get_text("uid")

@@ -52,14 +52,14 @@ class StoredSlice:
     @classmethod
     def parse(cls, item: Fields) -> StoredSlice:
         """Return the slice that an object describes; raise UsageError if it is invalid."""
-        metadata, spec = item.object_or_none("metadata"), item.object_or_none("spec")
+        metadata, spec = item.get_object_or_none("metadata"), item.get_object_or_none("spec")
         if metadata is None or spec is None:
             raise item.fail("spec", "is missing")
         return cls(
-            name=metadata.text("name"),
-            version=metadata.text("resourceVersion"),
-            pool=spec.object_or_empty("pool").data,
-            devices=tuple(device.data for device in spec.objects("devices")),
+            name=metadata.get_text("name"),
+            version=metadata.get_text("resourceVersion"),
+            pool=spec.get_object_or_empty("pool").data,
+            devices=tuple(device.data for device in spec.list_objects("devices")),
         )
 
     @property

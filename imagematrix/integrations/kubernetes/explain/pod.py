@@ -83,20 +83,20 @@ def parse_pod(data: object, where: str) -> Pod:
     if len(items) != 1:
         raise UsageError(f"{where}: expected one pod, found {len(items)}", remedy="name one to kubectl")
     (fields,) = items
-    kind = fields.text("kind")
+    kind = fields.get_text("kind")
     if kind != "Pod":
         raise UsageError(
             f"{where}: expected a Pod, found {kind[:80]!r}",
             remedy="write it with `kubectl get pod NAME -o json`",
         )
-    metadata, status = fields.object_or_empty("metadata"), fields.object_or_empty("status")
-    name = metadata.text_or_none("name") or metadata.text_or_none("generateName") or UNNAMED
-    namespace = metadata.text_or_none("namespace")
+    metadata, status = fields.get_object_or_empty("metadata"), fields.get_object_or_empty("status")
+    name = metadata.get_text_or_none("name") or metadata.get_text_or_none("generateName") or UNNAMED
+    namespace = metadata.get_text_or_none("namespace")
     return Pod(
         name=f"{namespace}/{name}" if namespace else name,
-        phase=status.text_or_none("phase") or "Pending",
+        phase=status.get_text_or_none("phase") or "Pending",
         document=reduce_pod(fields),
-        gpus=dict(sorted(count_requested(fields.object_or_empty("spec")).items())),
+        gpus=dict(sorted(count_requested(fields.get_object_or_empty("spec")).items())),
     )
 
 
@@ -105,12 +105,12 @@ def reduce_pod(fields: json_documents.Fields) -> dict[str, Any]:
 
     Raises UsageError if that is invalid.
     """
-    metadata, spec = fields.object_or_empty("metadata"), fields.object_or_empty("spec")
-    label = metadata.named_texts("labels").get(CLASS)
-    selector = spec.named_texts("nodeSelector")
+    metadata, spec = fields.get_object_or_empty("metadata"), fields.get_object_or_empty("spec")
+    label = metadata.get_text_map("labels").get(CLASS)
+    selector = spec.get_text_map("nodeSelector")
     tolerations = [
         _reduce_texts(toleration, "key", "operator", "value", "effect")
-        for toleration in spec.objects("tolerations")
+        for toleration in spec.list_objects("tolerations")
     ]
     terms = _reduce_terms(spec)
     affinity = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}
@@ -119,13 +119,13 @@ def reduce_pod(fields: json_documents.Fields) -> dict[str, Any]:
         **({"nodeSelector": selector} if selector else {}),
         **({"tolerations": tolerations} if tolerations else {}),
         **({"affinity": affinity} if terms is not None else {}),
-        **({"resourceClaims": [{}]} if list(spec.objects("resourceClaims")) else {}),
+        **({"resourceClaims": [{}]} if list(spec.list_objects("resourceClaims")) else {}),
     }
     for name in LISTS:
         containers = []
-        for container in spec.objects(name):
-            resources = container.object_or_empty("resources")
-            quantities = {kind: resources.named_texts(kind) for kind in ("limits", "requests")}
+        for container in spec.list_objects(name):
+            resources = container.get_object_or_empty("resources")
+            quantities = {kind: resources.get_text_map(kind) for kind in ("limits", "requests")}
             present = {kind: texts for kind, texts in quantities.items() if texts}
             texts = _reduce_texts(container, "image", "restartPolicy")
             containers.append(texts | ({"resources": present} if present else {}))
@@ -134,25 +134,27 @@ def reduce_pod(fields: json_documents.Fields) -> dict[str, Any]:
 
 
 def _reduce_terms(spec: json_documents.Fields) -> list[dict[str, Any]] | None:
-    selector = spec.object_or_empty("affinity").object_or_empty("nodeAffinity").object_or_none(REQUIRED)
+    selector = (
+        spec.get_object_or_empty("affinity").get_object_or_empty("nodeAffinity").get_object_or_none(REQUIRED)
+    )
     if selector is None:
         return None
     return [
         {
             name: [
                 {
-                    "key": requirement.text("key"),
-                    "operator": requirement.text("operator"),
-                    "values": [*requirement.texts("values")],
+                    "key": requirement.get_text("key"),
+                    "operator": requirement.get_text("operator"),
+                    "values": [*requirement.get_texts("values")],
                 }
-                for requirement in term.objects(name)
+                for requirement in term.list_objects(name)
             ]
             for name in MATCHES
             if term.has(name)
         }
-        for term in selector.objects("nodeSelectorTerms")
+        for term in selector.list_objects("nodeSelectorTerms")
     ]
 
 
 def _reduce_texts(fields: json_documents.Fields, *keys: str) -> dict[str, Any]:
-    return {key: text for key in keys if (text := fields.text_or_none(key))}
+    return {key: text for key in keys if (text := fields.get_text_or_none(key))}

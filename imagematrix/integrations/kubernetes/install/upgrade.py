@@ -43,14 +43,14 @@ class Resource:
     def from_manifest(cls, manifest: Mapping[str, Any], where: str) -> Resource:
         """Return what a manifest describes; raise UsageError if it does not say."""
         fields = json_documents.Fields(manifest, where)
-        metadata = fields.object_or_none("metadata")
+        metadata = fields.get_object_or_none("metadata")
         if metadata is None:
             raise fields.fail("metadata", "is missing (expected an object)")
         return cls(
-            group=fields.text("apiVersion").rpartition("/")[0],
-            kind=fields.text("kind"),
-            namespace=metadata.text_or_none("namespace") or "",
-            name=metadata.text("name"),
+            group=fields.get_text("apiVersion").rpartition("/")[0],
+            kind=fields.get_text("kind"),
+            namespace=metadata.get_text_or_none("namespace") or "",
+            name=metadata.get_text("name"),
         )
 
 
@@ -75,12 +75,12 @@ def read_installation(path: Path, namespace: str) -> PreviousInstallation:
     by_resource = dict(zip(resources, manifests, strict=True))
     secret = _require_single(by_resource, "Secret", where)
     configuration = _require_single(by_resource, "MutatingWebhookConfiguration", where)
-    data = json_documents.Fields(by_resource[secret], where).object_or_empty("data")
-    webhooks = json_documents.Fields(by_resource[configuration], where).objects("webhooks")
-    hooks = [hook for hook in webhooks if hook.text_or_none("name") == HOOK]
+    data = json_documents.Fields(by_resource[secret], where).get_object_or_empty("data")
+    webhooks = json_documents.Fields(by_resource[configuration], where).list_objects("webhooks")
+    hooks = [hook for hook in webhooks if hook.get_text_or_none("name") == HOOK]
     if len(hooks) != 1:
         raise UsageError(f"{where}: expected one webhook {HOOK}, found {len(hooks)}", remedy=WRITTEN)
-    client = hooks[0].object_or_empty("clientConfig")
+    client = hooks[0].get_object_or_empty("clientConfig")
     if secret.namespace != namespace:
         raise UsageError(
             f"{where}: installed to the namespace {secret.namespace[:80]!r}",
@@ -117,8 +117,8 @@ def _list_objects(manifests: Iterable[object], where: str) -> Iterator[dict[str,
         if manifest is None:  # between two separators
             continue
         fields = json_documents.Fields(manifest, where)
-        if fields.text("kind") == "List":
-            yield from (item.data for item in fields.objects("items"))
+        if fields.get_text("kind") == "List":
+            yield from (item.data for item in fields.list_objects("items"))
         else:
             yield fields.data
 
@@ -132,6 +132,6 @@ def _require_single(resources: Iterable[Resource], kind: str, where: str) -> Res
 
 def _decode_field(fields: json_documents.Fields, key: str) -> bytes:
     try:
-        return base64.b64decode("".join(fields.text(key).split()), validate=True)
+        return base64.b64decode("".join(fields.get_text(key).split()), validate=True)
     except (binascii.Error, ValueError) as error:
         raise fields.fail(key, "invalid base64") from error

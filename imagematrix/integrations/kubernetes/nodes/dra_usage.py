@@ -43,25 +43,25 @@ def count_units(slices: Sequence[Fields], claims: Iterable[Fields]) -> dict[str,
     places: dict[tuple[Pool, str], tuple[str, str]] = {}  # the node and unit of a device
     nodes: dict[Pool, str] = {}
     for spec, pool in _list_current_slices(slices):
-        for device in spec.objects("devices"):
-            node = spec.text_or_none("nodeName") or device.text_or_none("nodeName")
+        for device in spec.list_objects("devices"):
+            node = spec.get_text_or_none("nodeName") or device.get_text_or_none("nodeName")
             if node is None:
                 continue
             nodes[pool] = node
             # Partitions of one GPU share a counter set.
-            counters = next(device.objects("consumesCounters"), None)
-            unit = f"counters of {counters.text('counterSet')}" if counters else device.text("name")
-            places[pool, device.text("name")] = node, unit
+            counters = next(device.list_objects("consumesCounters"), None)
+            unit = f"counters of {counters.get_text('counterSet')}" if counters else device.get_text("name")
+            places[pool, device.get_text("name")] = node, unit
             units = by_node.setdefault(node, {}).setdefault(pool[0], DraUnits())
             units.known.add(unit)
-            if not any(taint.text("effect") in CLOSING for taint in device.objects("taints")):
+            if not any(taint.get_text("effect") in CLOSING for taint in device.list_objects("taints")):
                 units.healthy.add(unit)
-    for result in (result for claim in claims for result in get_allocation(claim).objects("results")):
-        driver = result.text("driver")
+    for result in (result for claim in claims for result in get_allocation(claim).list_objects("results")):
+        driver = result.get_text("driver")
         # Access for an administrator takes no device from others.
-        if not DRIVERS.fullmatch(driver) or result.boolean("adminAccess"):
+        if not DRIVERS.fullmatch(driver) or result.get_boolean("adminAccess"):
             continue
-        pool, device_name = (driver, result.text("pool")), result.text("device")
+        pool, device_name = (driver, result.get_text("pool")), result.get_text("device")
         # These drivers name the pool of a node after the node.
         node, unit = places.get((pool, device_name)) or (nodes.get(pool, pool[1]), device_name)
         units = by_node.setdefault(node, {}).setdefault(driver, DraUnits())
@@ -78,7 +78,7 @@ def count_waiting(pods: Iterable[Fields], claims: Iterable[Fields]) -> dict[str,
     requests = {
         _make_key(claim): _count_requested(claim)
         for claim in claims
-        if not claim.object_or_empty("status").has("allocation")
+        if not claim.get_object_or_empty("status").has("allocation")
     }
     pod_counts: Counter[str] = Counter()
     waiting_claims: set[tuple[str, str]] = set()
@@ -94,14 +94,16 @@ def list_claims(pod: Fields) -> Iterator[tuple[str, str]]:
     """Yield the namespaces and names of a pod's claims; those from templates are named in its status."""
     namespace, _ = _make_key(pod)
     for part, key in (("spec", "resourceClaims"), ("status", "resourceClaimStatuses")):
-        for claim in pod.object_or_empty(part).objects(key):
-            if name := claim.text_or_none("resourceClaimName"):
+        for claim in pod.get_object_or_empty(part).list_objects(key):
+            if name := claim.get_text_or_none("resourceClaimName"):
                 yield namespace, name
 
 
 def get_allocation(claim: Fields) -> Fields:
     """Return what the scheduler has allocated to a claim: `results` and `config`, if anything."""
-    return claim.object_or_empty("status").object_or_empty("allocation").object_or_empty("devices")
+    return (
+        claim.get_object_or_empty("status").get_object_or_empty("allocation").get_object_or_empty("devices")
+    )
 
 
 def _list_current_slices(slices: Iterable[Fields]) -> Iterator[tuple[Fields, Pool]]:
@@ -109,11 +111,11 @@ def _list_current_slices(slices: Iterable[Fields]) -> Iterator[tuple[Fields, Poo
     specs = []
     newest: dict[Pool, int] = {}
     for item in slices:
-        spec = item.object_or_none("spec")
-        pool = spec.object_or_none("pool") if spec else None
+        spec = item.get_object_or_none("spec")
+        pool = spec.get_object_or_none("pool") if spec else None
         if spec is None or pool is None:
             raise item.fail("spec", "has no pool")
-        key, generation = (spec.text("driver"), pool.text("name")), pool.integer("generation")
+        key, generation = (spec.get_text("driver"), pool.get_text("name")), pool.get_integer("generation")
         if DRIVERS.fullmatch(key[0]):
             specs.append((spec, key, generation))
             newest[key] = max(generation, newest.get(key, generation))
@@ -123,16 +125,16 @@ def _list_current_slices(slices: Iterable[Fields]) -> Iterator[tuple[Fields, Poo
 def _count_requested(claim: Fields) -> Counter[str]:
     """Return how many devices of each class a claim requests; of alternatives, the first one counts."""
     requested: Counter[str] = Counter()
-    for request in claim.object_or_empty("spec").object_or_empty("devices").objects("requests"):
-        first = request.object_or_none("exactly") or next(request.objects("firstAvailable"), None)
-        name = first.text("deviceClassName") if first else ""
+    for request in claim.get_object_or_empty("spec").get_object_or_empty("devices").list_objects("requests"):
+        first = request.get_object_or_none("exactly") or next(request.list_objects("firstAvailable"), None)
+        name = first.get_text("deviceClassName") if first else ""
         if first and CLASSES.fullmatch(name):
-            requested[name] += first.integer_or_none("count") or 1
+            requested[name] += first.get_integer_or_none("count") or 1
     return requested
 
 
 def _make_key(item: Fields) -> tuple[str, str]:
-    metadata = item.object_or_none("metadata")
+    metadata = item.get_object_or_none("metadata")
     if metadata is None:
         raise item.fail("metadata", "is missing (expected an object)")
-    return metadata.text_or_none("namespace") or "", metadata.text("name")
+    return metadata.get_text_or_none("namespace") or "", metadata.get_text("name")

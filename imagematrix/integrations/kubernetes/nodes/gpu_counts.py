@@ -144,7 +144,9 @@ def count_gpus(lists: Sequence[tuple[object, str]]) -> Cluster:
         raise UsageError(f"{where}: no pods found", remedy=f"give --pods, or write it with `{OBJECTS}`")
     nodes = describe_nodes(objects.nodes, where)
     fields_by_name = {
-        metadata.text("name"): item for item in objects.nodes if (metadata := item.object_or_none("metadata"))
+        metadata.get_text("name"): item
+        for item in objects.nodes
+        if (metadata := item.get_object_or_none("metadata"))
     }
     requests = _list_requests(objects.pods)
     has_claims = objects.claims or not objects.slices
@@ -170,7 +172,7 @@ def split_by_kind(lists: Sequence[tuple[object, str]]) -> ClusterLists:
     """Return the objects of some lists by their kinds; raise UsageError if one is invalid."""
     by_kind: dict[str, list[json_documents.Fields]] = {}
     for item in (item for data, where in lists for item in list_objects(data, where)):
-        by_kind.setdefault(item.text("kind"), []).append(item)
+        by_kind.setdefault(item.get_text("kind"), []).append(item)
     pods, slices, claims = (by_kind.pop(kind, []) for kind in ("Pod", "ResourceSlice", "ResourceClaim"))
     nodes = [item for items in by_kind.values() for item in items]
     return ClusterLists(nodes=nodes, pods=pods, slices=slices, claims=claims)
@@ -190,13 +192,13 @@ def count_requested(spec: json_documents.Fields) -> Counter[str]:
     """
     running: Counter[str] = Counter()
     most: Counter[str] = Counter()
-    for container in spec.objects("initContainers"):
+    for container in spec.list_objects("initContainers"):
         request = _count_container(container)
-        if container.text_or_none("restartPolicy") == "Always":
+        if container.get_text_or_none("restartPolicy") == "Always":
             running += request
             request = Counter()
         most |= running + request
-    for container in spec.objects("containers"):
+    for container in spec.list_objects("containers"):
         running += _count_container(container)
     return most | running
 
@@ -207,9 +209,9 @@ def _list_requests(
     """Return each pod that has not ended, its node, None if it waits for one, and the GPUs it requests."""
     requests = []
     for pod in pods:
-        spec, status = pod.object_or_none("spec"), pod.object_or_empty("status")
-        if spec is not None and status.text_or_none("phase") not in ENDED:
-            requests.append((pod, spec.text_or_none("nodeName"), count_requested(spec)))
+        spec, status = pod.get_object_or_none("spec"), pod.get_object_or_empty("status")
+        if spec is not None and status.get_text_or_none("phase") not in ENDED:
+            requests.append((pod, spec.get_text_or_none("nodeName"), count_requested(spec)))
     return requests
 
 
@@ -228,11 +230,11 @@ def _sum_requests(requests: Iterable[tuple[str | None, Counter[str]]]) -> dict[s
 
 
 def _count_container(container: json_documents.Fields) -> Counter[str]:
-    resources = container.object_or_empty("resources")
+    resources = container.get_object_or_empty("resources")
     # For extended resources, a limit without a request is the request.
     return Counter(
-        select_gpu_quantities(resources.named_texts("limits"))
-        | select_gpu_quantities(resources.named_texts("requests"))
+        select_gpu_quantities(resources.get_text_map("limits"))
+        | select_gpu_quantities(resources.get_text_map("requests"))
     )
 
 
@@ -242,9 +244,9 @@ def _count_node(
     used: Mapping[str, int],
     units_by_driver: Mapping[str, DraUnits],
 ) -> NodeCounts:
-    status = fields.object_or_empty("status")
-    capacity = select_gpu_quantities(status.named_texts("capacity"))
-    allocatable = select_gpu_quantities(status.named_texts("allocatable"))
+    status = fields.get_object_or_empty("status")
+    capacity = select_gpu_quantities(status.get_text_map("capacity"))
+    allocatable = select_gpu_quantities(status.get_text_map("allocatable"))
     schedulable = _is_schedulable(fields, status)
     numbers = {
         resource: Count(
@@ -277,12 +279,12 @@ def _count_node(
 
 
 def _is_schedulable(fields: json_documents.Fields, status: json_documents.Fields) -> bool:
-    if fields.object_or_empty("spec").boolean("unschedulable"):
+    if fields.get_object_or_empty("spec").get_boolean("unschedulable"):
         return False
     return all(
-        condition.text_or_none("status") == "True"
-        for condition in status.objects("conditions")
-        if condition.text_or_none("type") == "Ready"
+        condition.get_text_or_none("status") == "True"
+        for condition in status.list_objects("conditions")
+        if condition.get_text_or_none("type") == "Ready"
     )
 
 

@@ -94,14 +94,14 @@ def parse_nodes(data: object, where: str) -> tuple[ClusterNode, ...]:
 def list_objects(data: object, where: str) -> tuple[json_documents.Fields, ...]:
     """Return the objects of a list, or `data` itself if it is a single object."""
     fields = json_documents.Fields(data, where)
-    kind = fields.text("kind")
+    kind = fields.get_text("kind")
     if kind not in LISTS:
         return (fields,)
     # In a NodeList of an API server the items have no kind. In a List of kubectl they do.
     item_kind = {"kind": kind.removesuffix("List")} if kind != "List" else {}
     return tuple(
         json_documents.Fields({**item_kind, **item.data}, f"{where}: items[{index}]")
-        for index, item in enumerate(fields.objects("items"))
+        for index, item in enumerate(fields.list_objects("items"))
     )
 
 
@@ -127,35 +127,39 @@ def make_host(data: object, where: str = "node") -> Host:
 
 
 def _parse_node(fields: json_documents.Fields) -> ClusterNode:
-    if fields.text("kind") != "Node":
-        raise fields.fail("kind", f"expected Node, found {fields.text('kind')[:80]!r}")
-    metadata = fields.object_or_none("metadata")
+    if fields.get_text("kind") != "Node":
+        raise fields.fail("kind", f"expected Node, found {fields.get_text('kind')[:80]!r}")
+    metadata = fields.get_object_or_none("metadata")
     if metadata is None:
         raise fields.fail("metadata", "is missing (expected an object)")
-    labels, invalid = _filter_labels(metadata.named_texts("labels"))
-    status = fields.object_or_empty("status")
-    capacity = status.named_texts("capacity")
+    labels, invalid = _filter_labels(metadata.get_text_map("labels"))
+    status = fields.get_object_or_empty("status")
+    capacity = status.get_text_map("capacity")
     if our_labels.ARCH in labels:
         host = read_our_labels(labels)
         if not host.gpus:  # GPUs that somebody offers contradict labels without any
             hints = (*host.accelerators, *list_accelerator_resources(capacity))
             host = replace(host, accelerators=hints)
     else:
-        architecture = status.object_or_empty("nodeInfo").text_or_none("architecture")
+        architecture = status.get_object_or_empty("nodeInfo").get_text_or_none("architecture")
         host = read_nfd_labels(labels, architecture, capacity)
     if invalid:
         host = replace(host, warnings=(*host.warnings, f"{invalid} invalid labels were ignored"))
-    spec = fields.object_or_empty("spec")
+    spec = fields.get_object_or_empty("spec")
     return ClusterNode(
-        name=metadata.text("name"),
+        name=metadata.get_text("name"),
         labels=labels,
         host=host,
-        cordoned=spec.boolean("unschedulable"),
+        cordoned=spec.get_boolean("unschedulable"),
         taints=tuple(
-            Taint(value=taint.text_or_none("value") or "", key=taint.text("key"), effect=taint.text("effect"))
-            for taint in spec.objects("taints")
+            Taint(
+                value=taint.get_text_or_none("value") or "",
+                key=taint.get_text("key"),
+                effect=taint.get_text("effect"),
+            )
+            for taint in spec.list_objects("taints")
         ),
-        allocatable=status.named_texts("allocatable"),
+        allocatable=status.get_text_map("allocatable"),
     )
 
 

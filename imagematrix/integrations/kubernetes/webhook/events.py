@@ -187,11 +187,11 @@ def _explain_shapes(shapes: Iterable[str], memory: _EventMemory) -> dict[str, tu
 
 
 def _parse_pending(fields: json_documents.Fields) -> PendingPod:
-    metadata = fields.object_or_empty("metadata")
+    metadata = fields.get_object_or_empty("metadata")
     shape = json.dumps(reduce_pod(fields), sort_keys=True, separators=(",", ":"))
     return PendingPod(
-        namespace=metadata.text("namespace"),
-        name=metadata.text("name"),
-        uid=metadata.text("uid"),
+        namespace=metadata.get_text("namespace"),
+        name=metadata.get_text("name"),
+        uid=metadata.get_text("uid"),
         shape=sys.intern(shape),
     )

@@ -86,15 +86,15 @@ class Leadership:
             lease = await send_request(self.api, "GET", path)
         except NotFoundError as error:
             raise EngineError(f"there is no Lease {self.name} in {self.namespace}") from error
-        spec = lease.object_or_empty("spec")
-        holder, renewed = spec.text_or_none("holderIdentity"), dict(spec.data)
+        spec = lease.get_object_or_empty("spec")
+        holder, renewed = spec.get_text_or_none("holderIdentity"), dict(spec.data)
         now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         if holder != self.identity:
-            duration = spec.integer_or_none("leaseDurationSeconds") or DURATION_S
-            record = (holder, spec.text_or_none("renewTime"))
+            duration = spec.get_integer_or_none("leaseDurationSeconds") or DURATION_S
+            record = (holder, spec.get_text_or_none("renewTime"))
             if holder and not holding.has_expired(record, min(duration, LONGEST_S)):
                 return False
-            transitions = spec.integer_or_none("leaseTransitions") or 0
+            transitions = spec.get_integer_or_none("leaseTransitions") or 0
             renewed |= {"acquireTime": now, "leaseTransitions": transitions + 1}
         renewed |= {"holderIdentity": self.identity, "leaseDurationSeconds": DURATION_S, "renewTime": now}
         try:

@@ -46,19 +46,19 @@ def answer_review(raw: bytes, policies: Iterable[AdmissionPolicy]) -> ReviewAnsw
     which kubectl shows.
     """
     fields = json_documents.Fields(json_documents.parse_json(raw, "review"), "review")
-    if (fields.text("apiVersion"), fields.text("kind")) != (API, KIND):
+    if (fields.get_text("apiVersion"), fields.get_text("kind")) != (API, KIND):
         raise UsageError(f"review: expected {API} {KIND}")
-    request = fields.object_or_none("request")
+    request = fields.get_object_or_none("request")
     if request is None:
         raise fields.fail("request", "is missing (expected an object)")
-    response: dict[str, Any] = {"uid": request.text("uid"), "allowed": True}
+    response: dict[str, Any] = {"uid": request.get_text("uid"), "allowed": True}
     document = {"apiVersion": API, "kind": KIND, "response": response}
-    pod = request.object_or_none("object")
-    name = f"{request.text_or_none('namespace')}/{request.text_or_none('name')}"
-    operation = request.text("operation")
+    pod = request.get_object_or_none("object")
+    name = f"{request.get_text_or_none('namespace')}/{request.get_text_or_none('name')}"
+    operation = request.get_text("operation")
     if pod is None or operation not in OPERATIONS.get(_get_resource(request), ()):
         return ReviewAnswer(document=document, outcome="unchanged", pod=name)
-    before = request.object_or_none("oldObject")
+    before = request.get_object_or_none("oldObject")
     if before is None and operation != "CREATE":
         raise request.fail("oldObject", "is missing (expected an object)")
     try:
@@ -84,8 +84,8 @@ def answer_review(raw: bytes, policies: Iterable[AdmissionPolicy]) -> ReviewAnsw
 
 def _get_resource(request: json_documents.Fields) -> str:
     """Return what a request is about, such as `pods/ephemeralcontainers`."""
-    resource = request.object_or_none("resource")
-    words = (resource and resource.text_or_none("resource"), request.text_or_none("subResource"))
+    resource = request.get_object_or_none("resource")
+    words = (resource and resource.get_text_or_none("resource"), request.get_text_or_none("subResource"))
     return "/".join(word for word in words if word)
 
 

@@ -136,7 +136,7 @@ def test_audits_are_known_without_reading_them(kept, entry):
     assert not kept.has("sha256:../../etc/passwd")
     entry.unlink()
     assert not kept.has(DIGEST)
-    assert not Cache(None).has(DIGEST)
+    assert not Cache(None).has_layer(DIGEST)
 
 
 def test_notes_are_kept(kept):

@@ -52,8 +52,8 @@ def runs(code, compute, driver):
     """Whether a file has code for a GPU: the rule of one file, without any of the package's code for it."""
     newest = cuda.get_newest_ptx_isa(driver) if driver else None
     texts = [] if code.scattered or newest is None else code.ptx
-    return any(device_code.cubin_runs(one, compute) for one in code.cubins) or any(
-        device_code.ptx_runs(target, compute)
+    return any(device_code.can_run_cubin(one, compute) for one in code.cubins) or any(
+        device_code.can_compile_ptx(target, compute)
         and versions.make_sort_key(isa) <= versions.make_sort_key(newest)
         for target, isa in texts
     )
@@ -200,7 +200,7 @@ def test_guarded_files_decide_on_all_gpus_that_are_not_exempt(files, compute, dr
     expected = bool(deciding) and all(runs(code, compute, driver) for code in deciding)
     assert (rule.rate_code(own, gpu, driver) is not None) == expected
     common = device_code_entries.find_common_cubins(codes, guards)
-    if any(device_code.cubin_runs(cubin, compute) for cubin in common):
+    if any(device_code.can_run_cubin(cubin, compute) for cubin in common):
         assert all(runs(code, compute, None) for code in deciding)
 
 

@@ -118,9 +118,9 @@ def test_layer_bytes_are_removed_with_the_last_image(script, order, made):
         with builder.make(order, io.StringIO(), lambda _: None) as third:
             image = LayoutImage(third.layout, third.digest)
             assert third.digest == first.digest
-            assert list(image.archive("t:v1", ())), "an engine that has the layers needs no bytes"
+            assert list(image.stream_archive("t:v1", ())), "an engine that has the layers needs no bytes"
             with pytest.raises(MissingBlobError):
-                list(image.archive("t:v1", image.layers))
+                list(image.stream_archive("t:v1", image.layers))
         with builder.make(replace(order, unshared=True), io.StringIO(), lambda _: None) as alone:
             assert alone.digest == first.digest
             assert contents(alone) == [b"lower", b"upper"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.build.executor.logs import KEPT, excerpt_log, get_log_path, open_log
+from imagematrix.build.executor.logs import KEPT, get_log_path, open_log, shorten_log
 from imagematrix.common.text import make_headline, strip_escapes
 
 
@@ -18,25 +18,25 @@ def log(tmp_path):
 
 def test_error_in_the_log_is_not_repeated(log):
     log.write_text("step\nERROR: no\n")
-    assert excerpt_log(log, "ERROR: no") == "step\nERROR: no"
+    assert shorten_log(log, "ERROR: no") == "step\nERROR: no"
 
 
 def test_missing_error_is_appended_to_the_log(log):
     log.write_text("all went well\n")
     assert (
-        excerpt_log(log, "the labels promise another driver")
+        shorten_log(log, "the labels promise another driver")
         == "all went well\nthe labels promise another driver"
     )
 
 
 def test_error_is_shown_without_a_log(log):
-    assert excerpt_log(None, "nobody can tell") == "nobody can tell"
-    assert excerpt_log(log, "no") == f"{log}: No such file or directory\nno"
+    assert shorten_log(None, "nobody can tell") == "nobody can tell"
+    assert shorten_log(log, "no") == f"{log}: No such file or directory\nno"
 
 
 def test_long_log_is_cut_to_its_last_whole_lines(log):
     log.write_text("".join(f"line {number}\n" for number in range(100_000)))
-    lines = excerpt_log(log, "").split("\n")
+    lines = shorten_log(log, "").split("\n")
     assert lines[-1] == "line 99999"
     assert lines[0].startswith("line ")
     assert KEPT - 20 < len("\n".join(lines)) <= KEPT
@@ -44,7 +44,7 @@ def test_long_log_is_cut_to_its_last_whole_lines(log):
 
 def test_endless_line_is_cut(log):
     log.write_bytes(b"x" * 3 * KEPT)
-    assert excerpt_log(log, "") == "x" * KEPT
+    assert shorten_log(log, "") == "x" * KEPT
 
 
 def test_control_characters_are_replaced():
@@ -102,4 +102,4 @@ def test_full_disk_error_names_the_log():
 
 def test_error_in_the_log_is_recognized_despite_trailing_blanks(tmp_path):
     (tmp_path / "x").write_text("#1 RUN make   \n#1 ERROR: no\n")
-    assert excerpt_log(tmp_path / "x", "#1 RUN make\n#1 ERROR: no") == "#1 RUN make\n#1 ERROR: no"
+    assert shorten_log(tmp_path / "x", "#1 RUN make\n#1 ERROR: no") == "#1 RUN make\n#1 ERROR: no"

@@ -240,12 +240,12 @@ def test_selector_uses_the_stated_facts_of_an_image(matrix):
 
 
 def test_tables_outrank_facts_of_an_image():
-    assert not cuda.driver_runs("12.4", "470.256.02", "470.42.01")
-    assert not cuda.driver_runs("10.2", "418.39", "410.48")
+    assert not cuda.can_run_cuda("12.4", "470.256.02", "470.42.01")
+    assert not cuda.can_run_cuda("10.2", "418.39", "410.48")
     assert cuda.get_lowest_driver("12.4", "470.42.01") == "525.60.13"
-    assert cuda.driver_runs("14.0", "640.10", "640.10")
-    assert not cuda.driver_runs("14.0", "640.09", "640.10")
-    assert not cuda.driver_runs("14.0", "640.10")
+    assert cuda.can_run_cuda("14.0", "640.10", "640.10")
+    assert not cuda.can_run_cuda("14.0", "640.09", "640.10")
+    assert not cuda.can_run_cuda("14.0", "640.10")
 
 
 MARCHES = st.builds(

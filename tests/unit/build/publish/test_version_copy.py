@@ -207,7 +207,7 @@ def test_signatures_of_others_in_the_target_stay(registry, target, add_variant, 
 def test_image_of_another_version_in_an_index_is_refused(registry, target, add_variant, mirror):
     add_variant("a", version="v2")
     publish(registry, "v2")
-    manifest = registry.manifest("v2")
+    manifest = registry.find_manifest("v2")
     document = json.loads(manifest.raw)
     document["annotations"][labels.VERSION] = "v1"
     registry.push_manifest("v1", json.dumps(document).encode(), manifest.media_type)

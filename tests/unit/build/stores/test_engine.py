@@ -436,7 +436,7 @@ def test_one_archive_is_sent_at_a_time(engine, docker, built, tmp_path, layout, 
     images = {f"t:v1-{name}": layout(tmp_path, name.encode(), name.encode() * 2) for name in "abc"}
     notes = []
 
-    def archive(self, reference, layers, real=LayoutImage.archive):
+    def archive(self, reference, layers, real=LayoutImage.stream_archive):
         notes.append("begin")
         yield from real(self, reference, layers)
         time.sleep(0.05)  # long enough for another load to start, if it did not wait

@@ -284,8 +284,8 @@ def _check(before, after, result, compute):
         assert before[at : edit.start] == after[at : edit.start]
         old, new = _parsed(before, edit.start), _parsed(after, edit.start)
         assert edit.end - edit.start == 16 + sum(map(len, old))
-        cubins = [one for one in old if one[0] == 2 and device_code.cubin_runs(_target(one), compute)]
-        texts = [one for one in old if one[0] == 1 and device_code.ptx_runs(_target(one), compute)]
+        cubins = [one for one in old if one[0] == 2 and device_code.can_run_cubin(_target(one), compute)]
+        texts = [one for one in old if one[0] == 1 and device_code.can_compile_ptx(_target(one), compute)]
         assert cubins or texts
         staying = cubins or texts
         assert new == [one for one in old if one in staying or one[0] not in (1, 2)]

@@ -55,7 +55,7 @@ def test_any_text_is_read(text):
     nvidia.parse_information(f"Device Minor: {text}\nBus Location: {text}")
     accelerator_hints.parse_slots(text)
     accelerator_hints.parse_slots(f"0008\t10de26b9\t{text}")
-    result = pci.normalise_address(text)
+    result = pci.normalize_address(text)
     assert result is None or pci.make_sort_key(result)
 
 
@@ -102,7 +102,7 @@ def test_an_unknown_uuid():
     ],
 )
 def test_addresses(address, expected):
-    assert pci.normalise_address(address) == expected
+    assert pci.normalize_address(address) == expected
 
 
 def test_bus_order():

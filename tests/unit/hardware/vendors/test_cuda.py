@@ -104,20 +104,20 @@ def test_driver_supports_the_cuda_release_of_its_branch(driver, release):
     ],
 )
 def test_driver_runs_release(release, driver, runs):
-    assert cuda.driver_runs(release, driver) is runs
+    assert cuda.can_run_cuda(release, driver) is runs
 
 
 @given(RELEASES, DRIVERS, DRIVERS)
 def test_newer_driver_runs_no_fewer_releases(release, one, other):
     older, newer = sorted((one, other), key=versions.make_sort_key)
-    assert cuda.driver_runs(release, newer) or not cuda.driver_runs(release, older)
+    assert cuda.can_run_cuda(release, newer) or not cuda.can_run_cuda(release, older)
 
 
 @given(RELEASES)
 def test_lowest_driver_runs_its_release(release):
     lowest = cuda.get_lowest_driver(release)
     assert lowest is not None
-    assert cuda.driver_runs(release, lowest)
+    assert cuda.can_run_cuda(release, lowest)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_ptx_isa_of_a_driver(driver, isa):
 
 
 def test_minor_version_compatibility_does_not_cover_ptx():
-    assert cuda.driver_runs("12.4", "535.54.03")
+    assert cuda.can_run_cuda("12.4", "535.54.03")
     built, compiled = cuda.get_release("12.4").ptx_isa, cuda.get_newest_ptx_isa("535.54.03")
     assert versions.make_sort_key(built) > versions.make_sort_key(compiled)
 

@@ -104,7 +104,7 @@ def test_known_words_are_ordered():
     ],
 )
 def test_cubin_runs_on_capability(target, compute, runs):
-    assert device_code.cubin_runs(target, compute) is runs
+    assert device_code.can_run_cubin(target, compute) is runs
 
 
 @pytest.mark.parametrize(
@@ -129,22 +129,22 @@ def test_cubin_runs_on_capability(target, compute, runs):
     ],
 )
 def test_ptx_compiles_for_capability(target, compute, runs):
-    assert device_code.ptx_runs(target, compute) is runs
+    assert device_code.can_compile_ptx(target, compute) is runs
 
 
 @given(PLAIN, CAPABILITIES)
 def test_ptx_runs_wherever_the_cubin_runs(target, compute):
-    assert device_code.ptx_runs(target, compute) or not device_code.cubin_runs(target, compute)
+    assert device_code.can_compile_ptx(target, compute) or not device_code.can_run_cubin(target, compute)
 
 
 @given(WORDS, CAPABILITIES)
 def test_cubin_runs_on_its_own_capability_and_nothing_older(word, compute):
     target = device_code.make_target(word)
     own = device_code.get_capability(target)
-    assert device_code.cubin_runs(target, own)
+    assert device_code.can_run_cubin(target, own)
     assert device_code.measure_distance(target, own) == 0
     if versions.make_sort_key(compute) < versions.make_sort_key(own):
-        assert not device_code.cubin_runs(target, compute)
+        assert not device_code.can_run_cubin(target, compute)
 
 
 @pytest.mark.parametrize(

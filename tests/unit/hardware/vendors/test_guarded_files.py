@@ -41,7 +41,7 @@ def test_other_packages_have_no_rows():
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["path"])
 def test_rows_are_complete(row):
-    assert guarded_files.normalise_name(row["package"]) == row["package"]
+    assert guarded_files.normalize_name(row["package"]) == row["package"]
     assert [*guarded_files.find_rows(row["package"], row["first"])]
     assert [*guarded_files.find_rows(row["package"], row["last"])]
     assert row["guard"]["source"].endswith(".py")

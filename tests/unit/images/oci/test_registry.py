@@ -39,16 +39,16 @@ def test_pushed_content_is_read_back(registry, repository):
     assert not registry.has_blob(digest(BLOB))
     push(registry)
     assert registry.has_blob(digest(BLOB))
-    assert registry.blob(digest(BLOB)) == repository.blobs[digest(BLOB)] == BLOB
-    assert registry.tags() == []
-    assert registry.manifest("v1") is None
+    assert registry.fetch_small_blob(digest(BLOB)) == repository.blobs[digest(BLOB)] == BLOB
+    assert registry.list_tags() == []
+    assert registry.find_manifest("v1") is None
     assert registry.digest("v1") is None
     registry.push_manifest("v1", RAW, INDEX)
-    result = registry.manifest("v1")
+    result = registry.find_manifest("v1")
     assert (result.raw, result.media_type, result.digest) == (RAW, INDEX, digest(RAW))
-    assert registry.manifest(digest(RAW)) == result
+    assert registry.find_manifest(digest(RAW)) == result
     assert registry.digest("v1") == digest(RAW)
-    assert registry.tags() == ["v1"]
+    assert registry.list_tags() == ["v1"]
 
 
 @pytest.mark.parametrize("how", [{"status": 500}, {"status": 429}, {"status": 503}, {"drop": True}])
@@ -56,10 +56,10 @@ def test_pushed_content_is_read_back(registry, repository):
     ("method", "path", "ask", "result"),
     [
         ("HEAD", "manifests/v1", lambda registry: registry.digest("v1"), digest(RAW)),
-        ("GET", "manifests/v1", lambda registry: registry.manifest("v1").raw, RAW),
-        ("GET", "tags/list", lambda registry: registry.tags(), ["v1"]),
+        ("GET", "manifests/v1", lambda registry: registry.find_manifest("v1").raw, RAW),
+        ("GET", "tags/list", lambda registry: registry.list_tags(), ["v1"]),
         ("HEAD", "blobs/sha256", lambda registry: registry.has_blob(digest(b"1")), True),
-        ("GET", "blobs/sha256", lambda registry: registry.blob(digest(b"1")), b"1"),
+        ("GET", "blobs/sha256", lambda registry: registry.fetch_small_blob(digest(b"1")), b"1"),
         ("PUT", "manifests/v2", lambda registry: registry.push_manifest("v2", RAW, INDEX), None),
         ("POST", "blobs/uploads", push, None),
         ("PUT", "blobs/uploads", push, None),
@@ -81,7 +81,7 @@ def test_transient_errors_are_retried(server, registry, repository, method, path
 def test_truncated_answer_is_requested_again(server, registry, repository):
     repository.put("v1", RAW, INDEX)
     server.fails("GET", "manifests", cut=True, times=TRIES - 1)
-    assert registry.manifest("v1").raw == RAW
+    assert registry.find_manifest("v1").raw == RAW
     assert server.count("GET") == TRIES
 
 
@@ -185,7 +185,7 @@ def test_missing_digest_header_is_computed(server, registry, repository):
 def test_content_with_a_wrong_digest_is_rejected(registry, repository):
     repository.blobs[digest(BLOB)] = b"something else"
     with pytest.raises(EngineError, match="answered with content that does not match sha256:"):
-        registry.blob(digest(BLOB))
+        registry.fetch_small_blob(digest(BLOB))
     with pytest.raises(EngineError, match="answered 400 for"):
         registry.push_blob(digest(b"promised"), io.BytesIO(b"sent"))
 
@@ -197,11 +197,11 @@ def test_all_pages_of_tags_are_read(server, registry, repository, pages):
     for number in range(25):
         repository.put(f"v{number:02}", RAW, INDEX)
     server.page = 10
-    assert registry.tags() == [f"v{number:02}" for number in range(25)]
+    assert registry.list_tags() == [f"v{number:02}" for number in range(25)]
     assert server.count("GET") == 3
     server.fails("GET", "tags", status=404, after=1)
     with pytest.raises(UnknownImageError):
-        registry.tags()
+        registry.list_tags()
 
 
 def test_endless_pages_of_tags_are_rejected(server, registry, repository, monkeypatch):
@@ -210,7 +210,7 @@ def test_endless_pages_of_tags_are_rejected(server, registry, repository, monkey
         repository.put(f"v{number}", RAW, INDEX)
     server.page = 1
     with pytest.raises(EngineError, match="pages of tags"):
-        registry.tags()
+        registry.list_tags()
 
 
 def test_credentials_are_sent_after_a_challenge(server, registry, log_in):
@@ -342,7 +342,7 @@ def test_invalid_token_is_rejected(server, registry, monkeypatch, token, message
 def test_an_answer_that_is_no_list_is_the_fault_of_the_registry(server, registry, repository, body):
     repository.put("v1", RAW, INDEX)
     server.fails("GET", "tags/list|referrers", status=200, body=body, times=2)
-    for ask in (registry.tags, lambda: registry.referrers(digest(RAW))):
+    for ask in (registry.list_tags, lambda: registry.list_referrers(digest(RAW))):
         with pytest.raises(
             EngineError, match=f"the registry {server.address} does not answer as one: http://"
         ):
@@ -357,7 +357,7 @@ def test_token_server_error_does_not_mean_unknown_image(server, registry, reposi
     with pytest.raises(
         EngineError, match=f"did not issue a token: http://{server.address}/token answered {status}"
     ):
-        registry.manifest("v1")
+        registry.find_manifest("v1")
 
 
 @pytest.mark.parametrize(
@@ -398,7 +398,7 @@ def test_challenge_from_another_host_is_refused(start_server, server, registry, 
     if redirect:
         server.fails("GET", "blobs", status=307, headers={"Location": f"http://{other.address}/v2/a/blobs/b"})
     with pytest.raises(EngineError, match="denies access"):
-        registry.blob(digest(BLOB)) if redirect else push(registry)
+        registry.fetch_small_blob(digest(BLOB)) if redirect else push(registry)
     assert [(one.path.partition("?")[0][:4], one.login) for one in other.requests] == [("/v2/", None)]
 
 
@@ -484,7 +484,7 @@ def test_invalid_tag_or_digest_is_not_asked_for(server, registry, name):
 )
 def test_media_type_is_normalized(registry, repository, content_type):
     repository.put("v1", RAW, content_type.format(INDEX))
-    assert registry.manifest("v1").media_type == INDEX
+    assert registry.find_manifest("v1").media_type == INDEX
 
 
 def test_manifest_is_pushed_with_its_media_type(registry, repository):
@@ -507,7 +507,7 @@ def test_slow_answers_time_out(begin, monkeypatch):
     monkeypatch.setattr("imagematrix.images.oci.transfer.TIMEOUT", 0.6)
     with Dripping(begin) as dripping, Registry(f"{dripping.address}/ml/training") as registry:
         with pytest.raises(EngineError) as caught:
-            registry.manifest("v1")
+            registry.find_manifest("v1")
         assert dripping.connections == TRIES
     assert caught.value.exit_code == 8
     assert "it is too slow: " in str(caught.value)
@@ -527,7 +527,11 @@ def test_oversized_answers_are_rejected(server, registry, monkeypatch, kind):
     monkeypatch.setattr("imagematrix.images.oci.transfer.LIMIT", 1000)
     for status in (200, 307, 401, 404):
         server.fails("GET", kind, status=status, headers={"Location": "/x"}, body=b" " * 1_000_000)
-    asks = {"m": lambda: registry.manifest("v1"), "b": lambda: registry.blob("x"), "t": registry.tags}
+    asks = {
+        "m": lambda: registry.find_manifest("v1"),
+        "b": lambda: registry.fetch_small_blob("x"),
+        "t": registry.list_tags,
+    }
     for _ in range(4):
         with pytest.raises(EngineError, match=f"the answer of .*{server.address}.* exceeds"):
             asks[kind[0]]()
@@ -537,14 +541,14 @@ def test_oversized_answers_are_rejected(server, registry, monkeypatch, kind):
 def test_endless_or_invalid_redirect_is_rejected(server, registry, where):
     server.fails("GET", "manifests", status=307, headers={"Location": where}, times=99)
     with pytest.raises(EngineError, match=r"redirects more than 5 times|an invalid address"):
-        registry.manifest("v1")
+        registry.find_manifest("v1")
 
 
 def test_redirect_is_followed(server, registry, repository):
     repository.put("v1", RAW, INDEX)
     for status in (301, 302, 303, 307, 308):
         server.fails("GET", "manifests/v2", status=status, headers={"Location": "v1"})
-        assert registry.manifest("v2").raw == RAW
+        assert registry.find_manifest("v2").raw == RAW
     server.fails("PUT", "manifests/v3", status=308, headers={"Location": "v4"})
     registry.push_manifest("v3", RAW, INDEX)
     assert repository.tags.keys() == {"v1", "v4"}
@@ -556,10 +560,10 @@ def test_redirect_is_followed(server, registry, repository):
 def test_five_redirects_are_followed(server, registry, repository):
     repository.put("v1", RAW, INDEX)
     server.fails("GET", "manifests", times=5, status=307, headers={"Location": "v1"})
-    assert registry.manifest("v1").raw == RAW
+    assert registry.find_manifest("v1").raw == RAW
     server.fails("GET", "manifests", times=6, status=307, headers={"Location": "v1"})
     with pytest.raises(EngineError, match="redirects more than 5 times"):
-        registry.manifest("v1")
+        registry.find_manifest("v1")
 
 
 @pytest.mark.parametrize(
@@ -569,7 +573,7 @@ def test_invalid_address_is_rejected(server, registry, method, path, name):
     headers = {name: '<http://[>; rel="next"' if name == "Link" else "http://["}
     server.fails(method, path, status=202 if method == "POST" else 200, headers=headers)
     with pytest.raises(EngineError, match="an invalid address"):
-        registry.tags() if method == "GET" else push(registry)
+        registry.list_tags() if method == "GET" else push(registry)
 
 
 def test_proxy_variables_apply_per_host(start_server, server, registry, repository, monkeypatch):

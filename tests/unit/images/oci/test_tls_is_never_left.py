@@ -13,10 +13,10 @@ from imagematrix.images.oci.registry import Registry
 DIGEST = digest(b"blob")
 LOGIN = NamingRegistry.LOGIN
 ACTS = {
-    "redirect": lambda registry: registry.manifest("v1"),
+    "redirect": lambda registry: registry.find_manifest("v1"),
     "upload": lambda registry: registry.push_blob(DIGEST, io.BytesIO(b"blob")),
-    "realm": lambda registry: registry.manifest("v1"),
-    "token": lambda registry: registry.manifest("v1"),
+    "realm": lambda registry: registry.find_manifest("v1"),
+    "token": lambda registry: registry.find_manifest("v1"),
 }
 
 
@@ -61,7 +61,7 @@ def test_the_realm_gets_the_login_and_its_redirects_do_not(over_tls, onward):
         Registry(f"{registry.name}/ml/training") as client,
         pytest.raises(EngineError),
     ):
-        client.manifest("v1")
+        client.find_manifest("v1")
     assert {*network.connected} == {(REGISTRY, registry.port), (REGISTRY, other.port)}
     here = [login for _, login in other.requests]
     assert here == ([LOGIN, LOGIN] if onward in ("/x", "https://auth.example:{other}/x") else [LOGIN])
@@ -72,6 +72,6 @@ def test_the_next_page_is_asked_for_with_tls(over_tls):
     registry, _ = over_tls
     registry.place, registry.address = "next", f"http://{registry.name}/v2/ml/other"
     with observed() as network, Registry(f"{registry.name}/ml/training") as client:
-        assert client.tags() == []
+        assert client.list_tags() == []
     assert registry.requests[-1] == ("/v2/ml/other", LOGIN)
     assert {*network.connected} == {(REGISTRY, registry.port)}

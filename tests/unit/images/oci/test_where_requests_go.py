@@ -20,13 +20,13 @@ def read(registry):
 
 
 ACTS = {
-    "manifest": lambda registry: registry.manifest("v1"),
+    "manifest": lambda registry: registry.find_manifest("v1"),
     "digest": lambda registry: registry.digest("v1"),
     "stream": read,
     "push": lambda registry: registry.push_blob(DIGEST, io.BytesIO(b"blob")),
     "manifest pushed": lambda registry: registry.push_manifest("v1", b"{}", "application/json"),
     "delete": lambda registry: registry.delete(DIGEST),
-    "tags": lambda registry: registry.tags(),
+    "tags": lambda registry: registry.list_tags(),
 }
 # Each place in an answer, with something that reads it.
 FOLLOWED = [

@@ -76,10 +76,10 @@ def test_damaged_layouts_are_rejected(tmp_path, layout, published):
     path = layout / "blobs" / "sha256" / published.digests["sm90"].removeprefix("sha256:")
     path.write_bytes(path.read_bytes().replace(b"v1", b"v2"))
     with pytest.raises(EngineError, match="does not match its digest"):
-        upstream.manifest("ml/training", published.digests["sm90"])
+        upstream.find_manifest("ml/training", published.digests["sm90"])
     path.write_bytes(bytes((4 << 20) + 1))
     with pytest.raises(EngineError, match="more than 4 MiB"):
-        upstream.manifest("ml/training", published.digests["sm90"])
+        upstream.find_manifest("ml/training", published.digests["sm90"])
     (layout / "index.json").unlink()
     with pytest.raises(EngineError, match=r"index.json cannot be read: No such file"):
         upstream.list_tags("ml/training")

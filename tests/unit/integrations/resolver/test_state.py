@@ -185,14 +185,14 @@ def test_every_file_in_the_folder_is_listed(folder, notes):
     kept.drop("a", "v1")
     kept.drop("a", "v1")
     assert list(kept.list_tags()) == []
-    assert kept.manifest("a", "v1") is None
-    assert kept.content("b", digest(b"two")) == b"two"
+    assert kept.find_manifest("a", "v1") is None
+    assert kept.read_content("b", digest(b"two")) == b"two"
     with pytest.raises(UnknownImageError, match="not found in"):
-        kept.content("a", digest(b"two"))
+        kept.read_content("a", digest(b"two"))
     (blobs(folder) / "leftover").touch()
     (folder / "last-known" / ".tmp123").touch()
     again = StateFolder(folder, HERE, notes.append)
-    assert again.manifest("b", digest(b"two")).raw == b"two"
+    assert again.find_manifest("b", digest(b"two")).raw == b"two"
     assert len(list((folder / "last-known").rglob("*"))) == len({"blobs", "sha256", "two", "index", "mark"})
     assert notes == []
 
