@@ -467,7 +467,7 @@ def test_invalid_tag_or_digest_is_not_asked_for(server, registry, name):
     asks = (
         registry.manifest,
         registry.digest,
-        registry.blob_url,
+        registry.make_blob_url,
         registry.has_blob,
         registry.delete,
         registry.referrers,
