@@ -26,7 +26,7 @@ def macro(project, tmp_path):
         path = project(*changes, template=f'{{% import "macros.j2" as debian %}}\n{use}\n')
         matrix = load_matrix(path)
         with Renderer(matrix.templates) as renderer:
-            return renderer.render(expand_matrix(matrix).cells[-1], lambda _: None)
+            return renderer.render(expand_matrix(matrix).cells[-1], lambda _: None).text
 
     return call
 

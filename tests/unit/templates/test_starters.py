@@ -35,7 +35,7 @@ def rendered(path):
     cells = expand_matrix(matrix).cells
     with Renderer(matrix.templates, (image.name for image in matrix.images)) as renderer:
         return {
-            cell.id: (cell, renderer.render(cell, "{}:v1".format))
+            cell.id: (cell, renderer.render(cell, "{}:v1".format).text)
             for cell in cells
             if cell.image == cells[0].image
         }
