@@ -105,7 +105,7 @@ def test_manifest_that_the_registry_lacks_is_not_signed(registry, new_key):
 def test_cosign_accepts_both_forms(registry, add_variant, image, new_key, tmp_path, monkeypatch, form):
     add_variant("a")
     if form.endswith("referrers"):
-        monkeypatch.setattr(Registry, "referrers", lambda *_: None)
+        monkeypatch.setattr(Registry, "list_referrers", lambda *_: None)
     done = publish(registry, "v1", sign=by(registry, new_key()))
     new_key("other.pub")
     (tmp_path / "root.json").write_text(

@@ -442,7 +442,7 @@ def test_one_archive_is_sent_at_a_time(engine, docker, built, tmp_path, layout, 
         time.sleep(0.05)  # long enough for another load to start, if it did not wait
         notes.append("end")
 
-    monkeypatch.setattr(LayoutImage, "archive", archive)
+    monkeypatch.setattr(LayoutImage, "stream_archive", archive)
     with ThreadPoolExecutor() as threads:
         stored = [
             threads.submit(docker.store, replace(order, reference=reference), replace(made, digest=digest))

@@ -15,7 +15,7 @@ def image(layout, tmp_path):
 
 
 def unpacked(image, reference, layers):
-    file = io.BytesIO(b"".join(image.archive(reference, layers)))
+    file = io.BytesIO(b"".join(image.stream_archive(reference, layers)))
     with tarfile.open(fileobj=file) as archive:
         return {member.name: archive.extractfile(member).read() for member in archive}
 
@@ -35,7 +35,7 @@ def test_archive_contains_the_image_and_requested_layers(image):
     assert entry["size"] == len(manifest)
     config = json.loads(manifest)["config"]["digest"]
     assert files == {
-        f"blobs/sha256/{config[7:]}": image.blob(config).read_bytes(),
+        f"blobs/sha256/{config[7:]}": image.get_blob_path(config).read_bytes(),
         f"blobs/sha256/{image.layers[1][7:]}": b"upper",
         "oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
     }

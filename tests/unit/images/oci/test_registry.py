@@ -465,12 +465,12 @@ def test_repository_has_no_tag_and_no_digest(rest):
 )
 def test_invalid_tag_or_digest_is_not_asked_for(server, registry, name):
     asks = (
-        registry.manifest,
+        registry.find_manifest,
         registry.digest,
         registry.make_blob_url,
         registry.has_blob,
         registry.delete,
-        registry.referrers,
+        registry.list_referrers,
     )
     for ask in asks:
         with pytest.raises(UsageError, match="can have no tag or digest"):
