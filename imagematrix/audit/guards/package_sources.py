@@ -72,12 +72,10 @@ class PackageSources:
                     start, length = self._places[path]
                     self._file.seek(start)
                     sources[path] = self._file.read(length)
-            size = 0
-            for path in _choose_sources(sources, frozenset(map(get_stem, coded))):
-                size += len(sources[path])
-                if size > MOST_TEXT:
-                    return
-                yield path, sources[path]
+            chosen = _choose_sources(sources, frozenset(map(get_stem, coded)))
+            # Of too many, none: a part of them could lack the one that uses a file on all GPUs.
+            if sum(len(sources[path]) for path in chosen) <= MOST_TEXT:
+                yield from ((path, sources[path]) for path in chosen)
 
 
 def _choose_sources(sources: Mapping[str, bytes], stems: frozenset[str]) -> list[str]:

@@ -61,3 +61,18 @@ def test_package_with_very_many_files_asks_for_none_by_its_name(monkeypatch):
     texts = {"loads": b"from pkg import _a_C\n"}
     assert needed(texts) == ["loads"]
     assert needed(texts, ("pkg/_a_C.so", "pkg/_b_C.so", "pkg/_c_C.so")) == []
+
+
+def test_of_a_package_with_too_much_text_no_source_is_kept_and_of_the_next_one_all(monkeypatch):
+    monkeypatch.setattr(package_sources, "MOST_TEXT", 30)
+    text = b"from pkg import _a_C\n"
+    with PackageSources() as sources:
+        large = [f"{SITE}large/{name}.py" for name in "ab"]
+        small = [f"{SITE}pkg/it.py"]
+        for path in (*large, *small):
+            sources.keep(path, text)
+        packages = [
+            (paths, [f"{SITE}{package}/_a_C.so", f"{SITE}{package}/_b_C.so"])
+            for package, paths in (("large", large), ("pkg", small))
+        ]
+        assert [*sources.choose_sources(packages)] == [(small[0], text)]
