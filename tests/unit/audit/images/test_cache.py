@@ -131,11 +131,11 @@ def test_layer_with_a_wrong_digest_is_not_cached(kept, tmp_path):
 
 
 def test_audits_are_known_without_reading_them(kept, entry):
-    assert kept.has(DIGEST)
-    assert not kept.has(f"sha256:{'1' * 64}")
-    assert not kept.has("sha256:../../etc/passwd")
+    assert kept.has_layer(DIGEST)
+    assert not kept.has_layer(f"sha256:{'1' * 64}")
+    assert not kept.has_layer("sha256:../../etc/passwd")
     entry.unlink()
-    assert not kept.has(DIGEST)
+    assert not kept.has_layer(DIGEST)
     assert not Cache(None).has_layer(DIGEST)
 
 
