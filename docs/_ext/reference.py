@@ -142,6 +142,11 @@ def _command(name: str, command: Any, heading: str) -> str:
     usage = " ".join(["imagematrix", name, "[OPTIONS]", *arguments])
     lines = [f"{heading} {name}", "", inspect.cleandoc(command.help or ""), ""]
     lines += ["```text", usage, "```", ""]
+    lines += (
+        ["For example:", "", "```text", command.epilog.removeprefix("Example: "), "```", ""]
+        if command.epilog
+        else []
+    )
     rows = [row for parameter in command.params if (row := _parameter(parameter))]
     if name == "run":
         rows = [

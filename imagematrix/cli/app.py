@@ -17,46 +17,21 @@ from imagematrix.errors import sanitize_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
-# In the order of --help. Each names a module with a function `command`, or a package that lists its
-# subcommands in COMMANDS.
-COMMANDS = (
-    "init",
-    "validate",
-    "plan",
-    "render",
-    "lock",
-    "outdated",
-    "bump",
-    "build",
-    "report",
-    "publish",
-    "copy",
-    "retire",
-    "verify",
-    "trim",
-    "adopt",
-    "export",
-    "ls",
-    "probe",
-    "gpus",
-    "doctor",
-    "select",
-    "explain",
-    "pull",
-    "prune",
-    "coverage",
-    "resolver",
-    "swarm",
-    "kubernetes",
-    "slurm",
-    "schema",
-    "run",
-    "oci-task",
-)
+# By what one wants to do, in the order of --help, the commands of every day first. Each names a module with a
+# function `command`, and perhaps an EXAMPLE of its use, or a package that lists its subcommands in COMMANDS.
+GROUPS = {
+    "Every day": ("init", "build", "publish", "select", "run"),
+    "Build": ("validate", "plan", "render", "lock", "outdated", "bump", "report", "trim", "export", "schema"),
+    "Publish and keep": ("copy", "verify", "adopt", "ls", "prune", "retire"),
+    "Choose and run": ("explain", "pull"),
+    "Nodes and fleets": ("probe", "gpus", "doctor", "coverage"),
+    "Clusters": ("kubernetes", "slurm", "swarm", "resolver", "oci-task"),
+}
+COMMANDS = {name: group for group, names in GROUPS.items() for name in names}
 
 
 def make_app(words: Sequence[str] = ()) -> typer.Typer:
@@ -77,20 +52,25 @@ def make_app(words: Sequence[str] = ()) -> typer.Typer:
     return application
 
 
-def _add_commands(application: typer.Typer, package: str, names: Sequence[str], words: Sequence[str]) -> None:
-    """Add the commands of a package; only one of them if it is the first of `words`."""
-    chosen = [name for name in words[:1] if name in names]
-    for name in chosen or names:
+def _add_commands(
+    application: typer.Typer, package: str, groups: Mapping[str, str | None], words: Sequence[str]
+) -> None:
+    """Add the commands of a package, each in its group; only one if it is the first of `words`."""
+    chosen = [name for name in words[:1] if name in groups]
+    for name in chosen or groups:
         module = import_module(f"{package}.{name.replace('-', '_')}")
         if commands := getattr(module, "COMMANDS", ()):
             group = typer.Typer(
                 cls=_Commands, help=module.__doc__, no_args_is_help=True, context_settings=HELP
             )
-            _add_commands(group, module.__name__, commands, words[1:])
-            application.add_typer(group, name=name)
+            _add_commands(group, module.__name__, dict.fromkeys(commands), words[1:])
+            application.add_typer(group, name=name, rich_help_panel=groups[name])
         else:
             settings = getattr(module, "SETTINGS", {})
-            application.command(name, cls=_Command, **settings)(resolve_options(module.command))
+            if example := getattr(module, "EXAMPLE", None):
+                settings = {**settings, "epilog": f"Example: {example}"}
+            command = application.command(name, cls=_Command, rich_help_panel=groups[name], **settings)
+            command(resolve_options(module.command))
 
 
 class _Command(TyperCommand):

@@ -45,6 +45,7 @@ from imagematrix.common.suggestions import require_known
 from imagematrix.common.text import format_count, format_first, shorten_words
 from imagematrix.errors import ImagematrixError, UsageError
 
+EXAMPLE = "imagematrix build"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -22,6 +22,7 @@ from imagematrix.common.suggestions import suggest_nearest
 from imagematrix.common.text import format_count, shorten_lines
 from imagematrix.errors import UnservedError, UsageError
 
+EXAMPLE = "imagematrix init"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,6 +19,7 @@ from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import Catalog
 from imagematrix.images.engine.releases import ZSTD_LAYERS
 
+EXAMPLE = "imagematrix publish registry.example.com/ml/training:v1"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

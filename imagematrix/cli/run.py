@@ -11,6 +11,7 @@ from imagematrix.cli.shared.completion import complete_run_words
 from imagematrix.cli.shared.output import escape_text, make_console
 from imagematrix.launcher.docker.options import OWN
 
+EXAMPLE = "imagematrix run --gpus 1 registry.example.com/ml/training:v1 python3 train.py"
 # typer parses none of the words: most options are docker's, and -h is one of them.
 SETTINGS: dict[str, Any] = {
     "context_settings": {"ignore_unknown_options": True, "allow_interspersed_args": False},

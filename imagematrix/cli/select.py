@@ -7,6 +7,7 @@ from imagematrix.cli.shared.output import print_json, print_text
 from imagematrix.errors import ImagematrixError, ProbeError, UnservedError, UsageError
 from imagematrix.images.catalog.sources import require_not_built_on
 
+EXAMPLE = "imagematrix select registry.example.com/ml/training:v1"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,11 +6,13 @@ import pty
 import re
 import subprocess
 import sys
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from imagematrix.cli.app import GROUPS
 from imagematrix.hardware.host import probe as prober
 
 COMMANDS = (
@@ -27,6 +29,22 @@ def test_version_is_printed(cli):
 def test_commands_are_listed_without_arguments(cli):
     result = cli()
     assert all(f" {command} " in result.out + result.err for command in COMMANDS)
+
+
+def test_help_has_groups_with_the_commands_of_every_day_first(cli):
+    result = cli("--help").out
+    titles = [f"─ {group} ─" for group in GROUPS]
+    assert sorted(titles, key=result.index) == titles
+    first, second, *_ = map(result.index, titles)
+    for command in ("init", "build", "publish", "select", "run"):
+        assert first < result.index(f"│ {command} ") < second
+
+
+@pytest.mark.parametrize("command", GROUPS["Every day"])
+def test_help_of_a_command_of_every_day_has_an_example(cli, command):
+    example = import_module(f"imagematrix.cli.{command}").EXAMPLE
+    assert example.startswith(f"imagematrix {command}")
+    assert f"Example: {example}" in " ".join(cli(command, "--help").out.split())
 
 
 @pytest.mark.parametrize("command", COMMANDS)
