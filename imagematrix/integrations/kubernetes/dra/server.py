@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Gpu, Host
     from imagematrix.integrations.kubernetes.client.api import ApiServer
     from imagematrix.integrations.kubernetes.dra.resource_claims import AllocatedDevice
+    from imagematrix.integrations.kubernetes.nodes.node_view import NodeView
     from imagematrix.launcher.gpu_claims.usage import Usage
 
 TYPE = "DRAPlugin"
@@ -71,19 +72,13 @@ class DriverTimes:
 class DriverSettings:
     """The settings of the driver on the node named `node`.
 
-    `probe` reads the node. `survey_usage` returns the usage of GPUs outside of pods, and `survey_plugins`
-    that by pods that got them from a device plugin; both raise ImagematrixError if it is unknown.
-    `require_devices` raises it if one of some device nodes cannot be passed to a container. `kubelet` is
-    kubelet's root directory, by default that of the kubelet that runs on this node. `cdi_root` is the folder
-    of CDI specs.
+    `kubelet` is kubelet's root directory, by default that of the kubelet that runs on this node. `cdi_root`
+    is the folder of CDI specs.
     """
 
     node: str
     api: ApiServer
-    probe: Callable[[], Host]
-    survey_usage: Callable[[tuple[Gpu, ...]], Usage]
-    survey_plugins: Callable[[tuple[Gpu, ...]], Usage]
-    require_devices: Callable[[tuple[str, ...]], object]
+    view: NodeView
     kubelet: Path | None = None
     cdi_root: Path = cdi.FOLDER
     times: DriverTimes = field(default_factory=DriverTimes)
@@ -120,7 +115,7 @@ class DraDriver:
         """Publish and serve until `ended` is set, then remove the sockets; the slices stay, as do claims."""
         times = self._settings.times
         await asyncio.to_thread(self._prepare_folders)
-        self._host = await asyncio.to_thread(self._settings.probe)
+        self._host = await asyncio.to_thread(self._settings.view.probe)
         for line in await asyncio.to_thread(lambda: [*self._ledger.restore(self._host.gpus)]):
             self._log(line)
         await self._survey_usage()
@@ -152,7 +147,7 @@ class DraDriver:
 
     async def _probe_node(self) -> None:
         try:
-            self._host = await asyncio.to_thread(self._settings.probe)
+            self._host = await asyncio.to_thread(self._settings.view.probe)
         except ImagematrixError as error:
             self._report("node", f"the node cannot be probed: {error}")
         else:
@@ -162,7 +157,7 @@ class DraDriver:
     async def _survey_usage(self) -> None:
         """Read which GPUs are used outside of pods; while that is unknown, the last answer counts."""
         try:
-            self._usage = await asyncio.to_thread(self._settings.survey_usage, self._host.gpus)
+            self._usage = await asyncio.to_thread(self._settings.view.survey_usage, self._host.gpus)
         except ImagematrixError as error:
             effect = "no device is published" if self._usage is None else "the last known counts"
             self._report("usage", f"usage of GPUs outside of pods unknown, {effect}: {error}")
@@ -253,7 +248,8 @@ class DraDriver:
     def _prepare_devices(self, reference: ClaimReference, devices: tuple[AllocatedDevice, ...]) -> bool:
         """Record a claim's devices on this node; return whether they were not recorded before."""
         # Since the last probe a GPU may have failed, and another launch may have taken it.
-        host = self._settings.probe()
+        view = self._settings.view
+        host = view.probe()
         units = slices.name_devices(host)
         requests: dict[str, tuple[Gpu, ...]] = {}
         for device in devices:
@@ -264,10 +260,8 @@ class DraDriver:
 
         def survey() -> Usage:
             for gpus in requests.values():
-                self._settings.require_devices(list_device_nodes(host, gpus))
-            return merge_usages(
-                self._settings.survey_plugins(host.gpus), self._settings.survey_usage(host.gpus)
-            )
+                view.require_nodes(list_device_nodes(host, gpus))
+            return merge_usages(view.survey_plugin_usage(host.gpus), view.survey_usage(host.gpus))
 
         return self._ledger.prepare(reference, host, requests, survey)
 

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from typing import Any
 
-    from imagematrix.hardware.host.host import Gpu
+    from imagematrix.hardware.host.host import Host
+    from imagematrix.integrations.kubernetes.nodes.node_view import NodeView
     from imagematrix.integrations.kubernetes.plugin.offer import DeviceOffer
     from imagematrix.launcher.gpu_claims.usage import Usage
 
@@ -73,14 +74,13 @@ class PluginTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSettings:
-    """The settings of the plugin: `offer` probes the node, and `folder` has the sockets of device plugins.
+    """The settings of the plugin: `offer` returns what a host offers, `folder` has device plugins' sockets.
 
-    `usage` returns the usage of GPUs outside of pods, and raises ImagematrixError if it is unknown. `kubelet`
-    is kubelet's root directory, by default that of the kubelet that runs on this node.
+    `kubelet` is kubelet's root directory, by default that of the kubelet that runs on this node.
     """
 
-    offer: Callable[[], DeviceOffer]
-    usage: Callable[[tuple[Gpu, ...]], Usage]
+    view: NodeView
+    offer: Callable[[Host], DeviceOffer] = offers.make_offer
     folder: Path = Path(sockets.DEVICE_PLUGINS)
     kubelet: Path | None = None
     times: PluginTimes = field(default_factory=PluginTimes)
@@ -159,12 +159,13 @@ class Plugin:
 
     async def _read_node(self) -> None:
         """Read what the node offers; raise ImagematrixError if it cannot be probed."""
-        self._offer = await asyncio.to_thread(self._settings.offer)
+        settings = self._settings
+        self._offer = await asyncio.to_thread(lambda: settings.offer(settings.view.probe()))
 
     async def _read_usage(self) -> None:
         """Read which units are used outside of pods; while that is unknown, the last answer counts."""
         try:
-            self._usage = await asyncio.to_thread(self._settings.usage, self._offer.host.gpus)
+            self._usage = await asyncio.to_thread(self._settings.view.survey_usage, self._offer.host.gpus)
         except ImagematrixError as error:
             effect = "no device is offered" if self._usage is None else "the last known counts"
             self._report_failure("usage", f"usage of GPUs outside of pods unknown, {effect}: {error}")

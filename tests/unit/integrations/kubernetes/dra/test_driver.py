@@ -16,7 +16,6 @@ from aiohttp.test_utils import TestServer
 from claiming import NODE, Claims
 from coroutines import until
 
-from imagematrix.cli.kubernetes.dra_driver import _ContainerView
 from imagematrix.common.record import replace
 from imagematrix.errors import EngineError, ProbeError, UsageError
 from imagematrix.integrations.kubernetes.client import api
@@ -26,6 +25,7 @@ from imagematrix.integrations.kubernetes.dra.ledger import ClaimLedger
 from imagematrix.integrations.kubernetes.dra.resource_claims import ClaimError
 from imagematrix.integrations.kubernetes.dra.server import DraDriver, DriverSettings, DriverTimes
 from imagematrix.integrations.kubernetes.dra.slices import DRIVER, SLICES
+from imagematrix.integrations.kubernetes.nodes.node_view import ContainerView, NodeView
 from imagematrix.launcher.docker.devices import DevicesError, find_absent_nodes
 from imagematrix.launcher.gpu_claims.survey import survey_node_leases
 from imagematrix.launcher.gpu_claims.usage import Consumer
@@ -152,7 +152,7 @@ class FakeCluster:
         return {device["name"] for one in self.slices.values() for device in one["spec"]["devices"]}
 
 
-class Node:
+class Node(NodeView):
     """A node whose hardware and users a test changes, its kubelet, and the lines that the driver writes."""
 
     def __init__(self, host, cluster, root, cdi_root):
@@ -169,13 +169,16 @@ class Node:
             raise self.error
         return self.host
 
-    def usage(self, gpus):
+    def survey_usage(self, gpus):
         assert isinstance(gpus, tuple)
         if self.unknown:
             raise self.unknown
         return self.used
 
-    def require(self, paths):
+    def survey_plugin_usage(self, _):
+        return self.plugins
+
+    def require_nodes(self, paths):
         problems = find_absent_nodes(path for path in paths if path in self.missing)
         if problems:
             raise DevicesError(problems)
@@ -190,10 +193,7 @@ class Node:
         settings = DriverSettings(
             node=NODE,
             api=ApiServer(url=url, token=token),
-            probe=self.probe,
-            survey_usage=self.usage,
-            survey_plugins=lambda _: self.plugins,
-            require_devices=self.require,
+            view=self,
             kubelet=self.root,
             cdi_root=self.cdi_root,
             times=TIMES,
@@ -688,7 +688,7 @@ def test_what_a_container_sees_of_the_node(tmp_path, hosts, claims, cdi_root):
     (tmp_path / "proc").mkdir()
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
-    view = _ContainerView(tmp_path)
+    view = ContainerView(tmp_path, has_locks=True)
     view.require_nodes(("/dev/nvidia0",))
     with pytest.raises(DevicesError, match="/dev/nvidia1: not found"):
         view.require_nodes(("/dev/nvidia0", "/dev/nvidia1"))
