@@ -23,8 +23,9 @@ from imagematrix.integrations.kubernetes.client.api import ApiServer
 from imagematrix.integrations.kubernetes.dra import cdi, slice_publisher
 from imagematrix.integrations.kubernetes.dra.ledger import ClaimLedger
 from imagematrix.integrations.kubernetes.dra.resource_claims import ClaimError
-from imagematrix.integrations.kubernetes.dra.server import DraDriver, DriverSettings, DriverTimes
+from imagematrix.integrations.kubernetes.dra.server import DraDriver, DriverSettings
 from imagematrix.integrations.kubernetes.dra.slices import DRIVER, SLICES
+from imagematrix.integrations.kubernetes.nodes.node_monitor import MonitorTimes
 from imagematrix.integrations.kubernetes.nodes.node_view import ContainerView, NodeView
 from imagematrix.launcher.docker.devices import DevicesError, find_absent_nodes
 from imagematrix.launcher.gpu_claims.survey import survey_node_leases
@@ -32,7 +33,7 @@ from imagematrix.launcher.gpu_claims.usage import Consumer
 from imagematrix.launcher.kubelet.messages import load_message
 from imagematrix.launcher.kubelet.sockets import find_answering_socket
 
-TIMES = DriverTimes(probe=0.02, usage=0.02, stop=1)
+TIMES = MonitorTimes(probe=0.02, usage=0.02, stop=1)
 PROCESS = Consumer(kind="process", name="python3", pid=7, user="ann")
 
 
@@ -697,6 +698,7 @@ def test_what_a_container_sees_of_the_node(tmp_path, hosts, claims, cdi_root):
     assert [str(one) for one in view.survey_usage(host.gpus)["nvidia0"]] == [
         "container default/claim-1 (claim)"
     ]
+    assert ContainerView(tmp_path).survey_usage(host.gpus) == {}  # without the lock folder
 
 
 def test_the_socket_of_a_killed_plugin_does_not_count(kubelet_root):
