@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.kubernetes.options import DevicePlugins, KubeletRoot, parse_resource_kinds
+from imagematrix.cli.kubernetes.options import DevicePlugins, KubeletRoot, parse_resource_kinds, require_alone
 from imagematrix.cli.shared.inputs import require_one_host
 from imagematrix.cli.shared.options import HostFile, Root
 from imagematrix.cli.shared.output import print_info, print_text
@@ -44,19 +44,11 @@ def command(
     if dry_run:
         print_text(*(f"{name} {len(devices)}" for name, devices in offer(view.probe()).resources.items()))
         return
-    from imagematrix.errors import UsageError
     from imagematrix.integrations.kubernetes.dra.slices import DRIVER
     from imagematrix.integrations.kubernetes.plugin.server import PluginSettings, serve
     from imagematrix.launcher.kubelet import sockets
 
-    if dra_driver := sockets.find_answering_socket(
-        [sockets.locate_dra_socket(str(kubelet or sockets.find_root_dir()), DRIVER)]
-    ):
-        raise UsageError(
-            f"the DRA driver offers this node's GPUs, at {dra_driver}",
-            remedy="run `imagematrix kubernetes device-plugin` or `imagematrix kubernetes dra-driver` on a "
-            "node, not both",
-        )
-
+    dra_socket = sockets.locate_dra_socket(str(kubelet or sockets.find_root_dir()), DRIVER)
+    require_alone("the DRA driver", [dra_socket])
     settings = PluginSettings(view=view, offer=offer, folder=device_plugins, kubelet=kubelet)
     serve(settings, on_line=print_info)

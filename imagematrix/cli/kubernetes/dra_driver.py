@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.kubernetes.options import DevicePlugins, KubeletRoot
+from imagematrix.cli.kubernetes.options import DevicePlugins, KubeletRoot, require_alone
 from imagematrix.cli.shared.inputs import require_one_host
 from imagematrix.cli.shared.options import HostFile, Root
 from imagematrix.cli.shared.output import print_document, print_info
-from imagematrix.launcher.kubelet.sockets import DEVICE_PLUGINS
+from imagematrix.launcher.kubelet.sockets import DEVICE_PLUGINS, OURS
 
 
 def command(
@@ -67,14 +67,8 @@ def command(
     from imagematrix.integrations.kubernetes.client import kubeconfig as kubeconfigs
     from imagematrix.integrations.kubernetes.client.api import find_cluster_api
     from imagematrix.integrations.kubernetes.dra.server import DriverSettings, serve
-    from imagematrix.launcher.kubelet import sockets
 
-    if plugin := sockets.find_answering_socket(map(str, sorted(device_plugins.glob(sockets.OURS)))):
-        raise UsageError(
-            f"the device plugin offers this node's GPUs, at {plugin}",
-            remedy="run `imagematrix kubernetes device-plugin` or `imagematrix kubernetes dra-driver` on a "
-            "node, not both",
-        )
+    require_alone("the device plugin", map(str, sorted(device_plugins.glob(OURS))))
     settings = DriverSettings(
         node=node,
         api=kubeconfigs.load_kubeconfig(kubeconfig)
