@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -42,7 +43,7 @@ from imagematrix.launcher.kubelet.messages import DRA_PLUGIN, PLUGIN_REGISTRATIO
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from typing import Any
 
     from imagematrix.hardware.host.host import Gpu
@@ -90,19 +91,16 @@ class DraDriver:
         self._socket = Path(sockets.locate_dra_socket(root, DRIVER))
         self._registration = Path(sockets.locate_registration_socket(root, DRIVER))
         self._monitor = NodeMonitor(
-            settings.view.probe,
-            lambda host: settings.view.survey_usage(host.gpus),
-            on_line,
-            "no device is published",
+            probe=settings.view.probe,
+            survey=lambda host: settings.view.survey_usage(host.gpus),
+            on_line=on_line,
+            effect="no device is published",
             repeats=True,
         )
         self._ledger = ClaimLedger(settings.cdi_root)
         self._turn = asyncio.Lock()  # held while claims are prepared and unprepared
         self._publisher = SlicePublisher(
-            settings.api,
-            settings.node,
-            on_line,
-            lambda problem: self._monitor.report_state("slices", problem),
+            settings.api, settings.node, on_line, partial(self._monitor.report_state, "slices")
         )
 
     async def run(self, ended: asyncio.Event) -> None:
@@ -174,26 +172,20 @@ class DraDriver:
         return grpc.method_handlers_generic_handler(PLUGIN_REGISTRATION, methods)
 
     def _make_driver_service(self) -> Any:
-        async def prepare(request: Any, _context: Any) -> Any:
-            prepared = load_message("PreparedClaim")
-            answers = [
-                prepared(key=claim.uid, value=await self._answer_prepare(_parse_reference(claim)))
-                for claim in request.claims
-            ]
-            return load_message("NodePrepareResourcesResponse")(claims=answers)
+        def make_method(verb: str, answer_claim: Callable[[ClaimReference], Awaitable[Any]]) -> Any:
+            async def answer(request: Any, _context: Any) -> Any:
+                entry = load_message(f"{verb}dClaim")
+                answers = [
+                    entry(key=claim.uid, value=await answer_claim(_parse_reference(claim)))
+                    for claim in request.claims
+                ]
+                return load_message(f"Node{verb}ResourcesResponse")(claims=answers)
 
-        async def unprepare(request: Any, _context: Any) -> Any:
-            unprepared = load_message("UnpreparedClaim")
-            answers = [
-                unprepared(key=claim.uid, value=await self._answer_unprepare(_parse_reference(claim)))
-                for claim in request.claims
-            ]
-            return load_message("NodeUnprepareResourcesResponse")(claims=answers)
+            return make_handler(grpc.unary_unary_rpc_method_handler, answer, f"Node{verb}ResourcesRequest")
 
-        unary = grpc.unary_unary_rpc_method_handler
         methods = {
-            "NodePrepareResources": make_handler(unary, prepare, "NodePrepareResourcesRequest"),
-            "NodeUnprepareResources": make_handler(unary, unprepare, "NodeUnprepareResourcesRequest"),
+            "NodePrepareResources": make_method("Prepare", self._answer_prepare),
+            "NodeUnprepareResources": make_method("Unprepare", self._answer_unprepare),
         }
         return grpc.method_handlers_generic_handler(DRA_PLUGIN, methods)
 

@@ -106,10 +106,10 @@ class Plugin:
         self._settings = settings
         self._log = on_line
         self._monitor = NodeMonitor(
-            lambda: settings.offer(settings.view.probe()),
-            lambda offer: settings.view.survey_usage(offer.host.gpus),
-            on_line,
-            "no device is offered",
+            probe=lambda: settings.offer(settings.view.probe()),
+            survey=lambda offer: settings.view.survey_usage(offer.host.gpus),
+            on_line=on_line,
+            effect="no device is offered",
         )
         self._holders: dict[str, str] = {}
         self._since: dict[str, float] = {}  # when units were last allocated or listed

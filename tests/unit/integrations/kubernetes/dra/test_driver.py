@@ -26,7 +26,7 @@ from imagematrix.integrations.kubernetes.dra.resource_claims import ClaimError
 from imagematrix.integrations.kubernetes.dra.server import DraDriver, DriverSettings
 from imagematrix.integrations.kubernetes.dra.slices import DRIVER, SLICES
 from imagematrix.integrations.kubernetes.nodes.node_monitor import MonitorTimes
-from imagematrix.integrations.kubernetes.nodes.node_view import ContainerView, NodeView
+from imagematrix.integrations.kubernetes.nodes.node_view import NodeView, open_node_view
 from imagematrix.launcher.docker.devices import DevicesError, find_absent_nodes
 from imagematrix.launcher.gpu_claims.survey import survey_node_leases
 from imagematrix.launcher.gpu_claims.usage import Consumer
@@ -153,7 +153,7 @@ class FakeCluster:
         return {device["name"] for one in self.slices.values() for device in one["spec"]["devices"]}
 
 
-class Node(NodeView):
+class Node:
     """A node whose hardware and users a test changes, its kubelet, and the lines that the driver writes."""
 
     def __init__(self, host, cluster, root, cdi_root):
@@ -170,16 +170,13 @@ class Node(NodeView):
             raise self.error
         return self.host
 
-    def survey_usage(self, gpus):
+    def usage(self, gpus):
         assert isinstance(gpus, tuple)
         if self.unknown:
             raise self.unknown
         return self.used
 
-    def survey_plugin_usage(self, _):
-        return self.plugins
-
-    def require_nodes(self, paths):
+    def require(self, paths):
         problems = find_absent_nodes(path for path in paths if path in self.missing)
         if problems:
             raise DevicesError(problems)
@@ -194,7 +191,12 @@ class Node(NodeView):
         settings = DriverSettings(
             node=NODE,
             api=ApiServer(url=url, token=token),
-            view=self,
+            view=NodeView(
+                probe=self.probe,
+                survey_usage=self.usage,
+                survey_plugin_usage=lambda _: self.plugins,
+                require_nodes=self.require,
+            ),
             kubelet=self.root,
             cdi_root=self.cdi_root,
             times=TIMES,
@@ -689,7 +691,7 @@ def test_what_a_container_sees_of_the_node(tmp_path, hosts, claims, cdi_root):
     (tmp_path / "proc").mkdir()
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
-    view = ContainerView(tmp_path, has_locks=True)
+    view = open_node_view(None, tmp_path, has_locks=True)
     view.require_nodes(("/dev/nvidia0",))
     with pytest.raises(DevicesError, match="/dev/nvidia1: not found"):
         view.require_nodes(("/dev/nvidia0", "/dev/nvidia1"))
@@ -698,7 +700,7 @@ def test_what_a_container_sees_of_the_node(tmp_path, hosts, claims, cdi_root):
     assert [str(one) for one in view.survey_usage(host.gpus)["nvidia0"]] == [
         "container default/claim-1 (claim)"
     ]
-    assert ContainerView(tmp_path).survey_usage(host.gpus) == {}  # without the lock folder
+    assert open_node_view(None, tmp_path).survey_usage(host.gpus) == {}  # without the lock folder
 
 
 def test_the_socket_of_a_killed_plugin_does_not_count(kubelet_root):

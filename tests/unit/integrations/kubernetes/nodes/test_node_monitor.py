@@ -28,7 +28,13 @@ class Node:
         return {}
 
     def monitor(self, **options):
-        return NodeMonitor(self.probe, self.survey, self.lines.append, "nothing is offered", **options)
+        return NodeMonitor(
+            probe=self.probe,
+            survey=self.survey,
+            on_line=self.lines.append,
+            effect="nothing is offered",
+            **options,
+        )
 
 
 def test_what_was_read_last_counts():

@@ -148,7 +148,7 @@ class Kubelet:
         return list(answer.container_responses[0].deviceIDs)
 
 
-class Node(NodeView):
+class Node:
     """A node whose hardware a test changes, and the lines that the plugin writes on it."""
 
     def __init__(self, host, **options):
@@ -168,7 +168,7 @@ class Node(NodeView):
             raise self.error
         return self.host
 
-    def survey_usage(self, gpus):
+    def usage(self, gpus):
         assert isinstance(gpus, tuple)
         if self.unknown:
             raise self.unknown
@@ -182,7 +182,7 @@ class Node(NodeView):
     async def plugin(self, folder, times=TIMES):
         ended = asyncio.Event()
         settings = PluginSettings(
-            view=self,
+            view=NodeView(probe=self.probe, survey_usage=self.usage),
             offer=functools.partial(make_offer, **self.options),
             folder=folder / "device-plugins",
             kubelet=folder / "root",
@@ -738,7 +738,12 @@ def test_a_socket_that_cannot_be_created_ends_the_plugin(folder, node):
     node = node()
     long = folder / ("x" * (72 - len(str(folder))))  # room for kubelet's own sockets alone
     long.mkdir()
-    settings = PluginSettings(view=node, folder=long / "device-plugins", kubelet=long / "root", times=TIMES)
+    settings = PluginSettings(
+        view=NodeView(probe=node.probe, survey_usage=node.usage),
+        folder=long / "device-plugins",
+        kubelet=long / "root",
+        times=TIMES,
+    )
 
     async def scenario():
         async with Kubelet(long):
