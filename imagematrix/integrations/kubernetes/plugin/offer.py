@@ -92,18 +92,16 @@ def find_users(offer: DeviceOffer, usage: Usage, holders: Mapping[str, str]) -> 
     `usage` is that of this node without its pods, `holders` maps a unit to the resource under which it is
     held. Processes on a unit that is held may be those of the pod.
     """
-    users = {}
-    for name, unit in offer.units.items():
-        if unit.minor is None:
-            continue
-        consumers = [
+    by_unit = {
+        name: [
             consumer
             for consumer in find_consumers(usage, list_lock_names(unit))
             if name not in holders or consumer.kind != PROCESS
         ]
-        if consumers:
-            users[name] = ", ".join(map(str, consumers))
-    return users
+        for name, unit in offer.units.items()
+        if unit.minor is not None
+    }
+    return {name: ", ".join(map(str, consumers)) for name, consumers in by_unit.items() if consumers}
 
 
 def list_devices(
