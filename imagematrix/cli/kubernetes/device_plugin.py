@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from imagematrix.cli.kubernetes.options import DevicePlugins, KubeletRoot, parse_resource_kinds
+from imagematrix.cli.kubernetes.options import DevicePlugins, KubeletRoot, parse_resource_kinds, require_alone
 from imagematrix.cli.shared.inputs import require_one_host
 from imagematrix.cli.shared.options import HostFile, Root
 from imagematrix.cli.shared.output import print_info, print_text
 from imagematrix.launcher.kubelet.sockets import DEVICE_PLUGINS
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from imagematrix.hardware.host.host import Gpu
-    from imagematrix.launcher.gpu_claims.usage import Usage
 
 
 def command(
@@ -39,40 +35,20 @@ def command(
 
     Each GPU is an imagematrix.io/gpu, each MIG device an imagematrix.io/mig-PROFILE. Runs until SIGTERM.
     """
-    from imagematrix.hardware.host.host import Host
-    from imagematrix.hardware.host.probe import probe
-    from imagematrix.integrations.kubernetes.plugin.offer import DeviceOffer, make_offer
+    from imagematrix.integrations.kubernetes.nodes.node_view import open_node_view
+    from imagematrix.integrations.kubernetes.plugin.offer import make_offer
 
     require_one_host(host, root)
-    kinds = parse_resource_kinds(by)
-
-    def make_node_offer() -> DeviceOffer:
-        return make_offer(Host.load(host) if host else probe(root or "/"), by=kinds, vram=vram)
-
+    offer = partial(make_offer, by=parse_resource_kinds(by), vram=vram)
+    view = open_node_view(host, root)
     if dry_run:
-        print_text(*(f"{name} {len(devices)}" for name, devices in make_node_offer().resources.items()))
+        print_text(*(f"{name} {len(devices)}" for name, devices in offer(view.probe()).resources.items()))
         return
-    from imagematrix.errors import UsageError
     from imagematrix.integrations.kubernetes.dra.slices import DRIVER
     from imagematrix.integrations.kubernetes.plugin.server import PluginSettings, serve
-    from imagematrix.launcher.gpu_claims.survey import survey_open_outside_pods, survey_outside_pods
     from imagematrix.launcher.kubelet import sockets
 
-    if dra_driver := sockets.find_answering_socket(
-        [sockets.locate_dra_socket(str(kubelet or sockets.find_root_dir()), DRIVER)]
-    ):
-        raise UsageError(
-            f"the DRA driver offers this node's GPUs, at {dra_driver}",
-            remedy="run `imagematrix kubernetes device-plugin` or `imagematrix kubernetes dra-driver` on a "
-            "node, not both",
-        )
-
-    def survey_usage(gpus: tuple[Gpu, ...]) -> Usage:
-        if host:  # it may be that of another node
-            return {}
-        return survey_open_outside_pods(gpus, str(root)) if root else survey_outside_pods(gpus)
-
-    settings = PluginSettings(
-        offer=make_node_offer, usage=survey_usage, folder=device_plugins, kubelet=kubelet
-    )
+    dra_socket = sockets.locate_dra_socket(str(kubelet or sockets.find_root_dir()), DRIVER)
+    require_alone("the DRA driver", [dra_socket])
+    settings = PluginSettings(view=view, offer=offer, folder=device_plugins, kubelet=kubelet)
     serve(settings, on_line=print_info)

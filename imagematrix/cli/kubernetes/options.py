@@ -14,7 +14,7 @@ from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.integrations.kubernetes.nodes.classes import Classes
@@ -79,6 +79,18 @@ def parse_resource_kinds(by: Sequence[str] | None) -> tuple[str, ...]:
     for word in by or ():
         require_known(word, KINDS, "--by")
     return tuple(by or ())
+
+
+def require_alone(offerer: str, paths: Iterable[str]) -> None:
+    """Refuse to offer this node's GPUs if another process does, at one of some sockets."""
+    from imagematrix.launcher.kubelet.sockets import find_answering_socket
+
+    if path := find_answering_socket(paths):
+        raise UsageError(
+            f"{offerer} offers this node's GPUs, at {path}",
+            remedy="run `imagematrix kubernetes device-plugin` or `imagematrix kubernetes dra-driver` on a "
+            "node, not both",
+        )
 
 
 def load_lists(nodes: Path, pods: Path | None) -> list[tuple[object, str]]:

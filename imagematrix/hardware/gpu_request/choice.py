@@ -50,6 +50,14 @@ def list_mig_devices(gpu: Gpu) -> tuple[Gpu, ...]:
     return tuple(replace(gpu, mig=(device,)) for device in gpu.mig or ())
 
 
+def list_units(gpus: Iterable[Gpu]) -> dict[str, Gpu]:
+    """Return the GPUs without MIG, then the MIG devices, by UUID; those with an unknown one are left out."""
+    whole = [gpu for gpu in gpus if gpu.mig is None]
+    parts = [part for gpu in gpus for part in list_mig_devices(gpu)]
+    by_uuid = {unit.mig[0].uuid if unit.mig else unit.uuid: unit for unit in (*whole, *parts)}
+    return {uuid: unit for uuid, unit in by_uuid.items() if uuid}
+
+
 def name_mig_device(gpu: Gpu, device: MigDevice) -> str:
     """Return the name of a MIG device by numbers: GPU:INSTANCE:COMPUTE-INSTANCE."""
     return f"{gpu.index}:{device.gpu_instance}:{device.compute_instance}"

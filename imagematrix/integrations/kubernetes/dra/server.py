@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -25,6 +26,7 @@ from imagematrix.integrations.kubernetes.dra.resource_claims import (
 )
 from imagematrix.integrations.kubernetes.dra.slice_publisher import SlicePublisher
 from imagematrix.integrations.kubernetes.dra.slices import DRIVER
+from imagematrix.integrations.kubernetes.nodes.node_monitor import MonitorTimes, NodeMonitor
 from imagematrix.launcher.docker.devices import list_device_nodes
 from imagematrix.launcher.gpu_claims.lock_folder import require_shared
 from imagematrix.launcher.gpu_claims.locks import locate_locks
@@ -41,12 +43,13 @@ from imagematrix.launcher.kubelet.messages import DRA_PLUGIN, PLUGIN_REGISTRATIO
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from typing import Any
 
-    from imagematrix.hardware.host.host import Gpu, Host
+    from imagematrix.hardware.host.host import Gpu
     from imagematrix.integrations.kubernetes.client.api import ApiServer
     from imagematrix.integrations.kubernetes.dra.resource_claims import AllocatedDevice
+    from imagematrix.integrations.kubernetes.nodes.node_view import NodeView
     from imagematrix.launcher.gpu_claims.usage import Usage
 
 TYPE = "DRAPlugin"
@@ -55,38 +58,19 @@ SERVICES = ("v1.DRAPlugin",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DriverTimes:
-    """Intervals and limits in seconds.
-
-    `probe` and `usage` are the intervals for reading the node, and the usage of its GPUs outside of pods.
-    `stop` is the limit for calls that are being answered when the driver ends.
-    """
-
-    probe: float = 30.0
-    usage: float = 5.0
-    stop: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DriverSettings:
     """The settings of the driver on the node named `node`.
 
-    `probe` reads the node. `survey_usage` returns the usage of GPUs outside of pods, and `survey_plugins`
-    that by pods that got them from a device plugin; both raise ImagematrixError if it is unknown.
-    `require_devices` raises it if one of some device nodes cannot be passed to a container. `kubelet` is
-    kubelet's root directory, by default that of the kubelet that runs on this node. `cdi_root` is the folder
-    of CDI specs.
+    `kubelet` is kubelet's root directory, by default that of the kubelet that runs on this node. `cdi_root`
+    is the folder of CDI specs.
     """
 
     node: str
     api: ApiServer
-    probe: Callable[[], Host]
-    survey_usage: Callable[[tuple[Gpu, ...]], Usage]
-    survey_plugins: Callable[[tuple[Gpu, ...]], Usage]
-    require_devices: Callable[[tuple[str, ...]], object]
+    view: NodeView
     kubelet: Path | None = None
     cdi_root: Path = cdi.FOLDER
-    times: DriverTimes = field(default_factory=DriverTimes)
+    times: MonitorTimes = field(default_factory=MonitorTimes)
 
 
 def serve(settings: DriverSettings, on_line: Callable[[str], None]) -> None:
@@ -106,22 +90,25 @@ class DraDriver:
         root = str(settings.kubelet or sockets.find_root_dir())
         self._socket = Path(sockets.locate_dra_socket(root, DRIVER))
         self._registration = Path(sockets.locate_registration_socket(root, DRIVER))
-        self._reported: dict[str, str] = {}  # failures, by what fails, until it succeeds
-        self._host: Host
-        self._usage: Usage | None = None  # outside of pods; None until it is known
-        self._used: dict[str, str] = {}  # the devices in it, with their users, as reported
+        self._monitor = NodeMonitor(
+            probe=settings.view.probe,
+            survey=lambda host: settings.view.survey_usage(host.gpus),
+            on_line=on_line,
+            effect="no device is published",
+            repeats=True,
+        )
         self._ledger = ClaimLedger(settings.cdi_root)
         self._turn = asyncio.Lock()  # held while claims are prepared and unprepared
         self._publisher = SlicePublisher(
-            settings.api, settings.node, on_line, lambda problem: self._report("slices", problem)
+            settings.api, settings.node, on_line, partial(self._monitor.report_state, "slices")
         )
 
     async def run(self, ended: asyncio.Event) -> None:
         """Publish and serve until `ended` is set, then remove the sockets; the slices stay, as do claims."""
         times = self._settings.times
         await asyncio.to_thread(self._prepare_folders)
-        self._host = await asyncio.to_thread(self._settings.probe)
-        for line in await asyncio.to_thread(lambda: [*self._ledger.restore(self._host.gpus)]):
+        await self._monitor.read_node()
+        for line in await asyncio.to_thread(lambda: [*self._ledger.restore(self._monitor.node.gpus)]):
             self._log(line)
         await self._survey_usage()
         async with AsyncExitStack() as stack:
@@ -151,44 +138,21 @@ class DraDriver:
         stack.push_async_callback(server.stop, self._settings.times.stop)
 
     async def _probe_node(self) -> None:
-        try:
-            self._host = await asyncio.to_thread(self._settings.probe)
-        except ImagematrixError as error:
-            self._report("node", f"the node cannot be probed: {error}")
-        else:
-            self._report("node", None)
+        await self._monitor.update_node()
         await self._publish_devices()
 
     async def _survey_usage(self) -> None:
-        """Read which GPUs are used outside of pods; while that is unknown, the last answer counts."""
-        try:
-            self._usage = await asyncio.to_thread(self._settings.survey_usage, self._host.gpus)
-        except ImagematrixError as error:
-            effect = "no device is published" if self._usage is None else "the last known counts"
-            self._report("usage", f"usage of GPUs outside of pods unknown, {effect}: {error}")
-        else:
-            self._report("usage", None)
+        await self._monitor.update_usage()
         await self._publish_devices()
 
     async def _publish_devices(self) -> None:
-        if self._usage is None:
+        if self._monitor.usage is None:
             return
         claims = await asyncio.to_thread(self._ledger.list_claims)
-        users = find_used_units(slices.name_devices(self._host), self._usage, claims)
-        for name in users.keys() - self._used.keys():
-            self._log(f"{name} is in use by {users[name]}")
-        for name in self._used.keys() - users.keys():
-            self._log(f"{name} is no longer in use outside of pods")
-        self._used = users
-        self._publisher.set_devices(slices.make_devices(self._host, users))
-
-    def _report(self, what: str, text: str | None) -> None:
-        """Report a failure once until `what` succeeds: it is tried again every few seconds."""
-        if text is None:
-            self._reported.pop(what, None)
-        elif self._reported.get(what) != text:
-            self._reported[what] = text
-            self._log(text)
+        host = self._monitor.node
+        users = find_used_units(slices.name_devices(host), self._monitor.usage, claims)
+        self._monitor.report_users(users)
+        self._publisher.set_devices(slices.make_devices(host, users))
 
     def _make_registration_service(self) -> Any:
         async def get_info(_request: Any, _context: Any) -> Any:
@@ -208,26 +172,20 @@ class DraDriver:
         return grpc.method_handlers_generic_handler(PLUGIN_REGISTRATION, methods)
 
     def _make_driver_service(self) -> Any:
-        async def prepare(request: Any, _context: Any) -> Any:
-            prepared = load_message("PreparedClaim")
-            answers = [
-                prepared(key=claim.uid, value=await self._answer_prepare(_parse_reference(claim)))
-                for claim in request.claims
-            ]
-            return load_message("NodePrepareResourcesResponse")(claims=answers)
+        def make_method(verb: str, answer_claim: Callable[[ClaimReference], Awaitable[Any]]) -> Any:
+            async def answer(request: Any, _context: Any) -> Any:
+                entry = load_message(f"{verb}dClaim")
+                answers = [
+                    entry(key=claim.uid, value=await answer_claim(_parse_reference(claim)))
+                    for claim in request.claims
+                ]
+                return load_message(f"Node{verb}ResourcesResponse")(claims=answers)
 
-        async def unprepare(request: Any, _context: Any) -> Any:
-            unprepared = load_message("UnpreparedClaim")
-            answers = [
-                unprepared(key=claim.uid, value=await self._answer_unprepare(_parse_reference(claim)))
-                for claim in request.claims
-            ]
-            return load_message("NodeUnprepareResourcesResponse")(claims=answers)
+            return make_handler(grpc.unary_unary_rpc_method_handler, answer, f"Node{verb}ResourcesRequest")
 
-        unary = grpc.unary_unary_rpc_method_handler
         methods = {
-            "NodePrepareResources": make_handler(unary, prepare, "NodePrepareResourcesRequest"),
-            "NodeUnprepareResources": make_handler(unary, unprepare, "NodeUnprepareResourcesRequest"),
+            "NodePrepareResources": make_method("Prepare", self._answer_prepare),
+            "NodeUnprepareResources": make_method("Unprepare", self._answer_unprepare),
         }
         return grpc.method_handlers_generic_handler(DRA_PLUGIN, methods)
 
@@ -243,17 +201,18 @@ class DraDriver:
                 is_new = await asyncio.to_thread(self._prepare_devices, reference, devices)
         except ImagematrixError as error:
             # Kubelet asks again, every few seconds.
-            self._report(uid, f"claim {reference}: refused: {error}")
+            self._monitor.report_state(uid, f"claim {reference}: refused: {error}")
             return answer(error=str(error))
         if is_new:
             self._log(f"claim {reference}: prepared {', '.join(device.name for device in devices)}")
-        self._report(uid, None)
+        self._monitor.report_state(uid, None)
         return answer(devices=_format_devices(reference, self._settings.node, devices))
 
     def _prepare_devices(self, reference: ClaimReference, devices: tuple[AllocatedDevice, ...]) -> bool:
         """Record a claim's devices on this node; return whether they were not recorded before."""
         # Since the last probe a GPU may have failed, and another launch may have taken it.
-        host = self._settings.probe()
+        view = self._settings.view
+        host = view.probe()
         units = slices.name_devices(host)
         requests: dict[str, tuple[Gpu, ...]] = {}
         for device in devices:
@@ -264,10 +223,8 @@ class DraDriver:
 
         def survey() -> Usage:
             for gpus in requests.values():
-                self._settings.require_devices(list_device_nodes(host, gpus))
-            return merge_usages(
-                self._settings.survey_plugins(host.gpus), self._settings.survey_usage(host.gpus)
-            )
+                view.require_nodes(list_device_nodes(host, gpus))
+            return merge_usages(view.survey_plugin_usage(host.gpus), view.survey_usage(host.gpus))
 
         return self._ledger.prepare(reference, host, requests, survey)
 
@@ -279,9 +236,9 @@ class DraDriver:
             async with self._turn:
                 existed = await asyncio.to_thread(self._ledger.unprepare, reference.uid)
         except ImagematrixError as error:
-            self._report(reference.uid, f"claim {reference}: not unprepared: {error}")
+            self._monitor.report_state(reference.uid, f"claim {reference}: not unprepared: {error}")
             return answer(error=str(error))
-        self._report(reference.uid, None)
+        self._monitor.report_state(reference.uid, None)
         if existed:
             self._log(f"claim {reference}: unprepared")
         return answer()

@@ -12,10 +12,9 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-from imagematrix.hardware.gpu_request.choice import get_memory_mib
+from imagematrix.hardware.gpu_request.choice import get_memory_mib, list_units
 from imagematrix.hardware.vendors import versions
 from imagematrix.integrations.kubernetes.nodes import labels
-from imagematrix.integrations.kubernetes.plugin.offer import make_offer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def name_devices(host: Host) -> dict[str, Gpu]:
     """
     return {
         re.sub(r"[^a-z0-9]+", "-", uuid.lower())[:LONGEST_DEVICE].strip("-"): unit
-        for uuid, unit in make_offer(host).units.items()
+        for uuid, unit in list_units(host.gpus).items()
         if unit.minor is not None
     }
 

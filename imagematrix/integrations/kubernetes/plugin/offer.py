@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 
 from imagematrix.errors import ImagematrixError
-from imagematrix.hardware.gpu_request.choice import get_memory_mib, list_mig_devices, merge_gpus
-from imagematrix.hardware.gpu_request.spec import GPUS_VARIABLE, name_gpus
+from imagematrix.hardware.gpu_request.choice import get_memory_mib, list_units, merge_gpus
+from imagematrix.hardware.gpu_request.spec import GPUS_VARIABLE
 from imagematrix.integrations.kubernetes.nodes import labels
 from imagematrix.launcher.docker.devices import list_device_nodes
 from imagematrix.launcher.docker.share import Share
@@ -64,11 +64,9 @@ def make_offer(host: Host, *, by: Iterable[str] = (), vram: bool = False) -> Dev
     `vram`, each GiB of a unit's memory is offered too. A unit with an unknown UUID is not offered: once a
     probe finds the UUID, it would look like a second, free unit.
     """
-    whole = [gpu for gpu in host.gpus if gpu.mig is None and gpu.uuid]
-    migs = [part for gpu in host.gpus for part in list_mig_devices(gpu) if part.mig and part.mig[0].uuid]
-    units = {name_gpus([unit])[0]: unit for unit in (*whole, *migs)}
+    units = list_units(host.gpus)
     kinds = frozenset(by)
-    resources: dict[str, dict[str, str]] = {GPU: {}} if whole else {}
+    resources: dict[str, dict[str, str]] = {}
     for name, unit in units.items():
         if unit.mig is not None:
             (device,) = unit.mig
@@ -94,18 +92,16 @@ def find_users(offer: DeviceOffer, usage: Usage, holders: Mapping[str, str]) -> 
     `usage` is that of this node without its pods, `holders` maps a unit to the resource under which it is
     held. Processes on a unit that is held may be those of the pod.
     """
-    users = {}
-    for name, unit in offer.units.items():
-        if unit.minor is None:
-            continue
-        consumers = [
+    by_unit = {
+        name: [
             consumer
             for consumer in find_consumers(usage, list_lock_names(unit))
             if name not in holders or consumer.kind != PROCESS
         ]
-        if consumers:
-            users[name] = ", ".join(map(str, consumers))
-    return users
+        for name, unit in offer.units.items()
+        if unit.minor is not None
+    }
+    return {name: ", ".join(map(str, consumers)) for name, consumers in by_unit.items() if consumers}
 
 
 def list_devices(

@@ -16,6 +16,7 @@ import grpc
 
 from imagematrix.common.files import read_stamp
 from imagematrix.errors import ImagematrixError
+from imagematrix.integrations.kubernetes.nodes.node_monitor import MonitorTimes, NodeMonitor
 from imagematrix.integrations.kubernetes.plugin import offer as offers
 from imagematrix.launcher.gpu_claims.pods import VRAM, parse_uuids
 from imagematrix.launcher.kubelet import sockets
@@ -41,46 +42,40 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from typing import Any
 
-    from imagematrix.hardware.host.host import Gpu
+    from imagematrix.hardware.host.host import Host
+    from imagematrix.integrations.kubernetes.nodes.node_view import NodeView
     from imagematrix.integrations.kubernetes.plugin.offer import DeviceOffer
-    from imagematrix.launcher.gpu_claims.usage import Usage
 
 HEALTH = {True: "Healthy", False: "Unhealthy"}
 PERMISSIONS = "rw"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PluginTimes:
+class PluginTimes(MonitorTimes):
     """Intervals and limits in seconds.
 
-    `watch`, `pods`, `usage` and `probe` are the intervals for reading kubelet's socket, its pods, the usage
-    of GPUs outside of pods, and the node.
+    `watch` and `pods` are the intervals for reading kubelet's socket, and its pods.
     `answer` is the limit for an answer of kubelet. A unit that is not in kubelet's list stays held for
     `settle`, because an allocation may appear there late, and a kubelet that restarts lists no pods at first.
     `read` is the limit for reading the node before a unit is given out: kubelet starts no pod meanwhile.
-    `stop` is the limit for requests that are being answered when the plugin ends.
     """
 
     watch: float = 1.0
     pods: float = 5.0
-    usage: float = 5.0
-    probe: float = 30.0
     answer: float = 5.0
     settle: float = 10.0
     read: float = 10.0
-    stop: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSettings:
-    """The settings of the plugin: `offer` probes the node, and `folder` has the sockets of device plugins.
+    """The settings of the plugin: `offer` returns what a host offers, `folder` has device plugins' sockets.
 
-    `usage` returns the usage of GPUs outside of pods, and raises ImagematrixError if it is unknown. `kubelet`
-    is kubelet's root directory, by default that of the kubelet that runs on this node.
+    `kubelet` is kubelet's root directory, by default that of the kubelet that runs on this node.
     """
 
-    offer: Callable[[], DeviceOffer]
-    usage: Callable[[tuple[Gpu, ...]], Usage]
+    view: NodeView
+    offer: Callable[[Host], DeviceOffer] = offers.make_offer
     folder: Path = Path(sockets.DEVICE_PLUGINS)
     kubelet: Path | None = None
     times: PluginTimes = field(default_factory=PluginTimes)
@@ -110,13 +105,15 @@ class Plugin:
     def __init__(self, settings: PluginSettings, on_line: Callable[[str], None]) -> None:
         self._settings = settings
         self._log = on_line
-        self._failures: dict[str, set[str]] = {}  # reported messages, by what fails, until it succeeds
-        self._offer: DeviceOffer
+        self._monitor = NodeMonitor(
+            probe=lambda: settings.offer(settings.view.probe()),
+            survey=lambda offer: settings.view.survey_usage(offer.host.gpus),
+            on_line=on_line,
+            effect="no device is offered",
+        )
         self._holders: dict[str, str] = {}
         self._since: dict[str, float] = {}  # when units were last allocated or listed
         self._knows_pods = False
-        self._usage: Usage | None = None  # outside of pods; None until it is known
-        self._used: dict[str, str] = {}  # the units in it, with their users, as reported
         self._changed = asyncio.Condition()
         self._reading = asyncio.Lock()  # held while the node, or the usage of its GPUs, is read
         self._is_stopping = False
@@ -124,10 +121,14 @@ class Plugin:
         # Identity of the socket at which the plugin is registered.
         self._kubelet: tuple[int, ...] | None = None
 
+    @property
+    def _offer(self) -> DeviceOffer:
+        return self._monitor.node
+
     async def run(self, ended: asyncio.Event) -> None:
         """Offer the node's units until `ended` is set, then remove the sockets."""
         times = self._settings.times
-        await self._read_node()
+        await self._monitor.read_node()
         if not self._offer.resources:
             self._log("no GPU to offer on this node")
         await self._read_pods()
@@ -145,48 +146,20 @@ class Plugin:
 
     async def _probe_node(self) -> None:
         async with self._reading:
-            try:
-                await self._read_node()
-            except ImagematrixError as error:
-                self._report_failure("node", f"the node cannot be probed: {error}")
-            else:
-                self._failures.pop("node", None)
+            await self._monitor.update_node()
         await self._notify()
 
     async def _survey_usage(self) -> None:
         async with self._reading:
             await self._read_usage()
 
-    async def _read_node(self) -> None:
-        """Read what the node offers; raise ImagematrixError if it cannot be probed."""
-        self._offer = await asyncio.to_thread(self._settings.offer)
-
     async def _read_usage(self) -> None:
-        """Read which units are used outside of pods; while that is unknown, the last answer counts."""
-        try:
-            self._usage = await asyncio.to_thread(self._settings.usage, self._offer.host.gpus)
-        except ImagematrixError as error:
-            effect = "no device is offered" if self._usage is None else "the last known counts"
-            self._report_failure("usage", f"usage of GPUs outside of pods unknown, {effect}: {error}")
-        else:
-            self._failures.pop("usage", None)
-        used = self._find_users()
-        for unit in used.keys() - self._used.keys():
-            self._log(f"{unit} is in use by {used[unit]}")
-        for unit in self._used.keys() - used.keys():
-            self._log(f"{unit} is no longer in use outside of pods")
-        self._used = used
+        await self._monitor.update_usage()
+        self._monitor.report_users(self._find_users())
         await self._notify()
 
     def _find_users(self) -> dict[str, str]:
-        return offers.find_users(self._offer, self._usage or {}, self._holders)
-
-    def _report_failure(self, what: str, text: str) -> None:
-        """Report a failure once until `what` succeeds: it is tried again every few seconds."""
-        reported = self._failures.setdefault(what, set())
-        if text not in reported:
-            reported.add(text)
-            self._log(text)
+        return offers.find_users(self._offer, self._monitor.usage or {}, self._holders)
 
     async def _notify(self) -> None:
         async with self._changed:
@@ -201,10 +174,10 @@ class Plugin:
                 answer = await list_pods(load_message("Empty")(), timeout=self._settings.times.answer)
         except grpc.aio.AioRpcError as error:
             effect = "allocated devices stay allocated" if self._knows_pods else "no device is offered"
-            self._report_failure("pods", f"{path}: pods unknown, {effect}: {error.details()}")
+            self._monitor.report_state("pods", f"{path}: pods unknown, {effect}: {error.details()}")
             self._extend_holds()
             return
-        self._failures.pop("pods", None)
+        self._monitor.report_state("pods", None)
         # A unit that the last probe missed has to be held when the next probe finds it.
         used = {
             unit: devices.resource_name
@@ -228,13 +201,13 @@ class Plugin:
         """Serve and register each resource that is not registered with the current kubelet."""
         identity = read_stamp(self._settings.registry)
         if identity is None:
-            self._report_failure("kubelet", f"{self._settings.registry} not found: waiting for kubelet")
+            self._monitor.report_state("kubelet", f"{self._settings.registry} not found: waiting for kubelet")
             return
-        self._failures.pop("kubelet", None)
+        self._monitor.report_state("kubelet", None)
         if not self._knows_pods:
             await self._read_pods()
         # Units that pods hold under one name would look free under the others; those in use would look free.
-        if not self._knows_pods or self._usage is None:
+        if not self._knows_pods or self._monitor.usage is None:
             return
         if identity != self._kubelet:
             self._extend_holds()
@@ -248,7 +221,7 @@ class Plugin:
                     await self._start_server(resource, channel)
                 except grpc.aio.AioRpcError as error:
                     message = f"kubelet did not register {resource}: {error.details()}"
-                    self._report_failure(resource, message)
+                    self._monitor.report_state(resource, message)
 
     async def _start_server(self, resource: str, channel: Any) -> None:
         path = self._get_socket_path(resource)
@@ -265,7 +238,7 @@ class Plugin:
             path.unlink(missing_ok=True)
             raise
         self._servers[resource] = server
-        self._failures.pop(resource, None)
+        self._monitor.report_state(resource, None)
         self._log(f"offering {len(self._list_devices(resource))} {resource}")
 
     async def _stop_servers(self) -> None:
@@ -352,7 +325,7 @@ class Plugin:
         limit = self._settings.times.read
         try:
             async with asyncio.timeout(limit), self._reading:
-                await self._read_node()
+                await self._monitor.read_node()
                 await self._read_usage()
                 return [self._allocate_devices(resource, devices) for devices in containers]
         except TimeoutError as error:

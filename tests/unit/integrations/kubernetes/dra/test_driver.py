@@ -16,7 +16,6 @@ from aiohttp.test_utils import TestServer
 from claiming import NODE, Claims
 from coroutines import until
 
-from imagematrix.cli.kubernetes.dra_driver import _ContainerView
 from imagematrix.common.record import replace
 from imagematrix.errors import EngineError, ProbeError, UsageError
 from imagematrix.integrations.kubernetes.client import api
@@ -24,15 +23,17 @@ from imagematrix.integrations.kubernetes.client.api import ApiServer
 from imagematrix.integrations.kubernetes.dra import cdi, slice_publisher
 from imagematrix.integrations.kubernetes.dra.ledger import ClaimLedger
 from imagematrix.integrations.kubernetes.dra.resource_claims import ClaimError
-from imagematrix.integrations.kubernetes.dra.server import DraDriver, DriverSettings, DriverTimes
+from imagematrix.integrations.kubernetes.dra.server import DraDriver, DriverSettings
 from imagematrix.integrations.kubernetes.dra.slices import DRIVER, SLICES
+from imagematrix.integrations.kubernetes.nodes.node_monitor import MonitorTimes
+from imagematrix.integrations.kubernetes.nodes.node_view import NodeView, open_node_view
 from imagematrix.launcher.docker.devices import DevicesError, find_absent_nodes
 from imagematrix.launcher.gpu_claims.survey import survey_node_leases
 from imagematrix.launcher.gpu_claims.usage import Consumer
 from imagematrix.launcher.kubelet.messages import load_message
 from imagematrix.launcher.kubelet.sockets import find_answering_socket
 
-TIMES = DriverTimes(probe=0.02, usage=0.02, stop=1)
+TIMES = MonitorTimes(probe=0.02, usage=0.02, stop=1)
 PROCESS = Consumer(kind="process", name="python3", pid=7, user="ann")
 
 
@@ -190,10 +191,12 @@ class Node:
         settings = DriverSettings(
             node=NODE,
             api=ApiServer(url=url, token=token),
-            probe=self.probe,
-            survey_usage=self.usage,
-            survey_plugins=lambda _: self.plugins,
-            require_devices=self.require,
+            view=NodeView(
+                probe=self.probe,
+                survey_usage=self.usage,
+                survey_plugin_usage=lambda _: self.plugins,
+                require_nodes=self.require,
+            ),
             kubelet=self.root,
             cdi_root=self.cdi_root,
             times=TIMES,
@@ -688,7 +691,7 @@ def test_what_a_container_sees_of_the_node(tmp_path, hosts, claims, cdi_root):
     (tmp_path / "proc").mkdir()
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
-    view = _ContainerView(tmp_path)
+    view = open_node_view(None, tmp_path, has_locks=True)
     view.require_nodes(("/dev/nvidia0",))
     with pytest.raises(DevicesError, match="/dev/nvidia1: not found"):
         view.require_nodes(("/dev/nvidia0", "/dev/nvidia1"))
@@ -697,6 +700,7 @@ def test_what_a_container_sees_of_the_node(tmp_path, hosts, claims, cdi_root):
     assert [str(one) for one in view.survey_usage(host.gpus)["nvidia0"]] == [
         "container default/claim-1 (claim)"
     ]
+    assert open_node_view(None, tmp_path).survey_usage(host.gpus) == {}  # without the lock folder
 
 
 def test_the_socket_of_a_killed_plugin_does_not_count(kubelet_root):

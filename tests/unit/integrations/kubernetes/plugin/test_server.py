@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 
 from imagematrix.common.record import replace
 from imagematrix.errors import EngineError, ProbeError, UsageError
+from imagematrix.integrations.kubernetes.nodes.node_view import NodeView
 from imagematrix.integrations.kubernetes.plugin.offer import GPU, make_offer
 from imagematrix.integrations.kubernetes.plugin.server import Plugin, PluginSettings, PluginTimes
 from imagematrix.launcher.gpu_claims.pods import VRAM
@@ -159,12 +161,12 @@ class Node:
         self.notes = []
         self.uuids = [gpu.uuid for gpu in host.gpus]
 
-    def offer(self):
+    def probe(self):
         if self.hangs:
             self.hangs.wait(60)
         if self.error:
             raise self.error
-        return make_offer(self.host, **self.options)
+        return self.host
 
     def usage(self, gpus):
         assert isinstance(gpus, tuple)
@@ -180,8 +182,8 @@ class Node:
     async def plugin(self, folder, times=TIMES):
         ended = asyncio.Event()
         settings = PluginSettings(
-            offer=self.offer,
-            usage=self.usage,
+            view=NodeView(probe=self.probe, survey_usage=self.usage),
+            offer=functools.partial(make_offer, **self.options),
             folder=folder / "device-plugins",
             kubelet=folder / "root",
             times=times,
@@ -737,7 +739,10 @@ def test_a_socket_that_cannot_be_created_ends_the_plugin(folder, node):
     long = folder / ("x" * (72 - len(str(folder))))  # room for kubelet's own sockets alone
     long.mkdir()
     settings = PluginSettings(
-        offer=node.offer, usage=node.usage, folder=long / "device-plugins", kubelet=long / "root", times=TIMES
+        view=NodeView(probe=node.probe, survey_usage=node.usage),
+        folder=long / "device-plugins",
+        kubelet=long / "root",
+        times=TIMES,
     )
 
     async def scenario():
