@@ -286,7 +286,8 @@ class _BuildRun:
             result = Result(item=item, status=BuildStatus.FAILED, error=_log_unexpected_error(error, log))
         seconds = time.monotonic() - begin
         logged = os.path.isfile(log)  # noqa: PTH113 - pathlib raises OSError for some names
-        result = replace(result, seconds=seconds, log=log if logged else None)
+        stage = run.stage if result.status is BuildStatus.FAILED else None
+        result = replace(result, seconds=seconds, log=log if logged else None, stage=stage)
         # Without an engine no other cell can be built.
         lost = isinstance(result.error, EngineError)
         if result.status is BuildStatus.FAILED and (self._fail_fast or lost):

@@ -20,7 +20,7 @@ from imagematrix.build.executor.compiler import Compilers
 from imagematrix.build.executor.image_difference import compare_with_stored, find_difference
 from imagematrix.build.executor.image_rewriter import label_image
 from imagematrix.build.executor.logs import open_log
-from imagematrix.build.executor.result import ENGINE, BuildStatus, Result
+from imagematrix.build.executor.result import ENGINE, BuildStage, BuildStatus, Result
 from imagematrix.build.executor.shared_prefixes import find_shared_prefixes
 from imagematrix.build.matrix import promised_variants
 from imagematrix.build.plan import driver
@@ -67,9 +67,9 @@ class BuildBackend:
     tester: ImageTester | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CellRun:
-    """The making of one image, with its `log`, and who is told of it.
+    """The making of one image, with its `log` and the `stage` that it has reached, and who is told of it.
 
     `on_step` is told the current instruction, `on_output` what is written to the log, and `release_slot` that
     the next build may start.
@@ -80,6 +80,7 @@ class CellRun:
     on_step: Callable[[str], None]
     on_output: Callable[[str], None]
     release_slot: Callable[[], None]
+    stage: BuildStage = BuildStage.PROMISE
 
 
 class CellBuilder:
@@ -195,9 +196,11 @@ class CellBuilder:
         with open_log(run.log, run.on_output) as log:
             if item.earlier:
                 return self._reuse_earlier_version(run, item.earlier, log)
+            run.stage = BuildStage.TEST
             test = self._test_stored(run, item.reference, item.labels, log)
             if item.status is PlanStatus.UP_TO_DATE:
                 return Result(item=item, status=BuildStatus.TESTED, test=test)
+            run.stage = BuildStage.STORE
             return replace(self._adopt(item), test=test)
 
     def _build(self, run: CellRun) -> Result:
@@ -226,16 +229,21 @@ class CellBuilder:
         if promised:
             order = replace(order, labels=labels.compose_labels(item, promised))
         with contextlib.ExitStack() as stack:
+            run.stage = BuildStage.BUILD
             image = self._build_image(run, order, log, stack)
+            run.stage = BuildStage.AUDIT
             self._require_within_budget(item, image)
             # The compiler, if there is one, has stated the flags meanwhile.
             entry, warnings = self._audit(item, image, promised or self._promise_variant(item, order))
+            run.stage = BuildStage.LABEL
             if entry is not promised:
                 order = replace(order, labels=labels.compose_labels(item, entry))
                 image = label_image(image, order.labels)
+            run.stage = BuildStage.TEST
             if self._verify:
                 self._build_again(order, image, log)
             test = self._test_built(run, entry, order, image, log)
+            run.stage = BuildStage.STORE
             result = self._store_image(item, order, image)
             if order.reference in self._needed_references:  # images built on it may take it from its layout
                 self._kept_layouts.push(stack.pop_all())
@@ -269,8 +277,11 @@ class CellBuilder:
             assert earlier_image.layout is not None  # noqa: S101 - for the type checker
             image = layout.LayoutImage(earlier_image.layout, earlier_image.digest)
             image_labels = image.configuration["config"]["Labels"]
+            run.stage = BuildStage.AUDIT
             self._require_within_budget(item, earlier_image)
+            run.stage = BuildStage.TEST
             test = self._test_stored(run, earlier, image_labels, log)
+            run.stage = BuildStage.STORE
             entry = labels_of.read_variant(image_labels, reference=item.reference, digest=None, size=None)
             order = BuildRequest(
                 reference=item.reference,
