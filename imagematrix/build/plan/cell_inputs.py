@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Generic, TypeVar
 
@@ -20,11 +20,10 @@ from imagematrix.errors import EngineError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from imagematrix.build.matrix.matrix import Cell
-    from imagematrix.build.plan.cell_renderer import RenderedCell
     from imagematrix.build.plan.context import Listing
     from imagematrix.build.plan.driver import DriverFolder
     from imagematrix.build.plan.identity import Identity
@@ -53,6 +52,21 @@ class Lookup(Generic[K, V]):
         if isinstance(outcome, (EngineError, UsageError)):
             raise outcome
         return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedCell:
+    """A cell with its Dockerfile, planned as to build; `error` is why it cannot be.
+
+    `images` are the images that the Dockerfile names, `contexts` the other contexts. `needs` are the images
+    of this matrix that its template looked up, so that it may build on them, by reference.
+    """
+
+    item: Planned
+    images: tuple[str, ...]
+    contexts: frozenset[str]
+    needs: Mapping[str, Planned]
+    error: UsageError | None
 
 
 class InputFinder:

@@ -1,29 +1,33 @@
 """Planning: the steps from a matrix to what a build would do for each of its cells, in their order.
 
-Cells are rendered (`cell_renderer`), identified (`cell_inputs`), and compared with existing images
-(`comparison`).
+Cells are rendered here, identified (`cell_inputs`), and compared with existing images (`comparison`).
 """
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from functools import partial
 
-from imagematrix.build.dockerfile.render import Renderer
-from imagematrix.build.dockerfile.template_error import TemplateError, merge_errors
+from imagematrix.build.dockerfile import dockerfile as dockerfiles
+from imagematrix.build.dockerfile.instructions import DockerfileError
+from imagematrix.build.dockerfile.render import Renderer, complete_dockerfile
+from imagematrix.build.dockerfile.template_error import TemplateError, locate_faults, merge_errors
 from imagematrix.build.matrix.expand import expand_matrix, select_cells, select_platforms
 from imagematrix.build.matrix.feasibility import find_infeasibility
-from imagematrix.build.plan.cell_inputs import InputFinder
-from imagematrix.build.plan.cell_renderer import CellRenderer
+from imagematrix.build.plan import driver, flags
+from imagematrix.build.plan.cell_inputs import InputFinder, RenderedCell
 from imagematrix.build.plan.comparison import StoreComparison
-from imagematrix.build.plan.plan import Dropped, DropStatus, Plan, Planned
+from imagematrix.build.plan.plan import Dropped, DropStatus, Plan, Planned, PlanStatus, get_full_name
+from imagematrix.build.trim import program
 from imagematrix.common.suggestions import suggest_nearest
 from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+    from imagematrix.build.dockerfile.instructions import Fault
     from imagematrix.build.matrix.expand import Expansion
     from imagematrix.build.matrix.matrix import Cell, Matrix
     from imagematrix.build.plan.plan import PlanContext
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     # Returns the cells of an expansion that no host needs, by image and id, each with the nearest host.
     FindSkippedCells = Callable[[Matrix, Expansion], Mapping[tuple[str, str], str]]
 
+CONTEXTS = frozenset((program.CONTEXT, driver.CONTEXT))
 DEEPEST = 100  # images of the matrix that build on each other
 
 
@@ -83,10 +88,9 @@ class _Planner:
         self._images = {image.name: image for image in matrix.images}
         self._where = matrix.path
         self._renderer = renderer
-        arguments = inputs.build_inputs.args
-        self._cell_renderer = CellRenderer(renderer, arguments, inputs.find_files, self._plan_own_image)
         self._inputs = inputs
         self._comparison = comparison
+        self._template_errors: dict[str, TemplateError] = {}  # by image and cell
         self._planned: dict[tuple[str, str], Planned] = {}
         self._unfinished: set[tuple[str, str]] = set()  # a cell, and the cells that it builds on
 
@@ -104,14 +108,14 @@ class _Planner:
         for cell in needed:  # which shows the images below them
             with contextlib.suppress(TemplateError):
                 self._plan_cell(cell)
-        if self._cell_renderer.errors:
-            raise merge_errors(self._cell_renderer.errors)
+        if self._template_errors:
+            raise merge_errors(self._template_errors)
 
         for cell, infeasible in verdicts:
             key = cell.image.name, cell.id
             if infeasible:
-                status, rule, why = DropStatus.INFEASIBLE, infeasible.rule, infeasible.why
-                yield Dropped(cell=cell, status=status, rule=rule, why=why)
+                rule, why = infeasible.rule, infeasible.why
+                yield Dropped(cell=cell, status=DropStatus.INFEASIBLE, rule=rule, why=why)
             elif key in skipped and key not in self._planned:
                 host = skipped[key]
                 why = f"no host would choose it; the nearest is {host}"
@@ -141,13 +145,69 @@ class _Planner:
 
     def _take_steps(self, cell: Cell) -> Planned:
         """Return what a build would do for a cell."""
-        rendered = self._cell_renderer.render_cell(cell)
+        rendered = self._render_cell(cell)
         identified = self._inputs.identify_cell(rendered)
         return self._comparison.compare(identified)
 
-    def _plan_own_image(self, cell: Cell, name: str) -> Planned:
-        """Return the plan of the image `name` of the same cell, which is planned first."""
+    def _render_cell(self, cell: Cell) -> RenderedCell:
+        """Render a cell; raise TemplateError, and keep it, if its Dockerfile has faults."""
+        rendering = self._renderer.render(cell, partial(self._resolve_own_image, cell))
+        cause: DockerfileError | None = None
+        try:
+            text = complete_dockerfile(rendering.text, cell, self._inputs.build_inputs.args)
+            images = dockerfiles.list_bases(text)
+            faults = self._find_missing_sources(cell, text) if cell.image.context is None else []
+        except DockerfileError as error:
+            cause, text, images = error, error.dockerfile, ()
+            faults = [*error.faults, *dockerfiles.find_faults(text)]
+            with contextlib.suppress(UsageError):  # of a context that cannot be read
+                faults += self._find_missing_sources(cell, text)
+        if faults:
+            located = self._locate_faults(cell, rendering.text, text, faults)
+            self._template_errors[get_full_name(cell)] = located
+            raise located from cause
+        needs = {reference: self._planned[name, cell.id] for name, reference in rendering.images.items()}
+        contexts = CONTEXTS.intersection(images)
+        names = tuple(name for name in images if name not in contexts)
+        item = Planned(
+            cell=cell,
+            status=PlanStatus.BUILD,
+            # Without the digests of bases, the input digest is unknown.
+            reference=f"{cell.image.name}:{cell.image.version}-{cell.id}",
+            dockerfile=text,
+            bases=tuple(name for name in names if name not in needs),
+            needs=tuple(name for name in names if name in needs),
+        )
+        source_error = self._find_source_error(cell, rendering.text, text)
+        return RenderedCell(item, names, contexts, needs, source_error)
+
+    def _find_source_error(self, cell: Cell, template_output: str, text: str) -> UsageError | None:
+        """Return the error if a build would not find a file, or nobody knows the flags of a march."""
+        try:
+            flags.require_flag_source(cell, text)
+            missing = self._find_missing_sources(cell, text)
+            return self._locate_faults(cell, template_output, text, missing) if missing else None
+        except UsageError as error:
+            return error
+
+    def _find_missing_sources(self, cell: Cell, text: str) -> list[Fault]:
+        """Return the faults of paths that a Dockerfile copies; raise UsageError for an unreadable context."""
+        files = self._inputs.find_files(cell.image.context)
+        return dockerfiles.find_missing_sources(
+            text, files.find_complaint, [flags.STAGE] if "march" in cell.axes else []
+        )
+
+    def _locate_faults(
+        self, cell: Cell, template_output: str, text: str, faults: Iterable[Fault]
+    ) -> TemplateError:
+        """Return the error for faults of a Dockerfile, which was completed from its template's output."""
+        origins = self._renderer.find_origins(cell, partial(self._resolve_own_image, cell), template_output)
+        folder = self._renderer.folder
+        return locate_faults(dict.fromkeys(faults), text, cell.image.template, folder, origins)
+
+    def _resolve_own_image(self, cell: Cell, name: str) -> str:
+        """Return the reference of the image `name` of the same cell, which is planned first."""
         if name not in self._images:
             remedy = suggest_nearest(name, self._images) or f"it has {', '.join(self._images)}"
             raise UsageError(f"{cell.image.template}: the matrix has no image {name!r}", remedy=remedy)
-        return self._plan_cell(replace(cell, image=self._images[name]))
+        return self._plan_cell(replace(cell, image=self._images[name])).reference
