@@ -11,7 +11,8 @@ import samples
 from measure import Row, duration, processes
 
 from imagematrix.build.matrix.load import load_matrix
-from imagematrix.build.plan.planner import PlanContext, plan
+from imagematrix.build.plan.plan import PlanContext
+from imagematrix.build.plan.planner import plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from imagematrix.build.matrix.matrix import Cell
-    from imagematrix.build.plan.plan import Plan
-    from imagematrix.build.plan.planner import PlanContext
+    from imagematrix.build.plan.plan import Plan, PlanContext
     from imagematrix.build.plan.protocols import BuildRequest
     from imagematrix.cli.shared.host_filter import HostNeeds
     from imagematrix.hardware.host.host import Host
@@ -170,7 +169,7 @@ class _MatrixFile:
         )
 
     def list_cells(self) -> list[Cell]:
-        from imagematrix.build.plan.planner import PlanContext
+        from imagematrix.build.plan.plan import PlanContext
 
         plan = self._plan_cells(PlanContext())
         # A cell that fails here may be built elsewhere; if it fails there, its job reports that.

@@ -28,7 +28,8 @@ def command(
     """
     from imagematrix.build.matrix.load import load_matrix
     from imagematrix.build.plan import lock
-    from imagematrix.build.plan.planner import PlanContext, plan
+    from imagematrix.build.plan.plan import PlanContext
+    from imagematrix.build.plan.planner import plan
     from imagematrix.build.plan.remote_driver import resolve_driver
     from imagematrix.build.stores.engine import EngineStore
 

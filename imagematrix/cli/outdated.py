@@ -58,8 +58,7 @@ def command(
     from imagematrix.build.outdated.indexes import find_lock_indexes, read_index_settings
     from imagematrix.build.outdated.outdated import find_outdated
     from imagematrix.build.plan import lock
-    from imagematrix.build.plan.plan import Planned
-    from imagematrix.build.plan.planner import PlanContext
+    from imagematrix.build.plan.plan import PlanContext, Planned
     from imagematrix.cli.shared.build_session import plan_with_lock
     from imagematrix.errors import EngineError, OutdatedError, UsageError
     from imagematrix.selection.fleet.hosts import load_hosts

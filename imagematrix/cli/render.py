@@ -25,8 +25,7 @@ def command(
     allow_context: AllowContext = None,
 ) -> None:
     """Write the Dockerfiles to a folder, or that of a single cell to stdout."""
-    from imagematrix.build.plan.plan import PlanStatus
-    from imagematrix.build.plan.planner import PlanContext
+    from imagematrix.build.plan.plan import PlanContext, PlanStatus
 
     # A cell fails here if it lacks files; its Dockerfile does not need them.
     plan = plan_with_lock(file, PlanContext(), only, platforms=platform or (), contexts=allow_context or ())

@@ -16,8 +16,14 @@ def command(file: File = Path("matrix.yaml"), allow_context: AllowContext = None
     """Check a matrix: every error with file, line, column and a suggestion."""
     from imagematrix.build.dockerfile.template_error import TemplateError, merge_errors
     from imagematrix.build.matrix.load import load_matrix
-    from imagematrix.build.plan.plan import DropStatus, PlanStatus, get_full_name, make_item_namer
-    from imagematrix.build.plan.planner import PlanContext, plan
+    from imagematrix.build.plan.plan import (
+        DropStatus,
+        PlanContext,
+        PlanStatus,
+        get_full_name,
+        make_item_namer,
+    )
+    from imagematrix.build.plan.planner import plan
 
     # A plan without an engine also renders every cell, which finds errors in the templates.
     plan_ = plan(load_matrix(file, contexts=allow_context or ()), PlanContext())

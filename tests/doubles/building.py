@@ -10,7 +10,8 @@ import threading
 import pytest
 
 from imagematrix.build.matrix.load import load_matrix
-from imagematrix.build.plan.planner import PlanContext, plan
+from imagematrix.build.plan.plan import PlanContext
+from imagematrix.build.plan.planner import plan
 from imagematrix.build.plan.protocols import BuiltImage, StoppedError, StoredImageInfo, StoredVariant
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog import labels

@@ -20,7 +20,8 @@ from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.executor.result import combine_failures
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan import lock
-from imagematrix.build.plan.planner import PlanContext, plan
+from imagematrix.build.plan.plan import PlanContext
+from imagematrix.build.plan.planner import plan
 from imagematrix.build.publish.publish import publish
 from imagematrix.build.retire.retention import Retention
 from imagematrix.build.retire.retire import plan_retirement

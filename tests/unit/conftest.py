@@ -26,8 +26,8 @@ from rendering import Starter
 
 from imagematrix.build.matrix import promised_variants
 from imagematrix.build.matrix.load import load_matrix
-from imagematrix.build.plan.plan import PlanStatus
-from imagematrix.build.plan.planner import PlanContext, plan
+from imagematrix.build.plan.plan import PlanContext, PlanStatus
+from imagematrix.build.plan.planner import plan
 from imagematrix.build.stores.names import NEW, REPOSITORY
 from imagematrix.cli import main
 from imagematrix.common import json_documents, programs

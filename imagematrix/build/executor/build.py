@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from imagematrix.build.dockerfile.dockerfile import split_stages
-from imagematrix.build.executor.cell_builder import CellBuilder
+from imagematrix.build.executor.cell_builder import CellBuilder, CellRun
 from imagematrix.build.executor.image_tester import ImageTestError, ImageTestOutcome, ImageTestResult
 from imagematrix.build.executor.logs import get_log_path
 from imagematrix.build.executor.result import BuildStatus, Result, complete_results
@@ -260,14 +260,12 @@ class _BuildRun:
         begin = time.monotonic()
         image = item.cell.image
         log = get_log_path(self._logs, image.name, image.version, item.cell.id)
+        on_step, on_output = partial(self._reporter.on_step, item), partial(self._reporter.on_output, item)
+        run = CellRun(item, log, on_step, on_output, release_slot)
         self._reporter.on_start(item)
         try:
             log.unlink(missing_ok=True)  # the log of an earlier build would show another failure
-            on_step, on_output = (
-                partial(self._reporter.on_step, item),
-                partial(self._reporter.on_output, item),
-            )
-            result = self._cell_builder.make(item, log, on_step, on_output, release_slot)
+            result = self._cell_builder.make(run)
             if self._tester and result.status is not BuildStatus.VERIFIED:
                 self._tester.record_result(item, result.test)
         except StoppedError as error:
@@ -288,7 +286,8 @@ class _BuildRun:
             result = Result(item=item, status=BuildStatus.FAILED, error=_log_unexpected_error(error, log))
         seconds = time.monotonic() - begin
         logged = os.path.isfile(log)  # noqa: PTH113 - pathlib raises OSError for some names
-        result = replace(result, seconds=seconds, log=log if logged else None)
+        stage = run.stage if result.status is BuildStatus.FAILED else None
+        result = replace(result, seconds=seconds, log=log if logged else None, stage=stage)
         # Without an engine no other cell can be built.
         lost = isinstance(result.error, EngineError)
         if result.status is BuildStatus.FAILED and (self._fail_fast or lost):

@@ -20,7 +20,7 @@ from imagematrix.build.executor.compiler import Compilers
 from imagematrix.build.executor.image_difference import compare_with_stored, find_difference
 from imagematrix.build.executor.image_rewriter import label_image
 from imagematrix.build.executor.logs import open_log
-from imagematrix.build.executor.result import ENGINE, BuildStatus, Result
+from imagematrix.build.executor.result import ENGINE, BuildStage, BuildStatus, Result
 from imagematrix.build.executor.shared_prefixes import find_shared_prefixes
 from imagematrix.build.matrix import promised_variants
 from imagematrix.build.plan import driver
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from imagematrix.build.plan.plan import Plan, Planned
     from imagematrix.build.plan.protocols import Builder, BuiltImage, Store
     from imagematrix.images.catalog.catalog import Variant
-    from imagematrix.images.oci.parts import SizedLayer
 
 
 SHOWN = 3  # layers listed in a message
@@ -66,6 +65,22 @@ class BuildBackend:
     store: Store
     layers: Layers
     tester: ImageTester | None = None
+
+
+@dataclass(slots=True)
+class CellRun:
+    """The making of one image, with its `log` and the `stage` that it has reached, and who is told of it.
+
+    `on_step` is told the current instruction, `on_output` what is written to the log, and `release_slot` that
+    the next build may start.
+    """
+
+    item: Planned
+    log: Path
+    on_step: Callable[[str], None]
+    on_output: Callable[[str], None]
+    release_slot: Callable[[], None]
+    stage: BuildStage = BuildStage.PROMISE
 
 
 class CellBuilder:
@@ -173,145 +188,62 @@ class CellBuilder:
         with contextlib.suppress(ImagematrixError, OSError, layout.MissingBlobError):
             self._read_layers(paths)
 
-    def make(
-        self,
-        item: Planned,
-        log: Path,
-        on_step: Callable[[str], None],
-        on_output: Callable[[str], None],
-        release_slot: Callable[[], None],
-    ) -> Result:
-        """Make and store one image, or adopt it; `release_slot` is called when the next build may start.
+    def make(self, run: CellRun) -> Result:
+        """Make and store one image, or adopt it; raise ImagematrixError or OSError on failure."""
+        item = run.item
+        if item.status is PlanStatus.BUILD or self._verify:
+            return self._build(run)
+        with open_log(run.log, run.on_output) as log:
+            if item.earlier:
+                return self._reuse_earlier_version(run, item.earlier, log)
+            run.stage = BuildStage.TEST
+            test = self._test_stored(run, item.reference, item.labels, log)
+            if item.status is PlanStatus.UP_TO_DATE:
+                return Result(item=item, status=BuildStatus.TESTED, test=test)
+            run.stage = BuildStage.STORE
+            return replace(self._adopt(item), test=test)
 
-        `on_step` is told the current instruction, `on_output` what is written to the `log`.
-
-        Raises ImagematrixError or OSError on failure.
-        """
-        if item.status is not PlanStatus.BUILD and not self._verify:
-            with open_log(log, on_output) as file:
-                if item.status is PlanStatus.UP_TO_DATE:
-                    return self._test_stored(
-                        item, item.reference, item.labels, BuildStatus.TESTED, file, on_step
-                    )
-                if item.earlier:
-                    return self._reuse_earlier_version(item, item.earlier, file, on_step)
-                result = self._test_stored(
-                    item, item.reference, item.labels, BuildStatus.ADOPTED, file, on_step
-                )
-                return replace(self._adopt(item), test=result.test)
+    def _build(self, run: CellRun) -> Result:
+        item = run.item
         order = BuildRequest(
             reference=item.reference,
             dockerfile=item.dockerfile,
-            sources=self._find_sources(item, on_step),
+            sources=self._find_sources(item, run.on_step),
             sibling_references=self._sibling_references,
             shared_prefixes=self._shared_prefixes[item.reference],
             compression=item.cell.image.compression,
         )
         if not self._compilers.is_querying(item):
             self._compilers.get_flags(item, order.sources)  # unknown flags are reported before the build
-        with open_log(log, on_output) as file:
+        with open_log(run.log, run.on_output) as log:
             try:
-                return self._build_and_store(item, order, file, on_step, release_slot)
+                return self._take_stages(run, order, log)
             except layout.MissingBlobError:  # the store lost a layer, or another store needs it
-                order = replace(order, unshared=True)
-                return self._build_and_store(item, order, file, on_step, release_slot)
+                return self._take_stages(run, replace(order, unshared=True), log)
 
-    def _promise_variant(self, item: Planned, order: BuildRequest) -> Variant:
-        """Return the catalog entry that a cell promises; raise BuildError if its CPU flags are unknown.
-
-        A compiler may state the flags, which takes a build, but only one.
-        """
-        flags = self._compilers.get_flags(item, order.sources)
-        return promised_variants.make_variant(item.cell, flags, item.reference)
-
-    def _adopt(self, item: Planned) -> Result:
-        digest = self._store.adopt(item.reference)
-        compression = None if self._builder.reproducible else ENGINE
-        return Result(item=item, status=BuildStatus.ADOPTED, digest=digest, compression=compression)
-
-    def _test_stored(
-        self,
-        item: Planned,
-        reference: str,
-        image_labels: Mapping[str, str],
-        status: BuildStatus,
-        log: TextIO,
-        on_step: Callable[[str], None],
-    ) -> Result:
-        """Test an image that is stored under a reference, with its `image_labels` labels."""
-        test = None
-        if self._tester and item.cell.image.test:
-            on_step("testing")
-            # What this build takes over from the engine is not in the store yet.
-            is_in_engine_only = item.status is PlanStatus.ADOPT and not item.earlier
-            digest = None if is_in_engine_only else self._store.inspect_image(reference).digest
-            entry = labels_of.read_variant(image_labels, reference=reference, digest=digest, size=None)
-            test = self._tester.test_stored(item, entry, log)
-        return Result(item=item, status=status, test=test)
-
-    def _reuse_earlier_version(
-        self, item: Planned, earlier: str, log: TextIO, on_step: Callable[[str], None]
-    ) -> Result:
-        """Store the image of an earlier version under the labels of this one, over the same layers."""
-        with tempfile.TemporaryDirectory(dir=self._snapshots.folder) as name:
-            folder = Path(name)
-            earlier_image = self._store.load_without_layers(earlier, folder / "layout")
-            assert earlier_image.layout is not None  # noqa: S101 - for the type checker
-            image = layout.LayoutImage(earlier_image.layout, earlier_image.digest)
-            image_labels = image.configuration["config"]["Labels"]
-            if item.cell.image.budget is not None:
-                _require_within_budget(item.cell.image.budget, image.parts, compressed=True)
-            result = self._test_stored(item, earlier, image_labels, BuildStatus.ADOPTED, log, on_step)
-            entry = labels_of.read_variant(image_labels, reference=item.reference, digest=None, size=None)
-            order = BuildRequest(
-                reference=item.reference,
-                dockerfile=item.dockerfile,
-                sources=BuildSources(context=folder, platform=item.cell.platform),
-                labels=labels.compose_labels(item, entry),
-                sibling_references=self._sibling_references,
-                compression=item.cell.image.compression,
-            )
-            digest = self._store.store(order, label_image(earlier_image, order.labels))
-        return replace(result, digest=digest, labels=order.labels)
-
-    def _build_and_store(
-        self,
-        item: Planned,
-        order: BuildRequest,
-        log: TextIO,
-        on_step: Callable[[str], None],
-        release_slot: Callable[[], None],
-    ) -> Result:
-        warnings: tuple[str, ...] = ()
-        test: ImageTestResult | None = None
+    def _take_stages(self, run: CellRun, order: BuildRequest, log: TextIO) -> Result:
+        """Build an image, audit, label, test and store it: the stages, in their order."""
+        item = run.item
         # Nothing can be added to an image of the classic store: its build gets what the cell promises.
-        promised = None
-        if not self._builder.reproducible:
-            promised = self._promise_variant(item, order)
+        promised = None if self._builder.reproducible else self._promise_variant(item, order)
+        if promised:
             order = replace(order, labels=labels.compose_labels(item, promised))
         with contextlib.ExitStack() as stack:
-            try:
-                image = stack.enter_context(self._builder.make(order, log, on_step))
-            except BuildError as error:
-                raise self._compilers.explain_failure(item, error) from error
-            self._snapshots.require_unchanged(item.cell.image.context)
-            if not self._verify:
-                release_slot()
-            if item.cell.image.budget is not None:
-                parts = self._builder.list_parts(image)
-                _require_within_budget(item.cell.image.budget, parts, compressed=image.layout is not None)
+            run.stage = BuildStage.BUILD
+            image = self._build_image(run, order, log, stack)
+            run.stage = BuildStage.AUDIT
+            self._require_within_budget(item, image)
             # The compiler, if there is one, has stated the flags meanwhile.
-            entry = promised or self._promise_variant(item, order)
-            if image.layout:
-                layout_image = layout.LayoutImage(image.layout, image.digest)
-                entry, warnings = self._prove_entry(item, layout_image, entry)
+            entry, warnings = self._audit(item, image, promised or self._promise_variant(item, order))
+            run.stage = BuildStage.LABEL
+            if entry is not promised:
                 order = replace(order, labels=labels.compose_labels(item, entry))
                 image = label_image(image, order.labels)
+            run.stage = BuildStage.TEST
             if self._verify:
                 self._build_again(order, image, log)
-            if self._tester and item.cell.image.test and item.status is not PlanStatus.UP_TO_DATE:
-                on_step("testing")
-                test = self._tester.test_built(item, entry, order, image, log)
+            test = self._test_built(run, entry, order, image, log)
+            run.stage = BuildStage.STORE
             result = self._store_image(item, order, image)
             if order.reference in self._needed_references:  # images built on it may take it from its layout
                 self._kept_layouts.push(stack.pop_all())
@@ -327,6 +259,107 @@ class CellBuilder:
             imported_cache=image.imported,
             test=test,
         )
+
+    def _promise_variant(self, item: Planned, order: BuildRequest) -> Variant:
+        """Return the catalog entry that a cell promises; raise BuildError if its CPU flags are unknown.
+
+        A compiler may state the flags, which takes a build, but only one.
+        """
+        flags = self._compilers.get_flags(item, order.sources)
+        return promised_variants.make_variant(item.cell, flags, item.reference)
+
+    def _reuse_earlier_version(self, run: CellRun, earlier: str, log: TextIO) -> Result:
+        """Store the image of an earlier version under the labels of this one, over the same layers."""
+        item = run.item
+        with tempfile.TemporaryDirectory(dir=self._snapshots.folder) as name:
+            folder = Path(name)
+            earlier_image = self._store.load_without_layers(earlier, folder / "layout")
+            assert earlier_image.layout is not None  # noqa: S101 - for the type checker
+            image = layout.LayoutImage(earlier_image.layout, earlier_image.digest)
+            image_labels = image.configuration["config"]["Labels"]
+            run.stage = BuildStage.AUDIT
+            self._require_within_budget(item, earlier_image)
+            run.stage = BuildStage.TEST
+            test = self._test_stored(run, earlier, image_labels, log)
+            run.stage = BuildStage.STORE
+            entry = labels_of.read_variant(image_labels, reference=item.reference, digest=None, size=None)
+            order = BuildRequest(
+                reference=item.reference,
+                dockerfile=item.dockerfile,
+                sources=BuildSources(context=folder, platform=item.cell.platform),
+                labels=labels.compose_labels(item, entry),
+                sibling_references=self._sibling_references,
+                compression=item.cell.image.compression,
+            )
+            digest = self._store.store(order, label_image(earlier_image, order.labels))
+        return Result(item=item, status=BuildStatus.ADOPTED, digest=digest, labels=order.labels, test=test)
+
+    def _build_image(
+        self, run: CellRun, order: BuildRequest, log: TextIO, stack: contextlib.ExitStack
+    ) -> BuiltImage:
+        """Build an image, which may be removed when `stack` is closed; then the next build may start."""
+        try:
+            image = stack.enter_context(self._builder.make(order, log, run.on_step))
+        except BuildError as error:
+            raise self._compilers.explain_failure(run.item, error) from error
+        self._snapshots.require_unchanged(run.item.cell.image.context)
+        if not self._verify:
+            run.release_slot()
+        return image
+
+    def _require_within_budget(self, item: Planned, image: BuiltImage) -> None:
+        """Raise BuildError, which names the largest layers, if layers have more bytes than the budget.
+
+        The classic image store has no compressed layers: their uncompressed sizes are compared.
+        """
+        budget = item.cell.image.budget
+        parts = () if budget is None else self._builder.list_parts(image)
+        total = sum(part.size for part in parts)
+        if budget is None or total <= budget:
+            return
+        from rich.filesize import decimal
+
+        largest = sorted(parts, key=lambda part: -part.size)[:SHOWN]
+        words = [(part.size, part.made_by or part.digest) for part in largest]
+        layers = "; ".join(
+            f"{decimal(size, precision=2)} {text if len(text) <= LONGEST else f'{text[: LONGEST - 1]}…'}"
+            for size, text in words
+        )
+        uncompressed = "uncompressed, as the classic image store has no compressed layers"
+        kind = "compressed" if image.layout else uncompressed
+        raise BuildError(
+            f"the image has {decimal(total, precision=2)} ({kind}), "
+            f"more than its budget of {decimal(budget, precision=2)}; largest layers: {layers}",
+            remedy="make these layers smaller, or raise `budget` in matrix.yaml",
+        )
+
+    def _test_built(
+        self, run: CellRun, entry: Variant, order: BuildRequest, image: BuiltImage, log: TextIO
+    ) -> ImageTestResult | None:
+        item = run.item
+        if not self._tester or not item.cell.image.test or item.status is PlanStatus.UP_TO_DATE:
+            return None
+        run.on_step("testing")
+        return self._tester.test_built(item, entry, order, image, log)
+
+    def _test_stored(
+        self, run: CellRun, reference: str, image_labels: Mapping[str, str], log: TextIO
+    ) -> ImageTestResult | None:
+        """Test an image that is stored under a reference, with its `image_labels` labels."""
+        item = run.item
+        if not self._tester or not item.cell.image.test:
+            return None
+        run.on_step("testing")
+        # What this build takes over from the engine is not in the store yet.
+        is_in_engine_only = item.status is PlanStatus.ADOPT and not item.earlier
+        digest = None if is_in_engine_only else self._store.inspect_image(reference).digest
+        entry = labels_of.read_variant(image_labels, reference=reference, digest=digest, size=None)
+        return self._tester.test_stored(item, entry, log)
+
+    def _adopt(self, item: Planned) -> Result:
+        digest = self._store.adopt(item.reference)
+        compression = None if self._builder.reproducible else ENGINE
+        return Result(item=item, status=BuildStatus.ADOPTED, digest=digest, compression=compression)
 
     def _store_image(self, item: Planned, order: BuildRequest, image: BuiltImage) -> Result:
         """Store a built image, or compare it with the stored one if that is only verified.
@@ -390,15 +423,18 @@ class CellBuilder:
 
         return self._drivers(source.digest, copy)
 
-    def _prove_entry(
-        self, item: Planned, image: layout.LayoutImage, promised_entry: Variant
+    def _audit(
+        self, item: Planned, image: BuiltImage, promised_entry: Variant
     ) -> tuple[Variant, tuple[str, ...]]:
         """Return the catalog entry of an image as its bytes prove it, and warnings.
 
-        `promised_entry` is the entry that its cell promises. Raises AuditError if the bytes contradict it, or
-        if a march is doubtful and `strict_march` is set.
+        `promised_entry` is the entry that its cell promises, and all that is known of an image without a
+        layout. Raises AuditError if the bytes contradict it, or if a march is doubtful and `strict_march` is
+        set.
         """
-        layers = self._read_layers(image.layer_files)
+        if image.layout is None:
+            return promised_entry, ()
+        layers = self._read_layers(layout.LayoutImage(image.layout, image.digest).layer_files)
         audited = audit_layers(layers, promised_entry, item.cell.optional_code)
         device_code_entries.require_matches(audited.device_code, audited.unmatched)
         entry = proven_facts.with_code(audited, promised_entry, trimmed=item.trims)
@@ -437,28 +473,4 @@ def _make_recipe(dockerfile: str, item: Planned) -> Recipe:
         context=str(image.context),
         arguments=str(image.build_args),
         images={driver.CONTEXT: item.driver.digest} if item.driver else {},
-    )
-
-
-def _require_within_budget(budget: int, parts: Sequence[SizedLayer], *, compressed: bool) -> None:
-    """Raise BuildError, which names the largest layers, if layers have more bytes than `budget`.
-
-    An engine with the classic image store has no compressed layers: their uncompressed sizes are compared.
-    """
-    total = sum(part.size for part in parts)
-    if total <= budget:
-        return
-    from rich.filesize import decimal
-
-    largest = sorted(parts, key=lambda part: -part.size)[:SHOWN]
-    words = [(part.size, part.made_by or part.digest) for part in largest]
-    layers = "; ".join(
-        f"{decimal(size, precision=2)} {text if len(text) <= LONGEST else f'{text[: LONGEST - 1]}…'}"
-        for size, text in words
-    )
-    kind = "compressed" if compressed else "uncompressed, as the classic image store has no compressed layers"
-    raise BuildError(
-        f"the image has {decimal(total, precision=2)} ({kind}), "
-        f"more than its budget of {decimal(budget, precision=2)}; largest layers: {layers}",
-        remedy="make these layers smaller, or raise `budget` in matrix.yaml",
     )

@@ -34,6 +34,17 @@ class BuildStatus(StrEnum):
     STOPPED = "stopped"
 
 
+class BuildStage(StrEnum):
+    """What is done for the image of a cell, in this order."""
+
+    PROMISE = "promise"  # and finding the sources of the build
+    BUILD = "build"
+    AUDIT = "audit"
+    LABEL = "label"
+    TEST = "test"
+    STORE = "store"
+
+
 STORED_STATUSES = (BuildStatus.BUILT, BuildStatus.ADOPTED, BuildStatus.VERIFIED, BuildStatus.TESTED)
 
 
@@ -44,7 +55,7 @@ class Result:
     `log` is None if the cell failed before its build began. `warnings` are those of its audit. `compression`
     is that of the layers that the build added, or ENGINE, or None if nothing was built; `libzstd` is the
     version of libzstd that compressed them. `labels` are those of a new image. Results of its steps may be
-    from an `imported_cache`. `test` is what came of its test, if it has one.
+    from an `imported_cache`. `test` is what came of its test, if it has one. `stage` is the one that failed.
     """
 
     item: Planned
@@ -60,6 +71,7 @@ class Result:
     labels: Mapping[str, str] = field(default_factory=dict)
     imported_cache: bool = False
     test: ImageTestResult | None = None
+    stage: BuildStage | None = None
 
     @property
     def is_stored(self) -> bool:
@@ -119,6 +131,7 @@ def make_build_document(
                 "error": str(result.error) if result.error else None,
                 "warnings": list(result.warnings),
                 "imported_cache": result.imported_cache,
+                **({"stage": result.stage} if result.stage else {}),
             }
         if result and result.status is not BuildStatus.VERIFIED:
             test = result.test

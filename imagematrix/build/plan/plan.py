@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from imagematrix.build.plan.context import Listing
     from imagematrix.build.plan.driver import DriverFolder
     from imagematrix.build.plan.identity import Identity
+    from imagematrix.build.plan.protocols import Store
     from imagematrix.build.plan.remote_driver import LockedDriver, RemoteDriver
     from imagematrix.errors import ImagematrixError
 
@@ -25,6 +26,32 @@ REFUSED_REMEDY = (
     "raise the version with `imagematrix bump`, or revert the change; to try changes out in the engine, "
     "write `development: true` below `version` in matrix.yaml"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanContext:
+    """The state that a matrix is planned against.
+
+    Images belong in `store`; missing ones are adopted from `engine` if it has them, or built. `locked` are
+    the known digests of base images. `resolve` returns the digest of any other image, or raises UsageError or
+    EngineError; without it, or if the lock is `frozen`, nothing is resolved. `find_recorded` returns the
+    listing of the context with a digest, if it was recorded. `build_inputs` are those from the command line.
+    `on_progress` is told what takes long. `drivers` are the locked drivers by https address; `resolve_driver`
+    returns any other, from its address, version and platform, or raises UsageError or EngineError. With
+    `adopts_earlier`, images of earlier versions are taken over.
+    """
+
+    resolve: Callable[[str], str] | None = None
+    store: Store | None = None
+    engine: Store | None = None
+    locked: Mapping[str, str] = field(default_factory=dict)
+    frozen: bool = False
+    find_recorded: Callable[[str], Listing | None] | None = None
+    build_inputs: BuildInputs | None = None
+    on_progress: Callable[[str], None] = lambda _: None
+    drivers: Mapping[str, LockedDriver] = field(default_factory=dict)
+    resolve_driver: Callable[[str, str, str], RemoteDriver] | None = None
+    adopts_earlier: bool = True
 
 
 class PlanStatus(StrEnum):
@@ -91,18 +118,14 @@ class Planned:
 
     def to_json(self) -> dict[str, object]:
         """Return one element of the Plan document's `cells`."""
-        return {
-            **_cell_to_json(self.cell),
-            "status": self.status,
-            "rule": None,
-            "why": self.why,
-            "reference": self.reference if self.identity else None,
-            "input": self.identity.digest if self.identity else None,
-            "from": self.earlier,
-            "changed": list(self.difference.components) if self.difference else [],
-            "files": list(self.difference.files) if self.difference else [],
-            "nearest_host": None,
-        }
+        return _item_to_json(
+            self,
+            why=self.why,
+            reference=self.reference if self.identity else None,
+            input=self.identity.digest if self.identity else None,
+            changed=list(self.difference.components) if self.difference else [],
+            files=list(self.difference.files) if self.difference else [],
+        ) | {"from": self.earlier}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,18 +144,7 @@ class Dropped:
 
     def to_json(self) -> dict[str, object]:
         """Return one element of the Plan document's `cells`."""
-        return {
-            **_cell_to_json(self.cell),
-            "status": self.status,
-            "rule": self.rule,
-            "why": self.why,
-            "reference": None,
-            "input": None,
-            "from": None,
-            "changed": [],
-            "files": [],
-            "nearest_host": self.nearest_host,
-        }
+        return _item_to_json(self, rule=self.rule, why=self.why, nearest_host=self.nearest_host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,13 +187,23 @@ class Plan:
         }
 
 
-def _cell_to_json(cell: Cell) -> dict[str, object]:
+def _item_to_json(item: Planned | Dropped, **facts: object) -> dict[str, object]:
+    cell = item.cell
     return {
         "image": cell.image.name,
         "version": cell.image.version,
         "cell": cell.id,
         "axes": dict(cell.axes),
-    }
+        "status": item.status,
+        "rule": None,
+        "why": None,
+        "reference": None,
+        "input": None,
+        "from": None,
+        "changed": [],
+        "files": [],
+        "nearest_host": None,
+    } | facts
 
 
 def get_full_name(cell: Cell) -> str:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from imagematrix.build.executor.caches import ExternalCaches
     from imagematrix.build.executor.pool import Pool
     from imagematrix.build.plan.build_inputs import BuildInputs
-    from imagematrix.build.plan.plan import Plan
-    from imagematrix.build.plan.planner import PlanContext
+    from imagematrix.build.plan.plan import Plan, PlanContext
     from imagematrix.build.plan.protocols import Builder
     from imagematrix.build.stores.engine import EngineStore
     from imagematrix.build.stores.registry import RegistryStore
@@ -129,7 +128,7 @@ class BuildSession:
     @property
     def plan_context(self) -> PlanContext:
         """The stores with which this session compares a matrix."""
-        from imagematrix.build.plan.planner import PlanContext
+        from imagematrix.build.plan.plan import PlanContext
 
         return PlanContext(
             resolve=self._engine.resolve,
@@ -265,7 +264,7 @@ def plan_and_compare(
     needs: HostNeeds | None = None,
 ) -> Plan:
     """Return the plan compared with the engine or the registries, or with nothing if no engine answers."""
-    from imagematrix.build.plan.planner import PlanContext
+    from imagematrix.build.plan.plan import PlanContext
 
     with contextlib.ExitStack() as stack:
         try:

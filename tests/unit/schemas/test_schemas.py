@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from imagematrix.build.matrix.load import load_matrix
-from imagematrix.build.plan.planner import PlanContext, plan
+from imagematrix.build.plan.plan import PlanContext
+from imagematrix.build.plan.planner import plan
 from imagematrix.hardware.host.host import Host
 from imagematrix.images.catalog.catalog import Catalog, Ptx, UserModeDriver, Variant
 from imagematrix.selection.selector import explain

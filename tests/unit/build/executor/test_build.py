@@ -122,6 +122,35 @@ def test_report_lists_every_cell_of_the_plan(planned, carry_out, backend, confor
     }
     assert document["cells"][0]["error"] == "no"
     assert document["cells"][0]["digest"] is None
+    assert [cell["stage"] for cell in document["cells"] if "stage" in cell] == ["build"]
+
+
+@pytest.mark.parametrize(("stage", "method"), [("build", "make"), ("store", "store")])
+def test_report_names_the_stage_that_failed(planned, carry_out, backend, conforms, tar, stage, method):
+    backend.layers = [tar(("a", b"1"))]
+
+    def fail(*_):
+        raise BuildError("no")
+
+    setattr(backend, method, fail)
+    plan = planned(only="march=znver4,cuda=none")
+    document = conforms(make_build_document(plan, carry_out(plan)[0]))
+    assert [cell["stage"] for cell in document["cells"] if "stage" in cell] == [stage]
+
+
+def test_report_names_an_audit_that_failed(planned, carry_out, backend, conforms, tar):
+    backend.layers = [tar(*GOOD)]
+    plan = planned(only=TWO)
+    document = conforms(make_build_document(plan, carry_out(plan)[0]))
+    assert [cell["stage"] for cell in document["cells"] if "stage" in cell] == ["audit"]
+
+
+def test_report_names_no_stage_of_a_cell_that_was_not_planned_well(planned, carry_out, backend, conforms):
+    backend.missing = {"debian:trixie"}
+    plan = planned(only=CPU)
+    document = conforms(make_build_document(plan, carry_out(plan)[0]))
+    assert {cell["status"] for cell in document["cells"]} >= {"failed"}
+    assert not [cell for cell in document["cells"] if "stage" in cell]
 
 
 def test_empty_plan_calls_no_backend(planned, carry_out, backend, logs):

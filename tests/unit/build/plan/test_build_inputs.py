@@ -8,7 +8,8 @@ from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.matrix.problems import MatrixError
 from imagematrix.build.plan.build_inputs import BuildInputs, parse_build_inputs
-from imagematrix.build.plan.planner import PlanContext, plan
+from imagematrix.build.plan.plan import PlanContext
+from imagematrix.build.plan.planner import plan
 from imagematrix.errors import UsageError
 
 TAKES = (

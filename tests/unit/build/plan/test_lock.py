@@ -14,7 +14,8 @@ from imagematrix.audit.images.layers import Layers
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan import lock
 from imagematrix.build.plan.context import list_context
-from imagematrix.build.plan.planner import PlanContext, plan
+from imagematrix.build.plan.plan import PlanContext
+from imagematrix.build.plan.planner import plan
 from imagematrix.cli.shared import build_session
 from imagematrix.errors import UsageError
 

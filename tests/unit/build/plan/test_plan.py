@@ -12,8 +12,8 @@ from imagematrix.build.executor.build import build
 from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan.context import STATE, load_listing
-from imagematrix.build.plan.plan import DropStatus, PlanStatus
-from imagematrix.build.plan.planner import PlanContext, plan
+from imagematrix.build.plan.plan import DropStatus, PlanContext, PlanStatus
+from imagematrix.build.plan.planner import plan
 from imagematrix.errors import TagMovedError, UsageError
 from imagematrix.images.catalog.labels import DEVELOPMENT
 

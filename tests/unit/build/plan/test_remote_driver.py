@@ -15,7 +15,8 @@ from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan import lock
 from imagematrix.build.plan.driver import CONTEXT, read_driver_folder
-from imagematrix.build.plan.planner import PlanContext, plan
+from imagematrix.build.plan.plan import PlanContext
+from imagematrix.build.plan.planner import plan
 from imagematrix.errors import UsageError
 
 FILE = f"nvidia_driver-linux-x86_64-{VERSION}-archive.tar.xz"

@@ -7,8 +7,8 @@ import pytest
 from imagematrix.build.dockerfile.template_error import TemplateError
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan.build_inputs import BuildInputs
-from imagematrix.build.plan.plan import PlanStatus
-from imagematrix.build.plan.planner import PlanContext, plan
+from imagematrix.build.plan.plan import PlanContext, PlanStatus
+from imagematrix.build.plan.planner import plan
 from imagematrix.errors import EngineError, UsageError
 
 SUM = "sha256:" + "a" * 64

@@ -16,8 +16,8 @@ from imagematrix.build.matrix.feasibility import find_infeasibility
 from imagematrix.build.matrix.load import parse_matrix
 from imagematrix.build.matrix.matrix import Cell, Image
 from imagematrix.build.matrix.promised_variants import promise_variant
-from imagematrix.build.plan.plan import DropStatus, PlanStatus
-from imagematrix.build.plan.planner import PlanContext, plan
+from imagematrix.build.plan.plan import DropStatus, PlanContext, PlanStatus
+from imagematrix.build.plan.planner import plan
 from imagematrix.build.proposal import cells as module
 from imagematrix.build.proposal.cells import propose_cells
 from imagematrix.build.proposal.exclude_rules import propose_rules

@@ -7,8 +7,8 @@ import pytest
 from distribution import digest
 
 from imagematrix.build.matrix.load import load_matrix
-from imagematrix.build.plan.plan import PlanStatus
-from imagematrix.build.plan.planner import PlanContext, plan
+from imagematrix.build.plan.plan import PlanContext, PlanStatus
+from imagematrix.build.plan.planner import plan
 from imagematrix.build.publish.publish import IndexSelection, publish
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog import image_index, labels

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.matrix.matrix import Cell, Image
-from imagematrix.build.plan.plan import PlanStatus
-from imagematrix.build.plan.planner import PlanContext, plan
+from imagematrix.build.plan.plan import PlanContext, PlanStatus
+from imagematrix.build.plan.planner import plan
 from imagematrix.build.plan.shard import Shard, select_shard
 from imagematrix.errors import UsageError
 from imagematrix.integrations.export.github import LIMIT as GITHUB_LIMIT

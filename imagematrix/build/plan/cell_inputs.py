@@ -1,0 +1,233 @@
+"""The step of a plan that identifies cells: the digests of bases, drivers and contexts, each found once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Generic, TypeVar
+
+from imagematrix.build.dockerfile.dockerfile import find_frontend
+from imagematrix.build.matrix.axis_values import DRIVER_FROM
+from imagematrix.build.plan import context, driver, identity, installer
+from imagematrix.build.plan.build_inputs import BuildInputs
+from imagematrix.build.plan.context_files import ContextFiles
+from imagematrix.build.plan.download import HTTPS
+from imagematrix.build.plan.plan import PlanStatus
+from imagematrix.build.plan.remote_driver import RemoteDriver
+from imagematrix.build.trim import program
+from imagematrix.common.suggestions import suggest_nearest
+from imagematrix.errors import EngineError, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from imagematrix.build.matrix.matrix import Cell
+    from imagematrix.build.plan.context import Listing
+    from imagematrix.build.plan.driver import DriverFolder
+    from imagematrix.build.plan.identity import Identity
+    from imagematrix.build.plan.plan import PlanContext, Planned
+    from imagematrix.build.plan.remote_driver import LockedDriver
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Lookup(Generic[K, V]):
+    """A function that is called once for each key: its results are kept, and its errors."""
+
+    def __init__(self, work: Callable[[K], V]) -> None:
+        self._work = work
+        self._outcomes: dict[K, V | EngineError | UsageError] = {}
+
+    def __call__(self, key: K) -> V:
+        """Return the function's result; raise its EngineError or UsageError."""
+        if key not in self._outcomes:
+            try:
+                self._outcomes[key] = self._work(key)
+            except (EngineError, UsageError) as error:
+                self._outcomes[key] = error
+        outcome = self._outcomes[key]
+        if isinstance(outcome, (EngineError, UsageError)):
+            raise outcome
+        return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedCell:
+    """A cell with its Dockerfile, planned as to build; `error` is why it cannot be.
+
+    `images` are the images that the Dockerfile names, `contexts` the other contexts. `needs` are the images
+    of this matrix that its template looked up, so that it may build on them, by reference.
+    """
+
+    item: Planned
+    images: tuple[str, ...]
+    contexts: frozenset[str]
+    needs: Mapping[str, Planned]
+    error: UsageError | None
+
+
+class InputFinder:
+    """Finds what decides the identities of cells, beside their Dockerfiles.
+
+    `bases` are the digests of their bases, `drivers` those at https addresses, `contexts` the listings of
+    contexts, and `unresolved` the errors of bases and addresses. Drivers may be in the folder `folder`.
+    """
+
+    def __init__(self, against: PlanContext, folder: Path) -> None:
+        self.bases: dict[str, str] = {}
+        self.drivers: dict[str, LockedDriver] = {}
+        self.unresolved: dict[str, EngineError | UsageError] = {}
+        self.contexts: dict[Path | None, Listing] = {}
+        self.build_inputs = against.build_inputs or BuildInputs()
+        self.find_files = cache(ContextFiles)
+        self.list_context = Lookup(self._read_context)
+        self._against = against
+        self._folder = folder
+        self._read_drivers = Lookup(self._read_driver)
+
+    def identify_cell(self, rendered: RenderedCell) -> Planned:
+        """Return a cell with its identity; without it if a base's digest or a build argument is unknown.
+
+        An error that concerns only some cells makes them FAILED; whatever is known of them by then stays.
+        Raises UsageError if a frozen lock lacks a base.
+        """
+        item, cell = rendered.item, rendered.item.cell
+        # Before anything can fail, because a lock keeps the bases and drivers of cells that fail.
+        for name in item.bases:
+            self._resolve_base(name)
+        source = _expand_driver_source(cell)
+        if source and source in self._against.drivers:
+            self.drivers[source] = self._against.drivers[source]
+        try:
+            if rendered.error:
+                raise rendered.error
+            item = replace(item, driver=self._find_driver(rendered, source))
+            self._require_bases(rendered)
+            cell_identity = self._identify(rendered, item.driver)
+        except (EngineError, UsageError) as error:
+            why = str(error).replace("\n", "; ")
+            return replace(item, status=PlanStatus.FAILED, why=why, error=error)
+        if cell_identity is None:
+            return item
+        reference = f"{cell.image.name}:{identity.format_tag(cell, cell_identity)}"
+        return replace(item, identity=cell_identity, reference=reference)
+
+    def _find_driver(self, rendered: RenderedCell, source: str | None) -> DriverFolder | RemoteDriver | None:
+        """Return the driver that a cell takes from `driver_from`, or None; raise an error if it cannot.
+
+        If it is built on another image of the matrix, it can get the driver from that image.
+        """
+        cell = rendered.item.cell
+        uses_source = driver.CONTEXT in rendered.contexts
+        if uses_source and not source:
+            version = cell.axes.get("driver")
+            raise UsageError(f"the driver {version} has neither driver_base nor {DRIVER_FROM}")
+        if not uses_source and source and not rendered.needs:
+            raise UsageError(f"the template takes the driver from elsewhere, not from {DRIVER_FROM}")
+        if not uses_source or not source:
+            return None
+        return self._read_drivers((source, cell.axes["driver"], cell.platform))
+
+    def _require_bases(self, rendered: RenderedCell) -> None:
+        """Raise the error of the first image that a cell cannot be built on, or UsageError."""
+        for name in rendered.images:
+            need = rendered.needs.get(name)
+            if need and need.error:
+                message = f"it builds on {need.cell.image.name}: {need.error}"
+                kind = UsageError if isinstance(need.error, UsageError) else type(need.error)
+                raise kind(message, remedy=need.error.remedy)
+            error = self.unresolved.get(name)
+            if error and name == find_frontend(rendered.item.dockerfile):
+                message = (
+                    f"the line # syntax={name} names an image that reads the Dockerfile, not a base: {error}"
+                )
+                remedy = f"remove this line, unless the Dockerfile needs it; otherwise {error.remedy}"
+                raise type(error)(message, remedy=remedy)
+            if error:
+                raise error
+
+    def _identify(
+        self, rendered: RenderedCell, its_driver: DriverFolder | RemoteDriver | None
+    ) -> Identity | None:
+        item, image = rendered.item, rendered.item.cell.image
+        bases = {name: self.bases[name] for name in item.bases if name in self.bases}
+        identities = ((name, rendered.needs[name].identity) for name in item.needs)
+        bases |= {name: known.digest for name, known in identities if known}
+        if len(bases) < len({*rendered.images}) or self.build_inputs.get_arguments(image) is None:
+            return None
+        return identity.identify(
+            item.cell,
+            item.dockerfile,
+            bases,
+            self.list_context(image.context).digest,
+            self.build_inputs,
+            trims=program.CONTEXT in rendered.contexts,
+            driver=its_driver.digest if its_driver else None,
+        )
+
+    def _read_context(self, folder: Path | None) -> Listing:
+        try:
+            listing = context.list_context(folder, self.find_files(folder).names)
+        except (OSError, ValueError, RecursionError) as error:
+            raise UsageError(f"{folder}: cannot be read: {error}") from error
+        self.contexts[folder] = listing
+        return listing
+
+    def _read_driver(self, key: tuple[str, str, str]) -> DriverFolder | RemoteDriver:
+        source, version, platform = key
+        if source.startswith(HTTPS):
+            return self._find_remote_driver(source, version, platform)
+        return self._read_local_driver(source, version, platform)
+
+    def _find_remote_driver(self, address: str, version: str, platform: str) -> RemoteDriver:
+        locked = self._against.drivers.get(address)
+        if locked:
+            remote = RemoteDriver(address=address, version=version, platform=platform, locked=locked)
+        elif self._against.resolve_driver:
+            try:
+                remote = self._against.resolve_driver(address, version, platform)
+            except (EngineError, UsageError) as error:
+                self.unresolved[address] = error
+                raise
+        else:
+            remedy = "run `imagematrix lock`, and commit the file"
+            raise UsageError(f"{address} not found in the lock file", remedy=remedy)
+        self.drivers[address] = remote.locked
+        return remote
+
+    def _read_local_driver(self, name: str, version: str, platform: str) -> DriverFolder:
+        source = self._folder / name
+        if source.is_dir():
+            return driver.read_driver_folder(source, version, platform)
+        if not source.exists():
+            near = (path for level in ("*", "*/*") for path in sorted(self._folder.glob(level)))
+            names = [str(path.relative_to(self._folder)) for path in near]
+            raise UsageError(
+                f"{source} of the driver {version} not found", remedy=suggest_nearest(name, names)
+            )
+        folder = installer.unpack_installer(source, version, platform, self._against.on_progress)
+        return driver.read_driver_folder(folder, version, platform, source)
+
+    def _resolve_base(self, name: str) -> None:
+        if name in self.bases or name in self.unresolved:
+            return
+        digest = self._against.locked.get(name)
+        if digest is None and self._against.frozen:
+            remedy = "run `imagematrix lock`, and commit the file"
+            raise UsageError(f"{name} not found in the lock file", remedy=remedy)
+        if digest is None and self._against.resolve:
+            try:
+                digest = self._against.resolve(name)
+            except (EngineError, UsageError) as error:
+                self.unresolved[name] = error
+        if digest:
+            self.bases[name] = digest
+
+
+def _expand_driver_source(cell: Cell) -> str | None:
+    """Return the path or address that the driver of a cell comes from; None if it has none."""
+    name = cell.properties.get(DRIVER_FROM)
+    return driver.expand_driver_source(name, cell.axes["driver"], cell.platform) if name else None
