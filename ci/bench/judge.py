@@ -92,7 +92,7 @@ def _judged(case: Case) -> tuple[list[str], bool]:
     """Return the audit's result, the observed behaviour, and whether they agree."""
     codes = [code for file in case.files if (code := _code(file))]
     required = frozenset().union(*(code.required for code in codes))
-    undecided = frozenset().union(*(code.undecided for code in codes)) - required
+    undecided = frozenset().union(*(code.undecided_flags for code in codes)) - required
     said = [_words(required), _words(undecided)]
     if not case.runs(()):
         beyond = required - FLAGS - dict(marches.LEVELS)["x86-64-v3"]

@@ -66,7 +66,7 @@ class RenderedCell:
     images: tuple[str, ...]
     contexts: frozenset[str]
     needs: Mapping[str, Planned]
-    error: UsageError | None
+    error: EngineError | UsageError | None
 
 
 class InputFinder:

@@ -21,7 +21,7 @@ from imagematrix.build.plan.comparison import StoreComparison
 from imagematrix.build.plan.plan import Dropped, DropStatus, Plan, Planned, PlanStatus, get_full_name
 from imagematrix.build.trim import program
 from imagematrix.common.suggestions import suggest_nearest
-from imagematrix.errors import UsageError
+from imagematrix.errors import EngineError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -181,13 +181,15 @@ class _Planner:
         source_error = self._find_source_error(cell, rendering.text, text)
         return RenderedCell(item, names, contexts, needs, source_error)
 
-    def _find_source_error(self, cell: Cell, template_output: str, text: str) -> UsageError | None:
+    def _find_source_error(
+        self, cell: Cell, template_output: str, text: str
+    ) -> EngineError | UsageError | None:
         """Return the error if a build would not find a file, or nobody knows the flags of a march."""
         try:
             flags.require_flag_source(cell, text)
             missing = self._find_missing_sources(cell, text)
             return self._locate_faults(cell, template_output, text, missing) if missing else None
-        except UsageError as error:
+        except (EngineError, UsageError) as error:  # fails only the cells with this flag or file
             return error
 
     def _find_missing_sources(self, cell: Cell, text: str) -> list[Fault]:
