@@ -16,8 +16,7 @@ from typing import TypeVar
 from imagematrix.errors import EngineError, ImagematrixError, UsageError
 from imagematrix.images.catalog import image_index
 from imagematrix.images.catalog.labels import get_version
-from imagematrix.images.catalog.signature_guard import find_listed_digest, find_signers, require_tag
-from imagematrix.images.oci.manifest import INDEXES
+from imagematrix.images.catalog.signature_guard import find_listed_digest, find_signers
 from imagematrix.images.trust.policy import collect_requirements
 from imagematrix.images.trust.signature import is_signature, prove_signature
 from imagematrix.integrations.resolver.byte_cache import ENTRY, ByteCache
@@ -300,12 +299,11 @@ def _verify_tag(
     """
     required = collect_requirements(policies, repository)
     try:
-        catalog = image_index.read_listed_catalog(manifest, repository, tag)
-        entries = image_index.parse_index(manifest.raw, tag) if manifest.media_type in INDEXES else ()
+        index = image_index.find_index(manifest, f"{repository}:{tag}")
+        catalog = index.make_catalog(repository, tag) if index else None
     except UsageError as error:
         raise UsageError(f"{repository}:{tag} cannot be read: {error}") from error
-    keys = find_signers(source, required, repository, tag, manifest.digest)
-    for requirement in required:
-        require_tag(source, requirement, repository, tag, manifest, catalog)
+    keys = find_signers(source, required, repository, tag, manifest, catalog)
+    entries = index.entries if index else ()
     digests = frozenset([manifest.digest, *(entry.digest for entry in entries)])
     return CachedTag(manifest=manifest, catalog=catalog, digests=digests, keys=keys)
