@@ -123,7 +123,7 @@ def test_hanging_upstream_does_not_delay_known_answers(front, published, monkeyp
     monkeypatch.setattr(tag_cache, "PATIENCE_S", 0.1)
     answers = threading.Event()
     with monkeypatch.context() as hanging, concurrent.futures.ThreadPoolExecutor(1) as pool:
-        hanging.setattr(RegistryUpstream, "manifest", lambda *_: answers.wait(20) and None)
+        hanging.setattr(RegistryUpstream, "find_manifest", lambda *_: answers.wait(20) and None)
         node = front(state=tmp_path / "state", threads=1)
         waiting = pool.submit(requests.get, f"http://{node.address}/v2/ml/other/manifests/v1", timeout=30)
         assert node.pull("v1") == published.digests["cpu-v3"]
