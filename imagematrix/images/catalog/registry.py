@@ -88,9 +88,8 @@ def load_catalogs(name: str, policies: Sequence[SignaturePolicy] = ()) -> list[C
     with Registry(name) as registry, ThreadPoolExecutor(max_workers=REQUESTS) as pool:
         guard = _make_guard(registry, policies)
         versions = _select_versions(registry.list_tags())
-        manifests = zip(versions, pool.map(registry.find_manifest, versions), strict=True)
         catalogs = []
-        for version, manifest in manifests:
+        for version, manifest in zip(versions, pool.map(registry.find_manifest, versions), strict=True):
             index = image_index.find_index(manifest, f"{name}:{version}")
             if guard and index:
                 guard.require_signed_index(version, index.digest, index.entries)

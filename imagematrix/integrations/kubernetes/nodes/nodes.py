@@ -127,11 +127,6 @@ def describe_nodes(items: Iterable[json_documents.Fields], where: str) -> tuple[
     return tuple(nodes[name] for name in sorted(nodes))
 
 
-def make_host(data: object, where: str = "node") -> Host:
-    """Return the Host that the labels of a Node object describe; raise UsageError for any other object."""
-    return _parse_node(json_documents.Fields(data, where)).host
-
-
 def _parse_node(fields: json_documents.Fields) -> ClusterNode:
     if fields.get_text("kind") != "Node":
         raise fields.fail("kind", f"expected Node, found {fields.get_text('kind')[:80]!r}")
