@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from imagematrix.common.record import Record
-from imagematrix.errors import ImagematrixError
+from imagematrix.errors import ImagematrixError, UsageError
 from imagematrix.hardware.gpu_request.spec import name_gpus
 
 TYPE_CHECKING = False
@@ -110,3 +110,13 @@ class NothingFits(ImagematrixError):  # noqa: N818 - the name is part of the lib
     ) -> None:
         super().__init__(message, remedy=remedy, shown=shown)
         self.selection = selection
+
+
+def require_selected(selection: Selection) -> Selection:
+    """Return a selection that has a variant; of any other, raise NothingFits, or UsageError if it is open."""
+    miss = selection.miss
+    if miss is None:
+        return selection
+    if selection.decision.ambiguity:
+        raise UsageError(miss.why, remedy=miss.fix, shown=miss.shown)
+    raise NothingFits(miss.why, selection=selection, remedy=miss.fix, shown=miss.shown)

@@ -13,7 +13,7 @@ from imagematrix.images.catalog.catalog import Catalog
 from imagematrix.selection.decision import Decision
 from imagematrix.selection.hardware_key import get_gpu_kind, make_hardware_key
 from imagematrix.selection.query import Query, normalize_where
-from imagematrix.selection.selection import NothingFits, Selection
+from imagematrix.selection.selection import NothingFits, Selection, require_selected
 from imagematrix.selection.selection_target import Target
 from imagematrix.selection.variant_index import split_mask
 
@@ -125,13 +125,7 @@ class Selector:
 
     def select(self, host: Host, *, gpus: Wanted = None, allow_cpu: bool = False) -> Selection:
         """Return the variant that fits `host` best; see the function `select`."""
-        selection = self.explain(host, gpus=gpus, allow_cpu=allow_cpu)
-        miss = selection.miss
-        if miss is None:
-            return selection
-        if selection.decision.ambiguity:
-            raise UsageError(miss.why, remedy=miss.fix, shown=miss.shown)
-        raise NothingFits(miss.why, selection=selection, remedy=miss.fix, shown=miss.shown)
+        return require_selected(self.explain(host, gpus=gpus, allow_cpu=allow_cpu))
 
     def explain(self, host: Host, *, gpus: Wanted = None, allow_cpu: bool = False) -> Selection:
         """Return what `select` finds, with `selected` None if it raises; see the function `explain`."""

@@ -69,7 +69,8 @@ def copy_version(
             if sign:
                 sign(digests)
             if target_guard and (index := target.find_manifest(digests[0])):
-                target_guard.require_signed_index(version, index)
+                entries_there = image_index.parse_index(index.raw, version)
+                target_guard.require_signed_index(version, index.digest, entries_there)
 
         selection = IndexSelection(
             tags=[entry.tag for entry in entries],
@@ -99,7 +100,7 @@ def _read_published(source: Registry, version: str, policies: Sequence[Signature
         if entry.annotations[labels.VERSION] != version:
             raise UsageError(f"{name} has {entry.tag}, which is an image of another version")
     if guard := make_guard(source, policies):
-        guard.require_signed_index(version, index)
+        guard.require_signed_index(version, index.digest, entries)
     return entries
 
 

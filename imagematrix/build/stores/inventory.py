@@ -146,7 +146,7 @@ class RepositoryReader(Registry):
         if manifest is None or manifest.media_type not in INDEXES:
             return None, ()
         try:
-            index = image_index.require_intact(manifest, f"{self.name}:{tag}")
+            index = image_index.read_index(manifest, f"{self.name}:{tag}").require_intact()
         except TagMovedError:  # another tool's, which is not ours to remove
             return None, ()
         return index.annotations.get(labels.VERSION), index.entries

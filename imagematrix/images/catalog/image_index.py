@@ -18,7 +18,7 @@ from imagematrix.images.oci.manifest import INDEX, INDEXES, MANIFESTS, Descripto
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from imagematrix.images.catalog.catalog import Variant
     from imagematrix.images.oci.manifest import Manifest
@@ -49,6 +49,51 @@ class IndexEntry(Descriptor):
         return self.platform.get("os") == UNKNOWN
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionIndex:
+    """An index, of any tool or of `publish`, as it was parsed; `name` is for messages."""
+
+    name: str
+    digest: str
+    annotations: Mapping[str, str]
+    entries: tuple[IndexEntry, ...]
+
+    def require_intact(self) -> VersionIndex:
+        """Return it; raise TagMovedError if it has variants, but not as `publish` has written it."""
+        stated = self.annotations.get(labels.CONTENT)
+        change = None
+        if stated is None:  # an index without variants states nothing
+            change = "does not state its entries" if any(entry.ours for entry in self.entries) else None
+        elif stated != _hash_entries(self.entries):
+            change = "has other entries than it states"
+        if change:
+            remedy = "delete the tag from the registry, and publish the version again; or raise the version"
+            message = f"{self.name} is not as imagematrix published it: {self.digest} {change}"
+            raise TagMovedError(message, remedy=remedy)
+        return self
+
+    def make_catalog(self, image: str, version: str) -> Catalog | None:
+        """Return the catalog of a version; None if it has no variants.
+
+        Raises UsageError if it is damaged, TagMovedError if another tool changed it.
+        """
+        entries = [entry for entry in self.require_intact().entries if entry.ours]
+        return make_catalog(image, version, entries) if entries else None
+
+
+def read_index(manifest: Manifest, name: str) -> VersionIndex:
+    """Return an index, of any tool or of `publish`; raise UsageError if it is not an index."""
+    index = _parse_image_index(manifest.raw, name)
+    return VersionIndex(
+        name=name, digest=manifest.digest, annotations=index.annotations, entries=index.entries
+    )
+
+
+def find_index(manifest: Manifest | None, name: str) -> VersionIndex | None:
+    """Return the index that a tag has; None if it has a single image or nothing."""
+    return None if manifest is None or manifest.media_type in IMAGES else read_index(manifest, name)
+
+
 def parse_index(raw: bytes, name: str) -> tuple[IndexEntry, ...]:
     """Return the entries of the index `raw`; raise UsageError if it is not one. `name` is for messages."""
     return _parse_image_index(raw, name).entries
@@ -61,25 +106,6 @@ def get_attested_digest(manifest: Manifest, name: str) -> str | None:
     return images.pop() if len(images) == 1 else None
 
 
-def require_intact(manifest: Manifest, name: str) -> ImageIndex[IndexEntry]:
-    """Return an index, of any tool or of `publish`; raise UsageError if it is not an index.
-
-    Raises TagMovedError if it has variants, but not as `publish` has written it.
-    """
-    index = _parse_image_index(manifest.raw, name)
-    stated = index.annotations.get(labels.CONTENT)
-    change = None
-    if stated is None:  # an index without variants states nothing
-        change = "does not state its entries" if any(entry.ours for entry in index.entries) else None
-    elif stated != _hash_entries(index.entries):
-        change = "has other entries than it states"
-    if change:
-        remedy = "delete the tag from the registry, and publish the version again; or raise the version"
-        message = f"{name} is not as imagematrix published it: {manifest.digest} {change}"
-        raise TagMovedError(message, remedy=remedy)
-    return index
-
-
 def read_published(manifest: Manifest | None, image: str, version: str) -> tuple[IndexEntry, ...]:
     """Return the entries of the index of a version, none if `manifest`, which its tag has, is None.
 
@@ -90,7 +116,7 @@ def read_published(manifest: Manifest | None, image: str, version: str) -> tuple
     name = f"{image}:{version}"
     remedy = f"delete the tag {version} from the registry, or raise the version"
     try:
-        published_index = require_intact(manifest, name)
+        published_index = read_index(manifest, name).require_intact()
     except UsageError as error:
         message = f"{name} is {manifest.digest}, not the index of the version: {error}"
         raise TagMovedError(message, remedy=remedy) from error
@@ -144,17 +170,6 @@ def make_catalog(image: str, version: str, entries: Sequence[IndexEntry]) -> Cat
         prefer=terms.prefer,
         defaults=terms.defaults,
     )
-
-
-def read_listed_catalog(manifest: Manifest, image: str, version: str) -> Catalog | None:
-    """Return the catalog in the index of a version; None if it has no variants.
-
-    Raises UsageError if it is damaged, TagMovedError if another tool changed it.
-    """
-    if manifest.media_type in IMAGES:
-        return None
-    entries = [entry for entry in require_intact(manifest, f"{image}:{version}").entries if entry.ours]
-    return make_catalog(image, version, entries) if entries else None
 
 
 def _parse_image_index(raw: bytes, name: str) -> ImageIndex[IndexEntry]:

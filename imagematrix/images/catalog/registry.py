@@ -47,9 +47,10 @@ def load_catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog
         if manifest is None:
             message = f"the registry {reference.registry} has no {name}"
             raise UnknownImageError(message, remedy=_suggest_reference(reference, registry))
-        if guard:
-            guard.require_signed_index(reference.tag, manifest)
-        version_catalog = image_index.read_listed_catalog(manifest, reference.name, reference.tag)
+        index = image_index.find_index(manifest, f"{reference.name}:{reference.tag}")
+        if guard and index:
+            guard.require_signed_index(reference.tag, index.digest, index.entries)
+        version_catalog = index.make_catalog(reference.name, reference.tag) if index else None
         named = None if version_catalog else read_entry(registry, reference.tag)
         # An image that was built on a variant inherits its labels, but neither its tag nor its content. For a
         # version, a resolver answers with the variant itself.
@@ -71,7 +72,7 @@ def load_catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog
         return replace(
             image_index.make_catalog(reference.name, named.annotations[labels.VERSION], [named]), defaults=()
         )
-    entries = [named] if named else image_index.parse_index(manifest.raw, name)
+    entries = [named] if named else (index or image_index.read_index(manifest, name)).entries
     if entries and not any(entry.ours for entry in entries if entry is not named):
         raise make_unlabelled_error(name)
     raise UnknownImageError(f"{name} is an index without variants of imagematrix")
@@ -87,12 +88,12 @@ def load_catalogs(name: str, policies: Sequence[SignaturePolicy] = ()) -> list[C
     with Registry(name) as registry, ThreadPoolExecutor(max_workers=REQUESTS) as pool:
         guard = _make_guard(registry, policies)
         versions = _select_versions(registry.list_tags())
-        manifests = zip(versions, pool.map(registry.find_manifest, versions), strict=True)
         catalogs = []
-        for version, manifest in manifests:
-            if guard and manifest:
-                guard.require_signed_index(version, manifest)
-            catalogs.append(image_index.read_listed_catalog(manifest, name, version) if manifest else None)
+        for version, manifest in zip(versions, pool.map(registry.find_manifest, versions), strict=True):
+            index = image_index.find_index(manifest, f"{name}:{version}")
+            if guard and index:
+                guard.require_signed_index(version, index.digest, index.entries)
+            catalogs.append(index.make_catalog(name, version) if index else None)
     return [catalog for catalog in catalogs if catalog is not None]
 
 

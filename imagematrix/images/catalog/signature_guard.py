@@ -20,7 +20,7 @@ from imagematrix.common.image_reference import (
 )
 from imagematrix.errors import SignatureError
 from imagematrix.images.catalog import image_index, labels
-from imagematrix.images.oci.manifest import INDEXES, Descriptor, ImageManifest, parse_manifest
+from imagematrix.images.oci.manifest import Descriptor, ImageManifest, parse_manifest
 from imagematrix.images.oci.registry import Registry
 from imagematrix.images.trust.policy import collect_requirements
 from imagematrix.images.trust.signature import prove_signature
@@ -58,15 +58,14 @@ class Guard:
         self._source = RepositorySource(registry)
         self._requirements = requirements
 
-    def require_signed_index(self, tag: str, manifest: Manifest) -> None:
+    def require_signed_index(self, tag: str, digest: str, entries: Iterable[image_index.IndexEntry]) -> None:
         """Raise SignatureError unless the index of a version is signed, and has the tag of this version.
 
-        Of an index without variants, and of a single image, nothing is required.
+        Of an index without variants nothing is required.
         """
-        entries = image_index.parse_index(manifest.raw, tag) if manifest.media_type in INDEXES else ()
         versions = {labels.get_version(entry.tag) for entry in entries if entry.ours}
         for requirement in self._requirements if versions else ():
-            prove_signature(self._source, self._name, manifest.digest, requirement)
+            prove_signature(self._source, self._name, digest, requirement)
             self._require_tag(requirement, tag, versions)
 
     def require_signed_variant(self, tag: str, named: image_index.IndexEntry) -> None:
@@ -152,29 +151,29 @@ def get_signed_digest(variant: Variant) -> str:
 
 
 def find_signers(
-    source: ManifestSource, required: Iterable[Requirement], repository: str, tag: str, digest: str
-) -> tuple[Key, ...]:
-    """Return the keys that signed an image or an index or, for a variant's tag, the index of its version.
-
-    Raises SignatureError if a requirement is not met, EngineError if `source` cannot be read.
-    """
-    return tuple(_find_signer(source, requirement, repository, tag, digest) for requirement in required)
-
-
-def require_tag(
     source: ManifestSource,
-    requirement: Requirement,
+    required: Sequence[Requirement],
     repository: str,
     tag: str,
     manifest: Manifest,
     catalog: Catalog | None,
-) -> None:
-    """Raise SignatureError if the signed annotations or labels name another tag."""
+) -> tuple[Key, ...]:
+    """Return the keys that signed an image or an index or, for a variant's tag, the index of its version.
+
+    Raises SignatureError if a requirement is not met, or if the signed annotations or labels name another
+    tag, EngineError if `source` cannot be read.
+    """
+    digest = manifest.digest
+    keys = tuple(_find_signer(source, requirement, repository, tag, digest) for requirement in required)
+    if not required:
+        return keys
     if catalog:
         tags = {labels.get_version(variant.reference.rpartition(":")[2]) for variant in catalog.variants}
     else:
         tags = _read_own_tags(source, repository, manifest)
-    _require_tag(requirement, repository, tag, tags)
+    for requirement in required:
+        _require_tag(requirement, repository, tag, tags)
+    return keys
 
 
 def find_listed_digest(catalog: Catalog | None, repository: str, tag: str) -> str | None:
@@ -238,7 +237,8 @@ def _find_signer(
         # The signature of the version's index counts, if the image is in it as the variant with this tag.
         version = labels.get_version(tag)
         manifest = source.find_manifest(repository, version) if version != tag else None
-        catalog = image_index.read_listed_catalog(manifest, repository, version) if manifest else None
-        if manifest is None or find_listed_digest(catalog, repository, tag) != digest:
+        index = image_index.find_index(manifest, f"{repository}:{version}")
+        catalog = index.make_catalog(repository, version) if index else None
+        if index is None or find_listed_digest(catalog, repository, tag) != digest:
             raise
-        return prove_signature(source, repository, manifest.digest, requirement)
+        return prove_signature(source, repository, index.digest, requirement)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
 from imagematrix.integrations.resolver.tag import parse_request
-from imagematrix.selection.selector import explain, select
+from imagematrix.selection.selection import require_selected
+from imagematrix.selection.selector import explain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from imagematrix.hardware.host.host import Host
     from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.integrations.resolver.node import HostSources
+    from imagematrix.integrations.resolver.tag import TagRequest
     from imagematrix.selection.selection import Selection
 
 
@@ -45,43 +48,39 @@ def resolve_tag(nodes: HostSources, tag: str, catalog: Catalog) -> ResolvedTag:
     not fit this node.
     """
     request = parse_request(tag, catalog)
-    host = nodes.get_host(request.node_class)
-    selection = explain(host, catalog, gpus=request.gpus, where=dict(request.where))
-    # `select` would advise --where, an option that a client of a registry does not have.
+    selection = _decide_request(request, nodes.get_host(request.node_class), catalog)
+    # Its own remedy would be --where, an option that a client of a registry does not have.
     if selection.variant is None and selection.decision.differing:
         axis, (value, *_) = next(iter(selection.decision.differing.items()))
         message = f"variants of {catalog.image}:{tag} that fit differ in {axis}"
         raise UsageError(message, remedy=f"name one in the tag, such as {tag}-{axis}{value}")
-    selection = select(host, catalog, gpus=request.gpus, where=dict(request.where))
-    resolved = _make_resolved_tag(request.to_tag(catalog.version), selection)
-    if request.node_class is None:
-        return resolved
-    selection_here = explain(nodes.get_host(None), catalog, gpus=request.gpus, where=dict(request.where))
-    if resolved.reference not in selection_here.fits:
-        message = f"class {request.node_class} gets {resolved.reference}, which does not fit this node"
-        raise UsageError(
-            message, remedy=f"run `imagematrix explain {quote_word(resolved.reference)}` on this node"
-        )
-    # The class decides on the variant, but the container gets the GPUs of this node.
-    return replace(resolved, gpus=selection_here.gpus)
+    variant = require_selected(selection).variant
+    if variant is None or variant.digest is None:
+        raise UsageError(f"{selection.selected} has no digest in its catalog")
+    gpus = selection.gpus
+    if request.node_class is not None:
+        # The class decides on the variant, but the container gets the GPUs of this node.
+        selection_here = _decide_request(request, nodes.get_host(None), catalog)
+        if variant.reference not in selection_here.fits:
+            message = f"class {request.node_class} gets {variant.reference}, which does not fit this node"
+            remedy = f"run `imagematrix explain {quote_word(variant.reference)}` on this node"
+            raise UsageError(message, remedy=remedy)
+        gpus = selection_here.gpus
+    return ResolvedTag(
+        tag=request.to_tag(catalog.version),
+        reference=variant.reference,
+        digest=variant.digest,
+        gpus=gpus,
+        fits=len(selection.fits),
+        variants=len(selection.decision.catalog.variants),
+    )
 
 
 def explain_tag(nodes: HostSources, tag: str, catalog: Catalog) -> str:
     """Return the Selection document for `tag`, as JSON; raise UsageError if the tag is invalid."""
     request = parse_request(tag, catalog)
-    host = nodes.get_host(request.node_class)
-    return json.dumps(explain(host, catalog, gpus=request.gpus, where=dict(request.where)).to_json())
+    return json.dumps(_decide_request(request, nodes.get_host(request.node_class), catalog).to_json())
 
 
-def _make_resolved_tag(tag: str, selection: Selection) -> ResolvedTag:
-    variant = selection.variant
-    if variant is None or variant.digest is None:
-        raise UsageError(f"{selection.selected} has no digest in its catalog")
-    return ResolvedTag(
-        tag=tag,
-        reference=variant.reference,
-        digest=variant.digest,
-        gpus=selection.gpus,
-        fits=len(selection.fits),
-        variants=len(selection.decision.catalog.variants),
-    )
+def _decide_request(request: TagRequest, host: Host, catalog: Catalog) -> Selection:
+    return explain(host, catalog, gpus=request.gpus, where=dict(request.where))

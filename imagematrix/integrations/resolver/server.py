@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from imagematrix.images.trust.policy import SignaturePolicy
     from imagematrix.integrations.resolver.choice import ResolvedTag
     from imagematrix.integrations.resolver.node import HostSource
-    from imagematrix.integrations.resolver.tag_cache import CachedTag
     from imagematrix.integrations.resolver.upstream import Upstream
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -204,7 +203,7 @@ class Resolver:
             if manifest is None:
                 raise UnknownImageError(f"{repository}@{name} not found")
             return manifest
-        version = await self._find_version(repository, name)
+        version = await self._versions.find(repository, name)
         if version.catalog is None:
             return version.manifest
         resolved = await self._resolve_tag(version.catalog, name)
@@ -213,13 +212,6 @@ class Resolver:
         if manifest is None:
             raise EngineError(f"the index of {repository}:{name} lists {resolved.digest}, which is missing")
         return manifest
-
-    async def _find_version(self, repository: str, tag: str) -> CachedTag:
-        """Return the upstream's manifest for a tag, or else for the version that the tag begins with."""
-        version = await self._versions.find(repository, tag)
-        if version is None:
-            raise UnknownImageError(f"{repository}:{tag} not found")
-        return version
 
     async def _run_locally(self, work: Callable[..., Result], *arguments: object) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._local, work, *arguments)
@@ -251,7 +243,7 @@ class Resolver:
     async def _explain(self, request: web.Request) -> web.Response:
         """Answer with the Selection document of IMAGE:TAG."""
         reference = Reference.parse(f"localhost/{request.match_info['name']}")
-        version = await self._find_version(reference.repository, reference.tag)
+        version = await self._versions.find(reference.repository, reference.tag)
         if version.catalog is None:
             raise UnknownImageError(f"{reference.repository}:{reference.tag} has no variants")
         nodes = await self._run_locally(self._nodes.read_all)

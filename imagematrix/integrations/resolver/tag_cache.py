@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from imagematrix.errors import EngineError, ImagematrixError, UsageError
+from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError, UsageError
 from imagematrix.images.catalog import image_index
 from imagematrix.images.catalog.labels import get_version
-from imagematrix.images.catalog.signature_guard import find_listed_digest, find_signers, require_tag
-from imagematrix.images.oci.manifest import INDEXES
+from imagematrix.images.catalog.signature_guard import find_listed_digest, find_signers
 from imagematrix.images.trust.policy import collect_requirements
 from imagematrix.images.trust.signature import is_signature, prove_signature
 from imagematrix.integrations.resolver.byte_cache import ENTRY, ByteCache
@@ -101,17 +100,15 @@ class TagCache:
         if state:
             self._restore_versions(state)
 
-    async def find(self, repository: str, tag: str) -> CachedTag | None:
+    async def find(self, repository: str, tag: str) -> CachedTag:
         """Return the upstream's version for a tag, or else for the part of the tag before its first dash.
 
         For `v1-python3.13`, that is the version `v1-python3.13` if the upstream has this tag, and else `v1`,
         if it has variants, among which `python3.13` chooses. While the upstream cannot be read, the last
-        known version is returned. Raises EngineError if none is known, SignatureError if the policy does not
-        admit it, UsageError if its catalog is damaged.
+        known version is returned. Raises UnknownImageError if there is none, EngineError if none is known,
+        SignatureError if the policy does not admit it, UsageError if its catalog is damaged.
         """
         name = get_version(tag)
-        if name == tag:
-            return await self._find_version(repository, tag)
         _, earlier = self._versions.get((repository, name)) or (0.0, None)
         try:
             # If the version is known, it can answer for the tag, so the wait is short.
@@ -122,10 +119,12 @@ class TagCache:
             digest = find_listed_digest(earlier.catalog, repository, tag)
             manifest = await self.find_manifest(repository, digest) if digest else None
             version = replace(earlier, manifest=manifest, catalog=None) if manifest else None
-        if version is not None:
-            return version
-        version = await self._find_version(repository, name)
-        return version if version and version.catalog else None
+        if version is None and name != tag:
+            version = await self._find_version(repository, name)
+            version = version if version and version.catalog else None
+        if version is None:
+            raise UnknownImageError(f"{repository}:{tag} not found")
+        return version
 
     async def list_tags(self, repository: str) -> list[str]:
         """Return the upstream's tags of a repository; raises EngineError if it cannot be read."""
@@ -300,12 +299,11 @@ def _verify_tag(
     """
     required = collect_requirements(policies, repository)
     try:
-        catalog = image_index.read_listed_catalog(manifest, repository, tag)
-        entries = image_index.parse_index(manifest.raw, tag) if manifest.media_type in INDEXES else ()
+        index = image_index.find_index(manifest, f"{repository}:{tag}")
+        catalog = index.make_catalog(repository, tag) if index else None
     except UsageError as error:
         raise UsageError(f"{repository}:{tag} cannot be read: {error}") from error
-    keys = find_signers(source, required, repository, tag, manifest.digest)
-    for requirement in required:
-        require_tag(source, requirement, repository, tag, manifest, catalog)
+    keys = find_signers(source, required, repository, tag, manifest, catalog)
+    entries = index.entries if index else ()
     digests = frozenset([manifest.digest, *(entry.digest for entry in entries)])
     return CachedTag(manifest=manifest, catalog=catalog, digests=digests, keys=keys)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imagematrix.integrations.kubernetes.admission.admission import AdmissionPolicy, make_policy
-from imagematrix.integrations.kubernetes.nodes.classes import Classes, classify_nodes, split_by_label
+from imagematrix.integrations.kubernetes.nodes.classes import Classes, classify_nodes
+from imagematrix.integrations.kubernetes.nodes.labels import CLASS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.integrations.kubernetes.nodes.nodes import ClusterNode
@@ -30,7 +31,7 @@ class ClusterPolicy:
 
 
 def make_cluster_policy(
-    nodes: Iterable[ClusterNode],
+    nodes: Sequence[ClusterNode],
     catalog: Catalog,
     *,
     name: str | None = None,
@@ -42,7 +43,10 @@ def make_cluster_policy(
 
     The other options are those of `classify_nodes` and `make_policy`, and so are the errors.
     """
-    labelled, unlabelled = split_by_label(nodes)
+    # A class label can be missing or wrong while a node starts or gets another driver. No pod with the image
+    # of a class can start there, because the affinity of the pod requires the class label.
+    unlabelled = [node.name for node in nodes if node.labels.get(CLASS) != node.class_name]
+    labelled = [node for node in nodes if node.labels.get(CLASS) == node.class_name]
     node_classes = classify_nodes(labelled, catalog, allow_cpu=allow_cpu, where=where)
     policy = make_policy(name or f"{catalog.image}:{catalog.version}", node_classes, deny=deny)
     return ClusterPolicy(node_classes=node_classes, policy=policy, unlabelled=tuple(unlabelled))

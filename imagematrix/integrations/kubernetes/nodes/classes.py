@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
-from imagematrix.integrations.kubernetes.nodes.labels import CARRIED, CLASS, make_labels
+from imagematrix.integrations.kubernetes.nodes.labels import CARRIED, CLASS
 from imagematrix.selection.fleet.hardware_kinds import get_miss, group_by_hardware
 from imagematrix.selection.fleet.upgrade import compute_upgrade
 from imagematrix.selection.query import normalize_where
@@ -173,21 +173,6 @@ def classify_nodes(
     )
 
 
-def split_by_label(nodes: Iterable[ClusterNode]) -> tuple[list[ClusterNode], list[str]]:
-    """Return the nodes whose class label matches their other labels, and the names of the other nodes.
-
-    A class label can be missing or wrong while a node starts or gets another driver. No pod with the image of
-    a class can start on such a node, because the affinity of the pod requires the class label.
-    """
-    labelled, unlabelled = [], []
-    for node in nodes:
-        if node.labels.get(CLASS) == make_labels(node.host)[CLASS]:
-            labelled.append(node)
-        else:
-            unlabelled.append(node.name)
-    return labelled, unlabelled
-
-
 def _require_labelled_facts(catalog: Catalog) -> None:
     """Raise UsageError if a rule reads a fact that labels do not have."""
     lacking = [(rule, missing) for rule in RULES if (missing := {*rule.facts} - CARRIED)]
@@ -208,7 +193,7 @@ def _make_classes(kinds: Iterable[HardwareKind], nodes: Mapping[str, ClusterNode
     by_name: dict[str, tuple[HardwareKind, list[str]]] = {}
     for kind in kinds:
         # The name follows from the facts, so that a node can state its class without knowing the others.
-        by_name.setdefault(make_labels(kind.sample)[CLASS], (kind, []))[1].extend(kind.hosts)
+        by_name.setdefault(nodes[kind.hosts[0]].class_name, (kind, []))[1].extend(kind.hosts)
     by_label: dict[str, list[ClusterNode]] = {}
     for name in sorted(nodes):
         by_label.setdefault(nodes[name].labels.get(CLASS, ""), []).append(nodes[name])

@@ -12,7 +12,6 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 
 from imagematrix.errors import UsageError
-from imagematrix.integrations.kubernetes.nodes import labels
 from imagematrix.integrations.kubernetes.nodes.dra_usage import count_units, count_waiting, list_claims
 from imagematrix.integrations.kubernetes.nodes.nodes import describe_nodes, list_objects
 
@@ -272,7 +271,7 @@ def _count_node(
     }
     return NodeCounts(
         name=node.name,
-        node_class=labels.make_labels(node.host)[labels.CLASS],
+        node_class=node.class_name,
         schedulable=schedulable,
         counts=tuple(numbers[resource] for resource in sorted(numbers)),
     )

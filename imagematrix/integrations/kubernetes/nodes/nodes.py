@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from imagematrix.common import json_documents
 from imagematrix.common.record import replace
@@ -46,7 +47,7 @@ class Taint:
         return f"{self.key}{f'={self.value}' if self.value else ''}:{self.effect}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ClusterNode:
     """A node: its name, its valid labels, and the Host that they describe.
 
@@ -64,6 +65,11 @@ class ClusterNode:
     def has_our_labels(self) -> bool:
         """Whether the node has our own labels."""
         return our_labels.ARCH in self.labels
+
+    @cached_property
+    def class_name(self) -> str:
+        """The name of the class of its Host, whatever its class label says."""
+        return our_labels.make_labels(self.host)[our_labels.CLASS]
 
 
 def load_nodes(path: Path, stream: BinaryIO) -> tuple[ClusterNode, ...]:
@@ -119,11 +125,6 @@ def describe_nodes(items: Iterable[json_documents.Fields], where: str) -> tuple[
     if not nodes:
         raise UsageError(f"{where}: no nodes found", remedy="write it with `kubectl get nodes -o json`")
     return tuple(nodes[name] for name in sorted(nodes))
-
-
-def make_host(data: object, where: str = "node") -> Host:
-    """Return the Host that the labels of a Node object describe; raise UsageError for any other object."""
-    return _parse_node(json_documents.Fields(data, where)).host
 
 
 def _parse_node(fields: json_documents.Fields) -> ClusterNode:

@@ -112,10 +112,9 @@ def place_gang(classes: Sequence[NodeClass]) -> Placement:
     for node_class in classes:
         if isinstance(node_class.kind.answer, UsageError):
             raise _make_miss(classes, f"{node_class.name}: {node_class.why}")
-        for candidate in node_class.kind.answer.candidates:
-            if candidate.rank is not None:
-                ranks.setdefault(candidate.reference, []).append(candidate.rank)
-                variants[candidate.reference] = candidate.variant
+        for rank, variant in enumerate(node_class.kind.answer.decision.ranked):
+            ranks.setdefault(variant.reference, []).append(rank)
+            variants[variant.reference] = variant
     common = [reference for reference, places in ranks.items() if len(places) == len(classes)]
     if not common:
         names = ", ".join(node_class.name for node_class in classes)

@@ -158,6 +158,17 @@ def test_index_sent_as_an_image_is_no_catalog(published, policy, sign, name):
         open_catalog(f"{name}:v1", policy=policy())
 
 
+def test_index_sent_as_something_unknown_has_to_be_signed(published, policy, sign, name):
+    index = published.repository.tags["v1"]
+    published.repository.manifests[index] = "application/json", published.repository.manifests[index][1]
+    file = policy()
+    assert f"{name}@{index} has no signature" in refused(f"{name}:v1", policy=file)
+    with pytest.raises(SignatureError):
+        list_catalogs(name, policy=file)
+    sign()
+    assert len(open_catalog(f"{name}:v1", policy=file).variants) == 2
+
+
 def test_image_of_the_engine_has_to_be_a_signed_entry(published, engine, policy, sign, name):
     """The registry has no such version any longer, or the image was never in one."""
     sign(published.digests["cpu-v2"])

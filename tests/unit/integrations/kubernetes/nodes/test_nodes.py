@@ -10,7 +10,7 @@ from imagematrix.common import json_documents
 from imagematrix.errors import UsageError
 from imagematrix.integrations.kubernetes.nodes import cpuid
 from imagematrix.integrations.kubernetes.nodes.classes import classify_nodes
-from imagematrix.integrations.kubernetes.nodes.nodes import load_nodes, make_host, parse_nodes
+from imagematrix.integrations.kubernetes.nodes.nodes import load_nodes, parse_nodes
 
 GFD = {
     "nvidia.com/cuda.driver-version.full": "580.65.06",
@@ -29,6 +29,11 @@ OLD = {
     "nvidia.com/cuda.driver.minor": "54",
     "nvidia.com/cuda.driver.rev": "03",
 }
+
+
+def make_host(node):
+    """Return the Host that the labels of a Node object describe."""
+    return parse_nodes(node, "node")[0].host
 
 
 def without(labels, *starts):
