@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Catalog, Variant
     from imagematrix.images.catalog.sources import open_catalog
     from imagematrix.launcher.docker.devices import DevicesError
-    from imagematrix.launcher.docker.launch import launch
     from imagematrix.launcher.docker.pull import pull
     from imagematrix.launcher.docker.share import Share
+    from imagematrix.launcher.launch import launch
     from imagematrix.selection.candidate import Candidate
     from imagematrix.selection.fleet.hosts import load_hosts
     from imagematrix.selection.gang.gang import Gang, GangMember, NothingFitsAll
@@ -114,7 +114,7 @@ _HOMES = {
     "Selection": "imagematrix.selection.selection",
     "Variant": "imagematrix.images.catalog.catalog",
     "explain": "imagematrix.selection.selector",
-    "launch": "imagematrix.launcher.docker.launch",
+    "launch": "imagematrix.launcher.launch",
     "Share": "imagematrix.launcher.docker.share",
     "pull": "imagematrix.launcher.docker.pull",
     "load_hosts": "imagematrix.selection.fleet.hosts",

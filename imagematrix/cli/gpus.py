@@ -13,9 +13,9 @@ from imagematrix.errors import UsageError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any
 
     from imagematrix.hardware.host.host import Host
+    from imagematrix.images.engine.containers import RunningContainer
     from imagematrix.launcher.gpu_claims.report import GpuStatus
     from imagematrix.launcher.gpu_claims.usage import Usage
 
@@ -66,7 +66,7 @@ def command(
         print_info(f"warning: {warning}")
 
 
-def _list_containers(node: Host, leased: Usage, *, saved: bool) -> tuple[list[dict[str, Any]], list[str]]:
+def _list_containers(node: Host, leased: Usage, *, saved: bool) -> tuple[list[RunningContainer], list[str]]:
     """Return the containers that may use GPUs of `node`, and warnings; `saved` if it is a saved host."""
     from imagematrix.errors import EngineError
     from imagematrix.images.engine import system

@@ -1,6 +1,6 @@
 """The start of a selected image on this node, with exactly its GPUs.
 
-`docker` plans a container and starts it in an engine, and `daemonless` starts one without. `gpu_claims` knows
-the users of each GPU and claims free ones; those of pods come from the `kubelet`. `doctor` finds problems
-that would stop a launch.
+The order of a launch is the same whatever starts it, and stands above the rooms. `docker` plans a container
+and starts it in an engine, and `daemonless` starts one without. `gpu_claims` knows the users of each GPU and
+claims free ones; those of pods come from the `kubelet`. `doctor` finds problems that would stop a launch.
 """

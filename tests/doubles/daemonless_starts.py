@@ -82,7 +82,7 @@ def started(monkeypatch, tmp_path, filled_store):
     calls = []
     monkeypatch.setattr(settings, "FILE", str(tmp_path / "site.toml"))
     monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
-    monkeypatch.setattr(daemonless, "load_node", lambda *words: (HOST, words[-1]))
+    monkeypatch.setattr("imagematrix.cli.shared.inputs.load_node", lambda *words: (HOST, words[-1]))
     monkeypatch.setattr(daemonless, "check_device_nodes", lambda _: ())
     monkeypatch.setattr("imagematrix.launcher.docker.request.require_device_nodes", lambda _: None)
     monkeypatch.setattr("imagematrix.launcher.gpu_claims.survey.survey_without_daemon", lambda *_: {})

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from contextlib import ExitStack
 
-from imagematrix.cli.shared.inputs import load_node, make_path
+from imagematrix.cli.shared.inputs import load_launch_node, make_path, start_launch
 from imagematrix.cli.shared.output import print_document, print_info, print_json, warn
-from imagematrix.cli.shared.wait_for_gpus import GpuWait
 from imagematrix.common.image_reference import names_registry, split_version
 from imagematrix.common.json_documents import Fields
 from imagematrix.common.record import replace
@@ -23,11 +21,12 @@ from imagematrix.launcher.daemonless.container import find_other_user, make_cont
 from imagematrix.launcher.daemonless.options import make_site_binds, parse_container_options
 from imagematrix.launcher.docker.devices import DevicesError, check_device_nodes
 from imagematrix.launcher.docker.options import JSON
+from imagematrix.launcher.docker.plan import require_variant
 from imagematrix.launcher.docker.request import Engine, make_request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from imagematrix.common.settings import Site
     from imagematrix.hardware.host.host import Host
@@ -50,51 +49,26 @@ def run_daemonless(args: RunArgs, image: str, engine: str, site: Site) -> int:
 
     Raises what `imagematrix.cli.shared.run_docker.run_with_docker` does.
     """
-    from imagematrix.launcher.daemonless.start import choose_runtime
-
-    daemonless = DaemonlessLaunch(args, image, parse_container_options(args, os.environ, engine), site)
-    host, gpus = load_node(make_path(args.host), None, make_path(args.nvidia_smi), args.gpus)
-    request = daemonless.make_request(host, gpus)
-    selection, launch = request.plan_on_any()
-    require_usable(launch, args)
-    runtime = choose_runtime(engine, site.choose_value("runtime", None, "IMAGEMATRIX_RUNTIME"))
-    if args.print_form:
-        words = daemonless.format_command(selection, launch, runtime)
-        if args.print_form == JSON:
-            print_json({**launch.to_json(args.docker), "docker": None, "runtime": words})
-            return 0
-        print_document(f"{shlex.join(words)}\n", "see it with --dry-run=json")
-        print_info(
-            "this shows what is started, and is no command to paste: variables and folders are of a launch"
-        )
-        return 0
-    for warning in selection.warnings:
-        warn(warning.text)
-
-    is_saved = args.host or args.nvidia_smi
-    wait = GpuWait(None if is_saved else lambda: load_node(None, None, None, args.gpus)[0])
-    with ExitStack() as stack:
-        claim: Claim | None = None
-        if launch.gpus:
-            claim = stack.enter_context(request.claim_gpus(launch, wait.print_reason, wait.probe_again))
-            selection, launch = request.plan_on_claimed(
-                claim, selection, launch, wait.latest or wait.probe_again()
-            )
-            require_usable(launch, args)
-        return daemonless.start(selection, launch, runtime, claim)
+    launch = DaemonlessLaunch(args, image, engine, parse_container_options(args, os.environ, engine), site)
+    return start_launch(launch.make_request(*load_launch_node(args)), launch, launch.print_launch)
 
 
 class DaemonlessLaunch:
     """A launch as the options and the site describe it: the store, the image in it, and the container.
 
-    `folders` are mounted besides those of the site and the options. `inherited` are variables that those of
-    the image override. With `own_processes`, the container has a process namespace, else it is in the node's.
+    `engine` chooses the runtime. `folders` are mounted besides those of the site and the options. `inherited`
+    are variables that those of the image override. With `own_processes`, the container has a process
+    namespace, else it is in the node's.
     """
+
+    # Whether a process keeps the number of its user, with runtimes that leave the choice.
+    of_user = False
 
     def __init__(
         self,
         args: RunArgs,
         image: str,
+        engine: str,
         options: ContainerOptions,
         site: Site,
         *,
@@ -104,13 +78,24 @@ class DaemonlessLaunch:
     ) -> None:
         self._args = args
         self._image = site.complete_name(image)
+        self._engine = engine
         self._options = options
         self._site = site
         self._folders = folders
         self._inherited = inherited
         self._own_processes = own_processes
         self._policy = make_path(args.policy)
+        self._runtime: Runtime | None = None
         self.store = ImageStore(find_store_folder(site, args.store))
+
+    def require_runtime(self) -> Runtime:
+        """Return the runtime that starts the container, chosen once; raises what `choose_runtime` does."""
+        from imagematrix.launcher.daemonless.start import choose_runtime
+
+        if self._runtime is None:
+            required = self._site.choose_value("runtime", None, "IMAGEMATRIX_RUNTIME")
+            self._runtime = choose_runtime(self._engine, required, of_user=self.of_user)
+        return self._runtime
 
     def open_catalog(self) -> Catalog:
         """Return the catalog that is named, or else that of the store, or else that of the image's registry.
@@ -132,23 +117,28 @@ class DaemonlessLaunch:
             self._args, host, catalog or self.open_catalog(), gpus, None, _make_daemonless_engine
         )
 
-    def start(self, selection: Selection, launch: Launch, runtime: Runtime, claim: Claim | None) -> int:
-        """Run a launch to its end, and return the exit code."""
-        from imagematrix.launcher.daemonless.start import run_container as start_container
+    def verify(self, _: Selection, launch: Launch) -> Launch:
+        """Return the launch if it can work here and there is a runtime for it; see ContainerEngine."""
+        _require_usable(launch, self._args)
+        self.require_runtime()
+        return launch
 
-        image = self.fetch_image(selection)
-        if user := find_other_user(_read_config(image)):
-            warn(f"the image's user {user} is ignored: without a daemon, the process is yours")
-        return start_container(self.make_container(image, launch), image, runtime, self.store, claim, warn)
+    def find_warnings(self, selection: Selection, _: Launch) -> Iterable[tuple[str, str | None]]:
+        """Return what the image does not prove; see ContainerEngine."""
+        return ((warning.text, None) for warning in selection.warnings)
 
-    def fetch_image(self, selection: Selection) -> StoredImage:
-        """Return the image of a selection, pulled into the store if it is not there."""
-        variant = selection.variant
-        if variant is None:
-            raise UsageError("cannot run: nothing was selected")
+    def prepare(self, _: Launch) -> None:
+        """Do nothing; see ContainerEngine."""
+
+    def pull(self, selection: Selection, _: Launch) -> StoredImage:
+        """Return the image of a selection, pulled into the store if it is not there; see ContainerEngine.
+
+        Its signatures are checked here, also those of an image in the store: fetching one checks them.
+        """
+        variant = require_variant(selection)
         image = self.store.find(variant.digest) if variant.digest else None
         if image is not None and (image.kind == FOLDER or not self._args.unpacked):
-            require_signed(variant, self._policy, version=selection.version)  # as fetching one does
+            require_signed(variant, self._policy, version=selection.version)
             return image
         from imagematrix.cli.shared.pull_image import PullDisplay
         from imagematrix.cli.shared.store_image import fetch_into_store
@@ -160,6 +150,15 @@ class DaemonlessLaunch:
             return fetch_into_store(
                 selection, self.store, self._args.catalog, self._policy, how, display, part=part
             )
+
+    def start(self, _: Selection, launch: Launch, image: StoredImage, claim: Claim | None) -> int:
+        """Run the container to its end, and return its exit code; see ContainerEngine."""
+        from imagematrix.launcher.daemonless.start import run_container
+
+        if user := find_other_user(_read_config(image)):
+            warn(f"the image's user {user} is ignored: without a daemon, the process is yours")
+        container = self.make_container(image, launch)
+        return run_container(container, image, self.require_runtime(), self.store, claim, warn)
 
     def make_container(self, image: StoredImage, launch: Launch) -> ContainerSpec:
         """Return the container of a launch from an image in the store."""
@@ -177,7 +176,18 @@ class DaemonlessLaunch:
         )
         return replace(container, own_processes=self._own_processes)
 
-    def format_command(self, selection: Selection, launch: Launch, runtime: Runtime) -> list[str]:
+    def print_launch(self, selection: Selection, launch: Launch) -> None:
+        """Print the command that starts a launch, or the launch as a document."""
+        words = self._format_command(selection, launch)
+        if self._args.print_form == JSON:
+            print_json({**launch.to_json(self._args.docker), "docker": None, "runtime": words})
+            return
+        print_document(f"{shlex.join(words)}\n", "see it with --dry-run=json")
+        print_info(
+            "this shows what is started, and is no command to paste: variables and folders are of a launch"
+        )
+
+    def _format_command(self, selection: Selection, launch: Launch) -> list[str]:
         """Return the command that starts a launch, without values of variables.
 
         It has placeholders for what only the image says, if that is not in the store.
@@ -189,6 +199,7 @@ class DaemonlessLaunch:
             container = make_container(unknown, launch, self._options, (), name=UNKNOWN, home="/root")
         else:
             container = self.make_container(image, launch)
+        runtime = self.require_runtime()
         runtime.require_possible(container)
         return runtime.format_command(container)
 
@@ -203,7 +214,7 @@ def _make_daemonless_engine() -> Engine:
     return Engine(get_info=dict, inspect_image=lambda _: None, survey=survey_without_daemon, any_user=True)
 
 
-def require_usable(launch: Launch, args: RunArgs) -> None:
+def _require_usable(launch: Launch, args: RunArgs) -> None:
     """Raise an error if a launch cannot work without a daemon: the process has the rights of the caller."""
     if launch.injected:
         raise UsageError(

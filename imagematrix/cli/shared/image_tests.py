@@ -200,7 +200,7 @@ class ContainerTester:
         """Start the container of a test, with the files of its secrets in `folder`."""
         from docker.types import Mount
 
-        from imagematrix.launcher.docker.launch import start_container
+        from imagematrix.launcher.launch import start_container
 
         mounts = [(target, source) for target, source in test.mounts]
         for name in test.secrets:

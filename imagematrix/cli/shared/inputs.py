@@ -1,4 +1,4 @@
-"""The host and the catalog that options of `select`, `explain`, `pull` and `run` name, and the selection."""
+"""What options of `select`, `explain`, `pull` and `run` name: the host and the catalog, and what is done."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from imagematrix.images.catalog.sources import open_catalog, open_stored_catalog
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from imagematrix.hardware.host.host import Host
     from imagematrix.images.catalog.catalog import Catalog
+    from imagematrix.launcher.docker.options import RunArgs
+    from imagematrix.launcher.docker.plan import Launch
+    from imagematrix.launcher.docker.request import LaunchRequest
+    from imagematrix.launcher.launch_session import ContainerEngine, Image
     from imagematrix.selection.selection import Selection
 
 
@@ -29,6 +33,32 @@ def load_node(
     from imagematrix.hardware.gpu_request.visible import within
 
     return within(host, gpus)
+
+
+def load_launch_node(args: RunArgs) -> tuple[Host, str | None]:
+    """Return the host and the requested GPUs of a launch, as `load_node` does."""
+    return load_node(make_path(args.host), None, make_path(args.nvidia_smi), args.gpus)
+
+
+def start_launch(
+    request: LaunchRequest,
+    engine: ContainerEngine[Image, int],
+    print_launch: Callable[[Selection, Launch], object],
+) -> int:
+    """Start what `run` is to start on unused GPUs, or only print it; return the exit code.
+
+    A saved host is not read again after a wait.
+    """
+    from imagematrix.cli.shared.output import print_info, warn
+    from imagematrix.launcher.launch_session import LaunchSession, PrintedLaunch, UnclaimedGpus, UnusedGpus
+
+    args = request.args
+    if args.print_form:
+        printed = PrintedLaunch(engine, print_launch)
+        return LaunchSession(request=request, gpus=UnclaimedGpus()).run(printed)
+    is_saved = args.host or args.nvidia_smi
+    gpus = UnusedGpus(None if is_saved else lambda: load_launch_node(args)[0], print_info)
+    return LaunchSession(request=request, gpus=gpus, on_warning=warn).run(engine)
 
 
 def require_one_host(file: Path | None, root: Path | None, nvidia_smi: Path | None = None) -> None:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from contextlib import ExitStack
 
-from imagematrix.cli.shared.inputs import find_catalog, load_node, make_path
+from imagematrix.cli.shared.inputs import find_catalog, load_launch_node, make_path, start_launch
 from imagematrix.cli.shared.output import print_document, print_info, print_json, warn
 from imagematrix.cli.shared.pull_image import PullDisplay
-from imagematrix.cli.shared.wait_for_gpus import GpuWait
 from imagematrix.common.record import replace
 from imagematrix.common.settings import DOCKER, read_site
 from imagematrix.errors import EngineUnreachableError, UsageError
-from imagematrix.images.catalog.sources import require_signed
 from imagematrix.images.engine import system
 from imagematrix.launcher.docker.options import JSON
+from imagematrix.launcher.launch_session import SignatureCheck
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterable
 
     from imagematrix.launcher.docker.options import RunArgs
     from imagematrix.launcher.docker.plan import Launch
+    from imagematrix.launcher.docker.request import LaunchRequest
+    from imagematrix.launcher.gpu_claims.gpu_claim import Claim
     from imagematrix.selection.selection import Selection
 
 
@@ -53,65 +53,80 @@ def _launch_image(args: RunArgs, image: str) -> int:
             "--measure and --detach are mutually exclusive: the report follows the end of the run"
         )
     remote = find_remote_machine(args)
-    policy = make_path(args.policy)
-    host, gpus = load_node(make_path(args.host), None, make_path(args.nvidia_smi), args.gpus)
-    request = make_request(args, host, find_catalog(image, args.catalog, policy), gpus, remote)
-    selection, launch = request.plan_on_any()
-    launch = _label_with_job(_pin_signed(selection, launch, policy))
-    if args.print_form:
-        from imagematrix.launcher.docker.plan import format_docker_run
+    host, gpus = load_launch_node(args)
+    catalog = find_catalog(image, args.catalog, make_path(args.policy))
+    request = make_request(args, host, catalog, gpus, remote)
+    command = (DetachedCommand if args.is_detached else DockerCommand)(request)
+    return start_launch(request, command, command.print_launch)
 
-        if args.print_form == JSON:
-            print_json(launch.to_json(args.docker))
-        else:
-            command = shlex.join(format_docker_run(launch, args.docker))
-            print_document(f"{command}\n", "see it with --dry-run=json")
-        return 0
-    for doubt, remedy in request.find_doubts(selection, launch):
-        warn(doubt, remedy)
-    if "@" in launch.reference and args.may_pull:
-        from imagematrix.launcher.docker.zstd_check import require_unpackable
 
-        require_unpackable(launch.reference)
+class DockerCommand:
+    """Docker's command in the foreground, which starts what is requested."""
 
-    is_saved = args.host or args.nvidia_smi
-    wait = GpuWait(None if is_saved else lambda: load_node(None, None, None, args.gpus)[0])
-    with ExitStack() as stack:
-        if launch.gpus or request.passed_gpus:
-            claim = stack.enter_context(request.claim_gpus(launch, wait.print_reason, wait.probe_again))
-            signed = launch
-            selection, launch = request.plan_on_claimed(
-                claim, selection, launch, wait.latest or wait.probe_again()
-            )
-            launch = _label_with_job(_pin_signed(selection, launch, policy, signed))
-            claim.pass_on()
-        # Docker's command pulls an image without a digest, and any image if an option says so.
-        if "@" in launch.reference and args.is_pulled_first:
+    def __init__(self, request: LaunchRequest) -> None:
+        self._request = request
+        self._args = request.args
+        self._signatures = SignatureCheck(make_path(request.args.policy))
+
+    def verify(self, selection: Selection, launch: Launch) -> Launch:
+        """Return the launch, labelled and by its digest if policies require signatures; see ContainerEngine.
+
+        By its tag, docker's command could pull another image with `--pull always`.
+        """
+        digest = self._signatures.require_signed(selection)
+        if digest is not None and "@" not in launch.reference:
+            launch = replace(launch, reference=f"{launch.reference}@{digest}")
+        return _label_with_job(launch)
+
+    def find_warnings(self, selection: Selection, launch: Launch) -> Iterable[tuple[str, str | None]]:
+        """Return the doubts about the launch; see ContainerEngine."""
+        return self._request.find_doubts(selection, launch)
+
+    def prepare(self, launch: Launch) -> None:
+        """Raise an error if the engine could not unpack an image that is pulled; see ContainerEngine."""
+        if "@" in launch.reference and self._args.may_pull:
+            from imagematrix.launcher.docker.zstd_check import require_unpackable
+
+            require_unpackable(launch.reference)
+
+    def pull(self, _: Selection, launch: Launch) -> None:
+        """Pull an image by its digest unless the engine has it; see ContainerEngine.
+
+        It follows the claim, on which the image may depend. Docker's command pulls an image without a digest,
+        and any image if an option says so.
+        """
+        if "@" in launch.reference and self._args.is_pulled_first:
             from imagematrix.launcher.docker.pull import pull_unless_present
 
-            with PullDisplay(launch.reference, quiet=args.is_quiet) as display:
+            with PullDisplay(launch.reference, quiet=self._args.is_quiet) as display:
                 pull_unless_present(launch.reference, launch.digest, launch.platform, on_progress=display)
-        if args.is_detached:
-            _exec_docker(launch, args)
-        return _run_docker(launch, args, selection)
+
+    def start(self, selection: Selection, launch: Launch, _: None, claim: Claim | None) -> int:
+        """Run docker's command, which holds the claim too, and return its exit code."""
+        if claim is not None:
+            claim.pass_on()
+        return self._run_command(selection, launch)
+
+    def _run_command(self, selection: Selection, launch: Launch) -> int:
+        return _run_docker(launch, self._args, selection)
+
+    def print_launch(self, _: Selection, launch: Launch) -> None:
+        """Print the command, or the launch as a document."""
+        from imagematrix.launcher.docker.plan import format_docker_run
+
+        if self._args.print_form == JSON:
+            print_json(launch.to_json(self._args.docker))
+        else:
+            command = shlex.join(format_docker_run(launch, self._args.docker))
+            print_document(f"{command}\n", "see it with --dry-run=json")
 
 
-def _pin_signed(
-    selection: Selection, launch: Launch, policy: Path | None, before: Launch | None = None
-) -> Launch:
-    """Return the launch; if policies require signatures, check them and name the image by its digest.
+class DetachedCommand(DockerCommand):
+    """Docker's command with `--detach`: it ends once the container runs, and nothing has to outlive it."""
 
-    By its tag, docker's command could pull another image with `--pull always`. The image of the launch
-    `before` was already checked.
-    """
-    if before is not None and before.reference == launch.reference:
-        return launch
-    digest = None
-    if selection.variant:
-        digest = require_signed(selection.variant, policy, version=selection.version)
-    if digest is None or "@" in launch.reference:
-        return launch
-    return replace(launch, reference=f"{launch.reference}@{digest}")
+    def _run_command(self, _: Selection, launch: Launch) -> int:
+        _exec_docker(launch, self._args)
+        return 0  # exec does not return
 
 
 def _label_with_job(launch: Launch) -> Launch:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import ExitStack
 
+from imagematrix.cli.shared.daemonless import DaemonlessLaunch
 from imagematrix.cli.shared.output import print_info, warn
 from imagematrix.common.programs import SYSTEM_PATH
 from imagematrix.common.settings import DOCKER, read_site
@@ -17,20 +17,21 @@ from imagematrix.hardware.gpu_request.spec import NONE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from imagematrix.cli.shared.daemonless import DaemonlessLaunch
     from imagematrix.common.settings import Site
     from imagematrix.hardware.host.host import Host
     from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.integrations.slurm.task import SlurmTask
     from imagematrix.launcher.daemonless.options import Bind
     from imagematrix.launcher.docker.options import RunArgs
+    from imagematrix.launcher.docker.plan import Launch
     from imagematrix.selection.selection import Selection
 
 USAGE = "imagematrix oci-task IMAGE ENVFILE SPOOL -- COMMAND..."
 DEFAULT = "oci"  # of the engines without a daemon
 WHERE, ALLOW_CPU = "IMAGEMATRIX_WHERE", "IMAGEMATRIX_ALLOW_CPU"
+REMEDY = "install bubblewrap or charliecloud on the node, or start the step with --mpi=none"
 MPI = frozenset(("mpi", "pmix"))  # libraries of an image that ask the server of PMIx
 
 
@@ -67,13 +68,11 @@ def run_slurm_task(words: Sequence[str]) -> int:
 
 
 def _start_container(image: str, task: SlurmTask, configuration: str | None) -> int:
-    from imagematrix.cli.shared.daemonless import DaemonlessLaunch, require_usable
     from imagematrix.hardware.host.probe import probe
     from imagematrix.integrations.slurm.task import find_task_gpus
     from imagematrix.launcher.daemonless.options import Bind, ContainerOptions, make_site_binds
-    from imagematrix.launcher.daemonless.start import choose_runtime
     from imagematrix.launcher.docker.options import RunArgs
-    from imagematrix.launcher.gpu_claims.gpu_claim import adopt_scheduler_gpus
+    from imagematrix.launcher.launch_session import AdoptedGpus, LaunchSession
     from imagematrix.selection.query import parse_where
 
     site = read_site()
@@ -99,28 +98,52 @@ def _start_container(image: str, task: SlurmTask, configuration: str | None) -> 
         terminal=terminal,
         read_only=False,
     )
-    daemonless = DaemonlessLaunch(
-        args, image, options, site, folders=folders, inherited=task.job_variables, own_processes=False
+    launch = (RankLaunch if task.is_pmix_rank else DaemonlessLaunch)(
+        args,
+        image,
+        DEFAULT if engine == DOCKER else engine,
+        options,
+        site,
+        folders=folders,
+        inherited=task.job_variables,
+        own_processes=False,
     )
     node = probe()
     if configuration is not None:
         _require_configured_node(configuration, task.environment, node)
     host, gpus = find_task_gpus(node, task.environment)
-    catalog = _agree_with_step(image, task, site, args, daemonless, (host, gpus))
-    selection, launch = daemonless.make_request(host, gpus, catalog).plan_on_any()
-    require_usable(launch, args)
-    runtime = choose_runtime(
-        DEFAULT if engine == DOCKER else engine,
-        site.choose_value("runtime", None, "IMAGEMATRIX_RUNTIME"),
-        of_user=task.is_pmix_rank,
-    )
-    if task.is_pmix_rank and runtime.as_root:
-        _require_no_mpi(selection, runtime.name)
-    for warning in selection.warnings:
-        warn(warning.text)
-    with ExitStack() as stack:
-        claim = stack.enter_context(adopt_scheduler_gpus(launch.gpus, by="Slurm")) if launch.gpus else None
-        return daemonless.start(selection, launch, runtime, claim)
+    catalog = _agree_with_step(image, task, site, args, launch, (host, gpus))
+    request = launch.make_request(host, gpus, catalog)
+    return LaunchSession(request=request, gpus=AdoptedGpus("Slurm"), on_warning=warn).run(launch)
+
+
+class RankLaunch(DaemonlessLaunch):
+    """The launch of a rank with a server of PMIx, which knows it by the job's user.
+
+    The server compares the user that a rank says it is, root in its container, with the job's. PMIx 5.0.7
+    then leaves the rank waiting (connection_hdlr.c).
+    """
+
+    of_user = True
+
+    def verify(self, selection: Selection, launch: Launch) -> Launch:
+        """Return the launch, unless it uses MPI and its process would be root; see ContainerEngine."""
+        launch = super().verify(selection, launch)
+        libraries = selection.variant.libraries if selection.variant else None
+        if self.require_runtime().as_root and libraries is not None and not MPI.isdisjoint(dict(libraries)):
+            raise EngineError(self._describe_problem(), remedy=REMEDY)
+        return launch
+
+    def find_warnings(self, selection: Selection, launch: Launch) -> Iterator[tuple[str, str | None]]:
+        """Yield a warning if it is unknown whether the image uses MPI, and then the others."""
+        libraries = selection.variant.libraries if selection.variant else None
+        if self.require_runtime().as_root and libraries is None:
+            yield f"{self._describe_problem()}, if the program uses it; {REMEDY}", None
+        yield from super().find_warnings(selection, launch)
+
+    def _describe_problem(self) -> str:
+        root = f"a task is root in a container of {self.require_runtime().name}"
+        return f"{root}, so the server of PMIx leaves MPI_Init waiting"
 
 
 def _agree_with_step(
@@ -153,21 +176,6 @@ def _agree_with_step(
         where=args.where,
         allow_cpu=args.allow_cpu,
     ).decision.catalog
-
-
-def _require_no_mpi(selection: Selection, runtime: str) -> None:
-    """Raise EngineError if a rank with a server of PMIx uses MPI, and warn if that is unknown.
-
-    The server compares the user that a rank says it is, root in its container, with the job's. PMIx 5.0.7
-    then leaves the rank waiting (connection_hdlr.c).
-    """
-    problem = f"a task is root in a container of {runtime}, so the server of PMIx leaves MPI_Init waiting"
-    remedy = "install bubblewrap or charliecloud on the node, or start the step with --mpi=none"
-    libraries = selection.variant.libraries if selection.variant else None
-    if libraries is None:
-        warn(f"{problem}, if the program uses it; {remedy}")
-    elif not MPI.isdisjoint(dict(libraries)):
-        raise EngineError(problem, remedy=remedy)
 
 
 def _require_configured_node(path: str, environment: Mapping[str, str], host: Host) -> None:

@@ -1,10 +1,11 @@
-"""The engine's containers."""
+"""The engine's containers, and the only reader of what `docker inspect` tells of one."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 
+from imagematrix.common.record import Record
 from imagematrix.errors import EngineError
 from imagematrix.hardware.vendors import runtime
 from imagematrix.images.engine import images, system
@@ -12,7 +13,7 @@ from imagematrix.images.engine.transport import OK, connect, make_filters, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any
 
     from imagematrix.images.engine.transport import EngineResponse, Transport
@@ -22,6 +23,41 @@ if TYPE_CHECKING:
 YOUNG_S = 60  # from the creation of a container to its start, which usually follows at once
 START_S, EACH_S = 30, 1  # timeout for all starts, and the least for each: NVIDIA's runtime wakes GPUs
 LAUNCH, TASK = "io.imagematrix.selected", "com.docker.swarm.task.id"  # labels of launches, and of Swarm
+
+
+class PassedDevices(Record):
+    """How a container comes to devices.
+
+    `paths` are the node's device nodes, or folders of them, that are passed to it; `cgroup_rules` let it open
+    others. `requested` are names by which NVIDIA's runtime, or the engine through CDI, knows GPUs.
+    """
+
+    paths: tuple[str, ...] = ()
+    cgroup_rules: tuple[str, ...] = ()
+    requested: tuple[str, ...] = ()
+
+
+class ContainerMount(Record):
+    """Files at `target` in a container; they are those at `source` on the node, None if it has none there."""
+
+    target: str
+    source: str | None
+
+
+class RunningContainer(Record):
+    """A container that runs or is being started.
+
+    `labels` are those of its launch, without the image's. `image` is the image's name, None if unknown, and
+    `cgroup_parent` the cgroup that its launch named, if any.
+    """
+
+    container_id: str
+    name: str
+    image: str | None
+    devices: PassedDevices
+    labels: Mapping[str, str] = {}
+    mounts: tuple[ContainerMount, ...] = ()
+    cgroup_parent: str = ""
 
 
 def list_ids(transport: Transport | None = None) -> frozenset[str]:
@@ -54,8 +90,8 @@ def list_labelled(label: str, transport: Transport | None = None) -> dict[str, s
     return {str(entry["Id"]): str((entry.get("Names") or [""])[0]).lstrip("/") for entry in listed}
 
 
-def list_running(transport: Transport | None = None) -> list[dict[str, Any]]:
-    """Return each running container as `docker inspect` describes it; raise EngineError.
+def list_running(transport: Transport | None = None) -> list[RunningContainer]:
+    """Return the running containers; raise EngineError.
 
     Containers that end meanwhile are left out. Only the labels of the launch are returned: the engine merges
     those of the image into them, and the image's author must not decide what a launch may use. So a label is
@@ -67,7 +103,7 @@ def list_running(transport: Transport | None = None) -> list[dict[str, Any]]:
 
 def list_running_or_starting(
     attended: Attended = lambda _: True, transport: Transport | None = None
-) -> list[dict[str, Any]]:
+) -> list[RunningContainer]:
     """Return the running containers, as `list_running` does, and those that are being started.
 
     Left out are launches whose labels are `attended`, because a lease counts for them, and tasks of Swarm,
@@ -81,7 +117,7 @@ def list_running_or_starting(
         # Queried last: a container that starts meanwhile is in one of the lists, or in both.
         containers = _list_running(engine, origins)
         oldest, deadline = time.time() - YOUNG_S, time.monotonic() + START_S
-        seen = {container.get("Id") for container in containers}
+        seen = {container.container_id for container in containers}
         for entry in created:
             if entry.get("Created", 0) < oldest or entry["Id"] in seen:
                 continue
@@ -90,14 +126,14 @@ def list_running_or_starting(
                 continue
             container = _inspect_starting(engine, entry["Id"], max(EACH_S, deadline - time.monotonic()))
             if container:
-                containers.append(origins.describe(container))
+                containers.append(origins.parse_container(container))
         return containers
 
 
-def _list_running(engine: Transport, origins: _Origins) -> list[dict[str, Any]]:
+def _list_running(engine: Transport, origins: _Origins) -> list[RunningContainer]:
     listed = engine.get("/containers/json").expect(list)
     inspected = [_inspect(engine, entry["Id"]).expect_or_none(dict) for entry in listed]
-    return [origins.describe(container) for container in inspected if container is not None]
+    return [origins.parse_container(container) for container in inspected if container is not None]
 
 
 def _inspect_starting(engine: Transport, container_id: str, answer_s: float) -> dict[str, Any] | None:
@@ -114,6 +150,53 @@ def _inspect(engine: Transport, container_id: str, answer_s: float | None = None
     return engine.get(f"/containers/{quote(container_id)}/json", answer_s)
 
 
+def parse_container(
+    document: Mapping[str, Any], get_info: Callable[[], Mapping[str, Any]], labels: Mapping[str, str]
+) -> RunningContainer:
+    """Return the container that a document of `docker inspect` describes, with the `labels` of its launch.
+
+    `get_info` returns the engine's information, and is called only if needed.
+    """
+    config, host = document.get("Config") or {}, document.get("HostConfig") or {}
+    requested = [*list_requested_names(host.get("DeviceRequests") or ())]
+    variables = dict(str(text).partition("=")[::2] for text in config.get("Env") or ())
+    if runtime.requests_gpus(variables) and runtime.is_nvidia(host.get("Runtime"), get_info):
+        requested += variables[runtime.VISIBLE].split(",")
+    container_id = str(document.get("Id") or "")
+    return RunningContainer(
+        container_id=container_id,
+        name=str(document.get("Name") or container_id).lstrip("/"),
+        image=config.get("Image"),
+        devices=PassedDevices(
+            paths=tuple(str(device.get("PathOnHost")) for device in host.get("Devices") or ()),
+            cgroup_rules=tuple(map(str, host.get("DeviceCgroupRules") or ())),
+            requested=tuple(requested),
+        ),
+        labels=labels,
+        mounts=tuple(
+            ContainerMount(target=str(mount.get("Destination")), source=mount.get("Source"))
+            for mount in document.get("Mounts") or ()
+        ),
+        cgroup_parent=str(host.get("CgroupParent") or ""),
+    )
+
+
+def list_requested_names(requests: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the names of the GPUs in the device requests of a container, as the engine's API has them.
+
+    The engine turns a count of N into the first N indices, and -1 into "all" (daemon/nvidia_linux.go).
+    """
+    for request in requests:
+        driver, capabilities = request.get("Driver") or "", request.get("Capabilities") or ()
+        if not driver.startswith((runtime.NVIDIA, "cdi")) and (
+            driver or all(runtime.CAPABILITIES.isdisjoint(alternative) for alternative in capabilities)
+        ):
+            continue
+        yield from (str(name) for name in request.get("DeviceIDs") or ())
+        count = int(request.get("Count") or 0)
+        yield from ["all"] if count < 0 else [str(index) for index in range(count)]
+
+
 class _Origins:
     """What an engine tells of the images and runtimes of its containers, each requested once."""
 
@@ -122,16 +205,12 @@ class _Origins:
         self._labels: dict[str, Mapping[str, str] | None] = {}
         self._info: Mapping[str, Any] | None = None
 
-    def describe(self, container: dict[str, Any]) -> dict[str, Any]:
-        """Return a container with only the labels of its launch, and NVIDIA's runtime by its usual name."""
-        config, host = container.get("Config") or {}, container.get("HostConfig") or {}
-        if config.get("Labels"):
-            labels = self.select_launch_labels(config["Labels"], container.get("Image"))
-            container = {**container, "Config": {**config, "Labels": labels}}
-        variables = dict(str(text).partition("=")[::2] for text in config.get("Env") or ())
-        if runtime.requests_gpus(variables) and runtime.is_nvidia(host.get("Runtime"), self._information):
-            container = {**container, "HostConfig": {**host, "Runtime": runtime.NVIDIA}}
-        return container
+    def parse_container(self, container: Mapping[str, Any]) -> RunningContainer:
+        """Return the container that a document describes, with only the labels of its launch."""
+        labels = (container.get("Config") or {}).get("Labels")
+        return parse_container(
+            container, self._information, self.select_launch_labels(labels, container.get("Image"))
+        )
 
     def select_launch_labels(self, labels: Mapping[str, str] | None, image: object) -> dict[str, str]:
         """Return those of a container's labels that its image, given by its id, does not have."""

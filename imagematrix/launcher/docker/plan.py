@@ -113,9 +113,7 @@ def plan_launch(
     is the container's share of each. Raises UsageError if nothing was selected, and ProbeError if the host
     lacks a fact that is needed to pass a GPU.
     """
-    variant = selection.variant
-    if variant is None:
-        raise UsageError("cannot launch: nothing was selected")
+    variant = require_variant(selection)
     chosen = select_gpus(selection.chosen_gpus, gpus)
     driver = get_driver_mode(variant)
     used = chosen if driver else ()
@@ -139,6 +137,13 @@ def plan_launch(
         mounts=(mps.pipes,) if mps else (),
         ipc="host" if mps else None,  # daemon and clients share memory in /dev/shm
     )
+
+
+def require_variant(selection: Selection) -> Variant:
+    """Return the variant to launch; raise UsageError if nothing was selected."""
+    if selection.variant is None:
+        raise UsageError("cannot launch: nothing was selected")
+    return selection.variant
 
 
 def find_engine_digests(

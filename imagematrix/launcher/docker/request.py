@@ -61,7 +61,7 @@ def make_docker_engine(*, remote: bool = False) -> Engine:
 
 
 class LaunchRequest(Record):
-    """What `args` request on `host`, from `catalog`.
+    """What `args` request on `host`; `choose` selects the image for GPUs of a host.
 
     Any of `choices` can serve the request; `gpus_spec` is the requested `--gpus` value. `passed_gpus` are
     those that the user's own options for docker pass. `remote` is the name of the engine's machine if it is
@@ -70,11 +70,11 @@ class LaunchRequest(Record):
 
     args: RunArgs
     host: Host
-    catalog: Catalog
+    choose: Callable[[Host, Wanted], Selection]
     share: Share
     remote: str | None
     choices: tuple[Choice, ...]
-    gpus_spec: str | None
+    gpus_spec: Wanted
     make_engine: Callable[[], Engine]
     engine: Engine
     passed_gpus: tuple[Gpu, ...] = ()
@@ -108,11 +108,8 @@ class LaunchRequest(Record):
 
     def plan_on(self, gpus: Wanted) -> tuple[Selection, Launch]:
         """Return what to start on `gpus`; raises what `plan_on_any` does."""
-        args, needed = (
-            self.args,
-            self.args.print_form is None,
-        )  # a launch that is only printed needs no engine
-        selection = select(self.host, self.catalog, gpus=gpus, allow_cpu=args.allow_cpu, where=args.where)
+        args, needed = self.args, self.args.print_form is None  # what is only printed needs no engine
+        selection = self.choose(self.host, gpus)
         # Without an engine, an image of a registry would be pulled.
         default: frozenset[str] | None = frozenset() if "/" in str(selection.selected) else None
         digests = _query_engine(
@@ -235,12 +232,15 @@ def make_request(
         # stay: this only prefers images, and the claim refuses such GPUs.
         large = (choice.with_memory(args.vram_mib) for choice in choices)
         choices = tuple(choice for choice in large if choice.enough) or choices
-    share = Share(vram_mib=args.vram_mib, mps=_find_mps(args))
+
+    def select_image(host: Host, gpus: Wanted) -> Selection:
+        return select(host, catalog, gpus=gpus, allow_cpu=args.allow_cpu, where=args.where)
+
     return LaunchRequest(
         args=args,
         host=host,
-        catalog=catalog,
-        share=share,
+        choose=select_image,
+        share=Share(vram_mib=args.vram_mib, mps=_find_mps(args)),
         remote=remote,
         choices=choices,
         gpus_spec=gpus_spec,

@@ -10,9 +10,10 @@ from imagematrix.common.record import Record, replace
 from imagematrix.errors import UsageError
 from imagematrix.hardware.gpu_request.choice import list_mig_devices
 from imagematrix.hardware.host.host import Gpu
-from imagematrix.hardware.vendors.runtime import NVIDIA, is_nvidia
+from imagematrix.hardware.vendors.runtime import VISIBLE, is_nvidia
+from imagematrix.images.engine.containers import PassedDevices, list_requested_names
 from imagematrix.launcher.docker import env_file
-from imagematrix.launcher.gpu_claims.containers import CDI, CDI_KIND, VISIBLE, find_gpu_keys
+from imagematrix.launcher.gpu_claims.containers import CDI, CDI_KIND, find_gpu_keys
 from imagematrix.launcher.gpu_claims.usage import list_lock_names
 
 TYPE_CHECKING = False
@@ -53,7 +54,7 @@ def find_user_gpus(args: RunArgs, gpus: tuple[Gpu, ...], info: Callable[[], Mapp
             with contextlib.suppress(UsageError):  # docker will refuse it
                 variables += env_file.read_env_file(path, os.environ)
     variables += args.get_values("--env", "e")
-    visible = [expand_variable(text) for text in variables if text.partition("=")[0] == VISIBLE[:-1]]
+    visible = [expand_variable(text) for text in variables if text.partition("=")[0] == VISIBLE]
     runtime = [None, *args.get_values("--runtime")][-1]
     injected = bool(visible or once) and _is_injecting(runtime, info)
     if once and injected:
@@ -61,14 +62,13 @@ def find_user_gpus(args: RunArgs, gpus: tuple[Gpu, ...], info: Callable[[], Mapp
             f"--env-file {once[0]}: not a regular file, so the GPUs that it may name cannot be claimed",
             remedy="write the variables to a file",
         )
-    host = {
-        "Devices": [{"PathOnHost": name.partition(":")[0]} for name in devices if name not in names],
-        "DeviceCgroupRules": args.get_values("--device-cgroup-rule"),
-        "DeviceRequests": [{"Driver": "cdi", "DeviceIDs": names}],
-        "Runtime": NVIDIA if injected else None,
-    }
-    passed = _find_container_gpus(host, [f"{VISIBLE}{value}" for value in visible], gpus)
-    return UserGpus(gpus=passed, names_all=bool(passed))
+    passed = PassedDevices(
+        paths=tuple(name.partition(":")[0] for name in devices if name not in names),
+        cgroup_rules=args.get_values("--device-cgroup-rule"),
+        requested=(*names, *(visible[-1].split(",") if injected else ())),
+    )
+    passed_gpus = _find_passed_gpus(passed, gpus)
+    return UserGpus(gpus=passed_gpus, names_all=bool(passed_gpus))
 
 
 def find_gpus_in_api_options(
@@ -83,14 +83,16 @@ def find_gpus_in_api_options(
     environment = options.get("environment") or ()
     if isinstance(environment, dict):
         environment = [f"{name}={value}" for name, value in environment.items()]
-    is_visible_set = any(text.startswith(VISIBLE) for text in environment)
-    host = {
-        "Devices": [{"PathOnHost": str(name).partition(":")[0]} for name in options.get("devices") or ()],
-        "DeviceCgroupRules": options.get("device_cgroup_rules"),
-        "DeviceRequests": options.get("device_requests"),
-        "Runtime": NVIDIA if is_visible_set and _is_injecting(options.get("runtime"), info) else None,
-    }
-    return _find_container_gpus(host, list(environment), gpus)
+    variables = dict(text.partition("=")[::2] for text in environment if "=" in text)
+    requested = [*list_requested_names(options.get("device_requests") or ())]
+    if VISIBLE in variables and _is_injecting(options.get("runtime"), info):
+        requested += variables[VISIBLE].split(",")
+    passed = PassedDevices(
+        paths=tuple(str(name).partition(":")[0] for name in options.get("devices") or ()),
+        cgroup_rules=tuple(options.get("device_cgroup_rules") or ()),
+        requested=tuple(requested),
+    )
+    return _find_passed_gpus(passed, gpus)
 
 
 def _is_injecting(runtime: str | None, info: Callable[[], Mapping[str, Any]]) -> bool:
@@ -102,12 +104,8 @@ def _list_with_nodes(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     return tuple(gpu for gpu in gpus if gpu.minor is not None)
 
 
-def _find_container_gpus(
-    host: Mapping[str, Any], environment: list[str], gpus: tuple[Gpu, ...]
-) -> tuple[Gpu, ...]:
-    """Return the GPUs of a container with this `HostConfig` and these variables."""
-    container = {"HostConfig": host, "Config": {"Env": environment}}
-    return tuple(_look_up_gpu(key, gpus) for key in find_gpu_keys(container, gpus))
+def _find_passed_gpus(devices: PassedDevices, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    return tuple(_look_up_gpu(key, gpus) for key in find_gpu_keys(devices, gpus))
 
 
 def _look_up_gpu(key: str, gpus: tuple[Gpu, ...]) -> Gpu:

@@ -360,16 +360,15 @@ def _check_image(facts: NodeFacts) -> Verdicts:
 
 def _check_mounts(facts: NodeFacts) -> Verdicts:
     for container in facts.engine.containers:
-        if SELECTED not in ((container.get("Config") or {}).get("Labels") or {}):
+        if SELECTED not in container.labels:
             continue
-        name = str(container.get("Name")).lstrip("/")
-        for mount in container.get("Mounts") or ():
-            target = str(mount.get("Destination")).rstrip("/")
+        for mount in container.mounts:
+            target = mount.target.rstrip("/")
             if target in DRIVER_FOLDERS or DRIVER_FILE.search(target):
                 yield _make_warning(
-                    f"in container {name}, {mount.get('Source')} of the host hides the image's driver at "
+                    f"in container {container.name}, {mount.source} of the host hides the image's driver at "
                     f"{target}",
-                    f"start {name} again without -v …:{target}",
+                    f"start {container.name} again without -v …:{target}",
                 )
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from imagematrix.errors import UsageError
     from imagematrix.hardware.host.host import Host
     from imagematrix.hardware.host.nvml import Nvml
+    from imagematrix.images.engine.containers import RunningContainer
 
     Remedies = tuple[tuple[str, str], ...]  # problems, each with its remedy
 
@@ -51,7 +52,7 @@ class EngineFacts:
     devices: bool = True
     selinux: bool = False
     tasks_locks: str | None = None
-    containers: tuple[Mapping[str, Any], ...] = ()
+    containers: tuple[RunningContainer, ...] = ()
     error: str | None = None
     remedy: str | None = None
 

@@ -1,4 +1,4 @@
-"""Usage of GPUs by running containers, however they were started, from the engine's descriptions of them."""
+"""Usage of GPUs by running containers, however they were started, from the devices that each was given."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ import stat
 
 from imagematrix.hardware.gpu_request.choice import list_mig_devices, name_mig_device
 from imagematrix.hardware.host.pci import normalize_address
-from imagematrix.hardware.vendors import runtime
 from imagematrix.launcher.gpu_claims.processes import MAJOR
 from imagematrix.launcher.gpu_claims.shares import parse_mib
 from imagematrix.launcher.gpu_claims.usage import Consumer, format_mig_key, list_lock_names, merge_usages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from typing import Any
+    from collections.abc import Iterable, Iterator
 
     from imagematrix.hardware.host.host import Gpu
+    from imagematrix.images.engine.containers import PassedDevices, RunningContainer
     from imagematrix.launcher.gpu_claims.usage import Usage
 
 # Labels: VRAM is the share of each GPU that a container declares, in MiB or WHOLE; LEASE is the lease under
@@ -31,7 +30,6 @@ GPUS = "io.imagematrix.gpus"  # the names of the GPUs of a launch
 
 ALL = "all"
 CONTROL = 254  # the minors from here on belong to nvidia-modeset and nvidiactl
-VISIBLE = f"{runtime.VISIBLE}="
 CDI_KIND = "imagematrix.io/gpu"  # of the CDI devices that `export cdi` writes, by the names of `--gpus`
 CDI = re.compile(r"(?:[\w-]+\.)*nvidia\.com/[\w.-]+=", re.ASCII)  # before a device's own name in CDI
 NODE = re.compile(r"/dev/nvidia(\d+)", re.ASCII)
@@ -43,8 +41,8 @@ INDEX = re.compile(r"(?:gpu|mig)?(\d{1,4})(:\d{1,4})?", re.ASCII)
 PREFIXES = ("gpu-", "mig-")  # of UUIDs in lower case
 
 
-def compute_container_usage(containers: Iterable[Mapping[str, Any]], gpus: tuple[Gpu, ...]) -> Usage:
-    """Return the usage of `gpus` by `containers`, as `images.engine.containers.list_running` returns them.
+def compute_container_usage(containers: Iterable[RunningContainer], gpus: tuple[Gpu, ...]) -> Usage:
+    """Return the usage of `gpus` by `containers`.
 
     A container uses the GPUs whose device nodes it has or may open by a rule of its devices cgroup, and those
     that it requests from NVIDIA's runtime: with `--gpus`, through CDI, or by the variable that this runtime
@@ -54,34 +52,26 @@ def compute_container_usage(containers: Iterable[Mapping[str, Any]], gpus: tuple
     """
     usages = []
     for container in containers:
-        config = container.get("Config") or {}
-        labels = config.get("Labels") or {}
-        container_id = str(container.get("Id") or "")
-        name = str(container.get("Name") or container_id).lstrip("/")
+        labels = container.labels
         consumer = Consumer(
             kind="container",
-            name=f"{name} ({config.get('Image')})",
+            name=f"{container.name} ({container.image})",
             vram_mib=parse_mib(str(labels.get(VRAM))),
-            owner_ids=frozenset(filter(None, (container_id, labels.get(LEASE)))),
+            owner_ids=frozenset(filter(None, (container.container_id, labels.get(LEASE)))),
         )
-        usages.append(dict.fromkeys(find_gpu_keys(container, gpus), (consumer,)))
+        usages.append(dict.fromkeys(find_gpu_keys(container.devices, gpus), (consumer,)))
     return merge_usages(*usages)
 
 
-def find_gpu_keys(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> list[str]:
-    """Return the keys of the GPUs that one container has, including GPUs that are not in `gpus`."""
-    return sorted({*_find_keys_by_nodes(container, gpus), *_find_keys_by_injection(container, gpus)})
+def find_gpu_keys(devices: PassedDevices, gpus: tuple[Gpu, ...]) -> list[str]:
+    """Return the keys of the GPUs that are passed to a container, including GPUs that are not in `gpus`."""
+    return sorted({*_find_keys_by_nodes(devices, gpus), *_find_keys_by_request(devices.requested, gpus)})
 
 
-def _find_keys_by_nodes(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> set[str]:
+def _find_keys_by_nodes(devices: PassedDevices, gpus: tuple[Gpu, ...]) -> set[str]:
     """Return the keys of the GPUs whose device nodes a container has, or may open by a rule of its cgroup."""
-    host = container.get("HostConfig") or {}
-    paths = [
-        path
-        for device in host.get("Devices") or ()
-        for path in _list_passed_nodes(str(device.get("PathOnHost")), gpus)
-    ]
-    rules = list(_parse_rules(host.get("DeviceCgroupRules") or ()))
+    paths = [path for device in devices.paths for path in _list_passed_nodes(device, gpus)]
+    rules = list(_parse_rules(devices.cgroup_rules))
     minors = {minor for path in paths if (minor := _parse_minor(path)) is not None}
     numbered = [(int(major), int(minor)) for _, major, minor in rules if "*" not in (major, minor)]
     # A rule by number may open a GPU that `gpus` does not have.
@@ -179,15 +169,8 @@ def read_minor(node: os.stat_result) -> int | None:
     return minor if is_gpu else None
 
 
-def _find_keys_by_injection(container: Mapping[str, Any], gpus: tuple[Gpu, ...]) -> Iterator[str]:
-    """Yield the keys of the GPUs that NVIDIA's runtime, or the engine through CDI, adds to a container."""
-    host, config = container.get("HostConfig") or {}, container.get("Config") or {}
-    names: list[str] = []
-    for request in host.get("DeviceRequests") or ():
-        names += _list_requested_names(request)
-    if str(host.get("Runtime")).startswith(runtime.NVIDIA):
-        values = [value for value in config.get("Env") or () if str(value).startswith(VISIBLE)]
-        names += values[-1].removeprefix(VISIBLE).split(",") if values else []
+def _find_keys_by_request(names: tuple[str, ...], gpus: tuple[Gpu, ...]) -> Iterator[str]:
+    """Yield the keys of the GPUs that NVIDIA's runtime, or the engine through CDI, adds for these names."""
     our_names = {name.partition("=")[2] for name in names if name.startswith(f"{CDI_KIND}=")}
     runtime_names = {CDI.sub("", name.strip(), count=1).lower() for name in names}
     # NVIDIA's runtime does not count GPUs without the nvidia module, and counts only some of those that do
@@ -204,21 +187,6 @@ def _find_keys_by_injection(container: Mapping[str, Any], gpus: tuple[Gpu, ...])
             (device,) = part.mig or ()
             if not our_names.isdisjoint((name_mig_device(gpu, device), device.uuid)):
                 yield from list_lock_names(part)
-
-
-def _list_requested_names(request: Mapping[str, Any]) -> list[str]:
-    """Return the names of the GPUs in one device request of a container.
-
-    The engine turns a count of N into the first N indices, and -1 into "all" (daemon/nvidia_linux.go).
-    """
-    ids = [str(name) for name in request.get("DeviceIDs") or ()]
-    driver, capabilities = request.get("Driver") or "", request.get("Capabilities") or ()
-    if not driver.startswith((runtime.NVIDIA, "cdi")) and (
-        driver or all(runtime.CAPABILITIES.isdisjoint(alternative) for alternative in capabilities)
-    ):
-        return []
-    count = int(request.get("Count") or 0)
-    return ids + ([ALL] if count < 0 else [str(index) for index in range(count)])
 
 
 def _find_keys_by_name(gpu: Gpu, indices: range, name: str) -> tuple[str, ...]:

@@ -302,26 +302,32 @@ class _Demand(Record):
         return gpus if self.vram_mib is None else f"{gpus} with {self.vram_mib} MiB free"
 
 
-def _make_demand(choice: Choice, request: ClaimRequest) -> _Demand:
-    """Return the demand on one of the choices; raise ProbeError or UsageError if it cannot be met.
+def require_memory(choice: Choice, vram_mib: int) -> tuple[Gpu, ...]:
+    """Return the GPUs of a choice that have room for a share; raise UsageError if they are too few.
 
-    The shares of a GPU add up to at most its memory, so a GPU with unknown memory cannot be shared.
+    The shares of a GPU add up to at most its memory, so a GPU with unknown memory cannot be shared: raises
+    ProbeError if it would be needed.
     """
+    totals = {gpu: get_memory_mib(gpu) for gpu in choice.gpus}
+    gpus = tuple(gpu for gpu, total in totals.items() if total is not None and total >= vram_mib)
+    unknown = [gpu for gpu, total in totals.items() if total is None]
+    if len(gpus) < choice.count <= len(gpus) + len(unknown):
+        raise ProbeError(
+            f"cannot share {', '.join(map(make_label, unknown))}: memory size unknown",
+            remedy="check with `imagematrix probe` that NVML works; name one device of a GPU in MIG mode",
+        )
+    if len(gpus) < choice.count:
+        requested = f"requested {format_count(choice.count, 'GPU')} with {vram_mib} MiB"
+        sizes = ", ".join(f"{make_label(gpu)} has {total} MiB" for gpu, total in totals.items())
+        raise UsageError(f"{requested}, {len(gpus)} present: {sizes}")
+    return gpus
+
+
+def _make_demand(choice: Choice, request: ClaimRequest) -> _Demand:
+    """Return the demand on one of the choices; raise ProbeError or UsageError if it cannot be met."""
     gpus, count, vram_mib = choice.gpus, choice.count, request.vram_mib
     if vram_mib is not None:
-        totals = {gpu: get_memory_mib(gpu) for gpu in choice.gpus}
-        gpus = tuple(gpu for gpu, total in totals.items() if total is not None and total >= vram_mib)
-        unknown = [gpu for gpu, total in totals.items() if total is None]
-        if len(gpus) < count <= len(gpus) + len(unknown):
-            raise ProbeError(
-                f"cannot share {', '.join(map(make_label, unknown))}: memory size unknown",
-                remedy="check with `imagematrix probe` that NVML works; name one device of a GPU in MIG mode",
-            )
-        if len(gpus) < count:
-            sizes = ", ".join(f"{make_label(gpu)} has {total} MiB" for gpu, total in totals.items())
-            raise UsageError(
-                f"requested {format_count(count, 'GPU')} with {vram_mib} MiB, {len(gpus)} present: {sizes}"
-            )
+        gpus = require_memory(choice, vram_mib)
 
     # Of the GPUs that the container gets anyway, those that are in the choice count for it.
     extra_keys = [key for gpu in request.extra_gpus for key in list_lock_names(gpu)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 
+from imagematrix.images.engine.containers import PassedDevices, RunningContainer
 from imagematrix.launcher.gpu_claims.containers import CAPABILITY, NODE, read_minor
 from imagematrix.launcher.gpu_claims.processes import (
     CONTAINER,
@@ -22,7 +23,6 @@ from imagematrix.launcher.gpu_claims.processes import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
-    from typing import Any
 
     from imagematrix.hardware.host.host import Gpu
 
@@ -35,8 +35,8 @@ def find_other_containers(
     *,
     pods: bool,
     proc: str = "/proc",
-) -> list[dict[str, Any]]:
-    """Return containers with nodes of GPUs that the engine does not know, as the engine would.
+) -> list[RunningContainer]:
+    """Return containers with nodes of GPUs that the engine does not know.
 
     `list_ids` returns the ids of all containers of the engine, running or not; it is called only if needed.
     Without `pods`, containers of pods are left out, because the kubelet lists them. Left out are privileged
@@ -52,12 +52,12 @@ def find_other_containers(
     ]
     engine_ids = list_ids() if containers else ()
     return [
-        {
-            "Id": container_id,
-            "Name": container_id[:12],
-            "Config": {"Image": f"{describe_process(pid, proc).name}, pid {pid}, of another engine"},
-            "HostConfig": {"Devices": [{"PathOnHost": path} for path in paths]},
-        }
+        RunningContainer(
+            container_id=container_id,
+            name=container_id[:12],
+            image=f"{describe_process(pid, proc).name}, pid {pid}, of another engine",
+            devices=PassedDevices(paths=paths),
+        )
         for container_id, pid, paths in containers
         if container_id not in engine_ids and os.path.exists(f"{proc}/{pid}")  # noqa: PTH110 - it may have ended
     ]

@@ -21,11 +21,10 @@ from imagematrix.launcher.gpu_claims.usage import Consumer, find_consumers, list
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
-    from typing import Any
 
     from imagematrix.hardware.host.host import Gpu
     from imagematrix.hardware.host.nvml import Nvml
-    from imagematrix.images.engine.containers import Attended
+    from imagematrix.images.engine.containers import Attended, RunningContainer
     from imagematrix.images.engine.transport import Transport
     from imagematrix.launcher.gpu_claims.container_leases import ContainerLeases
     from imagematrix.launcher.gpu_claims.usage import Usage
@@ -44,7 +43,7 @@ def survey_node(
     """
     from imagematrix.launcher.gpu_claims import pods  # the runtime of Swarm's tasks does without it
 
-    def list_containers() -> list[dict[str, Any]]:
+    def list_containers() -> list[RunningContainer]:
         return list_running_containers(gpus, is_attended, over, pods=not pods.check_access())
 
     return merge_usages(pods.compute_pod_usage(gpus), survey_usage(gpus, list_containers, query_nvml))
@@ -71,7 +70,7 @@ def survey_containers(gpus: tuple[Gpu, ...], is_attended: Attended) -> Usage:
 
 def list_running_containers(
     gpus: tuple[Gpu, ...], is_attended: Attended, over: Transport | None = None, *, pods: bool
-) -> list[dict[str, Any]]:
+) -> list[RunningContainer]:
     """Return this node's containers that may use `gpus`, of its engine and of others; raise EngineError.
 
     Left out are containers whose lease counts: `is_attended` decides that by the labels of a launch. `over`
@@ -85,12 +84,12 @@ def list_running_containers(
 
 def survey_usage(
     gpus: tuple[Gpu, ...],
-    list_containers: Callable[[], Iterable[Mapping[str, Any]]],
+    list_containers: Callable[[], Iterable[RunningContainer]],
     query: Callable[[], Nvml | None],
 ) -> Usage:
     """Return the usage of `gpus` by containers and processes.
 
-    `list_containers` returns the running containers as an engine describes them, and `query` the state from
+    `list_containers` returns the running containers, and `query` the state from
     NVML, or None if no driver is loaded, so that no process can use a GPU. Raises what `list_containers`
     raises.
     """
@@ -190,7 +189,7 @@ def survey_outside_pods(gpus: tuple[Gpu, ...]) -> Usage:
         running = [
             container
             for container in list_running_containers(gpus, make_lease_check(gpus, leased), pods=False)
-            if PODS not in str((container.get("HostConfig") or {}).get("CgroupParent") or "")
+            if PODS not in container.cgroup_parent
         ]
     # Processes of pods have their GPUs open all the time. NVML is queried only if others do.
     query = query_nvml if survey_open_outside_pods(gpus) else lambda: None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from imagematrix.hardware.gpu_request.choice import Choice, make_label
 from imagematrix.images.engine import endpoint
+from imagematrix.images.engine.containers import PassedDevices
 from imagematrix.integrations.cdi import write_spec
 from imagematrix.integrations.kubernetes.dra import cdi
 from imagematrix.integrations.kubernetes.dra.resource_claims import ClaimError
@@ -52,9 +53,7 @@ class ClaimLedger:
                 except ValueError as error:
                     yield f"{path}: {error}: it is replaced or removed with its claim"
                     continue
-                keys = find_gpu_keys(
-                    {"HostConfig": {"Devices": [{"PathOnHost": node} for node in paths]}}, gpus
-                )
+                keys = find_gpu_keys(PassedDevices(paths=tuple(paths)), gpus)
                 grant = grants.find_grant(locks, uid)
                 # A GPU whose MIG devices are not known now is taken as a whole.
                 if grant is None or not (_has_devices(keys, grant.keys) and _has_devices(grant.keys, keys)):

@@ -16,7 +16,7 @@ from imagematrix.cli.shared import inputs
 from imagematrix.cli.shared.image_tests import ContainerTester
 from imagematrix.errors import EngineError, GpusBusyError, ProbeError, UsageError
 from imagematrix.images.engine import system, transport
-from imagematrix.launcher.docker import launch
+from imagematrix.launcher import launch
 
 TEST = ("version: v1", "version: v1\n    test: {command: [check, me], secrets: token}")
 CPU = "cuda=none,march=znver4"

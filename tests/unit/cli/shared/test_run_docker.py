@@ -54,7 +54,7 @@ def run(monkeypatch, tmp_path):
         monkeypatch.setattr("imagematrix.launcher.docker.request.require_device_nodes", lambda _: None)
         monkeypatch.setattr("imagematrix.launcher.gpu_claims.survey.survey_usage", lambda *_: next(usages))
         monkeypatch.setattr("imagematrix.launcher.gpu_claims.gpu_claim.POLL_S", 0.01)
-        monkeypatch.setattr(run_docker, "load_node", node_of)
+        monkeypatch.setattr("imagematrix.cli.shared.inputs.load_node", node_of)
         monkeypatch.setattr(run_docker, "find_catalog", lambda *_: catalog)
         monkeypatch.setattr(
             run_docker, "_run_docker", lambda launch, *_: started.append(launch.reference) or 0
@@ -99,7 +99,7 @@ def test_another_choice_after_a_wait_is_checked_again(run, monkeypatch, upgraded
         asked.append((variant.driver.version, str(policy)))
         return DIGEST
 
-    monkeypatch.setattr(run_docker, "require_signed", require_signed)
+    monkeypatch.setattr("imagematrix.launcher.launch_session.require_signed", require_signed)
     line = "--policy mine.json --pull never --wait 10s training:v1"
     assert run(line, upgraded) == [f"training:v1-{upgraded}@{DIGEST}"]
     assert list(dict.fromkeys(asked)) == [(version, "mine.json") for version in checked]

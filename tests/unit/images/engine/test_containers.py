@@ -15,7 +15,8 @@ pytestmark = pytest.mark.usefixtures("docker_host")
 def test_running_containers_are_inspected_and_ended_ones_skipped(request, where):
     engine = request.getfixturevalue(where)
     engine.containers = [{"Id": "a1", "Name": "/web"}, {"Id": "b2", "Name": "/job"}]
-    assert containers.list_running() == engine.containers
+    found = [(one.container_id, one.name) for one in containers.list_running()]
+    assert found == [("a1", "web"), ("b2", "job")]
     engine.containers = []
     assert containers.list_running() == []
 
@@ -56,10 +57,10 @@ def test_containers_that_are_just_starting_count_unless_they_are_accounted_for(r
         {"Id": "task", "Created": now, "ImageID": image, "Labels": {"com.docker.swarm.task.id": "t"}},
     ]
     found = containers.list_running_or_starting()
-    assert [one["Id"] for one in found] == ["a1", "new", "up"]
-    assert found[1]["Config"] == {"Image": "x", "Labels": {"job": "7"}}
+    assert [one.container_id for one in found] == ["a1", "new", "up"]
+    assert (found[1].image, found[1].labels) == ("x", {"job": "7"})
     assert not any(name in request for request in engine.requests for name in ("/old/", "/launch/", "/task/"))
-    assert [one["Id"] for one in containers.list_running()] == ["a1"]
+    assert [one.container_id for one in containers.list_running()] == ["a1"]
 
 
 @pytest.mark.parametrize("where", ["engine", "remote_engine"])
@@ -75,7 +76,7 @@ def test_a_starting_launch_counts_if_nobody_attends_to_it(request, where):
         {"Id": "task", "Labels": {"com.docker.swarm.task.id": "t"}} | facts,
     ]
     found = containers.list_running_or_starting(lambda labels: labels["number"] == "1")
-    assert [one["Id"] for one in found] == ["two"]
+    assert [one.container_id for one in found] == ["two"]
 
 
 @pytest.mark.parametrize("where", ["engine", "remote_engine"])
@@ -88,7 +89,7 @@ def test_no_label_of_an_image_hides_a_starting_container(request, where, label):
         {"Id": "plain", "Created": time.time(), "ImageID": engine.images[0]["Id"], "Labels": {label: "x"}},
         {"Id": "orphan", "Created": time.time(), "ImageID": "removed", "Labels": {label: "x"}},
     ]
-    assert [one["Id"] for one in containers.list_running_or_starting()] == ["plain", "orphan"]
+    assert [one.container_id for one in containers.list_running_or_starting()] == ["plain", "orphan"]
 
 
 @pytest.mark.parametrize("where", ["engine", "remote_engine"])
@@ -106,14 +107,14 @@ def test_nvidia_s_runtime_is_recognised_by_its_program(request, where):
         {"Id": name.replace("-", ""), "HostConfig": {"Runtime": name}, "Config": asking}
         for name in (*programs, "nvidia-legacy", "runc", "unknown")
     ]
-    found = {one["Id"]: one["HostConfig"]["Runtime"] for one in containers.list_running()}
-    assert {name for name, runtime in found.items() if runtime == "nvidia"} == {
+    found = {one.container_id: one.devices.requested for one in containers.list_running()}
+    assert {name for name, requested in found.items() if requested == ("1",)} == {
         "gpu", "wrapped", "typed", "nvidialegacy",
     }  # fmt: skip
     for environment in (["NVIDIA_VISIBLE_DEVICES=void"], [], None):
         engine.containers = [{"Id": "a", "HostConfig": {"Runtime": "gpu"}, "Config": {"Env": environment}}]
         engine.requests.clear()
-        assert containers.list_running()[0]["HostConfig"]["Runtime"] == "gpu"
+        assert containers.list_running()[0].devices.requested == ()
         assert not any(request.endswith("/info") for request in engine.requests)
 
 
@@ -125,7 +126,7 @@ def test_a_container_that_takes_long_to_start_is_not_waited_for(request, where, 
     engine.starting = [{"Id": "new", "State": {"Status": "created"}}]
     engine.before_response["GET", "/containers/slow/json"] = lambda: time.sleep(0.5)
     engine.responses["GET", "/containers/slow/json"] = (200, b"{}")
-    assert [one["Id"] for one in containers.list_running_or_starting()] == ["new"]
+    assert [one.container_id for one in containers.list_running_or_starting()] == ["new"]
 
 
 @pytest.mark.parametrize("where", ["engine", "remote_engine"])
@@ -145,7 +146,7 @@ def test_labels_inherited_from_the_image_are_excluded(request, where):
         {"Id": f"c{number}", "Image": image, "Config": {"Labels": labels}}
         for number, (image, labels, _) in enumerate(cases)
     ]
-    assert [one["Config"]["Labels"] for one in containers.list_running()] == [own for _, _, own in cases]
+    assert [one.labels for one in containers.list_running()] == [own for _, _, own in cases]
 
 
 @pytest.mark.parametrize("where", ["engine", "remote_engine"])

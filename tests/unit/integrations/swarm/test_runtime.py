@@ -11,6 +11,7 @@ from imagematrix.common.record import replace
 from imagematrix.errors import EngineError, GpusBusyError, ProbeError, UsageError
 from imagematrix.hardware.host.host import Driver
 from imagematrix.hardware.host.nvml import Nvml
+from imagematrix.images.engine.containers import PassedDevices, RunningContainer
 from imagematrix.integrations.swarm import node, runtime
 from imagematrix.integrations.swarm.runtime import RuntimeCall, RuntimeSettings
 from imagematrix.launcher.gpu_claims import grants, processes
@@ -135,7 +136,8 @@ def test_a_gpu_of_a_container_that_starts_without_a_lease(start, engine):
 
 
 def test_a_gpu_that_a_container_of_another_engine_has(start, monkeypatch):
-    found = {"Id": "c9", "Name": "far", "HostConfig": {"Devices": [{"PathOnHost": "/dev/nvidia0"}]}}
+    devices = PassedDevices(paths=("/dev/nvidia0",))
+    found = RunningContainer(container_id="c9", name="far", image=None, devices=devices)
     monkeypatch.setattr(
         "imagematrix.launcher.gpu_claims.other_engines.find_other_containers", lambda *_, **__: [found]
     )

@@ -16,14 +16,13 @@ from requests.exceptions import ConnectionError as NoConnection
 
 from imagematrix.errors import AuditError, EngineError, GpusBusyError, UnknownImageError, UsageError
 from imagematrix.images.catalog import labels
-from imagematrix.launcher.docker import launch as module
 from imagematrix.launcher.docker.devices import DevicesError
-from imagematrix.launcher.docker.launch import launch, make_create_arguments
 from imagematrix.launcher.docker.plan import plan_launch
 from imagematrix.launcher.docker.share import Mps, Share
 from imagematrix.launcher.gpu_claims import pods
 from imagematrix.launcher.gpu_claims.locks import Locks, release_locks
 from imagematrix.launcher.gpu_claims.usage import Consumer
+from imagematrix.launcher.launch import launch, make_create_arguments
 
 
 class Engine(Double):
@@ -91,7 +90,7 @@ def container(*paths):
 
 @pytest.fixture
 def _nodes_work(monkeypatch):
-    monkeypatch.setattr(module, "require_device_nodes", lambda _: None)
+    monkeypatch.setattr("imagematrix.launcher.docker.request.require_device_nodes", lambda _: None)
 
 
 @pytest.mark.usefixtures("_nodes_work")
@@ -152,6 +151,21 @@ def test_a_share_is_placed_where_it_has_room(make):
     assert given["environment"]["IMAGEMATRIX_VRAM_FRACTION"] == "0.5000"
     assert given["labels"]["io.imagematrix.vram"] == "40800"
     assert given["labels"]["io.imagematrix.lease"].startswith("share-")
+
+
+def test_a_share_that_no_gpu_has_room_for_is_an_error(make):
+    engine = Engine()
+    with pytest.raises(
+        UsageError, match=r"requested 1 GPU with 90000 MiB, 0 present: GPU 0 .* has 80000 MiB"
+    ):
+        launch(make.selection(make.gpu(0, memory_mib=80_000)), share=Share(vram_mib=90_000), client=engine)
+    assert engine.requests == []
+
+
+def test_a_container_without_gpus_has_no_share(make):
+    engine = Engine()
+    launch(make.selection(mode=None), share=Share(vram_mib=40_800), client=engine)
+    assert engine.requests[0][1]["labels"]["io.imagematrix.vram"] == "whole"
 
 
 @pytest.mark.usefixtures("_nodes_work")

@@ -9,8 +9,8 @@ from double import Double, response
 from imagematrix.common.record import replace
 from imagematrix.errors import EngineError, SignatureError, UnknownImageError, UsageError
 from imagematrix.images.catalog.catalog import Catalog
-from imagematrix.launcher.docker.launch import launch
 from imagematrix.launcher.docker.pull import pull
+from imagematrix.launcher.launch import launch
 from imagematrix.selection.selector import explain
 
 IMAGE = "registry:5000/ml/t"

@@ -8,6 +8,7 @@ import pytest
 from imagematrix.errors import EngineError, ProbeError
 from imagematrix.hardware.host.host import Accelerator, Cpu, Driver, Gpu, Host
 from imagematrix.hardware.host.nvml import Nvml, NvmlGpu
+from imagematrix.images.engine.containers import ContainerMount, PassedDevices, RunningContainer
 from imagematrix.launcher.doctor.checks import CHECKS, make_doctor_document, run_checks
 from imagematrix.launcher.doctor.kernel import KernelFacts
 from imagematrix.launcher.doctor.node_facts import EngineFacts, ImageFacts, NodeFacts
@@ -33,11 +34,14 @@ def host(**facts):
 
 
 def mounted(*places, labels=None):
-    return {
-        "Name": "/job",
-        "Config": {"Labels": {"io.imagematrix.selected": "t"} if labels is None else labels},
-        "Mounts": [{"Source": "/opt/x", "Destination": place} for place in places],
-    }
+    return RunningContainer(
+        container_id="c1",
+        name="job",
+        image="t",
+        devices=PassedDevices(),
+        labels={"io.imagematrix.selected": "t"} if labels is None else labels,
+        mounts=tuple(ContainerMount(target=place, source="/opt/x") for place in places),
+    )
 
 
 def bad(facts):

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from imagematrix.images.engine.containers import parse_container
 from imagematrix.launcher.gpu_claims import containers as module
-from imagematrix.launcher.gpu_claims.containers import compute_container_usage
 from imagematrix.launcher.gpu_claims.usage import Consumer
 
 
@@ -23,6 +23,12 @@ def runtime(*environment, runtime="nvidia"):
 
 def rules(*texts):
     return {"HostConfig": {"DeviceCgroupRules": list(texts)}}
+
+
+def compute_container_usage(documents, gpus):
+    """Return the usage by containers as an engine describes them."""
+    running = [parse_container(document, dict, {}) for document in documents]
+    return module.compute_container_usage(running, gpus)
 
 
 EVERY = ["nvidia10", "nvidia11-gi1-ci0", "nvidia11-gi2-ci0"]

@@ -141,7 +141,5 @@ def test_the_engine_is_not_asked_without_such_containers(proc, gpu):
 def test_this_machine_s_processes_are_read(gpu):
     # Other containers may run on this machine with nodes of their own, but none has a node of this number.
     running = find_other_containers((gpu(0, minor=240),), tuple, pods=True)
-    assert {"PathOnHost": "/dev/nvidia240"} not in [
-        node for container in running for node in container["HostConfig"]["Devices"]
-    ]
+    assert "/dev/nvidia240" not in [path for container in running for path in container.devices.paths]
     assert module.ENTRIES > 1000

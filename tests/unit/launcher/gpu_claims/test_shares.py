@@ -14,6 +14,7 @@ import pytest
 from imagematrix.errors import GpusBusyError, ProbeError, UsageError
 from imagematrix.hardware.gpu_request.choice import Choice
 from imagematrix.hardware.host.host import MigDevice
+from imagematrix.images.engine.containers import PassedDevices, RunningContainer
 from imagematrix.launcher.gpu_claims import containers, survey
 from imagematrix.launcher.gpu_claims import gpu_claim as module
 from imagematrix.launcher.gpu_claims import processes as running
@@ -28,6 +29,7 @@ JOB = f"""
 import contextlib, json, sys, time
 from pathlib import Path
 from imagematrix.hardware.host.host import Gpu
+from imagematrix.images.engine.containers import PassedDevices, RunningContainer
 from imagematrix.launcher.gpu_claims import containers
 from imagematrix.launcher.gpu_claims.gpu_claim import ClaimRequest, LockFolder, claim_gpus
 from imagematrix.hardware.gpu_request.choice import Choice
@@ -41,16 +43,18 @@ def look(_attended):
     running = []
     for path in Path(table).glob("*.json"):
         with contextlib.suppress(FileNotFoundError):
-            running.append(json.loads(path.read_text()))
+            number, labels, paths = json.loads(path.read_text())
+            devices = PassedDevices(paths=tuple(paths))
+            running.append(
+                RunningContainer(container_id=number, name=number, image="x", devices=devices, labels=labels)
+            )
     return containers.compute_container_usage(running, gpus)
 
 
 place = Path(table, f"{{number}}.json")
 request = ClaimRequest(choices=[Choice(gpus=gpus, count=1)], vram_mib=vram)
 with claim_gpus(request, look, wait_s=120, folder=LockFolder(path=locks)) as taken:
-    nodes = [{{"PathOnHost": f"/dev/nvidia{{gpu.minor}}"}} for gpu in taken.gpus]
-    config = {{"Image": "x", "Labels": dict(taken.labels)}}
-    container = {{"Id": number, "Config": config, "HostConfig": {{"Devices": nodes}}}}
+    container = [number, dict(taken.labels), [f"/dev/nvidia{{gpu.minor}}" for gpu in taken.gpus]]
     draft = Path(table, f".{{number}}")
     draft.write_text(json.dumps(container))
     start = time.monotonic()
@@ -158,11 +162,9 @@ def test_the_mps_server_is_not_counted_for_shares_that_use_mps(card):
 
 def test_the_share_that_a_container_declares(card):
     def consumer(**labels):
-        config = {"Image": "x:1", "Labels": labels}
-        devices = [{"PathOnHost": "/dev/nvidia10"}]
-        usage = containers.compute_container_usage(
-            [{"Id": ID, "Name": "/job", "Config": config, "HostConfig": {"Devices": devices}}], (card(),)
-        )
+        devices = PassedDevices(paths=("/dev/nvidia10",))
+        running = RunningContainer(container_id=ID, name="job", image="x:1", devices=devices, labels=labels)
+        usage = containers.compute_container_usage([running], (card(),))
         ((job,),) = usage.values()
         return job
 

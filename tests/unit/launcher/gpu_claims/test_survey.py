@@ -10,6 +10,7 @@ from imagematrix.common.record import replace
 from imagematrix.hardware.host import accelerator_hints, nvml
 from imagematrix.hardware.host.accelerator_hints import AcceleratorHints
 from imagematrix.hardware.host.nvml import Nvml, NvmlGpu, Process
+from imagematrix.images.engine.containers import PassedDevices, RunningContainer
 from imagematrix.launcher.gpu_claims import processes, survey
 from imagematrix.launcher.gpu_claims.usage import (
     Consumer,
@@ -87,11 +88,8 @@ def test_monitoring_processes_do_not_count(tmp_path):
 
 
 def test_a_survey_combines_all_sources(gpu):
-    container = {
-        "Name": "/web",
-        "Config": {"Image": "x"},
-        "HostConfig": {"Devices": [{"PathOnHost": "/dev/nvidia10"}]},
-    }
+    devices = PassedDevices(paths=("/dev/nvidia10",))
+    container = RunningContainer(container_id="", name="web", image="x", devices=devices)
     usage = survey.survey_usage((gpu(0),), lambda: [container], lambda: nvml_of(processes=(Process(pid=ME),)))
     assert [consumer.kind for consumer in usage["nvidia10"]] == ["process", "container"]
 

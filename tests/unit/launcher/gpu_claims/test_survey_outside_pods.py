@@ -5,6 +5,7 @@ import os
 import pytest
 
 from imagematrix.errors import EngineError
+from imagematrix.images.engine.containers import PassedDevices, RunningContainer
 from imagematrix.launcher.gpu_claims import processes, survey
 from imagematrix.launcher.gpu_claims.usage import Consumer
 
@@ -67,11 +68,8 @@ def node(monkeypatch, tmp_path):
 
 
 def container(name, parent=""):
-    return {
-        "Name": f"/{name}",
-        "Config": {"Image": "x"},
-        "HostConfig": {"Devices": [{"PathOnHost": "/dev/nvidia10"}], "CgroupParent": parent},
-    }
+    devices = PassedDevices(paths=("/dev/nvidia10",))
+    return RunningContainer(container_id="", name=name, image="x", devices=devices, cgroup_parent=parent)
 
 
 def test_a_node_without_an_engine_and_without_leases(node, gpu):

@@ -5,18 +5,20 @@ from __future__ import annotations
 import shlex
 from functools import cache, partial
 
-from imagematrix.errors import EngineError, ProbeError, UnknownImageError, UsageError
-from imagematrix.hardware.gpu_request.spec import find_candidates
-from imagematrix.images.catalog.sources import require_signed
+from imagematrix.common.record import replace
+from imagematrix.errors import EngineError, UnknownImageError, UsageError
+from imagematrix.hardware.gpu_request.spec import find_candidates, select_gpus
 from imagematrix.images.engine import images, transport
-from imagematrix.launcher.docker.devices import list_device_nodes, require_device_nodes
-from imagematrix.launcher.docker.injection import inject_through_cdi
-from imagematrix.launcher.docker.plan import find_engine_digests, plan_launch
+from imagematrix.launcher.docker.options import RunArgs
+from imagematrix.launcher.docker.plan import require_variant
 from imagematrix.launcher.docker.pull import pull_unless_present
+from imagematrix.launcher.docker.request import Engine, LaunchRequest
 from imagematrix.launcher.docker.share import Share
 from imagematrix.launcher.docker.user_gpu_options import find_gpus_in_api_options
-from imagematrix.launcher.gpu_claims.gpu_claim import ClaimRequest, claim_gpus
+from imagematrix.launcher.gpu_claims.gpu_claim import require_memory
 from imagematrix.launcher.gpu_claims.survey import survey_node
+from imagematrix.launcher.launch_session import LaunchSession, SignatureCheck, UnusedGpus
+from imagematrix.selection.drivers import get_driver_mode
 from imagematrix.selection.selection import Selection
 
 TYPE_CHECKING = False
@@ -29,8 +31,9 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
     from imagematrix.hardware.gpu_request.spec import Wanted
-    from imagematrix.hardware.host.host import Gpu
+    from imagematrix.hardware.host.host import Host
     from imagematrix.launcher.docker.plan import Launch
+    from imagematrix.launcher.gpu_claims.gpu_claim import Claim
 
 
 def launch(
@@ -62,8 +65,7 @@ def launch(
         raise UsageError(f"{share!r:.80} is not a Share", remedy="write im.Share(vram_mib=4096)")
     if isinstance(wait, bool) or not isinstance(wait, int | float):
         raise UsageError(f"invalid time to wait: {wait!r:.80}", remedy="give seconds, such as 600.0")
-    if selection.variant:
-        require_signed(selection.variant, policy, version=selection.version)
+    SignatureCheck(policy).require_signed(selection)
     return start_container(selection, command, gpus=gpus, share=share, wait=wait, client=client, **options)
 
 
@@ -86,40 +88,16 @@ def start_container(
 
     if isinstance(command, str):  # as docker-py takes it
         command = shlex.split(command)
+    args = RunArgs(
+        options=(("--privileged",),) if options.get("privileged") else (),
+        image=selection.selected,
+        command=tuple(command),
+        wait_s=wait,
+    )
     try:
         docker = client or transport.open_client()
-        engine, info = transport.DockerPy(docker), cache(docker.info)
-        digests = find_engine_digests(selection, partial(images.inspect_image, transport=engine))
-
-        def plan_on(gpus: Wanted, share: Share | None = None) -> Launch:
-            launch = plan_launch(selection, command, gpus=gpus, share=share, digests=digests)
-            require_device_nodes(launch.devices)
-            return launch
-
-        # Before the claim: what cannot be started at all must not wait for GPUs.
-        first = plan_on(gpus)
-        if "@" in first.reference:
-            # Before the claim, too: it may take minutes.
-            pull_unless_present(first.reference, first.digest, first.platform, client=docker)
-        passed = find_gpus_in_api_options(options, selection.host.gpus, info)
-        if not (first.gpus or passed):
-            return _create_and_start(docker, first, options)
-        request = ClaimRequest(
-            choices=[find_candidates(selection.chosen_gpus, gpus if first.gpus else "none")],
-            extra_gpus=passed,
-            vram_mib=share.vram_mib if share else None,
-            mps=bool(share and share.mps),
-        )
-        survey = partial(survey_node, selection.host.gpus, over=engine)
-        # Once the container runs, its own devices show that it uses these GPUs.
-        with claim_gpus(request, survey, wait_s=wait, find_faults=partial(_find_faults, selection)) as claim:
-            is_planned = share is None and claim.gpus == first.gpus
-            second = first if is_planned else plan_on(claim.gpus or gpus, share)
-            if options.get("privileged"):  # its list of devices shows other launches which GPUs it uses
-                second = second.with_devices(list_device_nodes(selection.host, passed))
-            if second.injected:
-                second = inject_through_cdi(second, info().get("CDISpecDirs") or ())
-            return _create_and_start(docker, second.with_labels(claim.labels), options)
+        request = _make_request(selection, args, gpus, share or Share(), docker, options)
+        return LaunchSession(request=request, gpus=UnusedGpus()).run(DockerApi(docker, options))
     except NotFound as error:
         name = str(selection.selected)
         raise UnknownImageError(
@@ -129,15 +107,76 @@ def start_container(
         raise EngineError(f"cannot start {selection.selected}: {error}") from error
 
 
-def _find_faults(selection: Selection, gpus: tuple[Gpu, ...]) -> Mapping[Gpu, str]:
-    """Return why device nodes of some of these GPUs cannot be passed now."""
-    why = {}
-    for gpu in gpus:
-        try:
-            require_device_nodes(plan_launch(selection, gpus=(gpu,)).devices)
-        except ProbeError as error:
-            why[gpu] = str(error)
-    return why
+def _make_request(
+    selection: Selection,
+    args: RunArgs,
+    gpus: Wanted,
+    share: Share,
+    client: DockerClient,
+    options: Mapping[str, Any],
+) -> LaunchRequest:
+    """Return the request for a selection that is made already, on those of its GPUs that `gpus` names."""
+    has_driver = get_driver_mode(require_variant(selection)) is not None
+    choice = find_candidates(selection.chosen_gpus, gpus)
+    over, info = transport.DockerPy(client), cache(client.info)
+    passed = find_gpus_in_api_options(options, selection.host.gpus, info)
+    if has_driver and share.vram_mib is not None:
+        require_memory(choice, share.vram_mib)
+        choice = choice.with_memory(share.vram_mib)
+    engine = Engine(
+        get_info=info,
+        inspect_image=cache(partial(images.inspect_image, transport=over)),
+        survey=partial(survey_node, over=over),
+    )
+
+    def narrow_selection(_: Host, gpus: Wanted) -> Selection:
+        return replace(selection, chosen_gpus=select_gpus(selection.chosen_gpus, gpus))
+
+    return LaunchRequest(
+        args=args,
+        host=selection.host,
+        choose=narrow_selection,
+        # A container without GPUs shares none, and its label says so.
+        share=share if passed or (has_driver and choice.count) else Share(),
+        remote=None,
+        choices=(choice,),
+        gpus_spec=gpus,
+        make_engine=lambda: engine,
+        engine=engine,
+        passed_gpus=passed,
+    )
+
+
+class DockerApi:
+    """The API of docker's engine; `options` are those of docker-py's `containers.create`.
+
+    Its image is selected already, and stays whatever GPUs the container gets. So it is pulled before the
+    claim, which other launches would wait for: a pull may take minutes.
+    """
+
+    def __init__(self, client: DockerClient, options: Mapping[str, Any]) -> None:
+        self._client = client
+        self._options = options
+
+    def verify(self, _: Selection, launch: Launch) -> Launch:
+        """Return the launch as it is: its request has checked the device nodes; see ContainerEngine."""
+        return launch
+
+    def find_warnings(self, *_: object) -> tuple[()]:
+        """Return no warnings: the caller has those of the selection; see ContainerEngine."""
+        return ()
+
+    def prepare(self, launch: Launch) -> None:
+        """Pull the image unless the engine has it; see ContainerEngine."""
+        if "@" in launch.reference:
+            pull_unless_present(launch.reference, launch.digest, launch.platform, client=self._client)
+
+    def pull(self, *_: object) -> None:
+        """Do nothing: the image is there; see ContainerEngine."""
+
+    def start(self, _: Selection, launch: Launch, image: None, claim: Claim | None) -> Container:  # noqa: ARG002
+        """Create and start the container, whose own devices then show other launches what it uses."""
+        return _create_and_start(self._client, launch, self._options)
 
 
 def make_create_arguments(launch: Launch, options: Mapping[str, Any]) -> dict[str, Any]:
