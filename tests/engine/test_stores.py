@@ -41,7 +41,7 @@ QUICK = """
 import sys
 from imagematrix.images.local_store import holder, locks
 holder.DEAD_S, locks.BEAT_S = 12.0, 0.2  # more than a start takes on a busy machine
-holder.Holder.alive.__defaults__ = (12.0, None)
+holder.Holder.is_alive.__defaults__ = (12.0, None)
 from imagematrix.cli import main
 main()
 """
@@ -281,7 +281,7 @@ import os, sys
 from imagematrix.cli import main
 from imagematrix.images.local_store.eviction import StoreRoom
 if "estimates" in os.environ["HOME"]:
-    StoreRoom.require = lambda *_: None
+    StoreRoom.require_space = lambda *_: None
 try:
     main()
 finally:
