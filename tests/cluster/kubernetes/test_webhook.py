@@ -149,8 +149,9 @@ def scale(cluster, replicas):
     pods = ("pods", "-n", SPACE, "-l", "app.kubernetes.io/name=imagematrix-webhook")
 
     def ready():
-        items = cluster.get(*pods)["items"]
-        return len(items) == replicas and all(pod["status"]["containerStatuses"][0]["ready"] for pod in items)
+        # A pod that was just created has no status of its container yet.
+        statuses = [pod["status"].get("containerStatuses") for pod in cluster.get(*pods)["items"]]
+        return len(statuses) == replicas and all(status and status[0]["ready"] for status in statuses)
 
     cluster.wait(ready)
 
