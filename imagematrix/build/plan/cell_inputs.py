@@ -104,7 +104,8 @@ class InputFinder:
         try:
             if rendered.error:
                 raise rendered.error
-            item = replace(item, driver=self._find_driver(rendered, source))
+            if (its_driver := self._find_driver(rendered, source)) is not None:
+                item = replace(item, driver=its_driver)
             self._require_bases(rendered)
             cell_identity = self._identify(rendered, item.driver)
         except (EngineError, UsageError) as error:
