@@ -28,7 +28,7 @@ MOST_PARAMETERS = 8  # outside of commands, whose parameters are their options
 
 # Words that say nothing without their context, or meant two to five things each in this code.
 BARE = frozenset({"claim", "facts", "given", "held", "index", "named", "needs", "read", "target"})
-# Former names of modules, by their folder: the name that came instead says what is in it.
+# Names that modules had or could have had, by their folder: the name that came instead says what is in it.
 FORMER = {
     "audit": "doubts proof roles stated statements entries",
     "build": "given against backend sharing earlier holding clamp plain_pull placed context_reading",

@@ -108,7 +108,20 @@ class DockerCommand:
         return self._run_command(selection, launch)
 
     def _run_command(self, selection: Selection, launch: Launch) -> int:
-        return _run_docker(launch, self._args, selection)
+        """Run docker's command to its end, and print why the container failed if that is known."""
+        from imagematrix.launcher.docker import foreground
+        from imagematrix.launcher.docker.plan import LAUNCH, format_docker_run
+
+        token = os.urandom(6).hex()
+        observer = _Observer(f"{LAUNCH}={token}", launch, self._args)
+        _, *words = format_docker_run(launch.with_labels({LAUNCH: token}), self._args.docker)
+        command = [system.find_docker(), *words]
+        try:
+            code = foreground.run_in_foreground(command, observer.start)
+        except OSError as error:
+            raise system.make_start_error(error) from error
+        observer.report(code, selection)
+        return code
 
     def print_launch(self, _: Selection, launch: Launch) -> None:
         """Print the command, or the launch as a document."""
@@ -125,8 +138,14 @@ class DetachedCommand(DockerCommand):
     """Docker's command with `--detach`: it ends once the container runs, and nothing has to outlive it."""
 
     def _run_command(self, _: Selection, launch: Launch) -> int:
-        _exec_docker(launch, self._args)
-        return 0  # exec does not return
+        from imagematrix.launcher.docker.plan import format_docker_run
+
+        program = system.find_docker()
+        words = format_docker_run(launch, self._args.docker)
+        try:
+            os.execv(program, words)  # noqa: S606 - without a shell, on purpose
+        except OSError as error:
+            raise system.make_start_error(error) from error
 
 
 def _label_with_job(launch: Launch) -> Launch:
@@ -136,34 +155,6 @@ def _label_with_job(launch: Launch) -> Launch:
     from imagematrix.integrations.slurm.containers import make_labels
 
     return launch.with_labels(make_labels(os.environ))
-
-
-def _exec_docker(launch: Launch, args: RunArgs) -> None:
-    """Exec docker's command, which ends once the container runs."""
-    from imagematrix.launcher.docker.plan import format_docker_run
-
-    program = system.find_docker()
-    try:
-        os.execv(program, format_docker_run(launch, args.docker))  # noqa: S606 - without a shell, on purpose
-    except OSError as error:
-        raise system.make_start_error(error) from error
-
-
-def _run_docker(launch: Launch, args: RunArgs, selection: Selection) -> int:
-    """Run docker's command to its end, and print why the container failed if that is known."""
-    from imagematrix.launcher.docker import foreground
-    from imagematrix.launcher.docker.plan import LAUNCH, format_docker_run
-
-    token = os.urandom(6).hex()
-    observer = _Observer(f"{LAUNCH}={token}", launch, args)
-    _, *words = format_docker_run(launch.with_labels({LAUNCH: token}), args.docker)
-    command = [system.find_docker(), *words]
-    try:
-        code = foreground.run_in_foreground(command, observer.start)
-    except OSError as error:
-        raise system.make_start_error(error) from error
-    observer.report(code, selection)
-    return code
 
 
 class _Observer:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from imagematrix.images.engine.transport import EngineResponse, Transport
 
-    Attended = Callable[[Mapping[str, str]], bool]
+    LeaseCheck = Callable[[Mapping[str, str]], bool]
 
 YOUNG_S = 60  # from the creation of a container to its start, which usually follows at once
 START_S, EACH_S = 30, 1  # timeout for all starts, and the least for each: NVIDIA's runtime wakes GPUs
@@ -102,14 +102,15 @@ def list_running(transport: Transport | None = None) -> list[RunningContainer]:
 
 
 def list_running_or_starting(
-    attended: Attended = lambda _: True, transport: Transport | None = None
+    is_lease_live: LeaseCheck = lambda _: True, transport: Transport | None = None
 ) -> list[RunningContainer]:
     """Return the running containers, as `list_running` does, and those that are being started.
 
-    Left out are launches whose labels are `attended`, because a lease counts for them, and tasks of Swarm,
-    because their start may wait for the caller. Only labels that the image does not have tell which these
-    are. The engine describes a container only once it has started. A container is left out if that takes
-    more than START_S for all of them together, or if nobody has started it within YOUNG_S of its creation.
+    Left out are launches for whose labels `is_lease_live`, because a lease counts for them, and tasks of
+    Swarm, because their start may wait for the caller. Only labels that the image does not have tell which
+    these are. The engine describes a container only once it has started. A container is left out if that
+    takes more than START_S for all of them together, or if nobody has started it within YOUNG_S of its
+    creation.
     """
     with connect(transport) as engine:
         created = engine.get(f"/containers/json?all=1&{make_filters(status=['created'])}").expect(list)
@@ -122,7 +123,7 @@ def list_running_or_starting(
             if entry.get("Created", 0) < oldest or entry["Id"] in seen:
                 continue
             labels = origins.select_launch_labels(entry.get("Labels"), entry.get("ImageID"))
-            if TASK in labels or (LAUNCH in labels and attended(labels)):
+            if TASK in labels or (LAUNCH in labels and is_lease_live(labels)):
                 continue
             container = _inspect_starting(engine, entry["Id"], max(EACH_S, deadline - time.monotonic()))
             if container:
@@ -209,7 +210,7 @@ class _Origins:
         """Return the container that a document describes, with only the labels of its launch."""
         labels = (container.get("Config") or {}).get("Labels")
         return parse_container(
-            container, self._information, self.select_launch_labels(labels, container.get("Image"))
+            container, self._get_info, self.select_launch_labels(labels, container.get("Image"))
         )
 
     def select_launch_labels(self, labels: Mapping[str, str] | None, image: object) -> dict[str, str]:
@@ -226,7 +227,7 @@ class _Origins:
             return {}
         return {label: value for label, value in labels.items() if inherited.get(label) != value}
 
-    def _information(self) -> Mapping[str, Any]:
+    def _get_info(self) -> Mapping[str, Any]:
         if self._info is None:
             self._info = system.get_info(self._engine)
         return self._info

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from imagematrix.images.engine.containers import Attended
+    from imagematrix.images.engine.containers import LeaseCheck
     from imagematrix.integrations.swarm.container import AssignedGpus
     from imagematrix.launcher.gpu_claims.usage import Usage
 
@@ -151,7 +151,7 @@ def give_gpus(settings: RuntimeSettings, container_id: str, bundle: str) -> None
         grants.remove_grant(locks, container_id)  # of an earlier start
         with claim_gpus(
             ClaimRequest(choices=[_choose_gpus(host, assigned)], vram_mib=assigned.vram_mib),
-            lambda is_attended: _survey_usage(host, locks, is_attended),
+            lambda is_lease_live: _survey_usage(host, locks, is_lease_live),
             wait_s=WAIT_S,
             folder=LockFolder(path=locks.path, group=group),
         ) as claim:
@@ -184,8 +184,8 @@ def _choose_gpus(host: Host, assigned: AssignedGpus) -> Choice:
     return Choice(gpus=offered, count=1)
 
 
-def _survey_usage(host: Host, locks: Locks, is_attended: Attended) -> Usage:
-    running = list_running_containers(host.gpus, is_attended, pods=True)
+def _survey_usage(host: Host, locks: Locks, is_lease_live: LeaseCheck) -> Usage:
+    running = list_running_containers(host.gpus, is_lease_live, pods=True)
 
     def merge_granted() -> Usage:
         return merge_usages(compute_container_usage(running, host.gpus), grants.compute_grant_usage(locks))

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from imagematrix.errors import ImagematrixError
     from imagematrix.hardware.gpu_request.choice import Choice
     from imagematrix.hardware.host.host import Gpu
-    from imagematrix.images.engine.containers import Attended
+    from imagematrix.images.engine.containers import LeaseCheck
     from imagematrix.images.local_store.holder import Holder
     from imagematrix.launcher.gpu_claims.container_leases import ContainerLeases
     from imagematrix.launcher.gpu_claims.usage import Consumer, Usage
@@ -151,7 +151,7 @@ def find_lock_folder(machine: str | None = None, *, any_user: bool = False) -> L
 
 def claim_gpus(
     request: ClaimRequest,
-    survey: Callable[[Attended], Usage],
+    survey: Callable[[LeaseCheck], Usage],
     *,
     wait_s: float = 0.0,
     on_wait: Callable[[str], None] = lambda _: None,
@@ -348,7 +348,7 @@ def _make_demand(choice: Choice, request: ClaimRequest) -> _Demand:
 def _try_claim(
     locks: Locks,
     demand: _Demand,
-    survey: Callable[[Attended], Usage],
+    survey: Callable[[LeaseCheck], Usage],
     find_faults: FindFaults,
     ahead: list[Ticket],
 ) -> Claim:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu
     from imagematrix.hardware.host.nvml import Nvml
-    from imagematrix.images.engine.containers import Attended, RunningContainer
+    from imagematrix.images.engine.containers import LeaseCheck, RunningContainer
     from imagematrix.images.engine.transport import Transport
     from imagematrix.launcher.gpu_claims.container_leases import ContainerLeases
     from imagematrix.launcher.gpu_claims.usage import Usage
@@ -35,51 +35,51 @@ SHARE = "share-"
 
 
 def survey_node(
-    gpus: tuple[Gpu, ...], is_attended: Attended = lambda _: True, over: Transport | None = None
+    gpus: tuple[Gpu, ...], is_lease_live: LeaseCheck = lambda _: True, over: Transport | None = None
 ) -> Usage:
     """Return the usage of this node's `gpus` by anything but leases; raise EngineError.
 
-    `is_attended` and `over` are those of `list_running_containers`.
+    `is_lease_live` and `over` are those of `list_running_containers`.
     """
     from imagematrix.launcher.gpu_claims import pods  # the runtime of Swarm's tasks does without it
 
     def list_containers() -> list[RunningContainer]:
-        return list_running_containers(gpus, is_attended, over, pods=not pods.check_access())
+        return list_running_containers(gpus, is_lease_live, over, pods=not pods.check_access())
 
     return merge_usages(pods.compute_pod_usage(gpus), survey_usage(gpus, list_containers, query_nvml))
 
 
-def survey_without_daemon(gpus: tuple[Gpu, ...], is_attended: Attended) -> Usage:
+def survey_without_daemon(gpus: tuple[Gpu, ...], is_lease_live: LeaseCheck) -> Usage:
     """Return the usage of this node's `gpus` by anything but leases, as far as this user may know it.
 
     The node may have no engine, or one that this user has no access to: containers of such engines are found
     by their processes.
     """
     try:
-        return survey_node(gpus, is_attended)
+        return survey_node(gpus, is_lease_live)
     except EngineError:
         return survey_usage(
             gpus, lambda: other_engines.find_other_containers(gpus, tuple, pods=True), query_nvml
         )
 
 
-def survey_containers(gpus: tuple[Gpu, ...], is_attended: Attended) -> Usage:
+def survey_containers(gpus: tuple[Gpu, ...], is_lease_live: LeaseCheck) -> Usage:
     """Return the usage of `gpus` by the engine's containers only; raise EngineError."""
-    return containers.compute_container_usage(engine.list_running_or_starting(is_attended), gpus)
+    return containers.compute_container_usage(engine.list_running_or_starting(is_lease_live), gpus)
 
 
 def list_running_containers(
-    gpus: tuple[Gpu, ...], is_attended: Attended, over: Transport | None = None, *, pods: bool
+    gpus: tuple[Gpu, ...], is_lease_live: LeaseCheck, over: Transport | None = None, *, pods: bool
 ) -> list[RunningContainer]:
     """Return this node's containers that may use `gpus`, of its engine and of others; raise EngineError.
 
-    Left out are containers whose lease counts: `is_attended` decides that by the labels of a launch. `over`
+    Left out are containers whose lease counts: `is_lease_live` decides that by the labels of a launch. `over`
     is the transport to the engine, by default to the one that docker's command uses. Without `pods`,
     containers of pods that the engine does not know are left out, too.
     """
     # The engine comes last: a launch that it does not list yet holds its lease.
     foreign = other_engines.find_other_containers(gpus, partial(engine.list_ids, over), pods=pods)
-    return [*foreign, *engine.list_running_or_starting(is_attended, over)]
+    return [*foreign, *engine.list_running_or_starting(is_lease_live, over)]
 
 
 def survey_usage(
@@ -160,7 +160,7 @@ def is_lease_live(labels: Mapping[str, str], leased: Usage, unleased: Collection
     return set(labels.get(GPUS, "").split(",")).isdisjoint(unleased)
 
 
-def make_lease_check(gpus: Iterable[Gpu], leased: Usage) -> Attended:
+def make_lease_check(gpus: Iterable[Gpu], leased: Usage) -> LeaseCheck:
     """Return a function that decides by the labels of a launch's container whether its lease counts."""
     free = (gpu for gpu in gpus if gpu.minor is not None and not find_consumers(leased, list_lock_names(gpu)))
     unleased = frozenset(name for gpu in free for name in name_gpus([gpu]))

@@ -189,8 +189,13 @@ def test_run_pulls_by_digest_before_docker_starts(monkeypatch, profiles, line):
     monkeypatch.setattr(
         "imagematrix.launcher.docker.pull.pull_unless_present", lambda *words, **_: done.append(words)
     )
-    monkeypatch.setattr(run_docker, "_run_docker", lambda launch, *_: done.append(launch.reference) or 0)
-    monkeypatch.setattr(run_docker, "_exec_docker", lambda launch, _: done.append(launch.reference))
+
+    def run_command(_self, _selection, launch):
+        done.append(launch.reference)
+        return 0
+
+    for command in (run_docker.DockerCommand, run_docker.DetachedCommand):
+        monkeypatch.setattr(command, "_run_command", run_command)
     arguments = parse_run_args(["--host", str(profiles["laptop"]), *line.split()])
     assert run_docker.run_with_docker(arguments, "training:v1") == 0
     name = f"{reference}@{DIGEST}"

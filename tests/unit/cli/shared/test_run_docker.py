@@ -57,7 +57,9 @@ def run(monkeypatch, tmp_path):
         monkeypatch.setattr("imagematrix.cli.shared.inputs.load_node", node_of)
         monkeypatch.setattr(run_docker, "find_catalog", lambda *_: catalog)
         monkeypatch.setattr(
-            run_docker, "_run_docker", lambda launch, *_: started.append(launch.reference) or 0
+            run_docker.DockerCommand,
+            "_run_command",
+            lambda _self, _, launch: started.append(launch.reference) or 0,
         )
         run_docker.run_with_docker(parse_run_args(line.split()), "training:v1")
         return started
