@@ -190,10 +190,7 @@ class _LayoutSource:
         self._layers = layers
 
     def read_manifest(self, digest: str) -> bytes:
-        raw = self._folder.find_small_blob(digest)
-        if raw is None:
-            raise AuditError(f"{digest} not found in the layout {self._folder}")
-        return raw
+        return self._folder.require_small_blob(digest)
 
     read_config = read_manifest
 

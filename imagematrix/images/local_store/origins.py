@@ -175,14 +175,7 @@ class LayoutOrigin:
 
     def read_parts(self, digest: str) -> ImageParts:
         """Return the parts of an image; see ImageOrigin."""
-
-        def get_config(digest: str) -> bytes:
-            raw = self._folder.find_small_blob(digest)
-            if raw is None:
-                raise AuditError(f"{digest} not found in the layout {self._folder}")
-            return raw
-
-        return _read_parts(self._folder.find_small_blob, get_config, digest)
+        return _read_parts(self._folder.find_small_blob, self._folder.require_small_blob, digest)
 
     def count_missing_bytes(self, parts: ImageParts, folder: Path) -> int:  # noqa: ARG002 - as in ImageOrigin
         """Return how many bytes are missing; see ImageOrigin."""

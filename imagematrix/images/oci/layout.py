@@ -68,6 +68,13 @@ class LayoutFolder:
             raise self._failure(f"{self}: the content of blob {digest} does not match its digest")
         return raw
 
+    def require_small_blob(self, digest: str) -> bytes:
+        """Return a small blob; raise the folder's kind of error if there is none with this digest."""
+        raw = self.find_small_blob(digest)
+        if raw is None:
+            raise self._failure(f"{digest} not found in the layout {self}")
+        return raw
+
     def open(self, digest: str) -> BinaryIO:
         """Open a blob of any size, without comparing it with its digest."""
         try:
