@@ -62,7 +62,7 @@ def command(
             slices.make_slice(node, None, index, count=len(groups), generation=1, devices=group)
             for index, group in enumerate(groups)
         ]
-        print_document(f"{dump_yaml(*documents)}\n")
+        print_document(dump_yaml(*documents))
         return
     from imagematrix.integrations.kubernetes.client import kubeconfig as kubeconfigs
     from imagematrix.integrations.kubernetes.client.api import find_cluster_api

@@ -39,4 +39,4 @@ def command(
     if json:
         print_json(needs)
     else:
-        print_document(f"{dump_yaml(needs)}\n")
+        print_document(dump_yaml(needs))

@@ -51,7 +51,7 @@ def print_manifests(documents: Iterable[Manifest]) -> None:
     """Print manifests as YAML."""
     from imagematrix.integrations.kubernetes.client.yaml import dump_yaml
 
-    print_document(f"{dump_yaml(*documents)}\n")
+    print_document(dump_yaml(*documents))
 
 
 def make_default_name(grouped: Classes) -> str:

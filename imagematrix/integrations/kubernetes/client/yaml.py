@@ -30,7 +30,7 @@ def is_plain(text: str) -> bool:
 
 
 def dump_yaml(*documents: object) -> str:
-    """Return documents as YAML, separated by `---`, without a newline at the end.
+    """Return documents as YAML, separated by `---`.
 
     Raises UsageError for a text that is not Unicode, such as an argument in another encoding.
     """
@@ -49,7 +49,7 @@ def dump_yaml(*documents: object) -> str:
     text: str = yaml.dump_all(
         documents, Dumper=Dumper, sort_keys=False, width=WIDTH, allow_unicode=False, default_flow_style=False
     )
-    return text.rstrip("\n")
+    return text
 
 
 def load_yaml(path: Path) -> list[object]:

@@ -5,7 +5,7 @@
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from imagematrix.errors import UsageError
@@ -22,28 +22,30 @@ MISTAKABLE = (
 @pytest.mark.parametrize("text", MISTAKABLE)
 def test_what_a_reader_could_mistake_is_in_quotes(text):
     assert not is_plain(text)
-    assert dump_yaml({text: [text]}) == f"'{text}':\n  - '{text}'"
+    assert dump_yaml({text: [text]}) == f"'{text}':\n  - '{text}'\n"
 
 
 def test_an_empty_text_is_in_quotes():
     assert not is_plain("")
-    assert dump_yaml({"args": [""]}) == "args:\n  - ''"
+    assert dump_yaml({"args": [""]}) == "args:\n  - ''\n"
 
 
 @pytest.mark.parametrize("text", ["train", "v1", "imagematrix.io/class", "/dev/nvidia0", "reg.x:5000/t:v1"])
 def test_names_and_paths_need_no_quotes(text):
-    assert dump_yaml({text: text}) == f"{text}: {text}"
+    assert dump_yaml({text: text}) == f"{text}: {text}\n"
 
 
 def test_lines_are_a_block():
-    assert dump_yaml({"script": "a: 1\nb\n"}) == "script: |\n  a: 1\n  b"
+    assert dump_yaml({"script": "a: 1\nb\n"}) == "script: |\n  a: 1\n  b\n"
 
 
 def test_several_documents_are_separated():
-    assert dump_yaml({"a": 1}, {"b": [True, None]}) == "a: 1\n---\nb:\n  - true\n  - null"
+    assert dump_yaml({"a": 1}, {"b": [True, None]}) == "a: 1\n---\nb:\n  - true\n  - null\n"
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
+@example("0\n")
+@example("0\n\n")
 def test_any_text_is_read_as_it_was(text):
     assert yaml.safe_load(dump_yaml({text: [text, {text: text}]})) == {text: [text, {text: text}]}
 
