@@ -9,7 +9,7 @@
 # make bench        set everything up and measure against the limits in docs/benchmarks.md
 # make counts       write tests/growth/counts.json anew: how much each operation does, which a test compares
 # make bench-smoke  run each group of the benchmark once, with as little as possible, and judge no time
-# make fuzz         run the readers of images and `trim` on many damaged files
+# make fuzz         run the readers of images and `trim` on many damaged files, and property tests on new examples
 # make test-long    run the engine tests that are too long for make test
 # make test-engines run the engine tests with other releases of Docker and Podman; NAMES=docker-forky for only one
 # make test-apptainer run the tests without a daemon with Apptainer
@@ -94,6 +94,7 @@ counts: $(VENV)/.dev
 fuzz: $(VENV)/.dev
 	IMAGEMATRIX_FUZZ=1000000 $(BIN)/python -m pytest -n auto -m fuzz tests/unit/audit
 	IMAGEMATRIX_FUZZ=100000 $(BIN)/python -m pytest -m fuzz tests/unit/build/trim
+	IMAGEMATRIX_FUZZ=1 $(BIN)/python -m pytest -n auto -m "hypothesis and not fuzz" tests/unit
 
 # Two groups of files at a time, each with its own engines, in the order of tests/engine/conftest.py.
 engine: bases slurm $(VENV)/.dev

@@ -1,5 +1,6 @@
 """What all tests share: the same conditions wherever they run, under nohup and in a background job too."""
 
+import os
 import signal
 
 import pytest
@@ -20,8 +21,11 @@ pytest_plugins = [
     "storing",
 ]
 
-settings.register_profile("imagematrix", deadline=None)  # a busy machine is no failure
-settings.load_profile("imagematrix")
+# A busy machine is no failure. A change that is tested fails by what it changes, not by chance: new examples
+# are for `make fuzz`.
+settings.register_profile("test", deadline=None, derandomize=True)
+settings.register_profile("fuzz", deadline=None, derandomize=False, max_examples=2000)
+settings.load_profile("fuzz" if "IMAGEMATRIX_FUZZ" in os.environ else "test")
 
 
 @pytest.fixture(scope="session", autouse=True)
