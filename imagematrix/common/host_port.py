@@ -12,9 +12,9 @@ LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"  # of a name in DNS; a label in 
 BYTE = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 # getaddrinfo(3) takes a host whose last label is a number for an IPv4 address, as in 127.1 and 0x7f.0.0.1.
 NUMBER = r"(?:[0-9]+|0x[0-9a-f]*)(?![a-z0-9.-])"
-AUTHORITY = re.compile(
-    rf"(\[[0-9a-f:.]+\]|{BYTE}(?:\.{BYTE}){{3}}|(?:{LABEL}\.)*(?!{NUMBER}){LABEL})(?::(0|[1-9][0-9]{{0,4}}))?",
-    re.ASCII | re.IGNORECASE,
+# Compiled at the first use: it takes as long as a few modules take to load, and a file's catalog needs none.
+AUTHORITY = (
+    rf"(\[[0-9a-f:.]+\]|{BYTE}(?:\.{BYTE}){{3}}|(?:{LABEL}\.)*(?!{NUMBER}){LABEL})(?::(0|[1-9][0-9]{{0,4}}))?"
 )
 LONGEST = 253  # characters of a name in DNS
 PORTS = 65_535
@@ -26,7 +26,7 @@ def parse_host_port(text: str) -> tuple[str, int | None]:
     A host is a name in DNS, an IPv4 address of four decimal numbers, or an IPv6 address in brackets without a
     zone. Raises ValueError for anything else.
     """
-    match = AUTHORITY.fullmatch(text)
+    match = re.fullmatch(AUTHORITY, text, re.ASCII | re.IGNORECASE)
     if match is None or len(match[1]) > LONGEST:
         raise ValueError(f"not a host with an optional port: {text[:200]!r}")
     host, port = match[1].lower(), int(match[2]) if match[2] else None

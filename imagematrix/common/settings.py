@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 
-from imagematrix.common import units
 from imagematrix.common.image_reference import Reference, names_registry
 from imagematrix.common.json_documents import Fields
 from imagematrix.common.record import Record
@@ -105,7 +104,9 @@ class Site(Record):
     @property
     def max_bytes(self) -> int | None:
         """`max_size` in bytes, None without one."""
-        amount = units.parse_size(self.max_size or "")
+        from imagematrix.common.units import parse_size  # few programs read a size
+
+        amount = parse_size(self.max_size or "")
         return int(amount) if amount else None
 
     def complete_name(self, image: str) -> str:
@@ -194,7 +195,9 @@ def _read_path(fields: Fields, key: str) -> str:
 
 def _read_size(fields: Fields, key: str) -> str:
     value = fields.get_text(key)
-    if not units.parse_size(value):
+    from imagematrix.common.units import parse_size
+
+    if not parse_size(value):
         raise fields.fail(key, f"expected an amount such as 500G, found {value!r}")
     return value
 
