@@ -32,7 +32,13 @@ else:
 
 def replace(record: R, /, **changes: object) -> R:
     """Return `record` with some fields changed."""
-    return record.__replace__(**changes)
+    setters = record._setters  # noqa: SLF001 - it is also the records' own `__replace__`
+    if not changes.keys() <= setters.keys():
+        return type(record)(**changes)  # which raises the precise error
+    copy = object.__new__(type(record))
+    for name, set_field in setters.items():
+        set_field(copy, changes[name] if name in changes else getattr(record, name))
+    return copy
 
 
 class _DataclassFields:
@@ -138,16 +144,7 @@ class Record(metaclass=_Slots):
         fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
         return f"{type(self).__qualname__}({fields})"
 
-    def __replace__(self, **changes: object) -> Self:
-        copy, setters = object.__new__(type(self)), self._setters
-        for set_field, value in zip(setters.values(), self._values, strict=True):
-            set_field(copy, value)
-        try:
-            for name, value in changes.items():
-                setters[name](copy, value)
-        except KeyError:
-            return type(self)(**changes)  # which raises the precise error
-        return copy
+    __replace__ = replace
 
     def __reduce__(self) -> tuple[Callable[[], Self], tuple[()]]:
         # Pickle passes no keywords to a class, and its fields are keywords.
