@@ -6,12 +6,13 @@ Nodes of one class have the same facts, as far as labels show them: every select
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
 from imagematrix.integrations.kubernetes.nodes.labels import CARRIED, CLASS
 from imagematrix.selection.fleet.hardware_kinds import get_miss, group_by_hardware
-from imagematrix.selection.fleet.upgrade import compute_upgrade
+from imagematrix.selection.fleet.upgrade import compute_upgrades
 from imagematrix.selection.query import normalize_where
 from imagematrix.selection.rules import RULES
 from imagematrix.selection.selector import Selector
@@ -20,10 +21,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from imagematrix.hardware.host.host import Host
     from imagematrix.images.catalog.catalog import Catalog, Variant
     from imagematrix.integrations.kubernetes.nodes.nodes import ClusterNode
-    from imagematrix.selection.fleet.hardware_kinds import Answer, HardwareKind
+    from imagematrix.selection.fleet.hardware_kinds import HardwareKind
     from imagematrix.selection.fleet.upgrade import Upgrade
     from imagematrix.selection.miss import Miss
     from imagematrix.selection.query import Where
@@ -61,8 +61,7 @@ class NodeClass:
     @property
     def variant(self) -> Variant | None:
         """The variant that its nodes get, or None if nothing fits."""
-        answer = self.kind.answer
-        return None if isinstance(answer, UsageError) else answer.variant
+        return self.kind.variant
 
     @property
     def miss(self) -> Miss | None:
@@ -151,25 +150,15 @@ def classify_nodes(
     """
     selector = Selector(catalog, normalize_where(where))
     _require_labelled_facts(selector.query.catalog)
-
-    def explain_host(host: Host) -> Answer:
-        try:
-            return selector.explain(host, gpus=gpus, allow_cpu=allow_cpu)
-        except UsageError as error:
-            return error
-
+    explain_host = partial(selector.explain_or_refuse, gpus=gpus, allow_cpu=allow_cpu)
     by_name = {node.name: node for node in nodes}
     kinds = group_by_hardware({name: node.host for name, node in by_name.items()}, explain_host)
     for kind in kinds:
-        ambiguity = None if isinstance(kind.answer, UsageError) else kind.answer.decision.ambiguity
-        if ambiguity:
-            raise UsageError(f"{kind.hosts[0]}: {ambiguity[0]}", remedy=ambiguity[1].shown)
+        kind.require_unambiguous()
     return Classes(
         catalog=selector.query.catalog,
         classes=_make_classes(kinds, by_name),
-        upgrades=tuple(
-            compute_upgrade(kinds, explain_host, old, new) for old, new in sorted((drivers or {}).items())
-        ),
+        upgrades=compute_upgrades(kinds, explain_host, drivers or {}),
     )
 
 
