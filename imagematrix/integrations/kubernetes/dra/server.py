@@ -95,7 +95,6 @@ class DraDriver:
             survey=lambda host: settings.view.survey_usage(host.gpus),
             on_line=on_line,
             effect="no device is published",
-            repeats=True,
         )
         self._ledger = ClaimLedger(settings.cdi_root)
         self._turn = asyncio.Lock()  # held while claims are prepared and unprepared
