@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 
 from imagematrix.common.json_documents import parse_natural
+from imagematrix.common.programs import read_output
 from imagematrix.errors import EngineError
 
 TYPE_CHECKING = False
@@ -32,15 +33,7 @@ def requeue_job(environment: Mapping[str, str]) -> str:
     if parse_natural(job) is None:
         raise EngineError("its number is unknown")
     try:
-        process = subprocess.run(
-            ["scontrol", "requeue", job],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PATIENCE_S,
-            check=False,
-        )
+        process = read_output(["scontrol", "requeue", job], PATIENCE_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = error.strerror if isinstance(error, OSError) else f"no answer in {PATIENCE_S:g} seconds"
         raise EngineError(f"scontrol: {reason}") from error

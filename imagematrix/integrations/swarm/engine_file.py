@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagematrix.common import files
+from imagematrix.common.programs import read_output
 from imagematrix.errors import EngineError, UsageError
 
 TYPE_CHECKING = False
@@ -144,14 +145,7 @@ def replace_file(
 def _validate_draft(draft: Path, path: Path) -> None:
     """Raise UsageError if dockerd refuses the draft of a file, EngineError if it cannot tell."""
     try:
-        process = subprocess.run(
-            ["dockerd", "--validate", "--config-file", str(draft)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=VALIDATE_S,
-            check=False,
-        )
+        process = read_output(["dockerd", "--validate", "--config-file", str(draft)], VALIDATE_S)
     except FileNotFoundError as error:
         raise EngineError("dockerd not found") from error
     except subprocess.TimeoutExpired as error:
