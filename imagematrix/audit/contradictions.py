@@ -10,6 +10,7 @@ from imagematrix.audit.binaries.elf import AARCH64, X86_64
 from imagematrix.audit.images import device_code_entries
 from imagematrix.audit.images.image import AuditedImage
 from imagematrix.audit.report import audit_image
+from imagematrix.common.groups import group_values
 from imagematrix.errors import AuditError, UsageError
 from imagematrix.hardware.vendors import cuda, device_code, marches, runtime, versions
 from imagematrix.images.catalog import labels
@@ -17,7 +18,8 @@ from imagematrix.images.catalog.catalog import CLAIM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from imagematrix.audit.images.layer import Layer
     from imagematrix.audit.report import Audit
@@ -351,15 +353,16 @@ def _compare_cpu_flags(audited: Audit, variant: Variant) -> Iterator[Contradicti
     _, arch = get_machine(variant.platform)
     if not variant.cpu_flags or arch not in marches.IGNORED:
         return
-    beyond: dict[str, list[str]] = {}
-    for flag, path in audited.flags.items():
-        if flag not in variant.cpu_flags | marches.IGNORED[arch]:
-            beyond.setdefault(path, []).append(flag)
-    for path, flags in sorted(beyond.items()):
-        level = marches.get_level(variant.cpu_flags)
-        yield Contradiction(
-            fact="cpu_flags", claimed=(level or "others",), actual=tuple(sorted(flags)), path=path
-        )
+    claimed = (marches.get_level(variant.cpu_flags) or "others",)
+    for path, flags in group_by_path(audited.flags, variant.cpu_flags | marches.IGNORED[arch]):
+        yield Contradiction(fact="cpu_flags", claimed=claimed, actual=tuple(flags), path=path)
+
+
+def group_by_path(flags: Mapping[str, str], known: AbstractSet[str]) -> list[tuple[str, list[str]]]:
+    """Return the CPU flags that are not `known` by the path of the file that has them, both sorted."""
+    return sorted(
+        group_values((path, flag) for flag, path in sorted(flags.items()) if flag not in known).items()
+    )
 
 
 def _compare_libraries(audited: Audit, variant: Variant) -> Iterator[Contradiction]:

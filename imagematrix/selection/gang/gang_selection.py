@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import reduce
 from operator import or_
 
+from imagematrix.common.groups import group_values
 from imagematrix.common.record import Record, replace
 from imagematrix.common.text import format_count, quote_word, shorten_lines
 from imagematrix.errors import UsageError
@@ -224,9 +225,7 @@ def _choose_members(
     """
     index = query.index
     # Kinds that differ only in what neither a rule nor a criterion reads get the same variants.
-    groups: dict[Hashable, list[_HostKind]] = {}
-    for kind in kinds:
-        groups.setdefault((kind.fitting, tuple(map(make_order_key, kind.targets))), []).append(kind)
+    groups = group_values(((kind.fitting, tuple(map(make_order_key, kind.targets))), kind) for kind in kinds)
     kinds = [group[0] for group in groups.values()]
 
     # The preferred choices of GPUs come before all criteria.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from imagematrix.common.groups import group_values
 from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
 from imagematrix.integrations.kubernetes.nodes.labels import CARRIED, CLASS
@@ -183,9 +184,7 @@ def _make_classes(kinds: Iterable[HardwareKind], nodes: Mapping[str, ClusterNode
     for kind in kinds:
         # The name follows from the facts, so that a node can state its class without knowing the others.
         by_name.setdefault(nodes[kind.hosts[0]].class_name, (kind, []))[1].extend(kind.hosts)
-    by_label: dict[str, list[ClusterNode]] = {}
-    for name in sorted(nodes):
-        by_label.setdefault(nodes[name].labels.get(CLASS, ""), []).append(nodes[name])
+    by_label = group_values((nodes[name].labels.get(CLASS, ""), nodes[name]) for name in sorted(nodes))
     class_names = {host: name for name, (_, hosts) in by_name.items() for host in hosts}
     classes = [
         NodeClass(
