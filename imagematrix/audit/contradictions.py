@@ -10,6 +10,7 @@ from imagematrix.audit.binaries.elf import AARCH64, X86_64
 from imagematrix.audit.images import device_code_entries
 from imagematrix.audit.images.image import AuditedImage
 from imagematrix.audit.report import audit_image
+from imagematrix.common.groups import group_values
 from imagematrix.errors import AuditError, UsageError
 from imagematrix.hardware.vendors import cuda, device_code, marches, runtime, versions
 from imagematrix.images.catalog import labels
@@ -17,7 +18,8 @@ from imagematrix.images.catalog.catalog import CLAIM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from imagematrix.audit.images.layer import Layer
     from imagematrix.audit.report import Audit
@@ -26,60 +28,45 @@ if TYPE_CHECKING:
 # By the architecture of a platform: the machine number in ELF headers, and the name in the kernel.
 MACHINES = {"amd64": (X86_64, "x86_64"), "arm64": (AARCH64, "aarch64")}
 # By fact, the words of a message: what the labels promise, and the verb before what a file has instead.
-NOUNS = {
+WORDS = {
     "platform": ("programs for", "is for"),
-    "driver": ("user-mode driver", "has"),
+    "driver": ("the user-mode driver", "has"),
     "cuda": ("a driver for CUDA", "has device code of"),
     "cubins": ("cubins for", "has"),
     "device_code": ("device code for", "has"),
     "ptx": ("PTX for", "has"),
     "device code": ("device code that is", "has some that is"),
     "cpu_flags": ("code for", "needs"),
-    "libraries": ("library", "has"),
+    "libraries": ("the library", "has"),
 }
+COMPILED_LATER = (
+    "state `device_code: claim` in matrix.yaml if programs compile their device code when they run"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contradiction:
     """A claim about a `fact` of the catalog entry, the values found instead, and the file that proves it.
 
-    `path` is None if the proof is that no such file exists, or the image's configuration. `optional` is the
-    glob that would state the file as optional; see `_find_optional_glob`.
+    `path` is None if the proof is that no such file exists, or the image's configuration. `remedy` is what to
+    do if the labels are right. `optional` is the glob that would state the file as optional; see
+    `_find_optional_glob`. `sentence` is the message where no words of WORDS make it.
     """
 
     fact: str
     claimed: tuple[str, ...]
     actual: tuple[str, ...]
     path: str | None
+    remedy: str | None = None
     optional: str | None = None
-
-    @property
-    def remedy(self) -> str | None:
-        """What to do if the labels are right."""
-        if self.fact == "cubins" and self.path:
-            computes = [device_code.get_capability(target) for target in self.claimed]
-            runs = [
-                target
-                for target in self.actual
-                if all(device_code.can_run_cubin(target, compute) for compute in computes)
-            ]
-            if not runs:
-                return None
-            older = device_code.get_capability(max(runs, key=device_code.make_sort_key))
-            return f"use compute {older} in the matrix: such an image runs on {', '.join(computes)}, too"
-        if self.fact not in ("cubins", "ptx") or self.path:
-            return None
-        return "state `device_code: claim` in matrix.yaml if programs compile their device code when they run"
+    sentence: str | None = None
 
     def __str__(self) -> str:
-        if self.fact == "environment":
-            return f"the image needs nothing from NVIDIA's runtime, but asks it by {' '.join(self.actual)}"
-        if self.fact == "content":
-            return "the image is not the variant of its name, but was built on the variant"
-        noun, verb = NOUNS[self.fact]
-        article = "the " if self.fact in ("driver", "libraries") else ""
-        promise = f"{article}{noun} {' '.join(self.claimed)}" if self.claimed else f"no {noun}"
-        where = self.path or ("the image" if self.fact == "libraries" and self.actual else None)
+        if self.sentence:
+            return self.sentence
+        noun, verb = WORDS[self.fact]
+        promise = f"{noun} {' '.join(self.claimed)}" if self.claimed else f"no {noun.removeprefix('the ')}"
+        where = self.path or (self.actual and "the image")
         proof = f"{where} {verb} {' '.join(self.actual) or 'none'}" if where else "there is none"
         return f"the labels promise {promise}, but {proof}"
 
@@ -165,7 +152,13 @@ def _compare_content(image: AuditedImage) -> Iterator[Contradiction]:
     """
     has_its_name = any(labels.is_named(image.labels, name) for name in (image.reference, *image.names))
     if image.inherited and has_its_name:
-        yield Contradiction(fact="content", claimed=(image.labels[labels.CONTENT],), actual=(), path=None)
+        yield Contradiction(
+            fact="content",
+            claimed=(image.labels[labels.CONTENT],),
+            actual=(),
+            path=None,
+            sentence="the image is not the variant of its name, but was built on the variant",
+        )
 
 
 def _compare_platform(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
@@ -194,7 +187,13 @@ def _compare_environment(audited: Audit, variant: Variant) -> Iterator[Contradic
     environment = audited.image.environment
     if runtime.requests_gpus(environment) and not (variant.driver and variant.driver.mode == "host"):
         variable = f"{runtime.VISIBLE}={environment[runtime.VISIBLE]}"
-        yield Contradiction(fact="environment", claimed=(), actual=(variable,), path=None)
+        yield Contradiction(
+            fact="environment",
+            claimed=(),
+            actual=(variable,),
+            path=None,
+            sentence=f"the image needs nothing from NVIDIA's runtime, but asks it by {variable}",
+        )
 
 
 def _compare_driver(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
@@ -234,10 +233,11 @@ def _find_unproven_code(audited: Audit, variant: Variant) -> Iterator[Contradict
     if has_code or not variant.gpu or dict(variant.facts).get("cubins") == CLAIM:
         return
     if variant.cubins or not variant.ptx:
-        yield Contradiction(fact="cubins", claimed=variant.cubins or ("a GPU",), actual=(), path=None)
+        promised = variant.cubins or ("a GPU",)
+        yield Contradiction(fact="cubins", claimed=promised, actual=(), path=None, remedy=COMPILED_LATER)
     if variant.ptx:
         promised = tuple(f"{ptx.target} ISA {ptx.isa}" for ptx in variant.ptx)
-        yield Contradiction(fact="ptx", claimed=promised, actual=(), path=None)
+        yield Contradiction(fact="ptx", claimed=promised, actual=(), path=None, remedy=COMPILED_LATER)
 
 
 def _compare_device_code(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
@@ -313,9 +313,13 @@ def _compare_cubins_and_ptx(audited: Audit, variant: Variant) -> Iterator[Contra
         if broken:
             actual = tuple(sorted(code.cubins, key=device_code.make_sort_key))
             entry = device_code_entries.make_entry(unit.name, code, guard=unit.guard)
-            glob = _find_optional_glob(audited, entry, runs)
             yield Contradiction(
-                fact="cubins", claimed=tuple(broken), actual=actual, path=unit.path, optional=glob
+                fact="cubins",
+                claimed=tuple(broken),
+                actual=actual,
+                path=unit.path,
+                remedy=_suggest_older_compute(broken, actual),
+                optional=_find_optional_glob(audited, entry, runs),
             )
 
         for promise in variant.ptx:
@@ -333,19 +337,32 @@ def _compare_cubins_and_ptx(audited: Audit, variant: Variant) -> Iterator[Contra
                 yield Contradiction(fact="ptx", claimed=claimed, actual=texts, path=unit.path)
 
 
+def _suggest_older_compute(claimed: Iterable[str], actual: Iterable[str]) -> str | None:
+    """Return the advice to claim the newest of the `actual` cubins that run on all GPUs of the `claimed`."""
+    computes = [device_code.get_capability(target) for target in claimed]
+    runs = [
+        target for target in actual if all(device_code.can_run_cubin(target, compute) for compute in computes)
+    ]
+    if not runs:
+        return None
+    older = device_code.get_capability(max(runs, key=device_code.make_sort_key))
+    return f"use compute {older} in the matrix: such an image runs on {', '.join(computes)}, too"
+
+
 def _compare_cpu_flags(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     _, arch = get_machine(variant.platform)
     if not variant.cpu_flags or arch not in marches.IGNORED:
         return
-    beyond: dict[str, list[str]] = {}
-    for flag, path in audited.flags.items():
-        if flag not in variant.cpu_flags | marches.IGNORED[arch]:
-            beyond.setdefault(path, []).append(flag)
-    for path, flags in sorted(beyond.items()):
-        level = marches.get_level(variant.cpu_flags)
-        yield Contradiction(
-            fact="cpu_flags", claimed=(level or "others",), actual=tuple(sorted(flags)), path=path
-        )
+    claimed = (marches.get_level(variant.cpu_flags) or "others",)
+    for path, flags in group_by_path(audited.flags, variant.cpu_flags | marches.IGNORED[arch]):
+        yield Contradiction(fact="cpu_flags", claimed=claimed, actual=tuple(flags), path=path)
+
+
+def group_by_path(flags: Mapping[str, str], known: AbstractSet[str]) -> list[tuple[str, list[str]]]:
+    """Return the CPU flags that are not `known` by the path of the file that has them, both sorted."""
+    return sorted(
+        group_values((path, flag) for flag, path in sorted(flags.items()) if flag not in known).items()
+    )
 
 
 def _compare_libraries(audited: Audit, variant: Variant) -> Iterator[Contradiction]:

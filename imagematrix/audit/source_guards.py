@@ -8,6 +8,7 @@ from itertools import groupby
 
 from imagematrix.audit.guards import guards
 from imagematrix.audit.guards.evaluation import StepBudget
+from imagematrix.common.groups import group_values
 from imagematrix.hardware.vendors import device_code
 from imagematrix.images.catalog.catalog import UseGuard
 
@@ -50,10 +51,7 @@ def find_source_guards(
     """
     use_guards: dict[str, UseGuard] = {}
     budget = StepBudget(guards.STEPS)
-    by_package: dict[str, list[PackagedCode]] = {}
-    for file in files:
-        if file.package:
-            by_package.setdefault(file.package.metadata, []).append(file)
+    by_package = group_values((file.package.metadata, file) for file in files if file.package)
     for members in by_package.values():
         counts = Counter(
             compute

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from imagematrix.audit.binaries import driver_loading
 from imagematrix.audit.binaries.host_code import NAMES
-from imagematrix.audit.contradictions import get_machine, get_oldest_admitted_driver
+from imagematrix.audit.contradictions import get_machine, get_oldest_admitted_driver, group_by_path
 from imagematrix.audit.images.libraries import RUNTIME
 from imagematrix.audit.report import requires_level
 from imagematrix.common.text import shorten_words
@@ -13,7 +13,7 @@ from imagematrix.images.catalog.catalog import CLAIM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
 
     from imagematrix.audit.report import Audit, ExaminedFile
@@ -77,7 +77,7 @@ def _warn_of_code_probably_above(
 ) -> Iterator[str]:
     if ("cpu_flags", CLAIM) in variant.facts:
         return
-    for path, flags in _group_by_path(audited.probable_flags, variant.cpu_flags | ignored):
+    for path, flags in group_by_path(audited.probable_flags, variant.cpu_flags | ignored):
         yield (
             f"most of {path} is compiled for CPUs with {' '.join(flags)}, beyond -march={variant.march}, "
             "so the image counts as one that needs them; if it asks for the CPU before it runs that code, "
@@ -85,25 +85,16 @@ def _warn_of_code_probably_above(
         )
 
 
-def _group_by_path(flags: Mapping[str, str], known: AbstractSet[str]) -> list[tuple[str, list[str]]]:
-    """Return the flags that are not `known` by the path of the file that has them, both sorted."""
-    by_path: dict[str, list[str]] = {}
-    for flag, path in sorted(flags.items()):
-        if flag not in known:
-            by_path.setdefault(path, []).append(flag)
-    return sorted(by_path.items())
-
-
 def _warn_of_unproven_flags(audited: Audit) -> Iterator[str]:
     """Yield a warning for each file of an image without labels that probably, or partly, needs CPU flags."""
     proven = audited.flags.keys()
-    for path, flags in _group_by_path(audited.probable_flags, frozenset()):
+    for path, flags in group_by_path(audited.probable_flags, frozenset()):
         yield (
             f"most of {path} is compiled for CPUs with {' '.join(flags)}, so the image counts as one that "
             "needs them; if it asks for the CPU before it runs that code, adopt the image "
             f"with --cpu-flags {','.join(sorted(proven)) or 'none'}"
         )
-    for path, flags in _group_by_path(audited.partial_flags, frozenset()):
+    for path, flags in group_by_path(audited.partial_flags, frozenset()):
         yield (
             f"much of {path} is compiled for CPUs with {' '.join(flags)}, but the image counts as "
             "one that runs without them: nothing proves that it asks for the CPU before it runs that code"
@@ -111,7 +102,7 @@ def _warn_of_unproven_flags(audited: Audit) -> Iterator[str]:
 
 
 def _warn_of_lacking_claim(audited: Audit, claimed: AbstractSet[str]) -> Iterator[str]:
-    for path, flags in _group_by_path(audited.flags, claimed):
+    for path, flags in group_by_path(audited.flags, claimed):
         yield (
             f"{path} is proven to need {' '.join(flags)}, which the stated flags lack: a program that loads "
             "it ends with SIGILL on CPUs without them"

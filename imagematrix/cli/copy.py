@@ -35,15 +35,12 @@ def command(
     has to hold in both places. COSIGN_PASSWORD is the password of KEY.
     """
     from imagematrix.build.publish.version_copy import copy_version
-    from imagematrix.common.image_reference import names_registry, split_version
+    from imagematrix.common.image_reference import names_registry, split_published_version, split_version
     from imagematrix.images.catalog.sources import load_image_policies
     from imagematrix.images.oci.registry import Registry
 
-    image, version = split_version(name)
+    image, version = split_published_version(name)
     copy, new_version = split_version(target)
-    if version is None or "@" in name or not names_registry(image):
-        remedy = "such as registry.example.com/ml/training:v1"
-        raise UsageError(f"{name} is not an image with a registry and a version", remedy=remedy)
     if "@" in target or not names_registry(copy):
         remedy = "such as mirror.example.com/ml/training"
         raise UsageError(f"{target} is not the name of an image in a registry", remedy=remedy)

@@ -75,13 +75,10 @@ def command(
     """
     from imagematrix.build.matrix.expand import expand_matrix, find_plain_pull_cells
     from imagematrix.build.publish.publish import IndexSelection, publish
-    from imagematrix.common.image_reference import split_version
+    from imagematrix.common.image_reference import split_published_version
     from imagematrix.images.oci.registry import Registry
 
-    image, version = split_version(name)
-    if version is None or "/" not in image or "@" in name:
-        remedy = "such as registry.example.com/ml/training:v1"
-        raise UsageError(f"{name} is not an image with a registry and a version", remedy=remedy)
+    image, version = split_published_version(name)
     needs = load_host_needs(hosts, at_most)
     key = load_signing_key(sign) if sign else None
     matrix = _find_matrix(image, version, file)

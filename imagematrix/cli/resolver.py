@@ -102,7 +102,7 @@ def command(
 
         print_text(str(write_hosts_file(containerd, upstream, str(Address.parse(listen)))))
         return
-    from imagematrix.integrations.resolver.node import ProbedHost, SavedHost
+    from imagematrix.integrations.resolver.node import ReloadedHost
     from imagematrix.integrations.resolver.server import ResolverSettings, serve
 
     token = _read_token(token_file)
@@ -111,13 +111,13 @@ def command(
         name, equals, file = text.partition("=")
         if not equals or not file:
             raise UsageError(f"invalid class {text!r}: expected NAME=FILE")
-        classes[name] = SavedHost(Path(file))
+        classes[name] = ReloadedHost.from_file(Path(file))
     serve(
         ResolverSettings(
             upstream=upstream,
             listen=listen,
             health=health,
-            node=SavedHost(host) if host else ProbedHost(),
+            node=ReloadedHost.from_file(host) if host else ReloadedHost.from_probe(),
             classes=classes,
             token=token,
             changed=changed,

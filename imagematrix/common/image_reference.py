@@ -76,6 +76,17 @@ def split_version(name: str) -> tuple[str, str | None]:
     return image, digest or version or None
 
 
+def split_published_version(name: str) -> tuple[str, str]:
+    """Return image and version of a name that has both a version and a registry; raise UsageError."""
+    image, version = split_version(name)
+    if version is None or "@" in name or not names_registry(image):
+        raise UsageError(
+            f"{name} is not an image with a registry and a version",
+            remedy="such as registry.example.com/ml/training:v1",
+        )
+    return image, version
+
+
 def make_tag_word(value: str) -> str:
     """Return the value of an axis as it stands in tags, which have neither slashes nor plus signs."""
     return value.replace("/", "-").replace("+", "_")

@@ -144,9 +144,9 @@ class Fields:
             return self._refuse(key, "a finite, non-negative number")
         return float(value)
 
-    def get_boolean(self, key: str, *, default: bool = False) -> bool:
-        """Return a boolean; `default` if it is absent."""
-        value = self._data.get(key, default)
+    def get_boolean(self, key: str) -> bool:
+        """Return a boolean; false if it is absent."""
+        value = self._data.get(key, False)
         return value if isinstance(value, bool) else self._refuse(key, "true or false")
 
     def get_texts(self, key: str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from imagematrix.common.settings import read_site
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from subprocess import CompletedProcess
 
 # Where root's programs are, and those of a batch system: who may start something as root does not choose it.
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -35,6 +36,24 @@ def get_search_path() -> str:
     """Return the PATH with which programs of the node are started: without folders of the site's file."""
     # A relative folder, or an empty one, is the working folder, in which anybody's files can be.
     return ":".join(folder for folder in _get_path().split(":") if folder.startswith("/"))
+
+
+def read_output(words: Sequence[str], timeout_s: float) -> CompletedProcess[str]:
+    """Run a program without input; return its exit code and its output, of which bytes may be damaged.
+
+    Raises OSError if it cannot be started, and TimeoutExpired if it takes longer.
+    """
+    import subprocess
+
+    return subprocess.run(
+        words,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+    )
 
 
 def _get_path() -> str:

@@ -118,15 +118,15 @@ def _make_request(
     """Return the request for a selection that is made already, on those of its GPUs that `gpus` names."""
     has_driver = get_driver_mode(require_variant(selection)) is not None
     choice = find_candidates(selection.chosen_gpus, gpus)
-    over, info = transport.DockerPy(client), cache(client.info)
+    docker_py, info = transport.DockerPy(client), cache(client.info)
     passed = find_gpus_in_api_options(options, selection.host.gpus, info)
     if has_driver and share.vram_mib is not None:
         require_memory(choice, share.vram_mib)
         choice = choice.with_memory(share.vram_mib)
     engine = Engine(
         get_info=info,
-        inspect_image=cache(partial(images.inspect_image, transport=over)),
-        survey=partial(survey_node, over=over),
+        inspect_image=cache(partial(images.inspect_image, transport=docker_py)),
+        survey=partial(survey_node, transport=docker_py),
     )
 
     def narrow_selection(_: Host, gpus: Wanted) -> Selection:

@@ -7,7 +7,7 @@ from operator import attrgetter
 from imagematrix.common.record import Record, replace
 from imagematrix.selection.hardware_key import keep_distinct_gpus
 from imagematrix.selection.order import make_sort_key
-from imagematrix.selection.rule import Remedy
+from imagematrix.selection.rule import PLATFORM, Remedy
 from imagematrix.selection.rules import RULES
 
 TYPE_CHECKING = False
@@ -76,7 +76,7 @@ def rank_candidates(
         # `VariantIndex.find_nearest` finds the first of those that fail in the same order, without reasons.
         return (
             bool(failing),
-            any(result.rule == "platform" for result in failing),
+            any(result.rule == PLATFORM for result in failing),
             bool(failing and bool(target.gpus) is not variant.gpu),
             len(failing),
             # The last rules come first: they are about hardware. The others are about drivers, which are

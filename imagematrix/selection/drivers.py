@@ -58,16 +58,6 @@ def find_gpus_newer_than(target: Target, driver: str) -> list[Gpu]:
     return [gpu for gpu in target.gpus if branch is not None and branch < gpus.get_first_branch(gpu.compute)]
 
 
-def get_first_branch_for(newer: list[Gpu]) -> int:
-    """Return the first driver branch that supports all of the GPUs that `find_gpus_newer_than` returned."""
-    return max(gpus.get_first_branch(gpu.compute) for gpu in newer)
-
-
-def get_last_branch_for(dropped: list[Gpu]) -> int:
-    """Return the last driver branch that supports all of the GPUs that `find_gpus_dropped_by` returned."""
-    return min(gpu.last_branch for gpu in dropped if gpu.last_branch)
-
-
 def explain_vgpu(target: Target) -> str:
     """Return why a virtual GPU takes no driver from an image."""
     labels = join_words([gpu.label for gpu in target.virtual])

@@ -10,7 +10,7 @@ from imagematrix.hardware.gpu_request.spec import make_spec
 from imagematrix.selection.candidate import evaluate_rules
 from imagematrix.selection.hardware_key import get_gpu_kind, keep_distinct_gpus
 from imagematrix.selection.remedy import Remedies, find_failing_rules
-from imagematrix.selection.rule import Refusal, Remedy, suggest_arguments
+from imagematrix.selection.rule import Refusal, Remedy, select_relevant, suggest_arguments
 from imagematrix.selection.rules import device_code
 
 TYPE_CHECKING = False
@@ -37,9 +37,8 @@ class Miss(Refusal):
 
     @property
     def relevant(self) -> tuple[RuleResult, ...]:
-        """The rules to show: if an image is for another architecture, its other rules are irrelevant."""
-        foreign = tuple(rule for rule in self.rules if rule.rule == "platform")
-        return foreign or self.rules
+        """The rules to show; see `select_relevant`."""
+        return tuple(select_relevant(self.rules))
 
     @property
     def told(self) -> bool:

@@ -7,7 +7,7 @@ from imagematrix.images.catalog.catalog import CLAIM, UNKNOWN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
     from typing import Protocol
 
     from imagematrix.images.catalog.catalog import Variant
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
             """
 
 
+PLATFORM = "platform"  # the rule about the architecture
 UNDECIDED = "neither bytes nor claims state all needs of the image, and unknown needs rule out no host"
 
 
@@ -106,6 +107,11 @@ class RuleResult(Refusal):
             "change": self.change,
             "source": self.source,
         }
+
+
+def select_relevant(results: Sequence[RuleResult]) -> Sequence[RuleResult]:
+    """Return the results to show: if an image is for another architecture, other rules are irrelevant."""
+    return [result for result in results if result.rule == PLATFORM] or results
 
 
 class RuleWarning(Record):

@@ -148,6 +148,13 @@ class Selector:
             decision = self._keep_in(self._decisions, key, Decision(self.query, target))
         return Selection(host=host, chosen_gpus=chosen, decision=decision)
 
+    def explain_or_refuse(self, host: Host, *, gpus: Wanted, allow_cpu: bool) -> Selection | UsageError:
+        """Return what `explain` returns or raises."""
+        try:
+            return self.explain(host, gpus=gpus, allow_cpu=allow_cpu)
+        except UsageError as error:
+            return error
+
     def find_feasible_gpu_sets(self, host: Host, choice: Choice) -> tuple[Choice, ...]:
         """Narrow a choice of GPUs; see the function `find_feasible_gpu_sets`."""
         gpus = choice.gpus

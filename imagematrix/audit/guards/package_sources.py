@@ -6,14 +6,10 @@ disk until the end.
 
 from __future__ import annotations
 
-import contextlib
 import re
-import tempfile
-from typing import Self
 
 from imagematrix.audit.guards import capability_queries, modules
 from imagematrix.audit.guards.module_reading import get_stem
-from imagematrix.common.temp_folder import get_disk_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,20 +24,12 @@ IMPORTED = re.compile(rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import|import[ \t]+([
 
 
 class PackageSources:
-    """The Python sources of a layer. Use as a context manager."""
+    """The Python sources of a layer, kept in a `file`."""
 
-    def __init__(self) -> None:
-        self._stack = contextlib.ExitStack()
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
         self._places: dict[str, tuple[int, int]] = {}
         self._end = 0
-        self._file: BinaryIO
-
-    def __enter__(self) -> Self:
-        self._file = self._stack.enter_context(tempfile.TemporaryFile(dir=get_disk_folder()))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def keep(self, path: str, text: bytes) -> None:
         """Keep the text of a source, if it is one of a package and there is room.

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from imagematrix.audit.binaries.device_code import DeviceCode
+from imagematrix.common.groups import group_values
 from imagematrix.common.record import replace
 from imagematrix.errors import AuditError
 from imagematrix.hardware.vendors import device_code, versions
@@ -190,9 +191,7 @@ def _join_equal(
     codes: Iterable[Code], key: Callable[[Code], Hashable], names: frozenset[str] = frozenset()
 ) -> list[Code]:
     """Join the entries with equal keys; `names` are those of all files, if globs are to be found."""
-    groups: dict[object, list[Code]] = {}
-    for code in sorted(codes, key=lambda code: code.name):
-        groups.setdefault(key(code), []).append(code)
+    groups = group_values((key(code), code) for code in sorted(codes, key=lambda code: code.name))
     joined = []
     for group in groups.values():
         shortest = min(group, key=lambda code: (len(code.targets), code.targets))
@@ -222,9 +221,7 @@ def find_covering_globs(names: Sequence[str], excluded: Collection[str]) -> list
 
     Names in a folder at the top that share a beginning and an end are one glob, if that matches nothing else.
     """
-    by_folder: dict[str, list[str]] = {}
-    for name in sorted(set(names)):
-        by_folder.setdefault(_get_top_folder(name), []).append(name)
+    by_folder = group_values((_get_top_folder(name), name) for name in sorted(set(names)))
     return [
         glob
         for folder, members in by_folder.items()
@@ -251,9 +248,7 @@ def _cover_names(names: Sequence[str], excluded: Sequence[str]) -> list[str]:
     excluded = [name for name in excluded if name.startswith(start)]
     if not any(fnmatchcase(name, glob) for name in excluded):
         return [glob]
-    by_letter: dict[str, list[str]] = {}
-    for name, rest in zip(names, rests, strict=True):
-        by_letter.setdefault(rest[:1], []).append(name)
+    by_letter = group_values((rest[:1], name) for name, rest in zip(names, rests, strict=True))
     return [glob for members in by_letter.values() for glob in _cover_names(members, excluded)]
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import posixpath
 import re
 import tarfile
 import tempfile
 from dataclasses import dataclass, replace
-from typing import Self
 
 from imagematrix.audit.binaries import archives, driver_loading, elf, nvidia_names, objects
 from imagematrix.audit.binaries.archives import HEAD
@@ -92,7 +90,12 @@ def read_layer(stream: ByteStream, digest: str, start_scan: StartScan = scan_lat
     texts = 0
     try:
         expanded = DecompressedStream(stream)
-        with open_tar(expanded) as archive, _PendingScans(start_scan) as pending, PackageSources() as sources:
+        with (
+            open_tar(expanded) as archive,
+            tempfile.TemporaryFile(dir=get_disk_folder()) as copies,
+            tempfile.TemporaryFile(dir=get_disk_folder()) as texts_file,
+        ):
+            pending, sources = _PendingScans(copies, start_scan), PackageSources(texts_file)
             for member in list_members(archive):
                 path = listing.read_path(member)
                 if path and path != "/":
@@ -203,26 +206,18 @@ def _hash_as_recorded(window: Window) -> str:
 
 
 class _PendingScans:
-    """The files of a layer whose code is to be scanned, and its package databases. Use as a context manager.
+    """The files of a layer whose code is to be scanned, kept in a `file`, and its package databases.
 
     They are scanned after the whole layer was read: only then is it known which of them belong to packages of
     a distribution, whose code is not decoded.
     """
 
-    def __init__(self, start_scan: StartScan) -> None:
+    def __init__(self, file: BinaryIO, start_scan: StartScan) -> None:
         self.databases = packages.Databases()
+        self._file = file
         self._start_scan = start_scan
         self._copies: dict[str, tuple[File, int]] = {}
         self._end = 0
-        self._stack = contextlib.ExitStack()
-        self._file: BinaryIO
-
-    def __enter__(self) -> Self:
-        self._file = self._stack.enter_context(tempfile.TemporaryFile(dir=get_disk_folder()))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def add(self, path: str, file: File, headers: Elf, window: Window) -> None:
         """Copy a file for its scan if it has code for the CPU and is no library of NVIDIA's."""

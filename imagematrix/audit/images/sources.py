@@ -14,6 +14,7 @@ from pathlib import Path
 from imagematrix.audit.images.image import list_images, read_image
 from imagematrix.audit.packages.attested_sboms import LARGEST, read_sboms
 from imagematrix.common import json_documents
+from imagematrix.common.groups import group_values
 from imagematrix.common.image_reference import Reference, names_registry, split_version
 from imagematrix.common.json_documents import Fields
 from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
@@ -80,9 +81,7 @@ def read_variants(
 
     A variant that its registry lacks may be in the engine, too. Raises as `read_images` does.
     """
-    by_name: dict[str, list[Variant]] = {}
-    for variant in catalog.variants:
-        by_name.setdefault(split_version(variant.reference)[0], []).append(variant)
+    by_name = group_values((split_version(variant.reference)[0], variant) for variant in catalog.variants)
     for name, members in by_name.items():
         if not names_registry(name):
             for variant in members:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from imagematrix.build.matrix.problems import Mark, Problem, format_with_excerpt
+from imagematrix.common.files import read_stamp
 from imagematrix.common.text import format_first
 from imagematrix.errors import UsageError
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
     from imagematrix.build.dockerfile.instructions import Fault
     from imagematrix.build.dockerfile.render import Origin
+
+KEPT = 64  # templates
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,16 @@ class TemplateError(UsageError):
         return "\n".join(lines)
 
 
+@lru_cache(maxsize=KEPT)
+def _read_template(path: Path, _stamp: tuple[int, ...] | None) -> tuple[str, list[str]]:
+    """Return a template and its lines, none if it cannot be read; many cells may have faults of one."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        text = ""
+    return text, text.split("\n")
+
+
 def locate_faults(
     faults: Iterable[Fault], dockerfile: str, template: str, templates: Path, origins: Sequence[Origin]
 ) -> TemplateError:
@@ -62,7 +76,6 @@ def locate_faults(
 
     `origins` has the origins of its lines; without them, lines are those of the Dockerfile.
     """
-    texts: dict[str, tuple[str, list[str]]] = {}
     located = []
     rendered = dockerfile.split("\n")
     for fault in faults:
@@ -74,17 +87,12 @@ def locate_faults(
             )
             continue
         name, number = origins[min(mark.line, len(origins)) - 1]
-        if name not in texts:
-            try:
-                text = (templates / name).read_text(encoding="utf-8")
-            except (OSError, ValueError):  # it can no longer be read
-                text = ""
-            texts[name] = text, text.split("\n")
-        text, lines = texts[name]
+        path = templates / name
+        text, lines = _read_template(path, read_stamp(path))
         line = lines[number - 1] if number <= len(lines) else ""
         column = _map_column(rendered[mark.line - 1], line, mark.column)
         problem = Problem(fault.message, Mark(number, column), fault.remedy)
-        located.append(TemplateFault(str(templates / name), problem, text))
+        located.append(TemplateFault(str(path), problem, text))
     return TemplateError(located)
 
 

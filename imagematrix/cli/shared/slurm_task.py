@@ -189,7 +189,10 @@ def _require_configured_node(path: str, environment: Mapping[str, str], host: Ho
         require_unchanged(node, get_features(read_lines(path), node), host)
     except NodeChangedError:
         if is_requeueable(environment):
-            print_info(f"imagematrix: {requeue_job(environment)}")
+            try:
+                print_info(f"imagematrix: job {requeue_job(environment)} was requeued, once")
+            except EngineError as error:
+                print_info(f"imagematrix: the job was not requeued: {error}")
         raise
 
 

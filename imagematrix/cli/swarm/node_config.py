@@ -74,7 +74,5 @@ def command(
     print_block(engine_file.make_diff(file, text, after))
     if dry_run:
         return
-    unchecked = engine_file.write_engine_file(file, after)
-    if unchecked:
-        warn(f"{file} was not validated: {unchecked}")
+    engine_file.write_engine_file(file, after, lambda why: warn(f"{file} was not validated: {why}"))
     print_info("restart the engine for the change to take effect: systemctl restart docker")

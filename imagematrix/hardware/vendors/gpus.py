@@ -57,7 +57,6 @@ class Product(Record):
     """
 
     pci_device_id: str
-    chip: str
     name: str
     compute: str | None
     last_branch: int | None
@@ -70,12 +69,11 @@ def get_product(pci_device_id: str) -> Product | None:
     """
     device_id = pci_device_id.lower().removeprefix("0x")
     table = _data.load("gpus.json")
-    for chip, row in table["chips"].items():
+    for row in table["chips"].values():
         name = row["devices"].get(device_id)
         if name is not None:
             return Product(
                 pci_device_id=device_id,
-                chip=chip,
                 name=name,
                 compute=row["compute"],
                 last_branch=table["last_branches"].get(device_id, row["last_branch"]),

@@ -119,6 +119,11 @@ class Holder(Record):
         """Whether it is a process of this machine since its last boot, in a PID namespace that is seen."""
         return bool(self.boot) and (self.boot, self.namespace) == (_read_text(BOOT), _read_pid_namespace())
 
+    @property
+    def is_out_of_sight(self) -> bool:
+        """Whether it is of this boot of this machine, in another PID namespace: others may see it alive."""
+        return bool(self.boot) and self.boot == _read_text(BOOT) and not self.is_here
+
     def is_alive(self, quiet_s: float, dead_s: float = DEAD_S, owner: int | None = None) -> bool:
         """Whether the process may still run, of which the last sign of life was seen `quiet_s` ago.
 

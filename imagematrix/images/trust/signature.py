@@ -96,30 +96,28 @@ def prove_signature(source: ManifestSource, repository: str, digest: str, requir
     Raises SignatureError if there is no such signature, with what is wrong with each; EngineError if `source`
     cannot be read.
     """
-    keys, identity = requirement.keys, requirement.identity
     tag = make_signature_tag(digest)
     manifest = source.find_manifest(repository, tag)
     if manifest is None:
-        remedy = f"sign it: cosign sign --key KEY {identity}@{digest}"
+        remedy = f"sign it: cosign sign --key KEY {requirement.identity}@{digest}"
         raise SignatureError(f"{repository}@{digest} has no signature", remedy=remedy)
     where = f"{repository}:{tag}"
-    wrong: list[str] = []
+    faults: dict[str, None] = {}
     try:
         for payload_digest, signature in _list_payloads(manifest, where):
             payload = source.read_content(repository, payload_digest)
-            key = next((candidate for candidate in keys if candidate.verifies(payload, signature)), None)
             # Nothing in a payload is parsed before its signature holds: anybody may have pushed it.
-            if key is None:
-                wrong.append(f"it is not signed with {' or '.join(key.name for key in keys)}")
-                continue
-            fault = _find_fault(payload, where, digest, identity)
-            if fault is None:
+            try:
+                key = _find_signer(payload, signature, requirement.keys)
+                _require_names(payload, where, digest, requirement.identity)
+            except SignatureError as error:
+                faults[str(error)] = None
+            else:
                 return key
-            wrong.append(fault)
     except (UsageError, UnknownImageError) as error:
         raise SignatureError(f"the signatures of {repository}@{digest} cannot be read: {error}") from error
-    faults = "; ".join(dict.fromkeys(wrong)) or "the list is empty"
-    raise SignatureError(f"{repository}@{digest} has no valid signature: {faults}")
+    reason = "; ".join(faults) or "the list is empty"
+    raise SignatureError(f"{repository}@{digest} has no valid signature: {reason}")
 
 
 def is_signature(tag: str) -> bool:
@@ -146,18 +144,25 @@ def _list_payloads(manifest: Manifest, where: str) -> Iterator[tuple[str, bytes]
             raise UsageError(f"{where}: a signature is not in base64") from error
 
 
-def _find_fault(payload: bytes, where: str, digest: str, identity: str) -> str | None:
-    """Return what is wrong with a validly signed payload, or None if it names this image."""
+def _find_signer(payload: bytes, signature: bytes, keys: tuple[Key, ...]) -> Key:
+    """Return the key that has signed a payload; raise SignatureError if none has."""
+    for key in keys:
+        if key.verifies(payload, signature):
+            return key
+    raise SignatureError(f"it is not signed with {' or '.join(key.name for key in keys)}")
+
+
+def _require_names(payload: bytes, where: str, digest: str, identity: str) -> None:
+    """Raise SignatureError if a validly signed payload does not name this image, UsageError if damaged."""
     critical = json_documents.Fields(json_documents.parse_json(payload, where), where).get_object_or_empty(
         "critical"
     )
     image, name = critical.get_object_or_none("image"), critical.get_object_or_none("identity")
     if not image or not name or critical.get_text_or_none("type") != TYPE:
-        return "the signature is not for an image"
+        raise SignatureError("the signature is not for an image")
     signed = image.get_text_or_none("docker-manifest-digest")
     if signed != digest:
-        return f"the signature is for {signed}"
+        raise SignatureError(f"the signature is for {signed}")
     reference = name.get_text_or_none("docker-reference")
-    return (
-        None if reference == identity else f"the signature is for an image of {reference}, not of {identity}"
-    )
+    if reference != identity:
+        raise SignatureError(f"the signature is for an image of {reference}, not of {identity}")

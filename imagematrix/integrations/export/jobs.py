@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imagematrix.build.plan.shard import Shard
+from imagematrix.common.groups import group_values
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog import axis_conditions
 
@@ -39,9 +40,7 @@ def split_jobs(
     There are `wanted` jobs, or else one for each cell, but never more than `limit`. Raises UsageError if
     no cell can be built, or `wanted` exceeds the limit.
     """
-    by_id: dict[str, list[Cell]] = {}
-    for cell in cells:
-        by_id.setdefault(cell.id, []).append(cell)
+    by_id = group_values((cell.id, cell) for cell in cells)
     if not by_id:
         raise UsageError("no cell can be built, and CI systems reject an empty matrix")
     if wanted is not None and wanted > limit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, Counter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,30 +16,28 @@ TAGS = 1_000  # whose variants are remembered and counted; clients can combine t
 
 
 class ResolverLog:
-    """The counters of this process; `on_line` is called with each line."""
-
-    TYPE = CONTENT_TYPE_LATEST
+    """The counters of this process, in a `registry`; `on_line` is called with each line."""
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
         self._on_line = on_line
         self._chosen: dict[str, ResolvedTag] = {}  # by tag, the one that changed least recently first
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._answers = Counter(
             "imagematrix_resolver_answers",
             "Requests answered, by method and HTTP status.",
             ("method", "status"),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._choices = Counter(
             "imagematrix_resolver_choices",
             "Tags answered with a variant for the first time, or with another variant than before.",
             ("tag", "variant"),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._stale = Counter(
             "imagematrix_resolver_stale_answers",
             "Answers from the last known state, while the upstream could not be read.",
-            registry=self._registry,
+            registry=self.registry,
         )
 
     def count_answer(self, method: str, status: int) -> None:
@@ -71,7 +69,3 @@ class ResolverLog:
         """Log an answer from the last known state."""
         self._stale.inc()
         self._on_line(f"{tag} is answered from the last known state: {error}")
-
-    def format_metrics(self) -> bytes:
-        """Return the counters in Prometheus's exposition format."""
-        return generate_latest(self._registry)

@@ -79,29 +79,7 @@ def _read_host(node: HostSource) -> _HostResult:
         return _HostResult(error)
 
 
-class SavedHost:
-    """The host in a file, which is read again when it changes."""
-
-    def __init__(self, path: Path) -> None:
-        self._reloaded = _ReloadedHost(lambda: read_stamp(path), lambda: Host.load(path))
-
-    def read_host(self) -> Host:
-        """Return the host; see HostSource."""
-        return self._reloaded.get_host()
-
-
-class ProbedHost:
-    """This machine. A probe with NVML is slow, so it is repeated only after /proc, /sys or /dev changed."""
-
-    def __init__(self) -> None:
-        self._reloaded = _ReloadedHost(_read_state_without_nvml, probe)
-
-    def read_host(self) -> Host:
-        """Return the host; see HostSource."""
-        return self._reloaded.get_host()
-
-
-class _ReloadedHost:
+class ReloadedHost:
     """A host that is read again when its state changed, which is checked at most once in `INTERVAL_S`.
 
     `read_state` is cheap, and returns the same as long as `load_host` would return the same.
@@ -115,7 +93,18 @@ class _ReloadedHost:
         self._host: Host | None = None
         self._checked = -INTERVAL_S
 
-    def get_host(self) -> Host:
+    @classmethod
+    def from_file(cls, path: Path) -> ReloadedHost:
+        """Return the host in a file."""
+        return cls(lambda: read_stamp(path), lambda: Host.load(path))
+
+    @classmethod
+    def from_probe(cls) -> ReloadedHost:
+        """Return this machine. A probe with NVML is slow: it follows a change in /proc, /sys or /dev."""
+        return cls(_read_state_without_nvml, probe)
+
+    def read_host(self) -> Host:
+        """Return the host; see HostSource."""
         with self._lock:
             if self._host is None or time.monotonic() - self._checked >= INTERVAL_S:
                 # Before the host: what changes between the two is found at the next check.

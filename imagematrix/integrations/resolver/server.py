@@ -24,6 +24,7 @@ from imagematrix.images.trust.policy import load_policies
 from imagematrix.integrations.http_service.connections import Limits, reserve_memory
 from imagematrix.integrations.http_service.health import Health
 from imagematrix.integrations.http_service.http_server import Address, serve_http
+from imagematrix.integrations.http_service.metrics import make_metrics_handler
 from imagematrix.integrations.http_service.workers import SMALL, Workers
 from imagematrix.integrations.resolver.audit_log import ResolverLog
 from imagematrix.integrations.resolver.byte_cache import ENTRY, ByteCache
@@ -110,7 +111,7 @@ class Resolver:
     def make_application(self) -> web.Application:
         """Return the application."""
         application = web.Application(middlewares=[self._guard_request])
-        application.router.add_get("/metrics", self._show_metrics)
+        application.router.add_get("/metrics", make_metrics_handler(self._log.registry))
         application.router.add_get("/explain/{name:.+}", self._explain)
         application.router.add_get("/{path:v2/?}", self._show_version)
         application.router.add_get("/v2/{path:.+}", self._serve)
@@ -154,9 +155,6 @@ class Resolver:
         except ValueError:
             return False
         return hmac.compare_digest(login.password.encode(), str(self._token).encode())
-
-    async def _show_metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._log.format_metrics(), headers={"Content-Type": self._log.TYPE})
 
     async def _show_version(self, _: web.Request) -> web.Response:
         return web.json_response({}, headers=API)

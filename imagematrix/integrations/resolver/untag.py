@@ -10,6 +10,7 @@ import subprocess
 from dataclasses import dataclass
 
 from imagematrix.common.image_reference import DIGEST, TAG
+from imagematrix.common.programs import read_output
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.images.engine import images, transport
 from imagematrix.images.oci.manifest import MANIFESTS
@@ -126,7 +127,7 @@ class ContainerdNames:
     def _run_ctr(self, *words: str) -> str:
         command = ["ctr", "--namespace", self.namespace, "images", *words]
         try:
-            process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+            process = read_output(command, TIMEOUT_S)
         except FileNotFoundError:
             raise EngineError("ctr not found", remedy="install containerd's client") from None
         except subprocess.TimeoutExpired:

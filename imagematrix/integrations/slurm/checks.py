@@ -8,7 +8,7 @@ import stat
 import subprocess
 from pathlib import Path
 
-from imagematrix.common.programs import find_program
+from imagematrix.common.programs import find_program, read_output
 from imagematrix.common.record import Record
 from imagematrix.integrations.slurm.configuration import (
     collect_node_options,
@@ -78,15 +78,7 @@ def find_differences(
 def get_release() -> tuple[int, int] | None:
     """Return the release of slurmd on this node, None if there is none or it does not say."""
     try:
-        process = subprocess.run(
-            ["slurmd", "-V"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PATIENCE_S,
-            check=False,
-        )
+        process = read_output(["slurmd", "-V"], PATIENCE_S)
     except (OSError, subprocess.TimeoutExpired):
         return None
     match = RELEASE.search(process.stdout)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 
 from imagematrix.common.json_documents import parse_natural
+from imagematrix.common.programs import read_output
+from imagematrix.errors import EngineError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,23 +28,15 @@ def is_requeueable(environment: Mapping[str, str]) -> bool:
 
 
 def requeue_job(environment: Mapping[str, str]) -> str:
-    """Requeue the job of these variables; return what became of it, as a sentence for its user."""
+    """Requeue the job of these variables, and return its number; raise EngineError with why it is not."""
     job = environment.get("SLURM_JOB_ID", "")
     if parse_natural(job) is None:
-        return "the job was not requeued: its number is unknown"
+        raise EngineError("its number is unknown")
     try:
-        process = subprocess.run(
-            ["scontrol", "requeue", job],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PATIENCE_S,
-            check=False,
-        )
+        process = read_output(["scontrol", "requeue", job], PATIENCE_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = error.strerror if isinstance(error, OSError) else f"no answer in {PATIENCE_S:g} seconds"
-        return f"the job was not requeued: scontrol: {reason}"
+        raise EngineError(f"scontrol: {reason}") from error
     if process.returncode:
-        return f"the job was not requeued: {process.stderr.strip()[:200]}"
-    return f"job {job} was requeued, once"
+        raise EngineError(process.stderr.strip()[:200])
+    return job

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagematrix.common import files
-from imagematrix.errors import UsageError
+from imagematrix.common.programs import read_output
+from imagematrix.errors import EngineError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,16 +108,19 @@ def find_daemon(path: Path, proc: Path = Path("/proc")) -> EngineDaemon:
     return EngineDaemon()
 
 
-def write_engine_file(path: Path, text: str) -> str | None:
+def write_engine_file(path: Path, text: str, on_unchecked: Callable[[str], object]) -> None:
     """Replace the file atomically once dockerd has validated the text; keep a copy of the old file beside it.
 
-    Returns the reason if dockerd could not validate the text, else None. Raises UsageError if the text is
-    invalid, or if the file cannot be written.
+    `on_unchecked` gets the reason if there is no dockerd that can validate it: it is written all the same.
+    Raises UsageError if the text is invalid, or if the file cannot be written.
     """
-    target, reasons = path.resolve(), []
+    target = path.resolve()
 
     def check(draft: Path) -> None:
-        reasons.append(_validate_draft(draft, path))
+        try:
+            _validate_draft(draft, path)
+        except EngineError as error:
+            on_unchecked(str(error))
         if target.exists():
             status = target.stat()
             os.chown(draft, status.st_uid, status.st_gid)
@@ -125,7 +129,6 @@ def write_engine_file(path: Path, text: str) -> str | None:
             shutil.copy2(target, f"{target}{BACKUP}")
 
     replace_file(target, text.encode(), 0o644, check)
-    return reasons[0]
 
 
 def replace_file(
@@ -139,26 +142,19 @@ def replace_file(
         raise UsageError(f"{path} cannot be written: {error}") from error
 
 
-def _validate_draft(draft: Path, path: Path) -> str | None:
+def _validate_draft(draft: Path, path: Path) -> None:
+    """Raise UsageError if dockerd refuses the draft of a file, EngineError if it cannot tell."""
     try:
-        process = subprocess.run(
-            ["dockerd", "--validate", "--config-file", str(draft)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=VALIDATE_S,
-            check=False,
-        )
-    except FileNotFoundError:
-        return "dockerd not found"
-    except subprocess.TimeoutExpired:
-        return f"`dockerd --validate` took over {VALIDATE_S:g} seconds"
-    if process.returncode == 0:
-        return None
+        process = read_output(["dockerd", "--validate", "--config-file", str(draft)], VALIDATE_S)
+    except FileNotFoundError as error:
+        raise EngineError("dockerd not found") from error
+    except subprocess.TimeoutExpired as error:
+        raise EngineError(f"`dockerd --validate` took over {VALIDATE_S:g} seconds") from error
     output = process.stderr.strip()
-    if NO_SUCH_FLAG in output:
-        return "this dockerd cannot validate a file"
-    raise UsageError(f"{path} would be invalid: {output.replace(str(draft), str(path))}")
+    if process.returncode and NO_SUCH_FLAG in output:
+        raise EngineError("this dockerd cannot validate a file")
+    if process.returncode:
+        raise UsageError(f"{path} would be invalid: {output.replace(str(draft), str(path))}")
 
 
 def _parse_flags(words: list[str]) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,8 @@ from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
 USAGE = "imagematrix run [OPTIONS] IMAGE[:VERSION] [COMMAND...]"
 
@@ -234,35 +235,31 @@ def parse_run_args(words: Sequence[str]) -> RunArgs:
         if len(option) > 1 and option[0] not in OWN_VALUES:
             usage = f"usage: {USAGE}; if {option[0]} takes no value, write {option[0]}=true"
         raise UsageError("missing argument: IMAGE", remedy=usage)
-    gpus, capabilities = _parse_gpus(values["--gpus"]) if "--gpus" in values else (None, None)
-    conditions: Mapping[str, Sequence[str]] | None = None
-    if where:
-        from imagematrix.selection.query import parse_where
-
-        conditions = parse_where(where)
-    dry_run = COMMAND if flags.get("--dry-run") else None
     return RunArgs(
         options=tuple(docker),
         image=rest[0] if rest else None,
         command=tuple(rest[1:]),
-        host=values.get("--host"),
-        catalog=values.get("--catalog"),
-        policy=values.get("--policy"),
-        gpus=gpus,
-        capabilities=capabilities,
-        where=conditions,
-        nvidia_smi=values.get("--nvidia-smi"),
-        engine=values.get("--engine"),
-        store=values.get("--store"),
-        wait_s=parse_seconds(values["--wait"], "--wait") if "--wait" in values else 0.0,
-        vram_mib=parse_mib(values["--vram"]) if "--vram" in values else None,
-        mps_threads=_parse_percent(values["--mps-threads"]) if "--mps-threads" in values else None,
-        print_form=_parse_form(values["--print"]) if "--print" in values else dry_run,
-        mps=flags.get("--mps", False) or "--mps-threads" in values,
-        measure=flags.get("--measure", False),
-        unpacked=flags.get("--unpacked", False),
-        allow_cpu=flags.get("--allow-cpu", False),
+        **_parse_own_options(values, flags, where),
     )
+
+
+def _parse_own_options(
+    values: Mapping[str, str], flags: Mapping[str, bool], where: Sequence[str]
+) -> dict[str, Any]:
+    """Return the fields of RunArgs that imagematrix's own options set; raise UsageError."""
+    fields: dict[str, Any] = {}
+    if "--gpus" in values:
+        fields["gpus"], fields["capabilities"] = _parse_gpus(values["--gpus"])
+    if where:
+        from imagematrix.selection.query import parse_where
+
+        fields["where"] = parse_where(where)
+    if flags.get("--dry-run"):
+        fields["print_form"] = COMMAND
+    fields |= {name[2:].replace("-", "_"): is_set for name, is_set in flags.items() if name != "--dry-run"}
+    if "--mps-threads" in values:
+        fields["mps"] = True
+    return fields | {name: parse(values[option]) for name, option, parse in FIELDS if option in values}
 
 
 def _split_option(words: list[str]) -> tuple[list[str], list[str]]:
@@ -346,3 +343,18 @@ def _parse_form(text: str) -> str:
     if text not in (COMMAND, JSON):
         raise UsageError(f"invalid --print {text}: expected {COMMAND} or {JSON}")
     return text
+
+
+# The fields of RunArgs that are the value of one option, with the option and what parses its value.
+FIELDS: tuple[tuple[str, str, Callable[[str], object]], ...] = (
+    ("host", "--host", str),
+    ("catalog", "--catalog", str),
+    ("policy", "--policy", str),
+    ("nvidia_smi", "--nvidia-smi", str),
+    ("engine", "--engine", str),
+    ("store", "--store", str),
+    ("wait_s", "--wait", lambda text: parse_seconds(text, "--wait")),
+    ("vram_mib", "--vram", parse_mib),
+    ("mps_threads", "--mps-threads", _parse_percent),
+    ("print_form", "--print", _parse_form),
+)

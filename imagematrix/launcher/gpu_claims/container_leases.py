@@ -70,7 +70,7 @@ def hold_container_lease(locks: Locks, lease: ContainerLease, holder: Holder) ->
 def find_live_leases(locks: Locks) -> ContainerLeases:
     """Return the leases of containers that live, each with the container's first process.
 
-    Files of containers that have ended are removed, as far as this user may.
+    Files of containers that have ended are removed, as far as this user may and sees it.
     """
     leases = []
     for name in locks.list_names():
@@ -82,7 +82,7 @@ def find_live_leases(locks: Locks) -> ContainerLeases:
         is_kept = file.is_held and holder is not None and not holder.is_here
         if lease and holder and (is_kept or holder.is_alive(file.quiet_s, owner=file.owner)):
             leases.append((lease, holder))
-        elif not file.is_held:
+        elif not file.is_held and not (holder and holder.is_out_of_sight):
             locks.remove(name)
     return leases
 

@@ -28,7 +28,7 @@ from imagematrix.launcher.gpu_claims.processes import describe_process, read_pro
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
     from typing import Self
 
 SHARED = "/run/lock/imagematrix"
@@ -151,12 +151,13 @@ class Locks:
 
     def read_text(self, name: str, owners: Collection[int]) -> str | None:
         """Return the text of a file if it belongs to one of these users, else None."""
-        return self._read_text_if(name, lambda descriptor: os.fstat(descriptor).st_uid in owners)
+        file = self.inspect_lock(name)
+        return file.text if file and file.owner in owners else None
 
     def read_held_text(self, name: str) -> str | None:
         """Return the text in a lock file whose lock is held, else None."""
-        # A shared lock, so that two readers do not mistake each other for the holder.
-        return self._read_text_if(name, lambda descriptor: not _try_lock(descriptor, fcntl.LOCK_SH))
+        file = self.inspect_lock(name)
+        return file.text if file and file.is_held else None
 
     def inspect_lock(self, name: str) -> LockFile | None:
         """Return a lock file, None if there is none."""
@@ -165,6 +166,7 @@ class Locks:
         except (OSError, ProbeError):  # removed, or not a regular file
             return None
         try:
+            # A shared lock, so that two readers do not mistake each other for the holder.
             is_held = not _try_lock(descriptor, fcntl.LOCK_SH)
             status = os.fstat(descriptor)
             return LockFile(
@@ -224,19 +226,6 @@ class Locks:
             yield
         except OSError as error:
             raise _make_unusable_error(f"{self.path}/{name}", error) from error
-
-    def _read_text_if(self, name: str, is_valid: Callable[[int], bool]) -> str | None:
-        """Return the text of a file whose descriptor `is_valid`, else None."""
-        try:
-            descriptor = self._open_existing(name)
-        except (OSError, ProbeError):  # removed, or not a regular file
-            return None
-        try:
-            if not is_valid(descriptor):
-                return None
-            return os.read(descriptor, TEXT_LIMIT).decode("utf-8", "replace")
-        finally:
-            os.close(descriptor)
 
     def _create_file(self, name: str, text: str, *, locked: bool) -> int:
         # The file appears complete, and readable for all users whatever the umask.

@@ -35,16 +35,16 @@ SHARE = "share-"
 
 
 def survey_node(
-    gpus: tuple[Gpu, ...], is_lease_live: LeaseCheck = lambda _: True, over: Transport | None = None
+    gpus: tuple[Gpu, ...], is_lease_live: LeaseCheck = lambda _: True, transport: Transport | None = None
 ) -> Usage:
     """Return the usage of this node's `gpus` by anything but leases; raise EngineError.
 
-    `is_lease_live` and `over` are those of `list_running_containers`.
+    `is_lease_live` and `transport` are those of `list_running_containers`.
     """
     from imagematrix.launcher.gpu_claims import pods  # the runtime of Swarm's tasks does without it
 
     def list_containers() -> list[RunningContainer]:
-        return list_running_containers(gpus, is_lease_live, over, pods=not pods.check_access())
+        return list_running_containers(gpus, is_lease_live, transport, pods=not pods.check_access())
 
     return merge_usages(pods.compute_pod_usage(gpus), survey_usage(gpus, list_containers, query_nvml))
 
@@ -69,17 +69,17 @@ def survey_containers(gpus: tuple[Gpu, ...], is_lease_live: LeaseCheck) -> Usage
 
 
 def list_running_containers(
-    gpus: tuple[Gpu, ...], is_lease_live: LeaseCheck, over: Transport | None = None, *, pods: bool
+    gpus: tuple[Gpu, ...], is_lease_live: LeaseCheck, transport: Transport | None = None, *, pods: bool
 ) -> list[RunningContainer]:
     """Return this node's containers that may use `gpus`, of its engine and of others; raise EngineError.
 
-    Left out are containers whose lease counts: `is_lease_live` decides that by the labels of a launch. `over`
-    is the transport to the engine, by default to the one that docker's command uses. Without `pods`,
-    containers of pods that the engine does not know are left out, too.
+    Left out are containers whose lease counts: `is_lease_live` decides that by the labels of a launch.
+    `transport` is by default that to the engine which docker's command uses. Without `pods`, containers of
+    pods that the engine does not know are left out, too.
     """
     # The engine comes last: a launch that it does not list yet holds its lease.
-    foreign = other_engines.find_other_containers(gpus, partial(engine.list_ids, over), pods=pods)
-    return [*foreign, *engine.list_running_or_starting(is_lease_live, over)]
+    foreign = other_engines.find_other_containers(gpus, partial(engine.list_ids, transport), pods=pods)
+    return [*foreign, *engine.list_running_or_starting(is_lease_live, transport)]
 
 
 def survey_usage(

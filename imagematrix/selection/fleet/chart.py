@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
+from imagematrix.common.groups import group_values
 from imagematrix.errors import UsageError
 from imagematrix.hardware.vendors import versions
+from imagematrix.selection.rule import select_relevant
 from imagematrix.selection.rules.device_code import get_served_targets
 
 TYPE_CHECKING = False
@@ -91,18 +93,15 @@ class ChartRow:
 
     @property
     def refusals(self) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
-        """The rules that variants fail on the first kind, with the reason and the variants, most first.
-
-        Of images for another architecture, the other rules are irrelevant.
-        """
+        """The rules that variants fail on the first kind, with the reason and the variants, most first."""
         answer = self.kinds[0].answer
         if isinstance(answer, UsageError):
             return ()
-        refused: dict[tuple[str, str], list[str]] = {}
-        for variant, failing in answer.decision.refusals:
-            foreign = [result for result in failing if result.rule == "platform"]
-            for result in foreign or failing:
-                refused.setdefault((result.rule, result.why), []).append(variant.reference)
+        refused = group_values(
+            ((result.rule, result.why), variant.reference)
+            for variant, failing in answer.decision.refusals
+            for result in select_relevant(failing)
+        )
         return tuple(
             (rule, why, tuple(sorted(variants)))
             for (rule, why), variants in sorted(refused.items(), key=lambda item: (-len(item[1]), item[0]))
@@ -155,9 +154,7 @@ def _group_rows(
     kinds: Iterable[HardwareKind], make_key: Callable[[HardwareKind], Hashable]
 ) -> list[ChartRow]:
     """Return kinds with equal keys as rows, the most hosts first."""
-    groups: dict[Hashable, list[HardwareKind]] = {}
-    for kind in kinds:
-        groups.setdefault(make_key(kind), []).append(kind)
+    groups = group_values((make_key(kind), kind) for kind in kinds)
     rows = [
         ChartRow(kinds=tuple(sorted(group, key=lambda kind: (-len(kind.hosts), kind.hosts))))
         for group in groups.values()

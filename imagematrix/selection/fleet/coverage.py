@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from imagematrix.errors import UsageError
 from imagematrix.selection.fleet.hardware_kinds import HardwareKind, get_miss, group_by_hardware
 from imagematrix.selection.fleet.set_cover import find_cover
 from imagematrix.selection.fleet.unserved_hosts import UnservedHosts, group_unserved
-from imagematrix.selection.fleet.upgrade import Upgrade, compute_upgrade
+from imagematrix.selection.fleet.upgrade import Upgrade, compute_upgrades
 from imagematrix.selection.fleet.variant_limit import choose_at_most, choose_for_each_number, make_demand
 from imagematrix.selection.query import normalize_where
 from imagematrix.selection.selector import Selector
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Host
     from imagematrix.images.catalog.catalog import Catalog
-    from imagematrix.selection.fleet.hardware_kinds import Answer
     from imagematrix.selection.fleet.variant_limit import LimitedChoice
     from imagematrix.selection.query import Where
 
@@ -171,14 +171,8 @@ def compute_coverage(
     if not hosts:
         raise UsageError("no hosts given")
     selector = Selector(catalog, normalize_where(where), keep=len(hosts))  # so that nothing is decided twice
-
-    def explain(host: Host) -> Answer:
-        try:
-            return selector.explain(host, gpus=gpus, allow_cpu=allow_cpu)
-        except UsageError as error:
-            return error
-
-    fleet = group_by_hardware(hosts, explain)
+    explain_host = partial(selector.explain_or_refuse, gpus=gpus, allow_cpu=allow_cpu)
+    fleet = group_by_hardware(hosts, explain_host)
     _require_unambiguous(fleet)
     catalog = selector.query.catalog
     services = _count_services(fleet, catalog, len(hosts))
@@ -196,9 +190,7 @@ def compute_coverage(
         unserved=group_unserved((why, kind.hosts) for kind in fleet if (why := get_miss(kind.answer))),
         variants=services,
         smallest=SmallestSet(variants=tuple(smallest), least=cover.least),
-        upgrades=tuple(
-            compute_upgrade(fleet, explain, old, new) for old, new in sorted((drivers or {}).items())
-        ),
+        upgrades=compute_upgrades(fleet, explain_host, drivers or {}),
     )
 
 
@@ -222,12 +214,8 @@ def _require_unambiguous(kinds: Iterable[HardwareKind]) -> None:
     """Raise UsageError if hosts would get variants that differ in one of the image's own axes."""
     chosen = []
     for kind in kinds:
-        if isinstance(kind.answer, UsageError):
-            continue
-        ambiguity = kind.answer.decision.ambiguity
-        if ambiguity:
-            raise UsageError(f"{kind.hosts[0]}: {ambiguity[0]}", remedy=ambiguity[1].shown)
-        chosen += [kind.answer.variant] if kind.answer.variant else []
+        kind.require_unambiguous()
+        chosen += [kind.variant] if kind.variant else []
     for axis, values in find_differing_axes(chosen).items():
         raise UsageError(
             f"the fleet would get a mix of {axis} ({', '.join(value or 'not set' for value in values)})",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
     from imagematrix.hardware.host.host import Gpu, Host
+    from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.selection import Selection
 
     Answer = Selection | UsageError  # what `explain` returns or raises
@@ -33,9 +34,14 @@ class HardwareKind:
     answer: Answer
 
     @property
+    def variant(self) -> Variant | None:
+        """The variant that the hosts get, or None if nothing fits."""
+        return None if isinstance(self.answer, UsageError) else self.answer.variant
+
+    @property
     def selected(self) -> str | None:
-        """The reference of the variant that the hosts get, or None if nothing fits."""
-        return None if isinstance(self.answer, UsageError) else self.answer.selected
+        """The variant's reference."""
+        return self.variant.reference if self.variant else None
 
     @property
     def fits(self) -> frozenset[str]:
@@ -69,6 +75,12 @@ class HardwareKind:
     def level(self) -> str:
         """The psABI level of the hosts' processors, or their architecture if it has none."""
         return self.sample.cpu.level or self.sample.arch
+
+    def require_unambiguous(self) -> None:
+        """Raise UsageError if variants that fit differ in one of the image's own axes."""
+        if not isinstance(self.answer, UsageError) and self.answer.decision.ambiguity:
+            why, remedy = self.answer.decision.ambiguity
+            raise UsageError(f"{self.hosts[0]}: {why}", remedy=remedy.shown)
 
     @property
     def _other_accelerators(self) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from imagematrix.common.groups import group_values
 from imagematrix.common.record import replace
 from imagematrix.selection.fleet.hardware_kinds import get_miss, group_by_hardware
 from imagematrix.selection.fleet.unserved_hosts import group_unserved
@@ -100,9 +101,7 @@ def _get_choice(decision: Decision) -> Variant:
 
 def _make_selectors(catalog: Catalog) -> list[Selector]:
     """Return a selector for each combination of the image's own axes."""
-    groups: dict[object, list[Variant]] = {}
-    for variant in catalog.variants:
-        groups.setdefault(variant.axes, []).append(variant)
+    groups = group_values((variant.axes, variant) for variant in catalog.variants)
     return [Selector(replace(catalog, variants=tuple(group), defaults=())) for group in groups.values()]
 
 

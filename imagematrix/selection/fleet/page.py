@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from os.path import commonprefix
 
+from imagematrix.common.groups import group_values
 from imagematrix.common.units import format_megabytes
 from imagematrix.errors import sanitize_text
 from imagematrix.selection.fleet.chart import CELLS, make_chart
@@ -81,12 +82,7 @@ class _PageReason:
 
 def _group_by_reason(losses: Iterable[UnservedHosts | Loss]) -> list[_PageReason]:
     """Group hosts whose reasons differ only in the nearest variant, the most hosts first."""
-    groups: dict[Hashable, list[UnservedHosts | Loss]] = {}
-    for loss in losses:
-        miss = loss.miss
-        words = None if miss.told else (miss.why, miss.shown)
-        key = words, tuple((rule.rule, rule.why, rule.shown) for rule in miss.relevant)
-        groups.setdefault(key, []).append(loss)
+    groups = group_values((_make_reason_key(loss.miss), loss) for loss in losses)
     reasons = [
         _PageReason(
             hosts=sorted(host for loss in group for host in loss.hosts),
@@ -97,6 +93,11 @@ def _group_by_reason(losses: Iterable[UnservedHosts | Loss]) -> list[_PageReason
         for group in groups.values()
     ]
     return sorted(reasons, key=lambda reason: (-len(reason.hosts), reason.hosts))
+
+
+def _make_reason_key(miss: Miss) -> Hashable:
+    words = None if miss.told else (miss.why, miss.shown)
+    return words, tuple((rule.rule, rule.why, rule.shown) for rule in miss.relevant)
 
 
 @cache

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from imagematrix.common.groups import group_values
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,8 +27,6 @@ class UnservedHosts:
 
 def group_unserved(misses: Iterable[tuple[Miss, Iterable[str]]]) -> tuple[UnservedHosts, ...]:
     """Group the hosts of equal misses, the most hosts first."""
-    groups: dict[Miss, list[str]] = {}
-    for miss, names in misses:
-        groups.setdefault(miss, []).extend(names)
+    groups = group_values((miss, name) for miss, names in misses for name in names)
     unserved = [UnservedHosts(hosts=tuple(sorted(names)), miss=miss) for miss, names in groups.items()]
     return tuple(sorted(unserved, key=lambda group: (-len(group.hosts), group.hosts)))

@@ -12,7 +12,7 @@ from imagematrix.selection.fleet.hardware_kinds import get_miss
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from imagematrix.hardware.host.host import Host
     from imagematrix.selection.fleet.hardware_kinds import Answer, HardwareKind
@@ -88,13 +88,19 @@ def parse_upgrades(texts: Iterable[str]) -> dict[str, str]:
     return replacements
 
 
-def compute_upgrade(
+def compute_upgrades(
+    kinds: Collection[HardwareKind], explain: Callable[[Host], Answer], drivers: Mapping[str, str]
+) -> tuple[Upgrade, ...]:
+    """Return the changes for hosts in `kinds` after each upgrade; `drivers` maps old drivers to new ones.
+
+    Raises UsageError if no host has an old one: a typo in the version would make a rollout look harmless.
+    """
+    return tuple(_compute_upgrade(kinds, explain, old, new) for old, new in sorted(drivers.items()))
+
+
+def _compute_upgrade(
     kinds: Collection[HardwareKind], explain: Callable[[Host], Answer], old: str, new: str
 ) -> Upgrade:
-    """Return the changes for hosts in `kinds` with driver `old` after an upgrade to `new`.
-
-    Raises UsageError if no host has it: a typo in the version would make a rollout look harmless.
-    """
     _require_version(new)
     current = dict.fromkeys(kind.sample.driver.version for kind in kinds if kind.sample.driver)
     if old not in current:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from imagematrix.common.groups import group_values
 from imagematrix.common.record import Record
 from imagematrix.common.text import shorten_lines, shorten_words
 from imagematrix.errors import UnservedError
 from imagematrix.hardware.gpu_request.spec import name_gpus
 from imagematrix.selection.decision import Decision
 from imagematrix.selection.query import Query
+from imagematrix.selection.rule import select_relevant
 from imagematrix.selection.selection import Selection
 from imagematrix.selection.selection_target import Target
 
@@ -66,11 +68,7 @@ class ExcludedHosts(Record):
 
     def __str__(self) -> str:
         hosts = shorten_words(self.hosts, NAMED, more=" and {} more")
-        # If an image is for another architecture, its other rules are irrelevant.
-        rules = [rule for rule in self.rules if rule.rule == "platform"] or self.rules
-        by_why: dict[str, list[str]] = {}
-        for rule in rules:
-            by_why.setdefault(rule.why, []).append(rule.rule)
+        by_why = group_values((rule.why, rule.rule) for rule in select_relevant(self.rules))
         whys = [f"{', '.join(failed)}: {why}" for why, failed in by_why.items()]
         return f"{hosts}: {'; '.join(whys) or 'no variants'}"
 

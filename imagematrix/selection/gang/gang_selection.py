@@ -7,7 +7,10 @@ a single host it is what `select` returns.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import reduce
+from operator import or_
 
+from imagematrix.common.groups import group_values
 from imagematrix.common.record import Record, replace
 from imagematrix.common.text import format_count, quote_word, shorten_lines
 from imagematrix.errors import UsageError
@@ -222,16 +225,14 @@ def _choose_members(
     """
     index = query.index
     # Kinds that differ only in what neither a rule nor a criterion reads get the same variants.
-    groups: dict[Hashable, list[_HostKind]] = {}
-    for kind in kinds:
-        groups.setdefault((kind.fitting, tuple(map(make_order_key, kind.targets))), []).append(kind)
+    groups = group_values(((kind.fitting, tuple(map(make_order_key, kind.targets))), kind) for kind in kinds)
     kinds = [group[0] for group in groups.values()]
 
     # The preferred choices of GPUs come before all criteria.
     rows = [[kind.find_cell(variants) for kind in kinds] for variants in classes]
     least = min(max(target for target, _ in row) for row in rows)
     rows = [row for row in rows if max(target for target, _ in row) == least]
-    differing = index.find_differing_axes(_unite_masks(pool for row in rows for _, pool in row))
+    differing = index.find_differing_axes(reduce(or_, (pool for row in rows for _, pool in row)))
     for criterion in index.criteria:
         rows = _narrow_rows(index, criterion, rows, kinds)
     # The variants are numbered in the order of their references.
@@ -240,7 +241,7 @@ def _choose_members(
     members = []
     for column, (group, (target, pool)) in enumerate(zip(groups.values(), best, strict=True)):
         (variant,) = index.list_members(pool & -pool)
-        equals = index.list_members(_unite_masks(row[column][1] for row in rows))
+        equals = index.list_members(reduce(or_, (row[column][1] for row in rows)))
         twins = find_indistinguishable([variant, *(equal for equal in equals if equal is not variant)])
         if not take_first and (differing or len(twins) > 1):
             why, remedy = explain_ambiguity(query.catalog, differing, equals if differing else twins, WHOM)
@@ -363,10 +364,3 @@ def _find_serving_classes(classes: Iterable[int], kinds: Sequence[_HostKind]) ->
     """Return the classes that have a variant for each kind."""
     masks = {kind.variants for kind in kinds}
     return [variants for variants in classes if all(mask & variants for mask in masks)]
-
-
-def _unite_masks(masks: Iterable[int]) -> int:
-    union = 0
-    for mask in masks:
-        union |= mask
-    return union

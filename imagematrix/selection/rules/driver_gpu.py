@@ -69,27 +69,18 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
     if driver is None:
         return wanted, driver, drivers.NO_DRIVER, "load an NVIDIA driver"
     if dropped := drivers.find_gpus_dropped_by(target, driver):
-        last = drivers.get_last_branch_for(dropped)
+        last = min(gpu.last_branch for gpu in dropped if gpu.last_branch)
         labels = drivers.join_words([gpu.label for gpu in dropped])
         why = f"driver {driver} does not support {labels}: branch {last} is the last that does"
-        return (
-            f"a driver of branch {last} or older",
-            driver,
-            why,
-            f"use a driver of branch {last} or older, and a variant that it runs",
-        )
+        wanted = f"a driver of branch {last} or older"
+        return wanted, driver, why, f"use {wanted}, and a variant that it runs"
     if newer := drivers.find_gpus_newer_than(target, driver):
-        first = drivers.get_first_branch_for(newer)
+        first = max(gpus.get_first_branch(gpu.compute) for gpu in newer)
         labels = drivers.join_words([gpu.label for gpu in newer])
         have = min(filter(None, (driver, target.kernel_driver)), key=versions.make_sort_key)
         why = f"driver {have} does not support {labels}: branch {first} is the first that does"
         wanted = f"a driver of branch {first} or newer"
-        return (
-            wanted,
-            have,
-            why,
-            f"install a driver of branch {first} or newer, and use a variant that it runs",
-        )
+        return wanted, have, why, f"install {wanted}, and use a variant that it runs"
     kind = target.host.driver.kind if target.host.driver else None
     labels = drivers.join_words([gpu.label for gpu in _find_undriven_gpus(target)])
     why = f"the {kind} kernel modules of NVIDIA's driver do not drive {labels}"

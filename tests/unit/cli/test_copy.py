@@ -41,3 +41,12 @@ def test_what_cannot_be_copied_is_refused(cli, image, words, code, message):
     done = cli("copy", *(word.format(image=image) for word in words))
     assert (done.code, done.out) == (code, "")
     assert message in done.err
+
+
+@pytest.mark.parametrize("name", ["training:v1", "ml/training:v1", "{image}", "{image}@sha256:" + 64 * "0"])
+def test_only_a_version_in_a_registry_is_copied_or_published(cli, image, name):
+    """A name without a registry would be Docker Hub's, where nobody looks for it."""
+    for words in (("copy", name.format(image=image), f"{image}2"), ("publish", name.format(image=image))):
+        done = cli(*words)
+        assert (done.code, done.out) == (2, "")
+        assert "is not an image with a registry and a version" in done.err

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import daemonless_starts
 import pytest
@@ -11,6 +12,7 @@ from imagematrix.cli import app
 from imagematrix.cli.shared import slurm_task
 from imagematrix.common import json_documents, settings
 from imagematrix.common.record import replace
+from imagematrix.errors import EngineError
 from imagematrix.hardware.host import device
 from imagematrix.integrations.slurm import configuration
 from imagematrix.integrations.slurm.features import make_features
@@ -206,7 +208,7 @@ class TestANodeThatChanged:
         jobs = []
         monkeypatch.setattr(
             "imagematrix.integrations.slurm.requeue.requeue_job",
-            lambda told: jobs.append(told["SLURM_JOB_ID"]) or "it was",
+            lambda told: jobs.append(told["SLURM_JOB_ID"]) or jobs[-1],
         )
         return jobs
 
@@ -221,7 +223,13 @@ class TestANodeThatChanged:
         assert run({"ENVIRONMENT": "BATCH"}) == (5, [])
         assert run({"ENVIRONMENT": "BATCH", "SLURM_RESTART_COUNT": "1"}) == (5, [])
         assert requeued == ["7"]
-        assert "imagematrix: it was" in capfd.readouterr().err
+        assert "imagematrix: job 7 was requeued, once\n" in capfd.readouterr().err
+
+    def test_tells_why_a_job_stays(self, run, monkeypatch, capfd):
+        refused = Mock(side_effect=EngineError("presently disabled"))
+        monkeypatch.setattr("imagematrix.integrations.slurm.requeue.requeue_job", refused)
+        assert run({"ENVIRONMENT": "BATCH"}) == (5, [])
+        assert "imagematrix: the job was not requeued: presently disabled\n" in capfd.readouterr().err
 
     def test_is_one_that_slurm_names(self, run):
         assert run({"SLURMD_NODENAME": "n3"})[0] == 7

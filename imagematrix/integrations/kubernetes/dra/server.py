@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from imagematrix.integrations.kubernetes.nodes.node_view import NodeView
     from imagematrix.launcher.gpu_claims.usage import Usage
 
+    ClaimAnswer = Callable[[ClaimReference], Awaitable[Any]]
+
 TYPE = "DRAPlugin"
 # Kubelets that know only v1beta1 come with API servers without resource.k8s.io/v1.
 SERVICES = ("v1.DRAPlugin",)
@@ -95,7 +97,6 @@ class DraDriver:
             survey=lambda host: settings.view.survey_usage(host.gpus),
             on_line=on_line,
             effect="no device is published",
-            repeats=True,
         )
         self._ledger = ClaimLedger(settings.cdi_root)
         self._turn = asyncio.Lock()  # held while claims are prepared and unprepared
@@ -172,20 +173,20 @@ class DraDriver:
         return grpc.method_handlers_generic_handler(PLUGIN_REGISTRATION, methods)
 
     def _make_driver_service(self) -> Any:
-        def make_method(verb: str, answer_claim: Callable[[ClaimReference], Awaitable[Any]]) -> Any:
+        def make_method(method: str, entry: str, answer_claim: ClaimAnswer) -> Any:
             async def answer(request: Any, _context: Any) -> Any:
-                entry = load_message(f"{verb}dClaim")
                 answers = [
-                    entry(key=claim.uid, value=await answer_claim(_parse_reference(claim)))
+                    load_message(entry)(key=claim.uid, value=await answer_claim(_parse_reference(claim)))
                     for claim in request.claims
                 ]
-                return load_message(f"Node{verb}ResourcesResponse")(claims=answers)
+                return load_message(f"{method}Response")(claims=answers)
 
-            return make_handler(grpc.unary_unary_rpc_method_handler, answer, f"Node{verb}ResourcesRequest")
+            return make_handler(grpc.unary_unary_rpc_method_handler, answer, f"{method}Request")
 
+        prepare, unprepare = "NodePrepareResources", "NodeUnprepareResources"
         methods = {
-            "NodePrepareResources": make_method("Prepare", self._answer_prepare),
-            "NodeUnprepareResources": make_method("Unprepare", self._answer_unprepare),
+            prepare: make_method(prepare, "PreparedClaim", self._answer_prepare),
+            unprepare: make_method(unprepare, "UnpreparedClaim", self._answer_unprepare),
         }
         return grpc.method_handlers_generic_handler(DRA_PLUGIN, methods)
 

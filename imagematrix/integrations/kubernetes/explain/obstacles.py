@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from imagematrix.common.groups import group_values
 from imagematrix.common.text import shorten_words
 from imagematrix.integrations.kubernetes.nodes.gpu_counts import select_gpu_quantities
 from imagematrix.integrations.kubernetes.nodes.labels import CLASS
@@ -57,9 +58,7 @@ def find_obstacles(pod: Pod, node: ClusterNode, used: Mapping[str, int]) -> tupl
 
 def count_obstacles(obstacles: Iterable[Obstacle]) -> tuple[Obstacles, ...]:
     """Return the obstacles of several nodes, the most frequent first; equal ones are counted."""
-    groups: dict[tuple[str, str | None], list[str | None]] = {}
-    for obstacle in obstacles:
-        groups.setdefault((obstacle.why, obstacle.fix), []).append(obstacle.has)
+    groups = group_values(((obstacle.why, obstacle.fix), obstacle.has) for obstacle in obstacles)
     counted = []
     for (why, fix), facts in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0][0])):
         known = sorted({fact for fact in facts if fact})

@@ -6,12 +6,14 @@ Nodes of one class have the same facts, as far as labels show them: every select
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
+from imagematrix.common.groups import group_values
 from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
 from imagematrix.integrations.kubernetes.nodes.labels import CARRIED, CLASS
 from imagematrix.selection.fleet.hardware_kinds import get_miss, group_by_hardware
-from imagematrix.selection.fleet.upgrade import compute_upgrade
+from imagematrix.selection.fleet.upgrade import compute_upgrades
 from imagematrix.selection.query import normalize_where
 from imagematrix.selection.rules import RULES
 from imagematrix.selection.selector import Selector
@@ -20,10 +22,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from imagematrix.hardware.host.host import Host
     from imagematrix.images.catalog.catalog import Catalog, Variant
     from imagematrix.integrations.kubernetes.nodes.nodes import ClusterNode
-    from imagematrix.selection.fleet.hardware_kinds import Answer, HardwareKind
+    from imagematrix.selection.fleet.hardware_kinds import HardwareKind
     from imagematrix.selection.fleet.upgrade import Upgrade
     from imagematrix.selection.miss import Miss
     from imagematrix.selection.query import Where
@@ -61,8 +62,7 @@ class NodeClass:
     @property
     def variant(self) -> Variant | None:
         """The variant that its nodes get, or None if nothing fits."""
-        answer = self.kind.answer
-        return None if isinstance(answer, UsageError) else answer.variant
+        return self.kind.variant
 
     @property
     def miss(self) -> Miss | None:
@@ -151,25 +151,15 @@ def classify_nodes(
     """
     selector = Selector(catalog, normalize_where(where))
     _require_labelled_facts(selector.query.catalog)
-
-    def explain_host(host: Host) -> Answer:
-        try:
-            return selector.explain(host, gpus=gpus, allow_cpu=allow_cpu)
-        except UsageError as error:
-            return error
-
+    explain_host = partial(selector.explain_or_refuse, gpus=gpus, allow_cpu=allow_cpu)
     by_name = {node.name: node for node in nodes}
     kinds = group_by_hardware({name: node.host for name, node in by_name.items()}, explain_host)
     for kind in kinds:
-        ambiguity = None if isinstance(kind.answer, UsageError) else kind.answer.decision.ambiguity
-        if ambiguity:
-            raise UsageError(f"{kind.hosts[0]}: {ambiguity[0]}", remedy=ambiguity[1].shown)
+        kind.require_unambiguous()
     return Classes(
         catalog=selector.query.catalog,
         classes=_make_classes(kinds, by_name),
-        upgrades=tuple(
-            compute_upgrade(kinds, explain_host, old, new) for old, new in sorted((drivers or {}).items())
-        ),
+        upgrades=compute_upgrades(kinds, explain_host, drivers or {}),
     )
 
 
@@ -194,9 +184,7 @@ def _make_classes(kinds: Iterable[HardwareKind], nodes: Mapping[str, ClusterNode
     for kind in kinds:
         # The name follows from the facts, so that a node can state its class without knowing the others.
         by_name.setdefault(nodes[kind.hosts[0]].class_name, (kind, []))[1].extend(kind.hosts)
-    by_label: dict[str, list[ClusterNode]] = {}
-    for name in sorted(nodes):
-        by_label.setdefault(nodes[name].labels.get(CLASS, ""), []).append(nodes[name])
+    by_label = group_values((nodes[name].labels.get(CLASS, ""), nodes[name]) for name in sorted(nodes))
     class_names = {host: name for name, (_, hosts) in by_name.items() for host in hosts}
     classes = [
         NodeClass(

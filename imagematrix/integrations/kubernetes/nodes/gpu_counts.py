@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from dataclasses import asdict, dataclass
 
+from imagematrix.common.groups import group_values
 from imagematrix.errors import UsageError
 from imagematrix.integrations.kubernetes.nodes.dra_usage import count_units, count_waiting, list_claims
 from imagematrix.integrations.kubernetes.nodes.nodes import describe_nodes, list_objects
@@ -88,9 +89,7 @@ class Cluster:
     @property
     def classes(self) -> dict[str, tuple[int, tuple[Count, ...]]]:
         """The number of nodes and the sums of their counts by class."""
-        by_class: dict[str, list[NodeCounts]] = {}
-        for node in self.nodes:
-            by_class.setdefault(node.node_class, []).append(node)
+        by_class = group_values((node.node_class, node) for node in self.nodes)
         classes = {}
         for name, nodes in sorted(by_class.items()):
             sums: dict[str, Count] = {}
@@ -169,11 +168,10 @@ def count_gpus(lists: Sequence[tuple[object, str]]) -> Cluster:
 
 def split_by_kind(lists: Sequence[tuple[object, str]]) -> ClusterLists:
     """Return the objects of some lists by their kinds; raise UsageError if one is invalid."""
-    by_kind: dict[str, list[json_documents.Fields]] = {}
-    for item in (item for data, where in lists for item in list_objects(data, where)):
-        by_kind.setdefault(item.get_text("kind"), []).append(item)
+    items = (item for data, where in lists for item in list_objects(data, where))
+    by_kind = group_values((item.get_text("kind"), item) for item in items)
     pods, slices, claims = (by_kind.pop(kind, []) for kind in ("Pod", "ResourceSlice", "ResourceClaim"))
-    nodes = [item for items in by_kind.values() for item in items]
+    nodes = [node for others in by_kind.values() for node in others]
     return ClusterLists(nodes=nodes, pods=pods, slices=slices, claims=claims)
 
 

@@ -36,19 +36,17 @@ class NodeMonitor(Generic[Node]):
 
     While one of them cannot be read, the last answer counts. `probe` reads the node, and `survey` the usage
     of its GPUs; both raise ImagematrixError. `on_line` gets lines about users and problems, `effect` is what
-    follows while the usage was never known. With `repeats`, a problem is reported again after another one of
-    the same thing.
+    follows while the usage was never known.
     """
 
     probe: Callable[[], Node]
     survey: Callable[[Node], Usage]
     on_line: Callable[[str], None]
     effect: str
-    repeats: bool = False
     node: Node = field(init=False)
     usage: Usage | None = field(init=False, default=None)
     _users: Mapping[str, str] = field(init=False, default_factory=dict)  # as reported
-    _problems: dict[str, set[str]] = field(init=False, default_factory=dict)  # as reported, by what fails
+    _problems: dict[str, str] = field(init=False, default_factory=dict)  # as last reported, by what fails
 
     async def read_node(self) -> None:
         """Probe the node; raise ImagematrixError if that fails."""
@@ -82,10 +80,12 @@ class NodeMonitor(Generic[Node]):
         self._users = users
 
     def report_state(self, what: str, problem: str | None) -> None:
-        """Report a problem of `what` once until it succeeds (None): it is tried again every few seconds."""
-        reported = self._problems.get(what, set())
+        """Report a problem of `what` when it comes up, until it changes or is solved (None).
+
+        What failed is tried again every few seconds.
+        """
         if problem is None:
             self._problems.pop(what, None)
-        elif problem not in reported:
-            self._problems[what] = {problem} if self.repeats else {problem, *reported}
+        elif problem != self._problems.get(what):
+            self._problems[what] = problem
             self.on_line(problem)

@@ -34,10 +34,11 @@ class NodeView:
     require_nodes: Callable[[tuple[str, ...]], object] = lambda _: None
 
 
-def open_node_view(host: Path | None, root: Path | None, *, has_locks: bool = False) -> NodeView:
+def open_node_view(host: Path | None, root: Path | None) -> NodeView:
     """Return the view of a saved host, of a container with a root, or of a process on the node.
 
-    The container has the node's /proc and /dev under the root, and with `has_locks` its lock folder.
+    The container has the node's /proc and /dev under the root. Its lock folder counts if it has that, too: a
+    device plugin gives out no GPU of a lease, any more than the DRA driver does.
     """
     if host:  # it may be another node: nothing uses its GPUs
         return NodeView(probe=lambda: Host.load(host), survey_usage=lambda _: {})
@@ -50,8 +51,7 @@ def open_node_view(host: Path | None, root: Path | None, *, has_locks: bool = Fa
         )
 
     def survey_usage(gpus: tuple[Gpu, ...]) -> Usage:
-        leased = survey.survey_node_leases() if has_locks else {}
-        return merge_usages(leased, survey.survey_open_outside_pods(gpus, str(root)))
+        return merge_usages(survey.survey_node_leases(), survey.survey_open_outside_pods(gpus, str(root)))
 
     def require_nodes(paths: tuple[str, ...]) -> None:
         # A container may not open the nodes.

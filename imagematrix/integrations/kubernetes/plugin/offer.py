@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from imagematrix.common.groups import group_values
 from imagematrix.errors import ImagematrixError
 from imagematrix.hardware.gpu_request.choice import get_memory_mib, list_units, merge_gpus
 from imagematrix.hardware.gpu_request.spec import GPUS_VARIABLE
@@ -164,10 +165,7 @@ def choose_preferred(
     free.
     """
     units = offer.resources.get(resource, {})
-    groups: dict[str, list[str]] = {}
-    for device in available:
-        if device in units:
-            groups.setdefault(units[device], []).append(device)
+    groups = group_values((units[device], device) for device in available if device in units)
     enough = [group for group in groups.values() if len(group) >= count and set(required) <= set(group)]
     if not enough:
         return ()

@@ -15,6 +15,7 @@ from imagematrix.errors import EngineError, UsageError
 from imagematrix.integrations.http_service.connections import Limits, read_body
 from imagematrix.integrations.http_service.health import Health
 from imagematrix.integrations.http_service.http_server import Address, serve_http
+from imagematrix.integrations.http_service.metrics import make_metrics_handler
 from imagematrix.integrations.http_service.workers import Workers
 from imagematrix.integrations.kubernetes.webhook.certificate import Certificate
 from imagematrix.integrations.kubernetes.webhook.review import API, KIND, PATH, answer_review
@@ -137,7 +138,7 @@ class Server:
         """Return the application."""
         application = web.Application()
         application.router.add_post(PATH, self._answer_review)
-        application.router.add_get("/metrics", self._show_metrics)
+        application.router.add_get("/metrics", make_metrics_handler(self._telemetry.registry))
         return application
 
     def find_problem(self) -> str | None:
@@ -176,10 +177,6 @@ class Server:
         seconds = time.perf_counter() - start
         self._telemetry.record_review(review.outcome, seconds, review.pod, review.reason)
         return response
-
-    async def _show_metrics(self, _: web.Request) -> web.Response:
-        headers = {"Content-Type": self._telemetry.TYPE}
-        return web.Response(body=self._telemetry.format_metrics(), headers=headers)
 
 
 def _make_sample_review(policies: Sequence[AdmissionPolicy]) -> bytes:

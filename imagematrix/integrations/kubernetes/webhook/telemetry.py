@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,48 +14,46 @@ SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
 
 
 class Telemetry:
-    """Log lines, which `on_line` gets, and metrics of this process."""
-
-    TYPE = CONTENT_TYPE_LATEST
+    """Log lines, which `on_line` gets, and metrics of this process, in a `registry`."""
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
         self.log = on_line
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._reviews = Counter(
             "imagematrix_webhook_reviews",
             "Reviews answered: patched, unchanged, undecided, refused, invalid, expensive, or unready.",
             ("outcome",),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._seconds = Histogram(
             "imagematrix_webhook_review_seconds",
             "Time from a whole request to its answer.",
             buckets=SECONDS,
-            registry=self._registry,
+            registry=self.registry,
         )
         self._nodes = Gauge(
             "imagematrix_webhook_nodes",
             "Nodes, by whether their class label matches their other labels.",
             ("labelled",),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._decided = Gauge(
             "imagematrix_webhook_decided_timestamp_seconds",
             "When nodes and catalogs last changed the decisions.",
-            registry=self._registry,
+            registry=self.registry,
         )
         self._events = Counter(
             "imagematrix_webhook_events",
             "Events written about pending pods, by their reason.",
             ("reason",),
-            registry=self._registry,
+            registry=self.registry,
         )
         self._failures = Counter(
             "imagematrix_webhook_failures",
             "Failures to read nodes, a catalog, the certificate or pods, whose last state stays in use; "
             "and to use the lease or write Events.",
             ("what",),
-            registry=self._registry,
+            registry=self.registry,
         )
 
     def record_review(self, outcome: str, seconds: float, pod: str = "", reason: str | None = None) -> None:
@@ -90,7 +81,3 @@ class Telemetry:
         """Count and log a failure to read or write `what`."""
         self._failures.labels(what).inc()
         self.log(f"{what}: {error.details}")
-
-    def format_metrics(self) -> bytes:
-        """Return the metrics in Prometheus's exposition format."""
-        return generate_latest(self._registry)

@@ -286,6 +286,8 @@ def _match_driver_at_least(version: tuple[int, ...]) -> list[list[Requirement]]:
     parts = [*version]
     while parts and not parts[-1]:
         parts.pop()
+    if not parts:  # every driver is at least 0.0
+        return [[]]
     equal = [
         [match_above(key, part - 1), match_below(key, part + 1)]
         for key, part in zip(KEYS, parts, strict=False)

@@ -1,5 +1,7 @@
 """Which Python sources of a layer are kept for the reading of guards."""
 
+import io
+
 from imagematrix.audit.guards import package_sources
 from imagematrix.audit.guards.package_sources import PackageSources
 
@@ -8,12 +10,12 @@ SITE = "/usr/lib/python3/site-packages/"
 
 def needed(texts, coded=("pkg/_a_C.so", "pkg/_b_C.so")):
     """Return the names of the modules that are kept of a package with these files."""
-    with PackageSources() as sources:
-        for name, text in texts.items():
-            sources.keep(f"{SITE}pkg/{name}.py", text)
-        listed = [f"{SITE}pkg/{name}.py" for name in texts]
-        found = sources.choose_sources([(listed, [SITE + path for path in coded])])
-        return [path.rpartition("/")[2].removesuffix(".py") for path, _ in found]
+    sources = PackageSources(io.BytesIO())
+    for name, text in texts.items():
+        sources.keep(f"{SITE}pkg/{name}.py", text)
+    listed = [f"{SITE}pkg/{name}.py" for name in texts]
+    found = sources.choose_sources([(listed, [SITE + path for path in coded])])
+    return [path.rpartition("/")[2].removesuffix(".py") for path, _ in found]
 
 
 def test_modules_that_name_a_file_answer_or_carry_it_are_kept():
@@ -40,20 +42,20 @@ def test_package_with_one_such_file_has_no_other_to_use_instead():
 def test_only_modules_of_installed_packages_are_kept():
     text = b"from pkg import _a_C\n"
     coded = [f"{SITE}pkg/_a_C.so", f"{SITE}pkg/_b_C.so"]
-    with PackageSources() as sources:
-        paths = [f"{SITE}pkg/it.py", "/app/it.py", f"{SITE}pkg/it.so"]
-        for path in paths:
-            sources.keep(path, text)
-        assert [*sources.choose_sources([(paths, coded)])] == [(paths[0], text)]
+    sources = PackageSources(io.BytesIO())
+    paths = [f"{SITE}pkg/it.py", "/app/it.py", f"{SITE}pkg/it.so"]
+    for path in paths:
+        sources.keep(path, text)
+    assert [*sources.choose_sources([(paths, coded)])] == [(paths[0], text)]
 
 
 def test_a_source_for_which_there_is_no_room_is_not_kept(monkeypatch):
     monkeypatch.setattr(package_sources, "WHOLE", 30)
     path, coded = f"{SITE}pkg/it.py", [f"{SITE}pkg/_a_C.so", f"{SITE}pkg/_b_C.so"]
-    with PackageSources() as sources:
-        sources.keep(path, b"from pkg import _a_C\n")
-        sources.keep(path, b"from pkg import _b_C\n")  # a later entry of the same path
-        assert [*sources.choose_sources([([path], coded)])] == []
+    sources = PackageSources(io.BytesIO())
+    sources.keep(path, b"from pkg import _a_C\n")
+    sources.keep(path, b"from pkg import _b_C\n")  # a later entry of the same path
+    assert [*sources.choose_sources([([path], coded)])] == []
 
 
 def test_package_with_very_many_files_asks_for_none_by_its_name(monkeypatch):
@@ -66,13 +68,13 @@ def test_package_with_very_many_files_asks_for_none_by_its_name(monkeypatch):
 def test_of_a_package_with_too_much_text_no_source_is_kept_and_of_the_next_one_all(monkeypatch):
     monkeypatch.setattr(package_sources, "MOST_TEXT", 30)
     text = b"from pkg import _a_C\n"
-    with PackageSources() as sources:
-        large = [f"{SITE}large/{name}.py" for name in "ab"]
-        small = [f"{SITE}pkg/it.py"]
-        for path in (*large, *small):
-            sources.keep(path, text)
-        packages = [
-            (paths, [f"{SITE}{package}/_a_C.so", f"{SITE}{package}/_b_C.so"])
-            for package, paths in (("large", large), ("pkg", small))
-        ]
-        assert [*sources.choose_sources(packages)] == [(small[0], text)]
+    sources = PackageSources(io.BytesIO())
+    large = [f"{SITE}large/{name}.py" for name in "ab"]
+    small = [f"{SITE}pkg/it.py"]
+    for path in (*large, *small):
+        sources.keep(path, text)
+    packages = [
+        (paths, [f"{SITE}{package}/_a_C.so", f"{SITE}{package}/_b_C.so"])
+        for package, paths in (("large", large), ("pkg", small))
+    ]
+    assert [*sources.choose_sources(packages)] == [(small[0], text)]

@@ -8,7 +8,7 @@ import pytest
 from imagematrix.errors import UsageError
 from imagematrix.hardware.host.probe import probe
 from imagematrix.integrations.resolver import node
-from imagematrix.integrations.resolver.node import ProbedHost, SavedHost
+from imagematrix.integrations.resolver.node import ReloadedHost
 
 HOSTS = Path(__file__).parents[3] / "hosts"
 
@@ -21,7 +21,7 @@ def _looked_at_each_time(monkeypatch):
 def test_saved_host_is_reloaded_when_its_file_changes(tmp_path):
     file = tmp_path / "host.json"
     shutil.copy(HOSTS / "laptop.json", file)
-    saved = SavedHost(file)
+    saved = ReloadedHost.from_file(file)
     first = saved.read_host()
     assert saved.read_host() is first
     other = tmp_path / "other.json"
@@ -44,7 +44,7 @@ def test_file_changes_are_checked_at_intervals(tmp_path, monkeypatch):
     monkeypatch.setattr(node, "INTERVAL_S", 1000)
     file = tmp_path / "host.json"
     shutil.copy(HOSTS / "laptop.json", file)
-    saved = SavedHost(file)
+    saved = ReloadedHost.from_file(file)
     first = saved.read_host()
     file.unlink()
     assert saved.read_host() is first
@@ -58,7 +58,7 @@ def test_machine_is_probed_again_when_it_changes(monkeypatch, tmp_path):
         return probe(**options)
 
     monkeypatch.setattr(node, "probe", counted)
-    probed = ProbedHost()
+    probed = ReloadedHost.from_probe()
     assert probed.read_host() == probe()
     assert probed.read_host() == probe()
     assert probes.count({}) == 1

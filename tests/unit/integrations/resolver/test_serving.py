@@ -17,11 +17,11 @@ import pytest
 from imagematrix.errors import UsageError
 from imagematrix.integrations.http_service.http_server import Address
 from imagematrix.integrations.resolver import server
-from imagematrix.integrations.resolver.node import SavedHost
+from imagematrix.integrations.resolver.node import ReloadedHost
 from imagematrix.integrations.resolver.server import ResolverSettings, serve
 
 HOSTS = Path(__file__).parents[3] / "hosts"
-LAPTOP = SavedHost(HOSTS / "laptop.json")
+LAPTOP = ReloadedHost.from_file(HOSTS / "laptop.json")
 
 
 def settings(listen, token=None, **options):

@@ -15,7 +15,7 @@ from imagematrix.errors import EngineError, UsageError
 from imagematrix.images.engine import transport
 from imagematrix.images.engine.endpoint import find_address
 from imagematrix.integrations.resolver import untag as sweeping
-from imagematrix.integrations.resolver.node import SavedHost
+from imagematrix.integrations.resolver.node import ReloadedHost
 from imagematrix.integrations.resolver.untag import DockerNames, untag
 
 
@@ -79,7 +79,7 @@ def test_outdated_names_are_removed(front, published, held):
 
 def test_nothing_is_removed_while_the_node_cannot_be_read(front, published, held, tmp_path):
     assert published.digests
-    node = front(node=SavedHost(tmp_path / "host.json"))
+    node = front(node=ReloadedHost.from_file(tmp_path / "host.json"))
     status, message = node.pull("v1")
     assert status == 502
     assert "the node cannot be read: " in message

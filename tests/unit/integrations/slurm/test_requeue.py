@@ -4,6 +4,7 @@ import subprocess
 
 import pytest
 
+from imagematrix.errors import EngineError
 from imagematrix.integrations.slurm.requeue import is_requeueable, requeue_job
 
 BATCH = {"ENVIRONMENT": "BATCH", "SLURM_JOB_ID": "7", "SLURM_LOCALID": "0"}
@@ -45,7 +46,7 @@ def scontrol(monkeypatch):
 
 def test_scontrol_is_given_the_job(scontrol):
     commands = scontrol((0, ""))
-    assert requeue_job(BATCH) == "job 7 was requeued, once"
+    assert requeue_job(BATCH) == "7"
     assert commands == [["scontrol", "requeue", "7"]]
 
 
@@ -59,12 +60,12 @@ def test_scontrol_is_given_the_job(scontrol):
 )
 def test_what_scontrol_refuses_is_told(scontrol, answer, reason):
     scontrol(answer)
-    told = requeue_job(BATCH)
-    assert told.startswith("the job was not requeued: ")
-    assert reason in told
+    with pytest.raises(EngineError, match=reason):
+        requeue_job(BATCH)
 
 
 def test_a_job_without_a_number_is_left(scontrol):
     commands = scontrol((0, ""))
-    assert requeue_job({**BATCH, "SLURM_JOB_ID": "7; x"}) == "the job was not requeued: its number is unknown"
+    with pytest.raises(EngineError, match="its number is unknown"):
+        requeue_job({**BATCH, "SLURM_JOB_ID": "7; x"})
     assert commands == []

@@ -39,7 +39,7 @@ def names(folder):
 
 def test_a_valid_file_replaces_the_other(dockerd, file):
     dockerd('[ "$1 $2" = "--validate --config-file" ] && [ -s "$3" ]')
-    assert engine_file.write_engine_file(file, "{}\n") is None
+    engine_file.write_engine_file(file, "{}\n", pytest.fail)
     assert file.read_text() == "{}\n"
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
     assert file.with_name("daemon.json.bak").read_text() == '{"debug": true}\n'
@@ -49,7 +49,7 @@ def test_a_valid_file_replaces_the_other(dockerd, file):
 def test_a_new_file(dockerd, tmp_path):
     dockerd("exit 0")
     file = tmp_path / "new" / "daemon.json"
-    assert engine_file.write_engine_file(file, "{}\n") is None
+    engine_file.write_engine_file(file, "{}\n", pytest.fail)
     assert stat.S_IMODE(file.stat().st_mode) == 0o644
     assert names(file.parent) == ["daemon.json"]
 
@@ -58,7 +58,7 @@ def test_a_link_stays_a_link(dockerd, file, tmp_path):
     dockerd("exit 0")
     link = tmp_path / "daemon.json"
     link.symlink_to(file)
-    engine_file.write_engine_file(link, "{}\n")
+    engine_file.write_engine_file(link, "{}\n", pytest.fail)
     assert link.is_symlink()
     assert file.read_text() == "{}\n"
 
@@ -66,27 +66,34 @@ def test_a_link_stays_a_link(dockerd, file, tmp_path):
 def test_a_file_that_dockerd_refuses_is_not_written(dockerd, file):
     dockerd('echo "unable to configure: file $3: no such key" >&2', "exit 1")
     with pytest.raises(UsageError) as caught:
-        engine_file.write_engine_file(file, "{}\n")
+        engine_file.write_engine_file(file, "{}\n", pytest.fail)
     assert str(caught.value) == f"{file} would be invalid: unable to configure: file {file}: no such key"
     assert file.read_text() == '{"debug": true}\n'
     assert names(file.parent) == ["daemon.json"]
 
 
 def test_dockerd_cannot_validate(dockerd, file, tmp_path, monkeypatch):
+    reasons: list[str] = []
     dockerd('echo "unknown flag: --validate" >&2', "exit 125")
-    assert engine_file.write_engine_file(file, "{}\n") == "this dockerd cannot validate a file"
+    engine_file.write_engine_file(file, "{}\n", reasons.append)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert engine_file.write_engine_file(file, "{}\n") == "dockerd not found"
+    engine_file.write_engine_file(file, "{}\n", reasons.append)
     dockerd("sleep() { while :; do :; done; }", "sleep")
     monkeypatch.setattr(engine_file, "VALIDATE_S", 0.1)
-    assert engine_file.write_engine_file(file, "{}\n") == "`dockerd --validate` took over 0.1 seconds"
+    engine_file.write_engine_file(file, "{}\n", reasons.append)
+    assert reasons == [
+        "this dockerd cannot validate a file",
+        "dockerd not found",
+        "`dockerd --validate` took over 0.1 seconds",
+    ]
+    assert file.read_text() == "{}\n"
 
 
 def test_a_file_that_cannot_be_written(dockerd, tmp_path):
     dockerd("exit 0")
     (tmp_path / "etc").write_text("")
     with pytest.raises(UsageError, match=r"daemon\.json cannot be written"):
-        engine_file.write_engine_file(tmp_path / "etc" / "daemon.json", "{}")
+        engine_file.write_engine_file(tmp_path / "etc" / "daemon.json", "{}", pytest.fail)
 
 
 def test_a_file_that_cannot_be_read(file):

@@ -62,6 +62,19 @@ def test_a_container_elsewhere_lives_as_long_as_its_keeper(locks):
     assert len(find_live_leases(locks)) == 1
     release_locks(held)
     assert find_live_leases(locks) == []
+    assert name not in locks.list_names()
+
+
+def test_who_does_not_see_a_container_leaves_its_lease_to_others(locks, first, monkeypatch):
+    """As a device plugin or DRA driver in a pod, which has the lock folder but not the processes."""
+    holder = Holder.from_pid(first.pid)
+    name, held = hold_container_lease(locks, LEASE, holder)
+    release_locks(held)
+    os.utime(f"{locks.path}/{name}", (0, 0))
+    monkeypatch.setattr("imagematrix.images.local_store.holder._read_pid_namespace", lambda: "pid:[1]")
+    assert find_live_leases(locks) == []
+    monkeypatch.undo()
+    assert [lease for lease, _ in find_live_leases(locks)] == [LEASE]
 
 
 @pytest.mark.parametrize(

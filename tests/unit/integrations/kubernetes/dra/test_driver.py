@@ -27,6 +27,13 @@ from imagematrix.integrations.kubernetes.dra.server import DraDriver, DriverSett
 from imagematrix.integrations.kubernetes.dra.slices import DRIVER, SLICES
 from imagematrix.integrations.kubernetes.nodes.node_monitor import MonitorTimes
 from imagematrix.integrations.kubernetes.nodes.node_view import NodeView, open_node_view
+from imagematrix.integrations.kubernetes.plugin.offer import (
+    GPU,
+    AllocationError,
+    allocate_devices,
+    find_users,
+    make_offer,
+)
 from imagematrix.launcher.docker.devices import DevicesError, find_absent_nodes
 from imagematrix.launcher.gpu_claims.survey import survey_node_leases
 from imagematrix.launcher.gpu_claims.usage import Consumer
@@ -691,16 +698,18 @@ def test_what_a_container_sees_of_the_node(tmp_path, hosts, claims, cdi_root):
     (tmp_path / "proc").mkdir()
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
-    view = open_node_view(None, tmp_path, has_locks=True)
+    view = open_node_view(None, tmp_path)
     view.require_nodes(("/dev/nvidia0",))
     with pytest.raises(DevicesError, match="/dev/nvidia1: not found"):
         view.require_nodes(("/dev/nvidia0", "/dev/nvidia1"))
     assert view.survey_usage(host.gpus) == view.survey_plugin_usage(host.gpus) == {}
     ClaimLedger(cdi_root).prepare(claims.reference(1), host, {"gpu": host.gpus[:1]}, dict)
-    assert [str(one) for one in view.survey_usage(host.gpus)["nvidia0"]] == [
-        "container default/claim-1 (claim)"
-    ]
-    assert open_node_view(None, tmp_path).survey_usage(host.gpus) == {}  # without the lock folder
+    usage = view.survey_usage(host.gpus)
+    assert [str(one) for one in usage["nvidia0"]] == ["container default/claim-1 (claim)"]
+    offer = make_offer(host)
+    uuid = str(host.gpus[0].uuid)
+    with pytest.raises(AllocationError, match="in use by container default/claim-1"):
+        allocate_devices(offer, GPU, [uuid], {}, find_users(offer, usage, {}))
 
 
 def test_the_socket_of_a_killed_plugin_does_not_count(kubelet_root):

@@ -11,6 +11,7 @@ from admission_cases import asking, pod, term
 from aiohttp.test_utils import TestServer
 from api_server import FakeApiServer
 from coroutines import running, until
+from prometheus_client import generate_latest
 
 from imagematrix.common.record import replace
 from imagematrix.integrations.kubernetes.client.api import ApiServer
@@ -151,7 +152,10 @@ def test_each_cause_has_one_event_and_pods_of_others_have_none(fake, webhooks, t
             kubernetes_validate.validate(one, release, strict=True)
         assert one["involvedObject"]["uid"] == f"uid-of-{one['involvedObject']['name']}"
     assert fake.pods.asked[0][0]["fieldSelector"] == "status.phase=Pending"
-    assert 'imagematrix_webhook_events_total{reason="NoImageFits"} 1.0' in telemetry.format_metrics().decode()
+    assert (
+        'imagematrix_webhook_events_total{reason="NoImageFits"} 1.0'
+        in generate_latest(telemetry.registry).decode()
+    )
 
 
 def test_a_pod_that_starts_in_time_has_no_event_and_a_later_pod_has_one(fake, webhooks, monkeypatch):

@@ -10,6 +10,7 @@ from admission_cases import A, B
 from aiohttp.test_utils import TestServer
 from api_server import FakeApiServer
 from coroutines import running, until
+from prometheus_client import generate_latest
 
 from imagematrix.common import json_documents
 from imagematrix.errors import UsageError
@@ -63,7 +64,7 @@ def test_a_file_of_nodes_and_a_catalog_are_read_again(tmp_path, catalog, nodes, 
             assert current.policies
 
     asyncio.run(run())
-    metrics = telemetry.format_metrics().decode()
+    metrics = generate_latest(telemetry.registry).decode()
     assert 'imagematrix_webhook_nodes{labelled="yes"} 3.0' in metrics
     assert 'imagematrix_webhook_failures_total{what="nodes"} 1.0' in metrics
 

@@ -340,6 +340,13 @@ def test_needs_that_other_labels_cannot_express_have_no_terms(make):
     )
 
 
+@pytest.mark.parametrize("oldest", [(0,), (0, 0), (0, 0, 0)])
+def test_every_driver_is_at_least_zero(oldest):
+    """A document of a host, or a label, can have any version."""
+    need, without = (Need(arch="amd64", gpus=True, oldest=version) for version in (oldest, None))
+    assert make_terms_for_foreign_labels([need]) == make_terms_for_foreign_labels([without])
+
+
 def test_an_image_of_unknown_code_needs_a_gpu_that_works(make, cluster):
     variant = make.variant(cubins=(), facts=(("cubins", "unknown"),))
     terms = make_terms_for_our_labels(needs(variant))
