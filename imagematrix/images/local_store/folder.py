@@ -19,7 +19,7 @@ import os
 
 from imagematrix.common import json_documents
 from imagematrix.common.image_reference import DIGEST
-from imagematrix.common.record import Record, replace
+from imagematrix.common.record import Record, describe_fields, replace
 from imagematrix.common.text import quote_word
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.images.local_store.holder import Holder, read_holder
@@ -77,14 +77,7 @@ class StoredName(Record):
 
     def to_json(self) -> dict[str, object]:
         """Return the document in the store."""
-        return {
-            "schema": NAME_SCHEMA,
-            "references": list(self.references),
-            "image": self.image,
-            "version": self.version,
-            "variant": self.variant,
-            "terms": self.terms,
-        }
+        return {"schema": NAME_SCHEMA, **describe_fields(self)}
 
 
 class StoredImage(Record):
