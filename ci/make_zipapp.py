@@ -44,6 +44,7 @@ UNUSED = re.compile(
     r"bin/|[^/]*\.dist-info/|pygments/(?:formatters|lexers|styles)/(?!__init__|_mapping)|example\.py"
 )
 CARRIED = frozenset({".py", ".json", ".pem"})
+CHART = "integrations/kubernetes/install/chart/"  # of the package, whose files have other names
 MAIN = """\
 import sys
 
@@ -94,7 +95,8 @@ def _carried(folder: Path, prefix: str) -> Iterator[tuple[str, bytes]]:
     """Yield the files of a folder that the archive has: name and content."""
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
-        if path.suffix in CARRIED and path.is_file() and not UNUSED.match(name):
+        is_carried = path.suffix in CARRIED or name.startswith(CHART)
+        if is_carried and path.is_file() and not UNUSED.match(name):
             yield prefix + name, path.read_bytes()
 
 

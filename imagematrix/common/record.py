@@ -41,6 +41,22 @@ def replace(record: R, /, **changes: object) -> R:
     return copy
 
 
+def describe_fields(record: Any) -> dict[str, object]:
+    """Return a record, or a dataclass with slots, as JSON: its fields by name.
+
+    Tuples are lists, and sets are sorted ones. Records in it are described by their `to_json`.
+    """
+    return {name: _describe_value(getattr(record, name)) for name in record.__slots__}
+
+
+def _describe_value(value: Any) -> object:
+    if isinstance(value, tuple):
+        return [_describe_value(item) for item in value]
+    if isinstance(value, frozenset):
+        return sorted(value)
+    return value.to_json() if hasattr(value, "to_json") else value
+
+
 class _DataclassFields:
     """The fields of a record in the form that `dataclasses` expects."""
 

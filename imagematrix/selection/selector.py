@@ -19,12 +19,14 @@ from imagematrix.selection.variant_index import split_mask
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Sequence
     from typing import TypeVar
 
     from imagematrix.hardware.gpu_request.choice import Choice
     from imagematrix.hardware.gpu_request.spec import Wanted
+    from imagematrix.hardware.host.host import Gpu
     from imagematrix.selection.query import Where, WhereKey
+    from imagematrix.selection.variant_index import VariantIndex
 
     T = TypeVar("T")
 
@@ -169,31 +171,41 @@ class Selector:
 
     def _compute_gpu_sets(self, host: Host, choice: Choice) -> tuple[tuple[int, ...], ...]:
         """Return the choices that `find_feasible_gpu_sets` returns, as indices of the choice's GPUs."""
-        kinds = list(map(get_gpu_kind, choice.gpus))
-        all_gpus = tuple(range(len(kinds)))
-        # A variant that fits each GPU fits all of them: no rule compares GPUs.
-        index = self.query.index
-        examples = dict(zip(kinds, choice.gpus, strict=True))
-        fitting = {kind: index.find_fitting(Target(host=host, gpus=(gpu,))) for kind, gpu in examples.items()}
+        gpu_sets = find_variant_gpu_sets(self.query.index, host, choice.gpus)
+        all_gpus = tuple(range(len(choice.gpus)))
         if choice.count == 1:
-            return (tuple(gpu for gpu in all_gpus if fitting[kinds[gpu]]) or all_gpus,)
-        # The kinds of GPUs that each variant fits; of these sets, only the largest are of use.
-        kind_sets = {
-            frozenset(kind for kind, variants in fitting.items() if variants & variant)
-            for variant in split_mask(index.everything)
-        }
+            return (tuple(sorted(frozenset[int]().union(*gpu_sets))) or all_gpus,)
+        # Only the largest are of use.
         largest = [
-            tuple(gpu for gpu in all_gpus if kinds[gpu] in kind_set)
-            for kind_set in kind_sets
-            if not any(kind_set < larger for larger in kind_sets)
+            tuple(sorted(gpus))
+            for gpus in gpu_sets
+            if len(gpus) >= choice.count and not any(gpus < larger for larger in gpu_sets)
         ]
-        return tuple(sorted(gpus for gpus in largest if len(gpus) >= choice.count)) or (all_gpus,)
+        return tuple(sorted(largest)) or (all_gpus,)
 
     def _keep_in(self, cache: dict[Hashable, T], key: Hashable, value: T) -> T:
         if len(cache) >= self._keep:
             cache.clear()
         cache[key] = value
         return value
+
+
+def find_variant_gpu_sets(
+    index: VariantIndex, host: Host, gpus: Sequence[Gpu], *, allow_cpu: bool = False
+) -> set[frozenset[int]]:
+    """Return the sets of GPUs that a variant fits, as indices of `gpus`.
+
+    A variant that fits each GPU fits all of them: no rule compares GPUs.
+    """
+    kinds = list(map(get_gpu_kind, gpus))
+    fitting = {
+        kind: index.find_fitting(Target(host=host, gpus=(gpu,), allow_cpu=allow_cpu))
+        for kind, gpu in dict(zip(kinds, gpus, strict=True)).items()
+    }
+    return {
+        frozenset(position for position, kind in enumerate(kinds) if fitting[kind] & variant)
+        for variant in split_mask(index.everything)
+    }
 
 
 def get_cached_selector(catalog: Catalog, where: Where | None) -> Selector:

@@ -4,8 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
-from imagematrix.integrations.kubernetes.install.chart.files import make_chart_files
+from charting import CHART
 
 ROOT = Path(__file__).parents[2]
 RELEASES = ("helm3", "helm4")
@@ -29,11 +28,6 @@ def helm(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def chart(tmp_path_factory):
+def chart():
     """Return the folder of the chart."""
-    folder = tmp_path_factory.mktemp("chart") / "imagematrix"
-    for name, text in make_chart_files().items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return folder
+    return CHART

@@ -6,11 +6,10 @@ import json
 import kubernetes_validate
 import pytest
 import yaml
-from charting import installation_of
+from charting import installation_of, values_of
 from cryptography import x509
 
 from imagematrix.integrations.kubernetes.install import certificates
-from imagematrix.integrations.kubernetes.install.chart.values import render_defaults
 from imagematrix.integrations.kubernetes.install.install import make_manifests, make_service_names
 
 SPACE = "space"
@@ -52,9 +51,7 @@ def sorted_by_name(objects):
 @pytest.mark.parametrize("more", SETS, ids=json.dumps)
 def test_the_chart_equals_the_manifests(render, tls, more):
     given = {"cert": tls.chain.decode(), "key": tls.key.decode(), "ca": tls.authorities.decode()}
-    values = yaml.safe_load(render_defaults()) | REQUIRED | {"tls": given}
-    for key, value in more.items():
-        values[key] = values[key] | value if isinstance(value, dict) else value
+    values = values_of(**REQUIRED | more, tls=given)
     expected = [
         each for each in make_manifests(installation_of(values, SPACE), tls) if each["kind"] != "Namespace"
     ]

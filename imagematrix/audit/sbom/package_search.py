@@ -6,6 +6,7 @@ import fnmatch
 from dataclasses import dataclass
 
 from imagematrix.audit.packages.installed_package import PYPI
+from imagematrix.common.record import describe_fields
 from imagematrix.hardware.vendors.guarded_files import normalize_name
 
 TYPE_CHECKING = False
@@ -51,16 +52,7 @@ class PackageSearch:
             "image": self.catalog.image,
             "version": self.catalog.version,
             "package": self.pattern,
-            "variants": [
-                {
-                    "reference": holder.reference,
-                    "digest": holder.digest,
-                    "packages": [component.to_json() for component in holder.packages],
-                    "warnings": list(holder.warnings),
-                    "hosts": None if holder.hosts is None else list(holder.hosts),
-                }
-                for holder in self.variants
-            ],
+            "variants": [describe_fields(variant) for variant in self.variants],
             "unserved": None if self.unserved is None else list(self.unserved),
         }
 

@@ -110,7 +110,7 @@ def load_classes(
     image: str | None,
     catalog: str | None,
     *,
-    gpus: str | None,
+    gpus: str | None = None,
     allow_cpu: bool,
     where: Sequence[str] | None,
     drivers: Mapping[str, str] | None = None,

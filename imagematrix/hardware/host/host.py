@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.common.record import Record
+from imagematrix.common.record import Record, describe_fields
 from imagematrix.hardware.vendors.versions import CAPABILITY, DRIVER
 
 TYPE_CHECKING = False
@@ -37,9 +37,7 @@ class Cpu(Record):
     flags: frozenset[str]
     level: str | None
 
-    def to_json(self) -> dict[str, object]:
-        """Return the `cpu` object of the Host document."""
-        return {"vendor": self.vendor, "model": self.model, "flags": sorted(self.flags), "level": self.level}
+    to_json = describe_fields  # the `cpu` of the Host document
 
 
 class Driver(Record):
@@ -84,16 +82,7 @@ class MigDevice(Record):
     memory_mib: int | None = None
     capabilities: tuple[int, ...] | None = None
 
-    def to_json(self) -> dict[str, object]:
-        """Return one element of a GPU's `mig` list."""
-        return {
-            "uuid": self.uuid,
-            "profile": self.profile,
-            "gpu_instance": self.gpu_instance,
-            "compute_instance": self.compute_instance,
-            "memory_mib": self.memory_mib,
-            "capabilities": None if self.capabilities is None else list(self.capabilities),
-        }
+    to_json = describe_fields  # an element of a GPU's `mig`
 
 
 class Gpu(Record):
@@ -143,21 +132,7 @@ class Gpu(Record):
         """The GPU in a message: its index and, if known, its name."""
         return f"GPU {self.index}" + (f" ({self.name})" if self.name else "")
 
-    def to_json(self) -> dict[str, object]:
-        """Return one element of the Host document's `gpus`."""
-        return {
-            "index": self.index,
-            "minor": self.minor,
-            "uuid": self.uuid,
-            "name": self.name,
-            "pci_bus_id": self.pci_bus_id,
-            "pci_device_id": self.pci_device_id,
-            "compute": self.compute,
-            "brand": self.brand,
-            "memory_mib": self.memory_mib,
-            "mig": None if self.mig is None else [device.to_json() for device in self.mig],
-            "state": self.state,
-        }
+    to_json = describe_fields  # an element of the Host document's `gpus`
 
 
 class Accelerator(Record):
@@ -177,9 +152,7 @@ class Accelerator(Record):
         """The accelerator in a message: its location and the reason."""
         return f"{self.where}: {self.why}" if self.why else self.where
 
-    def to_json(self) -> dict[str, object]:
-        """Return one element of the Host document's `accelerators`."""
-        return {"kind": self.kind, "where": self.where, "why": self.why}
+    to_json = describe_fields  # an element of the Host document's `accelerators`
 
 
 class Host(Record):
@@ -200,16 +173,7 @@ class Host(Record):
 
     def to_json(self) -> dict[str, object]:
         """Return the Host document."""
-        return {
-            "schema": SCHEMA,
-            "arch": self.arch,
-            "cpu": self.cpu.to_json(),
-            "driver": self.driver.to_json() if self.driver else None,
-            "gpus": [gpu.to_json() for gpu in self.gpus],
-            "devices": list(self.devices),
-            "accelerators": [accelerator.to_json() for accelerator in self.accelerators],
-            "warnings": list(self.warnings),
-        }
+        return {"schema": SCHEMA, **describe_fields(self)}
 
     @classmethod
     def from_json(cls, data: object, where: str = "host") -> Host:

@@ -115,10 +115,10 @@ def open_catalog(name: str | PathLike[str], *, image: str | None = None, policy:
 def open_stored_catalog(image: str, on_fallback: Callable[[str], object], policy: Policy = None) -> Catalog:
     """Return the catalog of `image` from the source that stores it; `policy` is as in `open_catalog`.
 
-    If the registry in its name does not have the image, the engine's is used, and `note` is called with a
-    message. An unreachable registry is an error: the engine may have only the images that this node pulled,
-    which would change the choice. An image that names no registry is in the site's registry if there is no
-    engine, or the engine does not have it.
+    If the registry in its name does not have the image, the engine's is used, and `on_fallback` is called
+    with a message. An unreachable registry is an error: the engine may have only the images that this node
+    pulled, which would change the choice. An image that names no registry is in the site's registry if there
+    is no engine, or the engine does not have it.
     """
     policies = load_image_policies(policy)
     site = _read_site_of(image)

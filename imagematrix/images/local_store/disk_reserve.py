@@ -36,9 +36,9 @@ def fill_reserve(store: ImageStore) -> None:
 
 
 def call_with_reserve(store: ImageStore, action: Callable[[], T]) -> T:
-    """Return what `step` returns; while the disk is too full for it, a file of the reserve makes room.
+    """Return what `action` returns; while the disk is too full for it, a file of the reserve makes room.
 
-    Raises what `step` raises, such as OSError if the reserve is spent.
+    Raises what `action` raises, such as OSError if the reserve is spent.
     """
     while True:
         try:

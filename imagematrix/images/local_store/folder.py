@@ -19,7 +19,7 @@ import os
 
 from imagematrix.common import json_documents
 from imagematrix.common.image_reference import DIGEST
-from imagematrix.common.record import Record, replace
+from imagematrix.common.record import Record, describe_fields, replace
 from imagematrix.common.text import quote_word
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.images.local_store.holder import Holder, read_holder
@@ -77,14 +77,7 @@ class StoredName(Record):
 
     def to_json(self) -> dict[str, object]:
         """Return the document in the store."""
-        return {
-            "schema": NAME_SCHEMA,
-            "references": list(self.references),
-            "image": self.image,
-            "version": self.version,
-            "variant": self.variant,
-            "terms": self.terms,
-        }
+        return {"schema": NAME_SCHEMA, **describe_fields(self)}
 
 
 class StoredImage(Record):
@@ -92,34 +85,17 @@ class StoredImage(Record):
 
     `root` is the path of its squashfs, or of the folder with its files, as `kind` says. `size` are bytes: of
     the squashfs, or of all files. `checksum` is the digest of the squashfs. `config` is the document of its
-    configuration. `references`, `image`, `version`, `variant` and `terms` are the StoredName that it was
-    fetched by; `other_names` are those that it was pulled by since.
+    configuration. The first of its `names` is the one that it was fetched by, the others are those of other
+    catalogs that it was pulled by since.
     """
 
     digest: str
     kind: str
     root: str
     size: int
-    references: tuple[str, ...]
     config: Mapping[str, Any]
-    image: str
-    version: str
-    variant: Mapping[str, Any]
-    terms: Mapping[str, Any]
+    names: tuple[StoredName, ...]
     checksum: str | None = None
-    other_names: tuple[StoredName, ...] = ()
-
-    @property
-    def names(self) -> tuple[StoredName, ...]:
-        """All names, each of another catalog."""
-        name = StoredName(
-            references=self.references,
-            image=self.image,
-            version=self.version,
-            variant=self.variant,
-            terms=self.terms,
-        )
-        return (name, *self.other_names)
 
     def to_json(self) -> dict[str, object]:
         """Return the document in the store, which says nothing of its place and of further names."""
@@ -129,11 +105,7 @@ class StoredImage(Record):
             "kind": self.kind,
             "size": self.size,
             "checksum": self.checksum,
-            "references": list(self.references),
-            "image": self.image,
-            "version": self.version,
-            "variant": self.variant,
-            "terms": self.terms,
+            **describe_fields(self.names[0]),
             "config": self.config,
         }
 
@@ -223,11 +195,7 @@ class ImageStore:
         if not os.path.isdir(folder):
             return None
         try:
-            image = _parse_image(
-                json_documents.Fields(json_documents.read_json(document), document),
-                folder,
-                _read_other_names(folder),
-            )
+            image = _parse_image(json_documents.Fields(json_documents.read_json(document), document), folder)
         except UsageError as error:
             raise _make_damage_error(folder, str(error), error.remedy) from error
         if image.digest != digest:
@@ -404,9 +372,7 @@ def put_name(place: str | os.PathLike[str], name: StoredName) -> None:
     files.replace_file(path, json_documents.dump_json(name.to_json()).encode(), 0o644)
 
 
-def _parse_image(
-    fields: json_documents.Fields, folder: str, other_names: tuple[StoredName, ...]
-) -> StoredImage:
+def _parse_image(fields: json_documents.Fields, folder: str) -> StoredImage:
     fields.require_schema(SCHEMA)
     kind = fields.get_text("kind")
     if kind not in KINDS:
@@ -417,35 +383,29 @@ def _parse_image(
         root=os.path.join(folder, ROOTS[kind]),
         size=fields.get_integer("size"),
         checksum=fields.get_text_or_none("checksum"),
-        references=fields.get_texts("references"),
         config=fields.get_object_or_empty("config").data,
+        names=(_parse_name(fields), *_read_other_names(folder)),
+    )
+
+
+def _read_other_names(folder: str) -> Iterator[StoredName]:
+    """Yield the further names of the image in a folder."""
+    for name in _list_names(os.path.join(folder, NAMES)):
+        if name.endswith(".json") and not name.startswith("."):
+            path = os.path.join(folder, NAMES, name)
+            fields = json_documents.Fields(json_documents.read_json(path), path)
+            fields.require_schema(NAME_SCHEMA)
+            yield _parse_name(fields)
+
+
+def _parse_name(fields: json_documents.Fields) -> StoredName:
+    return StoredName(
+        references=fields.get_texts("references"),
         image=fields.get_text("image"),
         version=fields.get_text("version"),
         variant=fields.get_object_or_empty("variant").data,
         terms=fields.get_object_or_empty("terms").data,
-        other_names=other_names,
     )
-
-
-def _read_other_names(folder: str) -> tuple[StoredName, ...]:
-    """Return the further names of the image in a folder."""
-    names = []
-    for name in _list_names(os.path.join(folder, NAMES)):
-        if not name.endswith(".json") or name.startswith("."):
-            continue
-        path = os.path.join(folder, NAMES, name)
-        fields = json_documents.Fields(json_documents.read_json(path), path)
-        fields.require_schema(NAME_SCHEMA)
-        names.append(
-            StoredName(
-                references=fields.get_texts("references"),
-                image=fields.get_text("image"),
-                version=fields.get_text("version"),
-                variant=fields.get_object_or_empty("variant").data,
-                terms=fields.get_object_or_empty("terms").data,
-            )
-        )
-    return tuple(names)
 
 
 def _write_file(path: str, content: bytes) -> None:

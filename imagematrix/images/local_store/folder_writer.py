@@ -10,8 +10,6 @@ import contextlib
 import os
 import tarfile
 
-from imagematrix.errors import AuditError
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
 
     from imagematrix.images.local_store.merged_image import MergedFile
 
-PIECE = 1 << 20
 INSIDE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 OWNED = 0o777  # the bits of a mode that are kept: files that become this user's may not be setuid
@@ -32,9 +29,9 @@ def write_folder(
 ) -> None:
     """Write the members into the new folder `path`; raises OSError, and what `members` raises.
 
-    `written` is told the bytes of content as they are written. Everything has the user's own group, also in a
-    folder that gives its group to what is in it: of other groups, a container of an ordinary user knows none,
-    and the kernel copies no file of theirs when it is changed.
+    `on_bytes` is told the bytes of content as they are written. Everything has the user's own group, also in
+    a folder that gives its group to what is in it: of other groups, a container of an ordinary user knows
+    none, and the kernel copies no file of theirs when it is changed.
     """
     path.mkdir(ALL)
     os.chown(path, -1, os.getegid())
@@ -136,16 +133,10 @@ def _write_member(inside: _Inside, member: MergedFile, on_bytes: Callable[[int],
         return
     descriptor = os.open(name, NEW, 0o600, dir_fd=folder)
     try:
-        remaining = member.size
-        while remaining:
-            piece = member.content.read(min(remaining, PIECE)) if member.content else b""
-            if not piece:
-                raise AuditError(f"{member.path[:200]!r} is truncated")
+        for piece in member.read_pieces(on_bytes):
             rest = memoryview(piece)
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
-            remaining -= len(piece)
-            on_bytes(len(piece))
         os.fchmod(descriptor, member.mode & OWNED)
         os.utime(descriptor, (member.mtime, member.mtime))
     finally:

@@ -240,7 +240,6 @@ class _Fetch:
             with root.open("rb") as file:
                 checksum = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
             size = root.stat().st_size
-        name = published.name
         return StoredImage(
             digest=self._digest,
             kind=kind,
@@ -248,11 +247,7 @@ class _Fetch:
             size=size,
             checksum=checksum,
             config=parts.config,
-            references=name.references,
-            image=name.image,
-            version=name.version,
-            variant=name.variant,
-            terms=name.terms,
+            names=(published.name,),
         )
 
     def _require_unused(self) -> None:
@@ -299,7 +294,7 @@ def _keep_names(image: StoredImage, names: Iterable[StoredName], place: str | Pa
 def _remove_leftovers(store: ImageStore, locked_name: str) -> None:
     """Remove what dead processes left: images that never became whole, and downloads that nobody continues.
 
-    Each is removed only with the lock of its image; this process has the one for the image `own`.
+    Each is removed only with the lock of its image; this process has the one with the `locked_name`.
     """
     for path in [*Path(store.path, "new").iterdir(), *Path(store.path, "partial").iterdir()]:
         name = path.name.partition(".")[0]

@@ -41,7 +41,7 @@ def hold_lock(
     """Hold the lock `path` within the context, and yield whether it is held.
 
     It is not if `until` says that there is nothing left to wait for, or without `wait`, if another process
-    holds it. `tell` gets the holder that is waited for, once and then now and then. Raises OSError.
+    holds it. `on_wait` gets the holder that is waited for, once and then now and then. Raises OSError.
     """
     with _make_own_file(path.parent) as mine:
         if not _acquire_lock(path, mine, on_wait, until, wait=wait):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from imagematrix.images.oci.byte_stream import ByteStream
 
+PIECE = 1 << 20  # bytes of content to read at once
 LATEST = (1 << 32) - 1  # the last time that squashfs can have, in seconds since 1970
 PERMISSIONS = 0o7777
 DEEPEST = 256  # levels of folders
@@ -68,6 +69,20 @@ class MergedFile:
     size: int = 0
     target: str = ""
     content: ByteStream | None = None
+
+    def read_pieces(self, on_bytes: Callable[[int], object]) -> Iterator[bytes]:
+        """Yield the content; `on_bytes` is told the bytes of each piece when the next one is wanted.
+
+        Raises AuditError if it is truncated.
+        """
+        remaining = self.size
+        while remaining:
+            piece = self.content.read(min(remaining, PIECE)) if self.content else b""
+            if not piece:
+                raise AuditError(f"{self.path[:200]!r} is truncated")
+            yield piece
+            remaining -= len(piece)
+            on_bytes(len(piece))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,7 +69,7 @@ class ImageOrigin(Protocol):
         """Return the parts of the image with a digest; raise UnknownImageError, AuditError, EngineError."""
 
     def count_missing_bytes(self, parts: ImageParts, folder: Path) -> int:
-        """Return how many bytes `layers` will write to a folder."""
+        """Return how many bytes `fetch_layers` will write to a folder."""
 
     def fetch_layers(
         self,
@@ -78,9 +78,11 @@ class ImageOrigin(Protocol):
         on_bytes: Callable[[int], object],
         on_layer: Callable[[], object],
     ) -> Sequence[LayerFile]:
-        """Return the layers, which are written to `folder` if need be; raise what `parts` does, and OSError.
+        """Return the layers, which are written to `folder` if need be.
 
-        `received` is told the bytes of each piece, by any thread, and `done` is called after each layer.
+        Raises what `read_parts` does, and OSError.
+
+        `on_bytes` is told the bytes of each piece, by any thread, and `on_layer` is called after each layer.
         """
 
 

@@ -12,7 +12,7 @@ from typing import cast
 
 from imagematrix.common.programs import find_program
 from imagematrix.common.text import make_headline
-from imagematrix.errors import AuditError, EngineError, UsageError
+from imagematrix.errors import EngineError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 PROGRAM = "mksquashfs"
 REMEDY = "`apt install squashfs-tools` (4.5 or newer), or pull with --unpacked, which needs no program"
 LEVEL = 3  # of zstd: higher ones take several times as long for a few per cent
-PIECE = 1 << 20
 MEMORY = "512M"  # for its queues: by default, a quarter of the machine, of which a job may have less
 BLOCK = tarfile.BLOCKSIZE
 FULL = "No space left on device"
@@ -52,7 +51,7 @@ def write_squashfs(
 
     `latest` is the latest of their times. All files belong to root, who in a container is the caller. The
     same members give the same bytes with the same squashfs-tools, on any number of `processors`, by default
-    all. `written` is told the bytes of content as they are passed on. Raises UsageError without
+    all. `on_bytes` is told the bytes of content as they are passed on. Raises UsageError without
     squashfs-tools, EngineError if they fail, OSError if the disk is full, and what `members` raises.
     """
     remaining = iter(members)
@@ -109,13 +108,6 @@ def _write_tar(file: IO[bytes], members: Iterable[MergedFile], on_bytes: Callabl
         info.linkname = member.target.lstrip("/") if member.kind == tarfile.LNKTYPE else member.target
         file.write(info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape"))
         if member.content:
-            remaining = member.size
-            while remaining:
-                piece = member.content.read(min(remaining, PIECE))
-                if not piece:
-                    raise AuditError(f"{member.path[:200]!r} is truncated")
-                file.write(piece)
-                remaining -= len(piece)
-                on_bytes(len(piece))
+            file.writelines(member.read_pieces(on_bytes))
             file.write(bytes(-member.size % BLOCK))
     file.write(bytes(2 * BLOCK))

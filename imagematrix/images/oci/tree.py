@@ -68,7 +68,7 @@ class TreeLayer(Protocol[F_co]):
 class _Directory:
     """A folder. `removed` are the names that its layer removes from it; `emptied`: the layer removes all.
 
-    `own` is the folder's entry, None if no layer has one.
+    `entry` is the folder's own, None if no layer has one.
     """
 
     inner: dict[str, Any] = field(default_factory=dict)  # of _Directory, Symlink, or a file's entry

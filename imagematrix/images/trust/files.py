@@ -25,7 +25,7 @@ VARIABLE = "IMAGEMATRIX_POLICY"
 def list_policy_files(path: str | PathLike[str] | None = None) -> tuple[str, ...]:
     """Return the files of the policies, each of which an image has to satisfy; none if there is no policy.
 
-    They are the site's, and the user's: `given`, or else the one that the environment names. Raises
+    They are the site's, and the user's: `path`, or else the one that the environment names. Raises
     UsageError if it is unknown whether the site has one.
     """
     files = []

@@ -11,6 +11,7 @@ import os
 import re
 
 from imagematrix.errors import UsageError
+from imagematrix.integrations.slurm.node_list import expand_node_list
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ PLACES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")  # the second i
 LIMIT = 16 << 20  # characters of the files together
 FILES = 64  # with those that are included
 OPTION = re.compile(r"""([A-Za-z]\w*)\s*\+?=\s*("[^"]*"|\S+)""", re.ASCII)
-RANGES = re.compile(r"\[([\d,-]+)\]", re.ASCII)
 NODE, DEFAULT = "nodename", "DEFAULT"
 ALIASES = {"feature": "features"}
 
@@ -82,7 +82,7 @@ def collect_node_options(lines: Iterable[str], node: str) -> dict[str, str] | No
         values = parse_options(line)
         if values.get(NODE, "").upper() == DEFAULT:
             defaults |= values
-        elif is_node_in(values.get(NODE, ""), node):
+        elif node in expand_node_list(values.get(NODE, "")):
             result = {**defaults, **(result or {}), **values}
     return result
 
@@ -91,30 +91,6 @@ def get_features(lines: Iterable[str], node: str) -> tuple[str, ...]:
     """Return the features of a node; none if the lines do not name it."""
     values = collect_node_options(lines, node) or {}
     return tuple(word for word in values.get("features", "").split(",") if word)
-
-
-def is_node_in(expression: str, node: str) -> bool:
-    """Whether an expression such as "gpu[01-16,20],login" names a node."""
-    for part in filter(None, re.split(r",(?![^\[]*\])", expression)):
-        # Each pair of brackets stands for digits: gpu[01-16]-ib is gpu(\d+)-ib.
-        pieces = enumerate(RANGES.split(part))
-        pattern = "".join(r"(\d+)" if number % 2 else re.escape(text) for number, text in pieces)
-        match = re.fullmatch(pattern, node, re.ASCII)
-        if match and all(map(_is_in_ranges, RANGES.findall(part), match.groups())):
-            return True
-    return False
-
-
-def _is_in_ranges(ranges: str, digits: str) -> bool:
-    """Whether a number is in ranges such as "01-16,20": it has as many digits as their bounds at least."""
-    for span in ranges.split(","):
-        first, dash, last = span.partition("-")
-        if not (first.isdecimal() and (not dash or last.isdecimal())) or len(digits) > 9:  # noqa: PLR2004 - digits
-            continue
-        padded = len(digits) == len(first) or (len(digits) > len(first) and not digits.startswith("0"))
-        if padded and int(first) <= int(digits) <= int(last or first):
-            return True
-    return False
 
 
 def _read_text(path: str, limit: int) -> str:

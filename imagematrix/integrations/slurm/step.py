@@ -6,18 +6,14 @@ import re
 
 from imagematrix.common.record import Record
 from imagematrix.errors import UsageError
+from imagematrix.integrations.slurm.node_list import NODES, expand_node_list
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-NODES = 100_000  # more than any cluster has
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
 NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
-# A part of a list of nodes, such as "gpu[01-04,7]-ib": up to a comma that is not in brackets.
-LISTED = re.compile(r"(?:[^\[\],]|\[[0-9,-]*\])+", re.ASCII)
-BRACKETS = re.compile(r"\[([0-9,-]*)\]", re.ASCII)
-RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
 
 
 class SlurmStep(Record):
@@ -49,7 +45,7 @@ def find_step(image: str, environment: Mapping[str, str]) -> SlurmStep | None:
     job, number = _get_number("SLURM_JOB_ID", environment), _get_number("SLURM_STEP_ID", environment)
     restart = _get_number("SLURM_RESTART_COUNT", {"SLURM_RESTART_COUNT": "0", **environment})
     start = _get_number("SLURM_JOB_START_TIME", environment) if "SLURM_JOB_START_TIME" in environment else ""
-    names = tuple(dict.fromkeys(_expand_nodes(nodes)))
+    names = _expand_nodes(nodes)
     if node not in names:
         raise UsageError(f"SLURMD_NODENAME {node!r:.80} is not in SLURM_STEP_NODELIST {nodes!r:.80}")
     if len(names) == 1:
@@ -67,29 +63,9 @@ def _get_number(name: str, environment: Mapping[str, str]) -> str:
     return value
 
 
-def _expand_nodes(nodes: str) -> Iterator[str]:
-    """Yield the names in a list of nodes as Slurm writes it: "a,gpu[01-03,7]"; raise UsageError."""
-    wrong = UsageError(f"SLURM_STEP_NODELIST {nodes!r:.80} is not a list of nodes")
-    if LISTED.sub("", nodes).strip(","):
-        raise wrong
-    for number, name in enumerate(name for part in LISTED.findall(nodes) for name in _expand_part(part)):
-        if number == NODES or not NODE.fullmatch(name):
-            raise wrong
-        yield name
-
-
-def _expand_part(part: str) -> Iterator[str]:
-    brackets = BRACKETS.search(part)
-    if brackets is None:
-        yield part
-        return
-    start, rest = part[: brackets.start()], part[brackets.end() :]
-    for word in brackets[1].split(","):
-        span = RANGE.fullmatch(word)
-        if span is None:
-            yield ""  # which is no name
-            return
-        first, last = span[1], span[2] or span[1]
-        for number in range(int(first), min(int(last), int(first) + NODES) + 1):
-            for end in _expand_part(rest):
-                yield f"{start}{number:0{len(first)}}{end}"
+def _expand_nodes(nodes: str) -> tuple[str, ...]:
+    """Return the names in the list of a step's nodes, each once; raise UsageError."""
+    names = [*expand_node_list(nodes)]
+    if len(names) > NODES or not all(map(NODE.fullmatch, names)):
+        raise UsageError(f"SLURM_STEP_NODELIST {nodes!r:.80} is not a list of nodes")
+    return tuple(dict.fromkeys(names))

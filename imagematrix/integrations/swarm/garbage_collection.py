@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
+from imagematrix.common.record import describe_fields
 from imagematrix.images.engine.removal import remove_container
 from imagematrix.images.engine.transport import convert_errors
 from imagematrix.integrations.swarm.manager import Manager, RemovedError
@@ -32,12 +33,7 @@ class RemovedObjects:
 
     def to_json(self) -> dict[str, object]:
         """Return the SwarmGc document."""
-        return {
-            "schema": SCHEMA,
-            "services": list(self.services),
-            "containers": list(self.containers),
-            "dry_run": self.dry_run,
-        }
+        return {"schema": SCHEMA, **describe_fields(self)}
 
 
 def collect_garbage(

@@ -16,7 +16,7 @@ import sys
 import time
 from zipimport import zipimporter
 
-from imagematrix.common.record import Record
+from imagematrix.common.record import Record, describe_fields
 from imagematrix.errors import ImagematrixError, ProbeError
 from imagematrix.hardware.gpu_request.choice import Choice
 from imagematrix.hardware.gpu_request.spec import GPUS_VARIABLE, name_gpus
@@ -78,14 +78,7 @@ class RuntimeSettings(Record):
             locks=document["locks"],
         )
 
-    def to_json(self) -> dict[str, object]:
-        """Return the document that the archive contains."""
-        return {
-            "data_root": self.data_root,
-            "address": self.address,
-            "host": self.host.to_json(),
-            "locks": self.locks,
-        }
+    to_json = describe_fields  # the document that the archive contains
 
 
 class RuntimeCall(Record):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
+from imagematrix.common.record import describe_fields
 from imagematrix.errors import UsageError
 from imagematrix.selection.fleet.hardware_kinds import HardwareKind, get_miss, group_by_hardware
 from imagematrix.selection.fleet.set_cover import find_cover
@@ -40,14 +41,7 @@ class Service:
     share: float
     fits: int
 
-    def to_json(self) -> dict[str, object]:
-        """Return one element of the Coverage document's `variants`."""
-        return {
-            "reference": self.reference,
-            "hosts": list(self.hosts),
-            "share": self.share,
-            "fits": self.fits,
-        }
+    to_json = describe_fields  # an element of the Coverage document's `variants`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +72,7 @@ class LimitedVariants:
     chosen: LimitedChoice
     by_number: tuple[LimitedChoice, ...]
 
-    def to_json(self) -> dict[str, object]:
-        """Return the Coverage document's `at_most`."""
-        return {"chosen": self.chosen.to_json(), "by_number": [choice.to_json() for choice in self.by_number]}
+    to_json = describe_fields  # the Coverage document's `at_most`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

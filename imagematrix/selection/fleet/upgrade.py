@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagematrix.common.record import replace
+from imagematrix.common.record import describe_fields, replace
 from imagematrix.common.suggestions import suggest_nearest
 from imagematrix.errors import UsageError
 from imagematrix.hardware.vendors import cuda, versions
@@ -42,9 +42,7 @@ class Change:
     new: str
     hosts: tuple[str, ...]
 
-    def to_json(self) -> dict[str, object]:
-        """Return one element of an upgrade's `changed` or `gained`."""
-        return {"old": self.old, "new": self.new, "hosts": list(self.hosts)}
+    to_json = describe_fields  # an element of an upgrade's `changed` or `gained`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,17 +61,7 @@ class Upgrade:
     gained: tuple[Change, ...]
     unchanged: int
 
-    def to_json(self) -> dict[str, object]:
-        """Return one element of the Coverage document's `upgrades`."""
-        return {
-            "old": self.old,
-            "new": self.new,
-            "hosts": self.hosts,
-            "lost": [loss.to_json() for loss in self.lost],
-            "changed": [change.to_json() for change in self.changed],
-            "gained": [change.to_json() for change in self.gained],
-            "unchanged": self.unchanged,
-        }
+    to_json = describe_fields  # an element of the Coverage document's `upgrades`
 
 
 def parse_upgrades(texts: Iterable[str]) -> dict[str, str]:

@@ -29,8 +29,8 @@ from imagematrix.selection.hardware_key import (
 )
 from imagematrix.selection.rule import Remedy, suggest_arguments
 from imagematrix.selection.selection_target import Target
-from imagematrix.selection.selector import get_cached_selector
-from imagematrix.selection.variant_index import VariantIndex, split_mask
+from imagematrix.selection.selector import find_variant_gpu_sets, get_cached_selector
+from imagematrix.selection.variant_index import VariantIndex
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -187,27 +187,16 @@ def _find_positions(selector: Selector, host: Host, choice: Choice, *, allow_cpu
     """
     if choice.count == len(choice.gpus) or len(set(map(get_gpu_kind, choice.gpus))) == 1:
         return [tuple(range(choice.count))]
-    index = selector.query.index
     position_by_id = {id(gpu): position for position, gpu in enumerate(choice.gpus)}
     preferred = [
         tuple(position_by_id[id(gpu)] for gpu in narrowed.gpus[: choice.count])
         for narrowed in selector.find_feasible_gpu_sets(host, choice)
     ]
-    kinds = list(map(get_gpu_kind, choice.gpus))
-    examples = dict(zip(kinds, choice.gpus, strict=True))
-    fitting = {
-        kind: index.find_fitting(Target(host=host, gpus=(gpu,), allow_cpu=allow_cpu))
-        for kind, gpu in examples.items()
-    }
-    kind_sets = {
-        frozenset(kind for kind, variants in fitting.items() if variants & variant)
-        for variant in split_mask(index.everything)
-    }
-    first_positions = (
-        tuple(position for position, kind in enumerate(kinds) if kind in kind_set)[: choice.count]
-        for kind_set in kind_sets
+    sufficient = sorted(
+        tuple(sorted(gpus)[: choice.count])
+        for gpus in find_variant_gpu_sets(selector.query.index, host, choice.gpus, allow_cpu=allow_cpu)
+        if len(gpus) >= choice.count
     )
-    sufficient = sorted(positions for positions in first_positions if len(positions) == choice.count)
     return list(dict.fromkeys([*preferred, *sufficient]))
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from imagematrix.cli.kubernetes.options import Nodes, load_classes
-from imagematrix.cli.kubernetes.render.options import Arguments, Only, PullSecret, WorkloadName
+from imagematrix.cli.kubernetes.render.options import (
+    Arguments,
+    Only,
+    PullSecret,
+    WorkloadName,
+    make_default_name,
+)
 from imagematrix.cli.kubernetes.render.workload import (
     NVIDIA,
     PodGpus,
     Resource,
-    WorkloadOptions,
     print_workload,
 )
 from imagematrix.cli.shared.options import AllowCpu, CatalogName, Image, Policy, Where
@@ -29,8 +34,14 @@ def command(
     allow_cpu: AllowCpu = False,
 ) -> None:
     """Write a DaemonSet for each class, or for those that --class names."""
-    classes = load_classes(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
-    options = WorkloadOptions(
-        name=name, arguments=arguments, gpus=gpus, resource=resource, pods=1, pull_secret=pull_secret
+    from imagematrix.integrations.kubernetes.workloads.manifests import Workload
+
+    classes = load_classes(nodes, image, catalog, allow_cpu=allow_cpu, where=where, policy=policy)
+    workload = Workload(
+        name=name or make_default_name(classes),
+        arguments=tuple(arguments or ()),
+        gpus=gpus,
+        resource=resource,
+        pull_secret=pull_secret,
     )
-    print_workload("daemonset", classes, only or (), options)
+    print_workload("daemonset", classes, only, workload)

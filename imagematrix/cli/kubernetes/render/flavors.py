@@ -20,5 +20,5 @@ def command(
     from imagematrix.integrations.kubernetes.workloads.manifests import make_flavors
     from imagematrix.integrations.kubernetes.workloads.placement import choose_classes
 
-    grouped = load_classes(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
+    grouped = load_classes(nodes, image, catalog, allow_cpu=allow_cpu, where=where, policy=policy)
     print_manifests(make_flavors(choose_classes(grouped.classes, only or ())))

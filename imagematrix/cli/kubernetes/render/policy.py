@@ -39,7 +39,7 @@ def command(
     from imagematrix.integrations.kubernetes.workloads.placement import require_labels
 
     deny = is_denied(on_unknown)
-    grouped = load_classes(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
+    grouped = load_classes(nodes, image, catalog, allow_cpu=allow_cpu, where=where, policy=policy)
     require_labels(grouped.classes)
     version = f"{grouped.catalog.image}:{grouped.catalog.version}"
     default_name = (

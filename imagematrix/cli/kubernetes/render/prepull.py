@@ -43,7 +43,7 @@ def command(
     from imagematrix.integrations.kubernetes.workloads.placement import choose_classes
     from imagematrix.integrations.kubernetes.workloads.prepull import make_prepull_manifests
 
-    grouped = load_classes(nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy)
+    grouped = load_classes(nodes, image, catalog, allow_cpu=allow_cpu, where=where, policy=policy)
     require_registry(f"{grouped.catalog.image}:{grouped.catalog.version}")
     classes = choose_classes(grouped.classes, only or ())
     name = name or f"{make_default_name(grouped)[: LONGEST - len(SUFFIX)].rstrip('-')}{SUFFIX}"

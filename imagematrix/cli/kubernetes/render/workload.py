@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from imagematrix.integrations.kubernetes.nodes.classes import Classes
+    from imagematrix.integrations.kubernetes.workloads.manifests import Workload
 
 PodGpus = Annotated[int | None, typer.Option("--gpus", min=1, metavar="N", help="GPUs for each pod.")]
 Resource = Annotated[
@@ -55,44 +55,29 @@ def make_counted_command(kind: str, what: str) -> Callable[..., None]:
         where: Where = None,
         allow_cpu: AllowCpu = False,
     ) -> None:
-        classes = load_classes(
-            nodes, image, catalog, gpus=None, allow_cpu=allow_cpu, where=where, policy=policy
+        from imagematrix.integrations.kubernetes.workloads.manifests import Workload
+
+        classes = load_classes(nodes, image, catalog, allow_cpu=allow_cpu, where=where, policy=policy)
+        workload = Workload(
+            name=name or make_default_name(classes),
+            arguments=tuple(arguments or ()),
+            gpus=gpus,
+            resource=resource,
+            pods=pods,
+            pull_secret=pull_secret,
         )
-        options = WorkloadOptions(
-            name=name, arguments=arguments, gpus=gpus, resource=resource, pods=pods, pull_secret=pull_secret
-        )
-        print_workload(kind, classes, only or (), options)
+        print_workload(kind, classes, only, workload)
 
     command.__doc__ = what
     return command
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadOptions:
-    """A workload as options describe it; without a `name`, it has the image's."""
-
-    name: str | None
-    arguments: Sequence[str] | None
-    gpus: int | None
-    resource: str
-    pods: int
-    pull_secret: str | None
-
-
-def print_workload(kind: str, grouped: Classes, only: Sequence[str], options: WorkloadOptions) -> None:
+def print_workload(kind: str, grouped: Classes, only: Sequence[str] | None, workload: Workload) -> None:
     """Print the manifests of a workload for the classes that are named, and warn of those without pods."""
-    from imagematrix.integrations.kubernetes.workloads.manifests import Workload, make_workload_manifests
+    from imagematrix.integrations.kubernetes.workloads.manifests import make_workload_manifests
     from imagematrix.integrations.kubernetes.workloads.placement import choose_classes
 
     require_registry(f"{grouped.catalog.image}:{grouped.catalog.version}")
-    classes = choose_classes(grouped.classes, only)
-    workload = Workload(
-        name=options.name or make_default_name(grouped),
-        arguments=tuple(options.arguments or ()),
-        gpus=options.gpus,
-        resource=options.resource,
-        pods=options.pods,
-        pull_secret=options.pull_secret,
-    )
+    classes = choose_classes(grouped.classes, only or ())
     print_manifests(make_workload_manifests(kind, workload, classes))
     warn_of_omitted(grouped, classes)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from functools import lru_cache, partial, reduce
+from functools import partial, reduce
 from operator import and_, eq, or_
 
 from imagematrix.errors import UsageError
@@ -19,8 +19,8 @@ from imagematrix.integrations.kubernetes.nodes.labels import CLASS, FLAG
 from imagematrix.integrations.kubernetes.workloads.affinity import (
     REQUIRED,
     get_required_terms,
+    make_label_test,
     match_value_in,
-    parse_integer,
 )
 from imagematrix.integrations.kubernetes.workloads.placement import get_image
 
@@ -217,7 +217,7 @@ def _find_possible_classes(pod: Json, policy: AdmissionPolicy) -> list[PodClass]
             requirements = [requirement for name in REQUIREMENTS for requirement in term.get(name) or ()]
             if requirements:  # a term without any matches no node
                 classes = (
-                    by_label.find(requirement["key"], _make_value_test(requirement))
+                    by_label.find(requirement["key"], make_label_test(requirement))
                     for requirement in requirements
                 )
                 matching |= reduce(and_, classes, by_label.all)
@@ -240,45 +240,21 @@ class _ClassesByLabel:
         self.all = (1 << len(classes)) - 1
         self._classes = classes
         self._labels = set().union(*(pod_class.values for pod_class in classes))
-        self._by_value: dict[str, tuple[int, list[tuple[str, int]]]] = {}
+        self._by_value: dict[str, tuple[int, list[tuple[str | None, int]]]] = {}
 
-    def find(self, key: str, is_met: Callable[[str], bool]) -> int:
-        """Return the classes with some value that meets a condition; values may include ABSENT."""
+    def find(self, key: str, is_met: Callable[[str | None], bool]) -> int:
+        """Return the classes with some value that meets a condition; it is None if nodes lack the label."""
         if key not in self._labels:  # a pod may name any number of them
             return self.all
         if key not in self._by_value:
-            without, by_value = 0, defaultdict[str, int](int)
+            without, by_value = 0, defaultdict[str | None, int](int)
             for index, pod_class in enumerate(self._classes):
                 without |= (key not in pod_class.values) << index
                 for value in pod_class.values.get(key, ()):
-                    by_value[value] |= 1 << index
+                    by_value[None if value == ABSENT else value] |= 1 << index
             self._by_value[key] = without, [*by_value.items()]
         without, classes_by_value = self._by_value[key]
         return reduce(or_, (bits for value, bits in classes_by_value if is_met(value)), without)
-
-
-def _make_value_test(requirement: Json) -> Callable[[str], bool]:
-    """Return whether a value of a label, or ABSENT, meets a requirement."""
-    values = requirement.get("values") or []
-    bound, listed = parse_integer(values[0] if values else None), frozenset(values)
-    tests: dict[str, Callable[[str], bool]] = {
-        "In": listed.__contains__,
-        "NotIn": lambda value: value not in listed,
-        "Exists": lambda value: value != ABSENT,
-        "DoesNotExist": lambda value: value == ABSENT,
-        "Gt": lambda value: _is_above(_parse_number(value), bound),
-        "Lt": lambda value: _is_above(bound, _parse_number(value)),
-    }
-    return tests.get(requirement["operator"], lambda _: True)  # an operator that we do not know may match
-
-
-@lru_cache(VALUES)
-def _parse_number(value: str) -> int | None:
-    return parse_integer(value)
-
-
-def _is_above(number: int | None, bound: int | None) -> bool:
-    return number is not None and bound is not None and number > bound
 
 
 def _make_reason(name: str, cause: Cause, possible: Sequence[str], *, new: bool) -> str:

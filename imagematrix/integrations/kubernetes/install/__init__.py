@@ -1,1 +1,1 @@
-"""The manifests of an installation, with certificates, and a Helm chart of them."""
+"""The manifests of an installation, with certificates; `chart` has the same as a Helm chart."""

@@ -17,7 +17,12 @@ from imagematrix.integrations.kubernetes.admission.policy import API, make_rules
 from imagematrix.integrations.kubernetes.client.objects import DNS_LABEL, make_manifest
 from imagematrix.integrations.kubernetes.dra import cdi, slice_policy, slices
 from imagematrix.integrations.kubernetes.webhook.review import PATH
-from imagematrix.integrations.kubernetes.workloads.manifests import LABEL, make_pull_secrets
+from imagematrix.integrations.kubernetes.workloads.manifests import (
+    LABEL,
+    make_pull_secrets,
+    make_security_context,
+    make_selector_and_template,
+)
 from imagematrix.launcher.gpu_claims.locks import SHARED
 from imagematrix.launcher.kubelet import sockets
 
@@ -193,7 +198,7 @@ def _make_deployment(installation: Installation) -> Manifest:
         "livenessProbe": {"httpGet": {"path": "/healthz", "port": "health"}},
         "readinessProbe": {"httpGet": {"path": "/readyz", "port": "health"}, "periodSeconds": 5},
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": MEMORY}},
-        "securityContext": _make_security_context(),
+        "securityContext": make_security_context(),
         "volumeMounts": mounts,
     }
     spread = {
@@ -213,7 +218,7 @@ def _make_deployment(installation: Installation) -> Manifest:
     }
     # An old replica ends only after a new one is ready.
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
-    spec = {"replicas": 2, "strategy": strategy, **_make_selector_and_template(NAME, pod)}
+    spec = {"replicas": 2, "strategy": strategy, **make_selector_and_template(NAME, pod)}
     return make_manifest("apps/v1", "Deployment", NAME, **_make_metadata(installation.namespace), spec=spec)
 
 
@@ -292,7 +297,7 @@ def _make_daemonset(
         "containers": [
             {
                 "image": installation.program,
-                "securityContext": _make_security_context(),
+                "securityContext": make_security_context(),
                 "volumeMounts": [*read_mounts, *write_mounts],
                 **container,
             }
@@ -300,9 +305,7 @@ def _make_daemonset(
         "volumes": [*read_volumes, *write_volumes],
     }
     metadata = _make_metadata(installation.namespace, name)
-    return make_manifest(
-        "apps/v1", "DaemonSet", name, **metadata, spec=_make_selector_and_template(name, pod)
-    )
+    return make_manifest("apps/v1", "DaemonSet", name, **metadata, spec=make_selector_and_template(name, pod))
 
 
 def _make_configuration(installation: Installation, tls: Tls) -> Manifest:
@@ -333,20 +336,6 @@ def _make_configuration(installation: Installation, tls: Tls) -> Manifest:
 
 def _make_metadata(space: str, name: str = NAME) -> Manifest:
     return {"namespace": space, "labels": {LABEL: name}}
-
-
-def _make_selector_and_template(name: str, pod: Manifest) -> Manifest:
-    """Return the fields of a workload that select its pods, and their template."""
-    template = {"metadata": {"labels": {LABEL: name}}, "spec": pod}
-    return {"selector": {"matchLabels": {LABEL: name}}, "template": template}
-
-
-def _make_security_context() -> Manifest:
-    return {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-        "readOnlyRootFilesystem": True,
-    }
 
 
 def _encode_base64(text: bytes) -> str:

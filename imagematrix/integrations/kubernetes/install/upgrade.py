@@ -16,10 +16,11 @@ from imagematrix.integrations.kubernetes.client.yaml import load_yaml
 from imagematrix.integrations.kubernetes.install import certificates
 from imagematrix.integrations.kubernetes.install.certificates import Tls
 from imagematrix.integrations.kubernetes.install.install import HOOK, NAME, make_service_names
+from imagematrix.integrations.kubernetes.nodes.nodes import list_objects
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
     from typing import Any
 
@@ -70,7 +71,8 @@ class PreviousInstallation:
 def read_installation(path: Path, namespace: str) -> PreviousInstallation:
     """Return the installation in a file; raise UsageError if it is invalid, or of another namespace."""
     where = str(path)
-    manifests = list(_list_objects(load_yaml(path), where))
+    documents = [document for document in load_yaml(path) if document is not None]  # between two separators
+    manifests = [item.data for document in documents for item in list_objects(document, where)]
     resources = [Resource.from_manifest(manifest, where) for manifest in manifests]
     by_resource = dict(zip(resources, manifests, strict=True))
     secret = _require_single(by_resource, "Secret", where)
@@ -109,18 +111,6 @@ def renew_certificate(
     new = replacement or (previous if keep else certificates.make_certificate(names, now))
     authorities = certificates.merge_authorities([new.authorities, previous.authorities], now)
     return Tls(chain=new.chain, key=new.key, authorities=authorities)
-
-
-def _list_objects(manifests: Iterable[object], where: str) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file, also those in a List of kubectl."""
-    for manifest in manifests:
-        if manifest is None:  # between two separators
-            continue
-        fields = json_documents.Fields(manifest, where)
-        if fields.get_text("kind") == "List":
-            yield from (item.data for item in fields.list_objects("items"))
-        else:
-            yield fields.data
 
 
 def _require_single(resources: Iterable[Resource], kind: str, where: str) -> Resource:

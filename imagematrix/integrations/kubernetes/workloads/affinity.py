@@ -7,6 +7,7 @@ Feature Discovery and of NVIDIA may admit fewer. A need that these labels cannot
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from itertools import chain, combinations
 
 from imagematrix.hardware.vendors import marches
@@ -18,7 +19,7 @@ from imagematrix.selection.needs.need import Need
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any
 
     Requirement = dict[str, Any]  # key, operator and, for some operators, values
@@ -30,6 +31,7 @@ LOWEST = 10  # the lowest capability, 1.0, times ten
 MIXED = 3  # most different states of a node's GPUs that terms admit
 POSITIVE = frozenset({"In", "Exists", "Gt", "Lt"})  # operators that no node without the label meets
 INTEGER = re.compile("-?[0-9]{1,18}")  # the values that Gt and Lt compare
+LABELS = 1_000  # values to keep as integers
 KEYS = (
     host_from_nfd_labels.DRIVER_MAJOR,
     host_from_nfd_labels.DRIVER_MINOR,
@@ -91,27 +93,37 @@ def get_required_terms(spec: dict[str, Any]) -> list[dict[str, Any]] | None:
 def is_admitted(terms: Iterable[Term], labels: Mapping[str, str]) -> bool:
     """Whether a node with these labels meets all requirements of a term; an empty term admits none."""
     return any(
-        term and all(is_requirement_met(requirement, labels.get(requirement["key"])) for requirement in term)
+        term and all(make_label_test(requirement)(labels.get(requirement["key"])) for requirement in term)
         for term in terms
     )
 
 
-def is_requirement_met(requirement: Mapping[str, Any], value: str | None) -> bool:
-    """Whether a label's value meets a requirement; one with an operator that we do not know may be met."""
-    operator, values = requirement["operator"], requirement.get("values") or []
-    if operator in {"In", "NotIn"}:
-        return (value in values) is (operator == "In")
-    if operator in {"Exists", "DoesNotExist"}:
-        return (value is not None) is (operator == "Exists")
-    if operator in {"Gt", "Lt"}:
-        have, bound = parse_integer(value), parse_integer(values[0] if values else None)
-        return have is not None and bound is not None and (have > bound if operator == "Gt" else have < bound)
-    return True
+def make_label_test(requirement: Mapping[str, Any]) -> Callable[[str | None], bool]:
+    """Return whether a label's value, None if there is none, meets a requirement."""
+    values = requirement.get("values") or []
+    listed, bound = frozenset(values), _parse_integer(values[0] if values else None)
+    tests: dict[str, Callable[[str | None], bool]] = {
+        "In": listed.__contains__,
+        "NotIn": lambda value: value not in listed,
+        "Exists": lambda value: value is not None,
+        "DoesNotExist": lambda value: value is None,
+        "Gt": lambda value: _is_above(_parse_label(value), bound),
+        "Lt": lambda value: _is_above(bound, _parse_label(value)),
+    }
+    return tests.get(requirement["operator"], lambda _: True)  # an operator that we do not know may match
 
 
-def parse_integer(text: str | None) -> int | None:
-    """Return a label's value as Gt and Lt read it, or None if it is not an integer."""
+def _parse_integer(text: str | None) -> int | None:
+    """Return a value as Gt and Lt read it, or None if it is not an integer."""
     return int(text) if text is not None and INTEGER.fullmatch(text) else None
+
+
+# Of nodes, whose labels are few and short: a pod may compare each of them with thousands of bounds.
+_parse_label = lru_cache(LABELS)(_parse_integer)
+
+
+def _is_above(number: int | None, bound: int | None) -> bool:
+    return number is not None and bound is not None and number > bound
 
 
 def match_value_in(key: str, *values: str) -> Requirement:

@@ -109,6 +109,25 @@ def make_pull_secrets(secret: str | None) -> Manifest:
     return {"imagePullSecrets": [{"name": secret}]} if secret else {}
 
 
+def make_security_context() -> Manifest:
+    """Return the security context of a container that needs no privileges and no files of its own."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+
+
+def make_template(name: str, pod: Manifest) -> Manifest:
+    """Return the template of pods with the label `name`."""
+    return {"metadata": {"labels": {LABEL: name}}, "spec": pod}
+
+
+def make_selector_and_template(name: str, pod: Manifest) -> Manifest:
+    """Return the fields of a workload that select its pods, and their template."""
+    return {"selector": {"matchLabels": {LABEL: name}}, "template": make_template(name, pod)}
+
+
 def _make_job(workload: Workload, name: str, placement: Placement) -> Manifest:
     labels = {LABEL: workload.name}
     return make_manifest("batch/v1", "Job", name, labels=labels, spec=_make_job_spec(workload, placement))
@@ -118,25 +137,21 @@ def _make_job_spec(workload: Workload, placement: Placement) -> Manifest:
     many = {"completions": workload.pods, "parallelism": workload.pods, "completionMode": "Indexed"}
     return {
         **(many if workload.pods > 1 else {}),
-        "template": _make_pod_template(workload, placement, restartPolicy="Never"),
+        "template": make_template(
+            workload.name, {"restartPolicy": "Never", **_make_pod(workload, placement)}
+        ),
     }
 
 
 def _make_deployment(workload: Workload, name: str, placement: Placement) -> Manifest:
-    spec = {"replicas": workload.pods, **_make_selector_and_template(workload, name, placement)}
+    pod = _make_pod(workload, placement)
+    spec = {"replicas": workload.pods, **make_selector_and_template(name, pod)}
     return make_manifest("apps/v1", "Deployment", name, labels={LABEL: workload.name}, spec=spec)
 
 
 def _make_daemonset(workload: Workload, name: str, placement: Placement) -> Manifest:
-    spec = _make_selector_and_template(workload, name, placement)
+    spec = make_selector_and_template(name, _make_pod(workload, placement))
     return make_manifest("apps/v1", "DaemonSet", name, labels={LABEL: workload.name}, spec=spec)
-
-
-def _make_selector_and_template(workload: Workload, name: str, placement: Placement) -> Manifest:
-    return {
-        "selector": {"matchLabels": {LABEL: name}},
-        "template": _make_pod_template(workload, placement, name),
-    }
 
 
 def _make_jobset(workload: Workload, name: str, placement: Placement) -> Manifest:
@@ -146,7 +161,8 @@ def _make_jobset(workload: Workload, name: str, placement: Placement) -> Manifes
 
 
 def _make_leaderworkerset(workload: Workload, name: str, placement: Placement) -> Manifest:
-    template = {"size": workload.pods, "workerTemplate": _make_pod_template(workload, placement)}
+    worker = make_template(workload.name, _make_pod(workload, placement))
+    template = {"size": workload.pods, "workerTemplate": worker}
     labels, spec = {LABEL: workload.name}, {"replicas": 1, "leaderWorkerTemplate": template}
     return make_manifest("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", name, labels=labels, spec=spec)
 
@@ -167,10 +183,8 @@ WORKLOADS: dict[str, tuple[Callable[[Workload, str, Placement], Manifest], bool,
 }
 
 
-def _make_pod_template(
-    workload: Workload, placement: Placement, name: str | None = None, **spec: object
-) -> Manifest:
-    """Return the template of a pod. The image needs no mounts and no privileges."""
+def _make_pod(workload: Workload, placement: Placement) -> Manifest:
+    """Return the fields of a pod. The image needs no mounts and no privileges."""
     gpus = workload.gpus if placement.variant.gpu else None
     container = {
         "name": workload.name,
@@ -179,11 +193,7 @@ def _make_pod_template(
         **({"resources": {"limits": {workload.resource: str(gpus)}}} if gpus else {}),
     }
     return {
-        "metadata": {"labels": {LABEL: name or workload.name}},
-        "spec": {
-            **spec,
-            **make_pull_secrets(workload.pull_secret),
-            "affinity": make_affinity(placement.terms),
-            "containers": [container],
-        },
+        **make_pull_secrets(workload.pull_secret),
+        "affinity": make_affinity(placement.terms),
+        "containers": [container],
     }

@@ -10,7 +10,13 @@ import base64
 
 from imagematrix.integrations.kubernetes.client.objects import make_manifest
 from imagematrix.integrations.kubernetes.workloads.affinity import make_affinity
-from imagematrix.integrations.kubernetes.workloads.manifests import LABEL, make_pull_secrets, name_objects
+from imagematrix.integrations.kubernetes.workloads.manifests import (
+    LABEL,
+    make_pull_secrets,
+    make_security_context,
+    make_template,
+    name_objects,
+)
 from imagematrix.integrations.kubernetes.workloads.noop_binary import make_noop_binary
 from imagematrix.integrations.kubernetes.workloads.placement import place_per_class
 
@@ -54,12 +60,7 @@ def make_prepull_manifests(
 def _make_daemonset(
     name: str, daemonset_name: str, placement: Placement, *, pause: str, pull_secret: str | None
 ) -> Manifest:
-    security = {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-        "readOnlyRootFilesystem": True,
-    }
-    shared = {"resources": {"requests": REQUESTS}, "securityContext": security}
+    shared = {"resources": {"requests": REQUESTS}, "securityContext": make_security_context()}
     pull_container = {
         "name": "pull",
         "image": placement.image,
@@ -86,7 +87,7 @@ def _make_daemonset(
     spec = {
         "selector": {"matchLabels": {LABEL: daemonset_name}},
         "updateStrategy": update,
-        "template": {"metadata": {"labels": {LABEL: daemonset_name}}, "spec": pod},
+        "template": make_template(daemonset_name, pod),
     }
     return make_manifest("apps/v1", "DaemonSet", daemonset_name, labels={LABEL: name}, spec=spec)
 

@@ -67,12 +67,8 @@ def test_an_image_that_is_not_in_the_store_is_pulled(run, store, monkeypatch):
             kind="folder",
             root="/x",
             size=0,
-            references=(),
             config=CONFIG,
-            image="",
-            version="",
-            variant={},
-            terms={},
+            names=(),
         )
 
     monkeypatch.setattr("imagematrix.cli.shared.store_image.fetch_selected", fetch)

@@ -24,11 +24,19 @@ from imagematrix.images.local_store.folder import (
     ImageStore,
     Lease,
     StoredImage,
+    StoredName,
     find_store_folder,
 )
 from imagematrix.images.local_store.holder import Holder
 
 DIGEST, OTHER = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
+NAME = StoredName(
+    references=("r:5000/t:v1-x",),
+    image="r:5000/t",
+    version="v1",
+    variant={"reference": "r:5000/t:v1-x"},
+    terms={"prefer": []},
+)
 
 
 @pytest.fixture
@@ -50,12 +58,8 @@ def add(store, digest=DIGEST, **changes):
             "root": str(place / ("root.squashfs" if kind == SQUASHFS else "root")),
             "size": 5,
             "checksum": OTHER,
-            "references": ("r:5000/t:v1-x",),
             "config": {"config": {"Env": ["A=b"]}},
-            "image": "r:5000/t",
-            "version": "v1",
-            "variant": {"reference": "r:5000/t:v1-x"},
-            "terms": {"prefer": []},
+            "names": (NAME,),
         }
         | changes
     )

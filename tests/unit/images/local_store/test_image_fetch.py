@@ -57,7 +57,7 @@ def test_an_image_has_its_merged_files_and_what_its_catalog_says(server, image_s
         "data/new": b"x" * 5000,
     }
     assert found == image_store.find(image.digest)
-    assert found.references == ("t:v1-x",)
+    assert found.names[0].references == ("t:v1-x",)
     assert found.config["architecture"] == "amd64"
     assert image_store.load_catalog("t", "v1") == CATALOG
     assert listed(image_store, "new") == listed(image_store, "partial") == listed(image_store, "locks") == []

@@ -16,6 +16,7 @@ from imagematrix.hardware.host.host import Host
 from imagematrix.integrations.slurm import checks, configuration
 from imagematrix.integrations.slurm.checks import find_differences, get_release
 from imagematrix.integrations.slurm.node_config import make_node_lines, render_oci_conf
+from imagematrix.integrations.slurm.node_list import expand_node_list
 
 PROGRAM = "/usr/local/bin/imagematrix"
 SLURM = """\
@@ -70,7 +71,7 @@ def test_the_lines_of_a_node(host):
 def test_device_files_are_listed_as_slurm_does(host, minors, files):
     gpus = tuple(replace(gpu, minor=minor) for gpu, minor in zip(host.gpus, minors, strict=False))
     assert make_node_lines(replace(host, gpus=gpus), "n1").gres.split("File=")[1].strip() == files
-    assert configuration.is_node_in(files.removeprefix("/dev/"), f"nvidia{minors[0]}")
+    assert [*expand_node_list(files)] == [f"/dev/nvidia{minor}" for minor in sorted(minors)]
 
 
 def test_each_kind_of_gpu_has_a_line(profiles):

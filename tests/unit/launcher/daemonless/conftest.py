@@ -42,12 +42,8 @@ def stored():
             kind=kind,
             root=str(root),
             size=0,
-            references=(),
             config={},
-            image="t",
-            version="v1",
-            variant={},
-            terms={},
+            names=(),
         )
 
     return made

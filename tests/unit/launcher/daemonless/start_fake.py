@@ -38,12 +38,8 @@ IMAGE = StoredImage(
     kind="folder",
     root=str(WORK / "root"),
     size=0,
-    references=(),
     config={},
-    image="t",
-    version="v1",
-    variant={},
-    terms={},
+    names=(),
 )
 
 

@@ -1,1 +1,0 @@
-"""A Helm chart of an installation, made from the same manifests as `render install`."""
