@@ -21,7 +21,7 @@ from typing import Self
 from imagematrix.build.dockerfile.dockerfile import find_last_base
 from imagematrix.build.executor.caches import ExternalCaches, format_attributes, format_cache_name
 from imagematrix.build.executor.image_rewriter import Rewriter
-from imagematrix.build.executor.solver import Solver
+from imagematrix.build.executor.solver import Solver, SolveRequest
 from imagematrix.build.plan import identity
 from imagematrix.build.plan.protocols import BuildRequest, BuiltImage, SharedPrefix
 from imagematrix.common.single_flight import SingleFlight
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from imagematrix.build.plan.protocols import BuildSources
     from imagematrix.build.stores.engine import EngineStore
     from imagematrix.images.oci.parts import SizedLayer
+
+
+UNATTESTED = ["--provenance=false"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,14 +174,15 @@ class Buildx:
         self, dockerfile: str, sources: BuildSources, prefixes: Sequence[SharedPrefix] = ()
     ) -> dict[str, str]:
         """Build `dockerfile` and return the text files in its last stage, by name."""
-        log, cache = io.StringIO(), format_cache_name("export", dockerfile)
+        request = SolveRequest(dockerfile, sources)
         if not self._no_cache:
-            self._imported |= self._build_prefixes(prefixes, sources, log, lambda _: None)
+            self._imported |= self._build_prefixes(prefixes, request)
+        cache = format_cache_name("export", dockerfile)
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             options = ["--no-cache"] if self._no_cache else self._caches.format_import_options(cache)
             options += ["--output", format_attributes({"type": "local", "dest": folder})]
-            self._imported |= self._solver.solve(options, dockerfile, sources, log, lambda _: None)
-            self._write_cache(cache, dockerfile, sources, log, lambda _: None)
+            self._imported |= self._solver.solve(request, options)
+            self._write_cache(cache, request)
             return {path.name: path.read_text() for path in Path(folder).iterdir()}
 
     def export_base_layers(
@@ -226,9 +230,10 @@ class Buildx:
     def _export_base(self, base: str, sources: BuildSources) -> tuple[Path, ...]:
         prefix = SharedPrefix(base, f"FROM {base}\n")
         with self._open_layout() as build_layout:
-            image, _ = self._export_prefix(
-                prefix, build_layout.folder, sources, io.StringIO(), lambda _: None
+            digest, _ = self._export_image(
+                SolveRequest(prefix.dockerfile, sources), UNATTESTED, build_layout.folder
             )
+            image = layout.LayoutImage(build_layout.folder, digest)
         self._prefixes_built(_make_prefix_key(prefix, sources), lambda: False)  # the export has built it
         name = self._find_immovable_name(base, sources)
         if self._build_cache and name:
@@ -238,12 +243,13 @@ class Buildx:
     @contextlib.contextmanager
     def make(self, order: BuildRequest, log: TextIO, on_step: Callable[[str], None]) -> Iterator[BuiltImage]:
         """Build an image into a layout (containerd store), or into the store (classic) without its name."""
-        options = [f"--attest={spec}" for spec in self._attest] or ["--provenance=false"]
+        request = SolveRequest(order.dockerfile, order.sources, log, on_step)
+        options = [f"--attest={spec}" for spec in self._attest] or UNATTESTED
         no_cache = order.no_cache or self._no_cache
-        options += ["--no-cache"] if no_cache else []
+        options = [*options, "--no-cache"] if no_cache else options
         prefixes = () if no_cache else order.shared_prefixes
         if not self.reproducible:
-            yield self._build_in_engine(options, order, prefixes, log, on_step)
+            yield self._build_in_engine(request, options, order, prefixes)
             return
         with contextlib.ExitStack() as stack:
             build_layout = stack.enter_context(self._open_layout(unshared=order.unshared))
@@ -254,9 +260,7 @@ class Buildx:
                 with contextlib.suppress(BuildError):
                     self.export_base_layers(base, order.sources, order.sibling_references)
             known = frozenset() if order.unshared else self._find_known_layers(order)
-            digest, imported = self._build_with_caches(
-                options, build_layout.folder, order, prefixes, log, on_step
-            )
+            digest, imported = self._build_with_caches(request, options, build_layout.folder, order, prefixes)
 
             # Docker's classic store needs every layer with every image, so they are kept to the end.
             users = stack if self._docker.has_manifests else self._kept_layers
@@ -298,31 +302,25 @@ class Buildx:
 
     def _build_in_engine(
         self,
+        request: SolveRequest,
         options: Sequence[str],
         order: BuildRequest,
         prefixes: Sequence[SharedPrefix],
-        log: TextIO,
-        on_step: Callable[[str], None],
     ) -> BuiltImage:
         """Build an order's image into the classic image store, with its labels but without its name."""
-        self._build_prefixes(prefixes, order.sources, log, on_step)
-        options = [
-            *options,
-            *(f"--label={key}={value}" for key, value in sorted(order.labels.items())),
-            "--output",
-            "type=docker",
-        ]
-        metadata, _ = self._solver.solve_with_metadata(options, order.dockerfile, order.sources, log, on_step)
-        return BuiltImage(digest=metadata["containerimage.config.digest"])
+        self._build_prefixes(prefixes, request)
+        labelled = [f"--label={key}={value}" for key, value in sorted(order.labels.items())]
+        options = [*options, *labelled, "--output", "type=docker"]
+        digest, _ = self._solver.solve_image(request, options, "containerimage.config.digest")
+        return BuiltImage(digest=digest)
 
     def _build_with_caches(
         self,
+        request: SolveRequest,
         options: Sequence[str],
         folder: Path,
         order: BuildRequest,
         prefixes: Sequence[SharedPrefix],
-        log: TextIO,
-        on_step: Callable[[str], None],
     ) -> tuple[str, bool]:
         """Build an order's image, after the prefixes `prefixes`, into the layout `folder`.
 
@@ -332,20 +330,14 @@ class Buildx:
         cache = format_cache_name(labels.get_cell(tag), image, labels.get_cell(tag))
         if not (order.no_cache or self._no_cache):
             options = [*options, *self._caches.format_import_options(cache)]
-        prefixes_imported = self._build_prefixes(prefixes, order.sources, log, on_step)
-        digest, imported = self._export_image(options, folder, order.dockerfile, order.sources, log, on_step)
+        prefixes_imported = self._build_prefixes(prefixes, request)
+        digest, imported = self._export_image(request, options, folder)
         if not order.no_cache:
-            self._write_cache(cache, order.dockerfile, order.sources, log, on_step)
+            self._write_cache(cache, request)
         return digest, prefixes_imported or imported
 
-    def _build_prefixes(
-        self,
-        prefixes: Sequence[SharedPrefix],
-        sources: BuildSources,
-        log: TextIO,
-        on_step: Callable[[str], None],
-    ) -> bool:
-        """Build beginnings that have not been built yet, several at a time.
+    def _build_prefixes(self, prefixes: Sequence[SharedPrefix], request: SolveRequest) -> bool:
+        """Build prefixes of a request that have not been built yet, several at a time.
 
         Returns whether results may be those of an imported cache.
         """
@@ -356,56 +348,50 @@ class Buildx:
                 prefix for prefix in prefixes if prefix.name in last_prefix.needs or prefix is last_prefix
             ]
             imported = [
-                self._prefixes_built(_make_prefix_key(prefix, sources), partial(build, prefix))
+                self._prefixes_built(
+                    _make_prefix_key(prefix, request.sources), partial(self._build_prefix, prefix, request)
+                )
                 for prefix in needed
             ]
             return any(imported)
 
-        def build(prefix: SharedPrefix) -> bool:
-            cache = format_cache_name("shared", prefix.name)
-            options = self._caches.format_import_options(cache)
-            output = io.StringIO()  # the outputs of several builds at a time could not be told apart
-            try:
-                if prefix.exported:
-                    with self._open_layout() as shared:
-                        image, imported = self._export_prefix(
-                            prefix, shared.folder, sources, output, on_step, options
-                        )
-                        # The bytes of its layers are kept until an image uses them.
-                        unused = self._kept_layers.enter_context(contextlib.ExitStack())
-                        unused.enter_context(shared.blobs.keep_layers(image.archives))
-                        self._unused_layers[prefix.name] = unused
-                else:
-                    options += ["--provenance=false", "--output=type=cacheonly"]
-                    imported = self._solver.solve(options, prefix.dockerfile, sources, output, on_step)
-                self._write_cache(cache, prefix.dockerfile, sources, output, on_step)
-            finally:
-                log.write(output.getvalue())
-            return imported
-
         if not prefixes:
             return False
-        on_step("building what images share")
+        request.on_step("building what images share")
         with ThreadPoolExecutor(len(prefixes), thread_name_prefix="begin") as pool:
             return any(list(pool.map(begin, prefixes)))
 
-    def _write_cache(
-        self,
-        name: str,
-        dockerfile: str,
-        sources: BuildSources,
-        log: TextIO,
-        on_step: Callable[[str], None],
-    ) -> None:
+    def _build_prefix(self, prefix: SharedPrefix, whole: SolveRequest) -> bool:
+        """Build a prefix of the request `whole`; return whether results may be from an imported cache."""
+        cache = format_cache_name("shared", prefix.name)
+        options = [*UNATTESTED, *self._caches.format_import_options(cache)]
+        output = io.StringIO()  # the outputs of several builds at a time could not be told apart
+        request = SolveRequest(prefix.dockerfile, whole.sources, output, whole.on_step)
+        try:
+            if prefix.exported:
+                with self._open_layout() as shared:
+                    digest, imported = self._export_image(request, options, shared.folder)
+                    # The bytes of its layers are kept until an image uses them.
+                    unused = self._kept_layers.enter_context(contextlib.ExitStack())
+                    image = layout.LayoutImage(shared.folder, digest)
+                    unused.enter_context(shared.blobs.keep_layers(image.archives))
+                    self._unused_layers[prefix.name] = unused
+            else:
+                imported = self._solver.solve(request, [*options, "--output=type=cacheonly"])
+            self._write_cache(cache, request)
+        finally:
+            whole.log.write(output.getvalue())
+        return imported
+
+    def _write_cache(self, name: str, request: SolveRequest) -> None:
         """Write the results of steps that have just run to the caches; raise BuildError.
 
         It is a build of its own, in which no step runs, as its turn to write into a folder may come late.
         """
         with self._caches.format_export_options(name) as options:
             if options:
-                on_step("writing the cache")
-                options += ["--provenance=false", "--output=type=cacheonly"]
-                self._solver.solve(options, dockerfile, sources, log, on_step)
+                request.on_step("writing the cache")
+                self._solver.solve(request, [*options, *UNATTESTED, "--output=type=cacheonly"])
 
     def list_parts(self, image: BuiltImage) -> tuple[SizedLayer, ...]:
         """Return the layers of a built image, the lowest first; see Builder."""
@@ -413,40 +399,13 @@ class Buildx:
             return layout.LayoutImage(image.layout, image.digest).parts
         return self._docker.list_parts(image.digest) or ()
 
-    def _export_prefix(
-        self,
-        prefix: SharedPrefix,
-        folder: Path,
-        sources: BuildSources,
-        log: TextIO,
-        on_step: Callable[[str], None],
-        options: Sequence[str] = (),
-    ) -> tuple[layout.LayoutImage, bool]:
-        """Build the image of a beginning, without attestations, into the layout `folder`.
-
-        Returns also whether results may be those of an imported cache.
-        """
-        options = ["--provenance=false", *options]
-        digest, imported = self._export_image(options, folder, prefix.dockerfile, sources, log, on_step)
-        return layout.LayoutImage(folder, digest), imported
-
-    def _export_image(
-        self,
-        options: Sequence[str],
-        folder: Path,
-        dockerfile: str,
-        sources: BuildSources,
-        log: TextIO,
-        on_step: Callable[[str], None],
-    ) -> tuple[str, bool]:
+    def _export_image(self, request: SolveRequest, options: Sequence[str], folder: Path) -> tuple[str, bool]:
         """Build an image into the layout `folder`; return its digest, and as `Solver.solve` does.
 
         Its own layers stay uncompressed: they are compressed once, after their times are clamped.
         """
         output = {"type": "oci", "tar": "false", "dest": str(folder), "compression": "uncompressed"}
-        options = [*options, "--output", format_attributes(output)]
-        metadata, imported = self._solver.solve_with_metadata(options, dockerfile, sources, log, on_step)
-        return str(metadata["containerimage.digest"]), imported
+        return self._solver.solve_image(request, [*options, "--output", format_attributes(output)])
 
     @contextlib.contextmanager
     def _open_layout(self, *, unshared: bool = False) -> Iterator[_BuildLayout]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,19 @@ FULL = "no space left on device"
 # heap may grow between collections, in percent; 150 MB of memory instead of 70.
 GROWTH = "800"
 TAIL = 20  # lines of a failed build's log in its error
+
+
+@dataclass(frozen=True, slots=True)
+class SolveRequest:
+    """What BuildKit is to solve: a Dockerfile with its sources.
+
+    `log` receives the output, `on_step` is called with the current instruction.
+    """
+
+    dockerfile: str
+    sources: BuildSources
+    log: TextIO = field(default_factory=io.StringIO)
+    on_step: Callable[[str], None] = lambda _: None
 
 
 class Solver:
@@ -105,56 +120,41 @@ class Solver:
         process = subprocess.run(command, check=False, capture_output=True, text=True, env=self._environment)
         return process.stdout
 
-    def solve_with_metadata(
-        self,
-        options: Sequence[str],
-        dockerfile: str,
-        sources: BuildSources,
-        log: TextIO,
-        on_step: Callable[[str], None],
-    ) -> tuple[dict[str, Any], bool]:
-        """Build as `solve` does; return the metadata that buildx writes about the result, and its answer."""
+    def solve_image(
+        self, request: SolveRequest, options: Sequence[str], key: str = "containerimage.digest"
+    ) -> tuple[str, bool]:
+        """Build an image; return its digest, which buildx writes under `key`, and as `solve` does."""
         with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".json") as metadata:
-            options = [*options, f"--metadata-file={metadata.name}"]
-            imported = self.solve(options, dockerfile, sources, log, on_step)
-            document: dict[str, Any] = json.loads(Path(metadata.name).read_text())
-        return document, imported
+            imported = self.solve(request, [*options, f"--metadata-file={metadata.name}"])
+            return str(json.loads(Path(metadata.name).read_text())[key]), imported
 
-    def solve(
-        self,
-        options: Sequence[str],
-        dockerfile: str,
-        sources: BuildSources,
-        log: TextIO,
-        on_step: Callable[[str], None],
-    ) -> bool:
-        """Build `dockerfile` from its `sources` with further `options` of buildx; raise BuildError.
+    def solve(self, request: SolveRequest, options: Sequence[str]) -> bool:
+        """Build what is requested with further `options` of buildx; raise BuildError.
 
-        `log` receives the output, `on_step` is called with the current instruction. Returns whether results
-        may be those of an imported cache. Raises StoppedError after `stop`, and EngineError if the engine
-        cannot be reached.
+        Returns whether results may be those of an imported cache. Raises StoppedError after `stop`, and
+        EngineError if the engine cannot be reached.
         """
+        sources = request.sources
         tail: list[str] = []
         cache_use = CacheUse()
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             file = Path(folder, "Dockerfile")
             with name_file_in_errors(file):
-                file.write_text(sources.pin_references(dockerfile), encoding="utf-8")
+                file.write_text(sources.pin_references(request.dockerfile), encoding="utf-8")
                 # BuildKit would apply the context's .dockerignore, but excluded files are absent already.
                 Path(folder, "Dockerfile.dockerignore").write_text("# nothing\n")
-            build_options = [
-                f"--builder={self._builder or endpoint.get_context()}",
-                "--progress=plain",
-                f"--file={file}",
+            command = [
+                *(self._command, "build", f"--builder={self._builder or endpoint.get_context()}"),
+                *("--progress=plain", f"--file={file}", f"--platform={sources.platform}"),
+                f"--build-arg=SOURCE_DATE_EPOCH={identity.EPOCH}",
+                *self._proxies,
+                *(f"--build-arg={name}={value}" for name, value in sources.args.items()),
+                *(f"--secret={spec}" for spec in sources.secrets),
+                *(f"--ssh={spec}" for spec in sources.ssh),
+                *(f"--build-context={name}={where}" for name, where in sources.contexts.items()),
+                *options,
+                str(sources.context),
             ]
-            build_options += [f"--platform={sources.platform}"]
-            build_options += [f"--build-arg=SOURCE_DATE_EPOCH={identity.EPOCH}"]
-            build_options += self._proxies
-            build_options += [f"--build-arg={name}={value}" for name, value in sources.args.items()]
-            build_options += [f"--secret={spec}" for spec in sources.secrets]
-            build_options += [f"--ssh={spec}" for spec in sources.ssh]
-            build_options += [f"--build-context={name}={where}" for name, where in sources.contexts.items()]
-            command = [self._command, "build", *build_options, *options, str(sources.context)]
             with self._lock:
                 if self._stopped:
                     raise StoppedError("stopped")
@@ -164,12 +164,12 @@ class Solver:
             try:
                 for raw in process.stdout:
                     line = sources.restore_names(raw)
-                    log.write(line)
+                    request.log.write(line)
                     cache_use.read_line(line)
                     tail = [*tail[1 - TAIL :], line.rstrip().expandtabs()]
                     match = STEP.match(line)
                     if match:
-                        on_step(f"{match[1]}: {match[2]}")
+                        request.on_step(f"{match[1]}: {match[2]}")
             except BaseException:
                 child_process.signal_child(process, signal.SIGKILL)
                 raise
