@@ -8,10 +8,11 @@ from queue import SimpleQueue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import TextIO
 
+    from imagematrix.build.dockerfile.steps import Recipe
     from imagematrix.build.plan.protocols import Builder, BuildRequest, BuildSources, BuiltImage, SharedPrefix
     from imagematrix.images.oci.parts import SizedLayer
 
@@ -31,11 +32,6 @@ class Pool:
                 self._free.put(builder)
 
     @property
-    def reproducible(self) -> bool:
-        """Whether all of them rewrite timestamps."""
-        return all(builder.reproducible for builder in self._builders)
-
-    @property
     def local(self) -> bool:
         """Whether all of them find the images of the engine by their names."""
         return all(builder.local for builder in self._builders)
@@ -47,9 +43,14 @@ class Pool:
 
     def pin_by_immovable_name(self, reference: str, digest: str) -> str | None:
         """Return the source of a base image with `digest`, by a name that cannot move."""
-        if self.local:
-            return self._builders[0].pin_by_immovable_name(reference, digest)
-        return self.pin_by_digest(reference, digest)
+        sources = (builder.pin_by_immovable_name(reference, digest) for builder in self._builders)
+        return next(filter(None, sources), None)
+
+    def find_prefixes(
+        self, images: Mapping[str, Recipe], helpers: Mapping[str, Recipe], jobs: int
+    ) -> Mapping[str, tuple[SharedPrefix, ...]]:
+        """Return the prefixes to build before each image and each helper, which all builders do alike."""
+        return self._builders[0].find_prefixes(images, helpers, jobs)
 
     def export(
         self, dockerfile: str, sources: BuildSources, first: Sequence[SharedPrefix] = ()
@@ -65,6 +66,10 @@ class Pool:
     ) -> tuple[Path, ...]:
         """Return the layer files of `base` as images built on it have them, from the first builder."""
         return self._builders[0].export_base_layers(base, sources, sibling_references)
+
+    def add_early_labels(self, order: BuildRequest, promise: Callable[[], Mapping[str, str]]) -> BuildRequest:
+        """Return the request with the labels that its build needs, which all builders do alike."""
+        return self._builders[0].add_early_labels(order, promise)
 
     @contextlib.contextmanager
     def make(self, order: BuildRequest, log: TextIO, on_step: Callable[[str], None]) -> Iterator[BuiltImage]:

@@ -8,6 +8,7 @@ from typing import Protocol
 from imagematrix.build.dockerfile.dockerfile import replace_images
 from imagematrix.errors import BuildError
 from imagematrix.images.oci.compression import DEFAULT, Compression
+from imagematrix.images.oci.layout import LayoutImage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
+    from imagematrix.build.dockerfile.steps import Recipe
     from imagematrix.images.oci.parts import SizedLayer
 
 IMAGE = "docker-image://"
@@ -131,6 +133,12 @@ class BuiltImage:
     attested: str | None = None
     imported: bool = False
 
+    @property
+    def layout_image(self) -> LayoutImage:
+        """The image in its layout, which it has."""
+        assert self.layout is not None  # noqa: S101 - for the type checker
+        return LayoutImage(self.layout, self.digest)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredImageInfo:
@@ -145,11 +153,6 @@ class Builder(Protocol):
     """A builder of images. Every method raises EngineError if it cannot be reached."""
 
     @property
-    def reproducible(self) -> bool:
-        """Whether it rewrites timestamps, so that the same inputs give the same image."""
-        ...
-
-    @property
     def local(self) -> bool:
         """Whether it finds the images of the engine by their names."""
         ...
@@ -160,6 +163,15 @@ class Builder(Protocol):
 
     def pin_by_immovable_name(self, reference: str, digest: str) -> str | None:
         """Return the source of a base image as `pin_by_digest` does, but by a name that cannot move."""
+        ...
+
+    def find_prefixes(
+        self, images: Mapping[str, Recipe], helpers: Mapping[str, Recipe], jobs: int
+    ) -> Mapping[str, tuple[SharedPrefix, ...]]:
+        """Return the prefixes to build before each image and each helper, by their keys.
+
+        `jobs` images are built at a time. `helpers` are Dockerfiles to `export`.
+        """
         ...
 
     def export(
@@ -181,12 +193,20 @@ class Builder(Protocol):
         """
         ...
 
+    def add_early_labels(self, order: BuildRequest, promise: Callable[[], Mapping[str, str]]) -> BuildRequest:
+        """Return the request to `make`: with the promised labels, if none can be added after the build.
+
+        `promise` may wait for a build of the compiler; raise BuildError as it does.
+        """
+        ...
+
     def make(
         self, order: BuildRequest, log: TextIO, on_step: Callable[[str], None]
     ) -> AbstractContextManager[BuiltImage]:
         """Build an image without naming it yet; raise BuildError. On exit, images not stored may be removed.
 
-        Images in layouts get no labels yet; see `image_rewriter.label_image`.
+        Images in layouts get no labels yet; see `image_rewriter.label_image`. Other images are not built
+        again to compare them, which `no_cache` asks for.
         `log` receives the output of the build, `on_step` is called with the current instruction.
         """
         ...
@@ -206,9 +226,8 @@ class Builder(Protocol):
 class Store(Protocol):
     """A store of images. Every method raises EngineError if it cannot be reached."""
 
-    @property
-    def keeps_layers(self) -> bool:
-        """Whether it keeps compressed layers, so that a registry gets them as they were built."""
+    def keeps_layers(self, image: BuiltImage) -> bool:
+        """Whether it keeps the compressed layers of an image, so that a registry gets them as they are."""
         ...
 
     def list_variants(self, image: str, version: str) -> list[StoredVariant]:

@@ -99,6 +99,11 @@ class BuildSession:
 
         return Pool([(self._find_builder(name), jobs) for name, jobs in self._builders])
 
+    @property
+    def builds_in_classic_store(self) -> bool:
+        """Whether the engine itself builds, and its image store is the classic one, without OCI layouts."""
+        return not (self._options.builders or self._engine.has_manifests)
+
     def pin_permanently(self, base: str, digest: str) -> str:
         """Return the source of a base image that stays the same for builds of other tools."""
         return self.builder.pin_by_digest(base, digest) or self._engine.pin_permanently(base, digest)
@@ -106,24 +111,29 @@ class BuildSession:
     def _find_builder(self, name: str | None) -> Builder:
         """Return the builder called `name`, or the engine's own if it is None."""
         from imagematrix.build.executor.build_cache import BuildCache
-        from imagematrix.build.executor.buildx import Buildx
+        from imagematrix.build.executor.buildx import BuildxOptions
+        from imagematrix.build.executor.caches import ExternalCaches
+        from imagematrix.build.executor.classic_builder import ClassicBuilder
+        from imagematrix.build.executor.layout_builder import LayoutBuilder
 
         options = self._options
         build_cache = None
         # Images that are built on an image of the engine need its bytes if another builder builds them.
         if self._hints and not (self.store is self._engine and name):
             build_cache = BuildCache(self._hints, self.store)
-        return self._stack.enter_context(
-            Buildx(
-                self._engine,
-                name,
-                options.attest,
-                proxy=bool(options.inputs and options.inputs.proxies),
-                build_cache=build_cache,
-                no_cache=options.no_cache,
-                caches=options.caches,
-            )
+        kind: type[ClassicBuilder | LayoutBuilder] = (
+            ClassicBuilder if self.builds_in_classic_store else LayoutBuilder
         )
+        buildx_options = BuildxOptions(
+            attest=options.attest,
+            proxy=bool(options.inputs and options.inputs.proxies),
+            no_cache=options.no_cache,
+            caches=options.caches or ExternalCaches(),
+            build_cache=build_cache,
+        )
+        builder = kind(self._engine, name, buildx_options)
+        self._stack.enter_context(builder)
+        return builder
 
     @property
     def plan_context(self) -> PlanContext:

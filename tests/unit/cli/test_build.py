@@ -14,10 +14,10 @@ import building
 import pytest
 from rich.console import Console
 
-from imagematrix.build.executor import buildx
 from imagematrix.build.executor.result import BuildStatus, Result
 from imagematrix.build.plan import context
 from imagematrix.build.stores import engine as local
+from imagematrix.cli.shared.build_session import BuildSession
 from imagematrix.cli.shared.progress import _Board, show_progress
 from imagematrix.cli.shared.progress import _Lines as Reporter
 from imagematrix.errors import BuildError, EngineError
@@ -28,7 +28,7 @@ CPU = ("--only", "cuda=none")
 @pytest.fixture
 def command(cli, project, backend, monkeypatch):
     """Call it with a command and its options, to run it on the valid matrix or a modified one."""
-    monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: backend)
+    monkeypatch.setattr(BuildSession, "_find_builder", lambda *_: backend)
     monkeypatch.setattr(local, "EngineStore", lambda: backend)
     path = project()
     (path.parent / ".dockerignore").write_text("*\n")
@@ -307,12 +307,12 @@ PROCESS = """\
 import pathlib, sys
 sys.path.insert(0, {doubles!r})
 import building
-from imagematrix.build.executor import buildx
 from imagematrix.build.stores import engine as local
 from imagematrix.cli import main
+from imagematrix.cli.shared.build_session import BuildSession
 backend = building.FakeBackend(pathlib.Path(sys.argv.pop(1)))
 backend.hold = True
-buildx.Buildx = lambda *_, **__: backend
+BuildSession._find_builder = lambda *_: backend
 local.EngineStore = lambda: backend
 main()
 """
