@@ -97,8 +97,8 @@ class FakeBackend:
     def keeps_layers(self, made):  # noqa: ARG002
         return self.keeps and self.has_manifests
 
-    def find_prefixes(self, images, helpers, jobs):
-        return find_shared_prefixes(images, helpers, parallelism=jobs if self.has_manifests else 1)
+    def find_prefixes(self, images, helpers):
+        return find_shared_prefixes(images, helpers, parallelism=2 if self.has_manifests else 1)
 
     def add_early_labels(self, order, promise):
         return order if self.has_manifests else replace(order, labels=promise())

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Self
 
 from imagematrix.build.executor.caches import ExternalCaches, format_attributes, format_cache_name
 from imagematrix.build.executor.solver import Solver, SolveRequest
 from imagematrix.common.single_flight import SingleFlight
+from imagematrix.common.temp_folder import make_scratch_folder
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.images.engine import releases
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from imagematrix.build.executor.build_cache import BuildCache
     from imagematrix.build.plan.protocols import BuildSources, BuiltImage, SharedPrefix
     from imagematrix.build.stores.engine import EngineStore
     from imagematrix.images.oci.parts import SizedLayer
 
+ENGINE_ALONE: tuple[tuple[str | None, int], ...] = ((None, 1),)
 UNATTESTED = ["--provenance=false"]
 
 
@@ -50,49 +55,58 @@ class BuildxOptions:
 class Buildx:
     """The common part of the Builders of `docker buildx`. Use it as a context manager.
 
-    `builder` is the name of a builder of buildx, or of a docker context; None is the engine `docker` itself.
+    `builders` has the names of builders of buildx, or of docker contexts, each with the number of images that
+    it builds at a time; None is the engine `docker` itself, which builds alone.
     """
 
     def __init__(
-        self, docker: EngineStore, builder: str | None = None, options: BuildxOptions | None = None
+        self,
+        docker: EngineStore,
+        builders: Sequence[tuple[str | None, int]] = ENGINE_ALONE,
+        options: BuildxOptions | None = None,
     ) -> None:
         self._docker = docker
-        self._builder = builder
+        self.local = None in dict(builders)
         self._options = options or BuildxOptions()
         self._imported = False  # whether an answer of `export`, for labels of images, may be from a cache
         self._require_capable_engine()
-        self._solver = Solver(docker, builder, proxy=self._options.proxy)
+        with contextlib.ExitStack() as stack:
+            self._folder = stack.enter_context(make_scratch_folder())
+            proxy = self._options.proxy
+            self._solvers = [Solver(docker, name, self._folder, proxy=proxy) for name, _ in builders]
+            self._open = stack.pop_all()
+        self._slots = sum(slots for _, slots in builders)
+        self._free: SimpleQueue[Solver] = SimpleQueue()
+        # Round-robin, so that few builds are spread over all builders.
+        for turn in zip_longest(
+            *([solver] * slots for solver, (_, slots) in zip(self._solvers, builders, strict=True))
+        ):
+            for solver in filter(None, turn):
+                self._free.put(solver)
         self._prefixes_built: SingleFlight[tuple[object, ...], bool] = SingleFlight()  # by name and sources
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._solver.stop()
-        self._solver.close()
+        self.stop()
+        self._open.close()
 
     def _require_capable_engine(self) -> None:
         """Raise EngineError or UsageError if the engine cannot build what is wanted."""
         version = self._docker.version
-        if self._builder is None and version is None:
+        if self.local and version is None:
             remedy = "use Docker, or --builder; images can be selected, pulled and run with this engine"
             raise EngineError("the engine is Podman, which has no BuildKit for builds", remedy=remedy)
-        if self._builder is None and version and not releases.BUILDS.is_in(version):
+        if self.local and version and not releases.BUILDS.is_in(version):
             remedy = f"install {releases.BUILDS} or newer; images can be selected and run with this version"
             raise EngineError(f"Docker {version} is too old for builds", remedy=remedy)
 
-    @property
-    def local(self) -> bool:
-        """Whether a build finds the images of the engine by their names."""
-        return self._builder is None
-
     def pin_by_digest(self, reference: str, digest: str) -> str | None:
         """Return the source of a base image with `digest`; None if its name is enough."""
+        if all(solver.has_image(reference, digest) for solver in self._solvers):
+            return None
         current = self._docker.get_digest(reference)
-        if self._builder is None and current == digest:
-            return None
-        if self._solver.is_elsewhere and digest in self._solver.list_digests(reference):
-            return None
         if current not in (None, digest) and not self._docker.is_published(f"{reference}@{digest}"):
             raise UsageError(
                 f"the lock has {reference} as {digest}, which no registry has; the engine has {current}",
@@ -113,18 +127,18 @@ class Buildx:
         self, dockerfile: str, sources: BuildSources, prefixes: Sequence[SharedPrefix] = ()
     ) -> dict[str, str]:
         """Build `dockerfile` and return the text files in its last stage, by name."""
-        request = SolveRequest(dockerfile, sources)
+        request = SolveRequest(self._solvers[0], dockerfile, sources)
         if not self._options.no_cache:
             self._imported |= self._build_prefixes(prefixes, request)
         cache = format_cache_name("export", dockerfile)
-        with tempfile.TemporaryDirectory(dir=self._solver.folder) as folder:
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             options = (
                 ["--no-cache"]
                 if self._options.no_cache
                 else self._options.caches.format_import_options(cache)
             )
             options += ["--output", format_attributes({"type": "local", "dest": folder})]
-            self._imported |= self._solver.solve(request, options)
+            self._imported |= request.solver.solve(request, options)
             self._write_cache(cache, request)
             return {path.name: path.read_text() for path in Path(folder).iterdir()}
 
@@ -136,7 +150,17 @@ class Buildx:
 
     def stop(self) -> None:
         """Stop all running builds; those that do not end soon are killed."""
-        self._solver.stop()
+        for solver in self._solvers:
+            solver.stop()
+
+    @contextlib.contextmanager
+    def _take_solver(self) -> Iterator[Solver]:
+        """Yield a solver with a free slot, for the build of an image."""
+        solver = self._free.get()
+        try:
+            yield solver
+        finally:
+            self._free.put(solver)
 
     def _build_prefixes(self, prefixes: Sequence[SharedPrefix], request: SolveRequest) -> bool:
         """Build prefixes of a request that have not been built yet, several at a time.
@@ -150,7 +174,7 @@ class Buildx:
             ]
             imported = [
                 self._prefixes_built(
-                    make_prefix_key(prefix, request.sources), partial(self._build_prefix, prefix, request)
+                    make_prefix_key(prefix, request), partial(self._build_prefix, prefix, request)
                 )
                 for prefix in needed
             ]
@@ -166,7 +190,7 @@ class Buildx:
         """Build a prefix of the request `whole`; return whether results may be from an imported cache."""
         cache = format_cache_name("shared", prefix.name)
         output = io.StringIO()  # the outputs of several builds at a time could not be told apart
-        request = SolveRequest(prefix.dockerfile, whole.sources, output, whole.on_step)
+        request = replace(whole, dockerfile=prefix.dockerfile, log=output)
         try:
             options = [*UNATTESTED, *self._options.caches.format_import_options(cache)]
             imported = self._solve_prefix(prefix, request, options)
@@ -177,7 +201,7 @@ class Buildx:
 
     def _solve_prefix(self, prefix: SharedPrefix, request: SolveRequest, options: Sequence[str]) -> bool:  # noqa: ARG002
         """Solve the request for a prefix; its results stay in BuildKit."""
-        return self._solver.solve(request, [*options, "--output=type=cacheonly"])
+        return request.solver.solve(request, [*options, "--output=type=cacheonly"])
 
     def _write_cache(self, name: str, request: SolveRequest) -> None:
         """Write the results of steps that have just run to the caches; raise BuildError.
@@ -187,12 +211,18 @@ class Buildx:
         with self._options.caches.format_export_options(name) as options:
             if options:
                 request.on_step("writing the cache")
-                self._solver.solve(request, [*options, *UNATTESTED, "--output=type=cacheonly"])
+                request.solver.solve(request, [*options, *UNATTESTED, "--output=type=cacheonly"])
 
 
-def make_prefix_key(prefix: SharedPrefix, sources: BuildSources) -> tuple[object, ...]:
-    """Return a key for a prefix built from these sources: two orders with the same key share its build."""
-    text = prefix.dockerfile
+def make_prefix_key(prefix: SharedPrefix, request: SolveRequest) -> tuple[object, ...]:
+    """Return a key for a prefix of a request: two requests with the same key share its build."""
+    text, sources = prefix.dockerfile, request.sources
     context = sources.context if re.search("copy|add|mount", text, re.IGNORECASE) else None
     values = [*sources.images.items(), *sources.args.items()]
-    return prefix.name, sources.platform, context, *sorted(item for item in values if item[0] in text)
+    return (
+        request.solver,
+        prefix.name,
+        sources.platform,
+        context,
+        *sorted(item for item in values if item[0] in text),
+    )

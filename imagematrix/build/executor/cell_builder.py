@@ -97,7 +97,6 @@ class CellBuilder:
         backend: BuildBackend,
         *,
         verify: bool,
-        jobs: int,
     ) -> None:
         self._items = items
         self._needed_references = {need for item in items for need in item.needs}
@@ -120,7 +119,6 @@ class CellBuilder:
         self._shared_prefixes = self._builder.find_prefixes(
             {item.reference: _make_recipe(item.dockerfile, item) for item in self._to_build},
             {text: _make_recipe(text, item) for text, item in self._compilers.dockerfiles.items()},
-            jobs,
         )
         self._kept_layouts = contextlib.ExitStack()  # layouts that other images build on
         self._pins: dict[str, str | None] = {}

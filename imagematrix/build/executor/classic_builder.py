@@ -38,10 +38,7 @@ class ClassicBuilder(Buildx):
             raise UsageError(message, remedy=remedy)
 
     def find_prefixes(
-        self,
-        images: Mapping[str, Recipe],
-        helpers: Mapping[str, Recipe],
-        jobs: int,  # noqa: ARG002
+        self, images: Mapping[str, Recipe], helpers: Mapping[str, Recipe]
     ) -> Mapping[str, tuple[SharedPrefix, ...]]:
         """Return the prefixes to build before each image; no layer is exported."""
         return find_shared_prefixes(images, helpers, parallelism=1)
@@ -64,13 +61,14 @@ class ClassicBuilder(Buildx):
         """Build an image into the store, with its labels but without its name."""
         if order.no_cache:
             raise BuildError("the engine's classic image store cannot verify that an image is reproducible")
-        request = SolveRequest(order.dockerfile, order.sources, log, on_step)
-        if not self._options.no_cache:
-            self._build_prefixes(order.shared_prefixes, request)
         options = [
             *(*UNATTESTED, *(["--no-cache"] if self._options.no_cache else [])),
             *(f"--label={key}={value}" for key, value in sorted(order.labels.items())),
             *("--output", "type=docker"),
         ]
-        digest, _ = self._solver.solve_image(request, options, "containerimage.config.digest")
+        with self._take_solver() as solver:
+            request = SolveRequest(solver, order.dockerfile, order.sources, log, on_step)
+            if not self._options.no_cache:
+                self._build_prefixes(order.shared_prefixes, request)
+            digest, _ = solver.solve_image(request, options, "containerimage.config.digest")
         yield BuiltImage(digest=digest)

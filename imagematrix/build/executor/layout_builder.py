@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from imagematrix.build.dockerfile.dockerfile import find_last_base
-from imagematrix.build.executor.buildx import UNATTESTED, Buildx, BuildxOptions, make_prefix_key
+from imagematrix.build.executor.buildx import ENGINE_ALONE, UNATTESTED, Buildx, BuildxOptions, make_prefix_key
 from imagematrix.build.executor.caches import format_attributes, format_cache_name
 from imagematrix.build.executor.image_rewriter import Rewriter
 from imagematrix.build.executor.shared_prefixes import find_shared_prefixes
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from imagematrix.build.dockerfile.steps import Recipe
+    from imagematrix.build.executor.image_rewriter import RewrittenLayer
+    from imagematrix.build.executor.solver import Solver
     from imagematrix.build.plan.protocols import BuildRequest, BuildSources
     from imagematrix.build.stores.engine import EngineStore
 
@@ -58,51 +60,38 @@ class LayoutBuilder(Buildx):
     """The Builder that exports images into OCI layouts."""
 
     def __init__(
-        self, docker: EngineStore, builder: str | None = None, options: BuildxOptions | None = None
+        self,
+        docker: EngineStore,
+        builders: Sequence[tuple[str | None, int]] = ENGINE_ALONE,
+        options: BuildxOptions | None = None,
     ) -> None:
-        super().__init__(docker, builder, options)
+        super().__init__(docker, builders, options)
         self._build_cache = self._options.build_cache
-        blobs = Path(tempfile.mkdtemp(dir=self._solver.folder))
+        blobs = Path(tempfile.mkdtemp(dir=self._folder))
         self._shared = _BuildLayout.from_folders(blobs, blobs)
-        self._base_layers: SingleFlight[tuple[str, str | None, str, bool], tuple[Path, ...]] = SingleFlight()
+        self._base_layers: SingleFlight[tuple[object, ...], tuple[Path, ...]] = SingleFlight()
         self._known_bases: SingleFlight[str, tuple[Path, ...]] = SingleFlight()
-        self._kept_layers = contextlib.ExitStack()  # layers that images need to the end
-        self._unused_layers: dict[str, contextlib.ExitStack] = {}  # of prefixes that no image uses yet
+        # Layers that images need to the end, and those of prefixes that no image of the solver uses yet.
+        self._kept_layers = self._open.enter_context(contextlib.ExitStack())
+        self._unused_layers: dict[tuple[Solver, str], contextlib.ExitStack] = {}
         self._idle: list[_BuildLayout] = []
         self._lock = threading.Lock()
 
-    def __exit__(self, *_: object) -> None:
-        self._solver.stop()
-        self._kept_layers.close()
-        super().__exit__()
-
     def find_prefixes(
-        self, images: Mapping[str, Recipe], helpers: Mapping[str, Recipe], jobs: int
+        self, images: Mapping[str, Recipe], helpers: Mapping[str, Recipe]
     ) -> Mapping[str, tuple[SharedPrefix, ...]]:
         """Return the prefixes to build before each image; layers that most images have are exported once."""
-        return find_shared_prefixes(images, helpers, parallelism=jobs)
+        return find_shared_prefixes(images, helpers, parallelism=self._slots)
 
     def export_base_layers(
-        self, base: str, sources: BuildSources, sibling_references: Collection[str], *, anew: bool = False
+        self, base: str, sources: BuildSources, sibling_references: Collection[str]
     ) -> tuple[Path, ...]:
         """Return the layer files of `base` as images built on it have them.
 
         Later builds, those of `sibling_references`, reuse them instead of exporting them at the same time.
-        The files are empty if the layers are known from an earlier command, unless they are to be exported
-        `anew`.
+        The files are empty if the layers are known from an earlier command.
         """
-        key = base, sources.images.get(base), sources.platform, anew
-
-        def find_or_export() -> tuple[Path, ...]:
-            name, build_cache = self._find_immovable_name(base, sources), self._build_cache
-            files: tuple[Path, ...] = ()
-            if not anew and name and build_cache:
-                # Files without bytes, if an earlier command has read the layers.
-                layers = partial(build_cache.find_base_layers, name, sources.images[base], sibling_references)
-                files = self._known_bases(name, lambda: tuple(map(self._shared.blobs.touch_layer, layers())))
-            return files or self._export_base(base, sources)
-
-        return self._base_layers(key, find_or_export)
+        return self._find_base_layers(base, SolveRequest(self._solvers[0], "", sources), sibling_references)
 
     def add_early_labels(
         self,
@@ -115,54 +104,81 @@ class LayoutBuilder(Buildx):
     @contextlib.contextmanager
     def make(self, order: BuildRequest, log: TextIO, on_step: Callable[[str], None]) -> Iterator[BuiltImage]:
         """Build an image into a layout, and rewrite the layers above its base."""
-        request = SolveRequest(order.dockerfile, order.sources, log, on_step)
-        base = find_last_base(order.dockerfile)
         with contextlib.ExitStack() as stack:
-            build_layout = stack.enter_context(self._open_layout(unshared=order.unshared))
-            if base and not order.unshared:
-                on_step(f"exporting {base}")
-                # BuildKit would send its layers with each image. If that fails, the build says so in its log.
-                with contextlib.suppress(BuildError):
-                    self.export_base_layers(base, order.sources, order.sibling_references)
-            known = frozenset() if order.unshared else self._find_known_layers(order)
-            digest, imported = self._build_with_caches(request, build_layout.folder, order)
-
-            # Docker's classic store needs every layer with every image, so they are kept to the end.
-            users = stack if self._docker.has_manifests else self._kept_layers
-            layers = build_layout.list_layers(digest, is_index=bool(self._options.attest))
-            users.enter_context(build_layout.blobs.keep_layers(layers))
-            for prefix in order.shared_prefixes:
-                if unused := self._unused_layers.pop(prefix.name, None):
-                    unused.close()
-
-            # The base's layers stay as they are; the others are rewritten.
-            sources, siblings = order.sources, order.sibling_references
-            files = self.export_base_layers(base, sources, siblings, anew=order.unshared) if base else ()
-            base_layers = frozenset(f"sha256:{file.name}" for file in files)
-            if not order.unshared and not base_layers.issubset(layers):
-                # BuildKit has another form of them by now.
-                raise layout.MissingBlobError(base)
-            rewriter, attested = build_layout.rewriter, None
-            if self._options.attest:
-                digest, attested = rewriter.rewrite_index(digest, base_layers, order.compression)
-            else:
-                digest = rewriter.rewrite_image(digest, base_layers, order.compression)
-            rewritten_image = layout.LayoutImage(build_layout.folder, digest)
-            users.enter_context(build_layout.blobs.keep_layers(rewritten_image.archives))
-            if self._docker.find_pinned_digest(sources.images.get(base or "", "")):
-                known |= base_layers
-            yield BuiltImage(
-                digest=digest,
-                layout=build_layout.folder,
-                stored_layers=known,
-                attested=attested,
-                imported=imported or self._imported,
-            )
+            with self._take_solver() as solver:
+                request = SolveRequest(solver, order.dockerfile, order.sources, log, on_step)
+                image, rewritten_layers = self._build(order, request, stack)
+            yield image
             if self._build_cache:
-                rewritten = [layer for layer in layers if layer not in base_layers]
-                self._build_cache.note_cell(
-                    order, [rewriter.rewrite_layer(layer, order.compression) for layer in rewritten]
-                )
+                self._build_cache.note_cell(order, rewritten_layers)
+
+    def _build(
+        self, order: BuildRequest, request: SolveRequest, stack: contextlib.ExitStack
+    ) -> tuple[BuiltImage, list[RewrittenLayer]]:
+        """Return an image, whose layout stays until `stack` is closed, and its layers above the base."""
+        build_layout = stack.enter_context(self._open_layout(unshared=order.unshared))
+        base = find_last_base(order.dockerfile)
+        if base and not order.unshared:
+            request.on_step(f"exporting {base}")
+            # BuildKit would send its layers with each image. If that fails, the build says so in its log.
+            with contextlib.suppress(BuildError):
+                self._find_base_layers(base, request, order.sibling_references)
+        known = frozenset() if order.unshared else self._find_known_layers(order)
+        digest, imported = self._build_with_caches(request, build_layout.folder, order)
+
+        # Docker's classic store needs every layer with every image, so they are kept to the end.
+        users = stack if self._docker.has_manifests else self._kept_layers
+        layers = build_layout.list_layers(digest, is_index=bool(self._options.attest))
+        users.enter_context(build_layout.blobs.keep_layers(layers))
+        for prefix in order.shared_prefixes:
+            if unused := self._unused_layers.pop((request.solver, prefix.name), None):
+                unused.close()
+
+        # The base's layers stay as they are; the others are rewritten.
+        files: tuple[Path, ...] = ()
+        if base:
+            files = self._find_base_layers(base, request, order.sibling_references, anew=order.unshared)
+        base_layers = frozenset(f"sha256:{file.name}" for file in files)
+        if not order.unshared and not base_layers.issubset(layers):
+            # BuildKit has another form of them by now.
+            raise layout.MissingBlobError(base)
+        rewriter, attested = build_layout.rewriter, None
+        if self._options.attest:
+            digest, attested = rewriter.rewrite_index(digest, base_layers, order.compression)
+        else:
+            digest = rewriter.rewrite_image(digest, base_layers, order.compression)
+        if self._docker.find_pinned_digest(order.sources.images.get(base or "", "")):
+            known |= base_layers
+        image = BuiltImage(
+            digest=digest,
+            layout=build_layout.folder,
+            stored_layers=known,
+            attested=attested,
+            imported=imported or self._imported,
+        )
+        users.enter_context(build_layout.blobs.keep_layers(image.layout_image.archives))
+        above = (layer for layer in layers if layer not in base_layers)
+        return image, [rewriter.rewrite_layer(layer, order.compression) for layer in above]
+
+    def _find_base_layers(
+        self, base: str, request: SolveRequest, sibling_references: Collection[str], *, anew: bool = False
+    ) -> tuple[Path, ...]:
+        """Return the layer files of a base as `export_base_layers` does, or export them `anew`."""
+        sources = request.sources
+        key = request.solver, base, sources.images.get(base), sources.platform, anew
+
+        def find_or_export() -> tuple[Path, ...]:
+            name, build_cache = self._find_immovable_name(base, sources), self._build_cache
+            files: tuple[Path, ...] = ()
+            if not anew and name and build_cache:
+                # Files without bytes, if an earlier command has read the layers.
+                layers = partial(build_cache.find_base_layers, name, sources.images[base], sibling_references)
+                files = self._known_bases(name, lambda: tuple(map(self._shared.blobs.touch_layer, layers())))
+            return files or self._export_base(
+                base, name, SolveRequest(request.solver, f"FROM {base}\n", sources)
+            )
+
+        return self._base_layers(key, find_or_export)
 
     def _find_known_layers(self, order: BuildRequest) -> frozenset[str]:
         """Return the digests of layers that the store has from the last build of an order's cell.
@@ -182,14 +198,13 @@ class LayoutBuilder(Buildx):
         digest = self._docker.find_pinned_digest(source) or source.partition("@")[2]
         return f"{digest} {sources.platform}" if digest else None
 
-    def _export_base(self, base: str, sources: BuildSources) -> tuple[Path, ...]:
-        prefix = SharedPrefix(base, f"FROM {base}\n")
+    def _export_base(self, base: str, name: str | None, request: SolveRequest) -> tuple[Path, ...]:
+        """Return the exported layers of a base, and note them under its immovable name."""
         with self._open_layout() as build_layout:
-            request = SolveRequest(prefix.dockerfile, sources)
             digest, _ = self._export_image(request, UNATTESTED, build_layout.folder)
             image = layout.LayoutImage(build_layout.folder, digest)
-        self._prefixes_built(make_prefix_key(prefix, sources), lambda: False)  # the export has built it
-        name = self._find_immovable_name(base, sources)
+        prefix = SharedPrefix(base, request.dockerfile)
+        self._prefixes_built(make_prefix_key(prefix, request), lambda: False)  # the export has built it
         if self._build_cache and name:
             self._build_cache.note_base(name, image.layers)
         return image.layer_files
@@ -225,7 +240,7 @@ class LayoutBuilder(Buildx):
             image = layout.LayoutImage(build_layout.folder, digest)
             unused = self._kept_layers.enter_context(contextlib.ExitStack())
             unused.enter_context(build_layout.blobs.keep_layers(image.archives))
-            self._unused_layers[prefix.name] = unused
+            self._unused_layers[request.solver, prefix.name] = unused
         return imported
 
     def _export_image(self, request: SolveRequest, options: Sequence[str], folder: Path) -> tuple[str, bool]:
@@ -234,7 +249,7 @@ class LayoutBuilder(Buildx):
         Its own layers stay uncompressed: they are compressed once, after their times are clamped.
         """
         output = {"type": "oci", "tar": "false", "dest": str(folder), "compression": "uncompressed"}
-        return self._solver.solve_image(request, [*options, "--output", format_attributes(output)])
+        return request.solver.solve_image(request, [*options, "--output", format_attributes(output)])
 
     @contextlib.contextmanager
     def _open_layout(self, *, unshared: bool = False) -> Iterator[_BuildLayout]:
@@ -244,14 +259,14 @@ class LayoutBuilder(Buildx):
         sent and stored only once.
         """
         if unshared:
-            with tempfile.TemporaryDirectory(dir=self._solver.folder) as name:
+            with tempfile.TemporaryDirectory(dir=self._folder) as name:
                 (blobs := Path(name, "blobs")).mkdir()
                 yield _BuildLayout.from_folders(Path(name), blobs)
             return
         with self._lock:
             build_layout = self._idle.pop() if self._idle else None
         if build_layout is None:
-            folder = Path(tempfile.mkdtemp(dir=self._solver.folder))
+            folder = Path(tempfile.mkdtemp(dir=self._folder))
             (folder / "blobs").symlink_to(self._shared.folder)
             build_layout = replace(self._shared, folder=folder)
         try:

@@ -166,12 +166,9 @@ class Builder(Protocol):
         ...
 
     def find_prefixes(
-        self, images: Mapping[str, Recipe], helpers: Mapping[str, Recipe], jobs: int
+        self, images: Mapping[str, Recipe], helpers: Mapping[str, Recipe]
     ) -> Mapping[str, tuple[SharedPrefix, ...]]:
-        """Return the prefixes to build before each image and each helper, by their keys.
-
-        `jobs` images are built at a time. `helpers` are Dockerfiles to `export`.
-        """
+        """Return the prefixes to build before each image, and each of the Dockerfiles to `export`."""
         ...
 
     def export(

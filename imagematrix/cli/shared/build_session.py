@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from imagematrix.audit.images.layers import Layers
     from imagematrix.build.executor.build_cache import LayerHints
     from imagematrix.build.executor.caches import ExternalCaches
-    from imagematrix.build.executor.pool import Pool
     from imagematrix.build.plan.build_inputs import BuildInputs
     from imagematrix.build.plan.plan import Plan, PlanContext
     from imagematrix.build.plan.protocols import Builder
@@ -92,13 +91,6 @@ class BuildSession:
         self._adopted_from = engine if remote else None
         self._stack = stack
 
-    @cached_property
-    def builder(self) -> Pool:
-        """The pool of builders; raises EngineError, or UsageError if a builder is not found."""
-        from imagematrix.build.executor.pool import Pool
-
-        return Pool([(self._find_builder(name), jobs) for name, jobs in self._builders])
-
     @property
     def builds_in_classic_store(self) -> bool:
         """Whether the engine itself builds, and its image store is the classic one, without OCI layouts."""
@@ -108,8 +100,9 @@ class BuildSession:
         """Return the source of a base image that stays the same for builds of other tools."""
         return self.builder.pin_by_digest(base, digest) or self._engine.pin_permanently(base, digest)
 
-    def _find_builder(self, name: str | None) -> Builder:
-        """Return the builder called `name`, or the engine's own if it is None."""
+    @cached_property
+    def builder(self) -> Builder:
+        """What builds the images; raises EngineError, or UsageError if a builder is not found."""
         from imagematrix.build.executor.build_cache import BuildCache
         from imagematrix.build.executor.buildx import BuildxOptions
         from imagematrix.build.executor.caches import ExternalCaches
@@ -119,7 +112,7 @@ class BuildSession:
         options = self._options
         build_cache = None
         # Images that are built on an image of the engine need its bytes if another builder builds them.
-        if self._hints and not (self.store is self._engine and name):
+        if self._hints and not (self.store is self._engine and options.builders):
             build_cache = BuildCache(self._hints, self.store)
         kind: type[ClassicBuilder | LayoutBuilder] = (
             ClassicBuilder if self.builds_in_classic_store else LayoutBuilder
@@ -131,7 +124,7 @@ class BuildSession:
             caches=options.caches or ExternalCaches(),
             build_cache=build_cache,
         )
-        builder = kind(self._engine, name, buildx_options)
+        builder = kind(self._engine, self._builders, buildx_options)
         self._stack.enter_context(builder)
         return builder
 

@@ -18,7 +18,7 @@ CHANGED = "FROM {{ base }} AS compiler\nFROM {{ base }}\n"
 @pytest.fixture
 def matrix(project, backend, monkeypatch):
     """The path of the valid matrix, whose CPU-only images can be built."""
-    monkeypatch.setattr(BuildSession, "_find_builder", lambda *_: backend)
+    monkeypatch.setattr(BuildSession, "builder", backend)
     monkeypatch.setattr(local, "EngineStore", lambda: backend)
     path = project()
     (path.parent / ".dockerignore").write_text("*\n")

@@ -27,7 +27,7 @@ TOP = (
 @pytest.fixture
 def command(cli, project, backend, monkeypatch):
     """Call it with a command and its options, to run it on the valid matrix or a modified one."""
-    monkeypatch.setattr(BuildSession, "_find_builder", lambda *_: backend)
+    monkeypatch.setattr(BuildSession, "builder", backend)
     monkeypatch.setattr(local, "EngineStore", lambda: backend)
     (project().parent / ".dockerignore").write_text("*\n")
 

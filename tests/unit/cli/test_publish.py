@@ -50,7 +50,7 @@ class Backend:
     def list_variants(self, image, version):
         return [one for one in self.images.values() if one.reference.startswith(f"{image}:{version}-")]
 
-    def find_prefixes(self, images, helpers, jobs):  # noqa: ARG002
+    def find_prefixes(self, images, helpers):
         return dict.fromkeys((*images, *helpers), ())
 
     def add_early_labels(self, order, promise):  # noqa: ARG002
@@ -72,7 +72,7 @@ class Backend:
 @pytest.fixture
 def backend(make_image, monkeypatch):
     result = Backend(make_image)
-    monkeypatch.setattr(BuildSession, "_find_builder", lambda *_: result)
+    monkeypatch.setattr(BuildSession, "builder", result)
     monkeypatch.setattr("imagematrix.build.stores.registry._audit_archive", lambda *_: None)
     monkeypatch.setattr(local, "EngineStore", lambda: result)
     return result

@@ -259,7 +259,7 @@ MATRIX = {
 
 
 def test_matrices(outcome, project, monkeypatch, backend, tmp_path):
-    monkeypatch.setattr(BuildSession, "_find_builder", lambda *_: backend)
+    monkeypatch.setattr(BuildSession, "builder", backend)
     monkeypatch.setattr(local, "EngineStore", lambda: backend)
     file = project()
     (tmp_path / ".dockerignore").write_text("*\n")

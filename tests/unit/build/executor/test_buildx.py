@@ -1,10 +1,14 @@
 """Failures of `docker buildx` and how they are classified; docker is a script here."""
 
+import contextlib
 import io
+import itertools
 import json
 import os
 import re
 import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -21,6 +25,7 @@ from imagematrix.images.catalog import labels
 from imagematrix.images.oci.layout import LayoutImage, MissingBlobError
 
 DIGEST = f"sha256:{'1' * 64}"
+MINE = [("mine", 1)]
 
 
 class Docker(Double):
@@ -111,7 +116,7 @@ def contents(made):
 def test_layer_bytes_are_removed_with_the_last_image(script, order, made):
     """Empty files stay in their place, because BuildKit does not send blobs that exist."""
     script(made.replace("cp -r", "cp -rn"))
-    with LayoutBuilder(Docker(), "mine") as builder:
+    with LayoutBuilder(Docker(), MINE) as builder:
         with builder.make(order, io.StringIO(), lambda _: None) as first:
             with builder.make(order, io.StringIO(), lambda _: None) as second:
                 assert second.digest == first.digest
@@ -132,7 +137,7 @@ def test_layer_bytes_are_removed_with_the_last_image(script, order, made):
 
 def test_layer_with_removed_bytes_is_not_rewritten(script, order, made):
     script(made.replace("cp -r", "cp -rn"))
-    with LayoutBuilder(Docker(), "mine") as builder:
+    with LayoutBuilder(Docker(), MINE) as builder:
         with builder.make(order, io.StringIO(), lambda _: None):
             pass
         lower = replace(
@@ -264,7 +269,7 @@ def test_classic_store_gets_every_layer_again(script, order, made):
     script(made.replace("cp -r", "cp -rn"))
     docker = Docker()
     docker.has_manifests = False
-    with LayoutBuilder(docker, "mine") as builder:
+    with LayoutBuilder(docker, MINE) as builder:
         first, _ = make(builder, order)
         assert contents(first) == [b"lower", b"upper"]
 
@@ -272,7 +277,7 @@ def test_classic_store_gets_every_layer_again(script, order, made):
 def test_image_is_built_in_an_oci_layout(script, order, tmp_path, made):
     arguments = script(f"echo '#5 [2/3] RUN make'; {made}")
     log = io.StringIO()
-    with LayoutBuilder(Docker(), "mine") as builder:
+    with LayoutBuilder(Docker(), MINE) as builder:
         steps: list[str] = []
         with builder.make(order, log, steps.append) as image:
             assert contents(image) == [b"lower", b"upper"], "layers of the base are unchanged"
@@ -301,7 +306,7 @@ def test_base_in_the_engine_is_held(script):
         assert builder.pin_by_immovable_name("a:1", DIGEST) == "docker-image://held:1"
         with pytest.raises(UsageError, match="b:1 is now another image in the engine"):
             builder.pin_by_immovable_name("b:1", DIGEST)
-    with LayoutBuilder(Docker(), "mine") as builder:
+    with LayoutBuilder(Docker(), MINE) as builder:
         assert builder.pin_by_immovable_name("a:1", DIGEST) == f"docker-image://a:1@{DIGEST}"
 
 
@@ -358,9 +363,9 @@ def test_proxy_variables_are_passed_by_name(script, order, made, tmp_path, monke
 
 def test_remedy_says_that_other_builders_pull_bases_from_registries(script, order):
     script("echo 'failed to resolve source metadata for docker.io/a:1'; exit 1")
-    for builder, remedy in (("mine", "mine pulls base images from registries"), (None, None)):
+    for name, remedy in (("mine", "mine pulls base images from registries"), (None, None)):
         with (
-            LayoutBuilder(Docker(), builder) as result,
+            LayoutBuilder(Docker(), [(name, 1)]) as result,
             pytest.raises(BuildError) as caught,
             result.make(order, io.StringIO(), print),
         ):
@@ -399,7 +404,7 @@ def test_beginnings_are_built_once_and_before(script, order, made, tmp_path):
     first = SharedPrefix("1", "FROM a:1\nRUN 1\n", frozenset({"a:1"}))
     second = SharedPrefix("2", "FROM a:1\nRUN 1\nRUN 2\n", frozenset({"a:1", "1"}))
     log = io.StringIO()
-    with LayoutBuilder(Docker(), "mine") as builder:
+    with LayoutBuilder(Docker(), MINE) as builder:
         make(
             builder,
             replace(order, shared_prefixes=(base, first, second), dockerfile="FROM a:1\nRUN 3\n"),
@@ -419,7 +424,7 @@ def test_beginnings_are_built_once_and_before(script, order, made, tmp_path):
 def test_without_cache_every_step_of_each_image_runs(script, order, made):
     asked = script(f'[ -z "$file" ] && exit; {made}')
     first = (SharedPrefix("1", "FROM a:1\nRUN 1\n"),)
-    with LayoutBuilder(Docker(), "mine", BuildxOptions(no_cache=True)) as builder:
+    with LayoutBuilder(Docker(), MINE, BuildxOptions(no_cache=True)) as builder:
         builder.export(order.dockerfile, order.sources, first)
         make(builder, replace(order, shared_prefixes=first))
     solves = re.split(r"^build\n", asked.read_text(), flags=re.MULTILINE)[1:]
@@ -434,7 +439,7 @@ def test_caches_are_read_by_a_build_and_written_after_it(script, order, made):
     caches = ExternalCaches(["reg/c"], ["reg/c"])
     first = (SharedPrefix("1", "FROM a:1\nRUN 1\n"),)
     order = replace(order, reference="t:v1-one-0123456789ab", shared_prefixes=first)
-    with LayoutBuilder(Docker(), "mine", BuildxOptions(caches=caches)) as builder:
+    with LayoutBuilder(Docker(), MINE, BuildxOptions(caches=caches)) as builder:
         result, steps = make(builder, order)
         assert result.imported
         assert "writing the cache" in steps
@@ -449,9 +454,7 @@ def test_answers_for_labels_come_from_caches_too(script, order, made):
     """Otherwise a query of the compiler runs the steps that the images would have from their caches."""
     output = r"printf '#1 importing cache manifest from c\n#1 DONE 0.1s\n#2 [2/2] RUN 2\n#2 CACHED\n'"
     asked = script(f'{output}; [ -z "$file" ] && exit; {made}')
-    with LayoutBuilder(
-        Docker(), "mine", BuildxOptions(caches=ExternalCaches(["reg/c"], ["reg/c"]))
-    ) as builder:
+    with LayoutBuilder(Docker(), MINE, BuildxOptions(caches=ExternalCaches(["reg/c"], ["reg/c"]))) as builder:
         builder.export(order.dockerfile, order.sources)
         assert re.findall(r"--cache-(from|to)=.*ref=reg/c:export-", asked.read_text()) == ["from", "to"]
         script(f'[ -z "$file" ] && exit; {made}')
@@ -473,7 +476,7 @@ def test_layers_of_a_beginning_are_kept_until_an_image_has_them(script, order, l
     arguments = script(f"{fails}; {made}")
     dockerfile = "FROM scratch\nCOPY x /\n"
     first = (SharedPrefix("1", dockerfile, exported=True),)
-    with LayoutBuilder(Docker(), "mine") as builder:
+    with LayoutBuilder(Docker(), MINE) as builder:
         with pytest.raises(BuildError):
             make(builder, replace(order, dockerfile=f"{dockerfile}RUN bad\n", shared_prefixes=first))
         good = replace(order, dockerfile=f"{dockerfile}RUN good\n", shared_prefixes=first)
@@ -493,7 +496,7 @@ def test_beginning_of_another_context_is_another(script, order, tmp_path):
         {"images": {"c": "/other"}},
         {"images": {**order.sources.images, "d": "/e"}},
     )
-    with LayoutBuilder(Docker(), "mine") as builder:
+    with LayoutBuilder(Docker(), MINE) as builder:
         for change in ({}, *others):
             builder.export("FROM a:1\n", replace(order.sources, **change), first)
     begun = arguments.read_text().splitlines().count("--output=type=cacheonly")
@@ -503,7 +506,7 @@ def test_beginning_of_another_context_is_another(script, order, tmp_path):
 def test_beginning_that_fails_fails_the_images_that_need_it(script, order):
     script("echo 'g++: not found'; exit 1")
     log = io.StringIO()
-    with LayoutBuilder(Docker(), "mine") as builder, pytest.raises(BuildError, match="not found"):
+    with LayoutBuilder(Docker(), MINE) as builder, pytest.raises(BuildError, match="not found"):
         make(builder, replace(order, shared_prefixes=(SharedPrefix("1", "FROM a:1\nRUN g++\n"),)), log)
     assert log.getvalue() == "g++: not found\n"
 
@@ -511,7 +514,7 @@ def test_beginning_that_fails_fails_the_images_that_need_it(script, order):
 def test_base_that_cannot_be_exported_fails_the_build(script, order):
     arguments = script("echo 'failed to resolve source metadata for a:1'; exit 1")
     log = io.StringIO()
-    with LayoutBuilder(Docker(), "mine") as builder, pytest.raises(BuildError, match="failed to resolve"):
+    with LayoutBuilder(Docker(), MINE) as builder, pytest.raises(BuildError, match="failed to resolve"):
         make(builder, order, log)
     assert "failed to resolve" in log.getvalue()
     assert arguments.read_text().splitlines().count("build") == 2
@@ -542,9 +545,9 @@ def test_labels_and_prefixes_are_those_of_the_store(script, order):
         (ClassicBuilder, {"new": "1"}, False),
         (LayoutBuilder, order.labels, True),
     ):
-        with kind(Docker()) as builder:
+        with kind(Docker(), [(None, 4)]) as builder:
             assert builder.add_early_labels(order, lambda: {"new": "1"}).labels == labels_of
-            prefixes = builder.find_prefixes(recipes, {}, 4)["b"]
+            prefixes = builder.find_prefixes(recipes, {})["b"]
         assert any(prefix.exported for prefix in prefixes) is exported
 
 
@@ -590,6 +593,50 @@ def test_stopped_build_raises_stopped_error(script, order):
             make(builder, order)
 
 
+SLOTS = [("one", 1), ("three", 3)]
+
+
+def test_every_slot_is_used_once(script, own, tmp_path):
+    order, built = own
+    arguments = script(f"echo begin >> {tmp_path}/log; sleep 0.2; {built}; echo end >> {tmp_path}/log")
+    with LayoutBuilder(Docker(), SLOTS) as builder, ThreadPoolExecutor(8) as threads:
+        made = list(threads.map(lambda _: make(builder, order)[0], range(8)))
+    assert len({image.digest for image in made}) == 1, "layers of all builders are the same"
+    changes = [1 if line == "begin" else -1 for line in (tmp_path / "log").read_text().split()]
+    assert max(itertools.accumulate(changes)) == 4
+    assert Counter(re.findall("--builder=(.*)", arguments.read_text())) == {"one": 2, "three": 6}
+
+
+def test_few_builds_are_spread_over_all_builders(script, own):
+    order, built = own
+    arguments = script(f'[ -z "$file" ] && exit; {built}')
+    with LayoutBuilder(Docker(), [("a", 5), ("b", 5), ("c", 5)]) as builder:
+        make(builder, order)
+        make(builder, order)
+        with contextlib.ExitStack() as taken:
+            for _ in range(15):
+                taken.enter_context(builder._take_solver())
+            builder.export("FROM scratch\n", order.sources)  # takes no slot
+    assert re.findall("--builder=(.*)", arguments.read_text()) == ["a", "b", "a"]
+
+
+def test_base_is_pinned_by_name_only_if_all_builders_have_it(script):
+    script(inspect=f"echo 'Driver: docker'; [ \"$DOCKER_CONTEXT\" = none ] || echo {DIGEST}")
+    with LayoutBuilder(Docker(), [("a", 1), ("b", 2)]) as builder:
+        assert builder.pin_by_digest("a:1", DIGEST) is None
+        assert not builder.local
+    with LayoutBuilder(Docker(), [("a", 1), ("none", 1)]) as builder:
+        assert builder.pin_by_digest("a:1", DIGEST) == f"docker-image://a:1@{DIGEST}"
+
+
+def test_stop_stops_all_builders(script, order):
+    script("echo begun; exec sleep 60")
+    with LayoutBuilder(Docker(), SLOTS) as builder, ThreadPoolExecutor(2) as threads:
+        builds = [threads.submit(make, builder, order) for _ in range(2)]
+        threading.Timer(0.3, builder.stop).start()
+        assert {type(build.exception()) for build in builds} == {StoppedError}
+
+
 def test_build_that_ignores_sigterm_is_killed(script, order, monkeypatch):
     monkeypatch.setattr("imagematrix.build.executor.solver.GRACE", 0.2)
     script("trap '' TERM; echo begun; while true; do sleep 0.1; done")
@@ -619,7 +666,7 @@ def test_unwritable_log_ends_the_build(script, order):
 def test_unavailable_builder_is_reported(script, inspect, kind, message):
     script(inspect=inspect)
     with pytest.raises(kind, match=message) as caught:
-        LayoutBuilder(Docker(), "mine")
+        LayoutBuilder(Docker(), MINE)
     assert caught.value.remedy
 
 
@@ -669,7 +716,7 @@ def test_docker_context_is_used_as_such(script, order, monkeypatch, tmp_path, ma
             f'echo "${{DOCKER_CONTEXT:--}} ${{DOCKER_HOST:--}}" > {tmp_path}/where; {made}',
             inspect=f"echo 'Driver:        {driver}'; echo {DIGEST}",
         )
-        with LayoutBuilder(Docker(), "other") as builder:
+        with LayoutBuilder(Docker(), [("other", 1)]) as builder:
             make(builder, order)
             own = builder.pin_by_digest("a:1", DIGEST)
         assert (tmp_path / "where").read_text().strip() == expected
