@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from imagematrix.build.executor.shared_prefixes import find_shared_prefixes
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan.plan import PlanContext
 from imagematrix.build.plan.planner import plan
@@ -97,8 +96,9 @@ class FakeBackend:
     def keeps_layers(self, made):  # noqa: ARG002
         return self.keeps and self.has_manifests
 
-    def find_prefixes(self, images, helpers):
-        return find_shared_prefixes(images, helpers, parallelism=2 if self.has_manifests else 1)
+    @property
+    def parallel_exports(self):
+        return 2 if self.has_manifests else 1
 
     def add_early_labels(self, order, promise):
         return order if self.has_manifests else replace(order, labels=promise())

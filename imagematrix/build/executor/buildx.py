@@ -75,7 +75,6 @@ class Buildx:
             proxy = self._options.proxy
             self._solvers = [Solver(docker, name, self._folder, proxy=proxy) for name, _ in builders]
             self._open = stack.pop_all()
-        self._slots = sum(slots for _, slots in builders)
         self._free: SimpleQueue[Solver] = SimpleQueue()
         # Round-robin, so that few builds are spread over all builders.
         for turn in zip_longest(

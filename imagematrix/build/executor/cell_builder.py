@@ -22,6 +22,7 @@ from imagematrix.build.executor.image_difference import compare_with_stored, fin
 from imagematrix.build.executor.image_rewriter import label_image
 from imagematrix.build.executor.logs import open_log
 from imagematrix.build.executor.result import ENGINE, BuildStage, BuildStatus, Result
+from imagematrix.build.executor.shared_prefixes import find_shared_prefixes
 from imagematrix.build.matrix import promised_variants
 from imagematrix.build.plan import driver
 from imagematrix.build.plan.driver import DriverFolder
@@ -116,9 +117,10 @@ class CellBuilder:
         self._compilers = Compilers(self._to_build, export)
         self._built_images: dict[str, BuiltImage] = {}
         self._sibling_references = frozenset(item.reference for item in items)
-        self._shared_prefixes = self._builder.find_prefixes(
+        self._shared_prefixes = find_shared_prefixes(
             {item.reference: _make_recipe(item.dockerfile, item) for item in self._to_build},
             {text: _make_recipe(text, item) for text, item in self._compilers.dockerfiles.items()},
+            parallelism=self._builder.parallel_exports,
         )
         self._kept_layouts = contextlib.ExitStack()  # layouts that other images build on
         self._pins: dict[str, str | None] = {}
@@ -369,6 +371,7 @@ class CellBuilder:
         return Result(item=item, status=BuildStatus.BUILT, digest=self._store.store(order, image))
 
     def _build_again(self, order: BuildRequest, image: BuiltImage, log: TextIO) -> None:
+        """Raise BuildError if a second build of an image, without a cache, differs from it."""
         with self._builder.make(replace(order, no_cache=True), log, lambda _: None) as second_build:
             second_image = label_image(second_build, order.labels)
             difference = find_difference(image.layout_image, second_image.layout_image)
@@ -381,13 +384,12 @@ class CellBuilder:
                 raise self._missing_bases[name]
         sources = {name: self._pins[name] for name in item.bases}
         for name in item.needs:
-            sources[name] = self._store.find_source(name, local=self._builder.local)
             built = self._built_images.get(name)
-            if sources[name] is None and not self._builder.local and built and built.layout:
-                sources[name] = f"oci-layout://{built.layout}@{built.digest}"
-            if (
-                sources[name] is None
-            ):  # BuildKit would take somebody else's image of this name from Docker Hub
+            sources[name] = self._store.find_source(name, local=self._builder.local) or (
+                built.source if built else None
+            )
+            if sources[name] is None:
+                # BuildKit would take somebody else's image of this name from Docker Hub.
                 message = f"the image that it builds on is not built yet: {name}"
                 raise BuildError(message, remedy="build it first, or in the same build")
         images = {name: source for name, source in sources.items() if source}

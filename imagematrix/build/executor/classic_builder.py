@@ -10,7 +10,6 @@ import contextlib
 from dataclasses import replace
 
 from imagematrix.build.executor.buildx import UNATTESTED, Buildx
-from imagematrix.build.executor.shared_prefixes import find_shared_prefixes
 from imagematrix.build.executor.solver import SolveRequest
 from imagematrix.build.plan.protocols import BuiltImage
 from imagematrix.errors import BuildError, UsageError
@@ -21,12 +20,13 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
-    from imagematrix.build.dockerfile.steps import Recipe
-    from imagematrix.build.plan.protocols import BuildRequest, BuildSources, SharedPrefix
+    from imagematrix.build.plan.protocols import BuildRequest, BuildSources
 
 
 class ClassicBuilder(Buildx):
     """The Builder of an engine with the classic image store."""
+
+    parallel_exports = 1
 
     def _require_capable_engine(self) -> None:
         super()._require_capable_engine()
@@ -36,12 +36,6 @@ class ClassicBuilder(Buildx):
         if self._options.caches:
             message = "an engine with the classic image store cannot import or export caches"
             raise UsageError(message, remedy=remedy)
-
-    def find_prefixes(
-        self, images: Mapping[str, Recipe], helpers: Mapping[str, Recipe]
-    ) -> Mapping[str, tuple[SharedPrefix, ...]]:
-        """Return the prefixes to build before each image; no layer is exported."""
-        return find_shared_prefixes(images, helpers, parallelism=1)
 
     def export_base_layers(
         self,

@@ -16,7 +16,6 @@ from imagematrix.build.dockerfile.dockerfile import find_last_base
 from imagematrix.build.executor.buildx import ENGINE_ALONE, UNATTESTED, Buildx, BuildxOptions, make_prefix_key
 from imagematrix.build.executor.caches import format_attributes, format_cache_name
 from imagematrix.build.executor.image_rewriter import Rewriter
-from imagematrix.build.executor.shared_prefixes import find_shared_prefixes
 from imagematrix.build.executor.solver import SolveRequest
 from imagematrix.build.plan import identity
 from imagematrix.build.plan.protocols import BuiltImage, SharedPrefix
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from typing import TextIO
 
-    from imagematrix.build.dockerfile.steps import Recipe
     from imagematrix.build.executor.image_rewriter import RewrittenLayer
     from imagematrix.build.executor.solver import Solver
     from imagematrix.build.plan.protocols import BuildRequest, BuildSources
@@ -66,6 +64,7 @@ class LayoutBuilder(Buildx):
         options: BuildxOptions | None = None,
     ) -> None:
         super().__init__(docker, builders, options)
+        self.parallel_exports = sum(slots for _, slots in builders)
         self._build_cache = self._options.build_cache
         blobs = Path(tempfile.mkdtemp(dir=self._folder))
         self._shared = _BuildLayout.from_folders(blobs, blobs)
@@ -76,12 +75,6 @@ class LayoutBuilder(Buildx):
         self._unused_layers: dict[tuple[Solver, str], contextlib.ExitStack] = {}
         self._idle: list[_BuildLayout] = []
         self._lock = threading.Lock()
-
-    def find_prefixes(
-        self, images: Mapping[str, Recipe], helpers: Mapping[str, Recipe]
-    ) -> Mapping[str, tuple[SharedPrefix, ...]]:
-        """Return the prefixes to build before each image; layers that most images have are exported once."""
-        return find_shared_prefixes(images, helpers, parallelism=self._slots)
 
     def export_base_layers(
         self, base: str, sources: BuildSources, sibling_references: Collection[str]

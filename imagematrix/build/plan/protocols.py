@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
-    from imagematrix.build.dockerfile.steps import Recipe
     from imagematrix.images.oci.parts import SizedLayer
 
 IMAGE = "docker-image://"
@@ -134,6 +133,11 @@ class BuiltImage:
     imported: bool = False
 
     @property
+    def source(self) -> str | None:
+        """The source of the image for a build that takes it from its layout."""
+        return f"oci-layout://{self.layout}@{self.digest}" if self.layout else None
+
+    @property
     def layout_image(self) -> LayoutImage:
         """The image in its layout, which it has."""
         assert self.layout is not None  # noqa: S101 - for the type checker
@@ -157,18 +161,17 @@ class Builder(Protocol):
         """Whether it finds the images of the engine by their names."""
         ...
 
+    @property
+    def parallel_exports(self) -> int:
+        """How many images it exports at a time, what they share before them; 1 if it exports none."""
+        ...
+
     def pin_by_digest(self, reference: str, digest: str) -> str | None:
         """Return the source of a base image with `digest`; None if its name is enough."""
         ...
 
     def pin_by_immovable_name(self, reference: str, digest: str) -> str | None:
         """Return the source of a base image as `pin_by_digest` does, but by a name that cannot move."""
-        ...
-
-    def find_prefixes(
-        self, images: Mapping[str, Recipe], helpers: Mapping[str, Recipe]
-    ) -> Mapping[str, tuple[SharedPrefix, ...]]:
-        """Return the prefixes to build before each image, and each of the Dockerfiles to `export`."""
         ...
 
     def export(

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
     from pathlib import Path
 
+    from imagematrix.audit.images.cache import Cache
     from imagematrix.audit.images.layers import Layers
-    from imagematrix.build.executor.build_cache import LayerHints
     from imagematrix.build.executor.caches import ExternalCaches
     from imagematrix.build.plan.build_inputs import BuildInputs
     from imagematrix.build.plan.plan import Plan, PlanContext
@@ -76,7 +76,7 @@ class BuildSession:
         engine: EngineStore,
         remote: RegistryStore | None,
         layers: Layers,
-        hints: LayerHints | None,
+        hints: Cache | None,
         stack: ExitStack,
         tester: ContainerTester,
     ) -> None:

@@ -27,6 +27,7 @@ class Backend:
     """An engine and a builder in one that makes real layouts."""
 
     has_manifests = local = True
+    parallel_exports = 1
 
     def __init__(self, make):
         self.make_layout = make
@@ -49,9 +50,6 @@ class Backend:
 
     def list_variants(self, image, version):
         return [one for one in self.images.values() if one.reference.startswith(f"{image}:{version}-")]
-
-    def find_prefixes(self, images, helpers):
-        return dict.fromkeys((*images, *helpers), ())
 
     def add_early_labels(self, order, promise):  # noqa: ARG002
         return order

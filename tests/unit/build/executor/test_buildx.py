@@ -14,7 +14,6 @@ from dataclasses import replace
 import pytest
 from double import Double
 
-from imagematrix.build.dockerfile.steps import Recipe
 from imagematrix.build.executor.buildx import BuildxOptions
 from imagematrix.build.executor.caches import ExternalCaches
 from imagematrix.build.executor.classic_builder import ClassicBuilder
@@ -534,21 +533,13 @@ def test_classic_store_builds_into_the_engine(script, order):
     assert "--label=by=them" in words
 
 
-def test_labels_and_prefixes_are_those_of_the_store(script, order):
+def test_labels_and_exports_are_those_of_the_store(script, order):
     """Only images in layouts get their labels late, and share layers that are exported once."""
     script()
-    recipes = {
-        name: Recipe(dockerfile=f"FROM a:1\nRUN shared\nRUN {name}\n", platform="linux/amd64")
-        for name in "bcde"
-    }
-    for kind, labels_of, exported in (
-        (ClassicBuilder, {"new": "1"}, False),
-        (LayoutBuilder, order.labels, True),
-    ):
+    for kind, labels_of, exports in ((ClassicBuilder, {"new": "1"}, 1), (LayoutBuilder, order.labels, 4)):
         with kind(Docker(), [(None, 4)]) as builder:
             assert builder.add_early_labels(order, lambda: {"new": "1"}).labels == labels_of
-            prefixes = builder.find_prefixes(recipes, {})["b"]
-        assert any(prefix.exported for prefix in prefixes) is exported
+            assert builder.parallel_exports == exports
 
 
 @pytest.mark.parametrize(
