@@ -227,11 +227,12 @@ def _build_plan(
     from imagematrix.build.executor.build import build
     from imagematrix.build.executor.cell_builder import BuildBackend
 
-    if not session.builder.reproducible:
+    builder = session.builder  # an engine that cannot build is an error first
+    if session.builds_in_classic_store:
         print_info(CLASSIC)
     build(
         plan,
-        BuildBackend(session.builder, session.store, session.layers, session.tester),
+        BuildBackend(builder, session.store, session.layers, session.tester),
         jobs=session.jobs,
         logs=file.parent / ".imagematrix" / "logs",
         reporter=reporter,

@@ -6,6 +6,7 @@ import io
 import json
 import tarfile
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan.plan import PlanContext
 from imagematrix.build.plan.planner import plan
 from imagematrix.build.plan.protocols import BuiltImage, StoppedError, StoredImageInfo, StoredVariant
-from imagematrix.errors import UsageError
+from imagematrix.errors import BuildError, UsageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.oci.layout import LayoutImage, write_without_layers
 from imagematrix.images.oci.parts import SizedLayer
@@ -75,7 +76,7 @@ class FakeBackend:
         self.images = {}
         self.kept = {}
         self.raw = {}  # manifest and configuration of images in layouts
-        self.keeps_layers = True
+        self.keeps = True
         self.calls = []
         self.hold = False
         self.local = True
@@ -89,8 +90,18 @@ class FakeBackend:
         self.calls.append(("left",))
 
     @property
-    def reproducible(self):
+    def has_manifests(self):
         return self.layers is not None
+
+    def keeps_layers(self, made):  # noqa: ARG002
+        return self.keeps and self.has_manifests
+
+    @property
+    def parallel_exports(self):
+        return 2 if self.has_manifests else 1
+
+    def add_early_labels(self, order, promise):
+        return order if self.has_manifests else replace(order, labels=promise())
 
     def resolve(self, reference):
         self.calls.append(("resolve", reference))
@@ -158,6 +169,8 @@ class FakeBackend:
 
     @contextlib.contextmanager
     def make(self, order, log, step):
+        if order.no_cache and not self.has_manifests:
+            raise BuildError("an image of the classic store is not built again")
         cell = order.reference.rpartition(":")[2].partition("-")[2].rpartition("-")[0]
         self.calls.append(("make", cell, order))
         log.write(f"making {cell}\n")

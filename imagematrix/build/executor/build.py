@@ -100,7 +100,7 @@ def build(
     )
     with make_scratch_folder() as folder:
         snapshots = Snapshots(folder, plan.contexts, logs.parent)
-        with CellBuilder(items, plan, snapshots, backend, verify=verify, jobs=jobs) as cell_builder:
+        with CellBuilder(items, plan, snapshots, backend, verify=verify) as cell_builder:
             run = _BuildRun(items, cell_builder, reporter, logs, tester, fail_fast=fail_fast)
             results = [*failures, *run.build_all(jobs)]
     position = {id(item): index for index, item in enumerate(plan.items)}

@@ -7,7 +7,6 @@ layer, so a wrong note costs only time.
 from __future__ import annotations
 
 from dataclasses import astuple
-from typing import Protocol, TypeVar
 
 from imagematrix.build.executor.image_rewriter import RewrittenLayer
 from imagematrix.build.plan.identity import EPOCH
@@ -19,9 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from imagematrix.audit.images.cache import Cache
     from imagematrix.build.plan.protocols import BuildRequest, Store
-
-T = TypeVar("T")
 
 # The note about a base: the digests of its layers.
 BASE: type[tuple[str, ...]] = tuple[str, ...]
@@ -31,23 +29,10 @@ CELL: type[tuple[str, tuple[tuple[str, str, int, str], ...]]] = tuple[
 ]
 
 
-class LayerHints(Protocol):
-    """The user's cache of audited layers, and of notes about them."""
-
-    def has_layer(self, digest: str) -> bool:
-        """Whether a layer's audit is cached."""
-
-    def get_note(self, kind: type[T], name: str) -> T | None:
-        """Return the value noted under a name; None if there is none, or one that is no `kind`."""
-
-    def put_note(self, name: str, value: object) -> None:
-        """Note a value under a name."""
-
-
 class BuildCache:
     """The layers that builds of bases and cells had, of which no byte is needed any more; thread-safe."""
 
-    def __init__(self, notes: LayerHints, store: Store) -> None:
+    def __init__(self, notes: Cache, store: Store) -> None:
         self._notes = notes
         self._store = store
 

@@ -6,6 +6,7 @@ import contextlib
 import tempfile
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Self
 
@@ -26,7 +27,7 @@ from imagematrix.build.matrix import promised_variants
 from imagematrix.build.plan import driver
 from imagematrix.build.plan.driver import DriverFolder
 from imagematrix.build.plan.plan import PlanStatus
-from imagematrix.build.plan.protocols import BuildRequest, BuildSources, StoppedError
+from imagematrix.build.plan.protocols import BuildRequest, BuildSources, BuiltImage, StoppedError
 from imagematrix.build.plan.remote_driver import RemoteDriver
 from imagematrix.build.trim import program
 from imagematrix.common import record
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from imagematrix.build.executor.image_tester import ImageTester, ImageTestResult
     from imagematrix.build.plan.context import Snapshots
     from imagematrix.build.plan.plan import Plan, Planned
-    from imagematrix.build.plan.protocols import Builder, BuiltImage, Store
+    from imagematrix.build.plan.protocols import Builder, Store
     from imagematrix.images.catalog.catalog import Variant
 
 
@@ -97,7 +98,6 @@ class CellBuilder:
         backend: BuildBackend,
         *,
         verify: bool,
-        jobs: int,
     ) -> None:
         self._items = items
         self._needed_references = {need for item in items for need in item.needs}
@@ -120,7 +120,7 @@ class CellBuilder:
         self._shared_prefixes = find_shared_prefixes(
             {item.reference: _make_recipe(item.dockerfile, item) for item in self._to_build},
             {text: _make_recipe(text, item) for text, item in self._compilers.dockerfiles.items()},
-            parallelism=jobs if self._builder.reproducible else 1,
+            parallelism=self._builder.parallel_exports,
         )
         self._kept_layouts = contextlib.ExitStack()  # layouts that other images build on
         self._pins: dict[str, str | None] = {}
@@ -224,19 +224,17 @@ class CellBuilder:
     def _take_stages(self, run: CellRun, order: BuildRequest, log: TextIO) -> Result:
         """Build an image, audit, label, test and store it: the stages, in their order."""
         item = run.item
-        # Nothing can be added to an image of the classic store: its build gets what the cell promises.
-        promised = None if self._builder.reproducible else self._promise_variant(item, order)
-        if promised:
-            order = replace(order, labels=labels.compose_labels(item, promised))
+        promise = cache(partial(self._promise_variant, item, order))
+        order = self._builder.add_early_labels(order, lambda: labels.compose_labels(item, promise()))
         with contextlib.ExitStack() as stack:
             run.stage = BuildStage.BUILD
             image = self._build_image(run, order, log, stack)
             run.stage = BuildStage.AUDIT
             self._require_within_budget(item, image)
             # The compiler, if there is one, has stated the flags meanwhile.
-            entry, warnings = self._audit(item, image, promised or self._promise_variant(item, order))
+            entry, warnings = self._audit(item, image, promise())
             run.stage = BuildStage.LABEL
-            if entry is not promised:
+            if entry is not promise():
                 order = replace(order, labels=labels.compose_labels(item, entry))
                 image = label_image(image, order.labels)
             run.stage = BuildStage.TEST
@@ -248,7 +246,7 @@ class CellBuilder:
             if order.reference in self._needed_references:  # images built on it may take it from its layout
                 self._kept_layouts.push(stack.pop_all())
         self._built_images[order.reference] = image
-        keeps_layers = image.layout is not None and self._store.keeps_layers
+        keeps_layers = self._store.keeps_layers(image)
         return replace(
             result,
             reproducible=keeps_layers,
@@ -274,9 +272,7 @@ class CellBuilder:
         with tempfile.TemporaryDirectory(dir=self._snapshots.folder) as name:
             folder = Path(name)
             earlier_image = self._store.load_without_layers(earlier, folder / "layout")
-            assert earlier_image.layout is not None  # noqa: S101 - for the type checker
-            image = layout.LayoutImage(earlier_image.layout, earlier_image.digest)
-            image_labels = image.configuration["config"]["Labels"]
+            image_labels = earlier_image.layout_image.configuration["config"]["Labels"]
             run.stage = BuildStage.AUDIT
             self._require_within_budget(item, earlier_image)
             run.stage = BuildStage.TEST
@@ -358,7 +354,7 @@ class CellBuilder:
 
     def _adopt(self, item: Planned) -> Result:
         digest = self._store.adopt(item.reference)
-        compression = None if self._builder.reproducible else ENGINE
+        compression = None if self._store.keeps_layers(BuiltImage(digest=digest)) else ENGINE
         return Result(item=item, status=BuildStatus.ADOPTED, digest=digest, compression=compression)
 
     def _store_image(self, item: Planned, order: BuildRequest, image: BuiltImage) -> Result:
@@ -367,9 +363,7 @@ class CellBuilder:
         Raises BuildError if it differs from that.
         """
         if item.status is PlanStatus.UP_TO_DATE:
-            assert image.layout is not None  # noqa: S101 - it was verified; for the type checker
-            layout_image = layout.LayoutImage(image.layout, image.digest)
-            warning = compare_with_stored(self._store.inspect_image(item.reference), layout_image)
+            warning = compare_with_stored(self._store.inspect_image(item.reference), image.layout_image)
             warnings = (warning,) if warning else ()
             return Result(item=item, status=BuildStatus.VERIFIED, digest=image.digest, warnings=warnings)
         if item.status is PlanStatus.ADOPT and not item.earlier:
@@ -377,15 +371,10 @@ class CellBuilder:
         return Result(item=item, status=BuildStatus.BUILT, digest=self._store.store(order, image))
 
     def _build_again(self, order: BuildRequest, image: BuiltImage, log: TextIO) -> None:
-        if image.layout is None:
-            raise BuildError("the engine's classic image store cannot verify that an image is reproducible")
+        """Raise BuildError if a second build of an image, without a cache, differs from it."""
         with self._builder.make(replace(order, no_cache=True), log, lambda _: None) as second_build:
             second_image = label_image(second_build, order.labels)
-            assert second_image.layout is not None  # noqa: S101 - from the same builder; for the type checker
-            difference = find_difference(
-                layout.LayoutImage(image.layout, image.digest),
-                layout.LayoutImage(second_image.layout, second_image.digest),
-            )
+            difference = find_difference(image.layout_image, second_image.layout_image)
         if difference:
             raise BuildError(f"not reproducible: the second build differs: {difference}")
 
@@ -395,13 +384,12 @@ class CellBuilder:
                 raise self._missing_bases[name]
         sources = {name: self._pins[name] for name in item.bases}
         for name in item.needs:
-            sources[name] = self._store.find_source(name, local=self._builder.local)
             built = self._built_images.get(name)
-            if sources[name] is None and not self._builder.local and built and built.layout:
-                sources[name] = f"oci-layout://{built.layout}@{built.digest}"
-            if (
-                sources[name] is None
-            ):  # BuildKit would take somebody else's image of this name from Docker Hub
+            sources[name] = self._store.find_source(name, local=self._builder.local) or (
+                built.source if built else None
+            )
+            if sources[name] is None:
+                # BuildKit would take somebody else's image of this name from Docker Hub.
                 message = f"the image that it builds on is not built yet: {name}"
                 raise BuildError(message, remedy="build it first, or in the same build")
         images = {name: source for name, source in sources.items() if source}
@@ -434,7 +422,7 @@ class CellBuilder:
         """
         if image.layout is None:
             return promised_entry, ()
-        layers = self._read_layers(layout.LayoutImage(image.layout, image.digest).layer_files)
+        layers = self._read_layers(image.layout_image.layer_files)
         audited = audit_layers(layers, promised_entry, item.cell.optional_code)
         device_code_entries.require_matches(audited.device_code, audited.unmatched)
         entry = proven_facts.with_code(audited, promised_entry, trimmed=item.trims)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import io
 import json
 import os
 import re
@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from imagematrix.build.plan import identity
 from imagematrix.build.plan.build_inputs import PROXIES, scrub_environment
 from imagematrix.build.plan.protocols import StoppedError
 from imagematrix.common.files import name_file_in_errors
-from imagematrix.common.temp_folder import make_full_disk_remedy, make_scratch_folder
+from imagematrix.common.temp_folder import make_full_disk_remedy
 from imagematrix.common.text import make_headline
 from imagematrix.errors import BuildError, EngineError, UsageError
 from imagematrix.images.engine import endpoint, system
@@ -45,16 +46,30 @@ GROWTH = "800"
 TAIL = 20  # lines of a failed build's log in its error
 
 
+@dataclass(frozen=True, slots=True)
+class SolveRequest:
+    """What the BuildKit behind a `solver` is to solve: a Dockerfile with its sources.
+
+    `log` receives the output, `on_step` is called with the current instruction.
+    """
+
+    solver: Solver
+    dockerfile: str
+    sources: BuildSources
+    log: TextIO = field(default_factory=io.StringIO)
+    on_step: Callable[[str], None] = lambda _: None
+
+
 class Solver:
     """Runs buildx with a `builder`, or with that of the engine `docker` if it is None; thread-safe.
 
-    With `proxy` builds have the proxies of this process, and otherwise none. `folder` is for temporary files;
-    `close` removes it.
+    With `proxy` builds have the proxies of this process, and otherwise none. `folder` is for temporary files.
     """
 
-    def __init__(self, docker: EngineStore, builder: str | None, *, proxy: bool) -> None:
+    def __init__(self, docker: EngineStore, builder: str | None, folder: Path, *, proxy: bool) -> None:
         self._docker = docker
         self._builder = builder
+        self._folder = folder
         self._environment = {"GOGC": GROWTH} | scrub_environment(os.environ)
         self._proxies: list[str] = []
         for name in PROXIES:
@@ -65,20 +80,14 @@ class Solver:
                 if value:
                     self._environment[case] = value
         self._command = _find_buildx()
-        self.is_elsewhere = self._is_in_context() and builder != endpoint.get_context()
-        if self.is_elsewhere:
+        self._is_elsewhere = self._is_in_context() and builder != endpoint.get_context()
+        if self._is_elsewhere:
             # The default builder of an engine works only in the docker context of its name.
             self._environment.pop("DOCKER_HOST", None)
             self._environment["DOCKER_CONTEXT"] = str(builder)
         self._running: set[subprocess.Popen[str]] = set()
         self._stopped = False
         self._lock = threading.Lock()
-        self._open = contextlib.ExitStack()
-        self.folder = self._open.enter_context(make_scratch_folder())
-
-    def close(self) -> None:
-        """Remove the folder; all solves have ended."""
-        self._open.close()
 
     def _is_in_context(self) -> bool:
         """Whether the builder is the engine of a docker context."""
@@ -92,69 +101,50 @@ class Solver:
             raise _make_broken_engine_error(process.stderr)
         return bool(ENGINE_DRIVER.search(process.stdout))
 
-    def list_digests(self, reference: str) -> str:
-        """Return the digests of a name in the engine of the builder's context."""
-        command = [
-            system.find_docker(),
-            "image",
-            "inspect",
-            "--format",
-            "{{.Id}} {{.RepoDigests}}",
-            reference,
-        ]
+    def has_image(self, reference: str, digest: str) -> bool:
+        """Whether a build finds the image with `digest` by its name, in its own engine."""
+        if not self._is_elsewhere:
+            return self._builder is None and self._docker.get_digest(reference) == digest
+        inspect = ["image", "inspect", "--format", "{{.Id}} {{.RepoDigests}}", reference]
+        command = [system.find_docker(), *inspect]
         process = subprocess.run(command, check=False, capture_output=True, text=True, env=self._environment)
-        return process.stdout
+        return digest in process.stdout
 
-    def solve_with_metadata(
-        self,
-        options: Sequence[str],
-        dockerfile: str,
-        sources: BuildSources,
-        log: TextIO,
-        on_step: Callable[[str], None],
-    ) -> tuple[dict[str, Any], bool]:
-        """Build as `solve` does; return the metadata that buildx writes about the result, and its answer."""
-        with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".json") as metadata:
-            options = [*options, f"--metadata-file={metadata.name}"]
-            imported = self.solve(options, dockerfile, sources, log, on_step)
-            document: dict[str, Any] = json.loads(Path(metadata.name).read_text())
-        return document, imported
+    def solve_image(
+        self, request: SolveRequest, options: Sequence[str], key: str = "containerimage.digest"
+    ) -> tuple[str, bool]:
+        """Build an image; return its digest, which buildx writes under `key`, and as `solve` does."""
+        with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".json") as metadata:
+            imported = self.solve(request, [*options, f"--metadata-file={metadata.name}"])
+            return str(json.loads(Path(metadata.name).read_text())[key]), imported
 
-    def solve(
-        self,
-        options: Sequence[str],
-        dockerfile: str,
-        sources: BuildSources,
-        log: TextIO,
-        on_step: Callable[[str], None],
-    ) -> bool:
-        """Build `dockerfile` from its `sources` with further `options` of buildx; raise BuildError.
+    def solve(self, request: SolveRequest, options: Sequence[str]) -> bool:
+        """Build what is requested with further `options` of buildx; raise BuildError.
 
-        `log` receives the output, `on_step` is called with the current instruction. Returns whether results
-        may be those of an imported cache. Raises StoppedError after `stop`, and EngineError if the engine
-        cannot be reached.
+        Returns whether results may be those of an imported cache. Raises StoppedError after `stop`, and
+        EngineError if the engine cannot be reached.
         """
+        sources = request.sources
         tail: list[str] = []
         cache_use = CacheUse()
-        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             file = Path(folder, "Dockerfile")
             with name_file_in_errors(file):
-                file.write_text(sources.pin_references(dockerfile), encoding="utf-8")
+                file.write_text(sources.pin_references(request.dockerfile), encoding="utf-8")
                 # BuildKit would apply the context's .dockerignore, but excluded files are absent already.
                 Path(folder, "Dockerfile.dockerignore").write_text("# nothing\n")
-            build_options = [
-                f"--builder={self._builder or endpoint.get_context()}",
-                "--progress=plain",
-                f"--file={file}",
+            command = [
+                *(self._command, "build", f"--builder={self._builder or endpoint.get_context()}"),
+                *("--progress=plain", f"--file={file}", f"--platform={sources.platform}"),
+                f"--build-arg=SOURCE_DATE_EPOCH={identity.EPOCH}",
+                *self._proxies,
+                *(f"--build-arg={name}={value}" for name, value in sources.args.items()),
+                *(f"--secret={spec}" for spec in sources.secrets),
+                *(f"--ssh={spec}" for spec in sources.ssh),
+                *(f"--build-context={name}={where}" for name, where in sources.contexts.items()),
+                *options,
+                str(sources.context),
             ]
-            build_options += [f"--platform={sources.platform}"]
-            build_options += [f"--build-arg=SOURCE_DATE_EPOCH={identity.EPOCH}"]
-            build_options += self._proxies
-            build_options += [f"--build-arg={name}={value}" for name, value in sources.args.items()]
-            build_options += [f"--secret={spec}" for spec in sources.secrets]
-            build_options += [f"--ssh={spec}" for spec in sources.ssh]
-            build_options += [f"--build-context={name}={where}" for name, where in sources.contexts.items()]
-            command = [self._command, "build", *build_options, *options, str(sources.context)]
             with self._lock:
                 if self._stopped:
                     raise StoppedError("stopped")
@@ -164,12 +154,12 @@ class Solver:
             try:
                 for raw in process.stdout:
                     line = sources.restore_names(raw)
-                    log.write(line)
+                    request.log.write(line)
                     cache_use.read_line(line)
                     tail = [*tail[1 - TAIL :], line.rstrip().expandtabs()]
                     match = STEP.match(line)
                     if match:
-                        on_step(f"{match[1]}: {match[2]}")
+                        request.on_step(f"{match[1]}: {match[2]}")
             except BaseException:
                 child_process.signal_child(process, signal.SIGKILL)
                 raise
@@ -188,7 +178,7 @@ class Solver:
         output = "\n".join(tail)
         remedy = None
         if FULL in output:  # which may end the connection, too
-            remedy = make_full_disk_remedy(self.folder)
+            remedy = make_full_disk_remedy(self._folder)
         elif GONE in output:
             raise EngineError(
                 "the Docker engine stopped during a build",

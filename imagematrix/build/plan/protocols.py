@@ -8,6 +8,7 @@ from typing import Protocol
 from imagematrix.build.dockerfile.dockerfile import replace_images
 from imagematrix.errors import BuildError
 from imagematrix.images.oci.compression import DEFAULT, Compression
+from imagematrix.images.oci.layout import LayoutImage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -131,6 +132,17 @@ class BuiltImage:
     attested: str | None = None
     imported: bool = False
 
+    @property
+    def source(self) -> str | None:
+        """The source of the image for a build that takes it from its layout."""
+        return f"oci-layout://{self.layout}@{self.digest}" if self.layout else None
+
+    @property
+    def layout_image(self) -> LayoutImage:
+        """The image in its layout, which it has."""
+        assert self.layout is not None  # noqa: S101 - for the type checker
+        return LayoutImage(self.layout, self.digest)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredImageInfo:
@@ -145,13 +157,13 @@ class Builder(Protocol):
     """A builder of images. Every method raises EngineError if it cannot be reached."""
 
     @property
-    def reproducible(self) -> bool:
-        """Whether it rewrites timestamps, so that the same inputs give the same image."""
+    def local(self) -> bool:
+        """Whether it finds the images of the engine by their names."""
         ...
 
     @property
-    def local(self) -> bool:
-        """Whether it finds the images of the engine by their names."""
+    def parallel_exports(self) -> int:
+        """How many images it exports at a time, what they share before them; 1 if it exports none."""
         ...
 
     def pin_by_digest(self, reference: str, digest: str) -> str | None:
@@ -181,12 +193,20 @@ class Builder(Protocol):
         """
         ...
 
+    def add_early_labels(self, order: BuildRequest, promise: Callable[[], Mapping[str, str]]) -> BuildRequest:
+        """Return the request to `make`: with the promised labels, if none can be added after the build.
+
+        `promise` may wait for a build of the compiler; raise BuildError as it does.
+        """
+        ...
+
     def make(
         self, order: BuildRequest, log: TextIO, on_step: Callable[[str], None]
     ) -> AbstractContextManager[BuiltImage]:
         """Build an image without naming it yet; raise BuildError. On exit, images not stored may be removed.
 
-        Images in layouts get no labels yet; see `image_rewriter.label_image`.
+        Images in layouts get no labels yet; see `image_rewriter.label_image`. Other images are not built
+        again to compare them, which `no_cache` asks for.
         `log` receives the output of the build, `on_step` is called with the current instruction.
         """
         ...
@@ -206,9 +226,8 @@ class Builder(Protocol):
 class Store(Protocol):
     """A store of images. Every method raises EngineError if it cannot be reached."""
 
-    @property
-    def keeps_layers(self) -> bool:
-        """Whether it keeps compressed layers, so that a registry gets them as they were built."""
+    def keeps_layers(self, image: BuiltImage) -> bool:
+        """Whether it keeps the compressed layers of an image, so that a registry gets them as they are."""
         ...
 
     def list_variants(self, image: str, version: str) -> list[StoredVariant]:

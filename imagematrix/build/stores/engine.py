@@ -107,7 +107,9 @@ class EngineStore:
         """Whether it has the containerd image store, which keeps images exactly as a registry does."""
         return ["driver-type", "io.containerd.snapshotter.v1"] in (self._info.get("DriverStatus") or [])
 
-    keeps_layers = has_manifests
+    def keeps_layers(self, image: BuiltImage) -> bool:  # noqa: ARG002
+        """Whether it keeps the compressed layers of an image; the classic store unpacks them."""
+        return self.has_manifests
 
     def list_all_layers(self) -> frozenset[str]:
         """Return the digests of the uncompressed layers of all its images."""
@@ -322,7 +324,7 @@ class EngineStore:
         if made.layout is None:
             yield made.digest
             return
-        image = layout.LayoutImage(made.layout, made.digest)
+        image = made.layout_image
         expected = image.digest if self.has_manifests else image.config
         with self._temporary_names.reserve_loading_name(expected) as name:
             with self._hold_layers(image.layers) as new:

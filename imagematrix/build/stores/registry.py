@@ -134,10 +134,9 @@ class RegistryStore:
         variant = read_entry(self.open_registry(image), self._digests[reference])
         return (variant and labels.read_components(variant.annotations)) or {}
 
-    @property
-    def keeps_layers(self) -> bool:
-        """True: a registry never changes a blob."""
-        return True
+    def keeps_layers(self, image: BuiltImage) -> bool:
+        """Whether it gets the layers of an image as they are: from a layout, or an engine that has them."""
+        return image.layout is not None or self._docker.has_manifests
 
     def inspect_image(self, reference: str) -> StoredImageInfo:
         """Return an image that is present."""
@@ -197,8 +196,7 @@ class RegistryStore:
             self._docker.tag_image(order, made)
             self._docker.push(order.reference)
             return self._read_back(registry, order.reference, None)
-        image_alone = layout.LayoutImage(made.layout, made.digest)
-        tagged_image = layout.LayoutIndex(made.layout, made.attested) if made.attested else image_alone
+        tagged_image = layout.LayoutIndex(made.layout, made.attested) if made.attested else made.layout_image
         for image in tagged_image.images:
             for digest in image.blobs:
                 self._push_blob(registry, digest, image)

@@ -17,10 +17,9 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
     from pathlib import Path
 
+    from imagematrix.audit.images.cache import Cache
     from imagematrix.audit.images.layers import Layers
-    from imagematrix.build.executor.build_cache import LayerHints
     from imagematrix.build.executor.caches import ExternalCaches
-    from imagematrix.build.executor.pool import Pool
     from imagematrix.build.plan.build_inputs import BuildInputs
     from imagematrix.build.plan.plan import Plan, PlanContext
     from imagematrix.build.plan.protocols import Builder
@@ -77,7 +76,7 @@ class BuildSession:
         engine: EngineStore,
         remote: RegistryStore | None,
         layers: Layers,
-        hints: LayerHints | None,
+        hints: Cache | None,
         stack: ExitStack,
         tester: ContainerTester,
     ) -> None:
@@ -92,38 +91,42 @@ class BuildSession:
         self._adopted_from = engine if remote else None
         self._stack = stack
 
-    @cached_property
-    def builder(self) -> Pool:
-        """The pool of builders; raises EngineError, or UsageError if a builder is not found."""
-        from imagematrix.build.executor.pool import Pool
-
-        return Pool([(self._find_builder(name), jobs) for name, jobs in self._builders])
+    @property
+    def builds_in_classic_store(self) -> bool:
+        """Whether the engine itself builds, and its image store is the classic one, without OCI layouts."""
+        return not (self._options.builders or self._engine.has_manifests)
 
     def pin_permanently(self, base: str, digest: str) -> str:
         """Return the source of a base image that stays the same for builds of other tools."""
         return self.builder.pin_by_digest(base, digest) or self._engine.pin_permanently(base, digest)
 
-    def _find_builder(self, name: str | None) -> Builder:
-        """Return the builder called `name`, or the engine's own if it is None."""
+    @cached_property
+    def builder(self) -> Builder:
+        """What builds the images; raises EngineError, or UsageError if a builder is not found."""
         from imagematrix.build.executor.build_cache import BuildCache
-        from imagematrix.build.executor.buildx import Buildx
+        from imagematrix.build.executor.buildx import BuildxOptions
+        from imagematrix.build.executor.caches import ExternalCaches
+        from imagematrix.build.executor.classic_builder import ClassicBuilder
+        from imagematrix.build.executor.layout_builder import LayoutBuilder
 
         options = self._options
         build_cache = None
         # Images that are built on an image of the engine need its bytes if another builder builds them.
-        if self._hints and not (self.store is self._engine and name):
+        if self._hints and not (self.store is self._engine and options.builders):
             build_cache = BuildCache(self._hints, self.store)
-        return self._stack.enter_context(
-            Buildx(
-                self._engine,
-                name,
-                options.attest,
-                proxy=bool(options.inputs and options.inputs.proxies),
-                build_cache=build_cache,
-                no_cache=options.no_cache,
-                caches=options.caches,
-            )
+        kind: type[ClassicBuilder | LayoutBuilder] = (
+            ClassicBuilder if self.builds_in_classic_store else LayoutBuilder
         )
+        buildx_options = BuildxOptions(
+            attest=options.attest,
+            proxy=bool(options.inputs and options.inputs.proxies),
+            no_cache=options.no_cache,
+            caches=options.caches or ExternalCaches(),
+            build_cache=build_cache,
+        )
+        builder = kind(self._engine, self._builders, buildx_options)
+        self._stack.enter_context(builder)
+        return builder
 
     @property
     def plan_context(self) -> PlanContext:

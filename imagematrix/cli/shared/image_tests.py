@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import docker
     from docker.models.containers import Container
 
-    from imagematrix.build.executor.build_cache import LayerHints
+    from imagematrix.audit.images.cache import Cache
     from imagematrix.build.matrix.image_test import ImageTest
     from imagematrix.build.plan.build_inputs import BuildInputs
     from imagematrix.build.plan.plan import Planned
@@ -48,7 +48,7 @@ class ContainerTester:
     """
 
     def __init__(
-        self, engine: EngineStore, notes: LayerHints, inputs: BuildInputs, *, pushed: bool, again: bool
+        self, engine: EngineStore, notes: Cache, inputs: BuildInputs, *, pushed: bool, again: bool
     ) -> None:
         self._engine = engine
         self._notes = notes

@@ -14,13 +14,13 @@ import building
 import pytest
 from rich.console import Console
 
-from imagematrix.build.executor import buildx
 from imagematrix.build.executor.result import BuildStatus, Result
 from imagematrix.build.plan import context
 from imagematrix.build.stores import engine as local
+from imagematrix.cli.shared.build_session import BuildOptions, BuildSession
 from imagematrix.cli.shared.progress import _Board, show_progress
 from imagematrix.cli.shared.progress import _Lines as Reporter
-from imagematrix.errors import BuildError, EngineError
+from imagematrix.errors import BuildError, EngineError, UsageError
 
 CPU = ("--only", "cuda=none")
 
@@ -28,7 +28,7 @@ CPU = ("--only", "cuda=none")
 @pytest.fixture
 def command(cli, project, backend, monkeypatch):
     """Call it with a command and its options, to run it on the valid matrix or a modified one."""
-    monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: backend)
+    monkeypatch.setattr(BuildSession, "builder", backend)
     monkeypatch.setattr(local, "EngineStore", lambda: backend)
     path = project()
     (path.parent / ".dockerignore").write_text("*\n")
@@ -307,12 +307,12 @@ PROCESS = """\
 import pathlib, sys
 sys.path.insert(0, {doubles!r})
 import building
-from imagematrix.build.executor import buildx
 from imagematrix.build.stores import engine as local
 from imagematrix.cli import main
+from imagematrix.cli.shared.build_session import BuildSession
 backend = building.FakeBackend(pathlib.Path(sys.argv.pop(1)))
 backend.hold = True
-buildx.Buildx = lambda *_, **__: backend
+BuildSession.builder = backend
 local.EngineStore = lambda: backend
 main()
 """
@@ -543,3 +543,14 @@ def test_without_cache_a_new_version_is_not_taken_over(command, backend):
     assert planned.out.count(" adopt ") == 2
     assert command("build", *CPU, "--no-cache", changes=raised).code == 0
     assert len(backend.called("make")) == 4
+
+
+def test_builder_option_accepts_name_and_jobs():
+    options = BuildOptions(push=False, jobs=2, builders=("big=8", "small"))
+    assert options.parse_builders() == [("big", 8), ("small", 2)]
+
+
+@pytest.mark.parametrize("text", ["", "=2", "big=", "big=0", "big=-1", "big=x", "big=\u00b2"])
+def test_invalid_builder_option_is_rejected(text):
+    with pytest.raises(UsageError, match="expected NAME or NAME=JOBS"):
+        BuildOptions(push=False, jobs=2, builders=(text,)).parse_builders()

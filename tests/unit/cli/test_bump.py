@@ -6,8 +6,8 @@ from codecs import BOM_UTF8
 
 import pytest
 
-from imagematrix.build.executor import buildx
 from imagematrix.build.stores import engine as local
+from imagematrix.cli.shared.build_session import BuildSession
 from imagematrix.errors import EngineError
 from imagematrix.images.catalog import labels
 
@@ -18,7 +18,7 @@ CHANGED = "FROM {{ base }} AS compiler\nFROM {{ base }}\n"
 @pytest.fixture
 def matrix(project, backend, monkeypatch):
     """The path of the valid matrix, whose CPU-only images can be built."""
-    monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: backend)
+    monkeypatch.setattr(BuildSession, "builder", backend)
     monkeypatch.setattr(local, "EngineStore", lambda: backend)
     path = project()
     (path.parent / ".dockerignore").write_text("*\n")

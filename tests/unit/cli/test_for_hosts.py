@@ -8,8 +8,8 @@ import pytest
 from building import digest
 from choosing import Make
 
-from imagematrix.build.executor import buildx
 from imagematrix.build.stores import engine as local
+from imagematrix.cli.shared.build_session import BuildSession
 from imagematrix.common import json_documents
 from imagematrix.errors import EngineError
 from imagematrix.images.catalog import labels
@@ -27,7 +27,7 @@ TOP = (
 @pytest.fixture
 def command(cli, project, backend, monkeypatch):
     """Call it with a command and its options, to run it on the valid matrix or a modified one."""
-    monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: backend)
+    monkeypatch.setattr(BuildSession, "builder", backend)
     monkeypatch.setattr(local, "EngineStore", lambda: backend)
     (project().parent / ".dockerignore").write_text("*\n")
 

@@ -9,11 +9,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from distribution import digest
 
-from imagematrix.build.executor import buildx
 from imagematrix.build.executor.compiler import Compilers
 from imagematrix.build.plan.protocols import StoredVariant
 from imagematrix.build.publish.publish import publish
 from imagematrix.build.stores import engine as local
+from imagematrix.cli.shared.build_session import BuildSession
 from imagematrix.cli.shared.inputs import find_catalog
 from imagematrix.errors import EngineError, UnknownImageError
 from imagematrix.images.catalog import labels
@@ -26,7 +26,8 @@ EMPTY = bytes(10240)  # a layer without files
 class Backend:
     """An engine and a builder in one that makes real layouts."""
 
-    reproducible = has_manifests = local = True
+    has_manifests = local = True
+    parallel_exports = 1
 
     def __init__(self, make):
         self.make_layout = make
@@ -50,6 +51,9 @@ class Backend:
     def list_variants(self, image, version):
         return [one for one in self.images.values() if one.reference.startswith(f"{image}:{version}-")]
 
+    def add_early_labels(self, order, promise):  # noqa: ARG002
+        return order
+
     def pin_by_immovable_name(self, reference, digest):  # noqa: ARG002
         return None
 
@@ -66,7 +70,7 @@ class Backend:
 @pytest.fixture
 def backend(make_image, monkeypatch):
     result = Backend(make_image)
-    monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: result)
+    monkeypatch.setattr(BuildSession, "builder", result)
     monkeypatch.setattr("imagematrix.build.stores.registry._audit_archive", lambda *_: None)
     monkeypatch.setattr(local, "EngineStore", lambda: result)
     return result

@@ -15,8 +15,8 @@ from hostile_text import MARK, TEXT, hostile, obeyed
 from images import Parts, layout, tar
 from publishing import labels_of
 
-from imagematrix.build.executor import buildx
 from imagematrix.build.stores import engine as local
+from imagematrix.cli.shared.build_session import BuildSession
 
 REACHED = {  # for each test, how many values reach the output at least
     "test_hosts": 8,
@@ -259,7 +259,7 @@ MATRIX = {
 
 
 def test_matrices(outcome, project, monkeypatch, backend, tmp_path):
-    monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: backend)
+    monkeypatch.setattr(BuildSession, "builder", backend)
     monkeypatch.setattr(local, "EngineStore", lambda: backend)
     file = project()
     (tmp_path / ".dockerignore").write_text("*\n")

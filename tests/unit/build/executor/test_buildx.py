@@ -1,23 +1,30 @@
 """Failures of `docker buildx` and how they are classified; docker is a script here."""
 
+import contextlib
 import io
+import itertools
 import json
 import os
 import re
 import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 from double import Double
 
-from imagematrix.build.executor.buildx import Buildx
+from imagematrix.build.executor.buildx import BuildxOptions
 from imagematrix.build.executor.caches import ExternalCaches
+from imagematrix.build.executor.classic_builder import ClassicBuilder
+from imagematrix.build.executor.layout_builder import LayoutBuilder
 from imagematrix.build.plan.protocols import BuildRequest, BuildSources, SharedPrefix, StoppedError
 from imagematrix.errors import BuildError, EngineError, UsageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.oci.layout import LayoutImage, MissingBlobError
 
 DIGEST = f"sha256:{'1' * 64}"
+MINE = [("mine", 1)]
 
 
 class Docker(Double):
@@ -108,7 +115,7 @@ def contents(made):
 def test_layer_bytes_are_removed_with_the_last_image(script, order, made):
     """Empty files stay in their place, because BuildKit does not send blobs that exist."""
     script(made.replace("cp -r", "cp -rn"))
-    with Buildx(Docker(), "mine") as builder:
+    with LayoutBuilder(Docker(), MINE) as builder:
         with builder.make(order, io.StringIO(), lambda _: None) as first:
             with builder.make(order, io.StringIO(), lambda _: None) as second:
                 assert second.digest == first.digest
@@ -129,7 +136,7 @@ def test_layer_bytes_are_removed_with_the_last_image(script, order, made):
 
 def test_layer_with_removed_bytes_is_not_rewritten(script, order, made):
     script(made.replace("cp -r", "cp -rn"))
-    with Buildx(Docker(), "mine") as builder:
+    with LayoutBuilder(Docker(), MINE) as builder:
         with builder.make(order, io.StringIO(), lambda _: None):
             pass
         lower = replace(
@@ -143,7 +150,7 @@ def test_layers_of_a_base_in_the_engine_are_listed(script, order, made):
     script(made)
     sources = replace(order.sources, images={"a:1": "docker-image://held:1"})
     with (
-        Buildx(Docker()) as builder,
+        LayoutBuilder(Docker()) as builder,
         builder.make(replace(order, sources=sources), io.StringIO(), lambda _: None) as image,
     ):
         assert image.stored_layers == set(LayoutImage(image.layout, image.digest).layers)
@@ -169,20 +176,25 @@ class Known(Double):
         self.cells[order.reference] = tuple(layers)
 
 
+def remembering(known):
+    """Return a builder that uses what earlier builds noted."""
+    return LayoutBuilder(Docker(), options=BuildxOptions(build_cache=known))
+
+
 def test_base_that_an_earlier_command_has_read_is_not_exported(script, order, made):
     """The engine has its layers, and their audits are cached: nobody needs their bytes."""
     arguments = script(made.replace("cp -r", "cp -rn"))
     order = replace(order, sources=replace(order.sources, images={"a:1": "docker-image://held:1"}))
     known = Known()
-    with Buildx(Docker(), build_cache=known) as builder:
+    with remembering(known) as builder:
         first, _ = make(builder, order)
         assert known.bases == {f"{DIGEST} linux/amd64": LayoutImage(first.layout, first.digest).layers}
     assert arguments.read_text().count("--metadata-file") == 2, "the base and the image"
-    with Buildx(Docker(), build_cache=known) as builder, builder.make(order, io.StringIO(), print) as again:
+    with remembering(known) as builder, builder.make(order, io.StringIO(), print) as again:
         assert (again.digest, again.stored_layers) == (first.digest, first.stored_layers)
         assert contents(again) == [b"", b""]
     assert arguments.read_text().count("--metadata-file") == 3
-    with Buildx(Docker(), build_cache=known) as builder:
+    with remembering(known) as builder:
         make(builder, replace(order, sources=replace(order.sources, platform="linux/arm64")))
         make(builder, replace(order, sources=replace(order.sources, images={})))
     assert arguments.read_text().count("--metadata-file") == 7, "other layers, or none in the engine"
@@ -192,10 +204,10 @@ def test_base_of_a_registry_has_its_digest_as_name(script, order, made):
     script(made.replace("cp -r", "cp -rn"))
     order = replace(order, sources=replace(order.sources, images={"a:1": f"docker-image://a:1@{DIGEST}"}))
     known = Known()
-    with Buildx(Docker(), build_cache=known) as builder:
+    with remembering(known) as builder:
         make(builder, order)
     assert [*known.bases] == [f"{DIGEST} linux/amd64"]
-    with Buildx(Docker(), build_cache=known) as builder, builder.make(order, io.StringIO(), print) as again:
+    with remembering(known) as builder, builder.make(order, io.StringIO(), print) as again:
         assert contents(again) == [b"", b""]
         assert again.stored_layers == frozenset(), "the engine does not have them"
 
@@ -206,7 +218,7 @@ def test_base_with_other_layers_than_before_is_exported_again(script, order, mad
     order = replace(order, sources=replace(order.sources, images={"a:1": "docker-image://held:1"}))
     known = Known()
     known.bases[f"{DIGEST} linux/amd64"] = (DIGEST,)
-    with Buildx(Docker(), build_cache=known) as builder:
+    with remembering(known) as builder:
         with pytest.raises(MissingBlobError):
             make(builder, order)
         with builder.make(replace(order, unshared=True), io.StringIO(), print) as image:
@@ -227,13 +239,13 @@ def test_layers_of_the_last_build_are_not_rewritten(script, own):
     order, built = own
     script(built)
     known = Known()
-    with Buildx(Docker(), build_cache=known) as builder, builder.make(order, io.StringIO(), print) as first:
+    with remembering(known) as builder, builder.make(order, io.StringIO(), print) as first:
         parts = LayoutImage(first.layout, first.digest).parts
         assert known.cells == {}, "it is not stored yet"
         assert all(contents(first))
     layers = known.cells[order.reference]
     assert [(layer.digest, layer.size) for layer in layers] == [(part.digest, part.size) for part in parts]
-    with Buildx(Docker(), build_cache=known) as builder:
+    with remembering(known) as builder:
         with builder.make(order, io.StringIO(), print) as again:
             assert (again.digest, again.stored_layers) == (first.digest, {part.digest for part in parts})
             assert contents(again) == [b"", b""]
@@ -246,7 +258,7 @@ def test_failed_image_is_not_noted(script, own):
     order, built = own
     script(built)
     known = Known()
-    with Buildx(Docker(), build_cache=known) as builder, pytest.raises(BuildError):  # noqa: SIM117
+    with remembering(known) as builder, pytest.raises(BuildError):  # noqa: SIM117
         with builder.make(order, io.StringIO(), print):
             raise BuildError("not stored")
     assert known.cells == {}
@@ -256,7 +268,7 @@ def test_classic_store_gets_every_layer_again(script, order, made):
     script(made.replace("cp -r", "cp -rn"))
     docker = Docker()
     docker.has_manifests = False
-    with Buildx(docker, "mine") as builder:
+    with LayoutBuilder(docker, MINE) as builder:
         first, _ = make(builder, order)
         assert contents(first) == [b"lower", b"upper"]
 
@@ -264,7 +276,7 @@ def test_classic_store_gets_every_layer_again(script, order, made):
 def test_image_is_built_in_an_oci_layout(script, order, tmp_path, made):
     arguments = script(f"echo '#5 [2/3] RUN make'; {made}")
     log = io.StringIO()
-    with Buildx(Docker(), "mine") as builder:
+    with LayoutBuilder(Docker(), MINE) as builder:
         steps: list[str] = []
         with builder.make(order, log, steps.append) as image:
             assert contents(image) == [b"lower", b"upper"], "layers of the base are unchanged"
@@ -288,12 +300,12 @@ def test_base_in_the_engine_is_held(script):
     script()
     docker = Docker()
     docker.pin_by_digest = lambda name, _: "docker-image://held:1" if name == "a:1" else None
-    with Buildx(docker) as builder:
+    with LayoutBuilder(docker) as builder:
         assert builder.pin_by_digest("a:1", DIGEST) is None
         assert builder.pin_by_immovable_name("a:1", DIGEST) == "docker-image://held:1"
         with pytest.raises(UsageError, match="b:1 is now another image in the engine"):
             builder.pin_by_immovable_name("b:1", DIGEST)
-    with Buildx(Docker(), "mine") as builder:
+    with LayoutBuilder(Docker(), MINE) as builder:
         assert builder.pin_by_immovable_name("a:1", DIGEST) == f"docker-image://a:1@{DIGEST}"
 
 
@@ -310,7 +322,7 @@ def test_output_has_the_names_of_the_dockerfile(script, order):
     script(f"echo '#4 [1/2] FROM docker.io/library/{place}'; echo '>>> FROM {place}'; exit 1")
     sources = replace(order.sources, images={"reg:5000/base:1": f"docker-image://{place}"})
     log = io.StringIO()
-    with Buildx(Docker()) as builder, pytest.raises(BuildError) as caught:
+    with LayoutBuilder(Docker()) as builder, pytest.raises(BuildError) as caught:
         make(builder, replace(order, sources=sources), log)
     expected = "#4 [1/2] FROM reg:5000/base:1\n>>> FROM reg:5000/base:1"
     assert (str(caught.value), log.getvalue()) == (expected, f"{expected}\n")
@@ -324,7 +336,7 @@ def test_environment_variables_do_not_affect_the_build(script, order, made, tmp_
         "HTTPS_PROXY": "http://user:word@p",
     }.items():
         monkeypatch.setenv(name, value)
-    with Buildx(Docker()) as builder:
+    with LayoutBuilder(Docker()) as builder:
         make(builder, order)
     environment = (tmp_path / "environment").read_text().splitlines()
     assert not [line for line in environment if line.partition("=")[0] in DECIDING]
@@ -338,7 +350,7 @@ def test_proxy_variables_are_passed_by_name(script, order, made, tmp_path, monke
     arguments = script(f"env > {tmp_path}/environment; {made}")
     monkeypatch.setenv("https_proxy", "http://user:word@p")
     monkeypatch.setenv("HTTP_PROXY", "")
-    with Buildx(Docker(), proxy=True) as builder:
+    with LayoutBuilder(Docker(), options=BuildxOptions(proxy=True)) as builder:
         make(builder, order)
     words = arguments.read_text().splitlines()
     assert {"--build-arg=https_proxy", "--build-arg=HTTPS_PROXY"} <= set(words), "BuildKit accepts both"
@@ -350,9 +362,9 @@ def test_proxy_variables_are_passed_by_name(script, order, made, tmp_path, monke
 
 def test_remedy_says_that_other_builders_pull_bases_from_registries(script, order):
     script("echo 'failed to resolve source metadata for docker.io/a:1'; exit 1")
-    for builder, remedy in (("mine", "mine pulls base images from registries"), (None, None)):
+    for name, remedy in (("mine", "mine pulls base images from registries"), (None, None)):
         with (
-            Buildx(Docker(), builder) as result,
+            LayoutBuilder(Docker(), [(name, 1)]) as result,
             pytest.raises(BuildError) as caught,
             result.make(order, io.StringIO(), print),
         ):
@@ -363,7 +375,7 @@ def test_remedy_says_that_other_builders_pull_bases_from_registries(script, orde
 
 def test_concurrent_builds_share_blobs_but_not_layouts(script, order, made):
     script(made)
-    with Buildx(Docker()) as builder, builder.make(order, io.StringIO(), print) as first:
+    with LayoutBuilder(Docker()) as builder, builder.make(order, io.StringIO(), print) as first:
         (first.layout / "blobs/base").touch()
         with builder.make(order, io.StringIO(), print), builder.make(order, io.StringIO(), print) as third:
             assert first.layout != third.layout
@@ -372,15 +384,13 @@ def test_concurrent_builds_share_blobs_but_not_layouts(script, order, made):
 
 def test_exported_base_has_the_layers_of_images(script, order, made):
     arguments = script(made)
-    with Buildx(Docker(), attest=["type=sbom"]) as builder:
+    with LayoutBuilder(Docker(), options=BuildxOptions(attest=["type=sbom"])) as builder:
         files = builder.export_base_layers("a:1", order.sources, ())
         assert [path.read_bytes() for path in files] == [b"lower", b"upper"]
     words = arguments.read_text().splitlines()
     assert "--provenance=false" in words
     assert not [word for word in words if "sbom" in word], "no attestation of the base alone"
-    docker = Docker()
-    docker.has_manifests = False
-    with Buildx(docker) as builder:
+    with ClassicBuilder(Docker()) as builder:
         assert builder.export_base_layers("a:1", order.sources, ()) == ()
 
 
@@ -393,7 +403,7 @@ def test_beginnings_are_built_once_and_before(script, order, made, tmp_path):
     first = SharedPrefix("1", "FROM a:1\nRUN 1\n", frozenset({"a:1"}))
     second = SharedPrefix("2", "FROM a:1\nRUN 1\nRUN 2\n", frozenset({"a:1", "1"}))
     log = io.StringIO()
-    with Buildx(Docker(), "mine") as builder:
+    with LayoutBuilder(Docker(), MINE) as builder:
         make(
             builder,
             replace(order, shared_prefixes=(base, first, second), dockerfile="FROM a:1\nRUN 3\n"),
@@ -413,7 +423,7 @@ def test_beginnings_are_built_once_and_before(script, order, made, tmp_path):
 def test_without_cache_every_step_of_each_image_runs(script, order, made):
     asked = script(f'[ -z "$file" ] && exit; {made}')
     first = (SharedPrefix("1", "FROM a:1\nRUN 1\n"),)
-    with Buildx(Docker(), "mine", no_cache=True) as builder:
+    with LayoutBuilder(Docker(), MINE, BuildxOptions(no_cache=True)) as builder:
         builder.export(order.dockerfile, order.sources, first)
         make(builder, replace(order, shared_prefixes=first))
     solves = re.split(r"^build\n", asked.read_text(), flags=re.MULTILINE)[1:]
@@ -428,7 +438,7 @@ def test_caches_are_read_by_a_build_and_written_after_it(script, order, made):
     caches = ExternalCaches(["reg/c"], ["reg/c"])
     first = (SharedPrefix("1", "FROM a:1\nRUN 1\n"),)
     order = replace(order, reference="t:v1-one-0123456789ab", shared_prefixes=first)
-    with Buildx(Docker(), "mine", caches=caches) as builder:
+    with LayoutBuilder(Docker(), MINE, BuildxOptions(caches=caches)) as builder:
         result, steps = make(builder, order)
         assert result.imported
         assert "writing the cache" in steps
@@ -443,7 +453,7 @@ def test_answers_for_labels_come_from_caches_too(script, order, made):
     """Otherwise a query of the compiler runs the steps that the images would have from their caches."""
     output = r"printf '#1 importing cache manifest from c\n#1 DONE 0.1s\n#2 [2/2] RUN 2\n#2 CACHED\n'"
     asked = script(f'{output}; [ -z "$file" ] && exit; {made}')
-    with Buildx(Docker(), "mine", caches=ExternalCaches(["reg/c"], ["reg/c"])) as builder:
+    with LayoutBuilder(Docker(), MINE, BuildxOptions(caches=ExternalCaches(["reg/c"], ["reg/c"]))) as builder:
         builder.export(order.dockerfile, order.sources)
         assert re.findall(r"--cache-(from|to)=.*ref=reg/c:export-", asked.read_text()) == ["from", "to"]
         script(f'[ -z "$file" ] && exit; {made}')
@@ -453,10 +463,8 @@ def test_answers_for_labels_come_from_caches_too(script, order, made):
 
 def test_classic_store_has_no_caches(script):
     script()
-    docker = Docker()
-    docker.has_manifests = False
     with pytest.raises(UsageError, match="cannot import or export caches"):
-        Buildx(docker, caches=ExternalCaches(["reg/c"]))
+        ClassicBuilder(Docker(), options=BuildxOptions(caches=ExternalCaches(["reg/c"])))
 
 
 def test_layers_of_a_beginning_are_kept_until_an_image_has_them(script, order, layout, tar, tmp_path):
@@ -467,7 +475,7 @@ def test_layers_of_a_beginning_are_kept_until_an_image_has_them(script, order, l
     arguments = script(f"{fails}; {made}")
     dockerfile = "FROM scratch\nCOPY x /\n"
     first = (SharedPrefix("1", dockerfile, exported=True),)
-    with Buildx(Docker(), "mine") as builder:
+    with LayoutBuilder(Docker(), MINE) as builder:
         with pytest.raises(BuildError):
             make(builder, replace(order, dockerfile=f"{dockerfile}RUN bad\n", shared_prefixes=first))
         good = replace(order, dockerfile=f"{dockerfile}RUN good\n", shared_prefixes=first)
@@ -487,7 +495,7 @@ def test_beginning_of_another_context_is_another(script, order, tmp_path):
         {"images": {"c": "/other"}},
         {"images": {**order.sources.images, "d": "/e"}},
     )
-    with Buildx(Docker(), "mine") as builder:
+    with LayoutBuilder(Docker(), MINE) as builder:
         for change in ({}, *others):
             builder.export("FROM a:1\n", replace(order.sources, **change), first)
     begun = arguments.read_text().splitlines().count("--output=type=cacheonly")
@@ -497,7 +505,7 @@ def test_beginning_of_another_context_is_another(script, order, tmp_path):
 def test_beginning_that_fails_fails_the_images_that_need_it(script, order):
     script("echo 'g++: not found'; exit 1")
     log = io.StringIO()
-    with Buildx(Docker(), "mine") as builder, pytest.raises(BuildError, match="not found"):
+    with LayoutBuilder(Docker(), MINE) as builder, pytest.raises(BuildError, match="not found"):
         make(builder, replace(order, shared_prefixes=(SharedPrefix("1", "FROM a:1\nRUN g++\n"),)), log)
     assert log.getvalue() == "g++: not found\n"
 
@@ -505,7 +513,7 @@ def test_beginning_that_fails_fails_the_images_that_need_it(script, order):
 def test_base_that_cannot_be_exported_fails_the_build(script, order):
     arguments = script("echo 'failed to resolve source metadata for a:1'; exit 1")
     log = io.StringIO()
-    with Buildx(Docker(), "mine") as builder, pytest.raises(BuildError, match="failed to resolve"):
+    with LayoutBuilder(Docker(), MINE) as builder, pytest.raises(BuildError, match="failed to resolve"):
         make(builder, order, log)
     assert "failed to resolve" in log.getvalue()
     assert arguments.read_text().splitlines().count("build") == 2
@@ -513,14 +521,25 @@ def test_base_that_cannot_be_exported_fails_the_build(script, order):
 
 def test_classic_store_builds_into_the_engine(script, order):
     arguments = script(written(**{"containerimage.config.digest": DIGEST}))
-    docker = Docker()
-    docker.has_manifests = False
-    with Buildx(docker) as builder:
-        made, _ = make(builder, order)
-        assert not builder.reproducible
+    with ClassicBuilder(Docker()) as builder:
+        promised = builder.add_early_labels(order, lambda: {"by": "them"})
+        made, _ = make(builder, promised)
         assert builder.pin_by_digest("a:1", DIGEST) is None
+        with pytest.raises(BuildError, match="cannot verify that an image is reproducible"):
+            make(builder, replace(promised, no_cache=True))
     assert (made.digest, made.layout) == (DIGEST, None)
-    assert "--label=by=us" in arguments.read_text().splitlines()
+    words = arguments.read_text().splitlines()
+    assert words.count("build") == 1
+    assert "--label=by=them" in words
+
+
+def test_labels_and_exports_are_those_of_the_store(script, order):
+    """Only images in layouts get their labels late, and share layers that are exported once."""
+    script()
+    for kind, labels_of, exports in ((ClassicBuilder, {"new": "1"}, 1), (LayoutBuilder, order.labels, 4)):
+        with kind(Docker(), [(None, 4)]) as builder:
+            assert builder.add_early_labels(order, lambda: {"new": "1"}).labels == labels_of
+            assert builder.parallel_exports == exports
 
 
 @pytest.mark.parametrize(
@@ -550,14 +569,14 @@ def test_build_failure_is_classified(script, order, output, gone, kind, message,
     script(f"echo '{output}'; exit 1" if output else "exit 1")
     docker = Docker()
     docker.gone = gone
-    with Buildx(docker) as builder, pytest.raises(kind, match=message) as caught:
+    with LayoutBuilder(docker) as builder, pytest.raises(kind, match=message) as caught:
         make(builder, order)
     assert (remedy in caught.value.remedy) if remedy else caught.value.remedy is None
 
 
 def test_stopped_build_raises_stopped_error(script, order):
     script("echo begun; exec sleep 60")
-    with Buildx(Docker()) as builder:
+    with LayoutBuilder(Docker()) as builder:
         threading.Timer(0.3, builder.stop).start()
         with pytest.raises(StoppedError):
             make(builder, order)
@@ -565,10 +584,54 @@ def test_stopped_build_raises_stopped_error(script, order):
             make(builder, order)
 
 
+SLOTS = [("one", 1), ("three", 3)]
+
+
+def test_every_slot_is_used_once(script, own, tmp_path):
+    order, built = own
+    arguments = script(f"echo begin >> {tmp_path}/log; sleep 0.2; {built}; echo end >> {tmp_path}/log")
+    with LayoutBuilder(Docker(), SLOTS) as builder, ThreadPoolExecutor(8) as threads:
+        made = list(threads.map(lambda _: make(builder, order)[0], range(8)))
+    assert len({image.digest for image in made}) == 1, "layers of all builders are the same"
+    changes = [1 if line == "begin" else -1 for line in (tmp_path / "log").read_text().split()]
+    assert max(itertools.accumulate(changes)) == 4
+    assert Counter(re.findall("--builder=(.*)", arguments.read_text())) == {"one": 2, "three": 6}
+
+
+def test_few_builds_are_spread_over_all_builders(script, own):
+    order, built = own
+    arguments = script(f'[ -z "$file" ] && exit; {built}')
+    with LayoutBuilder(Docker(), [("a", 5), ("b", 5), ("c", 5)]) as builder:
+        make(builder, order)
+        make(builder, order)
+        with contextlib.ExitStack() as taken:
+            for _ in range(15):
+                taken.enter_context(builder._take_solver())
+            builder.export("FROM scratch\n", order.sources)  # takes no slot
+    assert re.findall("--builder=(.*)", arguments.read_text()) == ["a", "b", "a"]
+
+
+def test_base_is_pinned_by_name_only_if_all_builders_have_it(script):
+    script(inspect=f"echo 'Driver: docker'; [ \"$DOCKER_CONTEXT\" = none ] || echo {DIGEST}")
+    with LayoutBuilder(Docker(), [("a", 1), ("b", 2)]) as builder:
+        assert builder.pin_by_digest("a:1", DIGEST) is None
+        assert not builder.local
+    with LayoutBuilder(Docker(), [("a", 1), ("none", 1)]) as builder:
+        assert builder.pin_by_digest("a:1", DIGEST) == f"docker-image://a:1@{DIGEST}"
+
+
+def test_stop_stops_all_builders(script, order):
+    script("echo begun; exec sleep 60")
+    with LayoutBuilder(Docker(), SLOTS) as builder, ThreadPoolExecutor(2) as threads:
+        builds = [threads.submit(make, builder, order) for _ in range(2)]
+        threading.Timer(0.3, builder.stop).start()
+        assert {type(build.exception()) for build in builds} == {StoppedError}
+
+
 def test_build_that_ignores_sigterm_is_killed(script, order, monkeypatch):
     monkeypatch.setattr("imagematrix.build.executor.solver.GRACE", 0.2)
     script("trap '' TERM; echo begun; while true; do sleep 0.1; done")
-    with Buildx(Docker()) as builder:
+    with LayoutBuilder(Docker()) as builder:
         threading.Timer(0.3, builder.stop).start()
         with pytest.raises(StoppedError):
             make(builder, order)
@@ -580,9 +643,7 @@ def test_unwritable_log_ends_the_build(script, order):
             raise OSError(28, "No space left on device")
 
     script("echo begun; exec sleep 60")
-    docker = Docker()
-    docker.has_manifests = False
-    with Buildx(docker) as builder, pytest.raises(OSError, match="No space left"):
+    with ClassicBuilder(Docker()) as builder, pytest.raises(OSError, match="No space left"):
         make(builder, order, Full())
 
 
@@ -596,7 +657,7 @@ def test_unwritable_log_ends_the_build(script, order):
 def test_unavailable_builder_is_reported(script, inspect, kind, message):
     script(inspect=inspect)
     with pytest.raises(kind, match=message) as caught:
-        Buildx(Docker(), "mine")
+        LayoutBuilder(Docker(), MINE)
     assert caught.value.remedy
 
 
@@ -610,7 +671,7 @@ def test_unavailable_builder_is_reported(script, inspect, kind, message):
 def test_missing_buildx_is_reported(script, plugin, message):
     script(plugin=plugin)
     with pytest.raises(EngineError, match=message) as caught:
-        Buildx(Docker())
+        LayoutBuilder(Docker())
     assert "docker-buildx" in caught.value.remedy
 
 
@@ -619,23 +680,23 @@ def test_unusable_docker_command_is_reported(tmp_path, monkeypatch):
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(EngineError, match="does not work: can not evaluate field ClientInfo"):
-        Buildx(Docker())
+        LayoutBuilder(Docker())
 
 
 def test_missing_or_old_docker_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EngineError, match="cannot start `docker`"):
-        Buildx(Docker())
+        LayoutBuilder(Docker())
     docker = Docker()
     docker.version = "library-import"  # of a build from the sources: it is taken for new
     with pytest.raises(EngineError, match="cannot start `docker`"):
-        Buildx(docker)
+        LayoutBuilder(docker)
     docker.version = "20.10.24+dfsg1"
     with pytest.raises(EngineError, match="too old for builds"):
-        Buildx(docker)
+        LayoutBuilder(docker)
     docker.version = None
     with pytest.raises(EngineError, match="Podman, which has no BuildKit") as caught:
-        Buildx(docker)
+        LayoutBuilder(docker)
     assert "--builder" in caught.value.remedy
 
 
@@ -646,7 +707,7 @@ def test_docker_context_is_used_as_such(script, order, monkeypatch, tmp_path, ma
             f'echo "${{DOCKER_CONTEXT:--}} ${{DOCKER_HOST:--}}" > {tmp_path}/where; {made}',
             inspect=f"echo 'Driver:        {driver}'; echo {DIGEST}",
         )
-        with Buildx(Docker(), "other") as builder:
+        with LayoutBuilder(Docker(), [("other", 1)]) as builder:
             make(builder, order)
             own = builder.pin_by_digest("a:1", DIGEST)
         assert (tmp_path / "where").read_text().strip() == expected

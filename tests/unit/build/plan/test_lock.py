@@ -26,7 +26,7 @@ class Shop:
     """A build session with the simulated engine."""
 
     jobs = 1
-    reproducible = True
+    builds_in_classic_store = False
 
     def __init__(self, backend):
         self.builder = self.store = backend

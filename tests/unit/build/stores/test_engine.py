@@ -188,7 +188,7 @@ def test_stored_image_is_described(engine, docker):
     image = {"Id": OTHER, "RootFS": {"Layers": [DIGEST]}, "Config": {"Labels": {labels.CONTENT: "x"}}}
     tell(engine, "GET", f"/images/{OTHER}/json", image)
     assert docker.inspect_image(OTHER) == StoredImageInfo(digest=OTHER, layers=(DIGEST,), content="x")
-    assert docker.keeps_layers
+    assert docker.keeps_layers(BuiltImage(digest=OTHER))
 
 
 def test_missing_base_is_resolved_in_its_registry(engine, docker):

@@ -52,7 +52,7 @@ def test_stored_image_is_described(remote, repository, make_image):
     store(remote, one)
     described = StoredImageInfo(digest=one.made.digest, layers=("sha256:1", "sha256:2"), content=None)
     assert remote.inspect_image(one.order.reference) == described
-    assert remote.keeps_layers
+    assert remote.keeps_layers(one.made)
     repository.manifests.clear()
     with pytest.raises(UnknownImageError, match="no longer in its registry"):
         remote.inspect_image(one.order.reference)
