@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
+from imagematrix.build.matrix.promised_variants import promise_variant
 from imagematrix.build.matrix.value_sources import list_value_sources
 from imagematrix.build.plan.identity import TRIM, Identity
 from imagematrix.build.plan.lock import locate_lock, read_base_digests
 from imagematrix.build.plan.plan import Planned
 from imagematrix.build.plan.remote_driver import RemoteDriver
+from imagematrix.errors import UsageError
 from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.catalog import UNKNOWN
+from imagematrix.selection.rules import RULES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,13 +51,30 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RuleNeed:
+    """What a cell's image needs of a node, by the fields of its catalog entry that one `rule` compares.
+
+    `source` is where that is known from, as in the results of the rule.
+    """
+
+    rule: str
+    fields: Mapping[str, object]
+    source: str
+
+    def to_json(self) -> dict[str, object]:
+        """Return one element of the Cell document's `needs`."""
+        return {"rule": self.rule, "fields": dict(self.fields), "source": self.source}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CellExplanation:
     """What was decided about the cell of `item`.
 
     `values` are where its values stand in the matrix. `existing` is the reference of the image that its
     `inputs` were compared with, or None. There are no inputs as long as the digests of the images `unknown`
     are. If `doubtful`, the labels of the existing image contradict each other: from what it was built, they
-    do not tell.
+    do not tell. `needs` are those that the image of the same inputs states, or else those that the cell
+    promises.
     """
 
     item: Planned | Dropped
@@ -61,6 +83,7 @@ class CellExplanation:
     inputs: tuple[Input, ...] = ()
     unknown: tuple[str, ...] = ()
     doubtful: bool = False
+    needs: tuple[RuleNeed, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         """Return the Cell document."""
@@ -72,6 +95,7 @@ class CellExplanation:
             "doubtful": self.doubtful,
             "inputs": [component.to_json() for component in self.inputs],
             "unknown": list(self.unknown),
+            "needs": [need.to_json() for need in self.needs],
         }
 
 
@@ -80,8 +104,10 @@ def explain_cell(matrix: Matrix, plan: Plan, item: Planned | Dropped) -> CellExp
     values = list_value_sources(matrix, item.cell)
     if not isinstance(item, Planned):
         return CellExplanation(item=item, values=values)
+    needs = tuple(_list_needs(item))
     if item.identity is None:
-        return CellExplanation(item=item, values=values, unknown=tuple(_list_unknown(plan, item)))
+        unknown = tuple(_list_unknown(plan, item))
+        return CellExplanation(item=item, values=values, unknown=unknown, needs=needs)
     existing, before, digest = _find_existing(item)
     components = item.identity.components
     sources = dict.fromkeys(components, str(matrix.path)) | _list_sources(matrix, plan, item)
@@ -95,6 +121,7 @@ def explain_cell(matrix: Matrix, plan: Plan, item: Planned | Dropped) -> CellExp
         existing=existing,
         inputs=tuple(inputs),
         doubtful=existing is not None and Identity(components=before).digest != digest,
+        needs=needs,
     )
 
 
@@ -106,6 +133,20 @@ def _find_existing(item: Planned) -> tuple[str | None, Mapping[str, str], str | 
     if item.labels:
         return item.reference, labels.read_components(item.labels) or {}, item.labels.get(labels.INPUT)
     return None, {}, None
+
+
+def _list_needs(item: Planned) -> Iterator[RuleNeed]:
+    """Yield what rules compare of an item's image; labels that cannot be read prove nothing."""
+    variant = promise_variant(item.cell)
+    if labels.VARIANT in item.labels:
+        with contextlib.suppress(UsageError):
+            variant = labels.read_variant(item.labels, reference=item.reference, digest=None, size=None)
+    entry = variant.to_json()
+    for rule in RULES:
+        fields = {part: entry[part] for part in rule.parts if entry.get(part)}
+        source = variant.source(rule.fact)
+        if rule.may_apply(variant) and (fields or source == UNKNOWN):
+            yield RuleNeed(rule=rule.name, fields=fields, source=source)
 
 
 def _list_unknown(plan: Plan, item: Planned) -> Iterator[str]:

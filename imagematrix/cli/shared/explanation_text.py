@@ -8,6 +8,7 @@ from imagematrix.build.plan.comparison import SHOWN
 from imagematrix.build.plan.plan import Planned, PlanStatus, get_full_name
 from imagematrix.cli.shared.output import escape_text, fold_paragraph, print_lines, print_table
 from imagematrix.common.text import shorten_words
+from imagematrix.images.catalog.catalog import CLAIM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from imagematrix.build.plan.explanation import CellExplanation, Input
 
 DIGEST = re.compile(r"sha256:([0-9a-f]{12})[0-9a-f]{52}")
-LONGEST = 60  # characters of a name or a value
+LONGEST = 60  # characters of the name or the value of an input
+LONGEST_NEED = 600  # CPU flags are the longest that the matrix promises
 LISTED = 20  # changed files
 DOUBT = "its labels do not list inputs with the digest that they state: what it was built from is uncertain"
 
@@ -40,6 +42,12 @@ def print_explanation(explanation: CellExplanation, where: str) -> None:
         compared = explanation.existing is not None
         inputs = [_format_input(component, compared=compared) for component in explanation.inputs]
         print_table(("input", "state", "value", "from") if compared else ("input", "value", "from"), inputs)
+    if explanation.needs:
+        print_lines("", "needs of a node")
+    for need in explanation.needs:
+        source = "" if need.source == CLAIM else f" ({need.source})"
+        text = f"{need.rule}{source}: {_shorten(_format_field([*need.fields.values()]), LONGEST_NEED)}"
+        print_lines(*map(escape_text, fold_paragraph("  ", text)))
 
 
 def _list_sentences(explanation: CellExplanation) -> Iterator[str]:
@@ -65,8 +73,9 @@ def _list_sentences(explanation: CellExplanation) -> Iterator[str]:
 
 def _format_input(component: Input, *, compared: bool) -> tuple[str, ...]:
     """Return the row of an input, with its state if it was `compared`."""
-    name, source = _shorten(component.name), escape_text(component.source or "")
-    value, before = _shorten(component.value or ""), _shorten(component.before or "")
+    words = component.name, component.value or "", component.before or ""
+    name, value, before = (escape_text(_shorten(DIGEST.sub(r"\1", word), LONGEST)) for word in words)
+    source = escape_text(component.source or "")
     if not compared:
         return name, value, source
     if component.value == component.before:
@@ -78,6 +87,12 @@ def _format_input(component: Input, *, compared: bool) -> tuple[str, ...]:
     return name, "[yellow]changed[/]", f"{before} -> {value}", source
 
 
-def _shorten(text: str) -> str:
-    short = DIGEST.sub(r"\1", text)
-    return escape_text(short if len(short) <= LONGEST else f"{short[: LONGEST - 1]}…")
+def _format_field(value: object) -> str:
+    """Return a field of a catalog entry as words."""
+    if isinstance(value, dict):
+        return _format_field([*value.values()])
+    return " ".join(map(_format_field, value)) if isinstance(value, list) else str(value)
+
+
+def _shorten(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"

@@ -231,3 +231,40 @@ def test_labels_that_contradict_each_other_are_told(explained, built, backend, c
     assert explanation.existing == reference
     assert explanation.doubtful
     conforms(explanation.to_json())
+
+
+def test_needs_are_those_that_the_cell_promises(explained):
+    explanation, _ = explained()
+    needs = {need.rule: dict(need.fields) for need in explanation.needs}
+    driver = {"driver": {"mode": "exact", "version": "550.163.01"}}
+    assert needs.pop("cpu").keys() == {"cpu_flags"}
+    assert needs == {
+        "platform": {"platform": "linux/amd64"},
+        "driver-exact": driver,
+        "driver-gpu": driver,
+        "driver-cuda": {"cuda": "12.4"},
+        "device-code": {"cubins": ["89"]},
+    }
+    assert {need.source for need in explanation.needs} == {"claim"}
+
+
+def test_unknown_needs_are_told(explained):
+    without = ('  compute: ["7.0", "8.9"]\n', "")
+    explanation, _ = explained(without, template="FROM {{ base }}\n", only=ONE.replace("compute=8.9,", ""))
+    (need,) = (need for need in explanation.needs if need.rule == "device-code")
+    assert (need.fields, need.source) == ({}, "unknown")
+
+
+def test_needs_are_those_that_an_image_of_the_same_inputs_states(explained, built, backend, conforms):
+    own = backend.images[built()]
+    entry = json.loads(own[labels.VARIANT])
+    own[labels.VARIANT] = json.dumps(entry | {"cpu_flags": ["avx2"], "facts": {"cpu_flags": "bytes"}})
+    explanation, _ = explained()
+    needs = {need.rule: need for need in explanation.needs}
+    assert (needs["cpu"].fields, needs["cpu"].source) == ({"cpu_flags": ["avx2"]}, "bytes")
+    for damaged in ("", "[]", "{}", json.dumps(entry | {"cpu_flags": 1})):
+        own[labels.VARIANT] = damaged
+        explanation, _ = explained()
+        needs = {need.rule: need for need in explanation.needs}
+        assert len(needs["cpu"].fields["cpu_flags"]) > 20
+        conforms(explanation.to_json())
