@@ -136,10 +136,15 @@ def _find_cell(file: Path, contexts: Sequence[Path], name: str) -> tuple[Matrix,
 
 def _print_explanation(matrix: Matrix, plan: Plan, *, json: bool) -> None:
     """Print what a plan of only one cell decided about it."""
+    from imagematrix.build.executor.logs import get_log_path, load_dockerfile
+    from imagematrix.build.plan.context import STATE
     from imagematrix.build.plan.explanation import explain_cell
     from imagematrix.cli.shared.explanation_text import print_explanation
 
-    explanation = explain_cell(matrix, plan, plan.items[0])
+    item = plan.items[0]
+    image = item.cell.image
+    log = get_log_path(matrix.path.parent / STATE / "logs", image.name, image.version, item.cell.id)
+    explanation = explain_cell(matrix, plan, item, load_dockerfile(log))
     if json:
         print_json(explanation.to_json())
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from difflib import unified_diff
 
 from imagematrix.build.matrix.promised_variants import promise_variant
 from imagematrix.build.matrix.value_sources import list_value_sources
@@ -14,6 +15,7 @@ from imagematrix.build.plan.remote_driver import RemoteDriver
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import UNKNOWN
+from imagematrix.images.oci.manifest import compute_digest
 from imagematrix.selection.rules import RULES
 
 TYPE_CHECKING = False
@@ -73,7 +75,8 @@ class CellExplanation:
     `values` are where its values stand in the matrix. `existing` is the reference of the image that its
     `inputs` were compared with, or None. There are no inputs as long as the digests of the images `unknown`
     are. If `doubtful`, the labels of the existing image contradict each other: from what it was built, they
-    do not tell. `needs` are those that the image of the same inputs states, or else those that the cell
+    do not tell. `lines` are those of the Dockerfile that differ, each after - or +, if the earlier Dockerfile
+    is known. `needs` are those that the image of the same inputs states, or else those that the cell
     promises.
     """
 
@@ -83,6 +86,7 @@ class CellExplanation:
     inputs: tuple[Input, ...] = ()
     unknown: tuple[str, ...] = ()
     doubtful: bool = False
+    lines: tuple[str, ...] = ()
     needs: tuple[RuleNeed, ...] = ()
 
     def to_json(self) -> dict[str, object]:
@@ -95,12 +99,18 @@ class CellExplanation:
             "doubtful": self.doubtful,
             "inputs": [component.to_json() for component in self.inputs],
             "unknown": list(self.unknown),
+            "lines": list(self.lines),
             "needs": [need.to_json() for need in self.needs],
         }
 
 
-def explain_cell(matrix: Matrix, plan: Plan, item: Planned | Dropped) -> CellExplanation:
-    """Return what `plan`, a plan of `matrix`, decided about one of its items; raise UsageError."""
+def explain_cell(
+    matrix: Matrix, plan: Plan, item: Planned | Dropped, recorded: str | None = None
+) -> CellExplanation:
+    """Return what `plan`, a plan of `matrix`, decided about one of its items; raise UsageError.
+
+    `recorded` is a Dockerfile of the cell that may be that of the existing image.
+    """
     values = list_value_sources(matrix, item.cell)
     if not isinstance(item, Planned):
         return CellExplanation(item=item, values=values)
@@ -121,6 +131,7 @@ def explain_cell(matrix: Matrix, plan: Plan, item: Planned | Dropped) -> CellExp
         existing=existing,
         inputs=tuple(inputs),
         doubtful=existing is not None and Identity(components=before).digest != digest,
+        lines=_list_changed_lines(recorded or "", before.get("dockerfile"), item.dockerfile),
         needs=needs,
     )
 
@@ -133,6 +144,14 @@ def _find_existing(item: Planned) -> tuple[str | None, Mapping[str, str], str | 
     if item.labels:
         return item.reference, labels.read_components(item.labels) or {}, item.labels.get(labels.INPUT)
     return None, {}, None
+
+
+def _list_changed_lines(recorded: str, digest: str | None, dockerfile: str) -> tuple[str, ...]:
+    """Return the lines that differ from the Dockerfile with a digest; none if `recorded` is another one."""
+    if compute_digest(recorded.encode()) != digest:
+        return ()
+    lines = [*unified_diff(recorded.splitlines(), dockerfile.splitlines(), n=0, lineterm="")]
+    return tuple(line for line in lines[2:] if not line.startswith("@@"))
 
 
 def _list_needs(item: Planned) -> Iterator[RuleNeed]:

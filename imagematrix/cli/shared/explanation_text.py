@@ -7,7 +7,7 @@ import re
 from imagematrix.build.plan.comparison import SHOWN
 from imagematrix.build.plan.plan import Planned, PlanStatus, get_full_name
 from imagematrix.cli.shared.output import escape_text, fold_paragraph, print_lines, print_table
-from imagematrix.common.text import shorten_words
+from imagematrix.common.text import shorten_lines, shorten_words
 from imagematrix.images.catalog.catalog import CLAIM
 
 TYPE_CHECKING = False
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 DIGEST = re.compile(r"sha256:([0-9a-f]{12})[0-9a-f]{52}")
 LONGEST = 60  # characters of the name or the value of an input
 LONGEST_NEED = 600  # CPU flags are the longest that the matrix promises
+MOST_LINES = 40  # of a Dockerfile that are shown
 LISTED = 20  # changed files
 DOUBT = "its labels do not list inputs with the digest that they state: what it was built from is uncertain"
 
@@ -42,6 +43,9 @@ def print_explanation(explanation: CellExplanation, where: str) -> None:
         compared = explanation.existing is not None
         inputs = [_format_input(component, compared=compared) for component in explanation.inputs]
         print_table(("input", "state", "value", "from") if compared else ("input", "value", "from"), inputs)
+    if explanation.lines:
+        print_lines("", "lines of the Dockerfile")
+        print_lines(*map(escape_text, shorten_lines(explanation.lines, MOST_LINES)))
     if explanation.needs:
         print_lines("", "needs of a node")
     for need in explanation.needs:

@@ -41,6 +41,14 @@ compression          same      zstd -3                        matrix.yaml
 compiler             same      gcc-14                         matrix.yaml
 base debian:trixie   changed   73894be5ff9b -> 3d030a3202ab   the engine or its registry
 
+lines of the Dockerfile
+  -FROM debian:trixie AS compiler
+  -RUN apt-get install g++
+  -FROM compiler AS program
+  -RUN cc -march=znver4 main.c -DSM=89
+  -
+  -COPY --from=program /a.out /
+
 needs of a node
   platform: linux/amd64
   driver-exact: exact 550.163.01
@@ -128,6 +136,13 @@ def test_cell_that_is_not_built_has_its_rule(why):
     assert "\ninput " not in result.out
     result = why("cuda=12.4,driver=470.256.02,compute=8.9,march=znver4", ("[535.261.03,", "[470.256.02,"))
     assert "driver-cuda: driver 470.256.02 is too old for CUDA 12.4" in result.out
+
+
+def test_many_changed_lines_are_counted(why, built):
+    built()
+    result = why(ID, template="FROM {{ base }}\n" + "RUN true\n" * 50)
+    assert result.out.count("  +RUN true\n") == 34
+    assert "  and 16 more\n" in result.out
 
 
 def test_many_changed_files_are_listed(why, built, tmp_path):

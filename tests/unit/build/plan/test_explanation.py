@@ -26,7 +26,7 @@ def explained(project, backend, tmp_path):
     """Call it with changes to the matrix to get the explanation of a cell."""
     (tmp_path / ".dockerignore").write_text("matrix.yaml\ntemplates\n*.lock\n")
 
-    def call(*changes, only=ONE, args=(), store=backend, **files):
+    def call(*changes, only=ONE, args=(), store=backend, recorded=None, **files):
         matrix = load_matrix(project(*changes, **files))
         against = PlanContext(
             resolve=backend.resolve,
@@ -35,7 +35,7 @@ def explained(project, backend, tmp_path):
             find_recorded=partial(load_listing, tmp_path / STATE),
         )
         made = plan(matrix, against, expression=only)
-        return explain_cell(matrix, made, made.items[0]), made
+        return explain_cell(matrix, made, made.items[0], recorded), made
 
     return call
 
@@ -268,3 +268,18 @@ def test_needs_are_those_that_an_image_of_the_same_inputs_states(explained, buil
         needs = {need.rule: need for need in explanation.needs}
         assert len(needs["cpu"].fields["cpu_flags"]) > 20
         conforms(explanation.to_json())
+
+
+def test_changed_lines_are_those_of_the_recorded_dockerfile(explained, built):
+    template = "FROM {{ base }}\nRUN one\nRUN two\n@@ -1 +1 @@\n# end\n".replace("@@", "#@@")
+    built(template=template)
+    _, made = explained(template=template)
+    options = {"recorded": made.items[0].dockerfile, "template": template.replace("two", "three\nRUN four")}
+    explanation, _ = explained(**options)
+    assert explanation.lines == ("-RUN two", "+RUN three", "+RUN four")
+    explanation, _ = explained(**options | {"template": template})
+    assert explanation.lines == ()
+    for other in (None, "", "FROM scratch\n", f"{options['recorded']}\n"):
+        explanation, _ = explained(**options | {"recorded": other})
+        assert explanation.lines == ()
+        assert list_changed(explanation) == ["dockerfile"]
