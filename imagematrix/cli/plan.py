@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from imagematrix.build.plan.plan import Dropped, DropStatus, PlanStatus
+from imagematrix.cli.shared import completion
 from imagematrix.cli.shared.build_session import (
     make_shard_filter,
     plan_and_compare,
@@ -35,6 +36,9 @@ from imagematrix.errors import EngineError, TagMovedError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from imagematrix.build.matrix.matrix import Matrix
     from imagematrix.build.plan.plan import Plan, Planned
 
 COLOURS = {
@@ -63,11 +67,26 @@ def command(
     allow_context: AllowContext = None,
     hosts: ForHosts = None,
     at_most: AtMost = None,
+    why: Annotated[
+        str | None,
+        typer.Option(
+            "--why",
+            metavar="CELL",
+            help="Show what was decided about one cell, and from what: its name, its tag, or values such as "
+            "'cuda=12.4,march=znver4'.",
+            autocompletion=completion.complete_only,
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Show what a build would do for each cell: build, adopt, up-to-date, excluded or infeasible, and why."""
     from imagematrix.build.plan.build_inputs import parse_build_inputs
 
+    matrix = None
+    if why is not None:
+        if only or platform or shard:
+            raise UsageError("--why names one cell", remedy="leave out --only, --platform and --shard")
+        matrix, only = _find_cell(file, allow_context or (), why)
     narrow = make_shard_filter(shard, durations)
     inputs = parse_build_inputs(args=build_arg or (), proxy=proxy)
     needs = load_host_needs(hosts, at_most)
@@ -82,7 +101,9 @@ def command(
             needs=needs,
         )
     )
-    if json:
+    if matrix:
+        _print_explanation(matrix, plan, json=json)
+    elif json:
         print_json(plan.to_json())
     else:
         _print_plan(plan)
@@ -102,6 +123,32 @@ def command(
         raise typer.Exit(EngineError.exit_code if is_unreachable else UsageError.exit_code)
     if unserved:
         raise typer.Exit(unserved.exit_code)
+
+
+def _find_cell(file: Path, contexts: Sequence[Path], name: str) -> tuple[Matrix, str]:
+    """Return the matrix, and the conditions for the cell that `name` names; raise UsageError."""
+    from imagematrix.build.matrix.load import load_matrix
+    from imagematrix.build.plan.cell_name import find_cell, format_condition
+
+    matrix = load_matrix(file, contexts=contexts)
+    return matrix, format_condition(find_cell(matrix, name))
+
+
+def _print_explanation(matrix: Matrix, plan: Plan, *, json: bool) -> None:
+    """Print what a plan of only one cell decided about it."""
+    from imagematrix.build.executor.logs import get_log_path, load_dockerfile
+    from imagematrix.build.plan.context import STATE
+    from imagematrix.build.plan.explanation import explain_cell
+    from imagematrix.cli.shared.explanation_text import print_explanation
+
+    item = plan.items[0]
+    image = item.cell.image
+    log = get_log_path(matrix.path.parent / STATE / "logs", image.name, image.version, item.cell.id)
+    explanation = explain_cell(matrix, plan, item, load_dockerfile(log))
+    if json:
+        print_json(explanation.to_json())
+    else:
+        print_explanation(explanation, str(matrix.path))
 
 
 def _print_plan(plan: Plan) -> None:

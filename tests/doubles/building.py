@@ -136,7 +136,7 @@ class FakeBackend:
         return BuiltImage(digest=digest(self.raw[reference][0]), layout=folder)
 
     def get_components(self, reference):
-        return labels.read_components(self.images[reference])
+        return labels.read_components(self.images[reference]) or {}
 
     def inspect_image(self, reference):
         return self.kept[reference]

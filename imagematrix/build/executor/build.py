@@ -22,7 +22,7 @@ from typing import Protocol
 from imagematrix.build.dockerfile.dockerfile import split_stages
 from imagematrix.build.executor.cell_builder import CellBuilder, CellRun
 from imagematrix.build.executor.image_tester import ImageTestError, ImageTestOutcome, ImageTestResult
-from imagematrix.build.executor.logs import get_log_path
+from imagematrix.build.executor.logs import get_log_path, record_dockerfile
 from imagematrix.build.executor.result import BuildStatus, Result, complete_results
 from imagematrix.build.plan.context import Snapshots, create_state_folder
 from imagematrix.build.plan.plan import REFUSED_REMEDY, PlanStatus, make_item_namer
@@ -266,6 +266,7 @@ class _BuildRun:
         try:
             log.unlink(missing_ok=True)  # the log of an earlier build would show another failure
             result = self._cell_builder.make(run)
+            record_dockerfile(log, item.dockerfile)
             if self._tester and result.status is not BuildStatus.VERIFIED:
                 self._tester.record_result(item, result.test)
         except StoppedError as error:

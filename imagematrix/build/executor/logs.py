@@ -1,7 +1,11 @@
-"""The logs of builds: their paths, and the end of a failed one as text that is safe to print."""
+"""The logs of builds: their paths, and the end of a failed one as text that is safe to print.
+
+Beside each is the Dockerfile of the image that is stored.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 from pathlib import Path
@@ -19,6 +23,7 @@ QUOTED = str.maketrans("/:", "+=")
 # In BuildKit's output: the number of a step, the seconds since it began, and the line before its summary.
 VARYING = re.compile(r"^#\d+ (?=\S)|(?:^|(?<= ))\d+\.\d+s?(?= |$)", re.MULTILINE)
 SUMMARY = "------"
+DOCKERFILE = ".Dockerfile"
 KEPT = 64 * 1024  # bytes of a log's end: about 500 lines, a small part of what CI systems keep of a job
 
 
@@ -31,6 +36,20 @@ def open_log(path: Path, on_output: Callable[[str], None]) -> io.TextIOWrapper:
     """Open a new log, of which `on_output` is told what is written; any later OSError names the log, too."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return _FollowedLog(_NamedFile(path, "w"), on_output)
+
+
+def record_dockerfile(log: Path, dockerfile: str) -> None:
+    """Keep the Dockerfile of a stored image beside its log, so that a later plan can name changed lines."""
+    with contextlib.suppress(OSError):  # nothing else needs it
+        log.with_suffix(DOCKERFILE).write_bytes(dockerfile.encode())
+
+
+def load_dockerfile(log: Path) -> str | None:
+    """Return the Dockerfile beside a log, if there is one."""
+    try:
+        return log.with_suffix(DOCKERFILE).read_bytes().decode()
+    except (OSError, ValueError):
+        return None
 
 
 class _FollowedLog(io.TextIOWrapper):

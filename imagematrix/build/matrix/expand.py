@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from imagematrix.build.matrix.matrix import Exclude, Image, Matrix
+    from imagematrix.build.matrix.matrix import Exclude, Image, Include, Matrix
 
 SHOWN = 3
 
@@ -55,9 +55,9 @@ def expand_matrix(matrix: Matrix) -> Expansion:
     cells = []
     excluded = []
     for image in matrix.images:
-        cells += [_make_cell(matrix, image, point, extra) for point, extra in merged]
+        cells += [_make_cell(matrix, image, point, entries) for point, entries in merged]
         excluded += [
-            ExcludedCell(cell=_make_cell(matrix, image, point, {}), rule=rule) for point, rule in dropped
+            ExcludedCell(cell=_make_cell(matrix, image, point, ()), rule=rule) for point, rule in dropped
         ]
     _require_unique_ids(matrix, cells[: len(merged)])
     expansion = Expansion(cells=tuple(cells), excluded=tuple(excluded))
@@ -180,13 +180,13 @@ def _apply_excludes(
 
 def _apply_includes(
     matrix: Matrix, points: list[dict[str, str]]
-) -> list[tuple[dict[str, str], Mapping[str, str]]]:
-    merged: list[tuple[dict[str, str], dict[str, str]]] = [(point, {}) for point in points]
-    added: list[tuple[dict[str, str], Mapping[str, str]]] = []
+) -> list[tuple[dict[str, str], list[Include]]]:
+    merged: list[tuple[dict[str, str], list[Include]]] = [(point, []) for point in points]
+    added: list[tuple[dict[str, str], list[Include]]] = []
     for entry in matrix.include:
-        matching = [extra for point, extra in merged if entry.axes.items() <= point.items()]
-        for extra in matching:
-            extra.update(entry.properties)
+        matching = [entries for point, entries in merged if entry.axes.items() <= point.items()]
+        for entries in matching:
+            entries.append(entry)
         if matching:
             continue
 
@@ -197,7 +197,7 @@ def _apply_includes(
         if missing:
             message = f"this entry matches no cell, and it lacks {', '.join(missing)} to add one"
             raise MatrixError(str(matrix.path), [Problem(message, entry.mark)], matrix.text)
-        added.append(({axis: entry.axes[axis] for axis in needed}, entry.properties))
+        added.append(({axis: entry.axes[axis] for axis in needed}, [entry]))
     return [*merged, *added]
 
 
@@ -217,9 +217,10 @@ def _require_unique_ids(matrix: Matrix, cells: Sequence[Cell]) -> None:
         raise MatrixError(str(matrix.path), problems, matrix.text)
 
 
-def _make_cell(matrix: Matrix, image: Image, point: dict[str, str], extra: Mapping[str, str]) -> Cell:
+def _make_cell(matrix: Matrix, image: Image, point: dict[str, str], includes: Sequence[Include]) -> Cell:
     properties: dict[str, str] = {}
     for axis, value in point.items():
         properties.update(matrix.get_properties(axis, value))
-    properties.update(extra)
-    return Cell(image=image, axes=point, properties=properties, facts=matrix.facts)
+    for entry in includes:
+        properties.update(entry.properties)
+    return Cell(image=image, axes=point, properties=properties, facts=matrix.facts, includes=tuple(includes))

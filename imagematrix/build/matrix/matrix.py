@@ -127,12 +127,14 @@ class Cell:
 
     `axes` has the values of the axes that apply to this cell: a CPU-only cell has neither `compute` nor
     `driver`. `properties` are the properties of all its values, merged. `facts` are the facts of the matrix.
+    `includes` are the entries that added the cell, or gave it properties.
     """
 
     image: Image
     axes: Mapping[str, str]
     properties: Mapping[str, str]
     facts: MatrixFacts = field(default_factory=MatrixFacts)
+    includes: tuple[Include, ...] = ()
 
     @cached_property
     def id(self) -> str:

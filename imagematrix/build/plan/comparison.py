@@ -51,7 +51,7 @@ class StoreComparison:
         if identical and not identical.lost and is_replaceable:
             return replace(item, status=PlanStatus.UP_TO_DATE, labels=identical.labels)
         if conflicts and self._against.store:
-            existing = conflicts[0].reference
+            existing = conflicts[0]
             difference, why = self._describe_difference(self._against.store, existing, cell, identity)
             if identical:
                 why += f", and there are both {identical.reference} and {difference.reference}"
@@ -94,10 +94,10 @@ class StoreComparison:
         return tuple(map(reuse, items))
 
     def _describe_difference(
-        self, store: Store, reference: str, cell: Cell, identity: Identity
+        self, store: Store, existing: StoredVariant, cell: Cell, identity: Identity
     ) -> tuple[Difference, str]:
-        """Return how a cell differs from the image `reference`, as data and as a sentence."""
-        before = store.get_components(reference)
+        """Return how a cell differs from an image in the store, as data and as a sentence."""
+        before = store.get_components(existing.reference)
         components = identity.find_changed_components(before)
         files: tuple[str, ...] = ()
         if "context" in components:
@@ -110,7 +110,7 @@ class StoreComparison:
                 )
             files = self._changed_files[key]
         shown = f": {shorten_words(files, SHOWN, more=', …')}" if files else ""
-        difference = Difference(reference=reference, components=components, files=files)
+        difference = Difference(existing=existing, components=components, files=files, before=before)
         return difference, f"{', '.join(components)} changed{shown}"
 
     def _list_variants(self, store: Store | None, cell: Cell) -> list[StoredVariant]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from imagematrix.build.plan.context import Listing
     from imagematrix.build.plan.driver import DriverFolder
     from imagematrix.build.plan.identity import Identity
-    from imagematrix.build.plan.protocols import Store
+    from imagematrix.build.plan.protocols import Store, StoredVariant
     from imagematrix.build.plan.remote_driver import LockedDriver, RemoteDriver
     from imagematrix.errors import ImagematrixError
 
@@ -75,14 +75,21 @@ class DropStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How a cell differs from its image `reference` in the store.
+    """How a cell differs from its image `existing` in the store.
 
     `components` are the names of the changed inputs, `files` the changed paths in its context, if known.
+    `before` are the components that the labels of the image state.
     """
 
-    reference: str
+    existing: StoredVariant
     components: tuple[str, ...]
     files: tuple[str, ...] = ()
+    before: Mapping[str, str]
+
+    @property
+    def reference(self) -> str:
+        """The reference of the image."""
+        return self.existing.reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

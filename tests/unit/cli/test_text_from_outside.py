@@ -220,6 +220,7 @@ def test_catalogs(outcome, profiles, catalog_file, tmp_path):
         outcome.run(place, "kubernetes", "needs", "training:v1", *source)
 
 
+WHY = "march=znver4,cuda=12.4,compute=8.9,python=3.13"  # one cell of the matrix
 MATRIX = {
     "schema": "imagematrix.matrix/v1",
     "images": {
@@ -272,7 +273,8 @@ def test_matrices(outcome, project, monkeypatch, backend, tmp_path):
         outcome.run(place, "validate", "-f", file)
         outcome.run(place, "plan", "-f", file)
         outcome.run(place, "plan", "-f", file, "--json")
-        outcome.run(place, "render", "-f", file, "--only", "march=znver4,cuda=12.4,compute=8.9,python=3.13")
+        outcome.run(place, "plan", "-f", file, "--why", WHY)
+        outcome.run(place, "render", "-f", file, "--only", WHY)
         for target in ("bake", "github", "gitlab"):
             outcome.run(place, "export", target, "-f", file)
         outcome.run(place, "build", "-f", file, "--secret", "id=token,env=PATH")

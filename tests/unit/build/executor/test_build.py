@@ -19,6 +19,7 @@ from imagematrix.audit.images import layer
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.build import build
 from imagematrix.build.executor.cell_builder import BuildBackend
+from imagematrix.build.executor.logs import get_log_path, load_dockerfile
 from imagematrix.build.executor.result import combine_failures, complete_results, make_build_document
 from imagematrix.build.plan.plan import PlanStatus
 from imagematrix.errors import AuditError, BuildError, EngineError, TagMovedError, UsageError
@@ -167,6 +168,22 @@ def test_failed_cell_does_not_affect_others(planned, carry_out, backend):
     assert len(backend.images) == 1
     error = combine_failures(results)
     assert (type(error), str(error)) == (BuildError, "1 of 2 builds failed: cpu-x86-64-v3")
+
+
+def test_dockerfile_beside_a_log_is_that_of_the_stored_image(planned, carry_out, backend, logs):
+    """The plan compares a cell with it, so a failed build leaves the earlier one."""
+    development = ("version: v1", "version: v1\n    development: true")
+    first = planned(development, only="cuda=none,march=znver4")
+    carry_out(first)
+    log = get_log_path(logs, "training", "v1", "cpu-znver4")
+    assert load_dockerfile(log) == first.items[0].dockerfile
+    backend.errors["cpu-znver4"] = BuildError("no")
+    second = planned(development, only="cuda=none,march=znver4", template="FROM {{ base }}\n")
+    carry_out(second)
+    assert load_dockerfile(log) == first.items[0].dockerfile
+    backend.errors.clear()
+    carry_out(second)
+    assert load_dockerfile(log) == second.items[0].dockerfile != first.items[0].dockerfile
 
 
 @pytest.mark.parametrize(

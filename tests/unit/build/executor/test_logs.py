@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.build.executor.logs import KEPT, get_log_path, open_log, shorten_log
+from imagematrix.build.executor.logs import (
+    KEPT,
+    get_log_path,
+    load_dockerfile,
+    open_log,
+    record_dockerfile,
+    shorten_log,
+)
 from imagematrix.common.text import make_headline, strip_escapes
 
 
@@ -103,3 +110,14 @@ def test_full_disk_error_names_the_log():
 def test_error_in_the_log_is_recognized_despite_trailing_blanks(tmp_path):
     (tmp_path / "x").write_text("#1 RUN make   \n#1 ERROR: no\n")
     assert shorten_log(tmp_path / "x", "#1 RUN make\n#1 ERROR: no") == "#1 RUN make\n#1 ERROR: no"
+
+
+def test_dockerfile_is_kept_beside_the_log(tmp_path):
+    log = get_log_path(tmp_path, "ml/training", "v" * 41, "c" * 73)
+    record_dockerfile(log, "FROM scratch\n")  # there is no folder, so nothing is kept
+    assert load_dockerfile(log) is None
+    log.parent.mkdir()
+    record_dockerfile(log, "FROM scratch\r\n# ä\n")
+    assert load_dockerfile(log) == "FROM scratch\r\n# ä\n"
+    log.with_suffix(".Dockerfile").write_bytes(b"\xff")
+    assert load_dockerfile(log) is None
