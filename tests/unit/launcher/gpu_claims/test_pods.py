@@ -12,7 +12,7 @@ import pytest
 
 from imagematrix.errors import EngineError
 from imagematrix.integrations.kubernetes.plugin.offer import GPU
-from imagematrix.launcher.gpu_claims import pods
+from imagematrix.launcher.gpu_claims import pods, survey
 from imagematrix.launcher.gpu_claims.pods import VRAM
 from imagematrix.launcher.kubelet import sockets
 from imagematrix.launcher.kubelet.messages import PODS, load_message
@@ -166,3 +166,19 @@ def test_a_query_that_fails_is_an_error(socket, monkeypatch, gpu, program, messa
         return
     with pytest.raises(EngineError, match=message):
         pods.compute_pod_usage((gpu(),))
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_without_a_daemon_the_kubelet_is_asked_too(listing, gpu):
+    listing((GPU, ["GPU-0"]))
+    usage = survey.survey_without_daemon((gpu(0), gpu(1)), lambda _: True)
+    assert {key: [consumer.name for consumer in usage[key]] for key in usage} == {
+        "nvidia10": ["team/web-1 (main)"]
+    }
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_without_a_daemon_nothing_starts_while_kubelet_does_not_answer(socket, gpu):
+    socket.touch()
+    with pytest.raises(EngineError, match="kubelet does not answer"):
+        survey.survey_without_daemon((gpu(),), lambda _: True)
