@@ -10,9 +10,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from imagematrix.errors import EngineError
+from imagematrix.errors import EngineError, GpusBusyError
 from imagematrix.integrations.kubernetes.plugin.offer import GPU
 from imagematrix.launcher.gpu_claims import pods, survey
+from imagematrix.launcher.gpu_claims.gpu_claim import adopt_scheduler_gpus
 from imagematrix.launcher.gpu_claims.pods import VRAM
 from imagematrix.launcher.kubelet import sockets
 from imagematrix.launcher.kubelet.messages import PODS, load_message
@@ -182,3 +183,13 @@ def test_without_a_daemon_nothing_starts_while_kubelet_does_not_answer(socket, g
     socket.touch()
     with pytest.raises(EngineError, match="kubelet does not answer"):
         survey.survey_without_daemon((gpu(),), lambda _: True)
+
+
+def test_a_batch_system_does_not_give_out_the_gpu_of_a_pod(listing, gpu, locks, monkeypatch):
+    monkeypatch.setenv("IMAGEMATRIX_LOCKS", locks.path)
+    listing((GPU, ["GPU-0"]))
+    with adopt_scheduler_gpus([gpu(1)], by="Slurm") as claim:
+        assert len(claim.descriptors) == 1
+    with pytest.raises(GpusBusyError, match=r"Slurm gave .* is in use by container team/web-1 \(main\)"):
+        adopt_scheduler_gpus([gpu(0), gpu(1)], by="Slurm")
+    assert locks.take("nvidia10", "nvidia11")
