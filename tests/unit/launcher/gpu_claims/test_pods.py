@@ -108,7 +108,7 @@ def test_usage_is_unknown_without_grpc(cli, profiles, socket, monkeypatch, tmp_p
     assert "grpc is not installed: GPU usage by pods unknown" in result.err
     with pytest.raises(EngineError, match="cannot ask kubelet") as caught:
         pods.compute_pod_usage((gpu(),))
-    assert "`pip install .` in a checkout" in caught.value.remedy
+    assert "`pip install '.[all]'` in a checkout" in caught.value.remedy
 
 
 @pytest.mark.usefixtures("no_engine")
