@@ -4,7 +4,7 @@
 
 This finds dependencies and files that only a development environment has: an undeclared package, or a file
 that the wheel lacks. There is no engine, so commands that need one exit with 8. One environment has no extra:
-what needs one says so there. The other has all of them.
+what needs one says so there, with the command that installs it. The other has all of them.
 """
 
 from __future__ import annotations
@@ -164,7 +164,26 @@ def _check(wheel: Path, extras: str | None) -> int:
             said = _run([command, *shlex.split(line)], folder, code, stream="stderr")
             if re.findall(r" needs the extra \[(\w+)\]: ", said) != ([extra] if extra and not extras else []):
                 raise SystemExit(f"{line}, with the extras {extras}:\n{said}")
+    if not extras:
+        _paste_install_command(command, folder)
     return len(commands)
+
+
+def _paste_install_command(command: Path, folder: Path) -> None:
+    """Run what a command says for want of an extra; an index that has our name must not be asked for it."""
+    line, extra = next(iter(EXTRAS.items()))
+    words: list[str | Path] = [
+        command,
+        *shlex.split(next(called for called, _ in CALLS if called.startswith(line))),
+    ]
+    said = _run(words, folder, USAGE, stream="stderr")
+    foreign = folder / "index" / "imagematrix-99-py3-none-any.whl"
+    foreign.parent.mkdir()
+    foreign.write_bytes(b"somebody else's")
+    install = f"export UV_FIND_LINKS={foreign.parent} PATH={UV.parent}:$PATH; {said.partition(']: ')[2]}"
+    _run(["sh", "-euc", install], folder)
+    if f"[{extra}]" in _run(words, folder, USAGE, stream="stderr"):
+        raise SystemExit(f"the extra {extra} is still missing after: {install}")
 
 
 def _documents(folder: Path) -> None:
