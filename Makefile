@@ -82,9 +82,9 @@ unit: $(VENV)/.dev
 
 # The unit tests with the oldest releases of the dependencies that pyproject.toml allows.
 unit-lowest: $(VENV)/.dev
-	$(BIN)/uv pip compile -q --resolution lowest-direct pyproject.toml -o .cache/lowest.txt
+	$(BIN)/uv pip compile -q --resolution lowest-direct --all-extras pyproject.toml -o .cache/lowest.txt
 	$(BIN)/uv venv -q --clear --python $(BIN)/python .cache/lowest
-	$(BIN)/uv pip install -q --python .cache/lowest --group dev -r .cache/lowest.txt -e .
+	$(BIN)/uv pip install -q --python .cache/lowest --group dev -r .cache/lowest.txt -e '.[all]'
 	.cache/lowest/bin/python -m pytest -q -n auto tests/unit
 
 # The counts hold for Python 3.11 only.
@@ -107,7 +107,7 @@ test-long: bases $(VENV)/.dev
 gpu: $(VENV)/.dev
 	ci/gpu-check if-any
 
-# The declared dependencies must suffice for every command.
+# The declared dependencies must suffice for every command, and the extras for those that need one.
 wheel: $(VENV)/.dev
 	$(BIN)/python ci/wheel.py
 

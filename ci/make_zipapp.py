@@ -23,21 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
-# Only building, the resolver and the device plugin need these.
-OTHERS = (
-    "aiohttp",
-    "cryptography",
-    "grpcio",
-    "iced-x86",
-    "isal",
-    "jinja2",
-    "prometheus-client",
-    "protobuf",
-    "pynacl",
-    "pyyaml",
-    "yarl",
-    "zstandard",
-)
+# Only building and signatures need these.
+OTHERS = ("cryptography", "iced-x86", "isal", "jinja2", "pynacl", "pyyaml", "zstandard")
 PURE = ("--only-binary=:all:", "--platform=any", "--implementation=py", "--abi=none", "--python-version=3.11")
 # rich highlights source code with pygments, which imagematrix does not use.
 UNUSED = re.compile(

@@ -11,6 +11,7 @@ PYTHONS_OWN = {signal.SIGPIPE, signal.SIGXFSZ}
 
 # Of tests/doubles; a module that another one imports comes first.
 pytest_plugins = [
+    "bare_install",
     "building",
     "choosing",
     "daemonless_starts",

@@ -13,7 +13,8 @@ from typer.core import TyperCommand, TyperGroup
 from imagematrix.cli.shared import completion
 from imagematrix.cli.shared.message_commands import remember_parameters
 from imagematrix.cli.shared.options import resolve_options
-from imagematrix.errors import sanitize_text
+from imagematrix.common.extras import find_missing_extra, make_install_command
+from imagematrix.errors import UsageError, sanitize_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,12 +75,19 @@ def _add_commands(
 
 
 class _Command(TyperCommand):
-    """A command that messages repeat with its options."""
+    """A command that messages repeat with its options, and that names an extra which it lacks."""
 
     def invoke(self, ctx: Any) -> Any:
         typed = (name for name in ctx.params if ctx.get_parameter_source(name).name == "COMMANDLINE")
         remember_parameters({name: ctx.params[name] for name in typed})
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            extra = find_missing_extra(error, ctx.command_path)
+            if extra is None:
+                raise
+            what = f"{ctx.command_path} needs the extra [{extra}]"
+            raise UsageError(f"{what}: {make_install_command(extra)}") from error
 
 
 class _Commands(TyperGroup):

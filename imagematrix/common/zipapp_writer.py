@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
 # The remedy where one of these files lacks something. By its name, an index may have the package of anybody.
-WHOLE_PACKAGE = "install the whole package: `pip install .` in a checkout of imagematrix"
+WHOLE_PACKAGE = "install the whole package: `pip install '.[all]'` in a checkout of imagematrix"
 PACKAGE = "imagematrix"
 COMPILED = str(sys.implementation.cache_tag)  # the file of modules that this version of Python has compiled
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time in a zip

@@ -262,7 +262,7 @@ def test_the_zipapp_runs_on_a_bare_python(machine):
         (("gpus",), 0, "NVIDIA H200"),
         (("doctor",), 8, "docker-command"),
         (("select", of_a_registry), 8, "cannot be reached"),
-        (("plan",), 2, "install the whole package: `pip install .` in a checkout"),
+        (("plan",), 2, "install the whole package: `pip install '.[all]'` in a checkout"),
     ):
         done = tree.run(app, *words)
         assert (done.returncode, part in done.stdout + done.stderr) == (code, True), (words, done)

@@ -201,22 +201,27 @@ def claim_gpus(
 def adopt_scheduler_gpus(gpus: Sequence[Gpu], *, by: str) -> Claim:
     """Return a claim on the GPUs that this process has from the batch system `by`.
 
-    Its tasks can have a GPU together, and no other launch gets it meanwhile. Raises GpusBusyError if a launch
-    that the batch system did not start has one, and ProbeError if the lock folder cannot be used.
+    Its tasks can have a GPU together, and no other launch gets it meanwhile. Raises GpusBusyError if a pod,
+    or a launch that the batch system did not start, has one; ProbeError if the lock folder cannot be used;
+    and EngineError if a kubelet that this user may ask does not answer.
     """
+    from imagematrix.launcher.gpu_claims import pods  # the runtime of Swarm's tasks does without it
+
     path = locate_locks()
     require_shared(path)
     keys = tuple(key for gpu in gpus for key in list_lock_names(gpu))
+    pod_usage = pods.compute_pod_usage(tuple(gpus))
     with Locks(path) as locks, locks.hold_mutex():
         descriptors = locks.take(*keys, shared=True)
         leases = find_live_leases(locks)
-        if descriptors is not None and any(lease.is_excluding(keys, common=True) for lease, _ in leases):
+        is_used = pod_usage or any(lease.is_excluding(keys, common=True) for lease, _ in leases)
+        if descriptors is not None and is_used:
             release_locks(descriptors)
             descriptors = None
         if descriptors is not None:
             lease = ContainerLease(keys=keys, common=True)
             return Claim(tuple(gpus), descriptors, lease=lease, locks=path)
-        usage = compute_locked_usage(locks)
+        usage = merge_usages(pod_usage, compute_locked_usage(locks))
         busy = [
             f"{make_label(gpu)} is in use by {', '.join(map(str, consumers))}"
             for gpu in gpus

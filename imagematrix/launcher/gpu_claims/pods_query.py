@@ -20,10 +20,8 @@ def query_kubelet(socket: str) -> dict[str, object]:
         import grpc
 
         from imagematrix.launcher.kubelet.messages import PODS, load_message, make_call
-    except ModuleNotFoundError as error:  # the file of `make zipapp` has no gRPC
-        from imagematrix.common.zipapp_writer import WHOLE_PACKAGE
-
-        return {"error": f"cannot ask kubelet: {error.name} is not installed", "remedy": WHOLE_PACKAGE}
+    except ModuleNotFoundError as error:
+        return _describe_missing_module(error)
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         list_pods = make_call(channel, f"/{PODS}/List", "ListPodResourcesResponse")
         try:
@@ -41,6 +39,20 @@ def query_kubelet(socket: str) -> dict[str, object]:
         for devices in container.devices
     ]
     return {"devices": devices}
+
+
+def _describe_missing_module(error: ModuleNotFoundError) -> dict[str, object]:
+    from imagematrix.common.extras import find_missing_extra, make_install_command
+    from imagematrix.common.zipapp_writer import WHOLE_PACKAGE
+
+    extra = find_missing_extra(error)
+    if extra:
+        return {
+            "error": f"asking kubelet needs the extra [{extra}]",
+            "remedy": f"install it: {make_install_command(extra)}",
+        }
+    # The file of `make zipapp` has no gRPC, nor extras.
+    return {"error": f"cannot ask kubelet: {error.name} is not installed", "remedy": WHOLE_PACKAGE}
 
 
 def main() -> None:

@@ -41,26 +41,38 @@ def survey_node(
 
     `is_lease_live` and `transport` are those of `list_running_containers`.
     """
-    from imagematrix.launcher.gpu_claims import pods  # the runtime of Swarm's tasks does without it
-
-    def list_containers() -> list[RunningContainer]:
-        return list_running_containers(gpus, is_lease_live, transport, pods=not pods.check_access())
-
-    return merge_usages(pods.compute_pod_usage(gpus), survey_usage(gpus, list_containers, query_nvml))
+    return _survey_with_pods(gpus, partial(list_running_containers, gpus, is_lease_live, transport))
 
 
 def survey_without_daemon(gpus: tuple[Gpu, ...], is_lease_live: LeaseCheck) -> Usage:
     """Return the usage of this node's `gpus` by anything but leases, as far as this user may know it.
 
     The node may have no engine, or one that this user has no access to: containers of such engines are found
-    by their processes.
+    by their processes. Raises EngineError if a kubelet that this user may ask does not answer.
     """
-    try:
-        return survey_node(gpus, is_lease_live)
-    except EngineError:
-        return survey_usage(
-            gpus, lambda: other_engines.find_other_containers(gpus, tuple, pods=True), query_nvml
-        )
+
+    def list_containers(*, pods: bool) -> list[RunningContainer]:
+        try:
+            return list_running_containers(gpus, is_lease_live, pods=pods)
+        except EngineError:
+            return other_engines.find_other_containers(gpus, tuple, pods=pods)
+
+    return _survey_with_pods(gpus, list_containers)
+
+
+def _survey_with_pods(
+    gpus: tuple[Gpu, ...], list_containers: Callable[..., Iterable[RunningContainer]]
+) -> Usage:
+    """Return the usage of `gpus` by anything but leases, and by pods as the kubelet lists them.
+
+    `list_containers` gets `pods`: whether it lists containers of pods, too, because nobody asks the kubelet.
+    """
+    from imagematrix.launcher.gpu_claims import pods  # the runtime of Swarm's tasks does without it
+
+    usage = pods.compute_pod_usage(gpus)
+    return merge_usages(
+        usage, survey_usage(gpus, lambda: list_containers(pods=not pods.check_access()), query_nvml)
+    )
 
 
 def survey_containers(gpus: tuple[Gpu, ...], is_lease_live: LeaseCheck) -> Usage:

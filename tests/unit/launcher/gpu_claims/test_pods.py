@@ -10,9 +10,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from imagematrix.errors import EngineError
+from imagematrix.errors import EngineError, GpusBusyError
 from imagematrix.integrations.kubernetes.plugin.offer import GPU
-from imagematrix.launcher.gpu_claims import pods
+from imagematrix.launcher.gpu_claims import pods, survey
+from imagematrix.launcher.gpu_claims.gpu_claim import adopt_scheduler_gpus
 from imagematrix.launcher.gpu_claims.pods import VRAM
 from imagematrix.launcher.kubelet import sockets
 from imagematrix.launcher.kubelet.messages import PODS, load_message
@@ -107,7 +108,7 @@ def test_usage_is_unknown_without_grpc(cli, profiles, socket, monkeypatch, tmp_p
     assert "grpc is not installed: GPU usage by pods unknown" in result.err
     with pytest.raises(EngineError, match="cannot ask kubelet") as caught:
         pods.compute_pod_usage((gpu(),))
-    assert "`pip install .` in a checkout" in caught.value.remedy
+    assert "`pip install '.[all]'` in a checkout" in caught.value.remedy
 
 
 @pytest.mark.usefixtures("no_engine")
@@ -166,3 +167,29 @@ def test_a_query_that_fails_is_an_error(socket, monkeypatch, gpu, program, messa
         return
     with pytest.raises(EngineError, match=message):
         pods.compute_pod_usage((gpu(),))
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_without_a_daemon_the_kubelet_is_asked_too(listing, gpu):
+    listing((GPU, ["GPU-0"]))
+    usage = survey.survey_without_daemon((gpu(0), gpu(1)), lambda _: True)
+    assert {key: [consumer.name for consumer in usage[key]] for key in usage} == {
+        "nvidia10": ["team/web-1 (main)"]
+    }
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_without_a_daemon_nothing_starts_while_kubelet_does_not_answer(socket, gpu):
+    socket.touch()
+    with pytest.raises(EngineError, match="kubelet does not answer"):
+        survey.survey_without_daemon((gpu(),), lambda _: True)
+
+
+def test_a_batch_system_does_not_give_out_the_gpu_of_a_pod(listing, gpu, locks, monkeypatch):
+    monkeypatch.setenv("IMAGEMATRIX_LOCKS", locks.path)
+    listing((GPU, ["GPU-0"]))
+    with adopt_scheduler_gpus([gpu(1)], by="Slurm") as claim:
+        assert len(claim.descriptors) == 1
+    with pytest.raises(GpusBusyError, match=r"Slurm gave .* is in use by container team/web-1 \(main\)"):
+        adopt_scheduler_gpus([gpu(0), gpu(1)], by="Slurm")
+    assert locks.take("nvidia10", "nvidia11")
