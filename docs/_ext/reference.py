@@ -21,7 +21,6 @@ from imagematrix.cli.app import COMMANDS, make_app
 from imagematrix.cli.dispatch import HUNG_UP, INTERRUPTED, TERMINATED
 from imagematrix.images.catalog import labels
 from imagematrix.integrations.export.classad import ATTRIBUTES
-from imagematrix.launcher.docker.options import OWN
 from imagematrix.selection.gang.gang import NothingFitsAll
 from imagematrix.selection.rules import RULES
 from imagematrix.selection.selection import NothingFits
@@ -138,8 +137,7 @@ def _commands(name: str, command: Any, heading: str = "##") -> str:
 
 
 def _command(name: str, command: Any, heading: str) -> str:
-    arguments = [_metavar(parameter) for parameter in command.params if isinstance(parameter, TyperArgument)]
-    usage = " ".join(["imagematrix", name, "[OPTIONS]", *arguments])
+    usage = " ".join(["imagematrix", name, *command.collect_usage_pieces(typer.Context(command))])
     lines = [f"{heading} {name}", "", inspect.cleandoc(command.help or ""), ""]
     lines += ["```text", usage, "```", ""]
     lines += (
@@ -148,11 +146,6 @@ def _command(name: str, command: Any, heading: str) -> str:
         else []
     )
     rows = [row for parameter in command.params if (row := _parameter(parameter))]
-    if name == "run":
-        rows = [
-            (f"`{option}{f' {value}' if value else ''}`", _sentence(what))
-            for option, (value, what) in OWN.items()
-        ]
     if rows:
         lines += [_table(("Option", "Meaning"), rows)]
     return "\n".join(lines)

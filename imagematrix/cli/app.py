@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from imagematrix.cli.shared import completion
 from imagematrix.cli.shared.message_commands import remember_parameters
@@ -61,20 +61,41 @@ def _add_commands(
         module = import_module(f"{package}.{name.replace('-', '_')}")
         if commands := getattr(module, "COMMANDS", ()):
             group = typer.Typer(
-                cls=_Commands, help=module.__doc__, no_args_is_help=True, context_settings=HELP
+                cls=_Commands, help=_unfold(module.__doc__), no_args_is_help=True, context_settings=HELP
             )
             _add_commands(group, module.__name__, dict.fromkeys(commands), words[1:])
             application.add_typer(group, name=name, rich_help_panel=groups[name])
         else:
-            settings = getattr(module, "SETTINGS", {})
+            settings = {"help": _unfold(module.command.__doc__), **getattr(module, "SETTINGS", {})}
             if example := getattr(module, "EXAMPLE", None):
-                settings = {**settings, "epilog": f"Example: {example}"}
+                settings["epilog"] = f"Example: {example}"
             command = application.command(name, cls=_Command, rich_help_panel=groups[name], **settings)
             command(resolve_options(module.command))
 
 
+def _unfold(docstring: str | None) -> str:
+    """Return a docstring with each paragraph on one line, which the terminal folds."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (docstring or "").split("\n\n"))
+
+
+def _hide_types(parameters: list[Any]) -> list[Any]:
+    """Make help show no Python types, such as list[Path], beside arguments and options without a value."""
+    for parameter in parameters:
+        if isinstance(parameter, TyperArgument) or parameter.is_flag:
+            parameter.display_type_rich = lambda **_: None
+    return parameters
+
+
 class _Command(TyperCommand):
     """A command that messages repeat with its options."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _hide_types(super().get_params(ctx))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the usage line, with arguments as the manuals of Unix commands write them."""
+        arguments = filter(lambda parameter: isinstance(parameter, TyperArgument), self.get_params(ctx))
+        return [self.options_metavar or "", *map(_format_argument, arguments)]
 
     def invoke(self, ctx: Any) -> Any:
         typed = (name for name in ctx.params if ctx.get_parameter_source(name).name == "COMMANDLINE")
@@ -82,8 +103,16 @@ class _Command(TyperCommand):
         return super().invoke(ctx)
 
 
+def _format_argument(argument: Any) -> str:
+    name = argument.metavar or str(argument.name).upper()
+    return name if argument.required else f"[{name}]"
+
+
 class _Commands(TyperGroup):
     """Commands whose errors escape words of the command line, such as names of files, as other errors do."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _hide_types(super().get_params(ctx))
 
     def make_context(self, *words: Any, **named: Any) -> Any:
         with _sanitize_errors():

@@ -33,6 +33,7 @@ from imagematrix.cli.shared.output import escape_text, print_error, print_info, 
 from imagematrix.common.text import format_count
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 
+EXAMPLE = "imagematrix plan --only 'cuda>=12.4'"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.build.plan.plan import Plan, Planned
@@ -53,6 +54,8 @@ def command(
     file: File = Path("matrix.yaml"),
     only: Only = None,
     platform: Platforms = None,
+    hosts: ForHosts = None,
+    at_most: AtMost = None,
     push: Annotated[
         bool, typer.Option("--push", help="Compare with the registry, as `build --push` does.")
     ] = False,
@@ -61,8 +64,6 @@ def command(
     build_arg: BuildArgs = None,
     proxy: Proxy = False,
     allow_context: AllowContext = None,
-    hosts: ForHosts = None,
-    at_most: AtMost = None,
     json: Json = False,
 ) -> None:
     """Show what a build would do for each cell: build, adopt, up-to-date, excluded or infeasible, and why."""
