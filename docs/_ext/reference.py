@@ -8,7 +8,6 @@ import io
 import json
 import re
 import tokenize
-from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,23 +15,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperArgument, TyperGroup, TyperOption
 
-from imagematrix import errors
 from imagematrix.cli.app import COMMANDS, make_app
-from imagematrix.cli.dispatch import HUNG_UP, INTERRUPTED, TERMINATED
+from imagematrix.cli.help import list_exit_codes, list_rules
 from imagematrix.images.catalog import labels
 from imagematrix.integrations.export.classad import ATTRIBUTES
-from imagematrix.selection.gang.gang import NothingFitsAll
-from imagematrix.selection.rules import RULES
-from imagematrix.selection.selection import NothingFits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-SIGNALS = {
-    HUNG_UP: "Terminated by SIGHUP: its terminal was closed.",
-    INTERRUPTED: "Interrupted by SIGINT (Ctrl-C).",
-    TERMINATED: "Terminated by SIGTERM.",
-}
 URL = re.compile(r"https://([^\s,/]+)/[^\s,]+[^\s,.]")
 VALUE = re.compile(r"[a-z]+: ")  # a value that a text begins to describe: "github: JSON for a job matrix"
 SCHEMAS = files("imagematrix") / "schemas"
@@ -50,16 +40,7 @@ def commands() -> str:
 
 def exit_codes() -> str:
     """Return all exit codes, each with the exception that the Python API raises."""
-    rows = [("0", "", "Done.")]
-    rows += [
-        (
-            str(error.exit_code),
-            f"`{error.__name__}`",
-            "Any other error." if error.exit_code == 1 else _summary(error),
-        )
-        for error in _errors()
-    ]
-    rows += [(str(code), "", text) for code, text in SIGNALS.items()]
+    rows = [(str(code), name and f"`{name}`", meaning) for code, name, meaning in list_exit_codes()]
     return _table(("Code", "Exception", "Meaning"), rows)
 
 
@@ -79,12 +60,10 @@ def label_table() -> str:
 
 def rules() -> str:
     """Return the selection rules, each with the text of its module's docstring."""
-    rows = []
-    for rule in RULES:
-        module = import_module(f"imagematrix.selection.rules.{rule.name.replace('-', '_')}")
-        name, _, text = " ".join((module.__doc__ or "").split()).partition(": ")
-        holds, _, otherwise = text.partition(". ")
-        rows.append((name, _sentence(holds), URL.sub(r"[\1](\g<0>)", _escape(otherwise))))
+    rows = [
+        (f"`{name}`", _sentence(holds), URL.sub(r"[\1](\g<0>)", _escape(otherwise)))
+        for name, holds, otherwise in list_rules()
+    ]
     return _table(("Rule", "Holds if", "Consequence and source"), rows)
 
 
@@ -163,16 +142,6 @@ def _parameter(parameter: TyperArgument | TyperOption) -> tuple[str, str] | None
 
 def _metavar(parameter: TyperArgument | TyperOption) -> str:
     return parameter.metavar or str(parameter.name).upper()
-
-
-def _errors() -> Iterator[type[errors.ImagematrixError]]:
-    names = [name for name in sorted(vars(errors)) if name.endswith("Error")]
-    classes = [getattr(errors, name) for name in names]
-    yield from sorted([*classes, NothingFitsAll, NothingFits], key=lambda error: int(error.exit_code))
-
-
-def _summary(documented: object) -> str:
-    return (inspect.getdoc(documented) or "").partition("\n\n")[0].replace("\n", " ")
 
 
 def _comments(source: str) -> dict[str, str]:

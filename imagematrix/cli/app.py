@@ -30,6 +30,7 @@ GROUPS = {
     "Choose and run": ("explain", "pull"),
     "Nodes and fleets": ("probe", "gpus", "doctor", "coverage"),
     "Clusters": ("kubernetes", "slurm", "swarm", "resolver", "oci-task"),
+    "Help": ("help",),
 }
 COMMANDS = {name: group for group, names in GROUPS.items() for name in names}
 
@@ -42,7 +43,7 @@ def make_app(words: Sequence[str] = ()) -> typer.Typer:
     application = typer.Typer(
         cls=_Commands,
         name="imagematrix",
-        help="Build one immutable image for each hardware configuration, and run the one that fits.",
+        help=_unfold(_declare_common_options.__doc__),
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings=HELP,
@@ -149,4 +150,9 @@ def _declare_common_options(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
-    pass
+    """Build one immutable image for each hardware configuration, and run the one that fits.
+
+    matrix.yaml lists the values of each axis, such as CUDA release, driver, GPU and CPU. A cell is one
+    combination of them. The image that is built from a cell is a variant, and the variants of one version,
+    such as training:v1, are the catalog from which a node gets the one that fits.
+    """
