@@ -98,6 +98,9 @@ CALLS = (
     ("verify training:v1", NO_ENGINE),
     ("trim --compute 9.0 --dry-run .", 0),
     ("adopt torch:2.8 --as torch:v1", NO_ENGINE),
+    ("help run", 0),
+    ("help exit-codes", 0),
+    ("help rules", 0),
 )
 EVERY_MODULE = """
 import importlib, pkgutil, imagematrix

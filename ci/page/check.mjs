@@ -53,9 +53,11 @@ for (const file of readdirSync(folder).filter((name) => name.endsWith(".html")).
   await page.keyboard.press("Enter");
   const skipped = await page.evaluate(() => document.activeElement.id);
   if (skipped !== "content") problem(file, "the first link leads to", skipped);
+  const isOpen = () => page.evaluate(() => document.querySelector("details").open);
+  const before = await isOpen();
   await page.evaluate(() => document.querySelector("summary").focus());
   await page.keyboard.press("Enter");
-  if (!(await page.evaluate(() => document.querySelector("details").open))) problem(file, "a summary does not open");
+  if ((await isOpen()) === before) problem(file, "a summary does not open or close");
   await page.close();
 }
 await browser.close();

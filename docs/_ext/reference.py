@@ -8,7 +8,6 @@ import io
 import json
 import re
 import tokenize
-from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,24 +15,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperArgument, TyperGroup, TyperOption
 
-from imagematrix import errors
 from imagematrix.cli.app import COMMANDS, make_app
-from imagematrix.cli.dispatch import HUNG_UP, INTERRUPTED, TERMINATED
+from imagematrix.cli.help import list_exit_codes, list_rules
 from imagematrix.images.catalog import labels
 from imagematrix.integrations.export.classad import ATTRIBUTES
-from imagematrix.launcher.docker.options import OWN
-from imagematrix.selection.gang.gang import NothingFitsAll
-from imagematrix.selection.rules import RULES
-from imagematrix.selection.selection import NothingFits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-SIGNALS = {
-    HUNG_UP: "Terminated by SIGHUP: its terminal was closed.",
-    INTERRUPTED: "Interrupted by SIGINT (Ctrl-C).",
-    TERMINATED: "Terminated by SIGTERM.",
-}
 URL = re.compile(r"https://([^\s,/]+)/[^\s,]+[^\s,.]")
 VALUE = re.compile(r"[a-z]+: ")  # a value that a text begins to describe: "github: JSON for a job matrix"
 SCHEMAS = files("imagematrix") / "schemas"
@@ -51,16 +40,7 @@ def commands() -> str:
 
 def exit_codes() -> str:
     """Return all exit codes, each with the exception that the Python API raises."""
-    rows = [("0", "", "Done.")]
-    rows += [
-        (
-            str(error.exit_code),
-            f"`{error.__name__}`",
-            "Any other error." if error.exit_code == 1 else _summary(error),
-        )
-        for error in _errors()
-    ]
-    rows += [(str(code), "", text) for code, text in SIGNALS.items()]
+    rows = [(str(code), name and f"`{name}`", meaning) for code, name, meaning in list_exit_codes()]
     return _table(("Code", "Exception", "Meaning"), rows)
 
 
@@ -80,12 +60,10 @@ def label_table() -> str:
 
 def rules() -> str:
     """Return the selection rules, each with the text of its module's docstring."""
-    rows = []
-    for rule in RULES:
-        module = import_module(f"imagematrix.selection.rules.{rule.name.replace('-', '_')}")
-        name, _, text = " ".join((module.__doc__ or "").split()).partition(": ")
-        holds, _, otherwise = text.partition(". ")
-        rows.append((name, _sentence(holds), URL.sub(r"[\1](\g<0>)", _escape(otherwise))))
+    rows = [
+        (f"`{name}`", _sentence(holds), URL.sub(r"[\1](\g<0>)", _escape(otherwise)))
+        for name, holds, otherwise in list_rules()
+    ]
     return _table(("Rule", "Holds if", "Consequence and source"), rows)
 
 
@@ -138,8 +116,7 @@ def _commands(name: str, command: Any, heading: str = "##") -> str:
 
 
 def _command(name: str, command: Any, heading: str) -> str:
-    arguments = [_metavar(parameter) for parameter in command.params if isinstance(parameter, TyperArgument)]
-    usage = " ".join(["imagematrix", name, "[OPTIONS]", *arguments])
+    usage = " ".join(["imagematrix", name, *command.collect_usage_pieces(typer.Context(command))])
     lines = [f"{heading} {name}", "", inspect.cleandoc(command.help or ""), ""]
     lines += ["```text", usage, "```", ""]
     lines += (
@@ -148,11 +125,6 @@ def _command(name: str, command: Any, heading: str) -> str:
         else []
     )
     rows = [row for parameter in command.params if (row := _parameter(parameter))]
-    if name == "run":
-        rows = [
-            (f"`{option}{f' {value}' if value else ''}`", _sentence(what))
-            for option, (value, what) in OWN.items()
-        ]
     if rows:
         lines += [_table(("Option", "Meaning"), rows)]
     return "\n".join(lines)
@@ -170,16 +142,6 @@ def _parameter(parameter: TyperArgument | TyperOption) -> tuple[str, str] | None
 
 def _metavar(parameter: TyperArgument | TyperOption) -> str:
     return parameter.metavar or str(parameter.name).upper()
-
-
-def _errors() -> Iterator[type[errors.ImagematrixError]]:
-    names = [name for name in sorted(vars(errors)) if name.endswith("Error")]
-    classes = [getattr(errors, name) for name in names]
-    yield from sorted([*classes, NothingFitsAll, NothingFits], key=lambda error: int(error.exit_code))
-
-
-def _summary(documented: object) -> str:
-    return (inspect.getdoc(documented) or "").partition("\n\n")[0].replace("\n", " ")
 
 
 def _comments(source: str) -> dict[str, str]:

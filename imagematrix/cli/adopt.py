@@ -16,6 +16,8 @@ from imagematrix.errors import UsageError
 
 NONE = "none"  # in place of a list of flags
 
+EXAMPLE = "imagematrix adopt registry.example.com/torch:2.8 --as torch:v1 -o torch.json"
+
 
 def command(
     references: References,
@@ -33,13 +35,13 @@ def command(
         str | None,
         typer.Option(
             "--cpu-flags",
-            metavar="FLAG,…",
+            metavar="FLAG[,...]",
             help="The CPU flags that the images need, or none; overrules what their files tell.",
         ),
     ] = None,
     platform: Platform = None,
 ) -> None:
-    """Write a catalog of unlabelled images; their needs are read from their bytes.
+    """Write a catalog of images that other tools built; what they need is read from their bytes.
 
     Needs that bytes do not show come from claims such as NVIDIA_REQUIRE_CUDA. Other commands accept the
     catalog with --catalog FILE.

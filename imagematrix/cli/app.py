@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from imagematrix.cli.shared import completion
 from imagematrix.cli.shared.message_commands import remember_parameters
@@ -31,6 +31,7 @@ GROUPS = {
     "Choose and run": ("explain", "pull"),
     "Nodes and fleets": ("probe", "gpus", "doctor", "coverage"),
     "Clusters": ("kubernetes", "slurm", "swarm", "resolver", "oci-task"),
+    "Help": ("help",),
 }
 COMMANDS = {name: group for group, names in GROUPS.items() for name in names}
 
@@ -43,7 +44,7 @@ def make_app(words: Sequence[str] = ()) -> typer.Typer:
     application = typer.Typer(
         cls=_Commands,
         name="imagematrix",
-        help="Build one immutable image for each hardware configuration, and run the one that fits.",
+        help=_unfold(_declare_common_options.__doc__),
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings=HELP,
@@ -62,20 +63,41 @@ def _add_commands(
         module = import_module(f"{package}.{name.replace('-', '_')}")
         if commands := getattr(module, "COMMANDS", ()):
             group = typer.Typer(
-                cls=_Commands, help=module.__doc__, no_args_is_help=True, context_settings=HELP
+                cls=_Commands, help=_unfold(module.__doc__), no_args_is_help=True, context_settings=HELP
             )
             _add_commands(group, module.__name__, dict.fromkeys(commands), words[1:])
             application.add_typer(group, name=name, rich_help_panel=groups[name])
         else:
-            settings = getattr(module, "SETTINGS", {})
+            settings = {"help": _unfold(module.command.__doc__), **getattr(module, "SETTINGS", {})}
             if example := getattr(module, "EXAMPLE", None):
-                settings = {**settings, "epilog": f"Example: {example}"}
+                settings["epilog"] = f"Example: {example}"
             command = application.command(name, cls=_Command, rich_help_panel=groups[name], **settings)
             command(resolve_options(module.command))
 
 
+def _unfold(docstring: str | None) -> str:
+    """Return a docstring with each paragraph on one line, which the terminal folds."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (docstring or "").split("\n\n"))
+
+
+def _hide_types(parameters: list[Any]) -> list[Any]:
+    """Make help show no Python types, such as list[Path], beside arguments and options without a value."""
+    for parameter in parameters:
+        if isinstance(parameter, TyperArgument) or parameter.is_flag:
+            parameter.display_type_rich = lambda **_: None
+    return parameters
+
+
 class _Command(TyperCommand):
     """A command that messages repeat with its options, and that names an extra which it lacks."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _hide_types(super().get_params(ctx))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the usage line, with arguments as the manuals of Unix commands write them."""
+        arguments = filter(lambda parameter: isinstance(parameter, TyperArgument), self.get_params(ctx))
+        return [self.options_metavar or "", *map(_format_argument, arguments)]
 
     def invoke(self, ctx: Any) -> Any:
         typed = (name for name in ctx.params if ctx.get_parameter_source(name).name == "COMMANDLINE")
@@ -90,8 +112,16 @@ class _Command(TyperCommand):
             raise UsageError(f"{what}: {make_install_command(extra)}") from error
 
 
+def _format_argument(argument: Any) -> str:
+    name = argument.metavar or str(argument.name).upper()
+    return name if argument.required else f"[{name}]"
+
+
 class _Commands(TyperGroup):
     """Commands whose errors escape words of the command line, such as names of files, as other errors do."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _hide_types(super().get_params(ctx))
 
     def make_context(self, *words: Any, **named: Any) -> Any:
         with _sanitize_errors():
@@ -128,4 +158,9 @@ def _declare_common_options(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
-    pass
+    """Build one immutable image for each hardware configuration, and run the one that fits.
+
+    matrix.yaml lists the values of each axis, such as CUDA release, driver, GPU and CPU. A cell is one
+    combination of them. The image that is built from a cell is a variant, and the variants of one version,
+    such as training:v1, are the catalog from which a node gets the one that fits.
+    """

@@ -45,7 +45,7 @@ from imagematrix.common.suggestions import require_known
 from imagematrix.common.text import format_count, format_first, shorten_words
 from imagematrix.errors import ImagematrixError, UsageError
 
-EXAMPLE = "imagematrix build"
+EXAMPLE = "imagematrix build --only 'cuda>=12.4'"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -68,6 +68,8 @@ def command(
     file: File = Path("matrix.yaml"),
     only: Only = None,
     platform: Platforms = None,
+    hosts: ForHosts = None,
+    at_most: AtMost = None,
     jobs: Annotated[
         int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Builds at the same time.")
     ] = min(4, 2 * (os.cpu_count() or 1)),
@@ -101,8 +103,9 @@ def command(
     secret: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="id=ID[,src=FILE|,env=NAME]",
-            help="Pass a secret that the matrix declares by its id; repeatable.",
+            metavar="SPEC",
+            help="Pass a secret that the matrix declares: id=ID, id=ID,src=FILE or id=ID,env=NAME; "
+            "repeatable.",
         ),
     ] = None,
     ssh: Annotated[
@@ -116,8 +119,6 @@ def command(
     shard: ShardOf = None,
     durations: DurationsFiles = None,
     allow_context: AllowContext = None,
-    hosts: ForHosts = None,
-    at_most: AtMost = None,
     no_cache: Annotated[
         bool,
         typer.Option(

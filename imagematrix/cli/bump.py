@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def command(
     images: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[IMAGE]...", help="Raise the versions of these images, changed or not."),
+        typer.Argument(metavar="IMAGE...", help="Raise the versions of these images, changed or not."),
     ] = None,
     file: File = Path("matrix.yaml"),
     minor: Annotated[

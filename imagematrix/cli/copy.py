@@ -12,10 +12,14 @@ from imagematrix.cli.shared.options import Json, Policy
 from imagematrix.cli.shared.output import print_info, print_json, print_text
 from imagematrix.errors import UsageError
 
+EXAMPLE = "imagematrix copy registry.example.com/ml/training:v1 mirror.example.com/ml/training"
+
 
 def command(
-    name: Annotated[str, typer.Argument(metavar="IMAGE:VERSION")],
-    target: Annotated[str, typer.Argument(metavar="REGISTRY/NAME[:VERSION]")],
+    name: Annotated[str, typer.Argument(metavar="IMAGE:VERSION", help="The version, with its registry.")],
+    target: Annotated[
+        str, typer.Argument(metavar="REGISTRY/NAME[:VERSION]", help="Where to, under the same version.")
+    ],
     alias: Annotated[
         list[str] | None,
         typer.Option("--alias", metavar="TAG", help="Move this tag, such as latest, to the copy."),

@@ -35,6 +35,7 @@ from imagematrix.common.text import format_count
 from imagematrix.errors import UsageError
 from imagematrix.selection.selection import NothingFits
 
+EXAMPLE = "imagematrix coverage registry.example.com/ml/training:v1 hosts/ --html fleet.html"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

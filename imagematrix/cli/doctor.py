@@ -27,7 +27,12 @@ CODES = dict.fromkeys(("engine", "docker-command", "kubelet"), EngineError.exit_
 
 def command(
     image: Annotated[
-        str | None, typer.Argument(metavar="[IMAGE[:VERSION]]", autocompletion=complete_images)
+        str | None,
+        typer.Argument(
+            metavar="IMAGE[:VERSION]",
+            help="Check whether this image would start here, too.",
+            autocompletion=complete_images,
+        ),
     ] = None,
     host: HostFile = None,
     where: Where = None,

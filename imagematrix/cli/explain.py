@@ -12,6 +12,7 @@ from imagematrix.images.catalog.catalog import CLAIM, UNKNOWN
 from imagematrix.images.catalog.sources import require_not_built_on
 from imagematrix.selection.selection import NothingFits
 
+EXAMPLE = "imagematrix explain registry.example.com/ml/training:v1 --host node.json"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator

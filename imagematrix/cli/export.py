@@ -51,7 +51,7 @@ def command(
     target: Annotated[
         str,
         typer.Argument(
-            metavar=f"{{{'|'.join(HELP)}}}",
+            metavar="TARGET",
             help=f"{'; '.join(f'{name}: {text}' for name, text in HELP.items())}.",
             autocompletion=lambda: list(HELP),
         ),

@@ -22,7 +22,7 @@ from imagematrix.common.suggestions import suggest_nearest
 from imagematrix.common.text import format_count, shorten_lines
 from imagematrix.errors import UnservedError, UsageError
 
-EXAMPLE = "imagematrix init"
+EXAMPLE = "imagematrix init --template pytorch my-images"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ MACROS = ("macros.j2", "cuda_wheels.j2")
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to write them.")] = Path(),
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write to.")] = Path(),
     template: Annotated[
         str | None,
         typer.Option(
@@ -49,8 +49,9 @@ def command(
         typer.Option(
             "--from",
             metavar="HOSTS|DOCKERFILE",
-            help="Write a matrix for these hosts and your own template: saved hosts as for `coverage`; "
-            "repeatable. Or take over a Dockerfile: what its ARGs say of CUDA, GPUs and Python becomes axes.",
+            help="Write a matrix for these saved hosts and your own template: files, folders, .ndjson, or - "
+            "for stdin; repeatable. Or take over a Dockerfile: what its ARGs say of CUDA, GPUs and Python "
+            "becomes axes.",
         ),
     ] = None,
     drivers: Annotated[

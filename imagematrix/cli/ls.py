@@ -16,6 +16,7 @@ from imagematrix.errors import UsageError
 from imagematrix.hardware.vendors.versions import make_natural_key
 from imagematrix.selection.rules.device_code import get_served_targets
 
+EXAMPLE = "imagematrix ls registry.example.com/ml/training:v1 --size"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,12 @@ SCHEMA = "imagematrix.versions/v1"
 
 def command(
     image: Annotated[
-        str | None, typer.Argument(metavar="[IMAGE[:VERSION]]", autocompletion=complete_images)
+        str | None,
+        typer.Argument(
+            metavar="IMAGE[:VERSION]",
+            help="List only this image; without it, all in the engine.",
+            autocompletion=complete_images,
+        ),
     ] = None,
     catalog: CatalogName = None,
     policy: Policy = None,
@@ -59,8 +65,8 @@ def command(
         typer.Option(
             "--hosts",
             metavar="HOSTS",
-            help="With --package, show which of these hosts get the variants: saved hosts as for `coverage`; "
-            "repeatable.",
+            help="With --package, show which of these saved hosts get the variants: files, folders, "
+            ".ndjson, or - for stdin; repeatable.",
         ),
     ] = None,
     store: Annotated[

@@ -50,7 +50,7 @@ def command(
     policy: Policy = None,
     json: Json = False,
 ) -> None:
-    """Show bases that moved, drivers and wheels with newer releases, and toolkits with other facts.
+    """Show what is outdated: base images that moved, drivers and wheels with newer releases, old CUDA facts.
 
     Exits with 11 if something is outdated, else with 8 if something could not be asked.
     """

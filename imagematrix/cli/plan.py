@@ -34,6 +34,7 @@ from imagematrix.cli.shared.output import escape_text, print_error, print_info, 
 from imagematrix.common.text import format_count
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 
+EXAMPLE = "imagematrix plan --only 'cuda>=12.4'"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,6 +58,8 @@ def command(
     file: File = Path("matrix.yaml"),
     only: Only = None,
     platform: Platforms = None,
+    hosts: ForHosts = None,
+    at_most: AtMost = None,
     push: Annotated[
         bool, typer.Option("--push", help="Compare with the registry, as `build --push` does.")
     ] = False,
@@ -65,8 +68,6 @@ def command(
     build_arg: BuildArgs = None,
     proxy: Proxy = False,
     allow_context: AllowContext = None,
-    hosts: ForHosts = None,
-    at_most: AtMost = None,
     why: Annotated[
         str | None,
         typer.Option(

@@ -12,6 +12,7 @@ from imagematrix.cli.shared.output import print_info, print_json, print_text, wa
 from imagematrix.common.suggestions import require_known
 from imagematrix.errors import UsageError
 
+EXAMPLE = "imagematrix probe --json > node.json"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Host
@@ -32,7 +33,7 @@ def command(
         str,
         typer.Option(
             "--format",
-            metavar=f"{{{'|'.join(FORMATS)}}}",
+            metavar="NAME",
             help=f"{'; '.join(f'{name}: {text}' for name, text in FORMATS.items())}.",
             autocompletion=lambda: list(FORMATS),
         ),

@@ -20,6 +20,7 @@ from imagematrix.common.text import format_count
 from imagematrix.common.units import format_megabytes
 from imagematrix.errors import UsageError
 
+EXAMPLE = "imagematrix prune --keep 2"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.build.retire.prune import PruneCandidate, Pruning
@@ -31,7 +32,7 @@ def command(
     images: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[IMAGE]...", help="Consider these images only.", autocompletion=completion.complete_names
+            metavar="IMAGE...", help="Consider these images only.", autocompletion=completion.complete_names
         ),
     ] = None,
     keep: Keep = None,

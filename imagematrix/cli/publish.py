@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    name: Annotated[str, typer.Argument(metavar="IMAGE:VERSION")],
+    name: Annotated[str, typer.Argument(metavar="IMAGE:VERSION", help="The version, with its registry.")],
     alias: Annotated[
         list[str] | None,
         typer.Option("--alias", metavar="TAG", help="Move this tag, such as latest, to the version."),
@@ -66,7 +66,7 @@ def command(
     at_most: AtMost = None,
     json: Json = False,
 ) -> None:
-    """Push images that only the engine has, and write the index of all variants.
+    """Publish a version: push the images that only the engine has, and write the index of all variants.
 
     Prints the index with its digest. Variants are only ever added to an index. With --for, only those that
     some host would choose are added; nothing is, if one of them is not built.

@@ -9,6 +9,7 @@ from imagematrix.common.settings import DOCKER, read_site
 from imagematrix.common.text import quote_word
 from imagematrix.errors import EngineUnreachableError, UsageError
 
+EXAMPLE = "imagematrix pull registry.example.com/ml/training:v1"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.cli.shared.options import (

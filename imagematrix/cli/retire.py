@@ -26,6 +26,7 @@ from imagematrix.common.text import format_count
 from imagematrix.common.units import format_megabytes
 from imagematrix.errors import UnknownImageError, UsageError
 
+EXAMPLE = "imagematrix retire registry.example.com/ml/training --keep 3"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.build.retire.retention import Retention
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    image: Annotated[str, typer.Argument(metavar="IMAGE")],
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help="The image, with its registry.")],
     keep: Keep = None,
     protect: Protect = None,
     hosts: KeptFor = None,

@@ -13,7 +13,7 @@ from imagematrix.common.suggestions import require_known
 def command(
     kind: Annotated[
         str | None,
-        typer.Argument(metavar="[KIND]", help="Such as matrix, host or catalog; without it, all names."),
+        typer.Argument(metavar="KIND", help="Such as matrix, host or catalog; without it, all names."),
     ] = None,
 ) -> None:
     """Print the JSON Schema of matrix.yaml, for editors, or of a document; or the names of all of them."""

@@ -12,6 +12,7 @@ from imagematrix.cli.shared.output import escape_text, print_info, print_json, p
 from imagematrix.common.text import format_count
 from imagematrix.common.units import MEGABYTE, format_megabytes
 
+EXAMPLE = "imagematrix trim --compute 9.0 --dry-run torch-2.8.0.whl"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 def command(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH…", help="Files, folders, wheels and static libraries.")
+        list[Path], typer.Argument(metavar="PATH...", help="Files, folders, wheels and static libraries.")
     ],
     compute: Annotated[
         list[str],

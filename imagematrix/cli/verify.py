@@ -17,6 +17,7 @@ from imagematrix.common.text import format_count, shorten_words
 from imagematrix.errors import AuditError
 from imagematrix.images.catalog.catalog import CLAIM
 
+EXAMPLE = "imagematrix verify registry.example.com/ml/app:latest"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -5,7 +5,8 @@ A comment before a block changes how tests treat it:
 
     <!-- file: PATH -->           the block is a file, which is written where the commands run
     <!-- not tested: REASON -->   the commands cannot run in a test
-    <!-- commands: engine -->     anywhere in a page: its commands need a Docker engine, or a kubernetes
+    <!-- commands: engine -->     its commands need a Docker engine, or a kubernetes; where no block follows,
+                                  those of the whole page do
 
 In an output, "…" stands for any text within a line, or for any lines if it is alone on a line. The digits of
 a digest match any digits, because each machine makes its own base images.
@@ -64,14 +65,16 @@ def blocks(text):
 
 def needs(text):
     """Return what the commands of a page need besides the package: "engine", "kubernetes" or None."""
-    found = re.search("^<!-- commands: (engine|kubernetes) -->$", text, re.MULTILINE)
+    found = re.search("^<!-- commands: (engine|kubernetes) -->\n\n", text, re.MULTILINE)
     return found and found[1]
 
 
-def steps(text):
-    """Yield what a reader of the page does, in order."""
+def steps(text, given=None):
+    """Yield in order what a reader of the page does with what is `given`: "engine", "kubernetes" or None."""
     for block in blocks(text):
         kind, value = block.mark or (None, None)
+        if given != (value if kind == "commands" else needs(text)):
+            continue
         if kind == "file":
             data = base64.b64encode(block.text.encode()).decode()
             path = shlex.quote(value)
@@ -93,12 +96,12 @@ def commands(block):
         line += part.count("\n")
 
 
-def follow(text, folder, environment, inside=()):
-    """Follow a page in `folder`; return the differences from its outputs, one text per step.
+def follow(text, folder, environment, given=None, inside=()):
+    """Follow a page in `folder` with what is `given`; return the differences from its outputs, one per step.
 
     The words `inside` start a command on the machine where the page is followed, which has the same files.
     """
-    done = list(steps(text))
+    done = list(steps(text, given))
     script = folder / ".steps"
     script.write_text(
         f"cd {shlex.quote(str(folder))}\n"

@@ -286,5 +286,7 @@ def _choose_variants(
         variants += selected
         others += [entry.tag for entry in entries if entry not in selected]
     if not variants:
-        raise UnknownImageError(f"the registry has no variant of {name}", remedy="`imagematrix build --push`")
+        raise UnknownImageError(
+            f"the registry has no variant of {name}", remedy="run `imagematrix build --push`"
+        )
     return variants, others

@@ -22,8 +22,8 @@ def command(
         str,
         typer.Option(
             "--dra-driver",
-            metavar="{gpu.nvidia.com|gpu.imagematrix.io}",
-            help="The DRA driver whose devices the selectors are for.",
+            metavar="NAME",
+            help="The DRA driver whose devices the selectors are for: gpu.nvidia.com or gpu.imagematrix.io.",
         ),
     ] = "gpu.nvidia.com",
     json: Json = False,

@@ -55,7 +55,11 @@ def command(
     Nodes, catalogs and the certificate are read again when they change. Until the nodes and all catalogs are
     read, the webhook is not ready and answers 503, so that the failurePolicy of its configuration applies.
 
-    With --events, it also says in an Event why a pod that uses one of the versions cannot start.
+    With --events, a pod that uses one of the versions and is pending for 10 seconds gets an Event. Its reason
+    is NoImageFits, ImageUndecided (the nodes on which the pod may run need different images), NoClassMatches
+    (its node selector and affinity match no class), NotAdmitted (it was created while nothing decided),
+    ImageOutdated (no class gets its image any more) or NoNodeFits (by labels, taints or GPUs). When the
+    replica that holds the Lease has died, another one takes over after 30 seconds.
     """
     from imagematrix.integrations.kubernetes.client.api import find_cluster_api, read_namespace
     from imagematrix.integrations.kubernetes.client.objects import DNS_LABEL

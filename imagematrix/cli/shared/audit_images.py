@@ -24,7 +24,7 @@ MIB = 1 << 20
 References = Annotated[
     list[str],
     typer.Argument(
-        metavar="REF…",
+        metavar="REF...",
         help="Images of the engine or of a registry, OCI layouts, archives of `docker save`.",
     ),
 ]

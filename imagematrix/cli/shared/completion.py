@@ -106,6 +106,11 @@ def complete_where(ctx: typer.Context, incomplete: str) -> list[str]:
     return _complete_conditions(image, ctx.params.get("catalog"), incomplete)
 
 
+def complete_engine_where(incomplete: str) -> list[str]:
+    """Return conditions on the axes of all images in the engine."""
+    return _complete_conditions(None, None, incomplete)
+
+
 def complete_only(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return conditions on the axes of the matrix."""
     from imagematrix.build.matrix.load import load_matrix
@@ -125,7 +130,7 @@ def complete_run_words(ctx: typer.Context, incomplete: str) -> list[str]:
 
     before = [str(word) for word in ctx.params.get("words") or ()]
     if before[-1:] == ["--where"]:
-        return _complete_conditions(None, None, incomplete)
+        return complete_engine_where(incomplete)
     if before[-1:] == ["--engine"]:
         return _filter_matching(ENGINES, incomplete)
     with suppress(UsageError):

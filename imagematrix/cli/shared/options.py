@@ -13,14 +13,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Image = Annotated[str, typer.Argument(metavar="IMAGE[:VERSION]", autocompletion=completion.complete_images)]
+Image = Annotated[
+    str,
+    typer.Argument(
+        metavar="IMAGE[:VERSION]",
+        help="The image, from the registry in its name, or from the engine if it names none.",
+        autocompletion=completion.complete_images,
+    ),
+]
 File = Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help="Read the matrix from FILE.")]
 Only = Annotated[
     str | None,
     typer.Option(
         "--only",
         metavar="EXPR",
-        help="Select these cells only, such as 'cuda=12.4,march=znver*'.",
+        help="Select these cells only, such as 'cuda>=12.4,march=znver*'.",
         autocompletion=completion.complete_only,
     ),
 ]
@@ -37,7 +44,8 @@ ForHosts = Annotated[
     typer.Option(
         "--for",
         metavar="HOSTS",
-        help="Keep to the cells that these hosts would choose: saved hosts as for `coverage`; repeatable.",
+        help="Keep to the cells that these saved hosts would choose: files, folders, .ndjson, or - for "
+        "stdin; repeatable.",
     ),
 ]
 GangHosts = Annotated[
@@ -45,7 +53,8 @@ GangHosts = Annotated[
     typer.Option(
         "--gang",
         metavar="HOSTS",
-        help="Choose one variant for all of these hosts: saved hosts as for `coverage`; repeatable.",
+        help="Choose one variant for all of these saved hosts: files, folders, .ndjson, or - for stdin; "
+        "repeatable.",
     ),
 ]
 Alike = Annotated[
@@ -115,10 +124,13 @@ Health = Annotated[
 ]
 HostFile = Annotated[
     Path | None,
-    typer.Option("--host", metavar="FILE", help="Use the host saved in FILE by `probe --json`."),
+    typer.Option(
+        "--host", metavar="FILE", help="Use the host saved in FILE by `probe --json`, not this node."
+    ),
 ]
 Root = Annotated[
-    Path | None, typer.Option("--root", metavar="DIR", help="Read the captured tree DIR instead of /.")
+    Path | None,
+    typer.Option("--root", metavar="DIR", help="Read the files of a node that were captured in DIR, not /."),
 ]
 NvidiaSmi = Annotated[
     Path | None,
@@ -155,7 +167,8 @@ Gpus = Annotated[
     typer.Option(
         "--gpus",
         metavar="SPEC",
-        help="Pass these GPUs: all, none, a number, indices (0,2), UUIDs or conditions (2,memory>=40G).",
+        help="Pass these GPUs: all, none, a number, indices (0,2), UUIDs or conditions (2,memory>=40G); "
+        "default: all, or those that the environment names.",
     ),
 ]
 Where = Annotated[
@@ -163,7 +176,8 @@ Where = Annotated[
     typer.Option(
         "--where",
         metavar="EXPR",
-        help="Consider only variants that match, such as 'python=3.13' (syntax of --only); repeatable.",
+        help="Consider only variants that match, such as 'python=3.13' or 'cuda>=12.4,march=znver*'; "
+        "repeatable.",
         autocompletion=completion.complete_where,
     ),
 ]

@@ -35,7 +35,7 @@ class Operation(StrEnum):
 def command(
     operation: Annotated[Operation, typer.Argument(help="What Pyxis asks for.", show_default=False)],
     uri: Annotated[
-        str | None, typer.Argument(metavar="[URI]", help="The image, such as docker://training:v1.")
+        str | None, typer.Argument(metavar="URI", help="The image, such as docker://training:v1.")
     ] = None,
     catalog: CatalogName = None,
     policy: Policy = None,

@@ -40,7 +40,9 @@ RESOLVER = "127.0.0.1:5050"
 
 def command(
     image: Annotated[str, typer.Argument(metavar="IMAGE[:VERSION]")],
-    words: Annotated[list[str] | None, typer.Argument(metavar="[COMMAND]...")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="COMMAND...", help="The command, if not the image's.")
+    ] = None,
     gpus: Annotated[
         int | None, typer.Option("--gpus", metavar="N", min=0, help="Whole GPUs for each task; 0 for none.")
     ] = None,

@@ -15,29 +15,35 @@ USAGE = "imagematrix run [OPTIONS] IMAGE[:VERSION] [COMMAND...]"
 
 # imagematrix's own options: the placeholder of the value, None for flags, and the help text.
 OWN: dict[str, tuple[str | None, str]] = {
-    "--gpus": ("SPEC", "all, none, a number, indices, UUIDs, MIG profiles or conditions such as memory>=40G"),
-    "--wait": ("TIME", "wait for GPUs that are in use: 90s, 10m, 2h"),
-    "--vram": ("AMOUNT", "a share of each GPU's memory: 4g, 4G, 4Gi; without --gpus, of one GPU"),
-    "--mps": (None, "use the node's MPS daemon"),
-    "--mps-threads": ("PERCENT", "fraction of each GPU's threads to request from MPS"),
-    "--measure": (None, "report the peak GPU memory when the container has ended"),
-    "--where": ("EXPR", "only variants that match, such as 'python=3.13' (syntax of --only); repeatable"),
-    "--allow-cpu": (None, "if no GPU image fits, use a CPU-only one"),
-    "--dry-run": (None, "print the command, start nothing"),
-    "--print": ("FORM", "print the launch as command or json, start nothing"),
-    "--host": ("FILE", "select for a saved Host instead of this node"),
-    "--catalog": ("FILE|REF", "select from a saved Catalog, or from a registry"),
-    "--policy": ("FILE", "start only an image with the signatures that FILE requires"),
+    "--gpus": (
+        "SPEC",
+        "Pass these GPUs: all, none, a number, indices (0,2), UUIDs or conditions (2,memory>=40G).",
+    ),
+    "--wait": ("TIME", "Wait for GPUs that are in use: 90s, 10m, 2h."),
+    "--vram": ("AMOUNT", "Pass a share of each GPU's memory: 4g, 4G, 4Gi; without --gpus, of one GPU."),
+    "--mps": (None, "Use the node's MPS daemon."),
+    "--mps-threads": ("PERCENT", "Request this fraction of each GPU's threads from MPS."),
+    "--measure": (None, "Report the peak GPU memory when the container has ended."),
+    "--where": (
+        "EXPR",
+        "Consider only variants that match, such as 'python=3.13' or 'cuda>=12.4'; repeatable.",
+    ),
+    "--allow-cpu": (None, "If no GPU variant fits, accept a CPU-only one."),
+    "--dry-run": (None, "Print the command, start nothing."),
+    "--print": ("FORM", "Print the launch as command or json, start nothing."),
+    "--host": ("FILE", "Select for the host saved in FILE, not for this node."),
+    "--catalog": (
+        "FILE|REF",
+        "Use a saved catalog, a registry's image index, an OCI layout (oci:FOLDER) or a FILE.tar.",
+    ),
+    "--policy": ("FILE", "Start only an image with the signatures that FILE requires."),
     "--engine": (
         "NAME",
-        "what starts the container: docker, or without a daemon oci, charliecloud or apptainer",
+        "Start the container with docker, or without a daemon: oci, charliecloud or apptainer.",
     ),
-    "--store": ("FOLDER", "the folder of images of engines without a daemon"),
-    "--unpacked": (
-        None,
-        "keep an image that is pulled there in a folder, not in one squashfs",
-    ),
-    "--nvidia-smi": ("XML", "read GPUs and driver from the output of `nvidia-smi -q -x`"),
+    "--store": ("FOLDER", "Keep the images of engines without a daemon in this folder."),
+    "--unpacked": (None, "In a store: keep the image's files in a folder, not in one squashfs."),
+    "--nvidia-smi": ("XML", "Read GPUs and driver from an `nvidia-smi -q -x` dump."),
 }
 OWN_VALUES = frozenset(name for name, (value, _) in OWN.items() if value)
 OWN_FLAGS = OWN.keys() - OWN_VALUES

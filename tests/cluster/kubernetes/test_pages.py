@@ -47,7 +47,7 @@ def test_commands_print_what_the_page_shows(page, cluster, environment, program,
     network = ["nsenter", f"--net={cluster.control.network}"]
     try:
         text = text.replace(REGISTRY, cluster.registry)
-        different = pages.follow(text, tmp_path, environment, network)
+        different = pages.follow(text, tmp_path, environment, "kubernetes", network)
         assert not different, "\n\n".join(different)
     finally:
         cluster.uninstall()

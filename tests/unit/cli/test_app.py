@@ -12,13 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from imagematrix.cli.app import GROUPS
+from imagematrix.cli.app import COMMANDS, GROUPS
 from imagematrix.hardware.host import probe as prober
 
-COMMANDS = (
-    *("init", "validate", "plan", "render", "build", "report", "export", "ls"),
-    *("probe", "gpus", "doctor", "select", "explain", "run"),
-)
 MAIN = [sys.executable, "-c", "from imagematrix.cli import main; main()"]
 
 
@@ -40,11 +36,46 @@ def test_help_has_groups_with_the_commands_of_every_day_first(cli):
         assert first < result.index(f"│ {command} ") < second
 
 
-@pytest.mark.parametrize("command", GROUPS["Every day"])
-def test_help_of_a_command_of_every_day_has_an_example(cli, command):
-    example = import_module(f"imagematrix.cli.{command}").EXAMPLE
+EXAMPLES = {
+    command: example
+    for command in COMMANDS
+    if (example := getattr(import_module(f"imagematrix.cli.{command.replace('-', '_')}"), "EXAMPLE", None))
+}
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_help_ends_with_an_example(cli, command):
+    example = EXAMPLES[command]
     assert example.startswith(f"imagematrix {command}")
-    assert f"Example: {example}" in " ".join(cli(command, "--help").out.split())
+    assert " ".join(cli(command, "--help").out.split()).endswith(f"Example: {example}")
+
+
+def test_commands_that_people_run_most_have_an_example():
+    assert {*GROUPS["Every day"], "plan", "explain", "pull", "ls", "probe", "coverage"} <= EXAMPLES.keys()
+
+
+SUBCOMMANDS = [
+    f"{group}.{name}"
+    for group in ("kubernetes", "kubernetes.render", "slurm", "swarm")
+    for name in import_module(f"imagematrix.cli.{group}").COMMANDS
+    if name != "install"  # typer has a column of its own for its long --no-match-conditions
+]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *SUBCOMMANDS])
+def test_help_fits_a_terminal(cli, command, monkeypatch):
+    """Nothing is cut off, and types of Python are not shown."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = cli(*command.split("."), "--help").out.splitlines()
+    assert lines
+    assert not [line for line in lines if len(line) > 80 or re.search(r"\w…|<\w+>|<list", line)]
+
+
+def test_paragraphs_of_help_are_folded_by_the_terminal_only(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    first, second = re.split(r"\n *\n", import_module("imagematrix.cli.prune").command.__doc__.strip())
+    lines = [line.strip() for line in cli("prune", "--help").out.splitlines()]
+    assert {" ".join(first.split()), " ".join(second.split())} <= {*lines}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

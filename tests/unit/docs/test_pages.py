@@ -14,16 +14,14 @@ import typer
 import yaml
 from typer.core import TyperGroup
 
-from imagematrix.cli.app import make_app
+from imagematrix.cli.app import GROUPS, make_app
 from imagematrix.launcher.docker.options import OWN
 
 ROOT = pages.ROOT
 COMMANDS = cast("TyperGroup", typer.main.get_command(make_app())).commands
 NAMED = [pytest.param(path, id=str(path.relative_to(ROOT))) for path in pages.PAGES]
 WITH_COMMANDS = [
-    name
-    for name, path in zip(NAMED, pages.PAGES, strict=True)
-    if any(pages.steps(path.read_text())) and not pages.needs(path.read_text())
+    name for name, path in zip(NAMED, pages.PAGES, strict=True) if any(pages.steps(path.read_text()))
 ]
 
 
@@ -59,6 +57,16 @@ def test_the_readme_is_short_and_its_numbers_are_those_of_the_benchmarks():
     numbers = re.findall(r"[\d,.]+ (?:MB|s)\b", section)
     assert len(numbers) == 4
     assert [number for number in numbers if number not in measured] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "command"),
+    [("README.md", r"^\$ imagematrix ([a-z]+)"), ("docs/index.md", r"^\| \[`([a-z]+)`\]")],
+)
+def test_the_first_pages_lead_to_the_commands_of_every_day(page, command):
+    named = re.findall(command, (ROOT / page).read_text(), re.MULTILINE)
+    tried = named[named.index("init") :]  # after examples
+    assert [name for name in tried if name in GROUPS["Every day"]] == [*GROUPS["Every day"]]
 
 
 def test_nothing_is_installed_by_a_name_that_anybody_could_take():
@@ -142,6 +150,16 @@ class TestTheReader:
 
     def test_untested_blocks_are_skipped(self):
         assert not list(pages.steps("<!-- not tested: why -->\n```console\n$ one\n```\n"))
+
+    def test_commands_are_run_where_they_can_be(self):
+        block = "```console\n$ {}\n```\n\n"
+        mark = "<!-- commands: engine -->\n"
+        text = block.format("one") + mark + block.format("two") + block.format("three")
+        assert [step.script for step in pages.steps(text)] == ["one", "three"]
+        assert [step.script for step in pages.steps(text, "engine")] == ["two"]
+        text = f"{mark}\n{block.format('one')}"
+        assert [step.script for step in pages.steps(text, "engine")] == ["one"]
+        assert not list(pages.steps(text))
 
     def test_mark_applies_to_the_next_block_only(self):
         text = "<!-- not tested: why -->\n```console\n$ one\n```\n\n```console\n$ two\n```\n"

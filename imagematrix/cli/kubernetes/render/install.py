@@ -31,7 +31,7 @@ def command(
     ],
     more: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[IMAGE:VERSION...]", help="More versions that the webhook serves."),
+        typer.Argument(metavar="IMAGE:VERSION...", help="More versions that the webhook serves."),
     ] = None,
     namespace: Annotated[
         str, typer.Option("--namespace", metavar="NAME", help="The namespace to install to.")

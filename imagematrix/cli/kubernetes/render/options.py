@@ -21,7 +21,7 @@ SHOWN = 4  # classes that a warning names
 
 Arguments = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[-- ARGUMENT...]", help="Arguments for the image's program."),
+    typer.Argument(metavar="-- ARGUMENT...", help="Arguments for the image's program."),
 ]
 Only = Annotated[
     list[str] | None,

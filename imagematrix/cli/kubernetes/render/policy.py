@@ -31,7 +31,11 @@ def command(
     where: Where = None,
     allow_cpu: AllowCpu = False,
 ) -> None:
-    """Write an admission policy that gives pods the image of their class, for Kubernetes 1.36 and newer."""
+    """Write an admission policy that gives pods the image of their class, for Kubernetes 1.36 and newer.
+
+    A pod with more than 40 containers or node selector terms, or 1,000 values in one, is left undecided. More
+    than 4,000 classes are refused.
+    """
     from imagematrix.common.text import format_count, shorten_words
     from imagematrix.integrations.kubernetes.admission.admission import make_policy
     from imagematrix.integrations.kubernetes.admission.policy import make_policy_objects

@@ -96,6 +96,12 @@ def test_engines_are_completed(bash):
     assert bash("run", "--engine", "") == ["docker", "oci", "charliecloud", "apptainer"]
     assert bash("run", "--gpus", "1", "--engine", "ap") == ["apptainer"]
     assert bash("run", "--engine", "oci", "x") == []
+    assert bash("run", "--rm", "--engine", "ap") == ["apptainer"]
+
+
+def test_options_of_run_are_completed(bash):
+    assert bash("run", "--mps") == ["--mps", "--mps-threads"]
+    assert bash("run", "--gpus", "1", "--dry") == ["--dry-run"]
 
 
 @pytest.mark.usefixtures("held")
