@@ -14,8 +14,6 @@ from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import Catalog
 from imagematrix.selection.selector import explain
 
-GPU = {"index": 0, "state": "ok"}
-
 
 @pytest.mark.parametrize(
     ("raw", "expected"),
@@ -77,48 +75,6 @@ def test_an_absent_object_is_read_as_an_empty_one(data):
         spec.get_text("name")
     with pytest.raises(UsageError, match="spec: expected an object, found a list"):
         json_documents.Fields({"spec": []}, "x").get_object_or_empty("spec")
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"schema": "imagematrix.catalog/v1"}, "expected 'imagematrix.host/v1'"),
-        ({"schema": "imagematrix.host/v2"}, "unsupported schema"),
-        ({"arch": None}, "arch: expected a string, found null"),
-        ({"cpu": None}, "cpu: is missing (expected an object)"),
-        ({"cpu": {"flags": ["a", 1]}}, "cpu: flags[1]: expected a string, found a number"),
-        ({"driver": {}}, "driver: version is missing (expected a string)"),
-        (
-            {"driver": {"version": "550.163.01; reboot"}},
-            "invalid driver version '550.163.01; reboot' (expected one such as 550.163.01)",
-        ),
-        ({"gpus": [{"index": -1}]}, "gpus[0]: index: -1 is negative"),
-        (
-            {"gpus": [GPU, {"index": "1"}]},
-            "gpus[1]: index: expected an integer, found a string",
-        ),
-        (
-            {"gpus": [{"index": 0, "compute": "9"}]},
-            "invalid compute capability '9' (expected one such as 8.6)",
-        ),
-        ({"gpus": [{"index": 0, "compute": 9.0}]}, "compute: expected a string, found a number"),
-        (
-            {"gpus": [GPU | {"mig": [{"gpu_instance": 1}]}]},
-            "mig[0]: compute_instance is missing",
-        ),
-        ({"gpus": [GPU, GPU]}, "gpus: duplicate index 0"),
-        ({"gpus": [GPU | {"uuid": "GPU-a"}, GPU | {"index": 1, "uuid": "GPU-A"}]}, "duplicate uuid gpu-a"),
-        ({"gpus": [GPU | {"minor": 3}, GPU | {"index": 1, "minor": 3}]}, "duplicate minor 3"),
-        ({"devices": [None]}, "devices[0]: expected a string, found null"),
-        ({"warnings": "none"}, "warnings: expected a list, found a string"),
-    ],
-)
-def test_invalid_host_is_rejected(changes, expected, profiles):
-    good = json.loads(profiles["mig"].read_text())
-    with pytest.raises(UsageError) as caught:
-        Host.from_json(good | changes)
-    assert str(caught.value).startswith("host: ")
-    assert expected in str(caught.value)
 
 
 JSON = st.recursive(
