@@ -77,6 +77,43 @@ def test_an_absent_object_is_read_as_an_empty_one(data):
         json_documents.Fields({"spec": []}, "x").get_object_or_empty("spec")
 
 
+@pytest.mark.parametrize(
+    ("read", "value", "expected"),
+    [
+        ("get_text_or_none", 9.0, "x: key: expected a string, found a number"),
+        ("get_integer", True, "x: key: expected an integer, found true or false"),
+        ("get_integers", [1, "2"], "x: key[1]: expected an integer, found a string"),
+        ("get_texts", "none", "x: key: expected a list, found a string"),
+        ("get_texts", ["a", None], "x: key[1]: expected a string, found null"),
+        ("list_objects", [{}, []], "x: key[1]: expected an object, found a list"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused(read, value, expected):
+    with pytest.raises(UsageError) as caught:
+        tuple(getattr(json_documents.Fields({"key": value}, "x"), read)("key"))
+    assert str(caught.value) == expected
+
+
+def test_objects_of_a_list_know_their_place():
+    (inner,) = json_documents.Fields({"key": [{"a": None}]}, "x").list_objects("key")
+    assert inner.get_text_or_none("a") is None
+    with pytest.raises(UsageError, match=r"^x: key\[0\]: b is missing"):
+        inner.get_text("b")
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ("imagematrix.host/v2", "x: unsupported schema 'imagematrix.host/v2'"),
+        ("imagematrix.catalog/v1", "x: schema is 'imagematrix.catalog/v1', expected 'imagematrix.host/v1'"),
+    ],
+)
+def test_another_schema_is_refused(schema, expected):
+    with pytest.raises(UsageError) as caught:
+        json_documents.Fields({"schema": schema}, "x").require_schema("imagematrix.host/v1")
+    assert str(caught.value).startswith(expected)
+
+
 JSON = st.recursive(
     st.none()
     | st.booleans()
