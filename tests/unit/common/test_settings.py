@@ -60,21 +60,8 @@ users_may_override = ["runtime", "store"]
 """
 
 
-@pytest.fixture
-def write(monkeypatch, tmp_path):
-    """Call it with the text of the site's file."""
-
-    def call(text):
-        path = tmp_path / "site.toml"
-        path.write_text(text)
-        monkeypatch.setattr(settings, "FILE", str(path))
-        return path
-
-    return call
-
-
-def test_every_key_is_read(write):
-    path = write(WHOLE)
+def test_every_key_is_read(write_site):
+    path = write_site(WHOLE)
     assert read_site() == Site(
         file=str(path),
         engine="oci",
@@ -89,18 +76,16 @@ def test_every_key_is_read(write):
     )
 
 
-def test_a_node_without_the_file_has_no_settings(monkeypatch, tmp_path):
-    monkeypatch.setattr(settings, "FILE", str(tmp_path / "none" / "site.toml"))
+def test_a_node_without_the_file_has_no_settings():
     assert read_site() == Site()
 
 
-def test_the_variable_names_a_file_only_where_the_site_has_none(write, monkeypatch, tmp_path):
+def test_the_variable_names_a_file_only_where_the_site_has_none(write_site, monkeypatch, tmp_path):
     own = tmp_path / "own.toml"
     own.write_text('engine = "oci"')
     monkeypatch.setenv("IMAGEMATRIX_SITE", str(own))
-    monkeypatch.setattr(settings, "FILE", str(tmp_path / "none.toml"))
     assert read_site().engine == "oci"
-    write("")
+    write_site("")
     assert read_site().engine is None
 
 
@@ -113,8 +98,8 @@ def test_the_variable_names_a_file_only_where_the_site_has_none(write, monkeypat
         ('registry = "reg:5000/ML"', "invalid image reference"),
     ],
 )
-def test_what_only_its_reader_refuses_is_an_error(write, text, message):
-    write(text)
+def test_what_only_its_reader_refuses_is_an_error(write_site, text, message):
+    write_site(text)
     with pytest.raises(UsageError, match=message):
         read_site()
 
@@ -140,17 +125,17 @@ def test_what_only_its_reader_refuses_is_an_error(write, text, message):
         ('users_may_override = ["mounts"]', ":1: users_may_override: expected one of engine"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line_and_refused_by_the_schema(write, text, message):
-    write(text)
+def test_what_is_wrong_is_told_with_its_line_and_refused_by_the_schema(write_site, text, message):
+    write_site(text)
     with pytest.raises(UsageError, match=message):
         read_site()
     assert not CHECK.is_valid(tomllib.loads(text))
 
 
-def test_a_file_that_cannot_be_read_is_an_error(monkeypatch, tmp_path):
-    link = tmp_path / "site.toml"
+def test_a_file_that_cannot_be_read_is_an_error(write_site, tmp_path):
+    link = write_site("")
+    link.unlink()
     link.symlink_to(tmp_path / "gone")
-    monkeypatch.setattr(settings, "FILE", str(link))
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         read_site()
     link.unlink()
