@@ -11,6 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
+from serving import Service
+
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
@@ -125,7 +127,7 @@ class Fault:
         return True
 
 
-class Dripping:
+class Dripping(Service):
     """A registry that responds to every request with `begin`, and then sends `piece` without end.
 
     `most` is the greatest number of connections that were open at a time.
@@ -149,22 +151,15 @@ class Dripping:
                 now_open.remove(self)
 
         self.closed = threading.Event()
-        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
-        self.address = f"127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-        self._thread.start()
+        self.start(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler))
+        self.address = f"127.0.0.1:{self.port}"
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
+    def close(self):
         self.closed.set()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        super().close()
 
 
-class Server:
+class Server(Service):
     """The registry at `address`.
 
     `requests` are those received, `forms` the bodies of those for tokens. If `basic` is set, that
@@ -195,16 +190,8 @@ class Server:
         self.elsewhere = ""
         self._tokens = []  # remaining uses of each
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
-        self.address = f"127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-        self._thread.start()
-
-    def close(self):
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        self.start(ThreadingHTTPServer(("127.0.0.1", 0), _handler(self)))
+        self.address = f"127.0.0.1:{self.port}"
 
     def repository(self, name):
         return self.repositories.setdefault(name, Repository())

@@ -5,14 +5,13 @@ import datetime as dt
 import hashlib
 import ipaddress
 import re
-import ssl
-import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from serving import Service
 
 
 @pytest.fixture(scope="session")
@@ -22,11 +21,10 @@ def tls(tmp_path_factory):
 
 
 @pytest.fixture
-def downloads(tls, monkeypatch, tmp_path):
+def downloads(tls, no_pause, monkeypatch, tmp_path):  # noqa: ARG001 - for its effect
     """A server whose certificate is trusted; what is downloaded from it goes to a new cache."""
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tls[0]))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("imagematrix.images.oci.retry.PAUSE", 0.01)
     server = Downloads(tls)
     yield server
     server.close()
@@ -65,7 +63,7 @@ def certify(folder, name, *others):
     return chain, private
 
 
-class Downloads:
+class Downloads(Service):
     """The server at `address`; `files` are the contents by path, `requests` the paths and ranges asked for.
 
     `cut` is the number of bytes after which the next answers end, one for each; `validator` is the name of
@@ -81,19 +79,8 @@ class Downloads:
         self.ranges = True
         self.sized = True
         self.redirect = None
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(*tls)
-        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        self.address = f"https://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-        self._thread.start()
-
-    def close(self):
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        self.start(ThreadingHTTPServer(("127.0.0.1", 0), _handler(self)), tls)
+        self.address = f"https://127.0.0.1:{self.port}"
 
 
 def _handler(downloads):

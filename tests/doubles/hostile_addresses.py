@@ -8,13 +8,12 @@ import contextlib
 import json
 import socket
 import socketserver
-import ssl
-import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
 import pytest
 from downloading import certify
+from serving import Service
 
 REGISTRY = "127.0.0.1"
 WITNESSES = ("127.0.0.2", "127.0.0.3", "::1")
@@ -188,7 +187,7 @@ ANSWER = (
 )
 
 
-class Witness:
+class Witness(Service):
     """A server at a `host` that answers every request with a demand for a login.
 
     `received` are the heads of all requests together.
@@ -207,19 +206,11 @@ class Witness:
                     witness.received += head
                     self.request.sendall(ANSWER)
 
-        class Service(socketserver.ThreadingTCPServer):
+        class Listener(socketserver.ThreadingTCPServer):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
             allow_reuse_address = daemon_threads = True
 
-        self._server = Service((host, port), Handler)
-        self.port = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-        self._thread.start()
-
-    def close(self):
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        self.start(Listener((host, port), Handler))
 
 
 class Seen(NamedTuple):
@@ -278,7 +269,7 @@ def written(address, port, other=5001):
     return address.format(port=port, other_port=other, **hosts)
 
 
-class NamingRegistry:
+class NamingRegistry(Service):
     """A registry that names `address` in its answers, at `place`; every request needs the login ann:secret.
 
     The places: "redirect", of each request for the repository; "blob", the redirect of a GET of a blob;
@@ -321,21 +312,8 @@ class NamingRegistry:
             def log_message(self, *_):
                 pass
 
-        self._server = ThreadingHTTPServer((REGISTRY, 0), Handler)
-        self._server.daemon_threads = True
-        if tls:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(*tls)
-            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        self.port = self._server.server_port
+        self.start(ThreadingHTTPServer((REGISTRY, 0), Handler), tls)
         self.name = f"{REGISTRY}:{self.port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-        self._thread.start()
-
-    def close(self):
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
     def answer(self, method, path, login):
         """Return the status and the headers of an answer."""

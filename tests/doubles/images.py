@@ -117,6 +117,18 @@ def archived(path, *images):
     return str(path)
 
 
+def saved_with_blobs(path, image, *more, layers=None, blobs=None):
+    """Write an image as `docker save` does since Docker 25, with more members; return its path."""
+    blobs = image.blobs if blobs is None else blobs
+    names = [
+        f"blobs/sha256/{own[7:]}" for own in (image.config, *(image.layers if layers is None else layers))
+    ]
+    listed = [{"Config": names[0], "RepoTags": None, "Layers": names[1:]}]
+    members = [(f"blobs/sha256/{own[7:]}", raw) for own, raw in blobs.items()]
+    Path(path).write_bytes(tar(*members, *more, ("manifest.json", json.dumps(listed).encode())))
+    return str(path)
+
+
 def saved(path, image, *layers, names=("t:v1",)):
     """Write an image as `docker save` did before Docker 25: a folder for each layer; return its path."""
     config = image.blobs[image.config]

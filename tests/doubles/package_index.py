@@ -2,12 +2,13 @@
 
 import hashlib
 import json
-import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from serving import Service
 
-class Index:
+
+class Index(Service):
     """A package index: the files by project, or bytes or a status that it answers instead.
 
     `logins` are the `Authorization` headers of its requests.
@@ -38,17 +39,9 @@ class Index:
             def log_message(self, *_):
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"127.0.0.1:{self.server.server_port}"
+        self.start(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        self.address = f"127.0.0.1:{self.port}"
         self.url = f"http://{self.address}/simple"
-
-    def __enter__(self):
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self.server.shutdown()
-        self.server.server_close()
 
     def add(self, name, *filenames, **more):
         """Add files to a project; the SHA-256 of each is made from its name."""

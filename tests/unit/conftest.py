@@ -152,6 +152,19 @@ def _no_site(monkeypatch, tmp_path):
         monkeypatch.delenv(f"IMAGEMATRIX_{name}", raising=False)
 
 
+@pytest.fixture
+def write_site(tmp_path):
+    """Call it with the text of the site's settings; it returns their file."""
+
+    def write(text):
+        path = tmp_path / "etc" / "site.toml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write
+
+
 @pytest.fixture(scope="session")
 def _starter():
     with Starter() as starter:

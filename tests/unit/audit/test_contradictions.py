@@ -7,14 +7,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from compiling import compiled
 from fatbins import entry, fat
-from images import Parts, hardlink, layout, link, tar
+from images import hardlink, link
 
 from imagematrix.audit.contradictions import find_contradictions, read_claims, suggest_remedy
 from imagematrix.audit.document import make_document
-from imagematrix.audit.images.layers import Layers
-from imagematrix.audit.images.sources import read_images
-from imagematrix.audit.report import audit_image
 from imagematrix.common.record import replace
 from imagematrix.errors import AuditError
 from imagematrix.images.catalog import labels
@@ -34,10 +32,8 @@ def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("built")
 
     def call(*options, text="", source="int it(void) { return 1; }"):
-        (folder / "it.c").write_text(f'const char text[] = "\\0" "{text}";\n{source}\n')
-        words = ["gcc", "-shared", "-fPIC", *options, folder / "it.c", "-o", folder / "it.so"]
-        subprocess.run(words, check=True)
-        return (folder / "it.so").read_bytes()
+        whole = f'const char text[] = "\\0" "{text}";\n{source}\n'
+        return compiled(folder / "it.so", whole, "-shared", "-fPIC", *options).read_bytes()
 
     return call
 
@@ -48,23 +44,27 @@ def libcuda(built):
 
 
 @pytest.fixture
-def judged(tmp_path, conforms):
+def judged(audited_layers, conforms):
     """Call it with a variant and layers to get the contradictions, each as fact, actual value and path."""
 
     def call(variant, *layers, env=()):
-        image = Parts(
-            *(tar(*members) for members in layers),
-            labels={labels.VARIANT: labels.write_variant(variant)},
-            env=env,
-        )
-        place = tmp_path / image.digest[7:19]
-        path = str(place) if place.exists() else layout(place, image)
-        (result,) = read_images(path, "linux/amd64", Layers())
-        judged = audit_image(result)
-        broken = find_contradictions(judged, read_claims(judged))
-        written = conforms(make_document(judged, broken))
+        own = {labels.VARIANT: labels.write_variant(variant)}
+        found = audited_layers(*layers, labels=own, env=env)
+        broken = find_contradictions(found, read_claims(found))
+        written = conforms(make_document(found, broken))
         assert [one["path"] for one in written["contradictions"]] == [one.path for one in broken]
         return [(one.fact, " ".join(one.actual), one.path) for one in broken]
+
+    return call
+
+
+@pytest.fixture
+def contradictions(audited):
+    """Call it with a variant and the members of a layer to get the contradictions."""
+
+    def call(variant, *members):
+        found = audited(*members, labels={labels.VARIANT: labels.write_variant(variant)})
+        return find_contradictions(found, read_claims(found))
 
     return call
 
@@ -119,14 +119,10 @@ def test_cubins_of_a_family_with_newer_drivers_contradict(judged):
     assert judged(gpu(cuda="11.8", driver=host), [("opt/k.cubin", CUBIN)])[0][0] == "cuda"
 
 
-def test_damaged_labels_are_reported(tmp_path):
-    (result,) = read_images(
-        layout(tmp_path / "x", Parts(labels={labels.VARIANT: "{"})), "linux/amd64", Layers()
-    )
+def test_damaged_labels_are_reported(audited_layers):
     with pytest.raises(AuditError, match="the labels are damaged"):
-        read_claims(audit_image(result))
-    (result,) = read_images(layout(tmp_path / "y", Parts()), "linux/amd64", Layers())
-    assert read_claims(audit_image(result)) is None
+        read_claims(audited_layers(labels={labels.VARIANT: "{"}))
+    assert read_claims(audited_layers()) is None
 
 
 def test_driver_removed_by_a_later_layer_does_not_count(judged, libcuda):
@@ -286,16 +282,9 @@ def test_image_for_another_platform_contradicts(judged, built):
 
 
 @pytest.mark.parametrize(("promised", "words"), [("86", "use compute 8.0 in the matrix"), ("90", None)])
-def test_code_for_an_older_gpu_that_runs_there_too_is_a_remedy(tmp_path, promised, words):
-    own = {labels.VARIANT: labels.write_variant(gpu(cubins=(promised,)))}
-    (result,) = read_images(
-        layout(tmp_path / "old", Parts(tar(("k.cubin", CUBIN)), labels=own)), "linux/amd64", Layers()
-    )
-    remedies = [
-        one.remedy
-        for one in find_contradictions(audit_image(result), read_claims(audit_image(result)))
-        if one.path
-    ]
+def test_code_for_an_older_gpu_that_runs_there_too_is_a_remedy(contradictions, promised, words):
+    broken = contradictions(gpu(cubins=(promised,)), ("k.cubin", CUBIN))
+    remedies = [one.remedy for one in broken if one.path]
     assert [(one or "").partition(":")[0] or None for one in remedies] == [words]
 
 
@@ -307,28 +296,21 @@ def test_code_for_an_older_gpu_that_runs_there_too_is_a_remedy(tmp_path, promise
         (("it/a.fatbin",), None),
     ],
 )
-def test_files_of_a_package_that_has_other_code_may_be_stated_as_optional(tmp_path, names, stated):
+def test_files_of_a_package_that_has_other_code_may_be_stated_as_optional(contradictions, names, stated):
     first, other = fat(entry(target=80)), fat(entry(target=90))
     codes = dict(zip(names, (first, other), strict=False)) if stated else dict.fromkeys(names, other)
     info = "site/it-1.dist-info"
     record = "".join(f"{name},,\n" for name in names).encode()
     members = ((f"{info}/METADATA", b"Name: it\nVersion: 1\n"), (f"{info}/RECORD", record))
     members += tuple((f"site/{name}", code) for name, code in codes.items())
-    own = {labels.VARIANT: labels.write_variant(gpu(cubins=("80",)))}
-    (result,) = read_images(layout(tmp_path / "x", Parts(tar(*members), labels=own)), "linux/amd64", Layers())
-    words = suggest_remedy(find_contradictions(audit_image(result), read_claims(audit_image(result)))) or ""
+    words = suggest_remedy(contradictions(gpu(cubins=("80",)), *members)) or ""
     assert (f"`optional_device_code: {stated}` at the image in matrix.yaml" in words) == bool(stated)
     assert bool(words) == bool(stated)
 
 
-def test_contradictions_are_described_in_sentences(tmp_path):
-    own = {labels.VARIANT: labels.write_variant(gpu(driver=EXACT, cubins=("90",)))}
-    image = Parts(tar(("k.cubin", CUBIN)), labels=own)
-    (result,) = read_images(layout(tmp_path / "told", image), "linux/amd64", Layers())
-    sentences = [
-        str(one) for one in find_contradictions(audit_image(result), read_claims(audit_image(result)))
-    ]
-    assert sentences == [
+def test_contradictions_are_described_in_sentences(contradictions):
+    broken = contradictions(gpu(driver=EXACT, cubins=("90",)), ("k.cubin", CUBIN))
+    assert [*map(str, broken)] == [
         "the labels promise the user-mode driver 550.163.01, but there is none",
         "the labels promise cubins for 90, but /k.cubin has 80",
     ]

@@ -6,13 +6,11 @@ from pathlib import Path
 import fatbins
 import gpu_node
 import pytest
+from compiling import compiled
 from fatbins import entry, fat
-from images import Parts, layout, link, tar
+from images import link
 
 from imagematrix.audit.document import make_document
-from imagematrix.audit.images.layers import Layers
-from imagematrix.audit.images.sources import read_images
-from imagematrix.audit.report import audit_image
 from imagematrix.hardware.ld_cache import CACHE
 
 DATA = Path(__file__).parent / "data"
@@ -28,28 +26,17 @@ def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("library")
 
     def call(soname, *options, text=""):
-        (folder / "it.c").write_text(f'const char text[] = "\\0" "{text}"; int it(void) {{ return 1; }}\n')
-        words = ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{soname}", folder / "it.c", *options]
-        subprocess.run([*words, "-o", folder / "it.so"], check=True)
-        return (folder / "it.so").read_bytes()
+        source = f'const char text[] = "\\0" "{text}"; int it(void) {{ return 1; }}\n'
+        words = ("-shared", "-fPIC", f"-Wl,-soname,{soname}", *options)
+        return compiled(folder / "it.so", source, *words).read_bytes()
 
     return call
 
 
 @pytest.fixture
-def seen(tmp_path, conforms):
+def seen(audited, conforms):
     """Call it with the members of a layer to get the document of an image with it."""
-
-    def call(*members, env=()):
-        image = Parts(tar(*members), env=env)
-        place = tmp_path / image.digest[7:19]
-        path = str(place) if place.exists() else layout(place, image)
-        (result,) = read_images(path, "linux/amd64", Layers())
-        written = make_document(audit_image(result), [])
-        conforms(written)
-        return written
-
-    return call
+    return lambda *members, env=(): conforms(make_document(audited(*members, env=env), []))
 
 
 def loaded(document):

@@ -5,13 +5,9 @@ from pathlib import Path
 
 import pytest
 from compiling import choosing, compiled
-from images import Parts, layout, tar
 
 from imagematrix.audit.contradictions import describe_contradictions
-from imagematrix.audit.images.layers import Layers
-from imagematrix.audit.images.sources import read_images
 from imagematrix.audit.proven_facts import find_proven_facts, with_flags
-from imagematrix.audit.report import audit_image
 from imagematrix.audit.warnings import warn_of_march, warn_of_runtime, warn_of_unlabelled
 from imagematrix.common.record import replace
 from imagematrix.hardware.vendors import marches
@@ -35,18 +31,6 @@ HASWELL = Variant(
 def program(tmp_path):
     """Call it with C and options of gcc to get a program's bytes."""
     return lambda source, *options: compiled(tmp_path / "tool", source, "-O3", *options).read_bytes()
-
-
-@pytest.fixture
-def audited(tmp_path):
-    """Call it with the members of a layer to get the audit of an image with it."""
-
-    def call(*members):
-        image = Parts(tar(*members))
-        (result,) = read_images(layout(tmp_path / image.digest[7:19], image), "linux/amd64", Layers())
-        return audit_image(result)
-
-    return call
 
 
 def test_effective_march_is_accepted(audited, program):
@@ -210,14 +194,12 @@ def runtime(tmp_path_factory):
 
 
 @pytest.fixture
-def warned(tmp_path, runtime):
-    """Call it with facts of a variant and versions of runtimes to get the warned."""
+def warned(audited, runtime):
+    """Call it with facts of a variant and versions of runtimes to get the warnings."""
 
     def call(*versions, **facts):
-        path = layout(tmp_path / "oci", Parts(tar(*map(runtime, versions))))
-        (image,) = read_images(path, "linux/amd64", Layers())
         variant = Variant(reference="t:v1-a", digest=None, platform="linux/amd64", **facts)
-        return list(warn_of_runtime(audit_image(image), variant))
+        return list(warn_of_runtime(audited(*map(runtime, versions)), variant))
 
     return call
 

@@ -14,8 +14,6 @@ from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import Catalog
 from imagematrix.selection.selector import explain
 
-GPU = {"index": 0, "state": "ok"}
-
 
 @pytest.mark.parametrize(
     ("raw", "expected"),
@@ -80,45 +78,40 @@ def test_an_absent_object_is_read_as_an_empty_one(data):
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("read", "value", "expected"),
     [
-        ({"schema": "imagematrix.catalog/v1"}, "expected 'imagematrix.host/v1'"),
-        ({"schema": "imagematrix.host/v2"}, "unsupported schema"),
-        ({"arch": None}, "arch: expected a string, found null"),
-        ({"cpu": None}, "cpu: is missing (expected an object)"),
-        ({"cpu": {"flags": ["a", 1]}}, "cpu: flags[1]: expected a string, found a number"),
-        ({"driver": {}}, "driver: version is missing (expected a string)"),
-        (
-            {"driver": {"version": "550.163.01; reboot"}},
-            "invalid driver version '550.163.01; reboot' (expected one such as 550.163.01)",
-        ),
-        ({"gpus": [{"index": -1}]}, "gpus[0]: index: -1 is negative"),
-        (
-            {"gpus": [GPU, {"index": "1"}]},
-            "gpus[1]: index: expected an integer, found a string",
-        ),
-        (
-            {"gpus": [{"index": 0, "compute": "9"}]},
-            "invalid compute capability '9' (expected one such as 8.6)",
-        ),
-        ({"gpus": [{"index": 0, "compute": 9.0}]}, "compute: expected a string, found a number"),
-        (
-            {"gpus": [GPU | {"mig": [{"gpu_instance": 1}]}]},
-            "mig[0]: compute_instance is missing",
-        ),
-        ({"gpus": [GPU, GPU]}, "gpus: duplicate index 0"),
-        ({"gpus": [GPU | {"uuid": "GPU-a"}, GPU | {"index": 1, "uuid": "GPU-A"}]}, "duplicate uuid gpu-a"),
-        ({"gpus": [GPU | {"minor": 3}, GPU | {"index": 1, "minor": 3}]}, "duplicate minor 3"),
-        ({"devices": [None]}, "devices[0]: expected a string, found null"),
-        ({"warnings": "none"}, "warnings: expected a list, found a string"),
+        ("get_text_or_none", 9.0, "x: key: expected a string, found a number"),
+        ("get_integer", True, "x: key: expected an integer, found true or false"),
+        ("get_integers", [1, "2"], "x: key[1]: expected an integer, found a string"),
+        ("get_texts", "none", "x: key: expected a list, found a string"),
+        ("get_texts", ["a", None], "x: key[1]: expected a string, found null"),
+        ("list_objects", [{}, []], "x: key[1]: expected an object, found a list"),
     ],
 )
-def test_invalid_host_is_rejected(changes, expected, profiles):
-    good = json.loads(profiles["mig"].read_text())
+def test_a_value_of_another_kind_is_refused(read, value, expected):
     with pytest.raises(UsageError) as caught:
-        Host.from_json(good | changes)
-    assert str(caught.value).startswith("host: ")
-    assert expected in str(caught.value)
+        tuple(getattr(json_documents.Fields({"key": value}, "x"), read)("key"))
+    assert str(caught.value) == expected
+
+
+def test_objects_of_a_list_know_their_place():
+    (inner,) = json_documents.Fields({"key": [{"a": None}]}, "x").list_objects("key")
+    assert inner.get_text_or_none("a") is None
+    with pytest.raises(UsageError, match=r"^x: key\[0\]: b is missing"):
+        inner.get_text("b")
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ("imagematrix.host/v2", "x: unsupported schema 'imagematrix.host/v2'"),
+        ("imagematrix.catalog/v1", "x: schema is 'imagematrix.catalog/v1', expected 'imagematrix.host/v1'"),
+    ],
+)
+def test_another_schema_is_refused(schema, expected):
+    with pytest.raises(UsageError) as caught:
+        json_documents.Fields({"schema": schema}, "x").require_schema("imagematrix.host/v1")
+    assert str(caught.value).startswith(expected)
 
 
 JSON = st.recursive(

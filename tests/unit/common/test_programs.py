@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from imagematrix.common import programs, settings
+from imagematrix.common import programs
 from imagematrix.common.programs import find_program
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -18,10 +19,9 @@ search_path = programs._get_path
 
 
 @pytest.fixture(autouse=True)
-def _ordinary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "_get_path", search_path)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(settings, "FILE", str(tmp_path / "site.toml"))
 
 
 def program(path: Path, mode: int = 0o755) -> Path:
@@ -63,10 +63,12 @@ def test_root_does_not_use_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 @pytest.mark.parametrize("user", [0, 1000])
-def test_the_site_adds_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, user: int) -> None:
+def test_the_site_adds_folders(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, write_site: Callable[[str], Path], user: int
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: user)
     found = program(tmp_path / "opt/tool")
     monkeypatch.setenv("PATH", "/nowhere")
     assert find_program("tool") is None
-    (tmp_path / "site.toml").write_text(f'program_folders = ["{tmp_path / "opt"}"]\n')
+    write_site(f'program_folders = ["{tmp_path / "opt"}"]\n')
     assert find_program("tool") == str(found)

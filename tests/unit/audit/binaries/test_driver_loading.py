@@ -1,27 +1,21 @@
 """Images without device code that are for GPUs: their programs load libcuda, or compile when they run."""
 
-import subprocess
-
 import pytest
-from images import Parts, layout, tar
+from compiling import compiled
 
 from imagematrix.audit.catalog import make_catalog
-from imagematrix.audit.images.layers import Layers
-from imagematrix.audit.images.sources import read_images
-from imagematrix.audit.report import audit_image
 
 SITE = "usr/lib/python3/dist-packages"
 LOADS = b'import ctypes\ndll = ctypes.CDLL("libcuda.so.1")\n'
 
 
 @pytest.fixture
-def adopted(tmp_path):
+def adopted(audited):
     """Call it with the members of a layer to get the entry of an image with it, and the notes."""
 
     def call(*members):
-        (result,) = read_images(layout(tmp_path / "it", Parts(tar(*members))), "linux/amd64", Layers())
         notes: list[str] = []
-        return make_catalog([audit_image(result)], "it", "v1", notes.append).variants[0], notes
+        return make_catalog([audited(*members)], "it", "v1", notes.append).variants[0], notes
 
     return call
 
@@ -106,11 +100,9 @@ def linked(tmp_path):
     """Call it with a name to get the bytes of a library that needs a library of this name."""
 
     def call(name):
-        (tmp_path / "it.c").write_text("int it(void) { return 1; }\n")
-        words = ["gcc", "-shared", "-fPIC", tmp_path / "it.c", "-o"]
-        subprocess.run([*words, tmp_path / name, f"-Wl,-soname,{name}"], check=True)
-        options = ["-Wl,--no-as-needed", f"-L{tmp_path}", f"-l:{name}"]
-        subprocess.run([*words, tmp_path / "it.so", *options], check=True)
-        return (tmp_path / "it.so").read_bytes()
+        words = ("int it(void) { return 1; }", "-shared", "-fPIC")
+        compiled(tmp_path / name, *words, f"-Wl,-soname,{name}")
+        options = ("-Wl,--no-as-needed", f"-L{tmp_path}", f"-l:{name}")
+        return compiled(tmp_path / "it.so", *words, *options).read_bytes()
 
     return call

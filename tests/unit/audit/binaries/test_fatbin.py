@@ -27,25 +27,19 @@ def data(name):
     return window((DATA / name).read_bytes())
 
 
-def test_cuda_13_fatbin_with_zstandard_is_read():
-    assert fatbin.read_fatbins(data("zstd.fatbin")) == DeviceCode(
-        cubins=frozenset({"80", "90a", "100", "100a", "100f"}),
-        ptx=frozenset({("50", "8.8"), ("90a", "8.8"), ("100f", "8.8")}),
-        compressed=True,
-    )
-
-
-def test_cuda_12_4_fatbin_with_lz4_is_read():
-    assert fatbin.read_fatbins(data("lz4.fatbin")) == DeviceCode(
-        cubins=frozenset({"80", "90a"}), ptx=frozenset({("90a", "8.8")})
-    )
-
-
-def test_cuda_13_5_fatbin_with_concatenated_entries_is_read():
-    assert fatbin.read_fatbins(data("concatenated.fatbin")) == DeviceCode(
-        cubins=frozenset({"80", "90a", "100a", "100f", "120a"}),
-        ptx=frozenset({("90", "8.8"), ("100f", "8.8")}),
-        compressed=True,
+@pytest.mark.parametrize(
+    ("name", "cubins", "ptx"),
+    [
+        ("lz4", {"80", "90a"}, {"90a"}),  # CUDA 12.4
+        ("zstd", {"80", "90a", "100", "100a", "100f"}, {"50", "90a", "100f"}),  # CUDA 13
+        ("concatenated", {"80", "90a", "100a", "100f", "120a"}, {"90", "100f"}),  # CUDA 13.5
+    ],
+)
+def test_fatbins_of_every_format_are_read(name, cubins, ptx):
+    assert fatbin.read_fatbins(data(f"{name}.fatbin")) == DeviceCode(
+        cubins=frozenset(cubins),
+        ptx=frozenset((target, "8.8") for target in ptx),
+        compressed=name != "lz4",
     )
 
 

@@ -4,13 +4,10 @@ import subprocess
 
 import pytest
 from compiling import compiled
-from images import Parts, layout, link, tar
+from images import link
 
 from imagematrix.audit.catalog import make_catalog
 from imagematrix.audit.contradictions import find_contradictions
-from imagematrix.audit.images.layers import Layers
-from imagematrix.audit.images.sources import read_images
-from imagematrix.audit.report import audit_image
 from imagematrix.errors import AuditError
 from imagematrix.images.catalog.catalog import Variant
 
@@ -41,19 +38,6 @@ def library(tmp_path_factory):
         source = f'const char text[] = "\\0" {quoted};'
         path = compiled(folder / "it.so", source, "-shared", "-fPIC", f"-Wl,-soname,{soname}", *options)
         return path.read_bytes()
-
-    return call
-
-
-@pytest.fixture
-def audited(tmp_path):
-    """Call it with the members of a layer to get the audit of an image with it."""
-
-    def call(*members):
-        image = Parts(tar(*members))
-        place = tmp_path / image.digest[7:19]
-        (result,) = read_images(layout(place, image), "linux/amd64", Layers())
-        return audit_image(result)
 
     return call
 

@@ -4,19 +4,14 @@ import struct
 import subprocess
 
 import pytest
+from compiling import compiled
 
 from imagematrix.audit.binaries import elf, notes
 from imagematrix.audit.binaries.notes import Compat
 from imagematrix.audit.binaries.window import Window
 
+SOURCE = "int it(void) { return 1; }"
 REAL = '{"format":1,"CUDA version":"12.9","driver":[535,550,575],"device":[1,2,7]}'
-
-
-def compiled(folder, *options):
-    source, path = folder / "it.c", folder / "it"
-    source.write_text("int it(void) { return 1; }\n")
-    subprocess.run(["gcc", *options, source, "-o", path], check=True)
-    return path
 
 
 def with_note(folder, text, claimed=None):
@@ -24,7 +19,7 @@ def with_note(folder, text, claimed=None):
     raw = text.encode() if isinstance(text, str) else text
     size = len(raw) if claimed is None else claimed
     (folder / "note").write_bytes(struct.pack("<III", 19, size, 1) + b"NVIDIA Corporation\0\0" + raw)
-    path = compiled(folder, "-shared", "-fPIC")
+    path = compiled(folder / "it", SOURCE, "-shared", "-fPIC")
     section = f".note.cuda.fwd_compatibility={folder / 'note'}"
     subprocess.run(["objcopy", "--add-section", section, path], check=True)
     return path
@@ -58,10 +53,13 @@ def test_malformed_compat_notes_are_tolerated(tmp_path, text, expected):
 
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
 def test_isa_level_of_the_linker_is_read(tmp_path, level):
-    assert read(compiled(tmp_path, "-shared", "-fPIC", f"-Wl,-z,{level}"), notes.read_isa_level) == level
+    assert (
+        read(compiled(tmp_path / "it", SOURCE, "-shared", "-fPIC", f"-Wl,-z,{level}"), notes.read_isa_level)
+        == level
+    )
 
 
 def test_files_without_notes_give_none(tmp_path):
-    path = compiled(tmp_path, "-c")
+    path = compiled(tmp_path / "it", SOURCE, "-c")
     assert read(path, notes.read_compat) is None
     assert read(path, notes.read_isa_level) is None

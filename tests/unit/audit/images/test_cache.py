@@ -73,6 +73,10 @@ FULL = Layer(
 )
 
 
+def empty(digest):
+    return Layer(digest=digest, entries={}, removed=frozenset(), emptied=frozenset())
+
+
 @pytest.fixture
 def kept(tmp_path):
     return Cache(tmp_path / "cache" / "layers")
@@ -183,9 +187,7 @@ def packed(data):
         packed({"Layer": {}}),
         packed({"Layer": None}),
         packed({"Symlink": {"target": "t"}}),
-        packed(
-            cache.dump_value(Layer(digest="sha256:1", entries={}, removed=frozenset(), emptied=frozenset()))
-        ),
+        packed(cache.dump_value(empty("sha256:1"))),
         zlib.compress(b"[" * 100_000),
         zlib.compress(bytes(1 << 20)),
     ],
@@ -270,16 +272,16 @@ def test_no_folder_is_created_in_another_user_s_home(kept, tmp_path, monkeypatch
 def test_least_recently_used_entries_are_removed_first(tmp_path):
     folder = tmp_path / "layers"
     digests = [f"sha256:{number:064}" for number in range(4)]
-    one = Layer(digest=digests[0], entries={}, removed=frozenset(), emptied=frozenset())
+    one = empty(digests[0])
     Cache(folder).put(one)
     (path,) = folder.iterdir()
     small = Cache(folder, limit=7 * path.stat().st_size // 2)
     for age, digest in zip((30, 20, 10), digests, strict=False):
-        small.put(Layer(digest=digest, entries={}, removed=frozenset(), emptied=frozenset()))
+        small.put(empty(digest))
         (path,) = folder.glob(f"{digest[7:]}.*")
         os.utime(path, ns=(0, path.stat().st_mtime_ns - age * 10**9))
     assert small.get(digests[0])
-    small.put(Layer(digest=digests[3], entries={}, removed=frozenset(), emptied=frozenset()))
+    small.put(empty(digests[3]))
     assert [bool(small.get(digest)) for digest in digests] == [True, False, True, True]
 
 
@@ -314,7 +316,7 @@ def test_interrupted_write_leaves_no_file(kept, entry, monkeypatch):
         raise OSError
 
     monkeypatch.setattr(Path, "rename", broken)
-    kept.put(Layer(digest=f"sha256:{'2' * 64}", entries={}, removed=frozenset(), emptied=frozenset()))
+    kept.put(empty(f"sha256:{'2' * 64}"))
     assert list(entry.parent.iterdir()) == [entry]
 
 

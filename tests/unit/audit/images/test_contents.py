@@ -4,12 +4,9 @@ import io
 from pathlib import Path
 
 import pytest
-from images import Parts, layout, link, tar
+from images import link, tar
 
 from imagematrix.audit.images import layer
-from imagematrix.audit.images.layers import Layers
-from imagematrix.audit.images.sources import read_images
-from imagematrix.audit.report import audit_image
 
 STATUS = "var/lib/dpkg/status"
 DISTINFO = "opt/venv/lib/python3.13/site-packages/PyYAML-6.0.2.dist-info/METADATA"
@@ -20,19 +17,18 @@ def deb(*names):
     return b"".join(f"Package: {name}\nVersion: 1.0\nArchitecture: amd64\n\n".encode() for name in names)
 
 
-def seen(tmp_path, *layers, env=()):
-    """Return the Contents of an image of these layers, each a list of members."""
-    path = layout(tmp_path / "oci", Parts(*(tar(*members) for members in layers), env=env))
-    (image,) = read_images(path, "linux/amd64", Layers())
-    return audit_image(image).contents
+@pytest.fixture
+def seen(audited_layers):
+    """Call it with layers, each a list of members, to get the Contents of an image of them."""
+    return lambda *layers: audited_layers(*layers).contents
 
 
 def names(contents):
     return [(package.kind, package.name) for package in contents.packages]
 
 
-def test_top_database_counts(tmp_path):
-    found = seen(tmp_path, [(STATUS, deb("a", "b"))], [(STATUS, deb("b", "c"))])
+def test_top_database_counts(seen):
+    found = seen([(STATUS, deb("a", "b"))], [(STATUS, deb("b", "c"))])
     assert names(found) == [("deb", "b"), ("deb", "c")]
     assert {package.path for package in found.packages} == {"/var/lib/dpkg/status"}
 
@@ -45,22 +41,22 @@ def test_top_database_counts(tmp_path):
         "opt/.wh..wh..opq",
     ],
 )
-def test_package_that_a_later_layer_removes_is_not_there(tmp_path, whiteout):
-    assert names(seen(tmp_path / "before", [(DISTINFO, YAML)])) == [("pypi", "pyyaml")]
-    assert names(seen(tmp_path / "after", [(DISTINFO, YAML)], [whiteout])) == []
+def test_package_that_a_later_layer_removes_is_not_there(seen, whiteout):
+    assert names(seen([(DISTINFO, YAML)])) == [("pypi", "pyyaml")]
+    assert names(seen([(DISTINFO, YAML)], [whiteout])) == []
 
 
-def test_removed_database_has_no_packages(tmp_path):
+def test_removed_database_has_no_packages(seen):
     members = [("var/lib/dpkg/status.d/a", deb("a")), ("var/lib/dpkg/status.d/b", deb("b"))]
-    assert names(seen(tmp_path, members, ["var/lib/dpkg/status.d/.wh.a"])) == [("deb", "b")]
+    assert names(seen(members, ["var/lib/dpkg/status.d/.wh.a"])) == [("deb", "b")]
 
 
-def test_database_behind_a_link_is_read_once(tmp_path):
+def test_database_behind_a_link_is_read_once(seen):
     members = [
         link("lib", "usr/lib"),
         ("usr/lib/apk/db/installed", b"P:musl\nV:1.2.5-r0\n"),
     ]
-    found = seen(tmp_path, members)
+    found = seen(members)
     assert [package.path for package in found.packages] == ["/usr/lib/apk/db/installed"]
 
 
@@ -87,42 +83,42 @@ def test_database_behind_a_link_is_read_once(tmp_path):
         ),
     ],
 )
-def test_metadata_of_python_packages_is_read(tmp_path, path, text, license_name):
-    (found,) = seen(tmp_path, [(path, text)]).packages
+def test_metadata_of_python_packages_is_read(seen, path, text, license_name):
+    (found,) = seen([(path, text)]).packages
     assert (found.kind, found.name, found.version, found.license, found.path) == (
         *("pypi", "pyyaml", "6.0.2", license_name, f"/{path}"),
     )
 
 
-def test_same_package_in_two_environments_is_listed_twice(tmp_path):
+def test_same_package_in_two_environments_is_listed_twice(seen):
     other = DISTINFO.replace("venv", "other")
-    found = seen(tmp_path, [(DISTINFO, YAML), (other, YAML)])
+    found = seen([(DISTINFO, YAML), (other, YAML)])
     assert [package.path for package in found.packages] == [f"/{other}", f"/{DISTINFO}"]
 
 
 @pytest.mark.parametrize(
     "text", [b"", b"Name: a\n", b"Name: two words\nVersion: 1\n", b"Name: a\nVersion: \x1b[2J\n"]
 )
-def test_damaged_metadata_is_told(tmp_path, text):
-    found = seen(tmp_path, [(DISTINFO, text), ("x/b.dist-info/METADATA", YAML)])
+def test_damaged_metadata_is_told(seen, text):
+    found = seen([(DISTINFO, text), ("x/b.dist-info/METADATA", YAML)])
     assert names(found) == [("pypi", "pyyaml")]
     assert found.unread == ((f"/{DISTINFO}", 1),)
 
 
-def test_damaged_entries_of_a_database_are_told_with_its_path(tmp_path):
-    found = seen(tmp_path, [(STATUS, deb("a") + b"Package: x\n\n"), ("var/lib/rpm/rpmdb.sqlite", b"text")])
+def test_damaged_entries_of_a_database_are_told_with_its_path(seen):
+    found = seen([(STATUS, deb("a") + b"Package: x\n\n"), ("var/lib/rpm/rpmdb.sqlite", b"text")])
     assert names(found) == [("deb", "a")]
     assert found.unread == ((f"/{STATUS}", 1), ("/var/lib/rpm/rpmdb.sqlite", 1))
 
 
-def test_libraries_and_driver_are_packages(tmp_path):
+def test_libraries_and_driver_are_packages(seen):
     folder = "usr/lib/x86_64-linux-gnu"
     members = [
         (f"{folder}/libcuda.so.550.163.01", b"x"),
         (f"{folder}/libcudart.so.12.4.127", b"\x7fELF"),
         (f"{folder}/stubs/libcuda.so", b"x"),
     ]
-    found = seen(tmp_path, members).packages
+    found = seen(members).packages
     assert [(one.kind, one.name, one.version, one.path) for one in found] == [
         ("generic", "cudart", "12.4.127", f"/{folder}/libcudart.so.12.4.127"),
         ("generic", "libcuda", "550.163.01", f"/{folder}/libcuda.so.550.163.01"),
@@ -141,8 +137,8 @@ def test_libraries_and_driver_are_packages(tmp_path):
         ([], (None, None)),
     ],
 )
-def test_distribution_is_read(tmp_path, members, expected):
-    assert seen(tmp_path, members or ["opt"]).distribution == expected
+def test_distribution_is_read(seen, members, expected):
+    assert seen(members or ["opt"]).distribution == expected
 
 
 def test_empty_database_costs_no_entry():
@@ -150,11 +146,11 @@ def test_empty_database_costs_no_entry():
     assert entries == {f"/{STATUS}": layer.OTHER}
 
 
-def test_real_rpm_database_is_read(tmp_path):
+def test_real_rpm_database_is_read(seen):
     import gzip
 
     data = Path(__file__).parents[1] / "data" / "rpm" / "rpmdb.sqlite.gz"
-    found = seen(tmp_path, [("usr/lib/sysimage/rpm/rpmdb.sqlite", gzip.decompress(data.read_bytes()))])
+    found = seen([("usr/lib/sysimage/rpm/rpmdb.sqlite", gzip.decompress(data.read_bytes()))])
     assert [(one.name, one.version, one.arch, one.license) for one in found.packages] == [
         ("more", "1-1", "noarch", "Apache-2.0"),
         ("tool", "1-1", "noarch", "Apache-2.0"),

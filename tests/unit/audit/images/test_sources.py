@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import zstandard
 from distribution import Server
-from images import Parts, archived, digest, index, layout, link, saved, tar
+from images import Parts, archived, digest, index, layout, link, saved, saved_with_blobs, tar
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.audit.images.sources import read_images
@@ -91,13 +91,7 @@ def test_unsupported_compression_is_named(one, tmp_path, packed, name):
 
 
 def test_docker_save_archive_with_manifests_is_read(one, tmp_path):
-    blobs = [(f"blobs/sha256/{own[7:]}", raw) for own, raw in one.blobs.items()]
-    path = tmp_path / "a.tar"
-    listed: list[dict[str, object]] = [{"Config": f"blobs/sha256/{one.config[7:]}", "RepoTags": None}]
-    listed[0]["Layers"] = [f"blobs/sha256/{own[7:]}" for own in one.layers]
-    manifest = ("manifest.json", json.dumps(listed).encode())
-    path.write_bytes(tar(*blobs, ("index.json", index(one.entry())), manifest))
-    image = only(str(path))
+    image = only(saved_with_blobs(tmp_path / "a.tar", one, ("index.json", index(one.entry()))))
     assert image.digest == one.digest
     assert image.sizes == {own: len(one.blobs[own]) for own in one.layers}
 
@@ -124,12 +118,8 @@ def test_layers_that_do_not_match_the_configuration_are_rejected(one, tmp_path, 
 
 
 def test_blobs_that_do_not_match_the_manifest_are_rejected(one, tmp_path):
-    blobs = [(f"blobs/sha256/{own[7:]}", raw) for own, raw in one.blobs.items()]
-    names = [f"blobs/sha256/{own[7:]}" for own in (one.config, *reversed(one.layers))]
-    listed = [{"Config": names[0], "RepoTags": None, "Layers": names[1:]}]
-    (tmp_path / "a.tar").write_bytes(tar(*blobs, ("manifest.json", json.dumps(listed).encode())))
     with pytest.raises(AuditError, match="do not match its configuration"):
-        images(str(tmp_path / "a.tar"))
+        images(saved_with_blobs(tmp_path / "a.tar", one, layers=one.layers[::-1]))
 
 
 def test_compressed_layer_without_a_digest_gets_the_digest_of_its_tar(one, tmp_path):
@@ -263,12 +253,8 @@ def test_configuration_or_manifest_with_a_wrong_digest_is_rejected(one, tmp_path
 
 
 def test_saved_configuration_with_a_wrong_digest_is_rejected(one, tmp_path):
-    name = f"blobs/sha256/{one.config.removeprefix('sha256:')}"
-    listed = [{"Config": name, "RepoTags": ["t:v1"], "Layers": []}]
-    raw = tar((name, b"{}"), ("manifest.json", json.dumps(listed).encode()))
-    (tmp_path / "a.tar").write_bytes(raw)
     with pytest.raises(AuditError, match="does not match its digest"):
-        images(str(tmp_path / "a.tar"))
+        images(saved_with_blobs(tmp_path / "a.tar", one, layers=(), blobs={one.config: b"{}"}))
 
 
 @pytest.mark.parametrize("lost", ["config", "layers"])
@@ -426,13 +412,10 @@ def test_image_whose_name_moves_while_it_is_read_is_read_again(engine, one, tmp_
         images("training:v1")
 
 
-def test_invalid_manifests_of_the_classic_store_are_ignored(engine, one):
-    blobs = [(f"blobs/sha256/{own[7:]}", raw) for own, raw in one.blobs.items()]
-    listed: list[dict[str, object]] = [{"Config": f"blobs/sha256/{one.config[7:]}", "RepoTags": None}]
-    listed[0]["Layers"] = [f"blobs/sha256/{own[7:]}" for own in one.layers]
-    raw = tar(*blobs, ("index.json", index(one.entry())), ("manifest.json", json.dumps(listed).encode()))
+def test_invalid_manifests_of_the_classic_store_are_ignored(engine, one, tmp_path):
+    path = saved_with_blobs(tmp_path / "a.tar", one, ("index.json", index(one.entry())))
     engine.responses["GET", "/json"] = 200, json.dumps({"Id": one.config}).encode()
-    engine.responses["GET", "/get"] = 200, raw
+    engine.responses["GET", "/get"] = 200, Path(path).read_bytes()
     assert only("training:v1").digest == one.config
     engine.responses["GET", "/json"] = 200, json.dumps({"Id": one.digest}).encode()
     assert only("training:v1").digest == one.digest

@@ -1,9 +1,7 @@
 """SBOMs that builders attached to images, from every kind of store."""
 
-import json
-
 import pytest
-from images import MANIFEST, Parts, archived, digest, layout, tar
+from images import MANIFEST, Parts, archived, digest, layout, saved_with_blobs, tar
 from sboms import DSSE, Attestation, Attested, envelope, listed, statement
 
 from imagematrix.audit.images import sources
@@ -36,11 +34,7 @@ def test_statement_is_read_from_a_layout_and_an_archive(write, tmp_path, image, 
 
 
 def test_statement_is_read_from_an_archive_of_docker_save(tmp_path, image, attested):
-    blobs = [(f"blobs/sha256/{own[7:]}", raw) for own, raw in attested.blobs.items()]
-    saved: list[dict[str, object]] = [{"Config": f"blobs/sha256/{image.config[7:]}", "RepoTags": ["a:1"]}]
-    saved[0]["Layers"] = [f"blobs/sha256/{own[7:]}" for own in image.layers]
-    (tmp_path / "a.tar").write_bytes(tar(*blobs, ("manifest.json", json.dumps(saved).encode())))
-    (found,) = own(tmp_path / "a.tar")
+    (found,) = own(saved_with_blobs(tmp_path / "a.tar", image, blobs=attested.blobs))
     assert found.raw == statement(image.digest, listed("a", "1"))
 
 

@@ -96,7 +96,3 @@ def test_number_of_checksums_is_limited(monkeypatch):
     databases = packages.Databases()
     databases.add([("md5", b"a"), ("sha1", b"b")])
     assert databases._by_algorithm == {"md5": {b"a"}}
-
-
-def test_programs_are_examined_in_every_folder(program):
-    assert read((PATH, program))[f"/{PATH}"].file.host.required == {"avx"}

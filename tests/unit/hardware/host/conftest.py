@@ -1,5 +1,6 @@
 """Fixtures for the tests of the probe: captured trees, and a libnvidia-ml that simulates a host."""
 
+import ctypes
 import json
 from pathlib import Path
 
@@ -72,3 +73,13 @@ def dumps():
 def load():
     """Reads one of the host profiles as plain JSON."""
     return lambda name: json.loads((HOSTS / f"{name}.json").read_text())
+
+
+@pytest.fixture
+def pynvml(nvml_stub, monkeypatch):
+    """The real pynvml in this process, over the stub."""
+    import pynvml
+
+    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(nvml_stub / "libnvidia-ml.so.1")))
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    return pynvml

@@ -138,15 +138,6 @@ def test_vendors_with_surrounding_spaces():
     assert cpu.parse_cpu(x86(V2, vendor="  Shanghai  "))[0].vendor == "Shanghai"
 
 
-def test_one_of_192_cpus_lacks_a_flag():
-    flags = [f"flag{n}" for n in range(150)]
-    lines = [" ".join(["lm", *flags])] * 191 + [" ".join(["lm", *flags[1:]])]
-    text = x86(*lines)
-    assert len(text) > 200_000
-    result, _ = cpu.parse_cpu(text)
-    assert result.flags == {"lm", *flags[1:]}
-
-
 @given(st.text() | st.binary().map(lambda raw: raw.decode("utf-8", "replace")))
 def test_any_text_is_a_cpu(text):
     result, _ = cpu.parse_cpu(text)
@@ -190,11 +181,8 @@ X86 = "processor\t: {}\nmodel name\t: x\nflags\t\t: lm avx avx2\n\n"
     "text",
     [
         X86.format(0) + "processor\t: 1\nmodel name\t: x\n\n",
-        X86.format(0) + "processor\t: 1\nflags\t\t:\n\n" + X86.format(2),
         X86.format(0) + "processor\t: 1\nflags\t\t: \n\n",
-        X86.format(0) + "processor\t: 1\nflags\t\t:  \t\n\n" + X86.format(2),
         X86.format(0) + "processor\t: 1\nvmx flags\t: vnmi\n\n",
-        (X86.format(0) + "processor\t: 1\nmodel name\t: x\n\n").replace("\n", "\r\n"),
         "processor : 0\nflags : lm\n\nprocessor : 1\nflags : \n\nprocessor : 2\nflags : lm avx",
     ],
 )

@@ -192,14 +192,6 @@ def test_memory_by_the_file_of_a_function(captured):
     assert one.memory == 2**39
 
 
-def test_read(captured, gpu):
-    kernel = nvidia.read_nvidia(Tree(str(captured(gpu()))))
-    assert kernel.loaded
-    assert kernel.driver.version == "550.163.01"
-    assert [entry.minor for entry in kernel.information] == [3]
-    assert kernel.mig == {}
-
-
 def test_the_modules_own_version_is_the_fallback(captured, gpu):
     files = gpu() | {
         "proc/driver/nvidia/version": "something else\n",
@@ -215,11 +207,6 @@ def test_a_module_of_unknown_version(captured):
     assert kernel.loaded
     assert kernel.driver is None
     assert "neither" in tree.warnings[0]
-
-
-def test_nothing_of_nvidia(captured):
-    kernel = nvidia.read_nvidia(Tree(str(captured({"proc/cpuinfo": ""}))))
-    assert kernel == nvidia.Kernel()
 
 
 def test_information_takes_the_address_of_its_folder(captured):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import io
 import json
 import sys
@@ -28,14 +27,9 @@ class Reader(io.StringIO):
             raise BrokenPipeError
 
 
-@pytest.fixture
-def pynvml(configure_nvml, nvml_stub, monkeypatch):
-    import pynvml
-
+@pytest.fixture(autouse=True)
+def _gpus(configure_nvml):
     configure_nvml(gpus=GPUS)
-    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(nvml_stub / "libnvidia-ml.so.1")))
-    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-    return pynvml
 
 
 def test_gpus_with_errors_are_left_out(pynvml):

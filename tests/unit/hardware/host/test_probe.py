@@ -2,6 +2,7 @@ import errno
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -47,11 +48,6 @@ def without(files, *starts):
     return {path: text for path, text in files.items() if not path.startswith(starts)}
 
 
-def replaced(gpu, **changes):
-    fields = {name: getattr(gpu, name) for name in gpu.__slots__}
-    return type(gpu)(**(fields | changes))
-
-
 def test_a_good_node(captured, gpu):
     host = asked(captured(gpu()), GOOD)
     assert host.warnings == ()
@@ -92,7 +88,7 @@ KTHREADD, MANAGER = {"proc/2/comm": "kthreadd\n"}, {"proc/7/comm": "nv-fabricman
     ],
 )
 def test_the_fabric_manager_of_nvswitch_nodes(captured, gpu, files, state, warned):
-    readings = replaced(GOOD, gpus=(replaced(L40S, fabric=state),))
+    readings = replace(GOOD, gpus=(replace(L40S, fabric=state),))
     host = asked(captured(gpu() | files), readings)
     assert host.accelerators == ()
     assert only(host).state == "ok"
@@ -203,8 +199,8 @@ def test_a_node_without_information_files(captured, gpu):
 @pytest.mark.parametrize("listed", [(), (1,)])
 def test_a_gpu_that_nvml_does_not_list(captured, gpu, listed):
     files = gpu() | gpu(bus="0000:42:00.0", minor=4)
-    others = tuple(replaced(L40S, bus_id="0000:42:00.0", minor=4, uuid="GPU-2") for _ in listed)
-    host = asked(captured(files), replaced(GOOD, gpus=others))
+    others = tuple(replace(L40S, bus_id="0000:42:00.0", minor=4, uuid="GPU-2") for _ in listed)
+    host = asked(captured(files), replace(GOOD, gpus=others))
     assert host.gpus[0].state == "failed"
     assert [gpu.state for gpu in host.gpus[1:]] == ["ok" if listed else "failed"]
     assert "RmInitAdapter" in host.warnings[0]
@@ -219,8 +215,8 @@ def granted(gpu, *minors):
         own = gpu(bus=bus, minor=minor)
         files |= own if minor in minors else without(own, "proc/driver/nvidia/gpus", f"dev/nvidia{minor}")
         if minor in minors:
-            answers.append(replaced(L40S, index=len(answers), bus_id=bus, minor=minor))
-    return files, replaced(GOOD, gpus=tuple(answers))
+            answers.append(replace(L40S, index=len(answers), bus_id=bus, minor=minor))
+    return files, replace(GOOD, gpus=tuple(answers))
 
 
 def bound(root):
@@ -287,14 +283,14 @@ def test_a_broken_gpu_of_a_bare_node_is_reported(captured, gpu):
 def test_a_node_without_access(captured, gpu, monkeypatch, error, states, code):
     monkeypatch.setattr(Tree, "get_refusal", lambda _, path: error if path == "/dev/nvidia3" else 0)
     files = gpu() | gpu(bus="0000:42:00.0", minor=4)
-    reached = replaced(L40S, bus_id="0000:42:00.0", minor=4, uuid="GPU-2")
+    reached = replace(L40S, bus_id="0000:42:00.0", minor=4, uuid="GPU-2")
     unreached = () if code is None else (NvmlGpu(index=0, errors={"handle": code}),)
-    host = asked(captured(files), replaced(GOOD, gpus=(*unreached, reached)))
+    host = asked(captured(files), replace(GOOD, gpus=(*unreached, reached)))
     if code:
         states = ["no-permission", "ok"] if error != errno.EPERM else states
     assert [gpu.state for gpu in host.gpus] == states
     monkeypatch.setattr(Tree, "get_refusal", lambda *_: error)
-    host = asked(captured(files), replaced(GOOD, gpus=()))
+    host = asked(captured(files), replace(GOOD, gpus=()))
     denied = error in {errno.EPERM, errno.EACCES}
     assert [gpu.state for gpu in host.gpus] == ["no-permission" if denied else "failed"] * 2
 
@@ -305,18 +301,11 @@ def test_a_container_with_none_of_two(captured, gpu):
     assert [gpu.usable for gpu in host.gpus] == [False] * 8
 
 
-def test_excluded(captured, gpu):
-    host = asked(captured(gpu(excluded="Yes")), Nvml(driver="550.163.01"))
-    assert only(host).state == "excluded"
-    assert "NVreg_ExcludedGpus" in host.warnings[0]
-    assert len(host.warnings) == 1
-
-
 def test_the_lost_gpu_is_the_one_without_readings(captured, gpu):
     files = gpu() | gpu(bus="0000:42:00.0", minor=4) | gpu(bus="0000:c1:00.0", minor=5, excluded="Yes")
     answer = Nvml(
         driver="550.163.01",
-        gpus=(NvmlGpu(index=0, errors={"handle": 15}), replaced(L40S, bus_id="0000:42:00.0", uuid="GPU-2")),
+        gpus=(NvmlGpu(index=0, errors={"handle": 15}), replace(L40S, bus_id="0000:42:00.0", uuid="GPU-2")),
     )
     host = asked(captured(files), answer)
     assert [gpu.state for gpu in host.gpus] == ["lost", "ok", "excluded"]
@@ -337,25 +326,32 @@ def test_lost_and_gone_from_the_bus(captured):
 
 
 @pytest.mark.parametrize(
-    ("code", "state"), [(4, "no-permission"), (17, "no-permission"), (16, "lost"), (999, "lost")]
+    ("reading", "state", "warned"),
+    [
+        (NvmlGpu(index=0, errors={"handle": 4}), "no-permission", ""),
+        (NvmlGpu(index=0, errors={"handle": 17}), "no-permission", ""),
+        (NvmlGpu(index=0, errors={"handle": 16}), "lost", ""),
+        (NvmlGpu(index=0, errors={"handle": 999}), "lost", ""),
+        (replace(L40S, uuid=None, errors={"uuid": 15}), "lost", ""),
+        (replace(L40S, virtualization=1), "ok", None),  # passed through, which is like bare metal
+        (replace(L40S, virtualization=2), "vgpu", "vGPU"),
+        (replace(L40S, virtualization=3), "vgpu-host", "vGPU"),
+        (replace(L40S, virtualization=4), "vgpu-host", "vGPU"),
+        (replace(L40S, mig=()), "mig-empty", "nvidia-smi mig -cgi"),
+    ],
 )
-def test_unreachable(captured, gpu, code, state):
-    host = asked(captured(gpu()), Nvml(gpus=(NvmlGpu(index=0, errors={"handle": code}),)))
+def test_the_state_of_a_gpu_by_its_readings(captured, gpu, reading, state, warned):
+    host = asked(captured(gpu()), Nvml(gpus=(reading,)))
     assert only(host).state == state
-    assert len(host.warnings) == 1
+    assert only(host).usable is (state in {"ok", "vgpu"})
+    assert [warned in warning for warning in host.warnings] == ([] if warned is None else [True])
 
 
-def test_lost_later(captured, gpu):
-    answer = Nvml(gpus=(replaced(L40S, uuid=None, errors={"uuid": 15}),))
-    assert only(asked(captured(gpu()), answer)).state == "lost"
-
-
-@pytest.mark.parametrize(("mode", "state"), [(2, "vgpu"), (3, "vgpu-host"), (4, "vgpu-host")])
-def test_vgpu(captured, gpu, mode, state):
-    host = asked(captured(gpu()), Nvml(gpus=(replaced(L40S, virtualization=mode),)))
-    assert only(host).state == state
-    assert only(host).usable is (state == "vgpu")
-    assert "vGPU" in host.warnings[0]
+def test_excluded(captured, gpu):
+    host = asked(captured(gpu(excluded="Yes")), Nvml(driver="550.163.01"))
+    assert only(host).state == "excluded"
+    (warning,) = host.warnings
+    assert "NVreg_ExcludedGpus" in warning
 
 
 @pytest.mark.parametrize("name", ["NVIDIA A10-24Q", "GRID V100D-16Q", "GRID T4-1B4", "NVIDIA A100-1-5CME"])
@@ -363,17 +359,6 @@ def test_vgpu_by_name(captured, gpu, name):
     information = f"proc/driver/nvidia/gpus/{BUS}/information"
     files = gpu() | {information: gpu()[information].replace("NVIDIA L40S", name)}
     assert only(probe(captured(files))).state == "vgpu"
-
-
-def test_passed_through_is_like_bare_metal(captured, gpu):
-    host = asked(captured(gpu()), Nvml(gpus=(replaced(L40S, virtualization=1),)))
-    assert (only(host).state, host.warnings) == ("ok", ())
-
-
-def test_mig_without_instances(captured, gpu):
-    host = asked(captured(gpu()), Nvml(gpus=(replaced(L40S, mig=()),)))
-    assert (only(host).state, only(host).mig) == ("mig-empty", ())
-    assert "nvidia-smi mig -cgi" in host.warnings[0]
 
 
 def test_mig_without_nvml(captured, gpu):
@@ -407,7 +392,7 @@ def test_nvml_in_a_separate_process(captured, gpu, configure_nvml):
 
 
 def test_nvml_reports_another_driver(captured, gpu):
-    host = asked(captured(gpu()), replaced(GOOD, driver="550.144.03"))
+    host = asked(captured(gpu()), replace(GOOD, driver="550.144.03"))
     assert host.driver.version == "550.163.01"
     assert "550.144.03" in host.warnings[0]
 
@@ -449,7 +434,7 @@ def test_nvml_is_not_queried_without_a_module(captured):
 
 def test_facts_that_nvml_does_not_report(captured, gpu):
     host = asked(
-        captured(gpu(uuid="??")), Nvml(gpus=(replaced(L40S, uuid=None, brand=None, memory_mib=None),))
+        captured(gpu(uuid="??")), Nvml(gpus=(replace(L40S, uuid=None, brand=None, memory_mib=None),))
     )
     (warning,) = host.warnings
     assert warning.endswith(

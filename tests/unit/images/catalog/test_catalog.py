@@ -130,9 +130,7 @@ def test_errors_name_the_loaded_file(tmp_path):
         ),
         ({"schema": None}, "schema: expected a string, found null"),
         ({"image": 3}, "image: expected a string, found a number"),
-        ({"version": ["v1"]}, "version: expected a string, found a list"),
         ({"variants": {}}, "variants: expected a list, found an object"),
-        ({"variants": None}, "variants: expected a list, found null"),
         ({"variants": [[]]}, "variants[0]: expected an object, found a list"),
         ({"variants": [ENTRY, ENTRY]}, "variants[1]: reference: training:v1-x occurs twice"),
     ],
@@ -143,23 +141,15 @@ def test_invalid_catalog_is_rejected(changes, expected):
     assert expected in str(caught.value)
 
 
-def test_newer_schema_version_has_a_remedy():
-    with pytest.raises(UsageError) as caught:
-        parsed(schema="imagematrix.catalog/v2")
-    assert "the imagematrix release that wrote it" in caught.value.remedy
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({"reference": None}, "reference: expected a string, found null"),
         ({"reference": "--privileged"}, "'--privileged' is not an image reference"),
-        ({"reference": "a b"}, "'a b' is not an image reference"),
         ({"reference": "a\n"}, "is not an image reference"),
         ({"reference": "a" * 600}, "is not an image reference"),
         ({"digest": "sha256:xyz"}, "digest: 'sha256:xyz' is not a sha256 digest"),
         ({"digest": DIGEST + "\n"}, "is not a sha256 digest"),
-        ({"digest": 5}, "digest: expected a string, found a number"),
         ({"platform": True}, "platform: expected a string, found true or false"),
         (
             {"facts": {"cuda": "guess"}},
@@ -168,14 +158,11 @@ def test_newer_schema_version_has_a_remedy():
         ({"facts": {"cuda": 1}}, "facts: cuda: expected a string, found a number"),
         ({"facts": []}, "facts: expected an object, found a list"),
         ({"cuda": "twelve"}, "cuda: 'twelve' is not a CUDA release such as 12.4"),
-        ({"cuda": 12.4}, "cuda: expected a string, found a number"),
         ({"cuda": "١٢.٤"}, "is not a CUDA release"),
         ({"platform": "linux"}, "platform: 'linux' is not a platform such as linux/amd64"),
         ({"cubins": ["sm_89"]}, "cubins: 'sm_89' is not a target such as 89 or 90a"),
-        ({"cubins": [89]}, "cubins[0]: expected a string, found a number"),
         ({"ptx": [{"target": "90"}]}, "variants[0]: ptx[0]: isa is missing (expected a string)"),
         ({"ptx": [{"target": "90", "isa": "8"}]}, "'8' is not a PTX ISA version such as 8.4"),
-        ({"ptx": ["90"]}, "ptx[0]: expected an object, found a string"),
         ({"compressed_fatbin": 1}, "compressed_fatbin: expected true or false, found a number"),
         ({"driver": "550.163.01"}, "driver: expected an object, found a string"),
         ({"driver": {"mode": "other"}}, "mode: 'other' is not one of exact, compat, host"),
@@ -197,7 +184,6 @@ def test_newer_schema_version_has_a_remedy():
         ({"device_code": [DIVIDED | {"parts": [{"cubins": ["80"]}]}]}, "count is missing"),
         ({"device_code": [DIVIDED | {"parts": [{"count": 1, "cubins": ["x"]}]}]}, "'x' is not a target"),
         ({"size": True}, "size: expected an integer, found true or false"),
-        ({"size": 1.5}, "size: expected an integer, found a number"),
         ({"size": 1e999}, "size: expected an integer, found a number"),
     ],
 )
@@ -261,11 +247,6 @@ def test_invalid_axes_and_defaults_are_rejected(axes, complaint):
         parsed(ENTRY | {"axes": axes})
     with pytest.raises(UsageError, match=re.escape(complaint.replace("axes:", "defaults:"))):
         parsed(ENTRY, defaults=axes)
-
-
-def test_document_may_have_no_axes_and_no_defaults():
-    catalog = parsed({key: value for key, value in ENTRY.items() if key != "axes"})
-    assert (catalog.defaults, catalog.variants[0].axes) == ((), ())
 
 
 @pytest.mark.parametrize(

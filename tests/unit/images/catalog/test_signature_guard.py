@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from distribution import Server, digest
+from distribution import digest
 from images import Parts, tar
 from publishing import labels_of
 from resolving import Published, variant
@@ -22,14 +22,6 @@ from imagematrix.images.trust import files
 from imagematrix.images.trust.files import list_policy_files
 
 OTHER = digest(b"another image")
-
-
-@pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setattr("imagematrix.images.oci.retry.PAUSE", 0)
-    made = Server()
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -278,8 +270,7 @@ def test_registry_that_cannot_be_asked_proves_nothing(policy, sign, name, server
 def test_both_the_site_and_the_user_have_to_be_satisfied(policy, sign, name, tmp_path, monkeypatch):
     other = Signer(tmp_path, "other")
     rules = [{"repository": "*", "keys": ["../other.pub"]}]
-    site = policy("etc/policy.json", rules=rules)
-    monkeypatch.setattr(files, "SITE", str(site))
+    policy("etc/policy.json", rules=rules)
     user = policy()
     sign()
     assert refused(f"{name}:v1").endswith("it is not signed with other.pub"), "a user cannot relax it"
@@ -300,9 +291,9 @@ def test_files_of_policies(monkeypatch, tmp_path):
     monkeypatch.setenv("IMAGEMATRIX_POLICY", "mine.json")
     assert list_policy_files() == ("mine.json",)
     assert list_policy_files(tmp_path / "given.json") == (str(tmp_path / "given.json"),)
-    site = tmp_path / "site.json"
+    site = tmp_path / "etc" / "policy.json"
+    site.parent.mkdir()
     site.symlink_to("nowhere")
-    monkeypatch.setattr(files, "SITE", str(site))
     assert list_policy_files() == (str(site), "mine.json")
     assert list_policy_files(site) == (str(site),)
     monkeypatch.setattr(files, "SITE", "x" * 5000)

@@ -96,15 +96,13 @@ def test_new_source_needs_one_entry(shipped_catalog):
 
 
 @pytest.fixture
-def at_site(monkeypatch, tmp_path, server):
+def at_site(write_site, server):
     """Call it with more lines of the site's file, which names a registry with training:v1."""
     image, name = variant()
     put(server, (image, name))
-    path = tmp_path / "site.toml"
-    monkeypatch.setattr("imagematrix.common.settings.FILE", str(path))
 
     def call(more=""):
-        path.write_text(f'registry = "{server.address}/ml"\n{more}\n')
+        write_site(f'registry = "{server.address}/ml"\n{more}\n')
         return f"{server.address}/ml/training"
 
     return call
@@ -140,8 +138,7 @@ def test_where_no_engine_is_used_none_is_asked(at_site):
     assert [one.image for one in list_catalogs("training")] == [full]
 
 
-def test_a_site_without_a_registry_changes_nothing(monkeypatch, tmp_path, engine, shipped_catalog):
-    (tmp_path / "site.toml").write_text('engine = "oci"')
-    monkeypatch.setattr("imagematrix.common.settings.FILE", str(tmp_path / "site.toml"))
+def test_a_site_without_a_registry_changes_nothing(write_site, engine, shipped_catalog):
+    write_site('engine = "oci"')
     engine.add_catalog(shipped_catalog)
     assert notes_of("training:v1")[1] == []

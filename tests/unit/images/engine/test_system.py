@@ -7,14 +7,12 @@ from imagematrix.images.engine import endpoint, system
 pytestmark = pytest.mark.usefixtures("docker_host")
 
 
-@pytest.mark.parametrize("kind", ["engine", "remote_engine"])
-def test_podman_is_distinguished_from_docker(request, kind):
-    answering = request.getfixturevalue(kind)
+def test_podman_is_distinguished_from_docker(any_engine):
     assert (system.is_podman(), system.reports_system()) == (False, True)
-    answering.version = {"ApiVersion": "1.41", "Version": "4.3.1", "Components": [{"Name": "Podman Engine"}]}
-    answering.headers = {"Libpod-Api-Version": "4.3.1"}
+    any_engine.version = {"ApiVersion": "1.41", "Version": "4.3.1", "Components": [{"Name": "Podman Engine"}]}
+    any_engine.headers = {"Libpod-Api-Version": "4.3.1"}
     assert (system.is_podman(), system.reports_system()) == (True, False)
-    answering.version = {"ApiVersion": "1.24", "Version": "17.05.0"}
+    any_engine.version = {"ApiVersion": "1.24", "Version": "17.05.0"}
     assert system.is_podman() is False
 
 
@@ -25,14 +23,12 @@ def test_local_dockerd_is_on_this_machine(engine, monkeypatch):
     assert engine.requests == []
 
 
-@pytest.mark.parametrize("kind", ["engine", "remote_engine"])
-def test_remote_engine_is_detected_by_its_host_name(request, kind):
+def test_remote_engine_is_detected_by_its_host_name(any_engine):
     """A socket forwarded by ssh has ssh as its listener; here it is this process."""
-    answering = request.getfixturevalue(kind)
     assert system.get_remote_name() is None
-    answering.info["Name"] = "node7"
+    any_engine.info["Name"] = "node7"
     assert system.get_remote_name() == "node7"
-    answering.info["Name"] = ""
+    any_engine.info["Name"] = ""
     assert system.get_remote_name() == endpoint.find_address()
 
 

@@ -20,12 +20,10 @@ LABEL = "io.imagematrix.image"
 pytestmark = pytest.mark.usefixtures("docker_host")
 
 
-@pytest.mark.parametrize("kind", ["engine", "remote_engine"])
-def test_docker_py_client_is_connected(request, kind):
-    answering = request.getfixturevalue(kind)
-    answering.add_image({LABEL: "training"})
+def test_docker_py_client_is_connected(any_engine):
+    any_engine.add_image({LABEL: "training"})
     client = transport.open_client()
-    assert client.api.images(filters={"label": LABEL}) == answering.images
+    assert client.api.images(filters={"label": LABEL}) == any_engine.images
     client.close()
 
 
@@ -35,9 +33,7 @@ def test_docker_py_client_is_connected(request, kind):
         (b"", "not a Docker engine at unix://.*"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", "not a Docker engine at"),
         (b"HTTP/1.0 200 OK\r\n\r\n<html>", "not a Docker engine at"),
-        (b"HTTP/1.0 200 OK\r\n\r\n[\xff]", "not a Docker engine at"),
         (b"HTTP/1.0 200 OK\r\n\r\n" + b"[" * 100_000, "not a Docker engine at"),
-        (b"HTTP/1.0 200 OK\r\n\r\n[{}", "not a Docker engine at"),
         (b"HTTP/1.0 200 OK\r\n\r\n{}", "refused: {}"),
         (b'HTTP/1.0 403 Forbidden\r\n\r\n{"message": "no"}', "refused: no"),
         (b"HTTP/1.0 500 Oops\r\n\r\n[]", r"refused: \[\]"),
@@ -51,10 +47,9 @@ def test_invalid_response_is_an_engine_error(engine, raw, expected):
         images.list_labelled(LABEL)
 
 
-@pytest.mark.parametrize("kind", ["engine", "remote_engine"])
-def test_response_size_is_limited(request, kind, monkeypatch):
+def test_response_size_is_limited(any_engine, monkeypatch):
     monkeypatch.setattr(transport, "RESPONSE_LIMIT", 1 << 20)
-    request.getfixturevalue(kind).responses["GET", "/images/json"] = 200, b"[%s]" % (b" " * (2 << 20))
+    any_engine.responses["GET", "/images/json"] = 200, b"[%s]" % (b" " * (2 << 20))
     with pytest.raises(EngineError, match="response of the engine exceeds 1 MiB"):
         images.list_labelled(LABEL)
 

@@ -71,6 +71,15 @@ def add(store, digest=DIGEST, **changes):
     return image
 
 
+def failing(code):
+    """Return a function that fails with an error of the system."""
+
+    def fail(*_):
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
 @pytest.mark.parametrize("kind", [SQUASHFS, FOLDER])
 def test_an_image_is_found_by_its_digest(store, kind):
     image = add(store, kind=kind)
@@ -240,31 +249,20 @@ def test_other_files_are_no_leases(store, name):
 @pytest.mark.parametrize("removed", [errno.ENOENT, errno.ESTALE])  # here, and on another machine
 def test_a_lease_that_is_removed_while_it_is_read_is_none(store, monkeypatch, removed):
     store.take_lease(DIGEST)
-
-    def read(_):
-        raise OSError(removed, os.strerror(removed))
-
-    monkeypatch.setattr(folder, "read_holder", read)
+    monkeypatch.setattr(folder, "read_holder", failing(removed))
     assert store.find_leases() == {}
 
 
 def test_a_lease_that_cannot_be_read_is_an_error(store, monkeypatch):
     store.take_lease(DIGEST)
-
-    def read(_):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(folder, "read_holder", read)
+    monkeypatch.setattr(folder, "read_holder", failing(errno.EIO))
     with pytest.raises(OSError, match="Input/output"):
         store.find_leases()
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM])
 def test_a_store_that_cannot_be_written_to_has_no_leases(store, monkeypatch, code):
-    def refuse(*_):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(folder, "_write_file", refuse)
+    monkeypatch.setattr(folder, "_write_file", failing(code))
     lease = store.take_lease(DIGEST)
     assert lease.path is None
     assert lease.with_container(os.getpid()).path is None
@@ -277,11 +275,7 @@ def test_a_store_that_cannot_be_written_to_has_no_leases(store, monkeypatch, cod
 )
 def test_a_lease_that_cannot_be_written_is_an_error(store, monkeypatch, code, remedy):
     lease = store.take_lease(DIGEST)
-
-    def refuse(*_):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(folder, "_write_file", refuse)
+    monkeypatch.setattr(folder, "_write_file", failing(code))
     for call in (lambda: store.take_lease(DIGEST), lambda: lease.with_container(os.getpid())):
         with pytest.raises(EngineError, match="nothing would protect the image") as caught:
             call()

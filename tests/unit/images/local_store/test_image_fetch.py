@@ -30,6 +30,25 @@ DIGEST = f"sha256:{'1' * 64}"
 UNPACKED = FetchOptions(unpacked=True)
 
 
+@pytest.fixture
+def image(server):
+    """An image in the registry."""
+    made, name = variant()
+    put(server, (made, name))
+    return made
+
+
+@pytest.fixture
+def fetch(server, image_store):
+    """Call it with the digest of an image to bring it from the registry into the store."""
+
+    def call(digest, entry=PUBLISHED, *, unpacked=False, **watcher):
+        how = FetchOptions(unpacked=unpacked), FetchWatcher(**watcher)
+        return fetch_image(image_store, from_registry(server), digest, entry, *how)
+
+    return call
+
+
 def files(root):
     """Return the files in an unpacked image with their content."""
     found = [path for path in sorted(Path(root).rglob("*")) if path.is_file() and not path.is_symlink()]
@@ -37,12 +56,10 @@ def files(root):
 
 
 @pytest.mark.parametrize("unpacked", [False, True])
-def test_an_image_has_its_merged_files_and_what_its_catalog_says(server, image_store, tmp_path, unpacked):
-    image, name = variant()
-    put(server, (image, name))
-    found = fetch_image(
-        image_store, from_registry(server), image.digest, PUBLISHED, FetchOptions(unpacked=unpacked)
-    )
+def test_an_image_has_its_merged_files_and_what_its_catalog_says(
+    image_store, tmp_path, unpacked, image, fetch
+):
+    found = fetch(image.digest, unpacked=unpacked)
     root = found.root
     if not unpacked:
         root = tmp_path / "root"
@@ -69,20 +86,16 @@ def damaged_by(store, image):
     root.write_bytes(root.read_bytes()[:-1])
 
 
-def test_an_image_that_is_there_is_not_fetched_again(server, image_store):
-    image, name = variant()
-    put(server, (image, name))
-    first = fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+def test_an_image_that_is_there_is_not_fetched_again(server, image_store, image, fetch):
+    first = fetch(image.digest)
     server.requests.clear()
     changed = replace(PUBLISHED, catalog=CATALOG | {"variants": [{}]})
-    assert fetch_image(image_store, from_registry(server), image.digest, changed) == first
+    assert fetch(image.digest, changed) == first
     assert server.requests == []
     assert image_store.load_catalog("t", "v1")["variants"] == [{}]
 
 
-def test_an_image_may_have_names_in_several_catalogs(server, image_store):
-    image, name = variant()
-    put(server, (image, name))
+def test_an_image_may_have_names_in_several_catalogs(server, image_store, image):
     source, catalog = from_registry(server), CATALOG | {"image": "mirror/t"}
     mirrored = CatalogEntry(
         references=("mirror/t:v1-x",), variant={"reference": "m"}, catalog=catalog, part=True
@@ -97,73 +110,61 @@ def test_an_image_may_have_names_in_several_catalogs(server, image_store):
     assert image_store.find(image.digest).names == tuple(names), "of one that is replaced, too"
 
 
-def test_a_name_that_is_damaged_damages_the_image(server, image_store):
-    image, name = variant()
-    put(server, (image, name))
-    fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+def test_a_name_that_is_damaged_damages_the_image(image_store, image, fetch):
+    fetch(image.digest)
     other = replace(PUBLISHED, catalog=CATALOG | {"version": "v2"})
-    fetch_image(image_store, from_registry(server), image.digest, other)
+    fetch(image.digest, other)
     (path,) = Path(image_store.get_folder(image.digest), "names").iterdir()
     path.write_text('{"schema": "imagematrix.stored-name/v2"}')
     with pytest.raises(UsageError, match=r"is damaged: .*unsupported schema"):
         image_store.find(image.digest)
-    fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+    fetch(image.digest)
     assert image_store.find(image.digest).names == (PUBLISHED.name,)
 
 
-def test_a_part_of_a_catalog_does_not_replace_it(server, image_store):
-    image, name = variant()
-    put(server, (image, name))
-    fetch_image(image_store, from_registry(server), image.digest, replace(PUBLISHED, part=True))
+def test_a_part_of_a_catalog_does_not_replace_it(image_store, image, fetch):
+    fetch(image.digest, replace(PUBLISHED, part=True))
     assert image_store.load_catalog("t", "v1") is None
 
 
-def test_a_store_that_cannot_be_written_to_gives_what_it_has(server, image_store, monkeypatch):
-    image, name = variant()
-    put(server, (image, name))
-    first = fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+def test_a_store_that_cannot_be_written_to_gives_what_it_has(image_store, monkeypatch, image, fetch):
+    first = fetch(image.digest)
 
     def refuse(_):
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(image_store, "put_catalog", refuse)
     changed = replace(PUBLISHED, catalog=CATALOG | {"variants": [{}]})
-    assert fetch_image(image_store, from_registry(server), image.digest, changed) == first
+    assert fetch(image.digest, changed) == first
     with pytest.raises(UsageError, match=r"cannot be used: .*Read-only file system"):
-        fetch_image(image_store, from_registry(server), DIGEST, changed)
+        fetch(DIGEST, changed)
 
 
-def test_a_damaged_image_is_replaced(server, image_store):
-    image, name = variant()
-    put(server, (image, name))
-    first = fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+def test_a_damaged_image_is_replaced(image_store, image, fetch):
+    first = fetch(image.digest)
     damaged_by(image_store, image)
-    assert fetch_image(image_store, from_registry(server), image.digest, PUBLISHED) == first
+    assert fetch(image.digest) == first
     assert listed(image_store, "new") == []
 
 
-def test_an_image_that_a_container_runs_from_is_not_replaced(server, image_store):
-    image, name = variant()
-    put(server, (image, name))
-    fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+def test_an_image_that_a_container_runs_from_is_not_replaced(image_store, image, fetch):
+    fetch(image.digest)
     lease = image_store.take_lease(image.digest)
     with pytest.raises(UsageError, match="cannot be replaced: process"):
-        fetch_image(image_store, from_registry(server), image.digest, PUBLISHED, UNPACKED)
+        fetch(image.digest, unpacked=True)
     lease.release()
-    assert fetch_image(image_store, from_registry(server), image.digest, PUBLISHED, UNPACKED).kind == "folder"
-    assert fetch_image(image_store, from_registry(server), image.digest, PUBLISHED).kind == "folder"
+    assert fetch(image.digest, unpacked=True).kind == "folder"
+    assert fetch(image.digest).kind == "folder"
     assert listed(image_store, "new") == []
 
 
-def test_two_processes_that_both_fetch_an_image_leave_one(server, image_store, tmp_path):
+def test_two_processes_that_both_fetch_an_image_leave_one(image_store, tmp_path, image, fetch):
     """As if the first had been stopped for so long that the second thought it dead."""
-    image, name = variant()
-    put(server, (image, name))
 
     class Slow(LayoutOrigin):
         def fetch_layers(self, *words):
             get_lock_path(image_store, image.digest).unlink()
-            fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+            fetch(image.digest)
             image_store.take_lease(image.digest)
             return super().fetch_layers(*words)
 
@@ -174,28 +175,22 @@ def test_two_processes_that_both_fetch_an_image_leave_one(server, image_store, t
     assert listed(image_store, "new") == []
 
 
-def test_the_progress_counts_layers_and_bytes(server, image_store):
+def test_the_progress_counts_layers_and_bytes(server, fetch):
     image, name = variant("cpu", LAYERS[0], LAYERS[1], LAYERS[1])
     put(server, (image, name))
     seen: list[Any] = []
-    fetch_image(
-        image_store,
-        from_registry(server),
-        image.digest,
-        PUBLISHED,
-        watcher=FetchWatcher(on_progress=seen.append),
-    )
+    fetch(image.digest, on_progress=seen.append)
     size = sum(len(image.blobs[layer]) for layer in {*image.layers})
     assert (seen[-1].layers, seen[-1].downloaded, seen[-1].received) == (2, 2, size)
 
 
-def test_a_download_goes_on_where_an_earlier_command_stopped(server, image_store):
+def test_a_download_goes_on_where_an_earlier_command_stopped(server, image_store, fetch):
     image, name = variant("cpu", tar(("f", os.urandom(500_000))))
     put(server, (image, name))
     server.fails("GET", "blobs/" + image.layers[0], cut=True)
     server.fails("GET", "blobs/" + image.layers[0], status=403, times=9)
     with pytest.raises(EngineError, match="denies access"):
-        fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+        fetch(image.digest)
     partial = Path(image_store.path, "partial", image.digest[7:])
     (part,) = partial.iterdir()
     held = part.stat().st_size
@@ -203,41 +198,33 @@ def test_a_download_goes_on_where_an_earlier_command_stopped(server, image_store
     server.faults.clear()
     server.requests.clear()
     seen: list[Any] = []
-    fetch_image(
-        image_store,
-        from_registry(server),
-        image.digest,
-        PUBLISHED,
-        watcher=FetchWatcher(on_progress=seen.append),
-    )
+    fetch(image.digest, on_progress=seen.append)
     assert seen[-1].received == len(image.blobs[image.layers[0]]) - held
     assert not partial.exists()
 
 
-def test_a_layer_that_is_complete_is_not_downloaded_again(server, image_store):
-    image, name = variant()
-    put(server, (image, name))
+def test_a_layer_that_is_complete_is_not_downloaded_again(server, image, fetch):
     server.fails("GET", "blobs/" + image.layers[1], status=403, times=99)
     server.fails("HEAD", "blobs/" + image.layers[1], status=403, times=99)
     with pytest.raises(EngineError, match="denies access"):
-        fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+        fetch(image.digest)
     server.faults.clear()
     done = server.count("GET", image.layers[0])
-    fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+    fetch(image.digest)
     assert server.count("GET", image.layers[0]) == max(done, 1)
 
 
-def test_a_layer_with_another_content_is_refused_and_forgotten(server, image_store):
+def test_a_layer_with_another_content_is_refused_and_forgotten(server, image_store, fetch):
     image, name = variant("cpu", tar(("f", b"1")))
     put(server, (image, name))
     kept = server.repository("ml/training").blobs
     right = kept[image.layers[0]]
     kept[image.layers[0]] = right[:-1] + b"x"
     with pytest.raises(AuditError, match="does not match its digest"):
-        fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+        fetch(image.digest)
     assert [*Path(image_store.path, "partial", image.digest[7:]).iterdir()] == []
     kept[image.layers[0]] = right
-    assert fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+    assert fetch(image.digest)
 
 
 @pytest.mark.parametrize(
@@ -251,46 +238,40 @@ def test_a_layer_with_another_content_is_refused_and_forgotten(server, image_sto
         (lambda one: one["layers"][0].update(digest="x"), "is not a sha256 digest"),
     ],
 )
-def test_hostile_manifests_are_refused(server, image_store, change, message):
-    image, name = variant()
-    put(server, (image, name))
+def test_hostile_manifests_are_refused(server, image_store, change, message, image, fetch):
     document = json.loads(image.raw)
     change(document)
     raw = json.dumps(document).encode()
     wrong = server.repository("ml/training").put("x", raw, MANIFEST)
     with pytest.raises((AuditError, UnknownImageError, UsageError), match=message):
-        fetch_image(image_store, from_registry(server), wrong, PUBLISHED)
+        fetch(wrong)
     assert listed(image_store, "images") == listed(image_store, "new") == []
 
 
-def test_an_attested_image_is_the_one_image_of_its_index(server, image_store):
-    image, name = variant()
-    put(server, (image, name))
+def test_an_attested_image_is_the_one_image_of_its_index(server, image, fetch):
     attestation = image.entry(annotations={"vnd.docker.reference.type": "attestation-manifest"})
     kept = server.repository("ml/training")
     one = kept.put("one", index(image.entry(), attestation), INDEX)
     two = kept.put("two", index(image.entry(), image.entry()), INDEX)
-    assert fetch_image(image_store, from_registry(server), one, PUBLISHED).digest == one
+    assert fetch(one).digest == one
     with pytest.raises(UnknownImageError, match="there is no image"):
-        fetch_image(image_store, from_registry(server), two, PUBLISHED)
+        fetch(two)
 
 
-def test_an_unknown_image_is_an_error(server, image_store):
+def test_an_unknown_image_is_an_error(fetch):
     with pytest.raises(UnknownImageError, match="there is no image with the digest sha256:111"):
-        fetch_image(image_store, from_registry(server), DIGEST, PUBLISHED)
+        fetch(DIGEST)
 
 
 def test_missing_squashfs_tools_are_said_before_anything_is_fetched(
-    server, image_store, monkeypatch, tmp_path
+    server, monkeypatch, tmp_path, image, fetch
 ):
-    image, name = variant()
-    put(server, (image, name))
     server.requests.clear()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="mksquashfs is not installed"):
-        fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+        fetch(image.digest)
     assert server.requests == []
-    assert fetch_image(image_store, from_registry(server), image.digest, PUBLISHED, UNPACKED)
+    assert fetch(image.digest, unpacked=True)
 
 
 def from_layout(tmp_path, *images):
@@ -460,10 +441,8 @@ def test_a_killed_command_leaves_nothing_that_counts(image_store, tmp_path, how)
         assert listed(image_store, name) == []
 
 
-def test_what_dead_processes_left_is_swept(image_store, server):
-    image, name = variant()
-    put(server, (image, name))
-    fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+def test_what_dead_processes_left_is_swept(image_store, server, image, fetch):
+    fetch(image.digest)
     other = "2" * 64
     new = Path(image_store.path, "new", f"{other}.abc")
     new.mkdir()
@@ -479,29 +458,25 @@ def test_what_dead_processes_left_is_swept(image_store, server):
     again = variant("again", tar("again"))
     put(server, again)
     with hold_lock(Path(image_store.path, "locks", "5" * 64)):
-        fetch_image(image_store, from_registry(server), again[0].digest, PUBLISHED)
+        fetch(again[0].digest)
     assert not new.exists()
     assert not old.exists()
     assert young.exists()
     assert live.exists()
 
 
-def test_room_is_required_before_anything_is_downloaded(server, image_store, monkeypatch):
-    image, name = variant()
-    put(server, (image, name))
+def test_room_is_required_before_anything_is_downloaded(server, monkeypatch, image, fetch):
     state = os.statvfs("/")
     full = os.statvfs_result([*state[:4], 0, *state[5:]])
     monkeypatch.setattr(os, "statvfs", lambda _: full)
     server.requests.clear()
     with pytest.raises(UsageError, match=r"has 0 bytes left, and the image needs \d+") as caught:
-        fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+        fetch(image.digest)
     assert "prune --store" in caught.value.remedy
     assert server.count("GET", "blobs/" + image.layers[0]) == 0
 
 
-def test_a_rename_of_which_the_answer_is_lost_is_done(server, image_store, monkeypatch):
-    image, name = variant()
-    put(server, (image, name))
+def test_a_rename_of_which_the_answer_is_lost_is_done(image_store, monkeypatch, image, fetch):
     rename = Path.rename
 
     def unanswered(path, to):
@@ -510,20 +485,18 @@ def test_a_rename_of_which_the_answer_is_lost_is_done(server, image_store, monke
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
 
     monkeypatch.setattr(Path, "rename", unanswered)
-    found = fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+    found = fetch(image.digest)
     assert found == image_store.find(image.digest)
     assert listed(image_store, "new") == listed(image_store, "partial") == []
 
 
-def test_a_rename_that_failed_is_an_error(server, image_store, monkeypatch):
-    image, name = variant()
-    put(server, (image, name))
+def test_a_rename_that_failed_is_an_error(image_store, monkeypatch, image, fetch):
 
     def refuse(*_):
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(Path, "rename", refuse)
     with pytest.raises(UsageError, match="Input/output error"):
-        fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+        fetch(image.digest)
     assert image_store.find(image.digest) is None
     assert listed(image_store, "new") == []

@@ -51,35 +51,11 @@ def test_every_path_comes_once_with_its_final_content():
     ]
 
 
-def test_what_upper_layers_remove_is_not_read():
-    assert listed(["a/x", "a/y", "b/x"], ["a/.wh.x", "b/.wh..wh..opq", "b/z"]) == [
-        ("/", None),
-        ("/a", None),
-        ("/b", None),
-        ("/a/y", b""),
-        ("/b/z", b""),
-    ]
-
-
 def test_a_hard_link_outlives_the_name_that_it_was_made_of():
     assert listed([("a", b"1"), hardlink("b", "a"), hardlink("c", "a")], [".wh.a"]) == [
         ("/", None),
         ("/b", b"1"),
         ("/c", "/b"),
-    ]
-
-
-def test_a_hard_link_to_a_lower_layer_is_the_same_file():
-    assert listed([("z", b"1")], [hardlink("a", "z")]) == [("/", None), ("/a", b"1"), ("/z", "/a")]
-
-
-def test_a_file_through_a_link_is_where_the_link_leads():
-    assert [path for path, _ in listed([link("l", "/deep/er"), "l/f"])] == [
-        "/",
-        "/deep",
-        "/deep/er",
-        "/l",
-        "/deep/er/f",
     ]
 
 

@@ -83,6 +83,9 @@ def test_truncated_answer_is_requested_again(server, registry, repository):
     server.fails("GET", "manifests", cut=True, times=TRIES - 1)
     assert registry.find_manifest("v1").raw == RAW
     assert server.count("GET") == TRIES
+    server.fails("GET", "manifests", cut=True, times=TRIES)
+    with pytest.raises(EngineError, match="truncates its answers: IncompleteRead"):
+        registry.find_manifest("v1")
 
 
 def test_interrupted_upload_restarts_from_the_beginning(server, registry, repository):
@@ -271,24 +274,39 @@ def test_identity_token_goes_only_to_the_token_service(start_server, server, reg
     assert not other.requests
 
 
-@pytest.mark.parametrize("auth", ["!!!", "YQ=="])
-def test_damaged_credentials_are_reported(server, registry, tmp_path, auth):
+@pytest.mark.parametrize(
+    ("kind", "entry"),
+    [("auths", {"auth": "!!!"}), ("auths", {"auth": "YQ=="}), ("credHelpers", "that-is-not-installed")],
+)
+def test_unreadable_credentials_are_reported(server, registry, tmp_path, kind, entry):
     server.basic = "Basic"
     (tmp_path / "docker-config").mkdir(exist_ok=True)
-    config = {"auths": {server.address: {"auth": auth}}}
-    (tmp_path / "docker-config" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "docker-config" / "config.json").write_text(json.dumps({kind: {server.address: entry}}))
     with pytest.raises(EngineError, match=r"docker's credentials for .* cannot be read"):
         registry.digest("v1")
 
 
-def test_the_site_s_credentials_are_for_users_without_their_own(server, registry, tmp_path, monkeypatch):
+def test_the_site_s_credentials_are_for_users_without_their_own(server, registry, tmp_path, write_site):
     login = base64.b64encode(b"shared:secret").decode()
     server.basic = f"Basic {login}"
     (tmp_path / "shared.json").write_text(json.dumps({"auths": {server.address: {"auth": login}}}))
-    (tmp_path / "site.toml").write_text(f'credentials = "{tmp_path}/shared.json"')
-    monkeypatch.setattr("imagematrix.common.settings.FILE", str(tmp_path / "site.toml"))
+    write_site(f'credentials = "{tmp_path}/shared.json"')
     assert registry.digest("v1") is None
     assert server.requests[-1].login == server.basic
+
+
+def test_token_is_fetched_from_the_challenge_s_realm_with_the_login(server, registry, log_in):
+    realm = f'Bearer realm="http://{server.address}/token",service="s",scope="repository:ml/training:pull"'
+    basic = log_in(server.address)
+    server.fails("HEAD", "v1", status=401, headers={"WWW-Authenticate": realm})
+    server.uses = 1
+    assert registry.digest("v1") is None
+    _, asked, again = server.requests
+    assert (asked.path, asked.login) == ("/token?service=s&scope=repository%3Aml%2Ftraining%3Apull", basic)
+    assert again.login == "Bearer t0"
+    server.fails("GET", "/token", status=403)
+    with pytest.raises(EngineError, match="denies access"):
+        registry.digest("v1")
 
 
 def test_wrong_credentials_are_sent_once(server, registry, log_in):
@@ -502,8 +520,8 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
     [b"", HEAD, HEAD + b"\r\n", HEAD + b"Content-Length: 999999\r\n\r\n"],
     ids=["status", "headers", "body", "length"],
 )
+@pytest.mark.usefixtures("no_pause")
 def test_slow_answers_time_out(begin, monkeypatch):
-    monkeypatch.setattr("imagematrix.images.oci.retry.PAUSE", 0.01)
     monkeypatch.setattr("imagematrix.images.oci.transfer.TIMEOUT", 0.6)
     with Dripping(begin) as dripping, Registry(f"{dripping.address}/ml/training") as registry:
         with pytest.raises(EngineError) as caught:

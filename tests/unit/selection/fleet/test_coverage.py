@@ -74,15 +74,6 @@ def test_equal_hosts_are_grouped(fleet, catalog):
     assert compute_coverage(fleet, catalog).complete
 
 
-def test_fix_for_a_mixed_host_names_the_gpus_that_fit(make, catalog):
-    host = make.host(make.gpu(0), make.gpu(1, compute="7.5", name="Tesla T4", pci_device_id="1eb8"))
-    (unserved,) = compute_coverage({"mixed": host}, catalog).unserved
-    assert unserved.miss.fix == "pass gpus='device=0'"
-    assert "one fits GPU 0 (NVIDIA L40S)" in unserved.miss.why
-    (rule,) = unserved.miss.rules
-    assert rule.rule == "device-code"
-
-
 def test_foreign_architecture_hides_other_reasons(make, catalog):
     host = make.host(make.gpu(0), flags=(), arch="riscv64")
     (unserved,) = compute_coverage({"strange": host}, catalog).unserved

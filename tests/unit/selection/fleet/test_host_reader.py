@@ -147,13 +147,6 @@ def test_uuids_in_another_case_are_duplicates():
         reader.read(line(document("GPU-0000000c", "GPU-0000000C")), "x")
 
 
-def test_duplicate_uuids_are_refused_in_a_cached_kind():
-    reader = HostReader()
-    reader.read(line(document("GPU-00000001", "GPU-00000002")), "x")
-    with pytest.raises(UsageError, match="x: gpus: duplicate uuid gpu-00000003"):
-        reader.read(line(document("GPU-00000003", "GPU-00000003")), "x")
-
-
 def test_the_cache_is_bounded():
     reader = HostReader()
     for number in range(CACHED + 2):

@@ -63,13 +63,6 @@ def test_several_upgrades_each_apply_to_the_current_driver(make, fleet, catalog)
     assert result[1].gained == (Change(old=None, new="t:v1-new", hosts=("other",)),)
 
 
-def test_same_driver_changes_nothing(make, fleet, catalog):
-    for driver in (make.OLD, "550.163.01"):
-        result = one(fleet, catalog, driver, driver)
-        assert (result.lost, result.changed, result.gained) == ((), (), ())
-        assert result.unchanged == result.hosts
-
-
 def test_unknown_driver_is_rejected(fleet, catalog, make):
     with pytest.raises(UsageError, match=r"no host has driver 535\.261\.3$") as raised:
         one(fleet, catalog, "535.261.3", make.NEW)

