@@ -136,7 +136,6 @@ def colourful(profiles, catalog_file, shipped):
     return [("plan", "-f", shipped), ("explain", "training:v1", *host), ("select", "training:v1", *host)]
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_escape_codes_are_written_only_to_terminals(cli, colourful):
     for words in colourful:
         result = cli(*words)
@@ -166,7 +165,6 @@ def on_a_terminal(words, **environment):
     return expected.decode()
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_colours_on_a_terminal_unless_disabled(colourful, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     for words in colourful:
@@ -174,7 +172,6 @@ def test_colours_on_a_terminal_unless_disabled(colourful, monkeypatch):
         assert "\x1b[3" not in on_a_terminal(words, NO_COLOR="1")
 
 
-@pytest.mark.usefixtures("no_engine")
 @pytest.mark.parametrize("words", [("--version",), ("--help",), ("plan", "--json"), ("plan",), ("explain",)])
 def test_closed_pipe_is_not_an_error(words, profiles, catalog_file, shipped):
     more = {

@@ -122,8 +122,7 @@ def test_changed_version_exits_with_7_in_build_and_plan(command, backend, confor
     assert planned.out.count(" refused ") == 2
     assert "dockerfile changed" in planned.out
     assert "2 refused" in planned.err
-    document = json.loads(command("plan", *CPU, "--json", **changed).out)
-    conforms(document)
+    document = conforms(json.loads(command("plan", *CPU, "--json", **changed).out))
     assert {cell["status"] for cell in document["cells"]} == {"refused"}
     assert backend.images == kept
 
@@ -132,8 +131,7 @@ def test_json_report_conforms_to_the_schema(command, backend, conforms):
     backend.errors["cpu-znver4"] = BuildError("no")
     result = command("build", *CPU, "--json")
     assert result.code == 6
-    document = json.loads(result.out)
-    conforms(document)
+    document = conforms(json.loads(result.out))
     assert [cell["status"] for cell in document["cells"]] == ["built", "failed"]
 
 
@@ -163,8 +161,7 @@ def test_reports_are_written_however_a_build_ends(command, backend, tmp_path, co
         return
     done = command(*words)
     assert done.code == (143 if isinstance(signal, SystemExit) else 130)
-    document = json.loads(done.out)
-    conforms(document)
+    document = conforms(json.loads(done.out))
     assert [cell["status"] for cell in document["cells"]] == ["built", "stopped"]
     assert "stopped: finished images are kept, and the next build continues from here" in done.err
     assert (tmp_path / "junit.xml").read_text().count("<testcase") == 2
@@ -191,8 +188,7 @@ def test_unreadable_context_fails_only_its_own_image(command, conforms, monkeypa
     conforms(json.loads(planned.out))
     result = command("build", *CPU, "--json", changes=changes)
     assert result.code == 6
-    document = json.loads(result.out)
-    conforms(document)
+    document = conforms(json.loads(result.out))
     results = {(cell["image"], cell["status"]) for cell in document["cells"]}
     assert results == {("training", "built"), ("app", "failed"), ("on", "failed")}
     assert f"{tmp_path / 'deep'}: cannot be read: too deep" in result.err
@@ -209,8 +205,7 @@ def test_missing_base_fails_only_its_own_image(command, backend, conforms, tmp_p
     assert (planned.code, planned.out.count(" failed ")) == (2, 2)
     result = command("build", *CPU, "--json", "--junit", tmp_path / "junit.xml", changes=changes)
     assert result.code == 6
-    document = json.loads(result.out)
-    conforms(document)
+    document = conforms(json.loads(result.out))
     results = {(cell["image"], cell["status"], cell["error"]) for cell in document["cells"]}
     assert results == {("training", "built", None), ("app", "failed", "other:1 is nowhere")}
     assert document["error"] is None
@@ -275,8 +270,7 @@ def test_fatal_error_is_in_all_reports(command, backend, conforms, tmp_path, mon
     backend.list_variants = gone
     result = command("build", *CPU, *reports, "--shard", "1/2")
     assert result.code == 8
-    document = json.loads(result.out)
-    conforms(document)
+    document = conforms(json.loads(result.out))
     assert document == {
         "schema": "imagematrix.build/v1",
         "shard": "1/2",
@@ -298,8 +292,7 @@ def test_changed_version_is_in_the_report(command, conforms, tmp_path):
     words = ("build", "--json", "--junit", tmp_path / "junit.xml")
     result = command(*words, template="FROM {{ base }}\n")
     assert result.code == 7
-    document = json.loads(result.out)
-    conforms(document)
+    document = conforms(json.loads(result.out))
     assert {"refused", "stopped"} <= {cell["status"] for cell in document["cells"]}
 
 
@@ -352,8 +345,7 @@ def test_signal_ends_a_build_with_a_report(held_build, tmp_path, conforms, numbe
         process.send_signal(number)
         out, err = ended(process)
     assert process.returncode == code, err
-    document = json.loads(out)
-    conforms(document)
+    document = conforms(json.loads(out))
     assert {cell["status"] for cell in document["cells"]} == {"stopped", "excluded", "infeasible"}
     assert (tmp_path / "junit.xml").read_text().count("<skipped") == 12
     assert "Traceback" not in err

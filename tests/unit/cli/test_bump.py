@@ -126,8 +126,7 @@ def test_cells_with_the_same_inputs_are_taken_over(cli, matrix, backend, tar, co
     assert cli("build", "-f", matrix, *CPU).code == 0
     first = dict(sorted(backend.kept.items()))  # cells are built in any order
     assert cli("bump", "-f", matrix, "training").code == 0
-    document = json.loads(cli("plan", "-f", matrix, *CPU, "--json").out)
-    conforms(document)
+    document = conforms(json.loads(cli("plan", "-f", matrix, *CPU, "--json").out))
     assert {cell["status"] for cell in document["cells"]} == {"adopt"}
     assert [cell["from"] for cell in document["cells"]] == list(first)
     backend.calls.clear()

@@ -97,8 +97,7 @@ def push_all(server_repository, document, labels_of):
 
 def test_plan_with_push_compares_with_the_registry(cli, backend, matrix, repository, labels_of, conforms):  # noqa: ARG001
     result = cli("plan", "-f", matrix, "--push", "--json", *CPU)
-    document = json.loads(result.out)
-    conforms(document)
+    document = conforms(json.loads(result.out))
     assert [cell["status"] for cell in document["cells"]] == ["build", "build"]
     push_all(repository, document, labels_of)
     result = cli("plan", "-f", matrix, "--push", "--json", *CPU)
@@ -205,8 +204,7 @@ def test_publish_prints_the_index_with_its_digest(cli, no_engine, image, reposit
     assert result.out == f"{image}:v1@{repository.tags['v1']}\n"
     assert "publishing only what is in the registry" in result.err
     assert f"{image}:v1: 1 variant, 1 new" in result.err
-    document = json.loads(cli("publish", f"{image}:v1", "--json").out)
-    conforms(document)
+    document = conforms(json.loads(cli("publish", f"{image}:v1", "--json").out))
     assert document == {
         "schema": "imagematrix.published/v1",
         "image": image,
@@ -266,8 +264,7 @@ def test_publish_warns_that_a_gpu_only_version_has_no_default(cli, image, add_va
     add_variant("gpu", VARIANT=variant("x86-64-v3", cuda="12.4"))
     result = cli("publish", f"{image}:v1", "--json")
     assert "linux/amd64: `docker pull` gets nothing: there is no CPU-only variant" in result.err
-    document = json.loads(result.out)
-    conforms(document)
+    document = conforms(json.loads(result.out))
     assert document["plain_pull"][0]["reference"] is None
     assert document["plain_pull"][0]["needs"] == []
     assert document["plain_pull"][0]["zstd"] is False
@@ -359,8 +356,7 @@ def test_lock_keeps_digests_until_upgrade(cli, backend, matrix, conforms):
     assert (result.code, result.out) == (0, "")
     assert "debian:trixie: new -> sha256:" in result.err
     path = matrix.with_name("imagematrix.lock")
-    before = json.loads(path.read_text())
-    conforms(before)
+    before = conforms(json.loads(path.read_text()))
     backend.known["debian:trixie"] = backend.newer["debian:bookworm"] = digest(b"newer")
     assert json.loads(cli("lock", "-f", matrix, "--json").out) == before
     result = cli("lock", "-f", matrix, "--upgrade")

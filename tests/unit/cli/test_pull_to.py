@@ -72,8 +72,7 @@ def test_it_may_be_unpacked(pull, published, image_store):
 
 def test_the_json_answer_is_the_selection(pull, published, conforms):
     result = pull(published, "--json")
-    document = json.loads(result.out)
-    conforms(document)
+    document = conforms(json.loads(result.out))
     assert document["digest"] == variant("two")[0].digest
 
 
@@ -211,8 +210,7 @@ def test_old_versions_are_shown_and_then_removed(prune, versions, image_store):
 
 
 def test_its_json_is_that_of_prune(prune, versions, conforms):
-    document = json.loads(prune("--keep", "1", "--json").out)
-    conforms(document)
+    document = conforms(json.loads(prune("--keep", "1", "--json").out))
     assert [(one["names"], one["status"]) for one in document["images"]] == [
         ([versions[0]], "removed"),
         ([versions[1]], "kept"),

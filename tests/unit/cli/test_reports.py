@@ -44,8 +44,7 @@ def saved(command, tmp_path):
 def test_reports_of_all_shards_merge_into_a_whole(command, saved, cli, conforms):
     parts = [saved(f"{number}.json", "--shard", f"{number}/3") for number in (1, 2, 3)]
     for number, part in enumerate(parts, start=1):
-        document = json.loads(part.read_text())
-        conforms(document)
+        document = conforms(json.loads(part.read_text()))
         assert document["shard"] == f"{number}/3"
         assert [cell["status"] for cell in document["cells"]].count("built") == 4
         assert [cell["status"] for cell in document["cells"]].count("other-shard") == 8

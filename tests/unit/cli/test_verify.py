@@ -4,7 +4,6 @@ import json
 import os
 from pathlib import Path
 
-import pytest
 from images import Parts, archived, layout, link, saved, tar
 
 from imagematrix.cli.shared import audit_images
@@ -41,8 +40,7 @@ def test_contradiction_exits_with_9(cli, tmp_path):
 def test_json_output_conforms_to_the_schema(cli, tmp_path, conforms):
     path = layout(tmp_path / "oci", lying(CUBIN))
     result = cli("verify", "--json", path)
-    document = json.loads(result.out)
-    conforms(document)
+    document = conforms(json.loads(result.out))
     assert result.code == 9
     assert document["contradictions"] == [
         {"fact": "cubins", "claimed": ["90"], "found": ["80"], "path": "/opt/k.cubin"}
@@ -62,7 +60,6 @@ def test_shared_size_of_several_images_is_reported(cli, tmp_path, conforms):
     ]
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_missing_image_exits_with_4_and_missing_engine_with_8(cli, tmp_path):
     result = cli("verify", tmp_path)
     assert result.code == 4

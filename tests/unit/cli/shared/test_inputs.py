@@ -88,8 +88,7 @@ def test_nothing_fits_lists_every_reason(choose, name, shipped_catalog, conforms
     explained = choose("explain", name)
     assert explained.code == 3
     assert f"nothing fits\n\n{len(shipped_catalog.variants)} refused, the nearest first\n" in explained.out
-    document = json.loads(choose("explain", name, "--json").out)
-    conforms(document)
+    document = conforms(json.loads(choose("explain", name, "--json").out))
     assert document["selected"] is None
     assert [rule["rule"] for rule in document["candidates"][0]["rules"] if not rule["ok"]] == REFUSED[name]
 
@@ -233,7 +232,6 @@ def test_gpu_variable_on_a_host_without_gpus_is_an_error(cli, profiles, catalog_
     assert cli(*words).code == 0
 
 
-@pytest.mark.usefixtures("no_engine")
 @pytest.mark.parametrize("command", [("select",), ("explain",), ("run", "--dry-run")])
 def test_unusable_accelerator_refuses_a_cpu_image(cli, profiles, catalog_file, tmp_path, command):
     host = json.loads(profiles["laptop"].read_text())
@@ -321,8 +319,7 @@ def test_open_axis_requires_where(cli, profiles, pythons, command):
 def test_open_axis_is_in_the_json_document(cli, profiles, pythons, conforms):
     result = cli("explain", "--host", profiles["laptop"], "--catalog", pythons, "--json", "hello")
     assert result.code == 2
-    document = json.loads(result.out)
-    conforms(document)
+    document = conforms(json.loads(result.out))
     assert (document["selected"], document["open"]) == (None, {"python": ["3.9", "3.13"]})
 
 
@@ -346,8 +343,7 @@ def test_explain_marks_facts_read_from_bytes(cli, profiles, shipped_catalog, tmp
     assert "\n       driver-exact (bytes): the image carries driver 535.261.03" in out
     assert "\n       device-code: no device code" in out
     assert " <- selected\n       some of its needs are unknown: cpu\n" in out
-    document = json.loads(cli(*words, "--json").out)
-    conforms(document)
+    document = conforms(json.loads(cli(*words, "--json").out))
     sources = {rule["rule"]: rule["source"] for rule in document["candidates"][0]["rules"]}
     assert (sources["driver-exact"], sources["device-code"], sources["cpu"]) == ("bytes", "claim", "unknown")
 

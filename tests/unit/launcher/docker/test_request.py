@@ -119,7 +119,6 @@ def test_mps_needs_a_running_daemon(make, monkeypatch, tmp_path):
         make_request(words, make.host(make.gpu()), catalog("80"), None, None)
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_driver_capabilities_are_for_images_without_a_driver(request_for, make):
     bare = catalog("80", driver=UserModeDriver(mode="host"))
     line = "--gpus all,capabilities=utility"
@@ -128,7 +127,6 @@ def test_driver_capabilities_are_for_images_without_a_driver(request_for, make):
     assert "NVIDIA_DRIVER_CAPABILITIES" not in request_for(line, make.gpu()).plan_on_any()[1].environment
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_printing_a_launch_needs_no_engine(request_for, make):
     remote = catalog("80", name="registry.example.com/training")
     assert (
