@@ -14,29 +14,13 @@ import building
 import pytest
 from rich.console import Console
 
-from imagematrix.build.executor import buildx
 from imagematrix.build.executor.result import BuildStatus, Result
 from imagematrix.build.plan import context
-from imagematrix.build.stores import engine as local
 from imagematrix.cli.shared.progress import _Board, show_progress
 from imagematrix.cli.shared.progress import _Lines as Reporter
 from imagematrix.errors import BuildError, EngineError
 
 CPU = ("--only", "cuda=none")
-
-
-@pytest.fixture
-def command(cli, project, backend, monkeypatch):
-    """Call it with a command and its options, to run it on the valid matrix or a modified one."""
-    monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: backend)
-    monkeypatch.setattr(local, "EngineStore", lambda: backend)
-    path = project()
-    (path.parent / ".dockerignore").write_text("*\n")
-
-    def call(name, *options, changes=(), **files):
-        return cli(name, "-f", project(*changes, **files), *options)
-
-    return call
 
 
 def test_build_prints_references_to_stdout_and_progress_to_stderr(command, backend, tmp_path):

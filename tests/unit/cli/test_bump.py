@@ -6,23 +6,12 @@ from codecs import BOM_UTF8
 
 import pytest
 
-from imagematrix.build.executor import buildx
 from imagematrix.build.stores import engine as local
 from imagematrix.errors import EngineError
 from imagematrix.images.catalog import labels
 
 CPU = ("--only", "cuda=none")
 CHANGED = "FROM {{ base }} AS compiler\nFROM {{ base }}\n"
-
-
-@pytest.fixture
-def matrix(project, backend, monkeypatch):
-    """The path of the valid matrix, whose CPU-only images can be built."""
-    monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: backend)
-    monkeypatch.setattr(local, "EngineStore", lambda: backend)
-    path = project()
-    (path.parent / ".dockerignore").write_text("*\n")
-    return path
 
 
 def test_changed_image_gets_the_next_version(cli, matrix, project):

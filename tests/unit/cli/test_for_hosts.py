@@ -8,7 +8,6 @@ import pytest
 from building import digest
 from choosing import Make
 
-from imagematrix.build.executor import buildx
 from imagematrix.build.stores import engine as local
 from imagematrix.common import json_documents
 from imagematrix.errors import EngineError
@@ -22,19 +21,6 @@ TOP = (
     "axes:",
     "  top:\n    version: v7\n    template: top.j2\n    context: .\n    prefer: [cpu-vendor]\naxes:",
 )
-
-
-@pytest.fixture
-def command(cli, project, backend, monkeypatch):
-    """Call it with a command and its options, to run it on the valid matrix or a modified one."""
-    monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: backend)
-    monkeypatch.setattr(local, "EngineStore", lambda: backend)
-    (project().parent / ".dockerignore").write_text("*\n")
-
-    def call(name, *options, changes=(), **files):
-        return cli(name, *options, "-f", project(*changes, **files))
-
-    return call
 
 
 @pytest.fixture

@@ -8,25 +8,10 @@ import junitparser
 import pytest
 import yaml
 
-from imagematrix.build.executor import buildx
-from imagematrix.build.stores import engine as local
 from imagematrix.errors import BuildError
 
 CPU = ("--only", "cuda=none")
 TWO_IMAGES = ("axes:", "  base:\n    version: v7\n    template: training.j2\naxes:")
-
-
-@pytest.fixture
-def command(cli, project, backend, monkeypatch):
-    """Call it with a command and its options, to run it on the valid matrix or a modified one."""
-    monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: backend)
-    monkeypatch.setattr(local, "EngineStore", lambda: backend)
-    (project().parent / ".dockerignore").write_text("*\n")  # files of the tests are not inputs
-
-    def call(name, *options, changes=(), **files):
-        return cli(name, *options, "-f", project(*changes, **files))
-
-    return call
 
 
 @pytest.fixture

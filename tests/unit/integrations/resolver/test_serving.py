@@ -145,23 +145,19 @@ def test_invalid_options_are_rejected_before_listening(cli, words, expected):
     assert expected in done.err
 
 
-def test_change_of_the_node_is_noticed_while_the_upstream_hangs(tmp_path):
+async def test_change_of_the_node_is_noticed_while_the_upstream_hangs(tmp_path):
     hanging = threading.Event()
     changed = tmp_path / "changed"
-
-    async def scenario():
-        loop = asyncio.get_running_loop()
-        loop.set_default_executor(ThreadPoolExecutor(1))
-        reading = loop.run_in_executor(None, hanging.wait)
-        watching = asyncio.create_task(server._watch_node(settings("127.0.0.1:0", changed=changed), print))
-        try:
-            async with asyncio.timeout(10):
-                while not changed.exists():  # noqa: ASYNC110 - the watch makes it
-                    await asyncio.sleep(0.01)
-        finally:
-            hanging.set()
-            watching.cancel()
-            await reading
-
-    asyncio.run(scenario())
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    reading = loop.run_in_executor(None, hanging.wait)
+    watching = asyncio.create_task(server._watch_node(settings("127.0.0.1:0", changed=changed), print))
+    try:
+        async with asyncio.timeout(10):
+            while not changed.exists():  # noqa: ASYNC110 - the watch makes it
+                await asyncio.sleep(0.01)
+    finally:
+        hanging.set()
+        watching.cancel()
+        await reading
     assert changed.exists()
