@@ -701,9 +701,7 @@ def test_duplicate_image_is_rejected(adopt):
 
 @pytest.mark.parametrize("name", ["torch", f"torch@sha256:{'a' * 64}", "torch:a b"])
 def test_name_without_a_version_is_rejected(cli, tmp_path, name):
-    result = cli("adopt", tmp_path, "--as", name)
-    assert result.code == 2
-    assert "invalid" in result.err
+    cli("adopt", tmp_path, "--as", name).refuses(2, "invalid")
 
 
 def test_other_commands_accept_the_catalog(cli, tmp_path, profiles):

@@ -99,12 +99,12 @@ def test_errors_go_to_stderr_only(cli, tmp_path, monkeypatch, words, code, expec
 def test_damaged_host_or_catalog_is_rejected(cli, profiles, catalog_file, tmp_path):
     damaged = tmp_path / "damaged.json"
     damaged.write_text('{"schema": "imagematrix.host/v9"}')
-    result = cli("select", "training:v1", "--host", damaged, "--catalog", catalog_file)
-    assert (result.code, result.out) == (2, "")
-    assert f"imagematrix: {damaged}: unsupported schema 'imagematrix.host/v9'" in result.err
-    result = cli("select", "training:v1", "--host", profiles["mig"], "--catalog", damaged)
-    assert (result.code, result.out) == (2, "")
-    assert "expected 'imagematrix.catalog/v1'" in result.err
+    cli("select", "training:v1", "--host", damaged, "--catalog", catalog_file).refuses(
+        2, f"imagematrix: {damaged}: unsupported schema 'imagematrix.host/v9'"
+    )
+    cli("select", "training:v1", "--host", profiles["mig"], "--catalog", damaged).refuses(
+        2, "expected 'imagematrix.catalog/v1'"
+    )
 
 
 def test_probe_prints_a_valid_host(cli, conforms):

@@ -202,10 +202,7 @@ def test_metrics_have_no_usage_where_it_is_unknown(cli, profiles, no_engine):  #
 
 
 def test_metrics_are_not_json(cli):
-    result = cli("gpus", "--json", "--metrics")
-
-    assert (result.code, result.out) == (2, "")
-    assert "--json and --metrics are mutually exclusive" in result.err
+    cli("gpus", "--json", "--metrics").refuses(2, "--json and --metrics are mutually exclusive")
 
 
 def test_the_gpus_of_a_killed_launch_are_used_while_its_container_starts(cli, profiles, engine, locks):

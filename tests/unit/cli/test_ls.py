@@ -53,9 +53,7 @@ def test_empty_list_succeeds_but_unknown_image_fails(cli, engine):
         assert document == {"schema": "imagematrix.versions/v1", "versions": []}
     assert engine.requests
     for words in (("ls", "training"), ("ls", "training:v1", "--json")):
-        result = cli(*words)
-        assert (result.code, result.out) == (4, "")
-        assert f"the engine has no variant of {words[1]}" in result.err
+        cli(*words).refuses(4, f"the engine has no variant of {words[1]}")
 
 
 def test_unknown_size_is_a_question_mark(cli, engine, shipped_catalog):
@@ -276,8 +274,6 @@ def test_from_finds_the_variant_of_an_older_framework(cli, server, tmp_path):
 
 def test_from_needs_one_version(cli, engine, shipped_catalog):
     engine.add_catalog(shipped_catalog)
-    result = cli("ls", "training", "--from", "v0")
-    assert (result.code, result.out) == (2, "")
-    assert "--from compares one version" in result.err
+    cli("ls", "training", "--from", "v0").refuses(2, "--from compares one version")
     result = cli("ls", "training:v1", "--from", "v0")
     assert (result.code, result.out) == (4, "")

@@ -78,6 +78,13 @@ class Service:
         await asyncio.sleep(0.05)  # the order in which the service accepts
         return reader
 
+    async def hold(self, count, source="127.0.0.1"):
+        """Return the readers of new connections whose requests are held."""
+        before = self.begun
+        held = [await self.connect(b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n", source) for _ in range(count)]
+        await until(lambda: self.begun == before + count)
+        return held
+
     async def ask(self, **options):
         """Return the status and the text for a good client with a connection of its own."""
         connector = TCPConnector(ssl=False, force_close=True)
@@ -126,8 +133,7 @@ async def test_one_that_has_sent_nothing_takes_no_place(tmp_path, tls):
 
 async def test_one_whose_request_is_whole_never_gives_way(tmp_path):
     async with Service(tmp_path, clients=3, peer=3) as service:
-        held = [await service.connect(b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n") for _ in range(2)]
-        await until(lambda: service.begun == 2)
+        held = await service.hold(2)
         for _ in range(10):
             assert await service.ask(data=b"good") == (200, "4")
         half = await service.connect(HEAD % 4)
@@ -147,10 +153,7 @@ async def test_an_address_takes_only_its_own_places(tmp_path):
         assert is_open(other)
         assert is_open(second)
         assert is_open(third)
-        held = [
-            await service.connect(b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n", "127.0.0.3") for _ in range(2)
-        ]
-        await until(lambda: service.begun == 2)
+        held = await service.hold(2, "127.0.0.3")
         waiting = await service.connect(HEAD % 4 + b"good", "127.0.0.3")  # all it has are whole
         assert await service.ask(data=b"good") == (200, "4")
         assert all(map(is_open, [*held, waiting]))
@@ -205,8 +208,7 @@ async def test_addresses_that_got_answers_come_before_strangers(tmp_path):
     good = HEAD % 4 + b"good"
     async with Service(tmp_path, clients=1, peer=1) as service:
         assert await service.ask(data=b"good") == (200, "4")
-        await service.connect(b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n")
-        await until(lambda: service.begun == 1)
+        await service.hold(1)
         ended = []
 
         async def end(name, reader):
@@ -227,8 +229,7 @@ async def test_addresses_that_got_answers_come_before_strangers(tmp_path):
 
 async def test_the_newest_stranger_comes_first(tmp_path):
     async with Service(tmp_path, clients=1, peer=1) as service:
-        await service.connect(b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n")
-        await until(lambda: service.begun == 1)
+        await service.hold(1)
         ended = []
 
         async def end(number, reader):

@@ -150,14 +150,11 @@ def start(make, monkeypatch):
 
     def run(line, used=(), mode="exact"):
         uses = {f"nvidia{minor}": (WEB,) for minor in used}
-        monkeypatch.setattr("imagematrix.launcher.gpu_claims.survey.survey_usage", lambda *_: uses)
-        monkeypatch.setattr("imagematrix.images.engine.system.get_info", dict)
-        monkeypatch.setattr("imagematrix.images.engine.images.inspect_image", lambda _: None)
         monkeypatch.setattr(module, "require_device_nodes", lambda _: None)
         gpus = [make.gpu(number, memory_mib=40_000) for number in range(3)]
         catalog = make.selection(*gpus, mode=mode).decision.catalog
         words = parse_run_args(line.split())
-        result = make_request(words, make.host(*gpus), catalog, words.gpus, None)
+        result = make_request(words, make.host(*gpus), catalog, words.gpus, None, make.engine(uses))
         chosen, first = result.plan_on_any()
         with result.claim_gpus(first, lambda _: None) as taken:
             return result.plan_on_claimed(taken, chosen, first)[1]

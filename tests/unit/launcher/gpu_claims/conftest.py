@@ -1,5 +1,9 @@
 """Fixtures for the tests of usage and claims."""
 
+import contextlib
+import subprocess
+import sys
+
 import pytest
 
 from imagematrix.hardware.gpu_request.choice import Choice
@@ -17,6 +21,20 @@ def folder(tmp_path):
 def locks(folder):
     with Locks(folder) as opened:
         yield opened
+
+
+@pytest.fixture
+def start_python():
+    """Call it with a program of Python and its arguments to start it; it is killed in the end."""
+    with contextlib.ExitStack() as stack:
+
+        def start(program, *words):
+            command = [sys.executable, "-c", program, *map(str, words)]
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            stack.callback(process.kill)
+            return process
+
+        yield start
 
 
 @pytest.fixture

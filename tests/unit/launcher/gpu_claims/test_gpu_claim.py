@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -38,21 +37,9 @@ with claim_gpus(request, lambda _: {}, wait_s=wait, folder=LockFolder(path=folde
 
 
 @pytest.fixture
-def start(folder):
+def start(folder, start_python):
     """Starts a process that claims `count` of `total` GPUs and holds them."""
-    started = []
-
-    def run(total, count, wait=0, hold=60):
-        words = [folder, *map(str, (total, count, wait, hold))]
-        process = subprocess.Popen([sys.executable, "-c", LAUNCH, *words], stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        return process
-
-    yield run
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    return lambda total, count, wait=0, hold=60: start_python(LAUNCH, folder, total, count, wait, hold)
 
 
 def indices(taken):

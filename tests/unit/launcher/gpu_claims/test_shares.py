@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from itertools import accumulate
@@ -337,22 +335,11 @@ def test_a_ticket_for_a_gpu_in_mig_mode_reserves_all_its_devices(part, claim, lo
 
 
 @pytest.fixture
-def start(folder, tmp_path):
+def start(folder, tmp_path, start_python):
     """Starts a process that takes a share and simulates a container with it."""
-    started = []
     table = tmp_path / "containers"
     table.mkdir()
-
-    def run(number, vram_mib, hold_ms):
-        words = [folder, table, *map(str, (number, vram_mib, hold_ms))]
-        process = subprocess.Popen([sys.executable, "-c", JOB, *words], stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        return process
-
-    yield run
-    for process in started:
-        process.kill()
-        process.communicate()
+    return lambda number, vram_mib, hold_ms: start_python(JOB, folder, table, number, vram_mib, hold_ms)
 
 
 def test_fifty_shares_at_once(start):

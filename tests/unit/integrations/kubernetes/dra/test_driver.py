@@ -599,8 +599,7 @@ def test_a_node_has_a_driver_or_a_plugin_but_not_both(cli, kubelet_root, profile
     assert f"offers this node's GPUs, at {path}" in done.err
 
 
-def test_what_a_container_sees_of_the_node(tmp_path, hosts, claims, cdi_root):
-    host = hosts["genoa-h200"]
+def test_what_a_container_sees_of_the_node(tmp_path, host, claims, cdi_root):
     (tmp_path / "proc").mkdir()
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()

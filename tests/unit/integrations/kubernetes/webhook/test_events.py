@@ -95,16 +95,18 @@ class Webhooks:
 
 @pytest.fixture
 def webhooks(fake, account, telemetry, catalog, nodes):
-    """Return an asynchronous context with a function that starts webhooks."""
+    """Return an asynchronous context in which webhooks of these identities have started."""
 
     @contextlib.asynccontextmanager
-    async def make():
+    async def make(*identities):
         async with TestServer(fake.application()) as server:
             named = replace(catalog, image="reg/t")
             made = Webhooks(
                 str(server.make_url("/")), account, telemetry, named, nodes(n1=None, n2="580.65.06")
             )
             try:
+                for identity in identities:
+                    await made.start(identity)
                 yield made
                 assert not any(task.done() for task in made.tasks.values())
             finally:
@@ -128,8 +130,7 @@ async def test_each_cause_has_one_event_and_pods_of_others_have_none(fake, webho
         pending("theirs", "debian:trixie"),
         pending("fine", NAME.replace("v1", "v2")),
     )
-    async with webhooks() as started:
-        await started.start("w1")
+    async with webhooks("w1"):
         await until(lambda: len(fake.events) == 3)
         await asyncio.sleep(0.3)
     by_pod = {one["involvedObject"]["name"]: one for one in fake.events.values()}
@@ -154,8 +155,7 @@ async def test_a_pod_that_starts_in_time_has_no_event_and_a_later_pod_has_one(fa
     monkeypatch.setattr(events, "PATIENCE_S", 0.5)
     quick, late = pending("quick", NAME), pending("late", NAME)
     follow(fake, quick)
-    async with webhooks() as started:
-        await started.start("w1")
+    async with webhooks("w1"):
         await until(lambda: fake.pods.watches)
         fake.pods.send("DELETED", quick)
         fake.pods.send("ADDED", late)
@@ -192,8 +192,7 @@ async def test_a_change_of_the_cluster_changes_the_cause(fake, webhooks, nodes, 
 
 async def test_one_webhook_writes_and_another_takes_over_when_it_dies(fake, webhooks, telemetry):
     follow(fake, pending("first", NAME))
-    async with webhooks() as started:
-        await started.start("w1")
+    async with webhooks("w1") as started:
         await until(lambda: len(fake.events) == 1)
         await started.start("w2")
         await asyncio.sleep(3.5)
@@ -222,8 +221,7 @@ async def test_a_lease_of_another_is_left_until_it_expires(fake, webhooks):
         "renewTime": "1999-01-01T00:00:00.000000Z",
         "leaseTransitions": 6,
     }
-    async with webhooks() as started:
-        await started.start("w1")
+    async with webhooks("w1"):
         for second in range(8):
             await asyncio.sleep(0.2)
             assert fake.holder == "other"
@@ -234,8 +232,7 @@ async def test_a_lease_of_another_is_left_until_it_expires(fake, webhooks):
 
 
 async def test_a_holder_that_cannot_renew_stops_before_another_can_start(fake, webhooks, telemetry):
-    async with webhooks() as started:
-        await started.start("w1")
+    async with webhooks("w1"):
         await until(lambda: "w1 leads" in telemetry.lines)
         fake.lease_status = 500
         await until(lambda: "w1 leads no longer" in telemetry.lines)
@@ -248,8 +245,7 @@ async def test_a_holder_that_cannot_renew_stops_before_another_can_start(fake, w
 
 
 async def test_a_holder_whose_lease_another_has_taken_stops(fake, webhooks, telemetry):
-    async with webhooks() as started:
-        await started.start("w1")
+    async with webhooks("w1"):
         await until(lambda: "w1 leads" in telemetry.lines)
         version = str(int(fake.lease["metadata"]["resourceVersion"]) + 1)
         taken = {"holderIdentity": "w9", "leaseDurationSeconds": 3600}
@@ -269,8 +265,7 @@ async def test_a_holder_whose_lease_another_has_taken_stops(fake, webhooks, tele
 )
 async def test_an_invalid_lease_is_noted(fake, webhooks, telemetry, lease_object, message):
     fake.lease = lease_object
-    async with webhooks() as started:
-        await started.start("w1")
+    async with webhooks("w1"):
         await until(lambda: any(message in line for line in telemetry.lines))
     assert "w1 leads" not in telemetry.lines
 
@@ -278,8 +273,7 @@ async def test_an_invalid_lease_is_noted(fake, webhooks, telemetry, lease_object
 async def test_failures_of_the_api_server_are_noted_and_tried_again(fake, webhooks, telemetry, account):
     follow(fake, pending("p", NAME))
     fake.pods.status = fake.event_status = 403
-    async with webhooks() as started:
-        await started.start("w1")
+    async with webhooks("w1"):
         await until(lambda: "pods: the API server answered 403: no" in telemetry.lines)
         fake.pods.status = 200
         await until(lambda: "events: the API server answered 403: no events" in telemetry.lines)
@@ -298,8 +292,7 @@ async def test_failures_of_the_api_server_are_noted_and_tried_again(fake, webhoo
 async def test_an_event_that_the_api_server_has_dropped_is_written_again(fake, webhooks, monkeypatch):
     monkeypatch.setattr(events, "KEPT_S", 0.3)
     follow(fake, pending("p", NAME))
-    async with webhooks() as started:
-        await started.start("w1")
+    async with webhooks("w1"):
         await until(lambda: fake.events)
         fake.events.clear()
         await until(lambda: fake.events)
@@ -315,8 +308,7 @@ async def test_a_task_that_fails_is_started_again(fake, webhooks, telemetry, mon
 
     monkeypatch.setattr(events, "explain_pod", fail)
     monkeypatch.setattr(events, "LOOK_S", 0.02)
-    async with webhooks() as started:
-        await started.start("w1")
+    async with webhooks("w1"):
         await until(lambda: any("started again after" in line for line in telemetry.lines))
         assert fake.holder == "w1"
 
@@ -324,8 +316,7 @@ async def test_a_task_that_fails_is_started_again(fake, webhooks, telemetry, mon
 async def test_a_long_message_and_name_are_shortened(fake, webhooks):
     long = pending("p" * 253, NAME, nodeSelector={CLASS: "x" * 5000})
     follow(fake, long)
-    async with webhooks() as started:
-        await started.start("w1")
+    async with webhooks("w1"):
         await until(lambda: fake.events)
     (one,) = fake.events.values()
     assert len(one["message"]) == 1024
