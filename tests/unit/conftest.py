@@ -554,6 +554,17 @@ class CommandResult(NamedTuple):
     out: str
     err: str
 
+    def fails(self, code, *texts):
+        """Require that the command ended with this code and these texts on stderr."""
+        assert self.code == code, self
+        for text in texts:
+            assert text in self.err
+
+    def refuses(self, code, *texts):
+        """Require that it fails so, and has answered nothing."""
+        self.fails(code, *texts)
+        assert self.out == ""
+
 
 @pytest.fixture
 def cli(monkeypatch, capsys):

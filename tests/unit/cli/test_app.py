@@ -130,12 +130,12 @@ def test_errors_go_to_stderr_only(cli, tmp_path, monkeypatch, words, code, expec
 def test_damaged_host_or_catalog_is_rejected(cli, profiles, catalog_file, tmp_path):
     damaged = tmp_path / "damaged.json"
     damaged.write_text('{"schema": "imagematrix.host/v9"}')
-    result = cli("select", "training:v1", "--host", damaged, "--catalog", catalog_file)
-    assert (result.code, result.out) == (2, "")
-    assert f"imagematrix: {damaged}: unsupported schema 'imagematrix.host/v9'" in result.err
-    result = cli("select", "training:v1", "--host", profiles["mig"], "--catalog", damaged)
-    assert (result.code, result.out) == (2, "")
-    assert "expected 'imagematrix.catalog/v1'" in result.err
+    cli("select", "training:v1", "--host", damaged, "--catalog", catalog_file).refuses(
+        2, f"imagematrix: {damaged}: unsupported schema 'imagematrix.host/v9'"
+    )
+    cli("select", "training:v1", "--host", profiles["mig"], "--catalog", damaged).refuses(
+        2, "expected 'imagematrix.catalog/v1'"
+    )
 
 
 def test_probe_prints_a_valid_host(cli, conforms):
@@ -167,7 +167,6 @@ def colourful(profiles, catalog_file, shipped):
     return [("plan", "-f", shipped), ("explain", "training:v1", *host), ("select", "training:v1", *host)]
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_escape_codes_are_written_only_to_terminals(cli, colourful):
     for words in colourful:
         result = cli(*words)
@@ -197,7 +196,6 @@ def on_a_terminal(words, **environment):
     return expected.decode()
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_colours_on_a_terminal_unless_disabled(colourful, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     for words in colourful:
@@ -205,7 +203,6 @@ def test_colours_on_a_terminal_unless_disabled(colourful, monkeypatch):
         assert "\x1b[3" not in on_a_terminal(words, NO_COLOR="1")
 
 
-@pytest.mark.usefixtures("no_engine")
 @pytest.mark.parametrize("words", [("--version",), ("--help",), ("plan", "--json"), ("plan",), ("explain",)])
 def test_closed_pipe_is_not_an_error(words, profiles, catalog_file, shipped):
     more = {

@@ -39,21 +39,10 @@ def test_plain_command_line_is_parsed(words, given):
 @pytest.mark.parametrize(
     "words",
     [
-        "",
-        "--json",
-        "training other",
-        "training --help",
-        "training -h",
-        "training --gpus",
-        "training --gpus=2",
-        "training --gpus --json",
-        "training --gpus 1 --gpus 2",
-        "training --where",
-        "training --where -a",
-        "training --json --json",
-        "training --unknown",
-        "-- training",
-        "-",
+        *("", "--json", "training other", "training --help", "training -h", "training --gpus"),
+        *("training --gpus=2", "training --gpus --json", "training --gpus 1 --gpus 2"),
+        *("training --where", "training --where -a", "training --json --json", "training --unknown"),
+        *("-- training", "-"),
     ],
 )
 def test_other_command_lines_are_left_to_typer(words):

@@ -9,7 +9,6 @@ from building import digest
 from choosing import Make
 
 from imagematrix.build.stores import engine as local
-from imagematrix.cli.shared.build_session import BuildSession
 from imagematrix.common import json_documents
 from imagematrix.errors import EngineError
 from imagematrix.images.catalog import labels
@@ -22,19 +21,6 @@ TOP = (
     "axes:",
     "  top:\n    version: v7\n    template: top.j2\n    context: .\n    prefer: [cpu-vendor]\naxes:",
 )
-
-
-@pytest.fixture
-def command(cli, project, backend, monkeypatch):
-    """Call it with a command and its options, to run it on the valid matrix or a modified one."""
-    monkeypatch.setattr(BuildSession, "builder", backend)
-    monkeypatch.setattr(local, "EngineStore", lambda: backend)
-    (project().parent / ".dockerignore").write_text("*\n")
-
-    def call(name, *options, changes=(), **files):
-        return cli(name, *options, "-f", project(*changes, **files))
-
-    return call
 
 
 @pytest.fixture
@@ -167,10 +153,7 @@ def test_verification_builds_each_cell_twice_only(command, fleet, backend):
 def test_hosts_left_without_an_image_by_what_images_contain(command, fleet, backend):
     backend.macros |= {"-march=znver4": TOO_MUCH, "-march=x86-64-v3": TOO_MUCH}
     folder = fleet(zen=zen_host())
-    result = command("build", "--for", folder)
-    assert result.code == 3
-    assert f"training:v1, {folder}/zen" in result.err
-    assert "the host's CPUs lack amx_tile" in result.err
+    command("build", "--for", folder).fails(3, f"training:v1, {folder}/zen", "the host's CPUs lack amx_tile")
     assert sorted(made(backend)) == [V3, ZEN]
 
 
@@ -183,11 +166,8 @@ def test_shards_build_what_the_claims_give(saved, fleet, cli, backend, conforms)
     assert [len(one["other-shard"]) for one in found] == [1, 1]
     assert cli("report", *parts).code == 0
     (folder / "old.json").unlink()
-    result = cli("report", *parts, "--for", folder)
-    assert result.code == 3
-    assert (
-        "hosts need images that are not built:\n  training:v1-cuda12.4-sm89-drv550.163.01-x86-64-v3"
-        in result.err
+    cli("report", *parts, "--for", folder).fails(
+        3, "hosts need images that are not built:\n  training:v1-cuda12.4-sm89-drv550.163.01-x86-64-v3"
     )
     parts.append(saved("3.json", "build", "--for", folder))
     plan = saved("plan.json", "plan", "--for", folder)
@@ -205,24 +185,18 @@ def test_report_names_hosts_that_get_no_image(saved, fleet, cli):
     folder = fleet(cpu=cpu_host())
     part = saved("1.json", "build", "--for", folder)
     fleet(other=gpu_host(driver="470.82.01"))
-    result = cli("report", part, "--for", folder)
-    assert result.code == 3
-    assert f"training:v1, {folder}/other" in result.err
+    cli("report", part, "--for", folder).fails(3, f"training:v1, {folder}/other")
 
 
 def test_report_needs_documents_that_know_the_candidates(saved, fleet, cli):
     part = saved("1.json", "build", "--only", "cuda=none")
-    result = cli("report", part, "--for", fleet(cpu=cpu_host()))
-    assert result.code == 2
-    assert "no document says what hosts choose from" in result.err
+    cli("report", part, "--for", fleet(cpu=cpu_host())).refuses(2, "no document says what hosts choose from")
 
 
 def test_documents_for_other_hosts_contradict_each_other(saved, fleet, cli):
     part = saved("1.json", "build", "--for", fleet(cpu=cpu_host()))
     plan = saved("plan.json", "plan")
-    result = cli("report", part, plan)
-    assert result.code == 6
-    assert "unneeded in" in result.err
+    cli("report", part, plan).refuses(6, "unneeded in")
 
 
 def test_at_most_keeps_the_variants_that_serve_most(command, fleet, backend, conforms):
@@ -234,9 +208,9 @@ def test_at_most_keeps_the_variants_that_serve_most(command, fleet, backend, con
     few = document["for"]["images"][0]["at_most"]
     assert few["exact"]
     assert few["loss"]["cpu_flags"] > 0
-    result = command("build", "--for", folder, "--at-most", "1")
-    assert result.code == 3
-    assert f"training:v1, {folder}/b, {folder}/c: it fits none of the variants that are kept" in result.err
+    command("build", "--for", folder, "--at-most", "1").fails(
+        3, f"training:v1, {folder}/b, {folder}/c: it fits none of the variants that are kept"
+    )
     assert made(backend) == [V3]
 
 
@@ -281,9 +255,7 @@ def test_invalid_options_are_rejected(command, fleet, options, message):
     words = [option.format(folder=folder) for option in options]
     if "broken" in message:
         (folder / "broken.json").write_text("{")
-    result = command("plan", *words)
-    assert result.code == 2
-    assert message in result.err
+    command("plan", *words).refuses(2, message)
 
 
 @pytest.fixture
@@ -338,17 +310,13 @@ def test_published_variants_are_never_removed(published, fleet):
 
 def test_publish_refuses_if_a_needed_cell_is_missing(published, fleet, repository):
     folder = fleet(gpu=gpu_host(), zen=zen_host())
-    result = published("--for", folder, push=[PUSHED[0], PUSHED[2]])
-    assert result.code == 3
-    assert f"training:v1-{ZEN}\n" in result.err
+    published("--for", folder, push=[PUSHED[0], PUSHED[2]]).refuses(3, f"training:v1-{ZEN}\n")
     assert "v1" not in repository.tags
 
 
 def test_publish_tells_of_hosts_without_an_image_afterwards(published, fleet, repository):
     folder = fleet(gpu=gpu_host(), old=gpu_host(driver="470.82.01"))
-    result = published("--for", folder, push=PUSHED)
-    assert result.code == 3
-    assert f"{folder}/old" in result.err
+    published("--for", folder, push=PUSHED).fails(3, f"{folder}/old")
     assert "v1" in repository.tags
 
 

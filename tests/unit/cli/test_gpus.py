@@ -35,8 +35,7 @@ def test_free_and_used_gpus_are_listed(cli, profiles, engine, locks, conforms):
     table = cli("gpus", "--host", profiles["rome-a100"])
     release_locks(lease)
     assert (result.code, result.err) == (0, "")
-    document = json.loads(result.out)
-    conforms(document)
+    document = conforms(json.loads(result.out))
     gpus = document["gpus"]
     assert [use["kind"] for use in gpus[0]["used_by"]] == ["lease", "container"]
     assert gpus[0]["used_by"][1]["name"] == "web ([x]:1)"
@@ -93,8 +92,7 @@ def busy(profiles, configure_nvml, monkeypatch):
 @pytest.mark.usefixtures("engine")
 def test_current_readings_of_nvml(cli, profiles, busy, conforms):
     whole, parted = busy
-    document = json.loads(cli("gpus", "--host", profiles["mig"], "--json").out)
-    conforms(document)
+    document = conforms(json.loads(cli("gpus", "--host", profiles["mig"], "--json").out))
     result = {gpu["minor"]: gpu for gpu in document["gpus"]}
     one, other = result[whole["minor"]], result[parted["minor"]]
     assert (one["utilization_percent"], one["memory_used_mib"], one["temperature_c"]) == (97, 1024, 61)
@@ -114,8 +112,7 @@ def test_current_readings_of_nvml(cli, profiles, busy, conforms):
 def test_gpus_are_listed_without_an_engine(cli, profiles, no_engine, conforms):  # noqa: ARG001
     result = cli("gpus", "--host", profiles["driver-mismatch"], "--json")
     assert result.code == 0
-    document = json.loads(result.out)
-    conforms(document)
+    document = conforms(json.loads(result.out))
     assert document["warnings"][-1].startswith("cannot reach the Docker engine at ")
     assert "GPU usage by containers unknown" in result.err
     assert {(gpu["free"], gpu["vram_free_mib"]) for gpu in document["gpus"]} == {(None, None)}
@@ -205,10 +202,7 @@ def test_metrics_have_no_usage_where_it_is_unknown(cli, profiles, no_engine):  #
 
 
 def test_metrics_are_not_json(cli):
-    result = cli("gpus", "--json", "--metrics")
-
-    assert (result.code, result.out) == (2, "")
-    assert "--json and --metrics are mutually exclusive" in result.err
+    cli("gpus", "--json", "--metrics").refuses(2, "--json and --metrics are mutually exclusive")
 
 
 def test_the_gpus_of_a_killed_launch_are_used_while_its_container_starts(cli, profiles, engine, locks):

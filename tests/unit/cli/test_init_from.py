@@ -71,16 +71,12 @@ def test_existing_files_are_not_overwritten(cli, hosts, workdir):
     assert template.read_text() == "FROM scratch\n"
     assert (workdir / "templates" / "macros.j2").exists()
     before = (workdir / "matrix.yaml").read_text()
-    result = cli("init", "--from", hosts)
-    assert result.code == 2
-    assert "matrix.yaml already exists" in result.err
+    cli("init", "--from", hosts).refuses(2, "matrix.yaml already exists")
     assert (workdir / "matrix.yaml").read_text() == before
 
 
 def test_nothing_is_written_if_no_host_can_be_served(cli, hosts, workdir):
-    result = cli("init", "new", "--from", hosts / "lost.json")
-    assert result.code == 3
-    assert "no cell can serve any of these hosts:\n" in result.err
+    cli("init", "new", "--from", hosts / "lost.json").refuses(3, "no cell can serve any of these hosts:\n")
     assert not (workdir / "new").exists()
 
 
@@ -97,6 +93,4 @@ def test_nothing_is_written_if_no_host_can_be_served(cli, hosts, workdir):
     ],
 )
 def test_invalid_options_are_rejected(cli, hosts, options, message):
-    result = cli("init", *(option.replace("{hosts}", str(hosts)) for option in options))
-    assert result.code == 2
-    assert message in result.err
+    cli("init", *(option.replace("{hosts}", str(hosts)) for option in options)).refuses(2, message)

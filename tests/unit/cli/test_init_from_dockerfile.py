@@ -285,17 +285,13 @@ def test_gpus_without_a_cuda_release_are_told(cli, workdir):
     ],
 )
 def test_refused(cli, workdir, text, options, message):
-    result = take_over(cli, workdir, text, *options)
-    assert result.code == 2
-    assert message in result.err
+    take_over(cli, workdir, text, *options).refuses(2, message)
     assert not (workdir / "matrix.yaml").exists()
 
 
 def test_existing_files_are_kept(cli, workdir):
     (workdir / "matrix.yaml").write_text("mine")
-    result = take_over(cli, workdir, "FROM a\n")
-    assert result.code == 2
-    assert "matrix.yaml already exists" in result.err
+    take_over(cli, workdir, "FROM a\n").refuses(2, "matrix.yaml already exists")
     assert (workdir / "matrix.yaml").read_text() == "mine"
     assert not (workdir / "templates").exists()
 

@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from images import Parts, tar
 
 from imagematrix.images.catalog.catalog import Catalog, UserModeDriver, Variant
@@ -54,9 +53,7 @@ def test_empty_list_succeeds_but_unknown_image_fails(cli, engine):
         assert document == {"schema": "imagematrix.versions/v1", "versions": []}
     assert engine.requests
     for words in (("ls", "training"), ("ls", "training:v1", "--json")):
-        result = cli(*words)
-        assert (result.code, result.out) == (4, "")
-        assert f"the engine has no variant of {words[1]}" in result.err
+        cli(*words).refuses(4, f"the engine has no variant of {words[1]}")
 
 
 def test_unknown_size_is_a_question_mark(cli, engine, shipped_catalog):
@@ -114,17 +111,14 @@ def test_references_are_not_wrapped_on_a_narrow_terminal(cli, engine, shipped_ca
 def test_file_catalog_is_listed(cli, catalog_file, shipped_catalog, conforms):
     out = cli("ls", "--catalog", catalog_file).out
     assert all(variant.reference in out for variant in shipped_catalog.variants)
-    document = json.loads(cli("ls", "training:v1", "--catalog", catalog_file, "--json").out)
-    conforms(document)
+    document = conforms(json.loads(cli("ls", "training:v1", "--catalog", catalog_file, "--json").out))
     assert document == shipped_catalog.to_json()
 
 
 def sizes_of(cli, conforms, *words):
     result = cli("ls", "--size", *words, "--json")
     assert result.code == 0, result.err
-    document = json.loads(result.out)
-    conforms(document)
-    return document
+    return conforms(json.loads(result.out))
 
 
 def add_layers(engine, reference, layers, sizes):
@@ -211,7 +205,6 @@ def exact(version, cubin="90"):
     }
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_from_shows_what_an_upgrade_pulls(cli, server, tmp_path, conforms):
     old = pushed(
         server,
@@ -253,7 +246,6 @@ def test_from_shows_what_an_upgrade_pulls(cli, server, tmp_path, conforms):
     assert "from" not in conforms(plain)["variants"][0]
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_from_finds_the_variant_of_an_older_framework(cli, server, tmp_path):
     """The image's own axis `torch` has another value in each version, `python` has two."""
 
@@ -282,8 +274,6 @@ def test_from_finds_the_variant_of_an_older_framework(cli, server, tmp_path):
 
 def test_from_needs_one_version(cli, engine, shipped_catalog):
     engine.add_catalog(shipped_catalog)
-    result = cli("ls", "training", "--from", "v0")
-    assert (result.code, result.out) == (2, "")
-    assert "--from compares one version" in result.err
+    cli("ls", "training", "--from", "v0").refuses(2, "--from compares one version")
     result = cli("ls", "training:v1", "--from", "v0")
     assert (result.code, result.out) == (4, "")

@@ -169,9 +169,7 @@ def test_tag_with_another_image_is_read_by_its_digest(listing, server, two):
     ],
 )
 def test_options_that_do_not_go_together_are_refused(cli, options, message):
-    result = cli("ls", *options)
-    assert (result.code, result.out) == (2, "")
-    assert message in result.err
+    cli("ls", *options).refuses(2, message)
 
 
 def test_empty_name_is_refused(listing, two):

@@ -63,9 +63,7 @@ def test_init_accepts_a_folder_and_overwrites_nothing(cli, workdir):
     before = tree(workdir)
     (workdir / "other" / "templates").mkdir(parents=True)
     for folder, existing in (("new/project", "matrix.yaml"), ("other", "templates")):
-        result = cli("init", folder)
-        assert (result.code, result.out) == (2, "")
-        assert f"{folder}/{existing} already exists" in result.err
+        cli("init", folder).refuses(2, f"{folder}/{existing} already exists")
     assert tree(workdir) == before
 
 
@@ -101,9 +99,7 @@ def test_cell_without_axes_has_the_name_of_its_image(cli, project):
 
 def test_init_below_a_file_is_refused(cli, workdir):
     (workdir / "file").touch()
-    result = cli("init", "file/project")
-    assert (result.code, result.out) == (2, "")
-    assert "Not a directory" in result.err
+    cli("init", "file/project").refuses(2, "Not a directory")
 
 
 @pytest.mark.parametrize("command", ["validate", "plan", "render", "build"])
@@ -131,9 +127,9 @@ def elsewhere(project, tmp_path):
 )
 def test_context_elsewhere_is_refused(cli, elsewhere, command, engine):  # noqa: ARG001
     path, folder = elsewhere
-    result = cli(*command.split(), "-f", path, "--allow-context", path.parent / "templates")
-    assert result.code == 2
-    assert f"the context {folder} is outside the matrix's folder" in result.err
+    cli(*command.split(), "-f", path, "--allow-context", path.parent / "templates").refuses(
+        2, f"the context {folder} is outside the matrix's folder"
+    )
 
 
 @pytest.mark.parametrize("command", ["validate", "plan", "render -o out", "export github"])
@@ -188,10 +184,11 @@ def test_validate_reads_drivers_from_folders(cli, project, tmp_path, unpacked):
     path = project(*changes, template=f"FROM {{{{ base }}}} AS compiler\n{copied}")
     assert cli("validate", "-f", path).code == 0
     (tmp_path / "new" / "libcuda.so.580.159.04").unlink()
-    said = cli("validate", "-f", path)
-    assert said.code == 2
-    assert "cuda12.4-sm70-drv580.159.04-x86-64-v3 and 3 other cells: the driver 580.159.04 in " in said.err
-    assert "is not complete: it lacks libcuda.so.580.159.04" in said.err
+    cli("validate", "-f", path).refuses(
+        2,
+        "cuda12.4-sm70-drv580.159.04-x86-64-v3 and 3 other cells: the driver 580.159.04 in ",
+        "is not complete: it lacks libcuda.so.580.159.04",
+    )
 
 
 def test_cells_whose_files_are_missing_here_are_rendered_and_exported(cli, project, tmp_path):
@@ -213,14 +210,6 @@ def test_cells_whose_files_are_missing_here_are_rendered_and_exported(cli, proje
     assert len(exported) == len({job["only"] for job in exported}) == there
 
 
-def test_validate_reports_template_errors(cli, project, tmp_path):
-    path = project(template="FROM {{ bsae }}\n")
-    result = cli("validate", "-f", path)
-    assert (result.code, result.out) == (2, "")
-    assert f"{tmp_path}/templates/training.j2:1: 'bsae' is undefined" in result.err
-    assert "did you mean 'base'?" in result.err
-
-
 def test_validate_shows_missing_sources_at_their_places(cli, project, tmp_path):
     result = cli("validate", "-f", project(template="FROM {{ base }}\nCOPY templtes/ /\n"))
     assert result.code == 2
@@ -229,13 +218,6 @@ def test_validate_shows_missing_sources_at_their_places(cli, project, tmp_path):
         "(in training:v1 cpu-x86-64-v3 and 11 other cells)\n"
         "    2 | COPY templtes/ /\n      |      ^\n  did you mean 'templates'?\n"
     )
-
-
-def test_json_plan_conforms_to_the_schema(cli, shipped, conforms):
-    result = cli("plan", "-f", shipped, "--json")
-    assert result.code == 0
-    conforms(json.loads(result.out))
-    assert "cannot reach the Docker engine" in result.err
 
 
 def test_excluded_cells_are_summarized_by_rule(cli, shipped):
@@ -282,38 +264,23 @@ def test_empty_plan_is_reported(cli, project):
     ],
 )
 def test_invalid_only_is_rejected(cli, shipped, command, only, expected):
-    result = cli(command, "-f", shipped, "--only", only)
-    assert (result.code, result.out) == (2, "")
-    assert f"imagematrix: --only: {expected}" in result.err
+    cli(command, "-f", shipped, "--only", only).refuses(2, f"imagematrix: --only: {expected}")
 
 
 @pytest.mark.parametrize("only", ["cuda=12.4", "cuda=12.4,compute=10.0"])
 def test_render_to_stdout_requires_a_single_cell(cli, shipped, only):
-    result = cli("render", "-f", shipped, "--only", only)
-    assert (result.code, result.out) == (2, "")
-    assert "Dockerfiles to stdout" in result.err
-    assert "-o DIR" in result.err
-
-
-def test_error_in_a_dockerfile_names_template_and_cell(cli, project):
-    result = cli("validate", "-f", project(template="FROM {{ base }}\nCOPYY a b\n"))
-    assert result.code == 2
-    where = "(in training:v1 cpu-x86-64-v3 and 11 other cells)\n    2 | COPYY a b\n      | ^\n"
-    assert f"training.j2:2:1: the Dockerfile has 'COPYY', which is not an instruction {where}" in result.err
+    cli("render", "-f", shipped, "--only", only).refuses(2, "Dockerfiles to stdout", "-o DIR")
 
 
 def test_unwritable_output_folder_is_rejected(cli, shipped, tmp_path):
     (tmp_path / "out").touch()
-    result = cli("render", "-f", shipped, "--only", ONE, "-o", tmp_path / "out")
-    assert (result.code, result.out) == (2, "")
-    assert f"{tmp_path}/out/training" in result.err
+    cli("render", "-f", shipped, "--only", ONE, "-o", tmp_path / "out").refuses(2, f"{tmp_path}/out/training")
 
 
 def test_build_requires_an_engine(cli, shipped):
-    result = cli("build", "-f", shipped)
-    assert (result.code, result.out) == (8, "")
-    assert "cannot reach the Docker engine at unix:///nowhere/docker.sock" in result.err
-    assert "systemctl start docker" in result.err
+    cli("build", "-f", shipped).refuses(
+        8, "cannot reach the Docker engine at unix:///nowhere/docker.sock", "systemctl start docker"
+    )
 
 
 def test_commands_without_the_build_side_say_so_in_a_zip(tmp_path):
@@ -340,9 +307,7 @@ def test_commands_without_the_build_side_say_so_in_a_zip(tmp_path):
 def test_schema_prints_json_schemas(cli):
     assert {"matrix", "host", "catalog"} <= set(cli("schema").out.split())
     assert json.loads(cli("schema", "matrix").out)["$id"] == "urn:imagematrix:matrix:v1"
-    result = cli("schema", "martix")
-    assert (result.code, result.out) == (2, "")
-    assert "did you mean 'matrix'?" in result.err
+    cli("schema", "martix").refuses(2, "did you mean 'matrix'?")
 
 
 def test_error_shows_the_line_with_a_caret(cli, project):

@@ -87,8 +87,6 @@ def test_unvalidated_configuration_is_reported(configure, tmp_path):
 )
 def test_refused_configuration_changes_nothing(configure, tmp_path, text, options, message):
     (tmp_path / "daemon.json").write_text(text)
-    refused = configure(*options)
-    assert refused.code == 2
-    assert message in refused.err
+    configure(*options).refuses(2, message)
     assert (tmp_path / "daemon.json").read_text() == text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "daemon.json"]

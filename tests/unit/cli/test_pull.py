@@ -89,11 +89,8 @@ def test_another_machine_s_engine_needs_a_host(cli, profiles, catalog_file, pull
     assert cli(*words(profiles, catalog_file)).code == 0
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_without_an_engine_nothing_is_selected(cli, profiles, catalog_file):
-    result = cli(*words(profiles, catalog_file))
-    assert (result.code, result.out) == (8, "")
-    assert "cannot reach the Docker engine" in result.err
+    cli(*words(profiles, catalog_file)).refuses(8, "cannot reach the Docker engine")
 
 
 def test_an_image_that_only_the_engine_has_stays_as_it_is(cli, engine, profiles):

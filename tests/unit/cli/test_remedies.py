@@ -27,22 +27,8 @@ END = re.compile(r" *(?:&& |[|;]| \d?[<>]).*", re.DOTALL)
 VARIABLES = re.compile(r"(?:env(?: -u \w+)* )?(?:[A-Z_]+=\S* )*")
 OTHERS = {
     *("apptainer", "apt", "cd", "chmod", "chown", "cosign", "curl", "debootstrap", "df", "dmesg", "docker"),
-    *(
-        "dockerd",
-        "export",
-        "findmnt",
-        "git",
-        "helm",
-        "install",
-        "jq",
-        "printf",
-        "kubectl",
-        "ld.so",
-        "lscpu",
-        "mkdir",
-        "modprobe",
-        "nvidia-cuda-mps-control",
-    ),
+    *("dockerd", "export", "findmnt", "git", "helm", "install", "jq", "printf", "kubectl", "ld.so"),
+    *("lscpu", "mkdir", "modprobe", "nvidia-cuda-mps-control"),
     *("nvidia-modprobe", "nvidia-smi", "pip", "rm", "ssh", "sysctl", "systemctl", "uname"),
 }
 OPTION_OR_KEY = re.compile(r"-.*|[\w.]+(?: ?[:=].*)?")  # what else is in backticks

@@ -4,29 +4,13 @@ import json
 import re
 import shutil
 
-import junitparser
 import pytest
 import yaml
 
-from imagematrix.build.stores import engine as local
-from imagematrix.cli.shared.build_session import BuildSession
 from imagematrix.errors import BuildError
 
 CPU = ("--only", "cuda=none")
 TWO_IMAGES = ("axes:", "  base:\n    version: v7\n    template: training.j2\naxes:")
-
-
-@pytest.fixture
-def command(cli, project, backend, monkeypatch):
-    """Call it with a command and its options, to run it on the valid matrix or a modified one."""
-    monkeypatch.setattr(BuildSession, "builder", backend)
-    monkeypatch.setattr(local, "EngineStore", lambda: backend)
-    (project().parent / ".dockerignore").write_text("*\n")  # files of the tests are not inputs
-
-    def call(name, *options, changes=(), **files):
-        return cli(name, *options, "-f", project(*changes, **files))
-
-    return call
 
 
 @pytest.fixture
@@ -39,24 +23,6 @@ def saved(command, tmp_path):
         return path
 
     return call
-
-
-def test_reports_of_all_shards_merge_into_a_whole(command, saved, cli, conforms):
-    parts = [saved(f"{number}.json", "--shard", f"{number}/3") for number in (1, 2, 3)]
-    for number, part in enumerate(parts, start=1):
-        document = json.loads(part.read_text())
-        conforms(document)
-        assert document["shard"] == f"{number}/3"
-        assert [cell["status"] for cell in document["cells"]].count("built") == 4
-        assert [cell["status"] for cell in document["cells"]].count("other-shard") == 8
-    result = cli("report", *parts)
-    assert result.code == 0
-    assert result.out.count(" built ") == 12
-    assert result.err == "12 built, 2 infeasible, 4 excluded\n"
-    merged = cli("report", "--json", *parts)
-    conforms(json.loads(merged.out))
-    assert (merged.code, merged.err) == (0, "")
-    assert command("build").err == "nothing to build: 12 images up to date\n"
 
 
 def test_report_of_missing_or_failed_cells_exits_with_6(backend, saved, cli):
@@ -74,15 +40,6 @@ def test_report_of_missing_or_failed_cells_exits_with_6(backend, saved, cli):
     assert result.code == 6
     assert [cell["status"] for cell in json.loads(result.out)["cells"]] == ["built", "failed"]
     assert "failed or stopped: training:v1 cpu-znver4" in result.err
-
-
-def test_report_refuses_documents_of_different_inputs(saved, backend, cli):
-    one = saved("1.json", *CPU)
-    backend.images.clear()
-    other = saved("2.json", *CPU, template="FROM {{ base }}\nRUN other\n")
-    result = cli("report", "--json", one, other)
-    assert (result.code, result.out) == (6, "")
-    assert "the documents contradict each other:\n  training:v1 cpu-x86-64-v3: input sha256:" in result.err
 
 
 def test_plan_of_a_shard(command, conforms, tmp_path):
@@ -140,22 +97,9 @@ def test_only_existing_logs_are_named(command, tmp_path):
     assert not log.exists()
 
 
-def test_junit_report_is_written_if_cells_fail(command, backend, tmp_path):
-    backend.errors["cpu-znver4"] = BuildError("said before", "ERROR: exit code: 1")
-    path = tmp_path / "junit.xml"
-    assert command("build", *CPU, "--junit", path).code == 6
-    (suite,) = junitparser.JUnitXml.fromfile(str(path))
-    assert (suite.tests, suite.failures) == (2, 1)
-    (failure,) = next(case for case in suite if case.name == "cpu-znver4").result
-    assert failure.message == "ERROR: exit code: 1"
-    assert failure.text == "making cpu-znver4\nsaid before\nERROR: exit code: 1"
-
-
 @pytest.mark.parametrize(("name", "expected"), [("no/j.xml", "No such file"), (".", "Is a directory")])
 def test_unwritable_junit_path_fails_before_any_build(command, backend, tmp_path, name, expected):
-    result = command("build", *CPU, "--junit", tmp_path / name)
-    assert (result.code, result.out) == (2, "")
-    assert f"{tmp_path / name}: {expected}" in result.err
+    command("build", *CPU, "--junit", tmp_path / name).refuses(2, f"{tmp_path / name}: {expected}")
     assert not backend.calls
 
 
@@ -206,13 +150,6 @@ def test_github_export_has_a_job_per_cell(command):
         assert cells == [job["name"]]
 
 
-def test_github_export_with_fewer_jobs_uses_shards(command):
-    matrix = json.loads(command("export", "github", "--jobs", "5", "--only", "march=*").out)
-    assert [job["shard"] for job in matrix["include"]] == ["1/5", "2/5", "3/5", "4/5", "5/5"]
-    assert {job["only"] for job in matrix["include"]} == {"march=*"}
-    assert matrix["include"][4]["name"] == "shard-5-of-5"
-
-
 def test_gitlab_export_is_a_child_pipeline(command):
     pipeline = yaml.safe_load(command("export", "gitlab", *CPU).out)
     assert pipeline == {
@@ -226,15 +163,6 @@ def test_gitlab_export_is_a_child_pipeline(command):
             },
         }
     }
-
-
-def test_bake_export_has_the_tags_and_labels_of_a_build(command, backend):
-    (target,) = json.loads(command("export", "bake", "--only", "cuda=none,march=znver4").out)[
-        "target"
-    ].values()
-    built = command("build", "--only", "cuda=none,march=znver4")
-    assert target["tags"] == built.out.split()
-    assert target["labels"] == backend.images[target["tags"][0]]
 
 
 def test_bake_export_says_that_nothing_tests_the_images(command):
@@ -291,21 +219,19 @@ def test_invalid_export_is_rejected(command, options, code, expected):
 
 def test_export_to_an_unwritable_folder_is_rejected(command, tmp_path):
     (tmp_path / "file").touch()
-    result = command("export", "github", "-o", tmp_path / "file")
-    assert (result.code, result.out) == (2, "")
-    assert f"{tmp_path}/file: File exists" in result.err
+    command("export", "github", "-o", tmp_path / "file").refuses(2, f"{tmp_path}/file: File exists")
 
 
 def test_bake_export_refuses_a_changed_version(command):
     command("build", *CPU)
-    result = command("export", "bake", *CPU, template="FROM {{ base }}\nRUN other\n")
-    assert (result.code, result.out) == (7, "")
-    assert "a version would change in 2 cells" in result.err
+    command("export", "bake", *CPU, template="FROM {{ base }}\nRUN other\n").refuses(
+        7, "a version would change in 2 cells"
+    )
 
 
 def test_bake_export_refuses_a_driver_from_a_folder(command, tmp_path, unpacked):
     shutil.copytree(unpacked, tmp_path / "new")
-    result = command(
+    command(
         *("export", "bake", "--only", "cuda=12.4,compute=8.9,march=znver4,driver=580.159.04"),
         changes=[
             ("550.163.01]", "580.159.04]"),
@@ -313,9 +239,7 @@ def test_bake_export_refuses_a_driver_from_a_folder(command, tmp_path, unpacked)
             ("properties:\n", "properties:\n  driver: {580.159.04: {driver_from: new}}\n"),
         ],
         template="FROM {{ base }} AS compiler\nCOPY --from=imagematrix-driver / /\n",
-    )
-    assert (result.code, result.out) == (2, "")
-    assert "only `imagematrix build` can take a driver from a folder" in result.err
+    ).refuses(2, "only `imagematrix build` can take a driver from a folder")
 
 
 def test_export_splits_more_targets_than_a_file_may_have(command, tmp_path):
@@ -327,10 +251,9 @@ def test_export_splits_more_targets_than_a_file_may_have(command, tmp_path):
         axes:
           site: [{values}]
     """
-    result = command("export", "bake", text=text, template="FROM debian:trixie\n")
-    assert (result.code, result.out) == (2, "")
-    assert "cannot write 2 files to stdout" in result.err
-    assert "-o DIR" in result.err
+    command("export", "bake", text=text, template="FROM debian:trixie\n").refuses(
+        2, "cannot write 2 files to stdout", "-o DIR"
+    )
     result = command("export", "bake", "-o", tmp_path / "out", text=text)
     assert result.code == 0
     files = sorted((tmp_path / "out").iterdir())

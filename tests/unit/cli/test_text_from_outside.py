@@ -15,9 +15,6 @@ from hostile_text import MARK, TEXT, hostile, obeyed
 from images import Parts, layout, tar
 from publishing import labels_of
 
-from imagematrix.build.stores import engine as local
-from imagematrix.cli.shared.build_session import BuildSession
-
 REACHED = {  # for each test, how many values reach the output at least
     "test_hosts": 8,
     "test_dumps_of_nvidia_smi": 2,
@@ -259,25 +256,21 @@ MATRIX = {
 }
 
 
-def test_matrices(outcome, project, monkeypatch, backend, tmp_path):
-    monkeypatch.setattr(BuildSession, "builder", backend)
-    monkeypatch.setattr(local, "EngineStore", lambda: backend)
-    file = project()
-    (tmp_path / ".dockerignore").write_text("*\n")
+def test_matrices(outcome, matrix, tmp_path):
     (tmp_path / "templates" / "training.j2").write_text(
         "FROM {{ base }}\nLABEL a={{ note }}\nENV A={{ note }} B={{ python }}\n"
         "RUN echo {{ note }}\n# {{ python }}\n"
     )
     for place, made in hostile(MATRIX):
-        file.write_text(json.dumps(made))
-        outcome.run(place, "validate", "-f", file)
-        outcome.run(place, "plan", "-f", file)
-        outcome.run(place, "plan", "-f", file, "--json")
-        outcome.run(place, "plan", "-f", file, "--why", WHY)
-        outcome.run(place, "render", "-f", file, "--only", WHY)
+        matrix.write_text(json.dumps(made))
+        outcome.run(place, "validate", "-f", matrix)
+        outcome.run(place, "plan", "-f", matrix)
+        outcome.run(place, "plan", "-f", matrix, "--json")
+        outcome.run(place, "plan", "-f", matrix, "--why", WHY)
+        outcome.run(place, "render", "-f", matrix, "--only", WHY)
         for target in ("bake", "github", "gitlab"):
-            outcome.run(place, "export", target, "-f", file)
-        outcome.run(place, "build", "-f", file, "--secret", "id=token,env=PATH")
+            outcome.run(place, "export", target, "-f", matrix)
+        outcome.run(place, "build", "-f", matrix, "--secret", "id=token,env=PATH")
 
 
 def test_builds(outcome, tmp_path, monkeypatch):

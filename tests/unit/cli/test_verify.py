@@ -4,7 +4,6 @@ import json
 import os
 from pathlib import Path
 
-import pytest
 from images import Parts, archived, layout, link, saved, tar
 
 from imagematrix.cli.shared import audit_images
@@ -41,8 +40,7 @@ def test_contradiction_exits_with_9(cli, tmp_path):
 def test_json_output_conforms_to_the_schema(cli, tmp_path, conforms):
     path = layout(tmp_path / "oci", lying(CUBIN))
     result = cli("verify", "--json", path)
-    document = json.loads(result.out)
-    conforms(document)
+    document = conforms(json.loads(result.out))
     assert result.code == 9
     assert document["contradictions"] == [
         {"fact": "cubins", "claimed": ["90"], "found": ["80"], "path": "/opt/k.cubin"}
@@ -62,11 +60,8 @@ def test_shared_size_of_several_images_is_reported(cli, tmp_path, conforms):
     ]
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_missing_image_exits_with_4_and_missing_engine_with_8(cli, tmp_path):
-    result = cli("verify", tmp_path)
-    assert result.code == 4
-    assert "is not an OCI layout" in result.err
+    cli("verify", tmp_path).refuses(4, "is not an OCI layout")
     missing = cli("verify", tmp_path / "nope.tar")
     assert (missing.code, "No such file" in missing.err) == (4, True)
     assert cli("verify", "training:v1").code == 8
@@ -74,9 +69,7 @@ def test_missing_image_exits_with_4_and_missing_engine_with_8(cli, tmp_path):
 
 def test_unreadable_layer_is_a_single_error(cli, tmp_path):
     path = layout(tmp_path / "oci", Parts(tar(("a", b"x")), tar(link("a", "../../b"), "../c")))
-    result = cli("verify", path)
-    assert result.code == 9
-    assert "leads out" in result.err
+    cli("verify", path).refuses(9, "leads out")
 
 
 def test_progress_is_shown_on_a_terminal(monkeypatch, capsys):

@@ -110,7 +110,6 @@ def test_container_command_is_not_completed(bash):
         assert bash(*line) == []
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_missing_engine_completes_nothing_silently(bash):
     assert bash("select", "t") == []
     assert bash("run", "--where", "p") == []

@@ -120,7 +120,6 @@ def test_an_image_is_pulled_again_to_have_its_files_in_a_folder(run, store, monk
     assert wanted == [True]
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_without_docker_the_other_engines_are_named(cli):
     result = cli("run", "training:v1")
     assert result.code == 8

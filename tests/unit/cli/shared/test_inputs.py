@@ -82,14 +82,13 @@ def test_an_unknown_user_mode_driver_of_the_node_is_a_warning(cli, profiles, shi
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_nothing_fits_lists_every_reason(choose, name, shipped_catalog, conforms):
-    result = choose("select", name)
-    assert (result.code, result.out) == (3, "")
-    assert f"none of the {len(shipped_catalog.variants)} variants of training:v1 fits this host" in result.err
+    choose("select", name).refuses(
+        3, f"none of the {len(shipped_catalog.variants)} variants of training:v1 fits this host"
+    )
     explained = choose("explain", name)
     assert explained.code == 3
     assert f"nothing fits\n\n{len(shipped_catalog.variants)} refused, the nearest first\n" in explained.out
-    document = json.loads(choose("explain", name, "--json").out)
-    conforms(document)
+    document = conforms(json.loads(choose("explain", name, "--json").out))
     assert document["selected"] is None
     assert [rule["rule"] for rule in document["candidates"][0]["rules"] if not rule["ok"]] == REFUSED[name]
 
@@ -152,10 +151,7 @@ def test_dry_run_prints_the_docker_command(cli, profiles, catalog_file):
 
 
 def test_run_without_an_image_shows_usage(cli):
-    result = cli("run")
-    assert (result.code, result.out) == (2, "")
-    assert "missing argument: IMAGE" in result.err
-    assert "imagematrix run [OPTIONS] IMAGE[:VERSION] [COMMAND...]" in result.err
+    cli("run").refuses(2, "missing argument: IMAGE", "imagematrix run [OPTIONS] IMAGE[:VERSION] [COMMAND...]")
     assert "--dry-run" in cli("run", "--help").out
 
 
@@ -167,25 +163,22 @@ def test_run_refuses_missing_device_nodes(cli, profiles, catalog_file, monkeypat
         gpu["minor"] += 200  # does not exist on any machine
     path = tmp_path / "host.json"
     path.write_text(json.dumps(host))
-    result = cli("run", "--host", path, "--catalog", catalog_file, "training:v1")
-    assert (result.code, result.out) == (5, "")
-    assert "/dev/nvidia2" in result.err
+    cli("run", "--host", path, "--catalog", catalog_file, "training:v1").refuses(5, "/dev/nvidia2")
 
 
 @pytest.mark.usefixtures("engine")
 def test_missing_docker_command_has_a_remedy(cli, profiles, catalog_file, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    result = cli("run", "--host", profiles["laptop"], "--catalog", catalog_file, "training:v1")
-    assert (result.code, result.out) == (8, "")
-    assert "cannot start `docker`: No such file or directory" in result.err
-    assert "docker-cli" in result.err
+    cli("run", "--host", profiles["laptop"], "--catalog", catalog_file, "training:v1").refuses(
+        8, "cannot start `docker`: No such file or directory", "docker-cli"
+    )
 
 
 def test_file_catalog_serves_only_its_own_image(cli, profiles, catalog_file):
     for name in ("serving:v1", "training:v2", "serving"):
-        result = cli("select", name, "--host", profiles["laptop"], "--catalog", catalog_file)
-        assert (result.code, result.out) == (4, "")
-        assert f"is the catalog of training:v1, not of {name}" in result.err
+        cli("select", name, "--host", profiles["laptop"], "--catalog", catalog_file).refuses(
+            4, f"is the catalog of training:v1, not of {name}"
+        )
     assert cli("select", "training", "--host", profiles["laptop"], "--catalog", catalog_file).code == 0
 
 
@@ -223,17 +216,15 @@ def test_gpu_variable_on_a_host_without_gpus_is_an_error(cli, profiles, catalog_
     assert cli(*words, "--host", profiles["laptop"]).code == 0
     monkeypatch.setattr("imagematrix.cli.shared.inputs.load_host", lambda *_: Host.load(profiles["laptop"]))
     for options in ((), ("--gpus", "all")):
-        result = cli(*words, *options)
-        assert (result.code, result.out) == (3, "")
-        assert "CUDA_VISIBLE_DEVICES=0: it names GPUs, but none was found on this node" in result.err
-        assert "--allow-cpu" in result.err
+        cli(*words, *options).refuses(
+            3, "CUDA_VISIBLE_DEVICES=0: it names GPUs, but none was found on this node", "--allow-cpu"
+        )
     assert cli(*words, "--allow-cpu").code == 0
     assert cli(*words, "--gpus", "none").code == 0
     monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "none")
     assert cli(*words).code == 0
 
 
-@pytest.mark.usefixtures("no_engine")
 @pytest.mark.parametrize("command", [("select",), ("explain",), ("run", "--dry-run")])
 def test_unusable_accelerator_refuses_a_cpu_image(cli, profiles, catalog_file, tmp_path, command):
     host = json.loads(profiles["laptop"].read_text())
@@ -257,18 +248,16 @@ def test_gpu_variable_applies_only_to_this_machine(cli, profiles, catalog_file, 
     )
     assert len(json.loads(cli(*words).out)["gpus"]) == 1
     assert len(json.loads(cli(*words, "--gpus", "1").out)["gpus"]) == 1
-    result = cli(*words, "--gpus", "2")
-    assert (result.code, result.out) == (2, "")
-    assert "restricted by CUDA_VISIBLE_DEVICES=0" in result.err
+    cli(*words, "--gpus", "2").refuses(2, "restricted by CUDA_VISIBLE_DEVICES=0")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     taken = json.loads(cli(*words, "--gpus", "1").out)["gpus"]
     assert taken == [json.loads(profiles["rome-a100"].read_text())["gpus"][3]["uuid"]]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert json.loads(cli(*words).out)["gpus"] == []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "42")
-    result = cli("select", "training:v1", "--catalog", catalog_file)
-    assert (result.code, result.out) == (2, "")
-    assert "CUDA_VISIBLE_DEVICES=42: '42' not found on this host" in result.err
+    cli("select", "training:v1", "--catalog", catalog_file).refuses(
+        2, "CUDA_VISIBLE_DEVICES=42: '42' not found on this host"
+    )
 
 
 def test_reference_selects_a_variant_from_a_file_catalog(cli, profiles, catalog_file):
@@ -277,9 +266,9 @@ def test_reference_selects_a_variant_from_a_file_catalog(cli, profiles, catalog_
     assert cli("select", name, *words, "--gpus", "none").out == f"{name}\n"
     result = cli("select", "training:v1-cpu-znver4-0123456789ab", *words, "--gpus", "none")
     assert result.code == 3
-    result = cli("select", "training:v1-cpu-znver9-0123456789ab", *words)
-    assert (result.code, result.out) == (4, "")
-    assert "did you mean 'training:v1-cpu-znver" in result.err
+    cli("select", "training:v1-cpu-znver9-0123456789ab", *words).refuses(
+        4, "did you mean 'training:v1-cpu-znver"
+    )
 
 
 @pytest.fixture
@@ -303,10 +292,9 @@ def pythons(tmp_path):
 @pytest.mark.parametrize("command", [("select",), ("explain",), ("run", "--dry-run")])
 def test_open_axis_requires_where(cli, profiles, pythons, command):
     words = (*command, "--host", profiles["laptop"], "--catalog", pythons)
-    result = cli(*words, "hello")
-    assert result.code == 2
-    assert "variants of hello:v1 that fit this host differ in python (3.9, 3.13)" in result.err
-    assert "--where python=" in result.err
+    cli(*words, "hello").fails(
+        2, "variants of hello:v1 that fit this host differ in python (3.9, 3.13)", "--where python="
+    )
     result = cli(*words, "--where", "python=3.9", "hello")
     assert (result.code, result.err) == (0, "")
     assert "hello:v1-3.13" not in result.out
@@ -321,8 +309,7 @@ def test_open_axis_requires_where(cli, profiles, pythons, command):
 def test_open_axis_is_in_the_json_document(cli, profiles, pythons, conforms):
     result = cli("explain", "--host", profiles["laptop"], "--catalog", pythons, "--json", "hello")
     assert result.code == 2
-    document = json.loads(result.out)
-    conforms(document)
+    document = conforms(json.loads(result.out))
     assert (document["selected"], document["open"]) == (None, {"python": ["3.9", "3.13"]})
 
 
@@ -346,8 +333,7 @@ def test_explain_marks_facts_read_from_bytes(cli, profiles, shipped_catalog, tmp
     assert "\n       driver-exact (bytes): the image carries driver 535.261.03" in out
     assert "\n       device-code: no device code" in out
     assert " <- selected\n       some of its needs are unknown: cpu\n" in out
-    document = json.loads(cli(*words, "--json").out)
-    conforms(document)
+    document = conforms(json.loads(cli(*words, "--json").out))
     sources = {rule["rule"]: rule["source"] for rule in document["candidates"][0]["rules"]}
     assert (sources["driver-exact"], sources["device-code"], sources["cpu"]) == ("bytes", "claim", "unknown")
 

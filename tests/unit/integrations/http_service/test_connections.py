@@ -78,6 +78,13 @@ class Service:
         await asyncio.sleep(0.05)  # the order in which the service accepts
         return reader
 
+    async def hold(self, count, source="127.0.0.1"):
+        """Return the readers of new connections whose requests are held."""
+        before = self.begun
+        held = [await self.connect(b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n", source) for _ in range(count)]
+        await until(lambda: self.begun == before + count)
+        return held
+
     async def ask(self, **options):
         """Return the status and the text for a good client with a connection of its own."""
         connector = TCPConnector(ssl=False, force_close=True)
@@ -103,182 +110,141 @@ def is_open(reader):
 
 @pytest.mark.parametrize("tls", [False, True])
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\nHost:", HEAD % 1_000_000 + b"x"])
-def test_the_oldest_without_a_whole_request_gives_way(tmp_path, sent, tls):
-    async def run():
-        async with Service(tmp_path, tls=tls, clients=3, peer=3) as service:
-            opened = [await service.connect(sent) for _ in range(3)]
-            for number in range(4):
-                opened.append(await service.connect(sent))
-                await dropped(opened[number])
-                assert all(map(is_open, opened[number + 1 :]))
-            assert await service.ask(data=b"good") == (200, "4")
-
-    asyncio.run(run())
+async def test_the_oldest_without_a_whole_request_gives_way(tmp_path, sent, tls):
+    async with Service(tmp_path, tls=tls, clients=3, peer=3) as service:
+        opened = [await service.connect(sent) for _ in range(3)]
+        for number in range(4):
+            opened.append(await service.connect(sent))
+            await dropped(opened[number])
+            assert all(map(is_open, opened[number + 1 :]))
+        assert await service.ask(data=b"good") == (200, "4")
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_one_that_has_sent_nothing_takes_no_place(tmp_path, tls):
-    async def run():
-        async with Service(tmp_path, tls=tls, clients=1, peer=1) as service:
-            silent = [await service.connect() for _ in range(5)]
-            half = await service.connect(HEAD % 4)
-            assert all(map(is_open, [*silent, half]))
+async def test_one_that_has_sent_nothing_takes_no_place(tmp_path, tls):
+    async with Service(tmp_path, tls=tls, clients=1, peer=1) as service:
+        silent = [await service.connect() for _ in range(5)]
+        half = await service.connect(HEAD % 4)
+        assert all(map(is_open, [*silent, half]))
+        assert await service.ask(data=b"good") == (200, "4")
+        await dropped(half)
+        assert all(map(is_open, silent))
+
+
+async def test_one_whose_request_is_whole_never_gives_way(tmp_path):
+    async with Service(tmp_path, clients=3, peer=3) as service:
+        held = await service.hold(2)
+        for _ in range(10):
             assert await service.ask(data=b"good") == (200, "4")
-            await dropped(half)
-            assert all(map(is_open, silent))
-
-    asyncio.run(run())
-
-
-def test_one_whose_request_is_whole_never_gives_way(tmp_path):
-    async def run():
-        async with Service(tmp_path, clients=3, peer=3) as service:
-            held = [await service.connect(b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n") for _ in range(2)]
-            await until(lambda: service.begun == 2)
-            for _ in range(10):
-                assert await service.ask(data=b"good") == (200, "4")
-            half = await service.connect(HEAD % 4)
-            assert await service.ask(data=b"good") == (200, "4")
-            await dropped(half)
-            service.go.set()
-            for one in held:
-                assert b"held" in await asyncio.wait_for(one.readuntil(b"held"), PATIENCE_S)
-
-    asyncio.run(run())
+        half = await service.connect(HEAD % 4)
+        assert await service.ask(data=b"good") == (200, "4")
+        await dropped(half)
+        service.go.set()
+        for one in held:
+            assert b"held" in await asyncio.wait_for(one.readuntil(b"held"), PATIENCE_S)
 
 
-def test_an_address_takes_only_its_own_places(tmp_path):
-    async def run():
-        async with Service(tmp_path, clients=6, peer=2) as service:
-            other = await service.connect(HEAD % 4, "127.0.0.1")
-            first, second = [await service.connect(HEAD % 4, "127.0.0.2") for _ in range(2)]
-            third = await service.connect(HEAD % 4, "127.0.0.2")
-            await dropped(first)
-            assert is_open(other)
-            assert is_open(second)
-            assert is_open(third)
-            held = [
-                await service.connect(b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n", "127.0.0.3") for _ in range(2)
-            ]
-            await until(lambda: service.begun == 2)
-            waiting = await service.connect(HEAD % 4 + b"good", "127.0.0.3")  # all it has are whole
-            assert await service.ask(data=b"good") == (200, "4")
-            assert all(map(is_open, [*held, waiting]))
-            service.go.set()
-            assert b"200 OK" in await asyncio.wait_for(waiting.readline(), PATIENCE_S)
-
-    asyncio.run(run())
+async def test_an_address_takes_only_its_own_places(tmp_path):
+    async with Service(tmp_path, clients=6, peer=2) as service:
+        other = await service.connect(HEAD % 4, "127.0.0.1")
+        first, second = [await service.connect(HEAD % 4, "127.0.0.2") for _ in range(2)]
+        third = await service.connect(HEAD % 4, "127.0.0.2")
+        await dropped(first)
+        assert is_open(other)
+        assert is_open(second)
+        assert is_open(third)
+        held = await service.hold(2, "127.0.0.3")
+        waiting = await service.connect(HEAD % 4 + b"good", "127.0.0.3")  # all it has are whole
+        assert await service.ask(data=b"good") == (200, "4")
+        assert all(map(is_open, [*held, waiting]))
+        service.go.set()
+        assert b"200 OK" in await asyncio.wait_for(waiting.readline(), PATIENCE_S)
 
 
-def test_none_gives_way_that_is_young(tmp_path, monkeypatch):
+async def test_none_gives_way_that_is_young(tmp_path, monkeypatch):
     monkeypatch.setattr(connections, "YOUNG_S", 600.0)
-
-    async def run():
-        async with Service(tmp_path, clients=2, peer=2) as service:
-            half = [await service.connect(HEAD % 4) for _ in range(2)]
-            outside = [await service.connect(HEAD % 4 + b"good") for _ in range(3)]
-            await asyncio.sleep(0.2)
-            assert all(map(is_open, half + outside))
-            monkeypatch.setattr(connections, "YOUNG_S", 0.1)
-            for reader in outside:
-                assert b"200 OK" in await asyncio.wait_for(reader.readline(), PATIENCE_S)
-
-    asyncio.run(run())
+    async with Service(tmp_path, clients=2, peer=2) as service:
+        half = [await service.connect(HEAD % 4) for _ in range(2)]
+        outside = [await service.connect(HEAD % 4 + b"good") for _ in range(3)]
+        await asyncio.sleep(0.2)
+        assert all(map(is_open, half + outside))
+        monkeypatch.setattr(connections, "YOUNG_S", 0.1)
+        for reader in outside:
+            assert b"200 OK" in await asyncio.wait_for(reader.readline(), PATIENCE_S)
 
 
-def test_the_oldest_outside_are_refused_when_too_many_wait(tmp_path, monkeypatch):
+async def test_the_oldest_outside_are_refused_when_too_many_wait(tmp_path, monkeypatch):
     monkeypatch.setattr(connections, "YOUNG_S", 600.0)
     monkeypatch.setattr(connections, "OUTSIDE", 2)
-
-    async def run():
-        async with Service(tmp_path, clients=1, peer=1) as service:
-            half = await service.connect(HEAD % 4)
-            outside = [await service.connect(HEAD % 4 + b"good") for _ in range(3)]
-            await dropped(outside.pop(0))
-            assert all(map(is_open, [half, *outside]))
-
-    asyncio.run(run())
+    async with Service(tmp_path, clients=1, peer=1) as service:
+        half = await service.connect(HEAD % 4)
+        outside = [await service.connect(HEAD % 4 + b"good") for _ in range(3)]
+        await dropped(outside.pop(0))
+        assert all(map(is_open, [half, *outside]))
 
 
-def test_the_oldest_that_asks_nothing_is_refused_before_one_that_asks(tmp_path, monkeypatch):
+async def test_the_oldest_that_asks_nothing_is_refused_before_one_that_asks(tmp_path, monkeypatch):
     monkeypatch.setattr(connections, "YOUNG_S", 600.0)
     monkeypatch.setattr(connections, "OUTSIDE", 2)
-
-    async def run():
-        async with Service(tmp_path, clients=1, peer=1) as service:
-            half = await service.connect(HEAD % 4)
-            asks = await service.connect(HEAD % 4 + b"good")
-            silent, newer = await service.connect(), await service.connect()
-            await dropped(silent)
-            assert all(map(is_open, [half, asks, newer]))
-
-    asyncio.run(run())
+    async with Service(tmp_path, clients=1, peer=1) as service:
+        half = await service.connect(HEAD % 4)
+        asks = await service.connect(HEAD % 4 + b"good")
+        silent, newer = await service.connect(), await service.connect()
+        await dropped(silent)
+        assert all(map(is_open, [half, asks, newer]))
 
 
-def test_half_of_the_files_that_may_be_open_are_for_others_than_those_outside(tmp_path, monkeypatch):
+async def test_half_of_the_files_that_may_be_open_are_for_others_than_those_outside(tmp_path, monkeypatch):
     few = SimpleNamespace(RLIMIT_NOFILE=0, getrlimit=lambda _: (4, 4))
     monkeypatch.setattr(connections, "resource", few)
-
-    async def run():
-        async with Service(tmp_path) as service:
-            silent = [await service.connect() for _ in range(3)]
-            await dropped(silent.pop(0))
-            assert all(map(is_open, silent))
-
-    asyncio.run(run())
+    async with Service(tmp_path) as service:
+        silent = [await service.connect() for _ in range(3)]
+        await dropped(silent.pop(0))
+        assert all(map(is_open, silent))
 
 
-def test_addresses_that_got_answers_come_before_strangers(tmp_path):
+async def test_addresses_that_got_answers_come_before_strangers(tmp_path):
     """Of them the oldest, but for each eighth."""
     good = HEAD % 4 + b"good"
+    async with Service(tmp_path, clients=1, peer=1) as service:
+        assert await service.ask(data=b"good") == (200, "4")
+        await service.hold(1)
+        ended = []
 
-    async def run():
-        async with Service(tmp_path, clients=1, peer=1) as service:
-            assert await service.ask(data=b"good") == (200, "4")
-            await service.connect(b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n")
-            await until(lambda: service.begun == 1)
-            ended = []
+        async def end(name, reader):
+            await dropped(reader)  # with its answer, as others wait
+            ended.append(name)
 
-            async def end(name, reader):
-                await dropped(reader)  # with its answer, as others wait
-                ended.append(name)
-
-            ends = []
-            for number in range(8):
-                for name, source in (("stranger", "127.0.0.2"), (number, "127.0.0.1")):
-                    ends.append(asyncio.create_task(end(name, await service.connect(good, source))))
-            service.go.set()
-            await until(lambda: len(ended) == 9)
-            assert ended[:6] == [0, 1, 2, 3, 4, 5]
-            assert ended.count("stranger") == 1
-            for task in ends:
-                task.cancel()
-
-    asyncio.run(run())
+        ends = []
+        for number in range(8):
+            for name, source in (("stranger", "127.0.0.2"), (number, "127.0.0.1")):
+                ends.append(asyncio.create_task(end(name, await service.connect(good, source))))
+        service.go.set()
+        await until(lambda: len(ended) == 9)
+        assert ended[:6] == [0, 1, 2, 3, 4, 5]
+        assert ended.count("stranger") == 1
+        for task in ends:
+            task.cancel()
 
 
-def test_the_newest_stranger_comes_first(tmp_path):
-    async def run():
-        async with Service(tmp_path, clients=1, peer=1) as service:
-            await service.connect(b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n")
-            await until(lambda: service.begun == 1)
-            ended = []
+async def test_the_newest_stranger_comes_first(tmp_path):
+    async with Service(tmp_path, clients=1, peer=1) as service:
+        await service.hold(1)
+        ended = []
 
-            async def end(number, reader):
-                await dropped(reader)  # with its answer, as others wait
-                ended.append(number)
+        async def end(number, reader):
+            await dropped(reader)  # with its answer, as others wait
+            ended.append(number)
 
-            outside = [await service.connect(HEAD % 4 + b"good") for _ in range(3)]
-            ends = [asyncio.create_task(end(*each)) for each in enumerate(outside[1:], 1)]
-            service.go.set()
-            await asyncio.wait_for(asyncio.gather(*ends), PATIENCE_S)
-            assert b"200 OK" in await asyncio.wait_for(outside[0].readline(), PATIENCE_S)
-            assert ended == [2, 1]
-
-    asyncio.run(run())
+        outside = [await service.connect(HEAD % 4 + b"good") for _ in range(3)]
+        ends = [asyncio.create_task(end(*each)) for each in enumerate(outside[1:], 1)]
+        service.go.set()
+        await asyncio.wait_for(asyncio.gather(*ends), PATIENCE_S)
+        assert b"200 OK" in await asyncio.wait_for(outside[0].readline(), PATIENCE_S)
+        assert ended == [2, 1]
 
 
-def test_one_with_a_part_of_a_handshake_begins_none(tmp_path, monkeypatch):
+async def test_one_with_a_part_of_a_handshake_begins_none(tmp_path, monkeypatch):
     """What is not TLS does not wait for the rest of it: the handshake fails."""
     begun = []
 
@@ -288,171 +254,137 @@ def test_one_with_a_part_of_a_handshake_begins_none(tmp_path, monkeypatch):
         raise ConnectionResetError
 
     monkeypatch.setattr(asyncio.BaseEventLoop, "connect_accepted_socket", shake_hands)
+    async with Service(tmp_path, tls=True) as service:
 
-    async def run():
-        async with Service(tmp_path, tls=True) as service:
+        async def send(raw):
+            _, writer = await asyncio.open_connection(service.address.host, service.address.port)
+            service.stack.callback(writer.close)
+            writer.write(raw)
+            return writer
 
-            async def send(raw):
-                _, writer = await asyncio.open_connection(service.address.host, service.address.port)
-                service.stack.callback(writer.close)
-                writer.write(raw)
-                return writer
-
-            await send(b"\x16")
-            almost = await send(bytes.fromhex("1603010200") + bytes(511))
-            await asyncio.sleep(0.3)
-            assert begun == []
-            almost.write(bytes(1))
-            await until(lambda: begun == [1])
-            await send(b"GET / HTTP/1.1\r\n")
-            await until(lambda: begun == [1, 1])
-
-    asyncio.run(run())
+        await send(b"\x16")
+        almost = await send(bytes.fromhex("1603010200") + bytes(511))
+        await asyncio.sleep(0.3)
+        assert begun == []
+        almost.write(bytes(1))
+        await until(lambda: begun == [1])
+        await send(b"GET / HTTP/1.1\r\n")
+        await until(lambda: begun == [1, 1])
 
 
-def test_large_bodies_have_room_together(tmp_path):
+async def test_large_bodies_have_room_together(tmp_path):
     """The oldest that is not whole gives way; those of small bodies and those that are whole do not."""
-
-    async def run():
-        async with Service(tmp_path, bodies=300_000) as service:
-            small = await service.connect(HEAD % 60_000 + b"x")
-            first, second, third = [await service.connect(HEAD % 100_000 + b"x") for _ in range(3)]
-            assert await service.ask(data=bytes(100_000)) == (200, "100000")
-            await dropped(first)
-            assert await service.ask(data=bytes(250_000)) == (200, "250000")
-            await dropped(second)
-            await dropped(third)
-            assert is_open(small)
-
-    asyncio.run(run())
+    async with Service(tmp_path, bodies=300_000) as service:
+        small = await service.connect(HEAD % 60_000 + b"x")
+        first, second, third = [await service.connect(HEAD % 100_000 + b"x") for _ in range(3)]
+        assert await service.ask(data=bytes(100_000)) == (200, "100000")
+        await dropped(first)
+        assert await service.ask(data=bytes(250_000)) == (200, "250000")
+        await dropped(second)
+        await dropped(third)
+        assert is_open(small)
 
 
-def test_a_large_body_waits_for_those_that_are_whole(tmp_path):
-    async def run():
-        async with Service(tmp_path, bodies=150_000) as service:
-            whole = HEAD.replace(b"POST /", b"GET /held") % 100_000 + bytes(100_000)
-            held = await service.connect(whole)
-            await until(lambda: service.begun == 1)
-            waiting = asyncio.create_task(service.ask(data=bytes(100_000)))
-            assert await service.ask(data=b"small") == (200, "5")
-            assert not waiting.done()
-            service.go.set()
-            assert await waiting == (200, "100000")
-            assert is_open(held)
-
-    asyncio.run(run())
+async def test_a_large_body_waits_for_those_that_are_whole(tmp_path):
+    async with Service(tmp_path, bodies=150_000) as service:
+        whole = HEAD.replace(b"POST /", b"GET /held") % 100_000 + bytes(100_000)
+        held = await service.connect(whole)
+        await until(lambda: service.begun == 1)
+        waiting = asyncio.create_task(service.ask(data=bytes(100_000)))
+        assert await service.ask(data=b"small") == (200, "5")
+        assert not waiting.done()
+        service.go.set()
+        assert await waiting == (200, "100000")
+        assert is_open(held)
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_that_is_too_large_is_refused(tmp_path, chunked):
+async def test_a_body_that_is_too_large_is_refused(tmp_path, chunked):
     async def pieces():
         for _ in range(40):
             yield bytes(1 << 15)
 
-    async def run():
-        async with Service(tmp_path) as service:
-            data = pieces() if chunked else BytesIO(bytes(40 << 15))
-            assert (await service.ask(data=data))[0] == 413
-            assert await service.ask(data=b"good") == (200, "4")
-
-    asyncio.run(run())
+    async with Service(tmp_path) as service:
+        data = pieces() if chunked else BytesIO(bytes(40 << 15))
+        assert (await service.ask(data=data))[0] == 413
+        assert await service.ask(data=b"good") == (200, "4")
 
 
 @pytest.mark.parametrize("tls", [False, True])
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost:", HEAD % 1_000_000 + b"x"])
-def test_a_client_that_does_not_end_its_request_is_dropped(tmp_path, monkeypatch, sent, tls):
+async def test_a_client_that_does_not_end_its_request_is_dropped(tmp_path, monkeypatch, sent, tls):
     monkeypatch.setattr(connections, "LOOK_S", 0.02)
-
-    async def run():
-        async with Service(tmp_path, tls=tls, slow_s=0.3) as service:
-            await dropped(await service.connect(sent))
-
-    asyncio.run(run())
+    async with Service(tmp_path, tls=tls, slow_s=0.3) as service:
+        await dropped(await service.connect(sent))
 
 
-def test_a_client_that_reads_nothing_is_dropped(tmp_path, monkeypatch):
+async def test_a_client_that_reads_nothing_is_dropped(tmp_path, monkeypatch):
     monkeypatch.setattr(connections, "LOOK_S", 0.02)
-
-    async def run():
-        async with Service(tmp_path, slow_s=0.3) as service:
-            loop = asyncio.get_running_loop()
-            with socket.create_connection((service.address.host, service.address.port)) as client:
-                client.setblocking(False)
-                await loop.sock_sendall(client, b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
-                await asyncio.sleep(1)
-                with contextlib.suppress(ConnectionError):
-                    async with asyncio.timeout(PATIENCE_S):
-                        while await loop.sock_recv(client, 1 << 20):
-                            pass
-
-    asyncio.run(run())
+    async with Service(tmp_path, slow_s=0.3) as service:
+        loop = asyncio.get_running_loop()
+        with socket.create_connection((service.address.host, service.address.port)) as client:
+            client.setblocking(False)
+            await loop.sock_sendall(client, b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.sleep(1)
+            with contextlib.suppress(ConnectionError):
+                async with asyncio.timeout(PATIENCE_S):
+                    while await loop.sock_recv(client, 1 << 20):
+                        pass
 
 
-def test_a_connection_between_requests_is_not_slow(tmp_path, monkeypatch):
+async def test_a_connection_between_requests_is_not_slow(tmp_path, monkeypatch):
     monkeypatch.setattr(connections, "LOOK_S", 0.02)
-
-    async def run():
-        async with Service(tmp_path, slow_s=0.2) as service:
-            whole = HEAD % 4 + b"good"
-            reader, writer = await asyncio.open_connection(service.address.host, service.address.port)
-            service.stack.callback(writer.close)
-            for pause_s in (0.6, 0.0):
-                writer.write(whole)
-                await asyncio.wait_for(reader.readuntil(b"\r\n\r\n4"), PATIENCE_S)
-                await asyncio.sleep(pause_s)
-            writer.write(whole[:10])  # a request that does not end
-            await dropped(reader)
-
-    asyncio.run(run())
+    async with Service(tmp_path, slow_s=0.2) as service:
+        whole = HEAD % 4 + b"good"
+        reader, writer = await asyncio.open_connection(service.address.host, service.address.port)
+        service.stack.callback(writer.close)
+        for pause_s in (0.6, 0.0):
+            writer.write(whole)
+            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n4"), PATIENCE_S)
+            await asyncio.sleep(pause_s)
+        writer.write(whole[:10])  # a request that does not end
+        await dropped(reader)
 
 
-def test_one_that_waits_for_its_answer_is_not_slow_however_slow_its_request_was(tmp_path, monkeypatch):
+async def test_one_that_waits_for_its_answer_is_not_slow_however_slow_its_request_was(tmp_path, monkeypatch):
     monkeypatch.setattr(connections, "LOOK_S", 0.1)
-
-    async def run():
-        async with Service(tmp_path, clients=1, peer=1) as service:
-            host, port = service.address.host, service.address.port
-            reader, writer = await asyncio.open_connection(host, port)
-            service.stack.callback(writer.close)
-            writer.write(b"GET /held HTTP/1.1\r\n")
-            await asyncio.sleep(1.5)
-            monkeypatch.setattr(connections, "LOOK_S", 600)
-            await asyncio.sleep(0.2)
-            writer.write(b"Host: x\r\n\r\n")
-            await until(lambda: service.begun == 1)
-            waiting = await service.connect(HEAD % 4 + b"good")
-            await asyncio.sleep(0.2)
-            assert is_open(reader)
-            service.go.set()
-            assert b"held" in await asyncio.wait_for(reader.readuntil(b"held"), PATIENCE_S)
-            assert b"200 OK" in await asyncio.wait_for(waiting.readline(), PATIENCE_S)
-
-    asyncio.run(run())
+    async with Service(tmp_path, clients=1, peer=1) as service:
+        host, port = service.address.host, service.address.port
+        reader, writer = await asyncio.open_connection(host, port)
+        service.stack.callback(writer.close)
+        writer.write(b"GET /held HTTP/1.1\r\n")
+        await asyncio.sleep(1.5)
+        monkeypatch.setattr(connections, "LOOK_S", 600)
+        await asyncio.sleep(0.2)
+        writer.write(b"Host: x\r\n\r\n")
+        await until(lambda: service.begun == 1)
+        waiting = await service.connect(HEAD % 4 + b"good")
+        await asyncio.sleep(0.2)
+        assert is_open(reader)
+        service.go.set()
+        assert b"held" in await asyncio.wait_for(reader.readuntil(b"held"), PATIENCE_S)
+        assert b"200 OK" in await asyncio.wait_for(waiting.readline(), PATIENCE_S)
 
 
-def test_only_a_slow_reader_gives_the_memory_of_its_answer_to_another(tmp_path, monkeypatch):
+async def test_only_a_slow_reader_gives_the_memory_of_its_answer_to_another(tmp_path, monkeypatch):
     monkeypatch.setattr(connections, "LOOK_S", 0.02)
     monkeypatch.setattr(connections, "SHORT_S", 0.2)
     asked = b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with Service(tmp_path, answers=1_999) as service:
+        reader = await service.connect(asked)
+        fast = True
 
-    async def run():
-        async with Service(tmp_path, answers=1_999) as service:
-            reader = await service.connect(asked)
-            fast = True
+        async def read():
+            while fast:
+                await reader.read(1 << 20)
 
-            async def read():
-                while fast:
-                    await reader.read(1 << 20)
-
-            reading = asyncio.create_task(read())
-            await until(lambda: service.begun == 1)
-            refused = await service.connect(asked)
-            assert b" 429 " in await asyncio.wait_for(refused.readline(), PATIENCE_S)
-            fast = False
-            await reading
-            await asyncio.sleep(0.6)
-            taken = await service.connect(asked)
-            assert b" 200 " in await asyncio.wait_for(taken.readline(), PATIENCE_S)
-            await dropped(reader)
-
-    asyncio.run(run())
+        reading = asyncio.create_task(read())
+        await until(lambda: service.begun == 1)
+        refused = await service.connect(asked)
+        assert b" 429 " in await asyncio.wait_for(refused.readline(), PATIENCE_S)
+        fast = False
+        await reading
+        await asyncio.sleep(0.6)
+        taken = await service.connect(asked)
+        assert b" 200 " in await asyncio.wait_for(taken.readline(), PATIENCE_S)
+        await dropped(reader)

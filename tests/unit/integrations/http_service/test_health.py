@@ -43,27 +43,24 @@ def quick(monkeypatch):
     monkeypatch.setattr(health, "FRESH_S", 0.5)
 
 
-def test_it_is_ready_after_an_answer_of_its_own():
-    async def run():
-        asked = Asked()
-        checked = asked.health()
-        async with checked.serve(LOCAL) as address:
-            assert await told(address, "/readyz") == (503, "no answer was made yet\n")
-            assert await told(address, "/healthz") == (200, "ok\n")
-            async with running(checked.follow()):
-                await asyncio.sleep(0.1)
-                assert await told(address, "/readyz") == (200, "ok\n")
-                asked.problem = "ending"
-                assert await told(address, "/readyz") == (503, "ending\n")
-                asked.problem, asked.failure = None, "the node cannot be read"
-                assert await told(address, "/readyz") == (200, "ok\n")  # a failure may pass
-                await asyncio.sleep(1)
-                assert await told(address, "/readyz") == (503, "the node cannot be read\n")
-                asked.failure = None
-                await asyncio.sleep(0.2)
-                assert await told(address, "/readyz") == (200, "ok\n")
-
-    asyncio.run(run())
+async def test_it_is_ready_after_an_answer_of_its_own():
+    asked = Asked()
+    checked = asked.health()
+    async with checked.serve(LOCAL) as address:
+        assert await told(address, "/readyz") == (503, "no answer was made yet\n")
+        assert await told(address, "/healthz") == (200, "ok\n")
+        async with running(checked.follow()):
+            await asyncio.sleep(0.1)
+            assert await told(address, "/readyz") == (200, "ok\n")
+            asked.problem = "ending"
+            assert await told(address, "/readyz") == (503, "ending\n")
+            asked.problem, asked.failure = None, "the node cannot be read"
+            assert await told(address, "/readyz") == (200, "ok\n")  # a failure may pass
+            await asyncio.sleep(1)
+            assert await told(address, "/readyz") == (503, "the node cannot be read\n")
+            asked.failure = None
+            await asyncio.sleep(0.2)
+            assert await told(address, "/readyz") == (200, "ok\n")
 
 
 def test_it_answers_while_the_service_does_not_and_says_so(monkeypatch):
@@ -87,20 +84,16 @@ def test_it_answers_while_the_service_does_not_and_says_so(monkeypatch):
     assert seen == [(503, "nothing was done for 1 s\n"), (503, "no answer was made for 0.5 s\n")]
 
 
-def test_a_port_in_use_is_an_error():
-    async def run():
-        with socket.create_server(("127.0.0.1", 0)) as other:
-            async with Asked().health().serve(Address("127.0.0.1", other.getsockname()[1])):
-                raise AssertionError
+async def test_a_port_in_use_is_an_error():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        pytest.raises(UsageError, match="cannot listen on"),
+    ):
+        async with Asked().health().serve(Address("127.0.0.1", other.getsockname()[1])):
+            pass
 
-    with pytest.raises(UsageError, match="cannot listen on"):
-        asyncio.run(run())
 
-
-def test_no_thread_is_left():
-    async def run():
-        async with Asked().health().serve(LOCAL):
-            assert "health" in {thread.name for thread in threading.enumerate()}
-
-    asyncio.run(run())
+async def test_no_thread_is_left():
+    async with Asked().health().serve(LOCAL):
+        assert "health" in {thread.name for thread in threading.enumerate()}
     assert "health" not in {thread.name for thread in threading.enumerate()}

@@ -23,83 +23,74 @@ async def hang_up(writer):
         await writer.wait_closed()
 
 
-def test_idle_connections_give_way_to_other_clients():
-    async def scenario():
-        async def answer(_):
-            return web.Response(text="ok")
+async def test_idle_connections_give_way_to_other_clients():
+    async def answer(_):
+        return web.Response(text="ok")
 
-        application = web.Application()
-        application.router.add_get("/", answer)
-        async with (
-            serve_http(application, LOCAL, limits=Limits(clients=2, peer=2)) as bound,
-            ClientSession() as session,
-        ):
-            silent, silent_writer = await asyncio.open_connection(bound.host, bound.port)
-            half, half_writer = await asyncio.open_connection(bound.host, bound.port)
-            half_writer.write(b"GET / HTTP/1.1\r\nHost:")
-            for _ in range(5):
-                async with asyncio.timeout(20), session.get(f"http://{bound}/") as got:
-                    assert await got.text() == "ok"
-            left = [await asyncio.wait_for(one.read(), 20) for one in (silent, half)]
-            for writer in (silent_writer, half_writer):
-                await hang_up(writer)
-            return left
-
-    assert asyncio.run(scenario()) == [b"", b""]
-
-
-def test_further_clients_wait_until_one_has_its_answer():
-    async def scenario():
-        begun, ended = asyncio.Event(), asyncio.Event()
-
-        async def slow(_):
-            begun.set()
-            await ended.wait()
-            return web.Response(text="ok")
-
-        application = web.Application()
-        application.router.add_get("/", slow)
-        async with (
-            serve_http(application, LOCAL, limits=Limits(clients=1, peer=2)) as bound,
-            ClientSession() as session,
-        ):
-
-            async def ask():
-                async with asyncio.timeout(20), session.get(f"http://{bound}/") as answer:
-                    return await answer.text()
-
-            first = asyncio.create_task(ask())
-            await begun.wait()
-            second = asyncio.create_task(ask())
-            done, _ = await asyncio.wait([first, second], timeout=0.3)
-            assert not done
-            ended.set()
-            return await asyncio.gather(first, second)
-
-    assert asyncio.run(scenario()) == ["ok", "ok"]
-
-
-def test_a_client_that_goes_away_ends_its_request():
-    async def scenario():
-        begun, ended = asyncio.Event(), asyncio.Event()
-
-        async def endless(_):
-            begun.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.set()
-
-        application = web.Application()
-        application.router.add_get("/", endless)
-        async with serve_http(application, LOCAL) as bound:
-            _, writer = await asyncio.open_connection(bound.host, bound.port)
-            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-            await asyncio.wait_for(begun.wait(), 20)
+    application = web.Application()
+    application.router.add_get("/", answer)
+    async with (
+        serve_http(application, LOCAL, limits=Limits(clients=2, peer=2)) as bound,
+        ClientSession() as session,
+    ):
+        silent, silent_writer = await asyncio.open_connection(bound.host, bound.port)
+        half, half_writer = await asyncio.open_connection(bound.host, bound.port)
+        half_writer.write(b"GET / HTTP/1.1\r\nHost:")
+        for _ in range(5):
+            async with asyncio.timeout(20), session.get(f"http://{bound}/") as got:
+                assert await got.text() == "ok"
+        left = [await asyncio.wait_for(one.read(), 20) for one in (silent, half)]
+        for writer in (silent_writer, half_writer):
             await hang_up(writer)
-            await asyncio.wait_for(ended.wait(), 20)
+        assert left == [b"", b""]
 
-    asyncio.run(scenario())
+
+async def test_further_clients_wait_until_one_has_its_answer():
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def slow(_):
+        begun.set()
+        await ended.wait()
+        return web.Response(text="ok")
+
+    application = web.Application()
+    application.router.add_get("/", slow)
+    async with (
+        serve_http(application, LOCAL, limits=Limits(clients=1, peer=2)) as bound,
+        ClientSession() as session,
+    ):
+
+        async def ask():
+            async with asyncio.timeout(20), session.get(f"http://{bound}/") as answer:
+                return await answer.text()
+
+        first = asyncio.create_task(ask())
+        await begun.wait()
+        second = asyncio.create_task(ask())
+        done, _ = await asyncio.wait([first, second], timeout=0.3)
+        assert not done
+        ended.set()
+        assert await asyncio.gather(first, second) == ["ok", "ok"]
+
+
+async def test_a_client_that_goes_away_ends_its_request():
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def endless(_):
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    application = web.Application()
+    application.router.add_get("/", endless)
+    async with serve_http(application, LOCAL) as bound:
+        _, writer = await asyncio.open_connection(bound.host, bound.port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.wait_for(begun.wait(), 20)
+        await hang_up(writer)
+        await asyncio.wait_for(ended.wait(), 20)
 
 
 def connected(bound):
@@ -144,24 +135,17 @@ def test_no_connection_outlives_the_service(tmp_path, connect, pause):
                 pass
 
 
-def test_an_error_of_whoever_serves_is_raised_as_it_is():
-    async def run():
+async def test_an_error_of_whoever_serves_is_raised_as_it_is():
+    with pytest.raises(UsageError, match="another port is in use"):
         async with serve_http(web.Application(), Address("127.0.0.1", 0)):
             raise UsageError("another port is in use")
 
-    with pytest.raises(UsageError, match="another port is in use"):
-        asyncio.run(run())
 
-
-def test_a_service_that_lets_nobody_in_any_more_ends(monkeypatch):
+async def test_a_service_that_lets_nobody_in_any_more_ends(monkeypatch):
     async def fail(*_):
         raise RuntimeError("a mistake")
 
     monkeypatch.setattr(Connections, "serve", fail)
-
-    async def run():
+    with pytest.raises(RuntimeError, match="a mistake"):
         async with serve_http(web.Application(), Address("127.0.0.1", 0)):
             await asyncio.sleep(3_600)
-
-    with pytest.raises(RuntimeError, match="a mistake"):
-        asyncio.run(run())

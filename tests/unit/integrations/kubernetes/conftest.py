@@ -89,3 +89,9 @@ def cluster():
 def hosts(profiles):
     """The host profiles by name."""
     return {name: Host.load(path) for name, path in profiles.items()}
+
+
+@pytest.fixture(scope="session")
+def host(hosts):
+    """A node with eight H200."""
+    return hosts["genoa-h200"]

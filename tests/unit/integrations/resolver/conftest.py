@@ -46,6 +46,12 @@ def front(upstream):
 
 
 @pytest.fixture
+def node(front):
+    """A resolver on a node without a GPU."""
+    return front()
+
+
+@pytest.fixture
 def docker_login(tmp_path, monkeypatch):
     """Call it with a registry, a user and a password to log docker in."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))

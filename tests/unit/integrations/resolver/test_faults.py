@@ -45,8 +45,7 @@ def process():
         one.stderr.close()
 
 
-def test_layer_truncated_by_the_upstream_ends_early(front, upstream, published):
-    node = front()
+def test_layer_truncated_by_the_upstream_ends_early(node, upstream, published):
     upstream.fails("GET", "/blobs/", cut=True)
     with pytest.raises(requests.exceptions.ChunkedEncodingError, match="IncompleteRead"):
         node.get(BLOB)

@@ -18,49 +18,14 @@ TOKENS = [
     *("bytes=", "-", ",", "0", "5", "99999999999999999999", "x", " ", "=", "items=", "\x7f", "é", "--", "1-0")
 ]
 SEGMENTS = [
-    *(
-        "v2",
-        "..",
-        ".",
-        "",
-        "%2e%2e",
-        "%00",
-        "%",
-        "%zz",
-        "ml",
-        "training",
-        "manifests",
-        "blobs",
-        "tags",
-        "list",
-    ),
-    *(
-        "sha256:" + "0" * 64,
-        "sha256:x",
-        LAYER,
-        "v1",
-        "V1 ",
-        "\\",
-        "é",
-        "a" * 300,
-        "~",
-        "?ns=x",
-        "#",
-        ";",
-        "@",
-    ),
+    *("v2", "..", ".", "", "%2e%2e", "%00", "%", "%zz", "ml", "training", "manifests", "blobs"),
+    *("tags", "list"),
+    *("sha256:" + "0" * 64, "sha256:x", LAYER, "v1", "V1 ", "\\", "é", "a" * 300, "~", "?ns=x", "#"),
+    *(";", "@"),
 ]
 HEADERS = [
-    *(
-        "Accept",
-        "Range",
-        "If-Range",
-        "Authorization",
-        "Host",
-        "Content-Length",
-        "Transfer-Encoding",
-        "Expect",
-    ),
+    *("Accept", "Range", "If-Range", "Authorization", "Host", "Content-Length", "Transfer-Encoding"),
+    *("Expect",),
     *("Connection", "Upgrade", "", " ", "X\x00", "X" * 300, "Cookie", ":"),
 ]
 METHODS = ["GET", "HEAD", "PUT", "get", "G\x00T", "CONNECT", "PRI", "", "X" * 200, "OPTIONS"]
@@ -123,8 +88,7 @@ def answered(address, raw, *, end):
 
 
 @pytest.mark.parametrize("upstream_is_down", [False, True])
-def test_malformed_requests_are_survived(front, upstream, published, upstream_is_down):
-    node = front()
+def test_malformed_requests_are_survived(node, upstream, published, upstream_is_down):
     assert node.pull("v1") == published.digests["cpu-v3"]
     if upstream_is_down:
         upstream.fails("GET", "/v2/", times=10_000, status=503)

@@ -143,8 +143,7 @@ def test_images_without_variants_pass_through(front, upstream, published):
     assert node.pull(digest(b"nothing"))[0] == 404
 
 
-def test_other_endpoints_of_the_api(front, published):
-    node = front()
+def test_other_endpoints_of_the_api(node, published):
     result = node.get("/v2/ml/training/manifests/v1", method="HEAD")
     assert result.headers["Docker-Content-Digest"] == published.digests["cpu-v3"]
     assert result.headers["Content-Type"] == MANIFEST
@@ -177,8 +176,7 @@ def test_manifest_has_a_media_type_that_the_client_accepts(front, published, acc
     assert published.digests
 
 
-def test_whole_blobs_and_ranges_pass_through(front, published):
-    node = front()
+def test_whole_blobs_and_ranges_pass_through(node, published):
     path = f"/v2/ml/training/blobs/{digest(LAYER)}"
     assert node.get(path).content == LAYER
     assert node.get(path, method="HEAD").headers["Content-Length"] == str(len(LAYER))
@@ -403,9 +401,8 @@ def test_concurrent_requests_query_the_upstream_once(front, upstream, published,
         *("ml/-training", "ml/training-", "ml\\training", "ml/training%5C", "127.0.0.1:1/ml/training"),
     ],
 )
-def test_repository_has_to_be_valid_as_a_whole(front, upstream, published, repository):
+def test_repository_has_to_be_valid_as_a_whole(node, upstream, published, repository):
     """No other name leads to an image, or leaves an entry in the metrics or a request at the upstream."""
-    node = front()
     sent = requests.Request("GET", f"http://{node.address}/").prepare()
     for resource in (
         "manifests/v1",
@@ -470,8 +467,7 @@ def test_tls_handshake_gets_an_http_answer(front):
     assert answer_to(front().address, hello)[:13] in (b"HTTP/1.0 400 ", b"HTTP/1.1 400 ")
 
 
-def test_junk_closes_only_its_own_connection(front, published):
-    node = front()
+def test_junk_closes_only_its_own_connection(node, published):
 
     @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.binary(max_size=300), st.sampled_from([b"", b"GET /v2/ HTTP/1.1\r\n", b"GET /v2/ml/training/"]))

@@ -56,15 +56,8 @@ def test_other_addresses_need_a_token(listen):
         *("", "5050", ":5050", "127.0.0.1", "127.0.0.1:70000", "[::1", "host.example:1", "a:b", "::1:5050"),
         *("user@127.0.0.1:5098", "127.0.0.1:1#x", "127.0.0.1:1?y=1", "127.0.0.1:1/x:v1", "127.0.0.1:1/"),
         *(" 127.0.0.1:1", "127.0.0.1:1\n", "127.0.0.1:\t1", "127.0.0.1:+1", "127.0.0.1:1_0", "127.0.0.1:01"),
-        *(
-            "127.1:1",
-            "2130706433:1",
-            "0x7f.0.0.1:1",
-            "[::1%lo]:1",
-            "[::1%25lo]:1",
-            "[127.0.0.1]:1",
-            "\\127.0.0.1:1",
-        ),
+        *("127.1:1", "2130706433:1", "0x7f.0.0.1:1", "[::1%lo]:1", "[::1%25lo]:1", "[127.0.0.1]:1"),
+        *("\\127.0.0.1:1",),
         *("localhost.:1", "127.0.0.1:\u0661", "http://127.0.0.1:1", "127.0.0.1:1,127.0.0.2:1", "*:1"),
     ],
 )
@@ -145,23 +138,19 @@ def test_invalid_options_are_rejected_before_listening(cli, words, expected):
     assert expected in done.err
 
 
-def test_change_of_the_node_is_noticed_while_the_upstream_hangs(tmp_path):
+async def test_change_of_the_node_is_noticed_while_the_upstream_hangs(tmp_path):
     hanging = threading.Event()
     changed = tmp_path / "changed"
-
-    async def scenario():
-        loop = asyncio.get_running_loop()
-        loop.set_default_executor(ThreadPoolExecutor(1))
-        reading = loop.run_in_executor(None, hanging.wait)
-        watching = asyncio.create_task(server._watch_node(settings("127.0.0.1:0", changed=changed), print))
-        try:
-            async with asyncio.timeout(10):
-                while not changed.exists():  # noqa: ASYNC110 - the watch makes it
-                    await asyncio.sleep(0.01)
-        finally:
-            hanging.set()
-            watching.cancel()
-            await reading
-
-    asyncio.run(scenario())
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    reading = loop.run_in_executor(None, hanging.wait)
+    watching = asyncio.create_task(server._watch_node(settings("127.0.0.1:0", changed=changed), print))
+    try:
+        async with asyncio.timeout(10):
+            while not changed.exists():  # noqa: ASYNC110 - the watch makes it
+                await asyncio.sleep(0.01)
+    finally:
+        hanging.set()
+        watching.cancel()
+        await reading
     assert changed.exists()

@@ -33,6 +33,12 @@ def policy(tmp_path, signer):
     return load
 
 
+@pytest.fixture
+def node(front, policy):
+    """A resolver with the policy."""
+    return front(policies=[policy()])
+
+
 def test_signed_version_is_answered_and_its_key_logged(front, published, signer, policy):
     signer.sign(published.repository, published.repository.tags["v1"], NAME)
     node = front("genoa-h200", policies=[policy()])
@@ -43,8 +49,7 @@ def test_signed_version_is_answered_and_its_key_logged(front, published, signer,
     assert node.pull(published.repository.tags["v1"]) == published.repository.tags["v1"]
 
 
-def test_missing_signature_is_reported_in_answer_log_and_explain(front, published, policy):
-    node = front(policies=[policy()])
+def test_missing_signature_is_reported_in_answer_log_and_explain(node, published):
     status, message = node.pull("v1")
     assert status == 403
     index = published.repository.tags["v1"]
@@ -65,8 +70,7 @@ def test_no_other_name_leads_to_an_image_without_signature(front, published, pol
     assert node.get(f"/explain/{repository}:v1").status_code == 403
 
 
-def test_later_signature_is_accepted(front, published, signer, policy):
-    node = front(policies=[policy()])
+def test_later_signature_is_accepted(node, published, signer):
     assert node.pull("v1")[0] == 403
     signer.sign(published.repository, published.repository.tags["v1"], NAME)
     assert node.pull("v1") == published.digests["cpu-v3"]
@@ -92,11 +96,12 @@ def test_signature_of_another_image_is_rejected(
     assert (status, message) == (403, f"ml/training@{index} has no valid signature: {fault}")
 
 
-def test_unknown_key_is_rejected_and_one_valid_signature_suffices(front, published, signer, policy, tmp_path):
+def test_unknown_key_is_rejected_and_one_valid_signature_suffices(
+    front, node, published, signer, policy, tmp_path
+):
     repository, index = published.repository, published.repository.tags["v1"]
     other = Signer(tmp_path, "other")
     other.sign(repository, index, NAME)
-    node = front(policies=[policy()])
     assert node.pull("v1")[1].endswith("it is not signed with cosign.pub")
     attach(repository, index, [other.layer(repository, index, NAME), signer.layer(repository, index, NAME)])
     assert node.pull("v1") == published.digests["cpu-v3"]
@@ -105,14 +110,13 @@ def test_unknown_key_is_rejected_and_one_valid_signature_suffices(front, publish
     assert front(policies=[policy(rules=[rule])]).pull("v1") == published.digests["cpu-v3"]
 
 
-def test_modified_payload_is_rejected(front, published, signer, policy):
+def test_modified_payload_is_rejected(node, published, signer):
     """The bytes are signed: an attacker can neither edit a payload nor move a signature to another one."""
     repository, index = published.repository, published.repository.tags["v1"]
     good = signer.layer(repository, digest(b"another"), NAME)
     forged = repository.blobs[good["digest"]].replace(digest(b"another").encode(), index.encode())
     repository.blobs[digest(forged)] = forged
     attach(repository, index, [{**good, "digest": digest(forged)}])
-    node = front(policies=[policy()])
     assert node.pull("v1")[1].endswith("it is not signed with cosign.pub")
     repository.blobs[good["digest"]] = (
         forged  # from a registry that answers with other content than requested
@@ -121,12 +125,11 @@ def test_modified_payload_is_rejected(front, published, signer, policy):
     assert node.pull("v1")[0] == 502
 
 
-def test_signed_variant_in_a_forged_index_is_rejected(front, published, signer, policy):
+def test_signed_variant_in_a_forged_index_is_rejected(node, published, signer):
     """The index decides which variant a node gets, so its signature counts, not those of its images."""
     repository = published.repository
     for one in published.digests.values():
         signer.sign(repository, one, NAME)
-    node = front(policies=[policy()])
     assert node.pull("v1")[0] == 403
     assert node.pull(published.digests["cpu-v2"]) == published.digests["cpu-v2"], "it is signed itself"
     (tag,) = (one for one in repository.tags if "cpu-v2" in one)
@@ -134,7 +137,7 @@ def test_signed_variant_in_a_forged_index_is_rejected(front, published, signer, 
 
 
 @pytest.mark.parametrize("annotated", [True, False])
-def test_signed_variant_is_not_a_version(front, published, signer, policy, annotated):
+def test_signed_variant_is_not_a_version(node, published, signer, annotated):
     """Its annotations name its only valid tag; if an engine wrote none, its labels do."""
     repository = published.repository
     (tag,) = (one for one in repository.tags if "cpu-v2" in one)
@@ -144,7 +147,6 @@ def test_signed_variant_is_not_a_version(front, published, signer, policy, annot
         annotations = document.pop("annotations")
         variant = repository.image(tag, annotations, layer=b"cpu-v2" * 1000)
     signer.sign(repository, variant, NAME)
-    node = front(policies=[policy()])
     assert node.pull(tag) == variant
     repository.tags["v1"] = repository.tags["tool"] = variant
     for wrong in ("v1", "tool"):
@@ -163,13 +165,12 @@ def test_media_type_sent_by_the_registry_is_not_trusted(front, published, signer
     assert node.pull("v7")[0] == 502
 
 
-def test_old_version_cannot_replace_a_new_one(front, published, signer, policy):
+def test_old_version_cannot_replace_a_new_one(node, published, signer):
     """Tags are not signed: the registry can point any tag to any signed index."""
     repository = published.repository
     signer.sign(repository, repository.tags["v1"], NAME)
     for tag in ("v2", "stable"):
         repository.tags[tag] = repository.tags["v1"]
-    node = front(policies=[policy()])
     status, message = node.pull("v2")
     assert (status, message) == (
         403,
@@ -178,11 +179,10 @@ def test_old_version_cannot_replace_a_new_one(front, published, signer, policy):
     assert node.pull("stable") == published.digests["cpu-v3"]
 
 
-def test_variant_tag_is_covered_by_the_signed_index(front, published, signer, policy):
+def test_variant_tag_is_covered_by_the_signed_index(node, published, signer):
     repository = published.repository
     signer.sign(repository, repository.tags["v1"], NAME)
     tags = {cell: tag for cell in published.digests for tag in repository.tags if f"-{cell}-" in tag}
-    node = front(policies=[policy()])
     assert node.pull(tags["cpu-v2"]) == published.digests["cpu-v2"]
     repository.tags[tags["cpu-v3"]] = published.digests["cpu-v2"]
     assert node.pull(tags["cpu-v3"])[0] == 403, "it is signed, but as another variant"
@@ -193,13 +193,12 @@ def test_variant_tag_is_covered_by_the_signed_index(front, published, signer, po
     assert node.pull("v7-other")[0] == 403, "there is no index v7"
 
 
-def test_images_without_variants_need_their_own_signature(front, upstream, signer, policy):
+def test_images_without_variants_need_their_own_signature(node, upstream, signer):
     repository = upstream.repository("ml/tools")
     image = repository.image("trixie", {"a": "label"})
     entry = {"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": image, "size": 3}
     raw = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": [entry]}).encode()
     index = repository.put("all", raw, INDEX)
-    node = front(policies=[policy()])
     assert node.pull("trixie", "ml/tools")[0] == node.pull("all", "ml/tools")[0] == 403
     signer.sign(repository, index, "registry.example:5000/ml/tools")
     assert node.pull("all", "ml/tools") == index

@@ -41,18 +41,9 @@ def test_tag_words_are_accepted_in_any_order(tag, requested):
 @pytest.mark.parametrize(
     "tag",
     [
-        "v1-",
-        "v1-python3.14",
-        "v1-python",
-        "v1-python3.12-python3.12",
-        "v1-python3.12-python3.13",
-        "v1-cpu-cpu",
-        "v1-class.",
-        "v1-class.a-class.b",
-        "v1-cpu-",
-        "v1--cpu",
-        "v1-cpux",
-        "v1-latest",
+        *("v1-", "v1-python3.14", "v1-python", "v1-python3.12-python3.12"),
+        *("v1-python3.12-python3.13", "v1-cpu-cpu", "v1-class.", "v1-class.a-class.b", "v1-cpu-"),
+        *("v1--cpu", "v1-cpux", "v1-latest"),
     ],
 )
 def test_unknown_words_list_the_valid_ones(tag):

@@ -7,7 +7,7 @@ from imagematrix.integrations.resolver.timed_semaphore import TimedSemaphore
 LONG_S = 600
 
 
-def test_each_key_has_its_turn_and_the_newest_of_a_key_goes_first():
+async def test_each_key_has_its_turn_and_the_newest_of_a_key_goes_first():
     order = []
 
     async def take(turns, key, number):
@@ -15,19 +15,16 @@ def test_each_key_has_its_turn_and_the_newest_of_a_key_goes_first():
             order.append((key, number))
             await asyncio.sleep(0)
 
-    async def run():
-        turns = TimedSemaphore(1, LONG_S)
-        async with turns.take_turn("first"):
-            waiting = [asyncio.create_task(take(turns, "flood", number)) for number in range(4)]
-            waiting.append(asyncio.create_task(take(turns, "other", 0)))
-            await asyncio.sleep(0)
-        await asyncio.gather(*waiting)
-
-    asyncio.run(run())
+    turns = TimedSemaphore(1, LONG_S)
+    async with turns.take_turn("first"):
+        waiting = [asyncio.create_task(take(turns, "flood", number)) for number in range(4)]
+        waiting.append(asyncio.create_task(take(turns, "other", 0)))
+        await asyncio.sleep(0)
+    await asyncio.gather(*waiting)
     assert order == [("flood", 3), ("other", 0), ("flood", 2), ("flood", 1), ("flood", 0)]
 
 
-def test_no_more_than_so_many_have_a_turn_and_all_get_one():
+async def test_no_more_than_so_many_have_a_turn_and_all_get_one():
     now, most, done = 0, 0, 0
 
     async def take(turns, key):
@@ -39,49 +36,41 @@ def test_no_more_than_so_many_have_a_turn_and_all_get_one():
             now -= 1
             done += 1
 
-    async def run():
-        turns = TimedSemaphore(3, LONG_S)
-        for _ in range(2):
-            await asyncio.gather(*(take(turns, number % 7) for number in range(50)))
-
-    asyncio.run(run())
+    turns = TimedSemaphore(3, LONG_S)
+    for _ in range(2):
+        await asyncio.gather(*(take(turns, number % 7) for number in range(50)))
     assert (most, done) == (3, 100)
 
 
-def test_who_leaves_takes_no_turn_from_others():
-    async def run():
-        turns = TimedSemaphore(1, LONG_S)
+async def test_who_leaves_takes_no_turn_from_others():
+    turns = TimedSemaphore(1, LONG_S)
 
-        async def take():
-            async with turns.take_turn("key"):
-                return True
-
+    async def take():
         async with turns.take_turn("key"):
-            staying, leaving = asyncio.create_task(take()), asyncio.create_task(take())
-            await asyncio.sleep(0)
-            leaving.cancel()
-        # The next one's turn has begun, but it leaves before it knows.
-        later = asyncio.create_task(take())
-        assert await staying
-        assert await later
-        async with turns.take_turn("key"):
-            begun, last = asyncio.create_task(take()), asyncio.create_task(take())
-            await asyncio.sleep(0)
-        last.cancel()
-        assert await begun
-        return await asyncio.gather(leaving, last, return_exceptions=True)
+            return True
 
-    left = asyncio.run(run())
+    async with turns.take_turn("key"):
+        staying, leaving = asyncio.create_task(take()), asyncio.create_task(take())
+        await asyncio.sleep(0)
+        leaving.cancel()
+    # The next one's turn has begun, but it leaves before it knows.
+    later = asyncio.create_task(take())
+    assert await staying
+    assert await later
+    async with turns.take_turn("key"):
+        begun, last = asyncio.create_task(take()), asyncio.create_task(take())
+        await asyncio.sleep(0)
+    last.cancel()
+    assert await begun
+    left = await asyncio.gather(leaving, last, return_exceptions=True)
     assert all(isinstance(each, asyncio.CancelledError) for each in left)
 
 
-def test_a_long_turn_lets_another_begin():
-    async def run():
-        turns = TimedSemaphore(1, 0.05)
-        async with turns.take_turn("hangs"), asyncio.timeout(20), turns.take_turn("next"):
-            pass
-        async with turns.take_turn("last"):  # the turn that took too long is not given back twice
-            late = asyncio.create_task(asyncio.wait_for(turns.take_turn("later").__aenter__(), 0.01))
-            return await asyncio.gather(late, return_exceptions=True)
-
-    assert isinstance(asyncio.run(run())[0], TimeoutError)
+async def test_a_long_turn_lets_another_begin():
+    turns = TimedSemaphore(1, 0.05)
+    async with turns.take_turn("hangs"), asyncio.timeout(20), turns.take_turn("next"):
+        pass
+    async with turns.take_turn("last"):  # the turn that took too long is not given back twice
+        late = asyncio.create_task(asyncio.wait_for(turns.take_turn("later").__aenter__(), 0.01))
+        (error,) = await asyncio.gather(late, return_exceptions=True)
+        assert isinstance(error, TimeoutError)

@@ -88,8 +88,7 @@ def test_nothing_is_removed_while_the_node_cannot_be_read(front, published, held
     assert engine.names
 
 
-def test_names_that_cannot_be_removed_are_reported(front, published, held):
-    node = front()
+def test_names_that_cannot_be_removed_are_reported(node, published, held):
     name = f"{node.address}/ml/training:v1"
     held({name: digest(b"old")}).stuck.add(name)
     notes: list[str] = []
@@ -98,8 +97,7 @@ def test_names_that_cannot_be_removed_are_reported(front, published, held):
     assert published.digests
 
 
-def test_engine_that_stops_is_an_error(front, published, held):
-    node = front()
+def test_engine_that_stops_is_an_error(node, published, held):
     images = held({f"{node.address}/ml/training:v1": digest(b"old")})
 
     def gone(*_, **__):
@@ -137,8 +135,7 @@ def test_nothing_is_removed_without_a_resolver(held):
     assert len(images.names) == 1
 
 
-def test_invalid_name_is_rejected(front, held):
-    node = front()
+def test_invalid_name_is_rejected(node, held):
     held({f"{node.address}/ml/training:v 1": digest(b"old")})
     with pytest.raises(UsageError, match="invalid name"):
         untag(DockerNames(node.address), node.address, print)

@@ -193,37 +193,23 @@ def test_a_missing_image(start):
         start(f"{GPU}GPU-a", Image="sha256:gone")
 
 
+CREATED = {"command": "create", "container": "c1", "bundle": "/b", "log": "/l"}
+
+
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("line", "expected"),
     [
-        ((), RuntimeCall()),
-        (("--version",), RuntimeCall()),
-        (("state", "c1"), RuntimeCall(command="state", container="c1")),
-        (
-            (
-                "--root",
-                "/r",
-                "--log=/l",
-                "--systemd-cgroup",
-                "create",
-                "--bundle",
-                "/b",
-                "--pid-file",
-                "/p",
-                "c1",
-            ),
-            RuntimeCall(command="create", container="c1", bundle="/b", log="/l"),
-        ),
-        (
-            ("-log", "/l", "create", "-b", "/b", "c1"),
-            RuntimeCall(command="create", container="c1", bundle="/b", log="/l"),
-        ),
-        (("kill", "c1", "9"), RuntimeCall(command="kill", container="c1")),
-        (("--log", "create", "state", "c1"), RuntimeCall(command="state", container="c1", log="create")),
+        ("", {}),
+        ("--version", {}),
+        ("state c1", {"command": "state", "container": "c1"}),
+        ("--root /r --log=/l --systemd-cgroup create --bundle /b --pid-file /p c1", CREATED),
+        ("-log /l create -b /b c1", CREATED),
+        ("kill c1 9", {"command": "kill", "container": "c1"}),
+        ("--log create state c1", {"command": "state", "container": "c1", "log": "create"}),
     ],
 )
-def test_command_lines_of_runc(words, expected):
-    assert RuntimeCall.parse(words) == expected
+def test_command_lines_of_runc(line, expected):
+    assert RuntimeCall.parse(tuple(line.split())) == RuntimeCall(**expected)
 
 
 def test_settings_survive_a_round_trip(settings):

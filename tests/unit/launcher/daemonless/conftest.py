@@ -1,5 +1,6 @@
 """Containers, images and a kernel for tests of the start of containers."""
 
+import contextlib
 import ctypes
 import json
 import os
@@ -101,6 +102,25 @@ def programs(monkeypatch, tmp_path):
         return folder
 
     return write
+
+
+@pytest.fixture
+def closing():
+    """Call it with a gate, which is closed with its descriptors in the end."""
+    with contextlib.ExitStack() as stack:
+
+        def keep(gate):
+            for descriptor in gate.descriptors:
+                stack.callback(unless_closed, os.close, descriptor)
+            stack.callback(unless_closed, gate.close)
+            return gate
+
+        yield keep
+
+
+def unless_closed(close, *descriptor):
+    with contextlib.suppress(OSError):
+        close(*descriptor)
 
 
 class Started:

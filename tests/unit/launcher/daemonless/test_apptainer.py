@@ -36,7 +36,7 @@ def mounts(words):
 
 
 @pytest.fixture
-def prepare(kernel, tmp_path):
+def prepare(kernel, tmp_path, closing):
     """Call it with a container to get the runtime that is prepared, the image's files at /at/root."""
     kernel()
 
@@ -44,10 +44,7 @@ def prepare(kernel, tmp_path):
         at = tmp_path / f"at{len(list(tmp_path.iterdir()))}"
         at.mkdir()
         runtime = Apptainer("/opt/bin/apptainer")
-        gate = runtime.make_gate()
-        gate.close()
-        for descriptor in gate.descriptors:
-            os.close(descriptor)
+        closing(runtime.make_gate())
         runtime.require_possible(container)
         place = Place(
             folder=str(tmp_path),

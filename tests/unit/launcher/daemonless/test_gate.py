@@ -13,14 +13,9 @@ from imagematrix.launcher.daemonless.gate import ALLOW, FREE, BubblewrapGate, Ho
 
 
 @pytest.fixture(params=[OwnGate, BubblewrapGate, HookGate])
-def any_gate(request):
+def any_gate(request, closing):
     """Each of the gates, whose descriptors are closed in the end."""
-    made = request.param()
-    yield made
-    made.close()
-    for descriptor in made.descriptors:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
+    return closing(request.param())
 
 
 def test_descriptors_are_out_of_the_way_and_nobody_inherits_them(any_gate):
@@ -78,60 +73,49 @@ def test_a_process_at_its_own_gate_goes_on_only_when_that_is_opened(waiting, tmp
 
 
 @pytest.mark.parametrize("opened", [True, False])
-def test_waiting_is_one_byte_in_each_direction(monkeypatch, opened):
+def test_waiting_is_one_byte_in_each_direction(closing, monkeypatch, opened):
     def leave(code):
         raise SystemExit(code)
 
     monkeypatch.setattr(os, "_exit", leave)
-    made = OwnGate()
+    made = closing(OwnGate())
     if opened:
         made.open()
         made.wait()
         assert made.find_first_process(7) == 7
-        made.close()
     else:
         os.close(made._go)
         with pytest.raises(SystemExit):
             made.wait()
-        os.close(made.ready_pipe)
-    for descriptor in made.descriptors:
-        os.close(descriptor)
 
 
-def test_bubblewrap_reads_a_filter_that_allows_everything():
-    made = BubblewrapGate()
+def test_bubblewrap_reads_a_filter_that_allows_everything(closing):
+    made = closing(BubblewrapGate())
     os.write(made.info, b'{\n    "child-pid": 12,\n')
     os.write(made.info, b'    "mnt-namespace": 3\n}\n')
     assert made.find_first_process(7) == 12
     made.open()
     assert os.read(made.filter, 100) == ALLOW
     assert os.read(made.filter, 100) == b""  # the end, up to which bwrap reads
-    made.close()
-    for descriptor in made.descriptors:
-        os.close(descriptor)
 
 
-def test_bubblewrap_reads_no_filter_when_the_keeper_is_gone():
-    made = BubblewrapGate()
+def test_bubblewrap_reads_no_filter_when_the_keeper_is_gone(closing):
+    made = closing(BubblewrapGate())
     made.close()
     assert os.read(made.filter, 100) == b""
-    for descriptor in made.descriptors:
-        os.close(descriptor)
 
 
 @pytest.fixture
-def told():
+def told(closing):
     """Call it with what a runtime tells at its hook before it ends, to get the process that is read of it."""
-    made = HookGate()
+    made = closing(HookGate())
 
     def tell(text):
         os.write(made.descriptors[0], text)
         os.close(made.descriptors[0])
         return made.find_first_process(7)
 
-    yield tell
-    made.close()
-    os.close(made.descriptors[1])
+    return tell
 
 
 @pytest.mark.parametrize("text", [b"nothing", b'{"pid": 1', b"\xff"])

@@ -62,22 +62,17 @@ def place(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def prepare(place, kernel, monkeypatch):
+def prepare(place, kernel, monkeypatch, closing):
     """Call it with a runtime and a container to get what is prepared."""
     kernel()
     monkeypatch.setattr(charliecloud, "mount_devices", lambda *_, **__: None)
-    gates = []
 
     def call(runtime, container):
         runtime.require_possible(container)
-        gates.append(runtime.make_gate())
+        closing(runtime.make_gate())
         return runtime.prepare(container, place)
 
-    yield call
-    for gate in gates:
-        gate.close()
-        for descriptor in gate.descriptors:
-            os.close(descriptor)
+    return call
 
 
 @pytest.mark.parametrize("runtime", [*OCI, *OTHERS], ids=lambda runtime: runtime.name)

@@ -8,6 +8,7 @@ import pytest
 
 from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host, MigDevice
 from imagematrix.images.catalog.catalog import Catalog, UserModeDriver, Variant
+from imagematrix.launcher.docker.request import Engine
 from imagematrix.selection.selector import explain
 
 PRESENT = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
@@ -46,6 +47,11 @@ class Make:
             gpus=gpus,
             devices=devices,
         )
+
+    @staticmethod
+    def engine(used=None):
+        """Return a maker of an engine without images, on which GPUs are in use."""
+        return lambda: Engine(get_info=dict, inspect_image=lambda _: None, survey=lambda *_: used or {})
 
     @classmethod
     def selection(

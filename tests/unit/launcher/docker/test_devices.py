@@ -157,12 +157,9 @@ def test_a_node_without_permission(node, tmp_path, monkeypatch):
     ("number", "words"),
     [
         (errno.EACCES, "permission denied"),
-        (errno.EPERM, "permission denied"),
         (errno.ENXIO, "no driver attached"),
-        (errno.ENODEV, "no driver attached"),
         (errno.ENOENT, "not found"),
         (errno.EIO, "cannot open: Input/output error"),
-        (errno.EBUSY, "cannot open: Device or resource busy"),
     ],
 )
 def test_errors_of_the_kernel(monkeypatch, number, words):

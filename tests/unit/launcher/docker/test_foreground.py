@@ -35,9 +35,11 @@ def _interrupts():
 
 
 def started(script):
-    """Start an interpreter without a terminal that runs a shell script in the foreground."""
+    """Start an interpreter without a terminal that runs a script in the foreground, and wait for `ready`."""
     command = [sys.executable, "-c", RUN, "sh", "-c", script]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout.readline() == "ready\n"
+    return process
 
 
 @pytest.mark.parametrize("code", [0, 1, 42, 255])
@@ -86,7 +88,6 @@ def test_on_start_is_called():
 def test_signals_are_forwarded_and_do_not_end_this_process(name):
     script = f"trap 'echo got {name}; exit 7' {name}; echo ready; while :; do sleep 0.05; done"
     process = started(script)
-    assert process.stdout.readline() == "ready\n"
     process.send_signal(getattr(signal, f"SIG{name}"))
     assert process.communicate(timeout=120)[0] == f"got {name}\n"
     assert process.returncode == 7
@@ -100,7 +101,6 @@ COUNTING = (
 def test_a_signal_to_the_group_arrives_once():
     """Without a terminal, as timeout(1) and batch systems send it."""
     process = started(COUNTING)
-    assert process.stdout.readline() == "ready\n"
     signal_group(process)
     process.send_signal(signal.SIGUSR1)
     assert process.communicate(timeout=120)[0] == "got it\nended\n"
@@ -110,7 +110,6 @@ def test_a_signal_to_the_group_arrives_once():
 def test_signals_to_the_group_and_to_this_process_are_counted_as_without_it(times):
     """timeout(1) signals its child and then its own group."""
     process = started(COUNTING)
-    assert process.stdout.readline() == "ready\n"
     for _ in range(times):
         signal_group(process)
         assert process.stdout.readline() == "got it\n"
@@ -136,7 +135,6 @@ def _is_witness(process, group):
 
 def test_stopping_and_continuing_the_command_and_this_process():
     process = started("echo ready; kill -STOP $$; echo on; exit 5")
-    assert process.stdout.readline() == "ready\n"
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
     process.send_signal(signal.SIGCONT)
     assert process.communicate(timeout=120)[0] == "on\n"
@@ -145,7 +143,6 @@ def test_stopping_and_continuing_the_command_and_this_process():
 
 def test_no_process_is_left():
     process = started("echo ready; exec sleep 60")  # one process, which the signal ends
-    assert process.stdout.readline() == "ready\n"
     group = [int(path.name) for path in Path("/proc").iterdir() if _is_in_group(path, process.pid)]
     assert len(group) >= 3
     process.kill()
@@ -166,7 +163,6 @@ def _is_in_group(process, number):
 def test_killing_this_process_ends_the_command():
     script = "trap 'echo asked to end; exit' TERM; echo ready; while :; do sleep 0.05; done"
     process = started(script)
-    assert process.stdout.readline() == "ready\n"
     process.kill()
     assert process.communicate(timeout=120)[0] == "asked to end\n"
 

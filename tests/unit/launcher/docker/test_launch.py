@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -19,21 +18,16 @@ from imagematrix.images.catalog import labels
 from imagematrix.launcher.docker.devices import DevicesError
 from imagematrix.launcher.docker.plan import plan_launch
 from imagematrix.launcher.docker.share import Mps, Share
-from imagematrix.launcher.gpu_claims import pods
 from imagematrix.launcher.gpu_claims.locks import Locks, release_locks
-from imagematrix.launcher.gpu_claims.usage import Consumer
 from imagematrix.launcher.launch import launch, make_create_arguments
 
 
 class Engine(Double):
-    """An engine's client and its one container; `running` are others that it runs, `starting` another.
+    """An engine's client and its one container; `running` are others, and it has the `image`, or none."""
 
-    It has the `image`, or none.
-    """
-
-    def __init__(self, create=None, start=None, running=(), starting=None, image=None):
+    def __init__(self, create=None, start=None, running=(), image=None):
         self.images = SimpleNamespace()
-        self.api = Listing(running, starting, image)
+        self.api = Listing(running, image)
         self.containers = self
         self.failures = {"create": create, "start": start}
         self.requests = []
@@ -60,25 +54,24 @@ class Engine(Double):
 class Listing:
     """The low-level API: the running containers, of which the last ends before it is inspected.
 
-    `starting` is a container that another launch has just created, `image` the only image.
+    `image` is the only image.
     """
 
     base_url, timeout = "http+docker://localhost", 60
 
-    def __init__(self, running, starting=None, image=None):
+    def __init__(self, running, image=None):
         self._running = [{"Id": str(number), **container} for number, container in enumerate(running)]
-        self._starting = starting
         self._image = image
 
     def get(self, resource, **_):
         path, _, query = resource.removeprefix(self.base_url).partition("?")
-        found = {f"/containers/{one['Id']}/json": one for one in (*self._running, self._starting) if one}
+        found = {f"/containers/{one['Id']}/json": one for one in self._running}
         if path.startswith("/images/"):
             return response(self._image)
         if path != "/containers/json":
             return response(found.get(path))
         if "filters" in query:
-            return response([{"Id": "new", "Created": time.time()}] if self._starting else [])
+            return response([])
         return response([*({"Id": one["Id"]} for one in self._running), {"Id": "gone"}])
 
 
@@ -197,10 +190,12 @@ def test_mps_adds_its_pipes_and_the_host_ipc(make, mounts):
     assert make_create_arguments(planned, {"ipc_mode": "private"})["ipc_mode"] == "private"
 
 
-def test_cdi_devices_are_requested(make):
+def test_the_runtime_injects_gpus_into_images_without_a_driver(make):
     planned = plan_launch(make.selection(make.gpu(), mode="host"))
-    (request,) = make_create_arguments(planned, {})["device_requests"]
+    given = make_create_arguments(planned, {})
+    (request,) = given["device_requests"]
     assert (request["Driver"], request["Capabilities"]) == ("", [["gpu"]])
+    assert (request["DeviceIDs"], given["devices"], given["command"]) == (["GPU-0"], [], None)
     named = replace(planned, injected=("nvidia.com/gpu=0",), cdi=True)
     (request,) = make_create_arguments(named, {})["device_requests"]
     assert (request["Driver"], request["DeviceIDs"]) == ("cdi", ["nvidia.com/gpu=0"])
@@ -228,15 +223,6 @@ def test_the_caller_s_options_are_merged(make, environment, labels):
     assert given["devices"][-1] == "/dev/fuse"
     assert len(given["devices"]) == 4
     assert given["command"] == ["x"]
-
-
-def test_the_runtime_injects_gpus_into_images_without_a_driver(make):
-    given = make_create_arguments(plan_launch(make.selection(make.gpu(), mode="host")), {})
-    (request,) = given["device_requests"]
-    assert request["DeviceIDs"] == ["GPU-0"]
-    assert request["Capabilities"] == [["gpu"]]
-    assert given["devices"] == []
-    assert given["command"] is None
 
 
 def test_the_platform_of_a_cpu_variant_is_passed(make):
@@ -276,23 +262,6 @@ def test_gpus_in_use_are_not_claimed(make):
         GpusBusyError, match=r"requested 2 GPUs, 1 free: GPU 0 .* container web \(serving:v2\)"
     ):
         launch(selection, client=engine)
-
-
-@pytest.mark.usefixtures("_nodes_work")
-def test_the_gpu_of_a_container_that_is_just_starting_is_not_claimed(make):
-    starting = {"Id": "new", "State": {"Status": "created"}, **container("/dev/nvidia3")}
-    engine = Engine(starting=starting)
-    launch(make.selection(make.gpu(0), make.gpu(1)), gpus=1, client=engine)
-    assert engine.requests[0][1]["labels"]["io.imagematrix.gpus"] == "GPU-1"
-
-
-@pytest.mark.usefixtures("_nodes_work")
-def test_a_gpu_that_a_pod_has_is_not_claimed(make, monkeypatch):
-    pod = Consumer(kind="container", name="team/web-1 (main)")
-    monkeypatch.setattr(pods, "compute_pod_usage", lambda _: {"nvidia3": (pod,)})
-    engine = Engine()
-    launch(make.selection(make.gpu(0), make.gpu(1)), gpus=1, client=engine)
-    assert engine.requests[0][1]["labels"]["io.imagematrix.gpus"] == "GPU-1"
 
 
 @pytest.mark.usefixtures("_nodes_work")

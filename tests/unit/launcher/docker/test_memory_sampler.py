@@ -31,20 +31,18 @@ def looks(monkeypatch):
     return look
 
 
-def test_the_peak_is_of_simultaneous_memory(looks):
-    assert looks([[0, [[1, 100], [2, 50]]]], [[0, [[1, 120]]]]) == {0: 150}
-
-
-def test_each_gpu_has_its_own_peak(looks):
-    assert looks([[0, [[1, 1]]], [3, [[2, 7]]]], [[0, [[1, 5]]], [3, [[2, 2]]]]) == {0: 5, 3: 7}
-
-
-def test_processes_of_other_containers_do_not_count(looks):
-    assert looks([[0, [[3, 100], [4, 100], [1, 10]]]]) == {0: 10}
-
-
-def test_missing_readings_give_no_peak(looks):
-    assert looks([[0, [[1, None]]]], [[0, []]], b"[[0, [[1, 1", b"") == {}
+@pytest.mark.parametrize(
+    ("lines", "peaks"),
+    [
+        ([[[0, [[1, 100], [2, 50]]]], [[0, [[1, 120]]]]], {0: 150}),
+        ([[[0, [[1, 1]]], [3, [[2, 7]]]], [[0, [[1, 5]]], [3, [[2, 2]]]]], {0: 5, 3: 7}),
+        ([[[0, [[3, 100], [4, 100], [1, 10]]]]], {0: 10}),
+        ([[[0, [[1, None]]]], [[0, []]], b"[[0, [[1, 1", b""], {}),
+    ],
+    ids=["simultaneous memory", "each GPU", "other containers do not count", "missing readings"],
+)
+def test_the_peak_of_memory(looks, lines, peaks):
+    assert looks(*lines) == peaks
 
 
 def test_the_summary_suggests_a_share(make):

@@ -11,6 +11,11 @@ from hypothesis import strategies as st
 from imagematrix.errors import UsageError
 from imagematrix.launcher.docker.options import parse_run_args
 
+SWITCHES = (
+    "--detach --disable-content-trust --init --interactive --no-healthcheck --oom-kill-disable --privileged "
+    "--publish-all --quiet --read-only --tty --use-api-socket"
+)
+
 
 @pytest.mark.parametrize(
     ("line", "docker", "command"),
@@ -31,12 +36,8 @@ from imagematrix.launcher.docker.options import parse_run_args
         ("-h name IMAGE", "-h name", ""),  # docker's host name, not help
         ("-v /a:/b --name x IMAGE", "-v /a:/b --name x", ""),
         ("--name=x IMAGE", "--name=x", ""),
-        ("--privileged --read-only --init IMAGE", "--privileged --read-only --init", ""),
         ("--sig-proxy=false IMAGE", "--sig-proxy=false", ""),
-        ("--no-healthcheck --oom-kill-disable IMAGE", "--no-healthcheck --oom-kill-disable", ""),
-        ("--publish-all --quiet --detach IMAGE", "--publish-all --quiet --detach", ""),
-        ("--interactive --tty IMAGE", "--interactive --tty", ""),
-        ("--disable-content-trust --use-api-socket IMAGE", "--disable-content-trust --use-api-socket", ""),
+        (f"{SWITCHES} IMAGE", SWITCHES, ""),
         ("--from-the-future value IMAGE", "--from-the-future value", ""),
         ("--from-the-future=true IMAGE", "--from-the-future=true", ""),
         ("--entrypoint '' IMAGE", "--entrypoint ''", ""),

@@ -105,11 +105,6 @@ def test_gpus_narrow_the_selection(make):
         plan_launch(selection, gpus="3")
 
 
-def test_only_the_chosen_gpus_are_passed(make):
-    launch = plan_launch(make.selection(make.gpu(0), make.gpu(1), wanted="device=1"))
-    assert launch.devices == NODES[1:]
-
-
 def test_mig_devices_are_passed_with_their_capabilities(make):
     gpu = make.gpu(0, mig=(make.mig(1, uuid="MIG-1"), make.mig(2, uuid="MIG-2", capabilities=(426, 427))))
     launch = plan_launch(make.selection(gpu, wanted="MIG-2"))
@@ -123,11 +118,6 @@ def test_mig_devices_are_passed_with_their_capabilities(make):
     assert launch.labels["io.imagematrix.gpus"] == "MIG-2"
     with pytest.raises(ProbeError, match=r"gpu3/mig/gi1$"):
         plan_launch(make.selection(gpu, wanted="MIG-1"))
-
-
-def test_optional_nodes_are_passed_if_present(make):
-    selection = make.selection(make.gpu(), devices=("/dev/nvidia-modeset", "/dev/nvidia-uvm-tools"))
-    assert plan_launch(selection).devices[-2:] == ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 
 
 def test_an_empty_selection_is_refused(make):

@@ -40,9 +40,9 @@ def catalog(*cubins, name="training", driver=BAKED):
 def request_for(make):
     """Returns the request of a command line on a node with GPUs of these kinds."""
 
-    def ask(line, *gpus, catalog=catalog("80", "90"), wanted=None):  # noqa: B008 - it is frozen
+    def ask(line, *gpus, catalog=catalog("80", "90"), wanted=None, remote=None):  # noqa: B008 - it is frozen
         words = parse_run_args(f"--host node.json --dry-run {line} IMAGE".split())
-        return make_request(words, make.host(*gpus), catalog, words.gpus or wanted, None)
+        return make_request(words, make.host(*gpus), catalog, words.gpus or wanted, remote)
 
     return ask
 
@@ -119,7 +119,6 @@ def test_mps_needs_a_running_daemon(make, monkeypatch, tmp_path):
         make_request(words, make.host(make.gpu()), catalog("80"), None, None)
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_driver_capabilities_are_for_images_without_a_driver(request_for, make):
     bare = catalog("80", driver=UserModeDriver(mode="host"))
     line = "--gpus all,capabilities=utility"
@@ -128,7 +127,6 @@ def test_driver_capabilities_are_for_images_without_a_driver(request_for, make):
     assert "NVIDIA_DRIVER_CAPABILITIES" not in request_for(line, make.gpu()).plan_on_any()[1].environment
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_printing_a_launch_needs_no_engine(request_for, make):
     remote = catalog("80", name="registry.example.com/training")
     assert (
@@ -148,12 +146,11 @@ def test_printing_a_launch_needs_no_engine(request_for, make):
         make_request(words, make.host(make.gpu()), remote, None, None).plan_on_any()
 
 
-def test_doubts_about_a_launch(make, monkeypatch):
+def test_doubts_about_a_launch(request_for, make, monkeypatch):
     def doubts(line, mps=None):
         monkeypatch.setattr(module, "_find_mps", lambda _: mps)
         monkeypatch.setattr("imagematrix.images.engine.system.get_info", lambda: {"DefaultRuntime": "nvidia"})
-        words = parse_run_args(f"--host node.json --dry-run {line} IMAGE".split())
-        result = make_request(words, make.host(make.gpu()), catalog("80"), None, None)
+        result = request_for(line, make.gpu())
         monkeypatch.setattr(module, "check_device_nodes", lambda _: ())
         return [doubt for doubt, _ in result.find_doubts(*result.plan_on_any())]
 
@@ -164,9 +161,8 @@ def test_doubts_about_a_launch(make, monkeypatch):
     assert doubts("--mps", Mps(user=1000)) == ["the MPS daemon serves only its own user"]
 
 
-def test_a_node_without_permission_is_a_doubt(make, monkeypatch):
-    words = parse_run_args(["--host", "node.json", "--dry-run", "IMAGE"])
-    result = make_request(words, make.host(make.gpu()), catalog("80"), None, None)
+def test_a_node_without_permission_is_a_doubt(request_for, make, monkeypatch):
+    result = request_for("", make.gpu())
     kept = [
         DeviceProblem(path=path, what="permission denied", remedy="do", doubt=True)
         for path in ("/dev/nvidia3", "/dev/nvidiactl")
@@ -190,9 +186,10 @@ def test_a_node_without_permission_is_a_doubt(make, monkeypatch):
         (False, "node7", []),
     ],
 )
-def test_a_kubelet_that_this_user_may_not_ask_is_a_doubt(make, monkeypatch, access, remote, doubts):
-    words = parse_run_args(["--host", "node.json", "--dry-run", "IMAGE"])
-    result = make_request(words, make.host(make.gpu()), catalog("80"), None, remote)
+def test_a_kubelet_that_this_user_may_not_ask_is_a_doubt(
+    request_for, make, monkeypatch, access, remote, doubts
+):
+    result = request_for("", make.gpu(), remote=remote)
     monkeypatch.setattr(module, "check_device_nodes", lambda _: ())
     monkeypatch.setattr(pods, "check_access", lambda: access)
     monkeypatch.setattr("imagematrix.launcher.kubelet.sockets.find_root_dir", lambda: "/k")
@@ -200,12 +197,11 @@ def test_a_kubelet_that_this_user_may_not_ask_is_a_doubt(make, monkeypatch, acce
 
 
 @pytest.mark.parametrize(("remote", "expected"), [(None, 4), ("node7", 3)])
-def test_a_gpu_that_a_pod_has_is_not_claimed(make, monkeypatch, remote, expected):
+def test_a_gpu_that_a_pod_has_is_not_claimed(request_for, make, monkeypatch, remote, expected):
     pod = Consumer(kind="container", name="team/web-1 (main)")
     monkeypatch.setattr(pods, "compute_pod_usage", lambda _: {"nvidia3": (pod,)})
     monkeypatch.setattr("imagematrix.images.engine.containers.list_running_or_starting", lambda *_: [])
-    words = parse_run_args(["--host", "node.json", "--dry-run", "--gpus", "1", "IMAGE"])
-    result = make_request(words, make.host(make.gpu(0), make.gpu(1)), catalog("80"), "1", remote)
+    result = request_for("--gpus 1", make.gpu(0), make.gpu(1), remote=remote)
     with result.claim_gpus(result.plan_on_any()[1], lambda _: None) as claimed:
         assert [gpu.minor for gpu in claimed.gpus] == [expected]
 
@@ -238,16 +234,11 @@ def claimed(make, monkeypatch):
     original = catalog("80")
     (newer,) = original.variants
     other = replace(newer, reference="training:v1-older", driver=older)
-    monkeypatch.setattr("imagematrix.launcher.gpu_claims.survey.survey_usage", lambda *_: {})
-    monkeypatch.setattr("imagematrix.images.engine.system.get_info", dict)
-    monkeypatch.setattr("imagematrix.images.engine.images.inspect_image", lambda _: None)
     monkeypatch.setattr(module, "require_device_nodes", lambda _: None)
 
     def start(before, after, version="550.163.01"):
-        words = parse_run_args(["IMAGE"])
-        asked = make_request(
-            words, make.host(*before), replace(original, variants=(newer, other)), None, None
-        )
+        both = replace(original, variants=(newer, other))
+        asked = make_request(parse_run_args(["IMAGE"]), make.host(*before), both, None, None, make.engine())
         now = make.host(*after)
         now = replace(now, driver=replace(now.driver, version=version))
         chosen, launch = asked.plan_on_any()

@@ -27,29 +27,21 @@ def test_the_fraction_leaves_room_for_the_cuda_context(make):
     }
 
 
-def test_the_fraction_is_rounded_down(make):
-    gpu = make.gpu(memory_mib=30_000)
-    assert Share(vram_mib=20_800).environment((gpu,))["IMAGEMATRIX_VRAM_FRACTION"] == "0.6666"
-
-
 @pytest.mark.parametrize(
-    ("mib", "total", "fraction"),
+    ("mib", "totals", "fraction"),
     [
-        (801, 46_068, "0.000021"),
-        (810, 20_000, "0.00050"),
-        (900, 20_000, "0.0050"),
-        (801, 999_999, "0.0000010"),
+        (20_800, [30_000], "0.6666"),  # rounded down
+        (801, [46_068], "0.000021"),  # but not to zero
+        (810, [20_000], "0.00050"),
+        (900, [20_000], "0.0050"),
+        (4_800, [10_000, 40_000], "0.1000"),  # of the largest
     ],
 )
-def test_a_small_share_is_not_rounded_to_zero(make, mib, total, fraction):
-    result = Share(vram_mib=mib).environment((make.gpu(memory_mib=total),))["IMAGEMATRIX_VRAM_FRACTION"]
+def test_the_fraction_of_a_share(make, mib, totals, fraction):
+    gpus = tuple(make.gpu(index, memory_mib=total) for index, total in enumerate(totals))
+    result = Share(vram_mib=mib).environment(gpus)["IMAGEMATRIX_VRAM_FRACTION"]
     assert result == fraction
-    assert 0 < float(result) <= (mib - 800) / total
-
-
-def test_the_largest_of_different_gpus_decides(make):
-    gpus = (make.gpu(0, memory_mib=10_000), make.gpu(1, memory_mib=40_000))
-    assert Share(vram_mib=4_800).environment(gpus)["IMAGEMATRIX_VRAM_FRACTION"] == "0.1000"
+    assert 0 < float(result) <= (mib - 800) / max(totals)
 
 
 def test_the_memory_of_a_mig_device_counts(make):

@@ -15,6 +15,7 @@ from imagematrix.launcher.gpu_claims.usage import Consumer, list_lock_names
 
 CAPABILITY = "/dev/nvidia-caps/nvidia-cap"
 WEB = Consumer(kind="container", name="web")
+EVERY = ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"]
 
 
 @pytest.fixture
@@ -47,17 +48,13 @@ def gpus(make):
             ["nvidia4", "nvidia5-gi1-ci0"],
         ),
         ("--device management.nvidia.com/gpu=0 IMAGE", ["nvidia3"]),
-        ("--device nvidia.com/gpu=all IMAGE", ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"]),
-        ("--device /dev IMAGE", ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"]),
-        ("--device /dev/ IMAGE", ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"]),
-        ("--privileged IMAGE", ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"]),
+        ("--device nvidia.com/gpu=all IMAGE", EVERY),
+        ("--device /dev IMAGE", EVERY),
+        ("--privileged IMAGE", EVERY),
         ("--privileged=false IMAGE", []),
         ("-v /dev:/dev IMAGE", []),
         (["--device-cgroup-rule", "c 195:4 rw", "IMAGE"], ["nvidia4"]),
-        (
-            ["--device-cgroup-rule=c 195:* rwm", "IMAGE"],
-            ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"],
-        ),
+        (["--device-cgroup-rule=c 195:* rwm", "IMAGE"], EVERY),
         (["--device-cgroup-rule=c 10:* rwm", "IMAGE"], []),
         ("-e NVIDIA_VISIBLE_DEVICES=1 IMAGE", ["nvidia4"]),
         ("-e NVIDIA_VISIBLE_DEVICES IMAGE", ["nvidia3"]),
@@ -65,11 +62,8 @@ def gpus(make):
         ("-e NVIDIA_VISIBLE_DEVICES=1 --runtime runc IMAGE", []),
         ("-e NVIDIA_VISIBLE_DEVICES=1 --runtime gpu IMAGE", ["nvidia4"]),
         ("-e NVIDIA_VISIBLE_DEVICES=1 --runtime other IMAGE", []),
-        ("--device //dev IMAGE", ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"]),
-        (
-            ["--device-cgroup-rule", "a *:* rwm", "IMAGE"],
-            ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"],
-        ),
+        ("--device //dev IMAGE", EVERY),
+        (["--device-cgroup-rule", "a *:* rwm", "IMAGE"], EVERY),
     ],
 )
 def test_gpus_that_docker_s_options_pass(gpus, monkeypatch, line, expected):
@@ -124,7 +118,7 @@ def test_an_env_file_that_can_be_read_only_once_is_left_to_docker(gpus, tmp_path
         ({"runtime": "nvidia", "environment": ["NVIDIA_VISIBLE_DEVICES=1"]}, ["nvidia4"]),
         ({"environment": {"NVIDIA_VISIBLE_DEVICES": "0"}}, ["nvidia3"]),
         ({"runtime": "runc", "environment": {"NVIDIA_VISIBLE_DEVICES": "0"}}, []),
-        ({"privileged": True}, ["nvidia3", "nvidia4", "nvidia5-gi1-ci0", "nvidia5-gi2-ci0"]),
+        ({"privileged": True}, EVERY),
     ],
 )
 def test_gpus_that_docker_py_s_options_pass(gpus, options, expected):
@@ -156,14 +150,11 @@ def start(make, monkeypatch):
 
     def run(line, used=(), mode="exact"):
         uses = {f"nvidia{minor}": (WEB,) for minor in used}
-        monkeypatch.setattr("imagematrix.launcher.gpu_claims.survey.survey_usage", lambda *_: uses)
-        monkeypatch.setattr("imagematrix.images.engine.system.get_info", dict)
-        monkeypatch.setattr("imagematrix.images.engine.images.inspect_image", lambda _: None)
         monkeypatch.setattr(module, "require_device_nodes", lambda _: None)
         gpus = [make.gpu(number, memory_mib=40_000) for number in range(3)]
         catalog = make.selection(*gpus, mode=mode).decision.catalog
         words = parse_run_args(line.split())
-        result = make_request(words, make.host(*gpus), catalog, words.gpus, None)
+        result = make_request(words, make.host(*gpus), catalog, words.gpus, None, make.engine(uses))
         chosen, first = result.plan_on_any()
         with result.claim_gpus(first, lambda _: None) as taken:
             return result.plan_on_claimed(taken, chosen, first)[1]

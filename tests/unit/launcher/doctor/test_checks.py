@@ -1,5 +1,6 @@
 """The doctor's findings on healthy and broken nodes."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -82,133 +83,91 @@ def test_a_node_without_gpus_runs_cpu_images():
 
 
 @pytest.mark.parametrize(
-    ("changes", "check", "severity", "saw", "remedy"),
+    ("changes", "told"),
     [
-        ({"host": host(driver=None)}, "module", "error", "kernel module is not loaded", "modprobe nvidia"),
+        ({"host": host(driver=None)}, "module error: kernel module is not loaded -> modprobe nvidia"),
         (
             {"nvml": Nvml(error=18, message="x", library="550.144.03")},
-            "library",
-            "warning",
-            "550.144.03",
-            "reboot",
+            "library warning: 550.144.03 -> reboot",
         ),
-        ({"nvml": Nvml(error=12, message="x")}, "library", "warning", "NVML not found", "libnvidia-ml"),
-        ({"nvml": Nvml(error=4, message="denied")}, "library", "warning", "denied", "nvidia-smi"),
-        ({"nvml": Nvml(message="it gave no answer")}, "library", "warning", "no answer", "nvidia-smi"),
-        ({"modules": frozenset({"nvidia"})}, "nvidia-uvm", "error", "not loaded", "modprobe nvidia-uvm"),
+        ({"nvml": Nvml(error=12, message="x")}, "library warning: NVML not found -> libnvidia-ml"),
+        ({"nvml": Nvml(error=4, message="denied")}, "library warning: denied -> nvidia-smi"),
+        ({"nvml": Nvml(message="it gave no answer")}, "library warning: no answer -> nvidia-smi"),
+        ({"modules": frozenset({"nvidia"})}, "nvidia-uvm error: not loaded -> modprobe nvidia-uvm"),
         (
             {"problems": (("/dev/nvidia3: not found", "nvidia-modprobe -c 3"),)},
-            "device-nodes",
-            "error",
-            "/dev/nvidia3",
-            "nvidia-modprobe -c 3",
+            "device-nodes error: /dev/nvidia3 -> nvidia-modprobe -c 3",
         ),
         (
             {"doubts": (("/dev/nvidia3: permission denied", "grant access"),)},
-            "device-nodes",
-            "warning",
-            "/dev/nvidia3: permission denied; the engine may still have access",
-            "grant access",
+            (
+                "device-nodes warning: /dev/nvidia3: permission denied; the engine may still have access"
+                " -> grant access"
+            ),
         ),
         (
             {"nvml": Nvml(gpus=(NvmlGpu(index=0, persistence=0),))},
-            "persistence",
-            "warning",
-            "GPU 0",
-            "nvidia-smi -pm 1",
+            "persistence warning: GPU 0 -> nvidia-smi -pm 1",
         ),
-        ({"docker": None}, "docker-command", "error", "not found on PATH", "apt-get install docker-cli"),
+        ({"docker": None}, "docker-command error: not found on PATH -> apt-get install docker-cli"),
         (
             {"engine": EngineFacts(error="no engine", remedy="systemctl start docker")},
-            "engine",
-            "error",
-            "no engine",
-            "systemctl start docker",
+            "engine error: no engine -> systemctl start docker",
         ),
         (
             {"engine": EngineFacts(version="20.10.24", machine="node7")},
-            "engine",
-            "warning",
-            "is Docker 20.10.24: it cannot unpack layers compressed with zstd",
-            "build the image with `compression: gzip`",
+            (
+                "engine warning: is Docker 20.10.24: it cannot unpack layers compressed with zstd"
+                " -> build the image with `compression: gzip`"
+            ),
         ),
-        (
-            {"engine": EngineFacts(version="26.1.5", machine="far")},
-            "engine",
-            "error",
-            "runs on far",
-            "default",
-        ),
+        ({"engine": EngineFacts(version="26.1.5", machine="far")}, "engine error: runs on far -> default"),
         (
             {"engine": EngineFacts(version="4.3.1", machine="node7", podman=True, devices=False)},
-            "engine",
-            "error",
-            "podman 4.3.1, to which `docker` passes no devices",
-            "podman 5",
+            "engine error: podman 4.3.1, to which `docker` passes no devices -> podman 5",
         ),
         (
             {"kubelet": True, "kubelet_error": EngineError("no answer", remedy="systemctl")},
-            "kubelet",
-            "error",
-            "no answer",
-            "systemctl",
+            "kubelet error: no answer -> systemctl",
         ),
-        ({"kubelet": False}, "kubelet", "warning", "usage by pods unknown", "as root"),
-        ({"locks_error": ProbeError("no", remedy="mkdir")}, "locks", "error", "no", "mkdir"),
-        ({"locks": "/run/user/7/imagematrix"}, "locks", "warning", "other users", "tmpfiles.d"),
+        ({"kubelet": False}, "kubelet warning: usage by pods unknown -> as root"),
+        ({"locks_error": ProbeError("no", remedy="mkdir")}, "locks error: no -> mkdir"),
+        ({"locks": "/run/user/7/imagematrix"}, "locks warning: other users -> tmpfiles.d"),
         (
             {"engine": replace(GOOD.engine, tasks_locks="/srv/locks")},
-            "locks",
-            "error",
-            "tasks of Swarm use the GPU locks in /srv/locks, launches those in /run/lock/imagematrix",
-            "IMAGEMATRIX_LOCKS=/run/lock/imagematrix imagematrix swarm node-config",
+            (
+                "locks error: tasks of Swarm use the GPU locks in /srv/locks, launches those in "
+                "/run/lock/imagematrix -> "
+                "IMAGEMATRIX_LOCKS=/run/lock/imagematrix imagematrix swarm node-config"
+            ),
         ),
         (
             {"image": ImageFacts(name="t:v1", error="nothing fits")},
-            "image",
-            "error",
-            "nothing fits",
-            "imagematrix explain t:v1",
+            "image error: nothing fits -> imagematrix explain t:v1",
         ),
-        ({"image": ImageFacts(name="t:v1", error="none", remedy="pass")}, "image", "error", "none", "pass"),
+        ({"image": ImageFacts(name="t:v1", error="none", remedy="pass")}, "image error: none -> pass"),
         (
             {"image": ImageFacts(name="t:v1", selected="t:x", mode="exact", libcudas=("/a", "/b"))},
-            "image",
-            "error",
-            "has /a, /b",
-            "docker run --rm t:x find /",
+            "image error: has /a, /b -> docker run --rm t:x find /",
         ),
-        (
-            {"image": ImageFacts(name="t:v1", selected="t:x", mode="compat")},
-            "image",
-            "error",
-            "no libcuda",
-            "t:x",
-        ),
+        ({"image": ImageFacts(name="t:v1", selected="t:x", mode="compat")}, "image error: no libcuda -> t:x"),
         (
             {"image": ImageFacts(name="t:v1", selected="t:x", mode="host", libcudas=("/a",))},
-            "image",
-            "error",
-            "should leave the driver to the host",
-            "t:x",
+            "image error: should leave the driver to the host -> t:x",
         ),
         (
             {"engine": EngineFacts(machine="node7", containers=(mounted("/usr/lib/x86_64-linux-gnu/"),))},
-            "mounts",
-            "warning",
-            "in container job, /opt/x",
-            "start job again",
+            "mounts warning: in container job, /opt/x -> start job again",
         ),
         (
             {"engine": EngineFacts(machine="node7", containers=(mounted("/x/libcuda.so.1"),))},
-            "mounts",
-            "warning",
-            "/x/libcuda.so.1",
-            "-v",
+            "mounts warning: /x/libcuda.so.1 -> -v",
         ),
     ],
 )
-def test_problems_are_reported_with_a_remedy(changes, check, severity, saw, remedy, conforms):
+def test_problems_are_reported_with_a_remedy(changes, told, conforms):
+    """As "CHECK SEVERITY: what was seen -> the remedy"."""
+    check, severity, saw, remedy = re.fullmatch(r"(\S+) (\S+): (.+) -> (.+)", told).groups()
     findings = run_checks(replace(GOOD, **changes))
     (result,) = [finding for finding in findings if finding.severity != "ok"]
     assert (result.check, result.severity) == (check, severity)

@@ -47,8 +47,7 @@ def on_node(monkeypatch, cli, profiles):
 def test_cpu_only_machine_is_healthy(cli, profiles, conforms):
     result = cli("doctor", "--host", profiles["laptop"], "--json")
     assert (result.code, result.err) == (0, "")
-    document = json.loads(result.out)
-    conforms(document)
+    document = conforms(json.loads(result.out))
     assert document["launches"] is True
     table = cli("doctor", "--host", profiles["laptop"])
     assert table.out.startswith("ok       module          no NVIDIA GPU")
@@ -58,8 +57,7 @@ def test_cpu_only_machine_is_healthy(cli, profiles, conforms):
 def test_missing_device_nodes_exit_with_5(on_node, conforms):
     result = on_node("rome-a100", "--json")
     assert result.code == 5
-    document = json.loads(result.out)
-    conforms(document)
+    document = conforms(json.loads(result.out))
     assert not document["launches"]
     (one,) = [one for one in document["findings"] if one["saw"].startswith("/dev/nvidiactl: ")]
     assert one["severity"] == "error"
@@ -87,7 +85,6 @@ def test_unknown_nodes_of_mig_devices_are_reported(cli, profiles, tmp_path):
     assert "-> probe the node again with driver loaded and MIG enabled" in result.out
 
 
-@pytest.mark.usefixtures("no_engine")
 @pytest.mark.parametrize(("else_", "code", "severity"), [(None, 8, "error  "), ("crun", 0, "warning")])
 def test_missing_engine_exits_with_8_if_nothing_else_starts_containers(
     on_node, monkeypatch, else_, code, severity
@@ -116,14 +113,12 @@ def test_image_is_checked_against_the_node(cli, profiles, engine, shipped_catalo
     assert "error    image           none of the" in result.out
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_saved_host_is_not_compared_with_this_machine(cli, profiles, conforms, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "99")
     for name in ("driver-mismatch", "rome-a100", "mig"):
         result = cli("doctor", "--host", profiles[name], "--json")
-        document = json.loads(result.out)
-        conforms(document)
+        document = conforms(json.loads(result.out))
         assert result.code == 0
         assert {one["check"] for one in document["findings"]} <= {"module", "device-nodes", "probe"}
     table = cli("doctor", "--host", profiles["driver-mismatch"]).out

@@ -4,7 +4,6 @@ import os
 import signal
 import stat
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -33,21 +32,15 @@ os.execvp("sleep", ["sleep", "60"])
 
 
 @pytest.fixture
-def start():
+def start(start_python):
     """Starts a Python program, waits until it reports that it holds its locks, and returns the process."""
-    started = []
 
     def run(program, *words):
-        process = subprocess.Popen([sys.executable, "-c", program, *words], stdout=subprocess.PIPE, text=True)
-        started.append(process)
+        process = start_python(program, *words)
         assert process.stdout.readline() == "held\n"
         return process
 
-    yield run
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    return run
 
 
 def test_a_lock_has_one_holder(locks):

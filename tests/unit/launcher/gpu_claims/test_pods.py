@@ -57,7 +57,6 @@ def listing(socket):
     server.stop(None).wait()
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_pods_use_the_gpus_that_they_were_given(cli, profiles, listing, conforms):
     first, second, *others = json.loads(profiles["genoa-h200"].read_text())["gpus"]
     listing(
@@ -68,8 +67,7 @@ def test_pods_use_the_gpus_that_they_were_given(cli, profiles, listing, conforms
     )
     result = cli("gpus", "--host", profiles["genoa-h200"], "--json")
     assert (result.code, result.err) == (0, "")
-    document = json.loads(result.out)
-    conforms(document)
+    document = conforms(json.loads(result.out))
     assert [gpu["free"] for gpu in document["gpus"]] == [False] * 3 + [True] * 5
     users = [[(use["name"], use["vram_mib"]) for use in gpu["used_by"]] for gpu in document["gpus"]]
     assert users[:4] == [
@@ -80,7 +78,6 @@ def test_pods_use_the_gpus_that_they_were_given(cli, profiles, listing, conforms
     ]
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_a_mig_device_is_held_alone(cli, profiles, listing):
     device, *_ = json.loads(profiles["mig"].read_text())["gpus"][0]["mig"]
     listing((f"imagematrix.io/mig-{device['profile']}", [device["uuid"]]))
@@ -89,7 +86,6 @@ def test_a_mig_device_is_held_alone(cli, profiles, listing):
     assert whole["free"]
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_usage_is_unknown_while_kubelet_does_not_answer(cli, profiles, socket):
     socket.touch()
     result = cli("gpus", "--host", profiles["genoa-h200"], "--json")
@@ -99,7 +95,6 @@ def test_usage_is_unknown_while_kubelet_does_not_answer(cli, profiles, socket):
     assert {gpu["free"] for gpu in json.loads(result.out)["gpus"]} == {None}
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_usage_is_unknown_without_grpc(cli, profiles, socket, monkeypatch, tmp_path, gpu):
     socket.touch()
     (tmp_path / "grpc.py").write_text("raise ModuleNotFoundError(name='grpc')")
@@ -111,7 +106,6 @@ def test_usage_is_unknown_without_grpc(cli, profiles, socket, monkeypatch, tmp_p
     assert "`pip install '.[all]'` in a checkout" in caught.value.remedy
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_usage_is_unknown_to_a_user_who_may_not_ask(cli, profiles, socket, monkeypatch):
     socket.touch()
     monkeypatch.setattr(pods, "check_access", lambda: False)

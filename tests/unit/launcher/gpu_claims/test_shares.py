@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from itertools import accumulate
@@ -12,13 +10,10 @@ from pathlib import Path
 import pytest
 
 from imagematrix.errors import GpusBusyError, ProbeError, UsageError
-from imagematrix.hardware.gpu_request.choice import Choice
 from imagematrix.hardware.host.host import MigDevice
 from imagematrix.images.engine.containers import PassedDevices, RunningContainer
 from imagematrix.launcher.gpu_claims import containers, survey
-from imagematrix.launcher.gpu_claims import gpu_claim as module
 from imagematrix.launcher.gpu_claims import processes as running
-from imagematrix.launcher.gpu_claims.gpu_claim import ClaimRequest, LockFolder, claim_gpus
 from imagematrix.launcher.gpu_claims.queue import Queue, Ticket
 from imagematrix.launcher.gpu_claims.shares import compute_remaining, parse_mib
 from imagematrix.launcher.gpu_claims.usage import Consumer
@@ -69,10 +64,6 @@ if number[-1] not in "02468":  # in the background
     place.unlink()
 print(json.dumps([taken.gpus[0].index, start, end]))
 """
-
-
-def free(_attended):
-    return {}
 
 
 def lease(vram_mib, *marks):
@@ -201,40 +192,19 @@ def test_the_container_of_a_process_is_read_from_its_cgroup(tmp_path, line):
     assert use.owner_ids == frozenset()
 
 
-def test_shares_fill_one_gpu_before_the_next(card, folder):
+def test_shares_fill_one_gpu_before_the_next(card, claim):
     gpus = tuple(card(index) for index in range(3))
-    taken = [
-        claim_gpus(
-            ClaimRequest(choices=[Choice(gpus=gpus, count=1)], vram_mib=4000),
-            free,
-            folder=LockFolder(path=folder),
-        )
-        for _ in range(5)
-    ]
+    taken = [claim(*gpus, vram_mib=4000) for _ in range(5)]
     assert [indices(share) for share in taken] == [[0], [0], [1], [1], [2]]
-    with claim_gpus(
-        ClaimRequest(choices=[Choice(gpus=gpus, count=1)], vram_mib=1500),
-        free,
-        folder=LockFolder(path=folder),
-    ) as small:
+    with claim(*gpus, vram_mib=1500) as small:
         assert indices(small) == [0]  # the least memory is left there
-    with claim_gpus(
-        ClaimRequest(choices=[Choice(gpus=gpus, count=2)], vram_mib=2000),
-        free,
-        folder=LockFolder(path=folder),
-    ) as both:
+    with claim(*gpus, count=2, vram_mib=2000) as both:
         assert indices(both) == [0, 1]
     taken[4].__exit__()
-    with claim_gpus(
-        ClaimRequest(choices=[Choice(gpus=gpus, count=1)]), free, folder=LockFolder(path=folder)
-    ) as whole:
+    with claim(*gpus) as whole:
         assert indices(whole) == [2]
     with pytest.raises(GpusBusyError) as caught:
-        claim_gpus(
-            ClaimRequest(choices=[Choice(gpus=gpus, count=2)], vram_mib=4000),
-            free,
-            folder=LockFolder(path=folder),
-        )
+        claim(*gpus, count=2, vram_mib=4000)
     text = str(caught.value)
     assert text.startswith(
         "requested 2 GPUs with 4000 MiB free, 1 free: GPU 0 (L40S) has 2000 MiB free, shared with"
@@ -242,137 +212,71 @@ def test_shares_fill_one_gpu_before_the_next(card, folder):
     assert text.count("share of 4000 MiB") == 4
     for share in taken[:4]:
         share.__exit__()
-    with claim_gpus(
-        ClaimRequest(choices=[Choice(gpus=gpus, count=3)]), free, folder=LockFolder(path=folder)
-    ) as whole:
+    with claim(*gpus, count=3) as whole:
         assert indices(whole) == [0, 1, 2]
 
 
-def test_a_launch_that_needs_a_whole_gpu_sees_the_shares(card, folder, locks):
-    with claim_gpus(
-        ClaimRequest(choices=[Choice(gpus=(card(),), count=1)], vram_mib=4096),
-        free,
-        folder=LockFolder(path=folder),
-    ) as taken:
+def test_a_launch_that_needs_a_whole_gpu_sees_the_shares(card, claim, locks):
+    with claim(card(), vram_mib=4096) as taken:
         (name,) = (name for name in locks.list_names() if name.startswith("share-"))
         assert taken.labels == {"io.imagematrix.vram": "4096", "io.imagematrix.lease": name}
         (use,) = survey.compute_locked_usage(locks)["nvidia10"]
         assert (use.kind, use.pid, use.vram_mib, use.owner_ids) == ("lease", os.getpid(), 4096, {name})
         with pytest.raises(GpusBusyError, match=rf"lease .* \(pid {os.getpid()}, .*share of 4096 MiB\)"):
-            claim_gpus(
-                ClaimRequest(choices=[Choice(gpus=(card(),), count=1)]), free, folder=LockFolder(path=folder)
-            )
+            claim(card())
     assert survey.compute_locked_usage(locks) == {}
     assert locks.list_names() == ["nvidia10", "turn"]
-    with claim_gpus(
-        ClaimRequest(choices=[Choice(gpus=(card(),), count=1)]), free, folder=LockFolder(path=folder)
-    ) as whole:
+    with claim(card()) as whole:
         assert whole.labels == {}
         with pytest.raises(GpusBusyError, match=r"GPU 0 \(L40S\) is in use by "):
-            claim_gpus(
-                ClaimRequest(choices=[Choice(gpus=(card(),), count=1)], vram_mib=1),
-                free,
-                folder=LockFolder(path=folder),
-            )
+            claim(card(), vram_mib=1)
 
 
-def test_a_share_that_can_never_fit_fails_immediately(card, folder):
+def test_a_share_that_can_never_fit_fails_immediately(card, claim):
     gpus = (card(0), card(1, memory_mib=20_000), card(2, memory_mib=None))
-    with claim_gpus(
-        ClaimRequest(choices=[Choice(gpus=gpus, count=1)], vram_mib=15_000),
-        free,
-        folder=LockFolder(path=folder),
-    ) as taken:
+    with claim(*gpus, vram_mib=15000) as taken:
         assert indices(taken) == [1]
     with pytest.raises(ProbeError, match=r"cannot share GPU 2 \(L40S\): memory size unknown"):
-        claim_gpus(
-            ClaimRequest(choices=[Choice(gpus=gpus, count=2)], vram_mib=15_000),
-            free,
-            wait_s=60,
-            folder=LockFolder(path=folder),
-        )
+        claim(*gpus, count=2, vram_mib=15000, wait_s=60)
     with pytest.raises(UsageError, match="requested 3 GPUs with 15000 MiB, 1 present: GPU 0"):
-        claim_gpus(
-            ClaimRequest(choices=[Choice(gpus=gpus, count=3)], vram_mib=15_000),
-            free,
-            wait_s=60,
-            folder=LockFolder(path=folder),
-        )
+        claim(*gpus, count=3, vram_mib=15000, wait_s=60)
     with pytest.raises(UsageError):
-        claim_gpus(
-            ClaimRequest(choices=[Choice(gpus=gpus[:1], count=1)], vram_mib=10_001),
-            free,
-            wait_s=60,
-            folder=LockFolder(path=folder),
-        )
+        claim(*gpus[:1], vram_mib=10001, wait_s=60)
 
 
-def test_mig_devices_are_shared_individually(part, gpu, folder):
+def test_mig_devices_are_shared_individually(part, gpu, claim):
     devices = (part(1), part(2))
-    first, second, third = (
-        claim_gpus(
-            ClaimRequest(choices=[Choice(gpus=devices, count=1)], vram_mib=2000),
-            free,
-            folder=LockFolder(path=folder),
-        )
-        for _ in range(3)
-    )
+    first, second, third = (claim(*devices, vram_mib=2000) for _ in range(3))
     assert [taken.gpus[0].mig[0].gpu_instance for taken in (first, second, third)] == [1, 1, 2]
     with pytest.raises(GpusBusyError, match="requested 2 MIG devices with 2000 MiB free, 1 free"):
-        claim_gpus(
-            ClaimRequest(choices=[Choice(gpus=devices, count=2)], vram_mib=2000),
-            free,
-            folder=LockFolder(path=folder),
-        )
+        claim(*devices, count=2, vram_mib=2000)
     first.__exit__()
-    with claim_gpus(
-        ClaimRequest(choices=[Choice(gpus=devices, count=2)], vram_mib=2000),
-        free,
-        folder=LockFolder(path=folder),
-    ) as both:
+    with claim(*devices, count=2, vram_mib=2000) as both:
         (whole,) = both.gpus
         assert [device.gpu_instance for device in whole.mig] == [1, 2]
     with pytest.raises(ProbeError, match="memory size unknown"):
-        claim_gpus(
-            ClaimRequest(
-                choices=[Choice(gpus=(gpu(0, mig=((1, 0), (2, 0)), memory_mib=TOTAL),), count=1)], vram_mib=1
-            ),
-            free,
-            folder=LockFolder(path=folder),
-        )
+        claim(gpu(0, mig=((1, 0), (2, 0)), memory_mib=TOTAL), vram_mib=1)
     for taken in (second, third):
         taken.__exit__()
 
 
-def test_several_devices_of_a_gpu_form_one_gpu_of_the_claim(part, folder):
+def test_several_devices_of_a_gpu_form_one_gpu_of_the_claim(part, claim):
     devices = (part(1), part(2), part(3))
-    with claim_gpus(
-        ClaimRequest(choices=[Choice(gpus=devices, count=1)]),
-        lambda _: {"nvidia10-gi1-ci0": (container(None),)},
-        folder=LockFolder(path=folder),
-    ) as taken:
+    with claim(*devices, survey=lambda _: {"nvidia10-gi1-ci0": (container(None),)}) as taken:
         assert [device.gpu_instance for device in taken.gpus[0].mig] == [2]
         with pytest.raises(GpusBusyError, match=r"GPU 0 \(L40S\):2:0 is in use by"):
-            claim_gpus(
-                ClaimRequest(choices=[Choice(gpus=devices, count=3)]), free, folder=LockFolder(path=folder)
-            )
-        with claim_gpus(
-            ClaimRequest(choices=[Choice(gpus=devices, count=2)]), free, folder=LockFolder(path=folder)
-        ) as others:
+            claim(*devices, count=3)
+        with claim(*devices, count=2) as others:
             (whole,) = others.gpus
             assert [device.gpu_instance for device in whole.mig] == [1, 3]
 
 
-def test_a_malformed_lease_is_ignored_or_counts_for_the_whole_gpu(locks, folder, card):
+def test_a_malformed_lease_is_ignored_or_counts_for_the_whole_gpu(locks, claim, folder, card):
     held = [*locks.hold("share-a", ""), *locks.hold("share-b", "much nvidia10")]
     (use,) = survey.compute_locked_usage(locks)["nvidia10"]
     assert use.vram_mib is None
     with pytest.raises(GpusBusyError, match="lease"):
-        claim_gpus(
-            ClaimRequest(choices=[Choice(gpus=(card(),), count=1)], vram_mib=1),
-            free,
-            folder=LockFolder(path=folder),
-        )
+        claim(card(), vram_mib=1)
     for descriptor in held:
         os.close(descriptor)
     Path(folder, "share-c").mkdir()
@@ -389,28 +293,15 @@ def test_a_lease_of_an_invisible_process_counts(locks, monkeypatch):
     os.close(*held)
 
 
-def test_a_launch_that_waits_for_a_whole_gpu_does_not_starve(card, folder, locks, monkeypatch):
+def test_a_launch_that_waits_for_a_whole_gpu_does_not_starve(card, claim, locks):
     """New shares keep coming, and still one GPU drains for a launch that waits for a whole one."""
-    monkeypatch.setattr(module, "POLL_S", 0.01)
     gpus = (card(0), card(1))
-    claims = [
-        claim_gpus(
-            ClaimRequest(choices=[Choice(gpus=gpus, count=1)], vram_mib=3000),
-            free,
-            folder=LockFolder(path=folder),
-        )
-        for _ in range(5)
-    ]
+    claims = [claim(*gpus, vram_mib=3000) for _ in range(5)]
     assert [indices(share) for share in claims] == [[0], [0], [0], [1], [1]]
     got = []
 
     def wait():
-        with claim_gpus(
-            ClaimRequest(choices=[Choice(gpus=gpus, count=1)]),
-            free,
-            wait_s=60,
-            folder=LockFolder(path=folder),
-        ) as whole:
+        with claim(*gpus, wait_s=60) as whole:
             got.append(indices(whole))
 
     thread = threading.Thread(target=wait)
@@ -418,28 +309,14 @@ def test_a_launch_that_waits_for_a_whole_gpu_does_not_starve(card, folder, locks
     while not any(name.startswith("wait-") for name in locks.list_names()):
         time.sleep(0.001)
     with pytest.raises(GpusBusyError, match=r"1 free: GPU 0 .* shared with .*; 1 launch ahead"):
-        claim_gpus(
-            ClaimRequest(choices=[Choice(gpus=gpus, count=1)], vram_mib=3000),
-            free,
-            folder=LockFolder(path=folder),
-        )
+        claim(*gpus, vram_mib=3000)
     claims.pop(0).__exit__()
     # GPU 0 is now as empty as GPU 1, and first in order: others may join GPU 1.
-    claims.append(
-        claim_gpus(
-            ClaimRequest(choices=[Choice(gpus=gpus, count=1)], vram_mib=3000),
-            free,
-            folder=LockFolder(path=folder),
-        )
-    )
+    claims.append(claim(*gpus, vram_mib=3000))
     assert indices(claims[-1]) == [1]
     claims.pop(0).__exit__()
     with pytest.raises(GpusBusyError):
-        claim_gpus(
-            ClaimRequest(choices=[Choice(gpus=gpus, count=1)], vram_mib=3000),
-            free,
-            folder=LockFolder(path=folder),
-        )
+        claim(*gpus, vram_mib=3000)
     claims.pop(0).__exit__()
     thread.join()
     assert got == [[0]]
@@ -447,41 +324,22 @@ def test_a_launch_that_waits_for_a_whole_gpu_does_not_starve(card, folder, locks
         share.__exit__()
 
 
-def test_a_ticket_for_a_gpu_in_mig_mode_reserves_all_its_devices(part, folder, locks):
+def test_a_ticket_for_a_gpu_in_mig_mode_reserves_all_its_devices(part, claim, locks):
     queue = Queue(locks)
     queue.join(Ticket(count=1, gpus=(("nvidia10-gi1-ci0", "nvidia10-gi2-ci0"),)))
     with pytest.raises(GpusBusyError, match="2 free: 1 launch ahead"):
-        claim_gpus(
-            ClaimRequest(choices=[Choice(gpus=(part(1), part(2)), count=1)]),
-            free,
-            folder=LockFolder(path=folder),
-        )
-    with claim_gpus(
-        ClaimRequest(choices=[Choice(gpus=(part(1), part(2), part(3)), count=1)]),
-        free,
-        folder=LockFolder(path=folder),
-    ) as taken:
+        claim(part(1), part(2))
+    with claim(part(1), part(2), part(3)) as taken:
         assert taken.gpus[0].mig[0].gpu_instance == 3
     queue.leave()
 
 
 @pytest.fixture
-def start(folder, tmp_path):
+def start(folder, tmp_path, start_python):
     """Starts a process that takes a share and simulates a container with it."""
-    started = []
     table = tmp_path / "containers"
     table.mkdir()
-
-    def run(number, vram_mib, hold_ms):
-        words = [folder, table, *map(str, (number, vram_mib, hold_ms))]
-        process = subprocess.Popen([sys.executable, "-c", JOB, *words], stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        return process
-
-    yield run
-    for process in started:
-        process.kill()
-        process.communicate()
+    return lambda number, vram_mib, hold_ms: start_python(JOB, folder, table, number, vram_mib, hold_ms)
 
 
 def test_fifty_shares_at_once(start):

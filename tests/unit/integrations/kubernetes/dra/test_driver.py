@@ -163,8 +163,9 @@ class FakeCluster:
 class Node:
     """A node whose hardware and users a test changes, its kubelet, and the lines that the driver writes."""
 
-    def __init__(self, host, cluster, root, cdi_root):
-        self.host, self.cluster, self.root, self.cdi_root = host, cluster, root, cdi_root
+    def __init__(self, host, token, root, cdi_root):
+        self.host, self.token, self.root, self.cdi_root = host, token, root, cdi_root
+        self.cluster = FakeCluster()
         self.error = None
         self.unknown = None  # the error if the usage outside of pods cannot be read
         self.used, self.plugins = {}, {}
@@ -193,29 +194,35 @@ class Node:
         self.host = replace(self.host, gpus=gpus)
 
     @contextlib.asynccontextmanager
-    async def driver(self, url, token):
+    async def driver(self):
+        """Run the driver with an API server for its cluster."""
         ended = asyncio.Event()
-        settings = DriverSettings(
-            node=NODE,
-            api=ApiServer(url=url, token=token),
-            view=NodeView(
-                probe=self.probe,
-                survey_usage=self.usage,
-                survey_plugin_usage=lambda _: self.plugins,
-                require_nodes=self.require,
-            ),
-            kubelet=self.root,
-            cdi_root=self.cdi_root,
-            times=TIMES,
-        )
-        running = asyncio.create_task(DraDriver(settings, self.notes.append).run(ended))
-        registration = self.root / "plugins_registry" / f"{DRIVER}-reg.sock"
-        await until(lambda: registration.exists() or running.done())
-        yield running
-        ended.set()
-        await asyncio.wait_for(running, 10)
-        assert not registration.exists()
-        assert [*(self.root / "plugins" / DRIVER).iterdir()] == []
+        async with TestServer(self.cluster.application()) as server:
+            settings = DriverSettings(
+                node=NODE,
+                api=ApiServer(url=str(server.make_url("/")), token=self.token),
+                view=NodeView(
+                    probe=self.probe,
+                    survey_usage=self.usage,
+                    survey_plugin_usage=lambda _: self.plugins,
+                    require_nodes=self.require,
+                ),
+                kubelet=self.root,
+                cdi_root=self.cdi_root,
+                times=TIMES,
+            )
+            running = asyncio.create_task(DraDriver(settings, self.notes.append).run(ended))
+            registration = self.root / "plugins_registry" / f"{DRIVER}-reg.sock"
+            try:
+                await until(lambda: registration.exists() or running.done())
+                yield running
+                ended.set()
+                await asyncio.wait_for(running, 10)
+                assert not registration.exists()
+                assert [*(self.root / "plugins" / DRIVER).iterdir()] == []
+            finally:
+                for watch in self.cluster.watches:
+                    watch.put_nowait(None)
 
     async def call(self, path, method, request, answer, **fields):
         async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
@@ -266,40 +273,17 @@ class Node:
 
 
 @pytest.fixture
-def node(hosts, kubelet_root, cdi_root):
-    return Node(hosts["genoa-h200"], FakeCluster(), kubelet_root, cdi_root)
+def node(hosts, tmp_path, kubelet_root, cdi_root):
+    (tmp_path / "token").write_text("secret")
+    return Node(hosts["genoa-h200"], tmp_path / "token", kubelet_root, cdi_root)
 
 
-@pytest.fixture
-def play(node, tmp_path):
-    """Run a scenario, which gets a function that starts the driver."""
-    token = tmp_path / "token"
-    token.write_text("secret")
-
-    def run(scenario):
-        async def whole():
-            async with TestServer(node.cluster.application()) as server:
-                try:
-                    return await scenario(lambda: node.driver(str(server.make_url("/")), token))
-                finally:
-                    for watch in node.cluster.watches:
-                        watch.put_nowait(None)
-
-        return asyncio.run(whole())
-
-    return run
-
-
-def test_kubelet_learns_of_the_driver_and_prepares_a_claim(node, play):
+async def test_kubelet_learns_of_the_driver_and_prepares_a_claim(node):
     node.cluster.allocate(1, node.names[3])
-
-    async def scenario(driver):
-        async with driver():
-            info = await node.register()
-            answers = await node.prepare(Claims.reference(1))
-            return info, answers, node.specs
-
-    info, answers, specs = play(scenario)
+    async with node.driver():
+        info = await node.register()
+        answers = await node.prepare(Claims.reference(1))
+        specs = node.specs
 
     assert [info.type, info.name, [*info.supported_versions]] == ["DRAPlugin", DRIVER, ["v1.DRAPlugin"]]
     assert info.endpoint == f"{node.root}/plugins/{DRIVER}/dra.sock"
@@ -314,103 +298,84 @@ def test_kubelet_learns_of_the_driver_and_prepares_a_claim(node, play):
     assert "registered" in node.notes
 
 
-def test_devices_are_published_as_they_change(node, play):
-    async def scenario(driver):
-        async with driver():
-            await until(lambda: node.cluster.published == {*node.names})
-            (made,) = node.cluster.slices.values()
-            owner = made["metadata"]["ownerReferences"]
-            node.lose(2)
-            await until(lambda: node.cluster.published == {*node.names} - {node.names[2]})
-            node.used = {"nvidia0": (PROCESS,)}
-            await until(lambda: node.cluster.published == {*node.names[1:]} - {node.names[2]})
-            node.used = {}
-            await until(lambda: len(node.cluster.published) == 7)
-            return owner
-
-    (owner,) = play(scenario)
+async def test_devices_are_published_as_they_change(node):
+    async with node.driver():
+        await until(lambda: node.cluster.published == {*node.names})
+        (made,) = node.cluster.slices.values()
+        (owner,) = made["metadata"]["ownerReferences"]
+        node.lose(2)
+        await until(lambda: node.cluster.published == {*node.names} - {node.names[2]})
+        node.used = {"nvidia0": (PROCESS,)}
+        await until(lambda: node.cluster.published == {*node.names[1:]} - {node.names[2]})
+        node.used = {}
+        await until(lambda: len(node.cluster.published) == 7)
     assert (owner["kind"], owner["name"], owner["uid"]) == ("Node", NODE, "node-uid")
     assert f"{node.names[0]} is in use by {PROCESS}" in node.notes
     assert f"{node.names[0]} is no longer in use outside of pods" in node.notes
     assert len(node.cluster.published) == 7  # kubelet removes the slices of a driver that does not come back
 
 
-def test_slices_that_others_change_or_remove_are_made_again(node, play):
-    async def scenario(driver):
-        async with driver():
-            await until(lambda: node.cluster.published)
-            (name,) = node.cluster.slices
-            node.cluster.forget(name)  # as kubelet does when it starts
-            await until(lambda: node.cluster.published)
-            changed = json.loads(json.dumps(node.cluster.slices[name]))
-            changed["spec"]["devices"] = []
-            changed["metadata"]["name"] = "stale"
-            node.cluster._store("ADDED", changed)
-            await until(lambda: [*node.cluster.slices] == [name])
-            changed["metadata"]["name"] = name
-            node.cluster._store("MODIFIED", changed)
-            await until(lambda: len(node.cluster.published) == 8)
-
-    play(scenario)
+async def test_slices_that_others_change_or_remove_are_made_again(node):
+    async with node.driver():
+        await until(lambda: node.cluster.published)
+        (name,) = node.cluster.slices
+        node.cluster.forget(name)  # as kubelet does when it starts
+        await until(lambda: node.cluster.published)
+        changed = json.loads(json.dumps(node.cluster.slices[name]))
+        changed["spec"]["devices"] = []
+        changed["metadata"]["name"] = "stale"
+        node.cluster._store("ADDED", changed)
+        await until(lambda: [*node.cluster.slices] == [name])
+        changed["metadata"]["name"] = name
+        node.cluster._store("MODIFIED", changed)
+        await until(lambda: len(node.cluster.published) == 8)
 
 
-def test_what_the_api_server_leaves_out_is_not_sent_forever(node, play):
+async def test_what_the_api_server_leaves_out_is_not_sent_forever(node):
     node.cluster.drop = ("class",)
+    for times in (1, 2):
+        async with node.driver():
+            await until(lambda times=times: len([n for n in node.notes if "published" in n]) == times)
+            await asyncio.sleep(0.3)
+    assert [method for method, path in node.cluster.calls if path.startswith(SLICES) and method != "GET"] == [
+        "POST",
+        "PUT",
+    ]
 
-    async def scenario(driver):
-        for times in (1, 2):
-            async with driver():
-                await until(lambda times=times: len([n for n in node.notes if "published" in n]) == times)
-                await asyncio.sleep(0.3)
-        return [method for method, path in node.cluster.calls if path.startswith(SLICES) and method != "GET"]
 
-    assert play(scenario) == ["POST", "PUT"]
-
-
-def test_an_api_server_that_fails_is_tried_again(node, play):
+async def test_an_api_server_that_fails_is_tried_again(node):
     node.cluster.status = 403
-
-    async def scenario(driver):
-        async with driver():
-            await until(lambda: any("slices cannot be read" in note for note in node.notes))
-            refused = await node.prepare(Claims.reference(1))
-            await asyncio.sleep(0.2)
-            node.cluster.status = 200
-            await until(lambda: node.cluster.published)
-            return refused[Claims.uid(1)].error
-
-    assert "the API server answered 403" in play(scenario)
+    async with node.driver():
+        await until(lambda: any("slices cannot be read" in note for note in node.notes))
+        refused = await node.prepare(Claims.reference(1))
+        await asyncio.sleep(0.2)
+        node.cluster.status = 200
+        await until(lambda: node.cluster.published)
+    assert "the API server answered 403" in refused[Claims.uid(1)].error
     assert len([note for note in node.notes if "slices cannot be read" in note]) == 1
 
 
 @pytest.mark.parametrize("status", [403, 409])
-def test_devices_that_cannot_be_published_are_published_later(node, play, status):
+async def test_devices_that_cannot_be_published_are_published_later(node, status):
     node.cluster.refused = {"POST": status}
     failure = "devices cannot be published: the API server answered"
-
-    async def scenario(driver):
-        async with driver():
-            await until(lambda: any(failure in note for note in node.notes))
-            await asyncio.sleep(0.2)
-            node.cluster.refused = {}
-            await until(lambda: len(node.cluster.published) == 8)
-
-    play(scenario)
+    async with node.driver():
+        await until(lambda: any(failure in note for note in node.notes))
+        await asyncio.sleep(0.2)
+        node.cluster.refused = {}
+        await until(lambda: len(node.cluster.published) == 8)
     assert len([note for note in node.notes if failure in note]) == 1
 
 
-def test_a_claim_that_cannot_be_unprepared_stays(node, play, monkeypatch):
+async def test_a_claim_that_cannot_be_unprepared_stays(node, monkeypatch):
     node.cluster.allocate(1, node.names[0])
-
-    async def scenario(driver):
-        async with driver():
-            await node.prepare(Claims.reference(1))
-            with monkeypatch.context() as patch:
-                patch.setattr(ClaimLedger, "unprepare", raising(ClaimError("it cannot be removed")))
-                failed = await node.unprepare(Claims.reference(1))
-            return failed, node.specs, await node.unprepare(Claims.reference(1))
-
-    failed, left, done = play(scenario)
+    async with node.driver():
+        await node.prepare(Claims.reference(1))
+        with monkeypatch.context() as patch:
+            patch.setattr(ClaimLedger, "unprepare", raising(ClaimError("it cannot be removed")))
+            failed = await node.unprepare(Claims.reference(1))
+        left = node.specs
+        done = await node.unprepare(Claims.reference(1))
     assert failed[Claims.uid(1)].error == "it cannot be removed"
     assert left == {Claims.uid(1): ["/dev/nvidia0"]}
     assert done[Claims.uid(1)].error == ""
@@ -426,19 +391,14 @@ def raising(error):
     return fail
 
 
-def test_pods_that_name_one_claim_share_its_gpu_and_other_claims_do_not_get_it(node, play):
+async def test_pods_that_name_one_claim_share_its_gpu_and_other_claims_do_not_get_it(node):
     for number in (1, 2):
         node.cluster.allocate(number, node.names[0])
-
-    async def scenario(driver):
-        async with driver():
-            first = [await node.prepare(Claims.reference(1)) for _ in range(2)]
-            other = await node.prepare(Claims.reference(2))
-            await node.unprepare(Claims.reference(1))
-            then = await node.prepare(Claims.reference(2))
-            return first, other, then
-
-    (one, again), other, then = play(scenario)
+    async with node.driver():
+        one, again = [await node.prepare(Claims.reference(1)) for _ in range(2)]
+        other = await node.prepare(Claims.reference(2))
+        await node.unprepare(Claims.reference(1))
+        then = await node.prepare(Claims.reference(2))
     assert one == again
     assert "in use by container default/claim-1 (claim)" in other[Claims.uid(2)].error
     assert not other[Claims.uid(2)].devices
@@ -446,27 +406,21 @@ def test_pods_that_name_one_claim_share_its_gpu_and_other_claims_do_not_get_it(n
     assert node.specs == {Claims.uid(2): ["/dev/nvidia0"]}
 
 
-def test_two_claims_of_one_call_do_not_get_one_gpu(node, play):
+async def test_two_claims_of_one_call_do_not_get_one_gpu(node):
     for number in (1, 2):
         node.cluster.allocate(number, node.names[0])
-
-    async def scenario(driver):
-        async with driver():
-            return await node.prepare(Claims.reference(1), Claims.reference(2))
-
-    assert sorted(bool(answer.error) for answer in play(scenario).values()) == [False, True]
+    async with node.driver():
+        answers = await node.prepare(Claims.reference(1), Claims.reference(2))
+    assert sorted(bool(answer.error) for answer in answers.values()) == [False, True]
     assert len(node.specs) == 1
 
 
-def test_claims_that_are_prepared_at_once_do_not_get_one_gpu(node, play):
+async def test_claims_that_are_prepared_at_once_do_not_get_one_gpu(node):
     for number in range(6):
         node.cluster.allocate(number, node.names[number % 2])
-
-    async def scenario(driver):
-        async with driver():
-            return await asyncio.gather(*(node.prepare(Claims.reference(number)) for number in range(6)))
-
-    answers = [answer for some in play(scenario) for answer in some.values()]
+    async with node.driver():
+        all_answers = await asyncio.gather(*(node.prepare(Claims.reference(number)) for number in range(6)))
+    answers = [answer for some in all_answers for answer in some.values()]
     assert sorted(bool(answer.error) for answer in answers) == [False] * 2 + [True] * 4
     assert sorted(node.specs.values()) == [["/dev/nvidia0"], ["/dev/nvidia1"]]
 
@@ -488,37 +442,29 @@ def test_claims_that_are_prepared_at_once_do_not_get_one_gpu(node, play):
         (lambda node: setattr(node, "missing", ("/dev/nvidia-uvm",)), "/dev/nvidia-uvm: not found"),
     ],
 )
-def test_a_claim_that_cannot_be_prepared_is_refused_with_the_reason(node, play, change, why):
+async def test_a_claim_that_cannot_be_prepared_is_refused_with_the_reason(node, change, why):
     node.cluster.allocate(1, node.names[0])
-
-    async def scenario(driver):
-        async with driver():
-            await until(lambda: node.cluster.published)
-            change(node)
-            return (await node.prepare(Claims.reference(1)))[Claims.uid(1)]
-
-    answer = play(scenario)
+    async with node.driver():
+        await until(lambda: node.cluster.published)
+        change(node)
+        answer = (await node.prepare(Claims.reference(1)))[Claims.uid(1)]
     assert why in answer.error
     assert not answer.devices
     assert node.specs == {}
     assert any(note.startswith("claim default/claim-1: refused: ") for note in node.notes)
 
 
-def test_a_claim_of_the_same_name_made_anew_is_another_one(node, play):
+async def test_a_claim_of_the_same_name_made_anew_is_another_one(node):
     node.cluster.allocate(1, node.names[0])
     anew = Claims.reference(1, uid=Claims.uid(9))
-
-    async def scenario(driver):
-        async with driver():
-            await node.prepare(Claims.reference(1))
-            refused = await node.prepare(anew)
-            node.cluster.claims["default", "claim-1"]["metadata"]["uid"] = Claims.uid(9)
-            waiting = await node.prepare(anew)
-            await node.unprepare(Claims.reference(1))
-            done = await node.prepare(anew)
-            return [one[Claims.uid(9)].error for one in (refused, waiting, done)]
-
-    refused, waiting, done = play(scenario)
+    async with node.driver():
+        await node.prepare(Claims.reference(1))
+        refused = await node.prepare(anew)
+        node.cluster.claims["default", "claim-1"]["metadata"]["uid"] = Claims.uid(9)
+        waiting = await node.prepare(anew)
+        await node.unprepare(Claims.reference(1))
+        done = await node.prepare(anew)
+        refused, waiting, done = [one[Claims.uid(9)].error for one in (refused, waiting, done)]
     assert refused == "the claim was replaced by another of its name"
     assert "in use by container default/claim-1 (claim)" in waiting
     assert done == ""
@@ -526,46 +472,34 @@ def test_a_claim_of_the_same_name_made_anew_is_another_one(node, play):
 
 
 @pytest.mark.parametrize("uid", ["../../../tmp/x", "", "x" * 10_000, "\x00"])
-def test_a_uid_that_is_none_never_becomes_a_path(node, play, uid):
+async def test_a_uid_that_is_none_never_becomes_a_path(node, uid):
     reference = Claims.reference(1, uid=uid)
-
-    async def scenario(driver):
-        async with driver():
-            return await node.prepare(reference), await node.unprepare(reference)
-
-    prepared, unprepared = play(scenario)
+    async with node.driver():
+        prepared = await node.prepare(reference)
+        unprepared = await node.unprepare(reference)
     assert "invalid claim" in prepared[uid].error
     assert unprepared[uid].error == ""
     assert not node.cdi_root.exists()
 
 
-def test_kubelet_may_unprepare_twice_and_what_was_never_prepared(node, play):
+async def test_kubelet_may_unprepare_twice_and_what_was_never_prepared(node):
     node.cluster.allocate(1, node.names[0])
-
-    async def scenario(driver):
-        async with driver():
-            await node.prepare(Claims.reference(1))
-            node.cluster.claims.clear()
-            return [await node.unprepare(Claims.reference(1), Claims.reference(2)) for _ in range(2)]
-
-    for answers in play(scenario):
-        assert {uid: answer.error for uid, answer in answers.items()} == {
-            Claims.uid(1): "",
-            Claims.uid(2): "",
-        }
+    async with node.driver():
+        await node.prepare(Claims.reference(1))
+        node.cluster.claims.clear()
+        for _ in range(2):
+            answers = await node.unprepare(Claims.reference(1), Claims.reference(2))
+            assert [answers[Claims.uid(number)].error for number in (1, 2)] == ["", ""]
     assert node.specs == {}
     assert node.notes.count("claim default/claim-1: unprepared") == 1
 
 
-def test_a_claim_with_several_requests(node, play):
+async def test_a_claim_with_several_requests(node):
     node.cluster.allocate(1, ("a", node.names[0]), ("b/large", node.names[1]), ("b/large", node.names[2]))
-
-    async def scenario(driver):
-        async with driver():
-            return await node.prepare(Claims.reference(1))
-
     uid = Claims.uid(1)
-    devices = play(scenario)[uid].devices
+    async with node.driver():
+        answers = await node.prepare(Claims.reference(1))
+    devices = answers[uid].devices
     assert [([*one.request_names], one.device_name, [*one.cdi_device_ids]) for one in devices] == [
         (["a"], node.names[0], [f"imagematrix.io/claim={uid}_a"]),
         (["b"], node.names[1], [f"imagematrix.io/claim={uid}_b"]),
@@ -573,103 +507,82 @@ def test_a_claim_with_several_requests(node, play):
     ]
 
 
-def test_a_driver_that_starts_again_neither_loses_nor_doubles_a_claim(node, play):
+async def test_a_driver_that_starts_again_neither_loses_nor_doubles_a_claim(node):
     for number in (1, 2):
         node.cluster.allocate(number, node.names[0])
-
-    async def scenario(driver):
-        async with driver():
-            before = await node.prepare(Claims.reference(1))
-        node.used = survey_node_leases()  # as any survey of the node shows it
-        async with driver():
-            await until(lambda: len(node.cluster.published) == 8)
-            after = await node.prepare(Claims.reference(1))
-            other = await node.prepare(Claims.reference(2))
-            await node.unprepare(Claims.reference(1))
-            return before, after, other
-
-    before, after, other = play(scenario)
+    async with node.driver():
+        before = await node.prepare(Claims.reference(1))
+    node.used = survey_node_leases()  # as any survey of the node shows it
+    async with node.driver():
+        await until(lambda: len(node.cluster.published) == 8)
+        after = await node.prepare(Claims.reference(1))
+        other = await node.prepare(Claims.reference(2))
+        await node.unprepare(Claims.reference(1))
     assert before == after
     assert "claim-1" in other[Claims.uid(2)].error
     assert node.specs == {}
 
 
-def test_nothing_is_published_while_the_usage_is_unknown(node, play):
+async def test_nothing_is_published_while_the_usage_is_unknown(node):
     node.unknown = EngineError("no answer")
-
-    async def scenario(driver):
-        async with driver():
-            await asyncio.sleep(0.2)
-            nothing = [*node.cluster.slices]
-            node.unknown = None
-            await until(lambda: len(node.cluster.published) == 8)
-            node.unknown = EngineError("no answer")
-            await until(lambda: any("the last known counts" in note for note in node.notes))
-            return nothing
-
-    assert play(scenario) == []
+    async with node.driver():
+        await asyncio.sleep(0.2)
+        nothing = [*node.cluster.slices]
+        node.unknown = None
+        await until(lambda: len(node.cluster.published) == 8)
+        node.unknown = EngineError("no answer")
+        await until(lambda: any("the last known counts" in note for note in node.notes))
+        assert nothing == []
     expected = "usage of GPUs outside of pods unknown, no device is published: no answer"
     assert node.notes.count(expected) == 1
     assert len(node.cluster.published) == 8
 
 
-def test_a_refused_registration_is_reported(node, play):
-    async def scenario(driver):
-        async with driver():
-            (path,) = (node.root / "plugins_registry").iterdir()
-            method = "/pluginregistration.Registration/NotifyRegistrationStatus"
-            await node.call(path, method, "RegistrationStatus", "Empty", error="no such version")
-
-    play(scenario)
+async def test_a_refused_registration_is_reported(node):
+    async with node.driver():
+        (path,) = (node.root / "plugins_registry").iterdir()
+        method = "/pluginregistration.Registration/NotifyRegistrationStatus"
+        await node.call(path, method, "RegistrationStatus", "Empty", error="no such version")
     assert "kubelet refused: no such version" in node.notes
 
 
-def test_a_folder_that_cannot_be_made_ends_the_driver(node, play):
+async def test_a_folder_that_cannot_be_made_ends_the_driver(node):
     (node.root / "plugins").write_text("a file")
-
-    async def scenario(driver):
-        async with driver() as running:
+    with pytest.raises(UsageError, match="plugins"):
+        async with node.driver() as running:
             await running
 
-    with pytest.raises(UsageError, match="plugins"):
-        play(scenario)
 
-
-def test_the_command_serves_until_a_signal(node, tmp_path, profiles):
+async def test_the_command_serves_until_a_signal(node, tmp_path, profiles):
     config = tmp_path / "kubeconfig"
     (tmp_path / "token").write_text("secret")
     node.cluster.allocate(1, node.names[0])
     words = ["kubernetes", "dra-driver", "--node-name", NODE, "--host", profiles["genoa-h200"]]
     words += ["--kubelet", node.root, "--cdi-root", node.cdi_root, "--kubeconfig", config]
     words += ["--device-plugins", tmp_path]
-
-    async def scenario():
-        async with TestServer(node.cluster.application()) as server:
-            config.write_text(
-                json.dumps(
-                    {
-                        "current-context": "c",
-                        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-                        "clusters": [{"name": "k", "cluster": {"server": str(server.make_url("/"))}}],
-                        "users": [{"name": "u", "user": {"tokenFile": "token"}}],
-                    }
-                )
+    async with TestServer(node.cluster.application()) as server:
+        config.write_text(
+            json.dumps(
+                {
+                    "current-context": "c",
+                    "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+                    "clusters": [{"name": "k", "cluster": {"server": str(server.make_url("/"))}}],
+                    "users": [{"name": "u", "user": {"tokenFile": "token"}}],
+                }
             )
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "imagematrix", *map(str, words), stderr=subprocess.PIPE
-            )
-            await until(lambda: node.cluster.published)
-            answers = await node.prepare(Claims.reference(1))
-            process.send_signal(signal.SIGTERM)
-            _, errors = await asyncio.wait_for(process.communicate(), 10)
-            for watch in node.cluster.watches:
-                watch.put_nowait(None)
-            return process.returncode, errors.decode(), answers[Claims.uid(1)].error
-
-    code, errors, error = asyncio.run(scenario())
-    assert (code, error) == (0, ""), errors
-    assert "published 8 devices, generation 1\n" in errors
-    assert "Traceback" not in errors
+        )
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "imagematrix", *map(str, words), stderr=subprocess.PIPE
+        )
+        await until(lambda: node.cluster.published)
+        answers = await node.prepare(Claims.reference(1))
+        process.send_signal(signal.SIGTERM)
+        _, errors = await asyncio.wait_for(process.communicate(), 10)
+        for watch in node.cluster.watches:
+            watch.put_nowait(None)
+    assert (process.returncode, answers[Claims.uid(1)].error) == (0, ""), errors
+    assert b"published 8 devices, generation 1\n" in errors
+    assert b"Traceback" not in errors
     assert [*(node.root / "plugins_registry").iterdir()] == []
     assert node.specs == {Claims.uid(1): ["/dev/nvidia0"]}
     assert [str(one) for one in survey_node_leases()["nvidia0"]] == ["container default/claim-1 (claim)"]
@@ -693,8 +606,7 @@ def test_a_node_has_a_driver_or_a_plugin_but_not_both(cli, kubelet_root, profile
     assert f"offers this node's GPUs, at {path}" in done.err
 
 
-def test_what_a_container_sees_of_the_node(tmp_path, hosts, claims, cdi_root):
-    host = hosts["genoa-h200"]
+def test_what_a_container_sees_of_the_node(tmp_path, host, claims, cdi_root):
     (tmp_path / "proc").mkdir()
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()

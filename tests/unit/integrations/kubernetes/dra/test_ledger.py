@@ -86,8 +86,7 @@ def held(number_of_gpu):
     return [str(one) for one in find_consumers(survey_node_leases(), [f"nvidia{number_of_gpu}"])]
 
 
-def test_a_claim_gets_device_nodes_and_nothing_else(ledger, claims, hosts, cdi_root):
-    host = hosts["genoa-h200"]
+def test_a_claim_gets_device_nodes_and_nothing_else(ledger, claims, host, cdi_root):
     assert give(ledger, claims, host, 1, host.gpus[3])
     (path,) = cdi_root.iterdir()
     assert path.name == f"imagematrix.io-claim_{claims.uid(1)}.json"
@@ -125,8 +124,7 @@ def test_each_of_several_requests_has_a_device(ledger, claims, hosts, cdi_root):
         give(ledger, claims, host, 2, two)
 
 
-def test_a_second_claim_is_refused_until_the_first_is_taken_back(ledger, claims, hosts):
-    host = hosts["genoa-h200"]
+def test_a_second_claim_is_refused_until_the_first_is_taken_back(ledger, claims, host):
     give(ledger, claims, host, 1, host.gpus[0], host.gpus[1])
     with pytest.raises(GpusBusyError, match=r"in use by container default/claim-1 \(claim\)"):
         give(ledger, claims, host, 2, host.gpus[1], host.gpus[2])
@@ -134,8 +132,7 @@ def test_a_second_claim_is_refused_until_the_first_is_taken_back(ledger, claims,
     assert give(ledger, claims, host, 2, host.gpus[1], host.gpus[2])
 
 
-def test_a_claim_is_prepared_once(ledger, claims, hosts, cdi_root):
-    host = hosts["genoa-h200"]
+def test_a_claim_is_prepared_once(ledger, claims, host, cdi_root):
     assert give(ledger, claims, host, 1, host.gpus[0])
     (path,) = cdi_root.iterdir()
     before = files.read_stamp(path)
@@ -147,8 +144,7 @@ def test_a_claim_is_prepared_once(ledger, claims, hosts, cdi_root):
     assert not ledger.unprepare(claims.uid(1))
 
 
-def test_a_claim_of_running_pods_stays_prepared_when_its_gpu_fails(ledger, claims, hosts):
-    host = hosts["genoa-h200"]
+def test_a_claim_of_running_pods_stays_prepared_when_its_gpu_fails(ledger, claims, host):
     give(ledger, claims, host, 1, host.gpus[0])
     lost = replace(host.gpus[0], state="lost")
     assert not give(ledger, claims, host, 1, lost)
@@ -157,24 +153,21 @@ def test_a_claim_of_running_pods_stays_prepared_when_its_gpu_fails(ledger, claim
         give(ledger, claims, host, 1, lost)
 
 
-def test_a_claim_that_is_allocated_anew_gets_the_new_gpu(ledger, claims, hosts):
-    host = hosts["genoa-h200"]
+def test_a_claim_that_is_allocated_anew_gets_the_new_gpu(ledger, claims, host):
     give(ledger, claims, host, 1, host.gpus[0])
     assert give(ledger, claims, host, 1, host.gpus[5])
     assert (held(0), len(held(5))) == ([], 1)
 
 
 @pytest.mark.parametrize("kind", ["process", "container", "lease"])
-def test_a_gpu_in_use_is_not_given(ledger, claims, hosts, cdi_root, kind):
-    host = hosts["genoa-h200"]
+def test_a_gpu_in_use_is_not_given(ledger, claims, host, cdi_root, kind):
     using = {"nvidia2": (Consumer(kind=kind, name="train"),)}
     with pytest.raises(GpusBusyError, match=f"in use by {kind} train"):
         give(ledger, claims, host, 1, host.gpus[2], usage=using)
     assert not cdi_root.exists()
 
 
-def test_a_launch_and_a_claim_take_no_gpu_from_each_other(ledger, claims, hosts, locks):
-    host = hosts["genoa-h200"]
+def test_a_launch_and_a_claim_take_no_gpu_from_each_other(ledger, claims, host, locks):
     first = Choice(gpus=host.gpus[:1], count=1)
     with (
         claim_gpus(ClaimRequest(choices=[first]), lambda _: {}, folder=LockFolder(path=str(locks))),
@@ -192,8 +185,7 @@ def restarted(cdi_root, host):
     return ledger, [*ledger.restore(host.gpus)]
 
 
-def test_after_a_restart_claims_are_as_before(ledger, claims, hosts, cdi_root):
-    host = hosts["genoa-h200"]
+def test_after_a_restart_claims_are_as_before(ledger, claims, host, cdi_root):
     give(ledger, claims, host, 1, host.gpus[0])
     ledger, notes = restarted(cdi_root, host)
     assert (notes, ledger.list_claims()) == ([], {claims.uid(1)})
@@ -220,8 +212,7 @@ def test_a_spec_without_a_grant_still_holds_its_gpus(ledger, claims, hosts, cdi_
     assert give(ledger, claims, host, 2, units[0])
 
 
-def test_drafts_of_a_killed_process_are_removed(ledger, claims, hosts, cdi_root):
-    host = hosts["genoa-h200"]
+def test_drafts_of_a_killed_process_are_removed(ledger, claims, host, cdi_root):
     cdi_root.mkdir(parents=True)
     draft = cdi_root / f".0123456789ab.imagematrix.io-claim_{claims.uid(1)}.json.draft"
     other = cdi_root / "nvidia.yaml"
@@ -254,8 +245,7 @@ def edited(path):
         edited("/dev/../etc/shadow"),
     ],
 )
-def test_a_damaged_spec_is_reported_and_replaced(ledger, claims, hosts, cdi_root, junk):
-    host = hosts["genoa-h200"]
+def test_a_damaged_spec_is_reported_and_replaced(ledger, claims, host, cdi_root, junk):
     cdi_root.mkdir(parents=True)
     path = cdi.get_spec_path(cdi_root, claims.uid(1))
     path.write_bytes(junk)
@@ -271,8 +261,7 @@ def test_a_damaged_spec_is_reported_and_replaced(ledger, claims, hosts, cdi_root
     assert not path.exists()
 
 
-def test_on_a_full_disk_nothing_is_given(ledger, claims, hosts, cdi_root, monkeypatch):
-    host = hosts["genoa-h200"]
+def test_on_a_full_disk_nothing_is_given(ledger, claims, host, cdi_root, monkeypatch):
 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -291,8 +280,7 @@ def test_on_a_full_disk_nothing_is_given(ledger, claims, hosts, cdi_root, monkey
     assert give(ledger, claims, host, 1, host.gpus[0])
 
 
-def test_a_spec_that_cannot_be_removed_stays_held(ledger, claims, hosts, monkeypatch):
-    host = hosts["genoa-h200"]
+def test_a_spec_that_cannot_be_removed_stays_held(ledger, claims, host, monkeypatch):
     give(ledger, claims, host, 1, host.gpus[0])
 
     def refuse(*_, **__):
@@ -306,8 +294,7 @@ def test_a_spec_that_cannot_be_removed_stays_held(ledger, claims, hosts, monkeyp
     assert ledger.unprepare(claims.uid(1))
 
 
-def test_only_what_claims_do_not_hold_is_used(hosts):
-    host = hosts["genoa-h200"]
+def test_only_what_claims_do_not_hold_is_used(host):
     units = name_devices(host)
     first, second, third, *_ = units
     usage = {

@@ -313,17 +313,8 @@ KEYS = st.sampled_from(
     [
         *("containers", "initContainers", "image", "resources", "limits", "nodeSelector", "affinity"),
         *("nodeAffinity", REQUIRED, "nodeSelectorTerms", "matchExpressions", "matchFields", "key", "labels"),
-        *(
-            "operator",
-            "values",
-            "tolerations",
-            "effect",
-            "value",
-            "nodeName",
-            "resourceClaims",
-            CLASS,
-            NVIDIA,
-        ),
+        *("operator", "values", "tolerations", "effect", "value", "nodeName", "resourceClaims"),
+        *(CLASS, NVIDIA),
     ]
 )
 VALUES = st.recursive(
@@ -435,9 +426,7 @@ def test_the_command_takes_several_catalogs(cli, saved, make):
 )
 def test_invalid_options_are_refused(cli, saved, words, message):
     saved.write_text(json.dumps(using()))
-    result = cli("kubernetes", "explain", "pod.json", *OPTIONS, *words)
-    assert (result.code, result.out) == (2, "")
-    assert message in result.err
+    cli("kubernetes", "explain", "pod.json", *OPTIONS, *words).refuses(2, message)
 
 
 def test_stdin_is_read_once(cli, saved):

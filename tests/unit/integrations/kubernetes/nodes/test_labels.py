@@ -115,14 +115,8 @@ def test_a_class_is_named_by_its_facts(hosts):
 
 def test_ranks_are_in_the_order_of_versions():
     versions = [
-        "390.46",
-        "535.54",
-        "535.54.0",
-        "535.54.0.0",
-        "535.54.03",
-        "535.261.03",
-        "550.54.14",
-        "9999.0",
+        *("390.46", "535.54", "535.54.0", "535.54.0.0", "535.54.03", "535.261.03", "550.54.14"),
+        *("9999.0",),
     ]
     assert sorted(versions, key=rank_version) == versions
     assert len({rank_version(version) for version in versions}) == len(versions)

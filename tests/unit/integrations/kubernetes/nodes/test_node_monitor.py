@@ -1,7 +1,5 @@
 """A node and its users, as whatever gives out GPUs reads them."""
 
-import asyncio
-
 import pytest
 
 from imagematrix.errors import EngineError, ProbeError
@@ -36,26 +34,22 @@ class Node:
         )
 
 
-def test_what_was_read_last_counts():
+async def test_what_was_read_last_counts():
     node = Node()
     monitor = node.monitor()
-
-    async def scenario():
+    await monitor.read_node()
+    node.unknown = EngineError("no answer")
+    await monitor.update_usage()
+    assert monitor.usage is None
+    node.unknown = None
+    await monitor.update_usage()
+    node.error = ProbeError("no /proc")
+    node.unknown = EngineError("no answer")
+    for _ in range(2):
+        await monitor.update_node()
+        await monitor.update_usage()
+    with pytest.raises(ProbeError):
         await monitor.read_node()
-        node.unknown = EngineError("no answer")
-        await monitor.update_usage()
-        assert monitor.usage is None
-        node.unknown = None
-        await monitor.update_usage()
-        node.error = ProbeError("no /proc")
-        node.unknown = EngineError("no answer")
-        for _ in range(2):
-            await monitor.update_node()
-            await monitor.update_usage()
-        with pytest.raises(ProbeError):
-            await monitor.read_node()
-
-    asyncio.run(scenario())
     assert (monitor.node, monitor.usage) == (node, {})
     assert node.lines == [
         "usage of GPUs outside of pods unknown, nothing is offered: no answer",

@@ -96,16 +96,18 @@ class Webhooks:
 
 @pytest.fixture
 def webhooks(fake, account, telemetry, catalog, nodes):
-    """Return an asynchronous context with a function that starts webhooks."""
+    """Return an asynchronous context in which webhooks of these identities have started."""
 
     @contextlib.asynccontextmanager
-    async def make():
+    async def make(*identities):
         async with TestServer(fake.application()) as server:
             named = replace(catalog, image="reg/t")
             made = Webhooks(
                 str(server.make_url("/")), account, telemetry, named, nodes(n1=None, n2="580.65.06")
             )
             try:
+                for identity in identities:
+                    await made.start(identity)
                 yield made
                 assert not any(task.done() for task in made.tasks.values())
             finally:
@@ -120,7 +122,7 @@ def follow(fake, *pods):
     fake.pods.items = {one["metadata"]["name"]: one for one in pods}
 
 
-def test_each_cause_has_one_event_and_pods_of_others_have_none(fake, webhooks, telemetry):
+async def test_each_cause_has_one_event_and_pods_of_others_have_none(fake, webhooks, telemetry):
     follow(
         fake,
         pending("undecided", NAME, NAME),
@@ -129,14 +131,9 @@ def test_each_cause_has_one_event_and_pods_of_others_have_none(fake, webhooks, t
         pending("theirs", "debian:trixie"),
         pending("fine", NAME.replace("v1", "v2")),
     )
-
-    async def run():
-        async with webhooks() as started:
-            await started.start("w1")
-            await until(lambda: len(fake.events) == 3)
-            await asyncio.sleep(0.3)
-
-    asyncio.run(run())
+    async with webhooks("w1"):
+        await until(lambda: len(fake.events) == 3)
+        await asyncio.sleep(0.3)
     by_pod = {one["involvedObject"]["name"]: one for one in fake.events.values()}
     assert len(fake.posted) == len(by_pod) == 3
     assert {name: one["reason"] for name, one in by_pod.items()} == {
@@ -158,74 +155,60 @@ def test_each_cause_has_one_event_and_pods_of_others_have_none(fake, webhooks, t
     )
 
 
-def test_a_pod_that_starts_in_time_has_no_event_and_a_later_pod_has_one(fake, webhooks, monkeypatch):
+async def test_a_pod_that_starts_in_time_has_no_event_and_a_later_pod_has_one(fake, webhooks, monkeypatch):
     monkeypatch.setattr(events, "PATIENCE_S", 0.5)
     quick, late = pending("quick", NAME), pending("late", NAME)
     follow(fake, quick)
-
-    async def run():
-        async with webhooks() as started:
-            await started.start("w1")
-            await until(lambda: fake.pods.watches)
-            fake.pods.send("DELETED", quick)
-            fake.pods.send("ADDED", late)
-            fake.pods.send("ADDED", {"metadata": {"name": "bad"}, "spec": []})
-            await until(lambda: fake.events)
-            await asyncio.sleep(0.2)
-
-    asyncio.run(run())
+    async with webhooks("w1"):
+        await until(lambda: fake.pods.watches)
+        fake.pods.send("DELETED", quick)
+        fake.pods.send("ADDED", late)
+        fake.pods.send("ADDED", {"metadata": {"name": "bad"}, "spec": []})
+        await until(lambda: fake.events)
+        await asyncio.sleep(0.2)
     assert [one["involvedObject"]["name"] for one in fake.events.values()] == ["late"]
 
 
-def test_a_change_of_the_cluster_changes_the_cause(fake, webhooks, nodes, catalog):
+async def test_a_change_of_the_cluster_changes_the_cause(fake, webhooks, nodes, catalog):
     """A pod whose nodes are tainted, then gone, has an Event for each; equal pods are explained together."""
-
-    async def run():
-        async with webhooks() as started:
-            state = await started.start("w1")
-            listed = nodes(n1=None, n2="580.65.06")
-            name = listed["items"][1]["metadata"]["labels"][CLASS]
-            image = f"reg/t:v1-a@{catalog.variants[0].digest}"
-            placed = {"affinity": asking(term(CLASS, "In", name))}
-            await until(lambda: fake.pods.watches)
-            for number in range(20):
-                fake.pods.send("ADDED", pending(f"p{number}", image, **placed))
-            await asyncio.sleep(0.3)
-            assert not fake.events, "a node can take them"
-            listed["items"][1]["spec"] = {"taints": [{"key": "k", "effect": "NoSchedule"}]}
-            policies = state.policies
-            state.put_nodes(parse_nodes(listed, "nodes"))
-            await until(lambda: len(fake.events) == 20)
-            assert state.policies is policies
-            del listed["items"][1]
-            state.put_nodes(parse_nodes(listed, "nodes"))
-            await until(lambda: len(fake.events) == 40)
-
-    asyncio.run(run())
+    async with webhooks() as started:
+        state = await started.start("w1")
+        listed = nodes(n1=None, n2="580.65.06")
+        name = listed["items"][1]["metadata"]["labels"][CLASS]
+        image = f"reg/t:v1-a@{catalog.variants[0].digest}"
+        placed = {"affinity": asking(term(CLASS, "In", name))}
+        await until(lambda: fake.pods.watches)
+        for number in range(20):
+            fake.pods.send("ADDED", pending(f"p{number}", image, **placed))
+        await asyncio.sleep(0.3)
+        assert not fake.events, "a node can take them"
+        listed["items"][1]["spec"] = {"taints": [{"key": "k", "effect": "NoSchedule"}]}
+        policies = state.policies
+        state.put_nodes(parse_nodes(listed, "nodes"))
+        await until(lambda: len(fake.events) == 20)
+        assert state.policies is policies
+        del listed["items"][1]
+        state.put_nodes(parse_nodes(listed, "nodes"))
+        await until(lambda: len(fake.events) == 40)
     reasons = [one["reason"] for one in fake.events.values()]
     assert (reasons.count("NoNodeFits"), reasons.count("ImageOutdated")) == (20, 20)
 
 
-def test_one_webhook_writes_and_another_takes_over_when_it_dies(fake, webhooks, telemetry):
+async def test_one_webhook_writes_and_another_takes_over_when_it_dies(fake, webhooks, telemetry):
     follow(fake, pending("first", NAME))
-
-    async def run():
-        async with webhooks() as started:
-            await started.start("w1")
-            await until(lambda: len(fake.events) == 1)
-            await started.start("w2")
-            await asyncio.sleep(3.5)
-            assert fake.holder == "w1"
-            assert fake.lease["spec"]["leaseTransitions"] == 1
-            assert "w2 leads" not in telemetry.lines
-            await started.kill("w1")
-            fake.pods.items["second"] = pending("second", NAME)
-            await until(lambda: len(fake.events) == 2)
-            assert fake.holder == "w2"
-            assert fake.lease["spec"]["leaseTransitions"] == 2
-            await asyncio.sleep(0.3)
-
-    asyncio.run(run())
+    async with webhooks("w1") as started:
+        await until(lambda: len(fake.events) == 1)
+        await started.start("w2")
+        await asyncio.sleep(3.5)
+        assert fake.holder == "w1"
+        assert fake.lease["spec"]["leaseTransitions"] == 1
+        assert "w2 leads" not in telemetry.lines
+        await started.kill("w1")
+        fake.pods.items["second"] = pending("second", NAME)
+        await until(lambda: len(fake.events) == 2)
+        assert fake.holder == "w2"
+        assert fake.lease["spec"]["leaseTransitions"] == 2
+        await asyncio.sleep(0.3)
     names = [fake.events[name]["involvedObject"]["name"] for name in fake.posted]
     assert names == ["first", "first", "second"], "the second leader tries once, and the server refuses it"
     assert [line for line in telemetry.lines if "leads" in line] == ["w1 leads", "w2 leads"]
@@ -234,7 +217,7 @@ def test_one_webhook_writes_and_another_takes_over_when_it_dies(fake, webhooks, 
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", times[key])
 
 
-def test_a_lease_of_another_is_left_until_it_expires(fake, webhooks):
+async def test_a_lease_of_another_is_left_until_it_expires(fake, webhooks):
     """Only whether it changes counts, because clocks differ."""
     fake.lease["spec"] = {
         "holderIdentity": "other",
@@ -242,50 +225,37 @@ def test_a_lease_of_another_is_left_until_it_expires(fake, webhooks):
         "renewTime": "1999-01-01T00:00:00.000000Z",
         "leaseTransitions": 6,
     }
-
-    async def run():
-        async with webhooks() as started:
-            await started.start("w1")
-            for second in range(8):
-                await asyncio.sleep(0.2)
-                assert fake.holder == "other"
-                fake.lease["spec"]["renewTime"] = f"1999-01-01T00:00:{second:02}.000000Z"
-            await until(lambda: fake.holder == "w1")
-            assert fake.lease["spec"]["leaseTransitions"] == 7
-            assert not fake.posted
-
-    asyncio.run(run())
+    async with webhooks("w1"):
+        for second in range(8):
+            await asyncio.sleep(0.2)
+            assert fake.holder == "other"
+            fake.lease["spec"]["renewTime"] = f"1999-01-01T00:00:{second:02}.000000Z"
+        await until(lambda: fake.holder == "w1")
+        assert fake.lease["spec"]["leaseTransitions"] == 7
+        assert not fake.posted
 
 
-def test_a_holder_that_cannot_renew_stops_before_another_can_start(fake, webhooks, telemetry):
-    async def run():
-        async with webhooks() as started:
-            await started.start("w1")
-            await until(lambda: "w1 leads" in telemetry.lines)
-            fake.lease_status = 500
-            await until(lambda: "w1 leads no longer" in telemetry.lines)
-            fake.pods.items["p"] = pending("p", NAME)
-            await asyncio.sleep(0.3)
-            assert not fake.posted
-            fake.lease_status = 200
-            await until(lambda: len(fake.events) == 1)
-
-    asyncio.run(run())
+async def test_a_holder_that_cannot_renew_stops_before_another_can_start(fake, webhooks, telemetry):
+    async with webhooks("w1"):
+        await until(lambda: "w1 leads" in telemetry.lines)
+        fake.lease_status = 500
+        await until(lambda: "w1 leads no longer" in telemetry.lines)
+        fake.pods.items["p"] = pending("p", NAME)
+        await asyncio.sleep(0.3)
+        assert not fake.posted
+        fake.lease_status = 200
+        await until(lambda: len(fake.events) == 1)
     assert any("lease: the API server answered 500: no lease" in line for line in telemetry.lines)
 
 
-def test_a_holder_whose_lease_another_has_taken_stops(fake, webhooks, telemetry):
-    async def run():
-        async with webhooks() as started:
-            await started.start("w1")
-            await until(lambda: "w1 leads" in telemetry.lines)
-            version = str(int(fake.lease["metadata"]["resourceVersion"]) + 1)
-            taken = {"holderIdentity": "w9", "leaseDurationSeconds": 3600}
-            fake.lease = {"metadata": {"name": "l", "resourceVersion": version}, "spec": taken}
-            await until(lambda: "w1 leads no longer" in telemetry.lines)
-            assert fake.holder == "w9"
-
-    asyncio.run(run())
+async def test_a_holder_whose_lease_another_has_taken_stops(fake, webhooks, telemetry):
+    async with webhooks("w1"):
+        await until(lambda: "w1 leads" in telemetry.lines)
+        version = str(int(fake.lease["metadata"]["resourceVersion"]) + 1)
+        taken = {"holderIdentity": "w9", "leaseDurationSeconds": 3600}
+        fake.lease = {"metadata": {"name": "l", "resourceVersion": version}, "spec": taken}
+        await until(lambda: "w1 leads no longer" in telemetry.lines)
+        assert fake.holder == "w9"
 
 
 @pytest.mark.parametrize(
@@ -297,58 +267,43 @@ def test_a_holder_whose_lease_another_has_taken_stops(fake, webhooks, telemetry)
         ([], "expected an object"),
     ],
 )
-def test_an_invalid_lease_is_noted(fake, webhooks, telemetry, lease_object, message):
+async def test_an_invalid_lease_is_noted(fake, webhooks, telemetry, lease_object, message):
     fake.lease = lease_object
-
-    async def run():
-        async with webhooks() as started:
-            await started.start("w1")
-            await until(lambda: any(message in line for line in telemetry.lines))
-
-    asyncio.run(run())
+    async with webhooks("w1"):
+        await until(lambda: any(message in line for line in telemetry.lines))
     assert "w1 leads" not in telemetry.lines
 
 
-def test_failures_of_the_api_server_are_noted_and_tried_again(fake, webhooks, telemetry, account):
+async def test_failures_of_the_api_server_are_noted_and_tried_again(fake, webhooks, telemetry, account):
     follow(fake, pending("p", NAME))
     fake.pods.status = fake.event_status = 403
-
-    async def run():
-        async with webhooks() as started:
-            await started.start("w1")
-            await until(lambda: "pods: the API server answered 403: no" in telemetry.lines)
-            fake.pods.status = 200
-            await until(lambda: "events: the API server answered 403: no events" in telemetry.lines)
-            account.unlink()
-            await until(lambda: any("events" in line and "token" in line for line in telemetry.lines))
-            account.write_text("again")
-            fake.event_status = 404
-            posted = len(fake.posted)
-            await until(lambda: len(fake.posted) > posted)
-            await asyncio.sleep(0.1)
-            count = len(fake.posted)
-            await asyncio.sleep(0.2)
-            assert len(fake.posted) == count, "the namespace has gone"
-
-    asyncio.run(run())
+    async with webhooks("w1"):
+        await until(lambda: "pods: the API server answered 403: no" in telemetry.lines)
+        fake.pods.status = 200
+        await until(lambda: "events: the API server answered 403: no events" in telemetry.lines)
+        account.unlink()
+        await until(lambda: any("events" in line and "token" in line for line in telemetry.lines))
+        account.write_text("again")
+        fake.event_status = 404
+        posted = len(fake.posted)
+        await until(lambda: len(fake.posted) > posted)
+        await asyncio.sleep(0.1)
+        count = len(fake.posted)
+        await asyncio.sleep(0.2)
+        assert len(fake.posted) == count, "the namespace has gone"
 
 
-def test_an_event_that_the_api_server_has_dropped_is_written_again(fake, webhooks, monkeypatch):
+async def test_an_event_that_the_api_server_has_dropped_is_written_again(fake, webhooks, monkeypatch):
     monkeypatch.setattr(events, "KEPT_S", 0.3)
     follow(fake, pending("p", NAME))
-
-    async def run():
-        async with webhooks() as started:
-            await started.start("w1")
-            await until(lambda: fake.events)
-            fake.events.clear()
-            await until(lambda: fake.events)
-
-    asyncio.run(run())
+    async with webhooks("w1"):
+        await until(lambda: fake.events)
+        fake.events.clear()
+        await until(lambda: fake.events)
     assert len(set(fake.posted)) == 1
 
 
-def test_a_task_that_fails_is_started_again(fake, webhooks, telemetry, monkeypatch):
+async def test_a_task_that_fails_is_started_again(fake, webhooks, telemetry, monkeypatch):
     follow(fake, pending("p", NAME))
 
     def fail(*_):
@@ -357,26 +312,16 @@ def test_a_task_that_fails_is_started_again(fake, webhooks, telemetry, monkeypat
 
     monkeypatch.setattr(events, "explain_pod", fail)
     monkeypatch.setattr(events, "LOOK_S", 0.02)
-
-    async def run():
-        async with webhooks() as started:
-            await started.start("w1")
-            await until(lambda: any("started again after" in line for line in telemetry.lines))
-            assert fake.holder == "w1"
-
-    asyncio.run(run())
+    async with webhooks("w1"):
+        await until(lambda: any("started again after" in line for line in telemetry.lines))
+        assert fake.holder == "w1"
 
 
-def test_a_long_message_and_name_are_shortened(fake, webhooks):
+async def test_a_long_message_and_name_are_shortened(fake, webhooks):
     long = pending("p" * 253, NAME, nodeSelector={CLASS: "x" * 5000})
     follow(fake, long)
-
-    async def run():
-        async with webhooks() as started:
-            await started.start("w1")
-            await until(lambda: fake.events)
-
-    asyncio.run(run())
+    async with webhooks("w1"):
+        await until(lambda: fake.events)
     (one,) = fake.events.values()
     assert len(one["message"]) == 1024
     assert len(one["metadata"]["name"]) <= 253
@@ -384,7 +329,7 @@ def test_a_long_message_and_name_are_shortened(fake, webhooks):
     assert json.dumps(one).isascii()
 
 
-def test_a_webhook_that_ends_while_it_stops_to_lead_ends(fake, account, telemetry):
+async def test_a_webhook_that_ends_while_it_stops_to_lead_ends(fake, account, telemetry):
     """The task that leads takes its time to end, and the webhook is cancelled meanwhile."""
     leading = asyncio.Event()
 
@@ -395,18 +340,15 @@ def test_a_webhook_that_ends_while_it_stops_to_lead_ends(fake, account, telemetr
         finally:
             await asyncio.sleep(0.2)
 
-    async def run():
-        async with TestServer(fake.application()) as server:
-            api = api_server(server.make_url("/"), account)
-            leadership = Leadership(api=api, namespace="space", name="l", identity="w1")
-            task = asyncio.create_task(leadership.follow(lead, telemetry))
-            await asyncio.wait_for(leading.wait(), 10)
-            version = str(int(fake.lease["metadata"]["resourceVersion"]) + 1)
-            fake.lease = {"metadata": {"resourceVersion": version}, "spec": {"holderIdentity": "w9"}}
-            await until(lambda: "w1 leads no longer" in telemetry.lines)
-            task.cancel()
-            done, _ = await asyncio.wait([task], timeout=5)
-            assert done
-            assert task.cancelled()
-
-    asyncio.run(run())
+    async with TestServer(fake.application()) as server:
+        api = api_server(server.make_url("/"), account)
+        leadership = Leadership(api=api, namespace="space", name="l", identity="w1")
+        task = asyncio.create_task(leadership.follow(lead, telemetry))
+        await asyncio.wait_for(leading.wait(), 10)
+        version = str(int(fake.lease["metadata"]["resourceVersion"]) + 1)
+        fake.lease = {"metadata": {"resourceVersion": version}, "spec": {"holderIdentity": "w9"}}
+        await until(lambda: "w1 leads no longer" in telemetry.lines)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=5)
+        assert done
+        assert task.cancelled()

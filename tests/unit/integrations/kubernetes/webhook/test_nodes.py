@@ -33,76 +33,65 @@ def names_of(current):
     return {name for each in current.policies[0].classes for name in each.values["metadata.name"]} - {"n0"}
 
 
-def test_a_file_of_nodes_and_a_catalog_are_read_again(tmp_path, catalog, nodes, telemetry):
+async def test_a_file_of_nodes_and_a_catalog_are_read_again(tmp_path, catalog, nodes, telemetry):
     path, saved = tmp_path / "nodes.json", tmp_path / "catalog.json"
     path.write_text(json.dumps(nodes(n1=None)))
-
-    async def run():
-        current = ClusterState([str(saved)], PolicyOptions(deny=True), telemetry)
-        async with running(
-            current.follow(),
-            NodesFile(path).follow(current, telemetry),
-            follow_catalog(str(saved), current, telemetry),
-        ):
-            await until(lambda: "catalog" in "".join(telemetry.lines))
-            assert "policies made" not in "".join(telemetry.lines)
-            saved.write_text(json_documents.dump_json(catalog.to_json()))
-            await until(lambda: current.policies)
-            assert [policy.deny for policy in current.policies or ()] == [True]
-            assert names_of(current) == {"n1"}
-            path.write_text(json.dumps(nodes(n1=None, n2="580.65.06")))
-            await until(lambda: names_of(current) == {"n1", "n2"})
-            assert set(images_of(current)) == {A, B, ""}
-            path.write_text("{")
-            await until(lambda: any("not JSON" in line for line in telemetry.lines))
-            one = json_documents.dump_json(catalog.to_json()).replace("b" * 64, "c" * 64)
-            saved.write_text(one)
-            await until(lambda: any(image.endswith("c" * 64) for image in images_of(current)))
-            assert names_of(current) == {"n1", "n2"}
-            saved.write_text("[]")
-            await until(lambda: any("expected an object" in line for line in telemetry.lines))
-            assert current.policies
-
-    asyncio.run(run())
+    current = ClusterState([str(saved)], PolicyOptions(deny=True), telemetry)
+    async with running(
+        current.follow(),
+        NodesFile(path).follow(current, telemetry),
+        follow_catalog(str(saved), current, telemetry),
+    ):
+        await until(lambda: "catalog" in "".join(telemetry.lines))
+        assert "policies made" not in "".join(telemetry.lines)
+        saved.write_text(json_documents.dump_json(catalog.to_json()))
+        await until(lambda: current.policies)
+        assert [policy.deny for policy in current.policies or ()] == [True]
+        assert names_of(current) == {"n1"}
+        path.write_text(json.dumps(nodes(n1=None, n2="580.65.06")))
+        await until(lambda: names_of(current) == {"n1", "n2"})
+        assert set(images_of(current)) == {A, B, ""}
+        path.write_text("{")
+        await until(lambda: any("not JSON" in line for line in telemetry.lines))
+        one = json_documents.dump_json(catalog.to_json()).replace("b" * 64, "c" * 64)
+        saved.write_text(one)
+        await until(lambda: any(image.endswith("c" * 64) for image in images_of(current)))
+        assert names_of(current) == {"n1", "n2"}
+        saved.write_text("[]")
+        await until(lambda: any("expected an object" in line for line in telemetry.lines))
+        assert current.policies
     metrics = generate_latest(telemetry.registry).decode()
     assert 'imagematrix_webhook_nodes{labelled="yes"} 3.0' in metrics
     assert 'imagematrix_webhook_failures_total{what="nodes"} 1.0' in metrics
 
 
-def test_a_node_without_a_matching_class_label_is_left_out(catalog, nodes, telemetry):
+async def test_a_node_without_a_matching_class_label_is_left_out(catalog, nodes, telemetry):
     listed = nodes(n1=None, n2="580.65.06", n3=None)
     del listed["items"][2]["metadata"]["labels"][CLASS]
     listed["items"][3]["metadata"]["labels"][CLASS] = "old"
-
-    async def run():
-        current = ClusterState(["x"], PolicyOptions(), telemetry)
-        async with running(current.follow()):
-            current.put_catalog("x", catalog)
-            current.put_nodes(parse_nodes(listed, "x"))
-            await until(lambda: current.policies)
-            return names_of(current)
-
-    assert asyncio.run(run()) == {"n1"}
+    current = ClusterState(["x"], PolicyOptions(), telemetry)
+    async with running(current.follow()):
+        current.put_catalog("x", catalog)
+        current.put_nodes(parse_nodes(listed, "x"))
+        await until(lambda: current.policies)
+        assert names_of(current) == {"n1"}
     assert telemetry.lines == ["policies made for 2 nodes; 2 without a matching class label, such as n2"]
 
 
-def test_a_failure_keeps_the_last_policies(catalog, nodes, telemetry, monkeypatch):
-    async def run():
-        current = ClusterState(["x"], PolicyOptions(), telemetry)
-        async with running(current.follow()):
-            current.put_catalog("x", catalog)
-            current.put_nodes([])
-            await until(lambda: current.policies)
+async def test_a_failure_keeps_the_last_policies(catalog, nodes, telemetry, monkeypatch):
+    current = ClusterState(["x"], PolicyOptions(), telemetry)
+    async with running(current.follow()):
+        current.put_catalog("x", catalog)
+        current.put_nodes([])
+        await until(lambda: current.policies)
 
-            def fail(*_, **__):
-                raise UsageError("an open axis")
+        def fail(*_, **__):
+            raise UsageError("an open axis")
 
-            monkeypatch.setattr(state, "make_cluster_policy", fail)
-            current.put_nodes(parse_nodes(nodes(n1=None), "x"))
-            await until(lambda: "policies: an open axis" in telemetry.lines)
-            assert current.policies
-
-    asyncio.run(run())
+        monkeypatch.setattr(state, "make_cluster_policy", fail)
+        current.put_nodes(parse_nodes(nodes(n1=None), "x"))
+        await until(lambda: "policies: an open axis" in telemetry.lines)
+        assert current.policies
 
 
 @pytest.fixture
@@ -135,78 +124,64 @@ async def watching(fake, catalog, telemetry, token):
             yield current
 
 
-def test_nodes_are_listed_and_watched(fake, catalog, nodes, telemetry, token):
+async def test_nodes_are_listed_and_watched(fake, catalog, nodes, telemetry, token):
     _, n4 = nodes(n4=None)["items"]
-
-    async def run():
-        async with watching(fake, catalog, telemetry, token) as current:
-            assert names_of(current) == {"n1", "n2", "n3"}
-            assert [query.get("continue") for query, _ in fake.nodes.asked] == [None, "2", None]
-            assert fake.nodes.asked[-1][0]["resourceVersion"] == "100"
-            fake.nodes.send("ADDED", n4)
-            await until(lambda: names_of(current) == {"n1", "n2", "n3", "n4"})
-            count = len(telemetry.lines)
-            fake.nodes.send("MODIFIED", {**n4, "status": {"images": ["a heartbeat"] * 100_000}})
-            fake.nodes.send("BOOKMARK")
-            fake.nodes.send("DELETED", fake.nodes.items["n1"])
-            await until(lambda: names_of(current) == {"n2", "n3", "n4"})
-            assert len(telemetry.lines) == count + 1
-
-    asyncio.run(run())
+    async with watching(fake, catalog, telemetry, token) as current:
+        assert names_of(current) == {"n1", "n2", "n3"}
+        assert [query.get("continue") for query, _ in fake.nodes.asked] == [None, "2", None]
+        assert fake.nodes.asked[-1][0]["resourceVersion"] == "100"
+        fake.nodes.send("ADDED", n4)
+        await until(lambda: names_of(current) == {"n1", "n2", "n3", "n4"})
+        count = len(telemetry.lines)
+        fake.nodes.send("MODIFIED", {**n4, "status": {"images": ["a heartbeat"] * 100_000}})
+        fake.nodes.send("BOOKMARK")
+        fake.nodes.send("DELETED", fake.nodes.items["n1"])
+        await until(lambda: names_of(current) == {"n2", "n3", "n4"})
+        assert len(telemetry.lines) == count + 1
 
 
-def test_a_watch_that_ends_continues_from_its_version(fake, catalog, telemetry, token):
-    async def run():
-        async with watching(fake, catalog, telemetry, token):
-            fake.nodes.send("BOOKMARK")
-            token.write_text("second")
-            fake.nodes.watches[-1].put_nowait(None)
-            await until(lambda: len(fake.nodes.watches) == 2)
-            assert fake.nodes.asked[-1][0]["resourceVersion"] == str(fake.nodes.version) == "101"
-            assert [login for _, login in fake.nodes.asked][-2:] == ["Bearer first", "Bearer second"]
-
-    asyncio.run(run())
+async def test_a_watch_that_ends_continues_from_its_version(fake, catalog, telemetry, token):
+    async with watching(fake, catalog, telemetry, token):
+        fake.nodes.send("BOOKMARK")
+        token.write_text("second")
+        fake.nodes.watches[-1].put_nowait(None)
+        await until(lambda: len(fake.nodes.watches) == 2)
+        assert fake.nodes.asked[-1][0]["resourceVersion"] == str(fake.nodes.version) == "101"
+        assert [login for _, login in fake.nodes.asked][-2:] == ["Bearer first", "Bearer second"]
 
 
-def test_nodes_are_listed_again_if_a_version_is_gone(fake, catalog, nodes, telemetry, token):
+async def test_nodes_are_listed_again_if_a_version_is_gone(fake, catalog, nodes, telemetry, token):
     _, n4 = nodes(n4=None)["items"]
-
-    async def run():
-        async with watching(fake, catalog, telemetry, token) as current:
-            del fake.nodes.items["n1"], fake.nodes.items["n3"]
-            fake.nodes.send("ERROR", code=410)
-            await until(lambda: names_of(current) == {"n2"})
-            await until(lambda: len(fake.nodes.watches) == 2)
-            fake.nodes.items["n4"] = n4
-            fake.nodes.gone = True
-            fake.nodes.watches[-1].put_nowait(None)
-            await until(lambda: names_of(current) == {"n2", "n4"})
-
-    asyncio.run(run())
+    async with watching(fake, catalog, telemetry, token) as current:
+        del fake.nodes.items["n1"], fake.nodes.items["n3"]
+        fake.nodes.send("ERROR", code=410)
+        await until(lambda: names_of(current) == {"n2"})
+        await until(lambda: len(fake.nodes.watches) == 2)
+        fake.nodes.items["n4"] = n4
+        fake.nodes.gone = True
+        fake.nodes.watches[-1].put_nowait(None)
+        await until(lambda: names_of(current) == {"n2", "n4"})
 
 
-def test_a_failing_api_server_is_tried_again_and_the_nodes_stay(fake, catalog, telemetry, token):
-    async def run():
-        async with watching(fake, catalog, telemetry, token) as current:
-            fake.nodes.send("ERROR", code=500, message="etcd")
-            await until(lambda: any("the watch has ended: etcd" in line for line in telemetry.lines))
-            await until(lambda: len(fake.nodes.watches) == 2)
-            fake.nodes.watches[-1].put_nowait(b"{\n")
-            await until(lambda: any("not JSON" in line for line in telemetry.lines))
-            await until(lambda: len(fake.nodes.watches) == 3)
-            fake.nodes.watches[-1].put_nowait(b"[" + b"x" * (10 << 20) + b"\n")
-            await until(lambda: len(fake.nodes.watches) == 4)
-            assert names_of(current) == {"n1", "n2", "n3"}
-            fake.nodes.send("MODIFIED", {"metadata": {"name": "n3", "labels": 7}})
-            await until(lambda: names_of(current) == {"n1", "n2"})
-            fake.nodes.status = 403
-            fake.nodes.watches[-1].put_nowait(None)
-            await until(lambda: any("answered 403: no" in line for line in telemetry.lines))
-            token.unlink()
-            await until(lambda: any("token cannot be read" in line for line in telemetry.lines))
-            assert names_of(current) == {"n1", "n2"}
-
-    asyncio.run(run())
+async def test_a_failing_api_server_is_tried_again_and_the_nodes_stay(fake, catalog, telemetry, token):
+    async with watching(fake, catalog, telemetry, token) as current:
+        fake.nodes.send("ERROR", code=500, message="etcd")
+        await until(lambda: any("the watch has ended: etcd" in line for line in telemetry.lines))
+        await until(lambda: len(fake.nodes.watches) == 2)
+        fake.nodes.watches[-1].put_nowait(b"{\n")
+        await until(lambda: any("not JSON" in line for line in telemetry.lines))
+        await until(lambda: len(fake.nodes.watches) == 3)
+        fake.nodes.watches[-1].put_nowait(b"[" + b"x" * (10 << 20) + b"\n")
+        await until(lambda: len(fake.nodes.watches) == 4)
+        assert names_of(current) == {"n1", "n2", "n3"}
+        fake.nodes.send("MODIFIED", {"metadata": {"name": "n3", "labels": 7}})
+        await until(lambda: names_of(current) == {"n1", "n2"})
+        fake.nodes.status = 403
+        fake.nodes.watches[-1].put_nowait(None)
+        await until(lambda: any("answered 403: no" in line for line in telemetry.lines))
+        token.unlink()
+        await until(lambda: any("token cannot be read" in line for line in telemetry.lines))
+        assert names_of(current) == {"n1", "n2"}
 
 
 def test_an_unreachable_api_server_is_tried_again(tmp_path, telemetry):

@@ -1,6 +1,5 @@
 """Reviews: over HTTP, and as a function."""
 
-import asyncio
 import base64
 import json
 import re
@@ -62,30 +61,27 @@ async def serving_reviews(telemetry, policies=(POLICY,)):
 PODS = [*(pod(NAME, OTHER, **spec) for spec, _ in DECIDED), *(refused for refused, _ in REFUSED)]
 
 
-def test_the_webhook_answers_as_the_function_decides(telemetry):
-    async def run():
-        async with serving_reviews(telemetry) as client:
-            for given_pod in PODS:
-                expected = admit(given_pod, POLICY)
-                answered = await client.post(PATH, json=review(given_pod))
-                assert answered.status == 200
-                document = await answered.json()
-                response = document["response"]
-                assert (document["apiVersion"], document["kind"]) == (
-                    "admission.k8s.io/v1",
-                    "AdmissionReview",
-                )
-                assert response["uid"] == "1-2-3"
-                assert response["allowed"] is not expected.refused
-                assert patch_of(response) == list(expected.patch)
-                assert ("patchType" in response) == bool(expected.patch)
-                if expected.refused:
-                    status = {"code": 403, "reason": "Forbidden", "message": expected.reason}
-                    assert response["status"] == status
-            return await (await client.get("/metrics")).text()
-
+async def test_the_webhook_answers_as_the_function_decides(telemetry):
     count = len(PODS)
-    metrics = asyncio.run(run())
+    async with serving_reviews(telemetry) as client:
+        for given_pod in PODS:
+            expected = admit(given_pod, POLICY)
+            answered = await client.post(PATH, json=review(given_pod))
+            assert answered.status == 200
+            document = await answered.json()
+            response = document["response"]
+            assert (document["apiVersion"], document["kind"]) == (
+                "admission.k8s.io/v1",
+                "AdmissionReview",
+            )
+            assert response["uid"] == "1-2-3"
+            assert response["allowed"] is not expected.refused
+            assert patch_of(response) == list(expected.patch)
+            assert ("patchType" in response) == bool(expected.patch)
+            if expected.refused:
+                status = {"code": 403, "reason": "Forbidden", "message": expected.reason}
+                assert response["status"] == status
+        metrics = await (await client.get("/metrics")).text()
     refused = float(re.search(r'reviews_total\{outcome="refused"\} (\S+)', metrics)[1])
     patched_pods = float(re.search(r'reviews_total\{outcome="patched"\} (\S+)', metrics)[1])
     assert refused + patched_pods == count
@@ -184,81 +180,66 @@ def test_an_undecided_image_gives_a_warning_and_the_other_is_replaced():
         raw(pod(NAME, affinity={"nodeAffinity": [7]})),
     ],
 )
-def test_a_hostile_body_is_answered_with_400(body, telemetry):
-    async def run():
-        async with serving_reviews(telemetry) as client:
-            refused = await client.post(PATH, data=body)
-            assert refused.status == 400, await refused.text()
-            assert (await refused.text()).startswith("review")
-            again = await client.post(PATH, json=review(pod(NAME, nodeSelector={"pool": "big"})))
-            assert (await again.json())["response"]["allowed"]
-            assert 'reviews_total{outcome="invalid"} 1.0' in await (await client.get("/metrics")).text()
-
-    asyncio.run(run())
+async def test_a_hostile_body_is_answered_with_400(body, telemetry):
+    async with serving_reviews(telemetry) as client:
+        refused = await client.post(PATH, data=body)
+        assert refused.status == 400, await refused.text()
+        assert (await refused.text()).startswith("review")
+        again = await client.post(PATH, json=review(pod(NAME, nodeSelector={"pool": "big"})))
+        assert (await again.json())["response"]["allowed"]
+        assert 'reviews_total{outcome="invalid"} 1.0' in await (await client.get("/metrics")).text()
 
 
-def test_a_body_is_bounded(telemetry):
-    async def run():
-        async with serving_reviews(telemetry) as client:
-            assert (await client.post(PATH, data=BytesIO(b" " * (3 << 20) + b"{}"))).status == 413
-            assert (await client.get(PATH)).status == 405
-            large = BytesIO(raw(pod(OTHER, note="x" * (2 << 20))))
-            assert (await client.post(PATH, data=large)).status == 200
-
-    asyncio.run(run())
+async def test_a_body_is_bounded(telemetry):
+    async with serving_reviews(telemetry) as client:
+        assert (await client.post(PATH, data=BytesIO(b" " * (3 << 20) + b"{}"))).status == 413
+        assert (await client.get(PATH)).status == 405
+        large = BytesIO(raw(pod(OTHER, note="x" * (2 << 20))))
+        assert (await client.post(PATH, data=large)).status == 200
 
 
-def test_without_policies_it_is_not_ready_and_answers_503(telemetry):
-    async def run():
-        current = ClusterState(["reg/t:v1"], PolicyOptions(), telemetry)
-        server = Server(current, telemetry, Here())
-        async with serving(server) as client:
-            got = await client.post(PATH, data=raw(pod(NAME)))
-            assert (got.status, await got.text()) == (503, "the nodes are not known yet\n")
-            assert server.find_problem() == "the nodes are not known yet"
-            with pytest.raises(EngineError, match="the nodes are not known yet"):
-                await server.check_answer()
-            current.put_nodes([])
-            assert server.find_problem() == "the catalog of reg/t:v1 is not known yet"
-            current.policies = (POLICY,)
-            assert server.find_problem() is None
+async def test_without_policies_it_is_not_ready_and_answers_503(telemetry):
+    current = ClusterState(["reg/t:v1"], PolicyOptions(), telemetry)
+    server = Server(current, telemetry, Here())
+    async with serving(server) as client:
+        got = await client.post(PATH, data=raw(pod(NAME)))
+        assert (got.status, await got.text()) == (503, "the nodes are not known yet\n")
+        assert server.find_problem() == "the nodes are not known yet"
+        with pytest.raises(EngineError, match="the nodes are not known yet"):
             await server.check_answer()
-            server.is_ending = True
-            assert server.find_problem() == "ending"
-            answered = await client.post(PATH, data=raw(pod(NAME)))
-            assert (answered.status, answered.headers["Connection"]) == (200, "close")
+        current.put_nodes([])
+        assert server.find_problem() == "the catalog of reg/t:v1 is not known yet"
+        current.policies = (POLICY,)
+        assert server.find_problem() is None
+        await server.check_answer()
+        server.is_ending = True
+        assert server.find_problem() == "ending"
+        answered = await client.post(PATH, data=raw(pod(NAME)))
+        assert (answered.status, answered.headers["Connection"]) == (200, "close")
 
-    asyncio.run(run())
 
-
-def test_a_review_that_takes_too_long_is_answered_with_503(telemetry):
+async def test_a_review_that_takes_too_long_is_answered_with_503(telemetry):
     class Stuck(Here):
         async def call(self, *_, **__):
             raise EngineError("the work took more than 2 s, or too much memory")
 
-    async def run():
-        current = ClusterState([], PolicyOptions(), telemetry)
-        current.policies = (POLICY,)
-        async with serving(Server(current, telemetry, Stuck())) as client:
-            assert (await client.post(PATH, data=raw(pod(NAME)))).status == 503
-            assert 'reviews_total{outcome="expensive"} 1.0' in await (await client.get("/metrics")).text()
-
-    asyncio.run(run())
+    current = ClusterState([], PolicyOptions(), telemetry)
+    current.policies = (POLICY,)
+    async with serving(Server(current, telemetry, Stuck())) as client:
+        assert (await client.post(PATH, data=raw(pod(NAME)))).status == 503
+        assert 'reviews_total{outcome="expensive"} 1.0' in await (await client.get("/metrics")).text()
 
 
-def test_reviews_are_decided_in_processes(telemetry):
-    async def run():
-        current = ClusterState([], PolicyOptions(), telemetry)
-        current.policies = (POLICY,)
-        workers = Workers(answer_review.__module__, count=1)
-        server = Server(current, telemetry, workers)
-        try:
-            async with serving(server) as client:
-                await server.check_answer()
-                for body in (raw(pod(NAME, nodeSelector={"pool": "big"})), b"{"):
-                    answered = await client.post(PATH, data=body)
-                    assert answered.status == (400 if body == b"{" else 200), await answered.text()
-        finally:
-            await workers.end()
-
-    asyncio.run(run())
+async def test_reviews_are_decided_in_processes(telemetry):
+    current = ClusterState([], PolicyOptions(), telemetry)
+    current.policies = (POLICY,)
+    workers = Workers(answer_review.__module__, count=1)
+    server = Server(current, telemetry, workers)
+    try:
+        async with serving(server) as client:
+            await server.check_answer()
+            for body in (raw(pod(NAME, nodeSelector={"pool": "big"})), b"{"):
+                answered = await client.post(PATH, data=body)
+                assert answered.status == (400 if body == b"{" else 200), await answered.text()
+    finally:
+        await workers.end()

@@ -359,9 +359,9 @@ def test_the_command_names_what_is_missing(cli):
 def test_an_image_that_no_node_can_pull_is_refused(cli, kind):
     document = json.loads(Path("t.json").read_text())
     Path("t.json").write_text(json.dumps({**document, "image": "t"}))
-    result = cli("kubernetes", "render", kind, "t:v1", "--nodes", "nodes.json", "--catalog", "t.json")
-    assert (result.code, result.out) == (2, "")
-    assert "t:v1 is not in a registry, from which nodes could pull it" in result.err
+    cli("kubernetes", "render", kind, "t:v1", "--nodes", "nodes.json", "--catalog", "t.json").refuses(
+        2, "t:v1 is not in a registry, from which nodes could pull it"
+    )
 
 
 @pytest.mark.usefixtures("saved")
@@ -393,9 +393,7 @@ def test_an_option_of_another_kind_is_refused(cli, kind):
     foreign = sorted(set().union(*others) - own)
     assert foreign
     for option in foreign:
-        refused = cli("kubernetes", "render", kind, "t:v1", option, "1")
-        assert (refused.code, refused.out) == (2, "")
-        assert f"No such option: {option}" in refused.err
+        cli("kubernetes", "render", kind, "t:v1", option, "1").refuses(2, f"No such option: {option}")
 
 
 def test_a_gang_on_a_node_whose_labels_tell_only_that_its_drivers_differ(cluster, hosts, make):
