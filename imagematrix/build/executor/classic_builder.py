@@ -55,11 +55,9 @@ class ClassicBuilder(Buildx):
         """Build an image into the store, with its labels but without its name."""
         if order.no_cache:
             raise BuildError("the engine's classic image store cannot verify that an image is reproducible")
-        options = [
-            *(*UNATTESTED, *(["--no-cache"] if self._options.no_cache else [])),
-            *(f"--label={key}={value}" for key, value in sorted(order.labels.items())),
-            *("--output", "type=docker"),
-        ]
+        labels = [f"--label={key}={value}" for key, value in sorted(order.labels.items())]
+        no_cache = ["--no-cache"] if self._options.no_cache else []
+        options = [*UNATTESTED, *no_cache, *labels, "--output", "type=docker"]
         with self._take_solver() as solver:
             request = SolveRequest(solver, order.dockerfile, order.sources, log, on_step)
             if not self._options.no_cache:

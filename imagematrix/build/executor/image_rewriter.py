@@ -157,24 +157,20 @@ class Rewriter:
         """Rewrite a layer; raise BuildError. Raises MissingBlobError if its bytes have been removed."""
         return self._layers((exported, compression), partial(self._write_layer, exported, compression))
 
-    def rewrite_image(self, digest: str, base_digests: Container[str], compression: Compression) -> str:
-        """Rewrite the image with `digest` and return the new digest; raise BuildError.
+    def rewrite_image(
+        self, digest: str, base_digests: Container[str], compression: Compression
+    ) -> tuple[str, str | None]:
+        """Rewrite an image, or the one in an index with its attestations; raise BuildError.
 
         The layers `base_digests`, those of its base, are not changed; the others get this `compression`.
-        Raises MissingBlobError if a needed layer has been removed.
+        Returns the new digests of the image and of the index, if there is one, whose attestations then refer
+        to the new image. Raises MissingBlobError if a needed layer has been removed.
         """
-        return self._write_image(digest, base_digests, compression)[digest]
-
-    def rewrite_index(
-        self, digest: str, base_digests: Container[str], compression: Compression
-    ) -> tuple[str, str]:
-        """Rewrite an image with attestations; return the new digests and the index of both; raise BuildError.
-
-        The attestations then refer to the new image.
-        """
-        image = _find_attested_image(self._blobs.read_json(digest))
+        document = self._blobs.read_json(digest)
+        image = _find_attested_image(document) if "manifests" in document else digest
         new_digests = self._write_image(image, base_digests, compression)
-        return new_digests[image], self._blobs.put_index(digest, new_digests)
+        attested = None if image == digest else self._blobs.put_index(digest, new_digests)
+        return new_digests[image], attested
 
     def _write_image(
         self, digest: str, base_digests: Container[str], compression: Compression

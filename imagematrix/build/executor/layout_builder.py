@@ -48,11 +48,6 @@ class _BuildLayout:
         names = blobs / "sha256"
         return cls(folder, Rewriter(names, int(identity.EPOCH)), layout.Blobs(names))
 
-    def list_layers(self, digest: str, *, is_index: bool) -> list[str]:
-        """Return the layers of an exported image, or of an index with attestations."""
-        exported = (layout.LayoutIndex if is_index else layout.LayoutImage)(self.folder, digest)
-        return [layer for image in exported.images for layer in image.archives]
-
 
 class LayoutBuilder(Buildx):
     """The Builder that exports images into OCI layouts."""
@@ -121,7 +116,9 @@ class LayoutBuilder(Buildx):
 
         # Docker's classic store needs every layer with every image, so they are kept to the end.
         users = stack if self._docker.has_manifests else self._kept_layers
-        layers = build_layout.list_layers(digest, is_index=bool(self._options.attest))
+        kind = layout.LayoutIndex if self._options.attest else layout.LayoutImage
+        exported = kind(build_layout.folder, digest).images
+        layers = [layer for image in exported for layer in image.archives]
         users.enter_context(build_layout.blobs.keep_layers(layers))
         for prefix in order.shared_prefixes:
             if unused := self._unused_layers.pop((request.solver, prefix.name), None):
@@ -135,11 +132,8 @@ class LayoutBuilder(Buildx):
         if not order.unshared and not base_layers.issubset(layers):
             # BuildKit has another form of them by now.
             raise layout.MissingBlobError(base)
-        rewriter, attested = build_layout.rewriter, None
-        if self._options.attest:
-            digest, attested = rewriter.rewrite_index(digest, base_layers, order.compression)
-        else:
-            digest = rewriter.rewrite_image(digest, base_layers, order.compression)
+        rewriter = build_layout.rewriter
+        digest, attested = rewriter.rewrite_image(digest, base_layers, order.compression)
         if self._docker.find_pinned_digest(order.sources.images.get(base or "", "")):
             known |= base_layers
         image = BuiltImage(
