@@ -61,7 +61,7 @@ def test_the_readme_is_short_and_its_numbers_are_those_of_the_benchmarks():
 
 @pytest.mark.parametrize(
     ("page", "command"),
-    [("README.md", r"^\$ imagematrix ([a-z]+)"), ("docs/index.md", r"^\| \[`([a-z]+)`\]")],
+    [("README.md", r"^\$ imagematrix ([a-z]+)"), ("docs/index.md", r"^\d\. \[`([a-z]+)`\]")],
 )
 def test_the_first_pages_lead_to_the_commands_of_every_day(page, command):
     named = re.findall(command, (ROOT / page).read_text(), re.MULTILINE)
