@@ -7,6 +7,8 @@ from functools import cached_property
 from itertools import groupby, product
 from math import prod
 
+from imagematrix.common.groups import group_values
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -50,15 +52,13 @@ class Grid:
         distinct = list(dict.fromkeys(sets))
 
         # Value classes of a fact that no set tells apart count as one value: far fewer combinations remain.
-        groups: dict[
-            str, list[list[int]]
-        ] = {}  # for each fact, the indices of the value classes of each value
+        groups: dict[str, list[list[int]]] = {}  # by fact, the indices of the value classes of each value
         for fact, value_classes in self.value_classes.items():
             stride, first = self.strides[fact], self._select_first(fact)
-            by_members: dict[tuple[int, ...], list[int]] = {}
-            for index in range(len(value_classes)):
-                key = tuple(members >> index * stride & first for members in distinct)
-                by_members.setdefault(key, []).append(index)
+            by_members = group_values(
+                (tuple(members >> index * stride & first for members in distinct), index)
+                for index in range(len(value_classes))
+            )
             groups[fact] = [*by_members.values()]
         widths = [len(values) for values in groups.values()]
 
