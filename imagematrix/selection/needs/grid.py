@@ -7,8 +7,6 @@ from functools import cached_property
 from itertools import groupby, product
 from math import prod
 
-from imagematrix.common.groups import group_values
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -55,10 +53,10 @@ class Grid:
         groups: dict[str, list[list[int]]] = {}  # by fact, the indices of the value classes of each value
         for fact, value_classes in self.value_classes.items():
             stride, first = self.strides[fact], self._select_first(fact)
-            by_members = group_values(
-                (tuple(members >> index * stride & first for members in distinct), index)
-                for index in range(len(value_classes))
-            )
+            by_members: dict[tuple[int, ...], list[int]] = {}
+            for index in range(len(value_classes)):
+                key = tuple(members >> index * stride & first for members in distinct)
+                by_members.setdefault(key, []).append(index)
             groups[fact] = [*by_members.values()]
         widths = [len(values) for values in groups.values()]
 
