@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
+    Reader = Callable[[Fields, str], Any]
+
 SCHEMA = "imagematrix.site/v1"
 FILE = "/etc/imagematrix/site.toml"
 VARIABLE = "IMAGEMATRIX_SITE"
@@ -160,83 +162,66 @@ def _find_line(text: str, key: str) -> int:
     return next((number for number, line in lines if form.match(line)), 1)
 
 
-def _require_schema(fields: Fields, _: str) -> None:
-    fields.require_schema(SCHEMA)
+def _make_text_reader(
+    is_valid: Callable[[str], object], expected: str, convert: Callable[[str], str] = str
+) -> Reader:
+    """Return a function that reads a text; it raises UsageError with what is `expected` of an invalid one."""
+
+    def read_text(fields: Fields, key: str) -> str:
+        value = fields.get_text(key)
+        if not is_valid(value):
+            raise fields.fail(key, f"expected {expected}, found {value!r}")
+        return convert(value)
+
+    return read_text
 
 
-def _read_word(fields: Fields, key: str) -> str:
-    value = fields.get_text(key)
-    if value not in WORDS[key]:
-        raise fields.fail(key, f"expected one of {', '.join(WORDS[key])}, found {value!r}")
-    return value
+def _make_list_reader(
+    is_valid: Callable[[str], object], expected: str, convert: Callable[[tuple[str, ...]], object] = tuple
+) -> Reader:
+    """Return a function that reads a list of texts; it raises UsageError as above."""
+
+    def read_texts(fields: Fields, key: str) -> object:
+        for value in fields.get_texts(key):
+            if not is_valid(value):
+                raise fields.fail(key, f"expected {expected}, found {value!r}")
+        return convert(fields.get_texts(key))
+
+    return read_texts
 
 
-def _read_registry(fields: Fields, key: str) -> str:
-    value = fields.get_text(key)
-    if not names_registry(f"{value}/image"):
-        raise fields.fail(key, f"expected a registry such as registry:5000/ml, found {value!r}")
-    Reference.parse(f"{value}/image")
-    return value
+def _is_size(value: str) -> bool:
+    from imagematrix.common.units import parse_size  # few programs read a size
+
+    return bool(parse_size(value))
 
 
-def _read_gang(fields: Fields, key: str) -> str:
-    value = fields.get_text(key)
-    if not re.fullmatch(r"[a-z0-9.,-]{1,200}", value):
-        raise fields.fail(key, f"expected off, same or names such as cuda,nccl,mpi,torch, found {value!r}")
-    return value
-
-
-def _read_path(fields: Fields, key: str) -> str:
-    value = fields.get_text(key)
-    if not value.startswith(("/", "~/")):
-        raise fields.fail(key, f"expected an absolute path, found {value!r}")
-    return os.path.expanduser(value)  # noqa: PTH111 - pathlib is slow to load
-
-
-def _read_size(fields: Fields, key: str) -> str:
-    value = fields.get_text(key)
-    from imagematrix.common.units import parse_size
-
-    if not parse_size(value):
-        raise fields.fail(key, f"expected an amount such as 500G, found {value!r}")
-    return value
-
-
-def _read_mounts(fields: Fields, key: str) -> tuple[str, ...]:
-    values = fields.get_texts(key)
-    for value in values:
-        if value not in (HOME, HERE) and not value.startswith("/"):
-            raise fields.fail(key, f"expected ~, . or an absolute path, found {value!r}")
-    return values
-
-
-def _read_folders(fields: Fields, key: str) -> tuple[str, ...]:
-    values = fields.get_texts(key)
-    for value in values:
-        if not value.startswith("/"):
-            raise fields.fail(key, f"expected an absolute path, found {value!r}")
-    return values
-
-
-def _read_keys(fields: Fields, key: str) -> frozenset[str]:
-    values = fields.get_texts(key)
-    for value in values:
-        if value not in OVERRIDABLE:
-            raise fields.fail(key, f"expected one of {', '.join(OVERRIDABLE)}, found {value!r}")
-    return frozenset(values)
-
-
-READERS: Mapping[str, Callable[[Fields, str], Any]] = {
-    "schema": _require_schema,
-    "engine": _read_word,
-    "runtime": _read_word,
-    "registry": _read_registry,
-    "gang": _read_gang,
+_read_path = _make_text_reader(
+    lambda value: value.startswith(("/", "~/")), "an absolute path", os.path.expanduser
+)
+READERS: Mapping[str, Reader] = {
+    "schema": lambda fields, _: fields.require_schema(SCHEMA),
+    **{
+        key: _make_text_reader(words.__contains__, f"one of {', '.join(words)}")
+        for key, words in WORDS.items()
+    },
+    "registry": _make_text_reader(
+        lambda value: names_registry(f"{value}/image") and Reference.parse(f"{value}/image"),
+        "a registry such as registry:5000/ml",
+    ),
+    "gang": _make_text_reader(
+        lambda value: re.fullmatch(r"[a-z0-9.,-]{1,200}", value),
+        "off, same or names such as cuda,nccl,mpi,torch",
+    ),
     "store": _read_path,
-    "max_size": _read_size,
-    "mounts": _read_mounts,
+    "max_size": _make_text_reader(_is_size, "an amount such as 500G"),
+    "mounts": _make_list_reader(
+        lambda value: value in (HOME, HERE) or value.startswith("/"), "~, . or an absolute path"
+    ),
     "credentials": _read_path,
     "hosts": _read_path,
-    "program_folders": _read_folders,
-    "users_may_override": _read_keys,
+    "program_folders": _make_list_reader(lambda value: value.startswith("/"), "an absolute path"),
+    "users_may_override": _make_list_reader(
+        OVERRIDABLE.__contains__, f"one of {', '.join(OVERRIDABLE)}", frozenset
+    ),
 }

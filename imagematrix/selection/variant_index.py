@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.order import Criterion
     from imagematrix.selection.selection_target import Target
-    from imagematrix.selection.verdicts import Group, Verdicts
+    from imagematrix.selection.verdicts import Group, VariantSet, Verdicts
 
 KEPT = 4096  # sets of variants of which the top-ranked ones are kept
 
@@ -27,8 +27,8 @@ KEPT = 4096  # sets of variants of which the top-ranked ones are kept
 #
 # - A rule reads only its `need` of a variant. Variants with equal needs form a group, and the rule decides
 #   once for an example of it: a catalog for 8 drivers has 8 groups for `driver-exact`, however long it is.
-# - A set of variants is a mask: an integer with bit i for variant i. What all rules let pass is then one AND
-#   for each rule, whatever the size of the catalog.
+# - A set of variants, a VariantSet, is a mask: an integer with bit i for variant i. What all rules let pass
+#   is then one AND for each rule, whatever the size of the catalog.
 
 
 class VariantIndex:
@@ -51,8 +51,8 @@ class VariantIndex:
 
     def __init__(self, variants: tuple[Variant, ...], criteria: Sequence[Criterion]) -> None:
         self._variants = sorted(variants, key=lambda variant: variant.reference)
-        self._references: dict[int, frozenset[str]] = {}
-        self._top_ranked: dict[tuple[Hashable, int], int] = {}
+        self._references: dict[VariantSet, frozenset[str]] = {}
+        self._top_ranked: dict[tuple[Hashable, VariantSet], VariantSet] = {}
         self.everything = (1 << len(variants)) - 1
         self.criteria = criteria
         needs = [*(rule.need for rule in RULES), *(criterion.need for criterion in criteria)]
@@ -73,7 +73,7 @@ class VariantIndex:
         """The CPU flags that some variant needs: no rule reads any other."""
         return self._rule_groups.flags
 
-    def find_fitting(self, target: Target) -> int:
+    def find_fitting(self, target: Target) -> VariantSet:
         """Return the variants for which every rule holds."""
         remaining = self.everything
         for verdicts in self._rule_groups.get_verdicts(target):
@@ -99,11 +99,11 @@ class VariantIndex:
             mask = sum(members for gap, members in gaps if gap == least)
         return self.get_best(target, mask)
 
-    def group_by_failure_count(self, target: Target, pool: int) -> list[int]:
+    def group_by_failure_count(self, target: Target, pool: VariantSet) -> list[VariantSet]:
         """Return the variants of a set that fail no rule, then those that fail one rule, two, and so on."""
         return _split_by_failure_count(self._rule_groups.get_verdicts(target), target, pool)
 
-    def collect_references(self, mask: int) -> frozenset[str]:
+    def collect_references(self, mask: VariantSet) -> frozenset[str]:
         """Return the references of a set of variants; the same object for the same set."""
         references = self._references.get(mask)
         if references is None:
@@ -111,21 +111,21 @@ class VariantIndex:
             self._references[mask] = references
         return references
 
-    def rank_variants(self, target: Target, mask: int) -> list[Variant]:
+    def rank_variants(self, target: Target, mask: VariantSet) -> list[Variant]:
         """Return the variants of a set, best first."""
         return sorted(
             self.list_members(mask), key=lambda variant: make_sort_key(self.criteria, target, variant)
         )
 
-    def find_differing_axes(self, mask: int) -> dict[str, tuple[str, ...]]:
+    def find_differing_axes(self, mask: VariantSet) -> dict[str, tuple[str, ...]]:
         """Return the image's own axes in which variants of a set differ, each with its values there."""
         return find_differing_axes(example for example, members in self._axes if members & mask)
 
-    def get_best(self, target: Target, mask: int) -> Variant:
+    def get_best(self, target: Target, mask: VariantSet) -> Variant:
         """Return the variant of a set that has the least key of the order."""
         return self.find_top_ranked(target, mask)[0]
 
-    def find_top_ranked(self, target: Target, mask: int) -> list[Variant]:
+    def find_top_ranked(self, target: Target, mask: VariantSet) -> list[Variant]:
         """Return the variants of a set that the criteria of the order rank first, sorted by reference."""
         key = make_order_key(target), mask
         top_ranked = self._top_ranked.get(key)
@@ -140,7 +140,9 @@ class VariantIndex:
             top_ranked = self._top_ranked[key] = mask
         return self.list_members(top_ranked)
 
-    def compute_scores(self, criterion: Criterion, target: Target, mask: int) -> list[tuple[Any, int]]:
+    def compute_scores(
+        self, criterion: Criterion, target: Target, mask: VariantSet
+    ) -> list[tuple[Any, VariantSet]]:
         """Return the scores of a set's variants by a criterion, the less the better.
 
         Each comes with a group of variants that have it. Groups may have equal scores, and members outside
@@ -149,38 +151,45 @@ class VariantIndex:
         groups = self._criteria[criterion]
         return [(criterion.rate(target, example), members) for example, members in groups if members & mask]
 
-    def group_by_need(self, need: Callable[[Variant], Hashable]) -> list[int]:
+    def group_by_need(self, need: Callable[[Variant], Hashable]) -> list[VariantSet]:
         """Return the sets of variants with equal needs."""
         singles = [1 << index for index in range(len(self._variants))]
         return [members for _, members in _group_by_need(need, self._variants, singles).values()]
 
-    def list_members(self, mask: int) -> list[Variant]:
+    def list_members(self, mask: VariantSet) -> list[Variant]:
         """Return the variants of a set, sorted by reference."""
         return [self._variants[bit.bit_length() - 1] for bit in split_mask(mask)]
 
 
-def split_mask(mask: int) -> Iterator[int]:
+def get_first(mask: VariantSet) -> VariantSet:
+    """Return the set of only the first member of a set."""
+    return mask & -mask
+
+
+def split_mask(mask: VariantSet) -> Iterator[VariantSet]:
     """Yield the members of a set as sets of one member, lowest first."""
     while mask:
-        lowest = mask & -mask
+        lowest = mask & -mask  # as `get_first`, without a call for each member
         yield lowest
         mask ^= lowest
 
 
 def _group_by_need(
-    need: Callable[[Variant], Hashable], variants: list[Variant], singles: list[int]
+    need: Callable[[Variant], Hashable], variants: list[Variant], singles: list[VariantSet]
 ) -> dict[Hashable, Group]:
     """Return a group for each distinct need; `singles` has the mask of each variant alone.
 
     The masks are made once for all needs: shifting integers of a thousand bits takes longer than grouping.
     """
-    groups: dict[Hashable, list[int]] = {}
+    groups: dict[Hashable, list[VariantSet]] = {}
     for value, member in zip(map(need, variants), singles, strict=True):
         groups.setdefault(value, []).append(member)
     return {value: (variants[members[0].bit_length() - 1], sum(members)) for value, members in groups.items()}
 
 
-def _split_by_failure_count(by_rule: Iterable[Verdicts], target: Target, pool: int) -> list[int]:
+def _split_by_failure_count(
+    by_rule: Iterable[Verdicts], target: Target, pool: VariantSet
+) -> list[VariantSet]:
     """Return the variants of a set that fail no rule, then those that fail one rule, two, and so on."""
     by_failures = [pool]
     for verdicts in by_rule:

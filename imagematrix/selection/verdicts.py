@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from imagematrix.selection.rule import Distance, Rule
     from imagematrix.selection.selection_target import Target
 
-    Group = tuple[Variant, int]  # a variant, and the mask of all variants with the same needs
+    VariantSet = int  # a mask: see `variant_index`
+    Group = tuple[Variant, VariantSet]  # a variant, and all variants with the same needs
     GroupsByRule = Sequence[tuple[Rule, Sequence[Group]]]  # what each rule decides on
 
 KEPT = 256  # kinds of targets that a group keeps verdicts for
@@ -38,7 +39,7 @@ class Verdicts:
         self._known = NOTHING  # the variants with a verdict, and the ones for which the rule does not hold
         self._gaps: dict[int, Distance] | None = None  # by the index of a group; few targets need any
 
-    def find_failing(self, target: Target, among: int) -> int:
+    def find_failing(self, target: Target, among: VariantSet) -> VariantSet:
         """Return variants for which the rule does not hold: all of those `among` these, and maybe others."""
         known, failing = self._known
         new = among & ~known if known else among  # equal masks of many targets are one object
@@ -49,12 +50,12 @@ class Verdicts:
             self._known = known | new if known else new, failing
         return failing
 
-    def measure_gaps(self, target: Target, among: int) -> list[tuple[Distance, int]]:
+    def measure_gaps(self, target: Target, among: VariantSet) -> list[tuple[Distance, VariantSet]]:
         """Return how far off the rule is for the variants `among` these, in parts that have none in common.
 
         The least gap is that of variants for which the rule holds, or to which it does not apply.
         """
-        gaps: list[tuple[Distance, int]] = []
+        gaps: list[tuple[Distance, VariantSet]] = []
         if self._gaps is None:
             self._gaps = {}
         for index, (example, members) in enumerate(self._groups):

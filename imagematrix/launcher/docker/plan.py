@@ -5,7 +5,7 @@ from __future__ import annotations
 from imagematrix.common.record import Record, replace
 from imagematrix.errors import ProbeError, UsageError
 from imagematrix.hardware.gpu_request.choice import make_label
-from imagematrix.hardware.gpu_request.spec import name_gpus, select_gpus
+from imagematrix.hardware.gpu_request.spec import name_gpus
 from imagematrix.hardware.vendors import runtime
 from imagematrix.images.catalog.engine import require_own
 from imagematrix.images.engine.images import read_digests
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence
     from typing import Any
 
-    from imagematrix.hardware.gpu_request.spec import Wanted
     from imagematrix.hardware.host.host import Gpu, Host
     from imagematrix.images.catalog.catalog import Variant
     from imagematrix.selection.selection import Selection
@@ -101,7 +100,6 @@ def plan_launch(
     selection: Selection,
     command: Sequence[str] = (),
     *,
-    gpus: Wanted = None,
     share: Share | None = None,
     digests: Container[str] | None = None,
 ) -> Launch:
@@ -109,12 +107,11 @@ def plan_launch(
 
     `digests` are those of the engine's image with the selected name, None if unknown.
     If the variant's digest is not among them, the launch names the image by digest, and the engine pulls it.
-    `gpus` narrows the selection's GPUs, as `--gpus` does: an image that fits all of them fits each. `share`
-    is the container's share of each. Raises UsageError if nothing was selected, and ProbeError if the host
-    lacks a fact that is needed to pass a GPU.
+    `share` is the container's share of each GPU. Raises UsageError if nothing was selected, and ProbeError if
+    the host lacks a fact that is needed to pass a GPU.
     """
     variant = require_variant(selection)
-    chosen = select_gpus(selection.chosen_gpus, gpus)
+    chosen = selection.chosen_gpus
     driver = get_driver_mode(variant)
     used = chosen if driver else ()
     share = share or Share()

@@ -207,7 +207,8 @@ def _require_unambiguous(kinds: Iterable[HardwareKind]) -> None:
     chosen = []
     for kind in kinds:
         kind.require_unambiguous()
-        chosen += [kind.variant] if kind.variant else []
+        variant = kind.variant
+        chosen += [variant] if variant else []
     for axis, values in find_differing_axes(chosen).items():
         raise UsageError(
             f"the fleet would get a mix of {axis} ({', '.join(value or 'not set' for value in values)})",

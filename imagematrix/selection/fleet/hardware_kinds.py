@@ -41,7 +41,7 @@ class HardwareKind:
     @property
     def selected(self) -> str | None:
         """The variant's reference."""
-        return self.variant.reference if self.variant else None
+        return None if isinstance(self.answer, UsageError) else self.answer.selected
 
     @property
     def fits(self) -> frozenset[str]:

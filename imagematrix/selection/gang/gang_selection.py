@@ -30,7 +30,7 @@ from imagematrix.selection.hardware_key import (
 from imagematrix.selection.rule import Remedy, suggest_arguments
 from imagematrix.selection.selection_target import Target
 from imagematrix.selection.selector import find_variant_gpu_sets, get_cached_selector
-from imagematrix.selection.variant_index import VariantIndex
+from imagematrix.selection.variant_index import VariantIndex, get_first
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,9 +45,10 @@ if TYPE_CHECKING:
     from imagematrix.selection.query import Query, Where
     from imagematrix.selection.rule import RuleResult
     from imagematrix.selection.selector import Selector
+    from imagematrix.selection.verdicts import VariantSet
 
     Positions = tuple[int, ...]  # of GPUs in a Choice
-    Cell = tuple[int, int]  # the index of a target, and a set of variants that fit it
+    Cell = tuple[int, VariantSet]  # the index of a target, and the variants that fit it
     Row = list[Cell]  # one for each kind of hosts
 
 SHOWN = 20  # hosts that a message lists
@@ -115,14 +116,14 @@ class _HostKind(Record):
     hosts: dict[str, tuple[Host, Choice]]
     targets: tuple[Target, ...]
     positions: tuple[Positions, ...]
-    fitting: tuple[int, ...]
+    fitting: tuple[VariantSet, ...]
 
     @property
-    def variants(self) -> int:
+    def variants(self) -> VariantSet:
         """The variants that fit one of the targets."""
         return sum(self.fitting)
 
-    def find_cell(self, pool: int) -> Cell:
+    def find_cell(self, pool: VariantSet) -> Cell:
         """Return the first target that variants of a set fit, and these variants."""
         return next((index, fits & pool) for index, fits in enumerate(self.fitting) if fits & pool)
 
@@ -163,7 +164,7 @@ def _make_kind(selector: Selector, host: Host, choice: Choice, *, allow_cpu: boo
     index = selector.query.index
     targets: list[Target] = []
     kept_positions: list[Positions] = []
-    fitting: list[int] = []
+    fitting: list[VariantSet] = []
     variants = 0
     for positions in _find_positions(selector, host, choice, allow_cpu=allow_cpu):
         gpus = tuple([choice.gpus[position] for position in positions])
@@ -200,13 +201,13 @@ def _find_positions(selector: Selector, host: Host, choice: Choice, *, allow_cpu
     return list(dict.fromkeys([*preferred, *sufficient]))
 
 
-def _group_compatible_variants(query: Query, names: Sequence[str] | None) -> list[int]:
+def _group_compatible_variants(query: Query, names: Sequence[str] | None) -> list[VariantSet]:
     """Return the classes: the sets of variants that may run together."""
     return query.index.group_by_need(lambda variant: compatibility.make_compatibility_key(variant, names))
 
 
 def _choose_members(
-    query: Query, classes: Sequence[int], kinds: Sequence[_HostKind], *, take_first: bool = False
+    query: Query, classes: Sequence[VariantSet], kinds: Sequence[_HostKind], *, take_first: bool = False
 ) -> tuple[GangMember, ...]:
     """Return the members of the best of the classes, each of which serves all kinds; raise UsageError.
 
@@ -225,11 +226,11 @@ def _choose_members(
     for criterion in index.criteria:
         rows = _narrow_rows(index, criterion, rows, kinds)
     # The variants are numbered in the order of their references.
-    best = min(rows, key=lambda row: [pool & -pool for _, pool in row])
+    best = min(rows, key=lambda row: [get_first(pool) for _, pool in row])
 
     members = []
     for column, (group, (target, pool)) in enumerate(zip(groups.values(), best, strict=True)):
-        (variant,) = index.list_members(pool & -pool)
+        (variant,) = index.list_members(get_first(pool))
         equals = index.list_members(reduce(or_, (row[column][1] for row in rows)))
         twins = find_indistinguishable([variant, *(equal for equal in equals if equal is not variant)])
         if not take_first and (differing or len(twins) > 1):
@@ -247,13 +248,13 @@ def _narrow_rows(
 ) -> list[Row]:
     """Return the rows whose worst score by a criterion is the best, with the best variants for each kind."""
     # Score all variants of a column at once: rows share many of them.
-    pools: dict[tuple[int, int], int] = {}  # by column and target
+    pools: dict[tuple[int, int], VariantSet] = {}  # by column and target
     for row in rows:
         for column, (target, pool) in enumerate(row):
             pools[column, target] = pools.get((column, target), 0) | pool
-    scores: dict[tuple[int, int], list[tuple[Any, int]]] = {}
+    scores: dict[tuple[int, int], list[tuple[Any, VariantSet]]] = {}
     for (column, target), pool in pools.items():
-        merged: dict[Any, int] = {}
+        merged: dict[Any, VariantSet] = {}
         for score, members in index.compute_scores(criterion, kinds[column].targets[target], pool):
             merged[score] = merged.get(score, 0) | members
         scores[column, target] = sorted(merged.items())
@@ -273,11 +274,11 @@ def _narrow_rows(
 def _make_refusal(query: Query, names: tuple[str, ...] | None, kinds: Sequence[_HostKind]) -> NothingFitsAll:
     """Return the error for hosts that no class serves, with the largest gang."""
     # The class that serves the most hosts; of equals, that of the first reference.
-    hosts: dict[int, int] = {}
+    hosts: dict[VariantSet, int] = {}
     for kind in kinds:
         hosts[kind.variants] = hosts.get(kind.variants, 0) + len(kind.hosts)
     largest, served = 0, 0
-    for variants in sorted(_group_compatible_variants(query, names), key=lambda mask: mask & -mask):
+    for variants in sorted(_group_compatible_variants(query, names), key=get_first):
         count = sum(count for mask, count in hosts.items() if mask & variants)
         if count > served:
             largest, served = variants, count
@@ -299,7 +300,9 @@ def _make_refusal(query: Query, names: tuple[str, ...] | None, kinds: Sequence[_
     )
 
 
-def _group_excluded_hosts(query: Query, variants: int, kinds: Iterable[_HostKind]) -> list[ExcludedHosts]:
+def _group_excluded_hosts(
+    query: Query, variants: VariantSet, kinds: Iterable[_HostKind]
+) -> list[ExcludedHosts]:
     """Return the hosts that a set of variants does not serve, by the rules that the nearest of them fails."""
     index = query.index
     if not index.everything:
@@ -349,7 +352,7 @@ def _find_remedy(query: Query, gang: Gang, kinds: Sequence[_HostKind]) -> Remedy
     return Remedy(words=f"see with `imagematrix explain {quote_word(name)} --host FILE` what a host needs")
 
 
-def _find_serving_classes(classes: Iterable[int], kinds: Sequence[_HostKind]) -> list[int]:
+def _find_serving_classes(classes: Iterable[VariantSet], kinds: Sequence[_HostKind]) -> list[VariantSet]:
     """Return the classes that have a variant for each kind."""
     masks = {kind.variants for kind in kinds}
     return [variants for variants in classes if all(mask & variants for mask in masks)]

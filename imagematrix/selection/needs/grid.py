@@ -50,9 +50,7 @@ class Grid:
         distinct = list(dict.fromkeys(sets))
 
         # Value classes of a fact that no set tells apart count as one value: far fewer combinations remain.
-        groups: dict[
-            str, list[list[int]]
-        ] = {}  # for each fact, the indices of the value classes of each value
+        groups: dict[str, list[list[int]]] = {}  # by fact, the indices of the value classes of each value
         for fact, value_classes in self.value_classes.items():
             stride, first = self.strides[fact], self._select_first(fact)
             by_members: dict[tuple[int, ...], list[int]] = {}
