@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from imagematrix.build.dockerfile.template_error import TemplateError
@@ -54,6 +56,19 @@ def test_all_faults_of_all_cells_are_reported_at_their_places(planned):
     details = caught.value.details
     assert "\n   14 | COPY --from=compilr /a /\n      |             ^" in details
     assert details.count("did you mean 'compiler'? An image of this name is written compilr:latest") == 1
+
+
+def test_a_template_with_faults_is_read_once_for_all_cells(planned, monkeypatch):
+    read_text, read = Path.read_text, []
+
+    def record(path, *words, **named):
+        read.append(path.name)
+        return read_text(path, *words, **named)
+
+    monkeypatch.setattr(Path, "read_text", record)
+    with pytest.raises(TemplateError):
+        planned(template=FAULTY)
+    assert read.count("training.j2") == 1
 
 
 def test_images_that_share_a_template_are_named(planned):
