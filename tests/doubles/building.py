@@ -10,6 +10,10 @@ from dataclasses import replace
 
 import pytest
 
+from imagematrix.audit.images import layer
+from imagematrix.audit.images.layers import Layers
+from imagematrix.build.executor.build import build
+from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan.plan import PlanContext
 from imagematrix.build.plan.planner import plan
@@ -223,6 +227,11 @@ class FakeBackend:
         self.calls.append(("stop",))
         self.stopped.set()
 
+    @property
+    def orders(self):
+        """The requests for images that were to be made."""
+        return [words[2] for words in self.calls if words[0] == "make"]
+
     def called(self, name):
         """Return the arguments of each call of `name`."""
         return [words[1] for words in self.calls if words[0] == name]
@@ -288,6 +297,28 @@ def tester():
 @pytest.fixture
 def silent():
     return Silent()
+
+
+@pytest.fixture
+def carry_out(backend, silent, tmp_path_factory):
+    """Call it with a plan, and options of `build`, to get the results of its cells."""
+
+    def call(plan, *, backend=backend, tester=None, **options):
+        logs = tmp_path_factory.mktemp("project") / ".imagematrix" / "logs"
+        made_by = BuildBackend(backend, backend, Layers(), tester)
+        return build(plan, made_by, **{"jobs": 1, "logs": logs, "reporter": silent} | options)
+
+    return call
+
+
+@pytest.fixture
+def layers_read(monkeypatch):
+    """The names of the layers that are read."""
+    names, real = [], layer.read_layer
+    monkeypatch.setattr(
+        layer, "read_layer", lambda stream, name, start: names.append(name) or real(stream, name, start)
+    )
+    return names
 
 
 @pytest.fixture(name="tar")

@@ -2,11 +2,11 @@
 
 import io
 import json
-import tarfile
 from types import SimpleNamespace
 
 import pytest
 from distribution import CONFIG, LAYER, MANIFEST, digest
+from images import tar
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.plan.protocols import BuildRequest, BuildSources, BuiltImage
@@ -33,17 +33,6 @@ def labels_of(cell, made_of="1", version="v1", **changes):
 
 def tag(own):
     return labels.make_tag(own[labels.VERSION], own[labels.CELL], own[labels.INPUT])
-
-
-def archive(*files):
-    """Return a tar of files, each a path with its bytes."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for path, data in files:
-            info = tarfile.TarInfo(path)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
 
 
 class Docker:
@@ -77,13 +66,13 @@ class Docker:
         (reference,) = (
             name for name, image_and_digest in self.images.items() if image_and_digest[1] == image
         )
-        plain = {"config": {"Labels": self.images[reference][0]}}, [archive()]
+        plain = {"config": {"Labels": self.images[reference][0]}}, [tar()]
         config, layers = self.saved.get(reference, plain)
         config = {"rootfs": {"diff_ids": list(map(digest, layers))}} | config
         names = [f"blobs/sha256/{digest(layer)[7:]}" for layer in layers]
         listed = json.dumps([{"Config": "config.json", "RepoTags": [reference], "Layers": names}])
         files = [("config.json", json.dumps(config).encode()), *zip(names, layers, strict=True)]
-        return io.BytesIO(archive(*files, ("manifest.json", listed.encode())))
+        return io.BytesIO(tar(*files, ("manifest.json", listed.encode())))
 
     def get_digest(self, reference):
         return self.images[reference][1]
@@ -155,11 +144,6 @@ def make_image(image, tmp_path):
         )
 
     return call
-
-
-@pytest.fixture(name="archive")
-def _archive():
-    return archive
 
 
 @pytest.fixture(name="labels_of")

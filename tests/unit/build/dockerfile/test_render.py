@@ -60,6 +60,23 @@ def render(path, name=None, complete=lambda text, _: text):
         return complete(renderer.render(cell, "{}:v1".format).text, cell)
 
 
+def write_matrix(axes, *more):
+    """Return the matrix of one image with these axes."""
+    head = ("schema: imagematrix.matrix/v1", "images: {training: {version: v1, template: training.j2}}")
+    return "".join(f"{line}\n" for line in (*head, f"axes: {{{axes}}}", *more))
+
+
+@pytest.fixture
+def seen_with(project):
+    """Call it with the axes of a matrix to get what a template sees in its only cell."""
+
+    def call(*lines):
+        (cell,) = expand_matrix(load_matrix(project(text=write_matrix(*lines)))).cells
+        return compute_variables(cell)
+
+    return call
+
+
 def refusal(path, name=None):
     with pytest.raises(UsageError) as caught:
         render(path, name)
@@ -208,16 +225,8 @@ def test_variables_of_a_template(project):
         ("10.0f", ("100f", "100f-real", "10.0f", "sm_100f", "-gencode=arch=compute_100f,code=sm_100f")),
     ],
 )
-def test_compute_capability_is_given_in_build_system_syntax(project, compute, expected):
-    path = project(
-        text=f"""\
-            schema: imagematrix.matrix/v1
-            images: {{training: {{version: v1, template: training.j2}}}}
-            axes: {{cuda: ["13.0"], compute: ["{compute}"]}}
-            """,
-    )
-    (cell,) = expand_matrix(load_matrix(path)).cells
-    seen = compute_variables(cell)
+def test_compute_capability_is_given_in_build_system_syntax(compute, expected, seen_with):
+    seen = seen_with(f'cuda: ["13.0"], compute: ["{compute}"]')
     names = ("sm", "cudaarchs", "torch_cuda_arch_list", "tf_cuda_compute_capabilities", "nvcc_gencode")
     assert tuple(seen[name] for name in names) == expected
     assert (seen["cflags"], seen["march_option"]) == ("-O2", None)
@@ -235,53 +244,27 @@ def test_compute_capability_is_given_in_build_system_syntax(project, compute, ex
         ('platform: [linux/arm64], cuda: ["13.1"], compute: ["9.0"]', ("13.1", "aarch64", "cu130")),
     ],
 )
-def test_installers_are_told_what_holds_on_every_node_of_the_cell(project, axes, expected):
-    path = project(
-        text=f"""\
-            schema: imagematrix.matrix/v1
-            images: {{training: {{version: v1, template: training.j2}}}}
-            axes: {{{axes}}}
-            """,
-    )
-    (cell,) = expand_matrix(load_matrix(path)).cells
-    seen = compute_variables(cell)
+def test_installers_are_told_what_holds_on_every_node_of_the_cell(axes, expected, seen_with):
+    seen = seen_with(axes)
     assert (seen["driver_cuda"], seen["archspec"], seen["torch_backend"]) == expected
 
 
-def test_stated_flags_of_a_march_decide_on_its_name(project):
-    path = project(
-        text="""\
-            schema: imagematrix.matrix/v1
-            images: {training: {version: v1, template: training.j2}}
-            axes: {march: [mine]}
-            facts:
-              march: {mine: {flags: [cx16, lahf_lm, mmx, pni, popcnt, sse, sse2, sse4_1, sse4_2, ssse3]}}
-            """,
-    )
-    (cell,) = expand_matrix(load_matrix(path)).cells
-    assert compute_variables(cell)["archspec"] == "x86_64_v2"
+def test_stated_flags_of_a_march_decide_on_its_name(seen_with):
+    flags = "[cx16, lahf_lm, mmx, pni, popcnt, sse, sse2, sse4_1, sse4_2, ssse3]"
+    seen = seen_with("march: [mine]", f"facts: {{march: {{mine: {{flags: {flags}}}}}}}")
+    assert seen["archspec"] == "x86_64_v2"
 
 
-def test_template_variable_names_are_reserved(project):
-    path = project(
-        text="""\
-            schema: imagematrix.matrix/v1
-            images: {training: {version: v1, template: training.j2}}
-            axes: {stage: [a]}
-            """,
-    )
-    (cell,) = expand_matrix(load_matrix(path)).cells
-    assert set(compute_variables(cell)) - {"stage"} <= axis_values.RESERVED | set(HARDWARE)
+def test_template_variable_names_are_reserved(seen_with):
+    assert set(seen_with("stage: [a]")) - {"stage"} <= axis_values.RESERVED | set(HARDWARE)
 
 
 def test_arm_cores_use_mcpu(project):
     path = project(
-        text="""\
-            schema: imagematrix.matrix/v1
-            images: {training: {version: v1, template: training.j2}}
-            axes: {platform: [linux/arm64], march: [neoverse-v2]}
-            properties: {platform: {linux/arm64: {base: debian}}}
-            """,
+        text=write_matrix(
+            "platform: [linux/arm64], march: [neoverse-v2]",
+            "properties: {platform: {linux/arm64: {base: debian}}}",
+        ),
         template="{{ platform }} {{ arch }} {{ cflags }} {{ base }} {{ cuda is none }}\n",
     )
     assert render(path) == "linux/arm64 aarch64 -O2 -mcpu=neoverse-v2 debian True\n"
@@ -295,15 +278,8 @@ def test_unknown_variable_has_a_position_and_a_suggestion(project):
 
 def test_property_that_only_other_cells_have_is_to_be_given(project):
     """What this cell has instead may be called nearly the same, and means something else."""
-    path = project(
-        text="""\
-            schema: imagematrix.matrix/v1
-            images: {training: {version: v1, template: training.j2}}
-            axes: {march: [x86-64-v3, znver4]}
-            properties: {march: {znver4: {base: debian}}}
-            """,
-        template="FROM {{ base }}\n",
-    )
+    text = write_matrix("march: [x86-64-v3, znver4]", "properties: {march: {znver4: {base: debian}}}")
+    path = project(text=text, template="FROM {{ base }}\n")
     message, remedy = refusal(path)
     assert message == "training.j2:1: 'base' is undefined (in the cell x86-64-v3)"
     assert remedy == "other cells have the property base: give it to this one in matrix.yaml"

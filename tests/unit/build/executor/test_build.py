@@ -14,11 +14,9 @@ from typing import Any
 
 import pytest
 from compiling import compiled
+from matrices import add_option
 
 from imagematrix.audit.images import layer
-from imagematrix.audit.images.layers import Layers
-from imagematrix.build.executor.build import build
-from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.executor.logs import get_log_path, load_dockerfile
 from imagematrix.build.executor.result import combine_failures, complete_results, make_build_document
 from imagematrix.build.plan.plan import PlanStatus
@@ -61,15 +59,23 @@ def logs(tmp_path_factory):
 
 
 @pytest.fixture
-def carry_out(backend, logs):
+def carry_out(carry_out, logs):
     """Call it with a plan to get the results of its cells and the calls of the reporter."""
 
-    def call(plan, *, jobs=1, **options):
-        recorder = Recorder()
-        results = build(
-            plan, BuildBackend(backend, backend, Layers()), jobs=jobs, logs=logs, reporter=recorder, **options
-        )
-        return results, recorder.notes
+    def call(plan, *, reporter=None, **options):
+        reporter = reporter or Recorder()
+        return carry_out(plan, logs=logs, reporter=reporter, **options), reporter.notes
+
+    return call
+
+
+@pytest.fixture
+def interrupted(carry_out):
+    """Call it with a plan and a reporter to carry it out until Ctrl-C."""
+
+    def call(plan, reporter, **options):
+        with pytest.raises(KeyboardInterrupt):
+            carry_out(plan, reporter=reporter, **options)
 
     return call
 
@@ -216,7 +222,7 @@ def test_os_error_names_the_file_and_a_remedy(planned, carry_out, backend):
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_slow_push_does_not_delay_an_interrupt(planned, backend, logs, monkeypatch):
+def test_slow_push_does_not_delay_an_interrupt(planned, backend, interrupted, monkeypatch):
     """A push cannot be stopped; the results of the other cells are reported nevertheless."""
     monkeypatch.setattr("imagematrix.build.executor.build.GRACE", 0.1)
     pushing, pushed = threading.Event(), threading.Event()
@@ -241,8 +247,7 @@ def test_slow_push_does_not_delay_an_interrupt(planned, backend, logs, monkeypat
     backend.store = store
     threading.Thread(target=interrupt).start()
     plan, reporter = planned(only=CPU), Impatient()
-    with pytest.raises(KeyboardInterrupt):
-        build(plan, BuildBackend(backend, backend, Layers()), jobs=1, logs=logs, reporter=reporter)
+    interrupted(plan, reporter)
     results = complete_results(plan.items, reporter.results)
     assert [result.status for result in results] == ["stopped", "stopped"]
     pushed.set()
@@ -326,7 +331,7 @@ def test_image_with_a_layout_is_audited_and_reproducible(planned, carry_out, bac
     assert [(result.status, result.reproducible) for result in results] == [("built", True)]
 
 
-BUDGET = ("context: .", "context: .\n    budget: 1MB")
+BUDGET = add_option("budget: 1MB")
 
 
 def test_image_above_its_size_budget_is_not_stored(planned, carry_out, backend, tar):
@@ -427,14 +432,14 @@ def test_claimed_device_code_that_is_seen_is_proven(planned, carry_out, backend,
     backend.layers = [tar(*GOOD)]
     carry_out(planned(CLAIM, only=f"{TWO},driver=550.163.01"))
     assert facts(backend) == [{"cubins": "bytes", "driver": "bytes"}]
-    (order,) = [call[2] for call in backend.calls if call[0] == "make"]
+    (order,) = backend.orders
     assert not order.labels, "they are written once, after the audit"
 
 
 def test_without_a_layout_only_claims_are_facts(planned, carry_out, backend):
     carry_out(planned(only=f"{TWO},driver=550.163.01"))
     assert facts(backend) == [None]
-    (order,) = [call[2] for call in backend.calls if call[0] == "make"]
+    (order,) = backend.orders
     assert order.labels == backend.images[order.reference], "its only build gets them"
     carry_out(planned(CLAIM, only=f"{TWO},driver=535.261.03"))
     assert facts(backend) == [None, {"cubins": "claim"}]
@@ -493,18 +498,12 @@ def test_newer_runtime_is_a_warning_even_in_strict_mode(planned, carry_out, back
     assert "needs driver 580.65.06 or newer, and the image has driver 550.163.01" in warning
 
 
-def test_audit_error_with_other_failures_is_a_build_error(planned, carry_out, backend, tar):
-    backend.layers = [tar(*GOOD)]
-    backend.errors["cuda12.4-sm89-drv550.163.01-znver4"] = BuildError("no")
-    error = combine_failures(carry_out(planned(only=TWO))[0])
-    assert (type(error), error.exit_code) == (BuildError, 6)
-
-
 @pytest.mark.parametrize(
     ("errors", "kind", "code"),
     [
         ([TagMovedError("moved"), TagMovedError("moved")], TagMovedError, 7),
         ([AuditError("no"), AuditError("no")], AuditError, 9),
+        ([AuditError("no"), BuildError("no")], BuildError, 6),
         ([TagMovedError("moved"), BuildError("no")], BuildError, 6),
         ([TagMovedError("moved"), EngineError("gone")], EngineError, 8),
         ([UsageError("what?"), UsageError("what?")], BuildError, 6),
@@ -522,13 +521,13 @@ def test_common_error_type_of_failures_decides_the_exit_code(planned, carry_out,
 )
 def test_compression_of_new_layers_is_reported(planned, carry_out, backend, tar, own, expected):
     backend.layers = [tar(("a", b"1"))]
-    plan = planned(("context: .", f"context: .\n    {own}"), only="march=znver4,cuda=none")
+    plan = planned(add_option(own), only="march=znver4,cuda=none")
     results, _ = carry_out(plan)
     assert [(result.compression, result.libzstd) for result in results] == [expected]
     document: dict[str, Any] = make_build_document(plan, results)
     (cell,) = (cell for cell in document["cells"] if "digest" in cell)
     assert (cell["compression"], cell["libzstd"]) == expected
-    (order,) = (call[2] for call in backend.calls if call[0] == "make")
+    (order,) = backend.orders
     assert str(order.compression) == expected[0]
 
 
@@ -619,15 +618,10 @@ def test_adopting_needs_neither_compiler_nor_base(planned, carry_out, backend):
     assert not backend.called("base")
 
 
-def test_shared_layer_is_audited_once(planned, carry_out, backend, tar, monkeypatch):
-    read = []
-    real = layer.read_layer
-    monkeypatch.setattr(
-        layer, "read_layer", lambda stream, name, start: read.append(name) or real(stream, name, start)
-    )
+def test_shared_layer_is_audited_once(planned, carry_out, backend, tar, layers_read):
     backend.layers = [tar(("bin/true", b"")), tar()]
     assert set(statuses(carry_out(planned(only=CPU), jobs=2)[0]).values()) == {"built"}
-    assert len(read) == len(set(read)) == 2
+    assert len(layers_read) == len(set(layers_read)) == 2
 
 
 def test_image_with_discarded_layers_is_built_again_alone(planned, carry_out, backend, tar):
@@ -643,8 +637,7 @@ def test_image_with_discarded_layers_is_built_again_alone(planned, carry_out, ba
     backend.store = forgetful
     results, _ = carry_out(planned(only=CPU))
     assert set(statuses(results).values()) == {"built"}
-    orders = [call[2] for call in backend.calls if call[0] == "make"]
-    assert [order.unshared for order in orders] == [False, True] * 2
+    assert [order.unshared for order in backend.orders] == [False, True] * 2
 
 
 def test_what_images_share_is_built_before_them(planned, carry_out, backend):
@@ -657,7 +650,7 @@ def test_what_images_share_is_built_before_them(planned, carry_out, backend):
 
     backend.export = noted
     carry_out(planned(only="cuda=12.4"))
-    (first,) = {call[2].shared_prefixes for call in backend.calls if call[0] == "make"}
+    (first,) = {order.shared_prefixes for order in backend.orders}
     assert [one.dockerfile for one in first] == ["FROM debian:trixie AS compiler\nRUN apt-get install g++\n"]
     (asked_first,) = asked
     assert [one.name for one in asked_first] == [one.name for one in first], "it runs at the same time"
@@ -691,7 +684,7 @@ def ctrl_c():
 
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_interrupt_stops_running_builds_and_propagates(planned, backend, logs, jobs):
+def test_interrupt_stops_running_builds_and_propagates(planned, backend, interrupted, jobs):
     steps = itertools.count(1)
 
     class Impatient(Recorder):
@@ -701,8 +694,7 @@ def test_interrupt_stops_running_builds_and_propagates(planned, backend, logs, j
                 threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
 
     backend.hold = True
-    with pytest.raises(KeyboardInterrupt):
-        build(planned(), BuildBackend(backend, backend, Layers()), jobs=jobs, logs=logs, reporter=Impatient())
+    interrupted(planned(), Impatient(), jobs=jobs)
     assert ("stop",) in backend.calls
     assert len(backend.called("make")) == jobs
     assert not backend.images
@@ -710,7 +702,7 @@ def test_interrupt_stops_running_builds_and_propagates(planned, backend, logs, j
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_interrupt_does_not_wait_for_audits(planned, backend, logs, tar, monkeypatch):
+def test_interrupt_does_not_wait_for_audits(planned, backend, interrupted, tar, monkeypatch):
     reading, go_on = threading.Event(), threading.Event()
     results = []
 
@@ -729,15 +721,12 @@ def test_interrupt_does_not_wait_for_audits(planned, backend, logs, tar, monkeyp
     monkeypatch.setattr(layer, "read_layer", read)
     backend.layers = [tar(("bin/true", b""))]
     threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        build(
-            planned(only=CPU), BuildBackend(backend, backend, Layers()), jobs=1, logs=logs, reporter=Listing()
-        )
+    interrupted(planned(only=CPU), Listing())
     assert results == ["stopped"]
     go_on.set()
 
 
-def test_interrupt_while_a_thread_starts_waits_for_its_build(planned, backend, logs, monkeypatch):
+def test_interrupt_while_a_thread_starts_waits_for_its_build(planned, interrupted, monkeypatch):
     """The build needs the files that are removed at the end."""
     results = []
     started = threading.Event()
@@ -752,15 +741,14 @@ def test_interrupt_while_a_thread_starts_waits_for_its_build(planned, backend, l
 
     start = threading.Thread.start
 
-    def interrupted(self):
+    def started_late(self):
         start(self)
         if self.name == "pool":
             assert started.wait(10)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(threading.Thread, "start", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        build(planned(), BuildBackend(backend, backend, Layers()), jobs=1, logs=logs, reporter=Slow())
+    monkeypatch.setattr(threading.Thread, "start", started_late)
+    interrupted(planned(), Slow())
     assert results == ["stopped"]
 
 
@@ -813,22 +801,17 @@ def test_base_that_cannot_be_pinned_fails_its_cells_before_their_builds(
     assert len(backend.called("make")) == 2
 
 
-def test_bases_are_exported_during_the_first_builds(planned, carry_out, backend, tar, monkeypatch):
+def test_bases_are_exported_during_the_first_builds(planned, carry_out, backend, tar, layers_read):
     """All builds would otherwise export the same base at the same time."""
     backend.layers = [tar(("bin/true", b""))]
     backend.salt = "the engine has another, so its digest names the one that is locked"
     plan = planned(only=CPU)
     backend.salt = ""
-    read = []
-    real = layer.read_layer
-    monkeypatch.setattr(
-        layer, "read_layer", lambda stream, name, start: read.append(name) or real(stream, name, start)
-    )
     carry_out(plan, jobs=2)
     ((_, base, sources),) = [call for call in backend.calls if call[0] == "base"]
     assert base == "debian:trixie"
     assert sources.images == {base: f"docker-image://{base}@{plan.bases[base]}"}
-    assert len(read) == 1, "shared layers are read before the images are built"
+    assert len(layers_read) == 1, "shared layers are read before the images are built"
 
 
 @pytest.mark.parametrize("error", [BuildError("no such base"), OSError("no space left on device")])
@@ -911,12 +894,8 @@ def test_edits_during_a_build_are_not_built(planned, carry_out, backend, tmp_pat
     results, _ = carry_out(plan)
     assert set(statuses(results).values()) == {"built"}
     assert seen == ["planned", "planned"]
-    assert not order_contexts(backend) & {tmp_path}
+    assert tmp_path not in {order.sources.context for order in backend.orders}
     assert planned(only=CPU).with_status("refused")
-
-
-def order_contexts(backend):
-    return {order[2].sources.context for order in backend.calls if order[0] == "make"}
 
 
 def test_edits_after_the_plan_fail_the_cells(planned, carry_out, tmp_path):

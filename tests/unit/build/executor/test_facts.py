@@ -3,14 +3,15 @@
 import json
 
 import pytest
+from matrices import add_facts, add_include
 
 from imagematrix.build.executor.compiler import Compilers
 from imagematrix.build.plan.protocols import BuildSources
 
 NO_COMPILER = "FROM {{ base }}\nRUN cc {{ march_option }}\n"
 NEWLAKE = (
-    ("properties:", "facts: {march: {newlake: {vendor: intel, flags: [avx2, avx1024f, pku]}}}\nproperties:"),
-    ("exclude:", "include:\n  - {cuda: none, march: newlake, compiler: gcc-17}\nexclude:"),
+    add_facts("facts: {march: {newlake: {vendor: intel, flags: [avx2, avx1024f, pku]}}}\n"),
+    add_include("{cuda: none, march: newlake, compiler: gcc-17}"),
 )
 
 

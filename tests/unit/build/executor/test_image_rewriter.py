@@ -1,7 +1,6 @@
 """Clamping the times in layers: each layer once, those of the base never."""
 
 import gzip
-import hashlib
 import io
 import json
 import os
@@ -12,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import zstandard
-from building import TAR
+from building import TAR, digest
 
 from imagematrix.build.executor import image_rewriter
 from imagematrix.build.executor.image_rewriter import Rewriter, label_image
@@ -48,9 +47,8 @@ class Blobs:
 
     def put(self, raw):
         raw = raw if isinstance(raw, bytes) else json.dumps(raw).encode()
-        digest = hashlib.sha256(raw).hexdigest()
-        (self.folder / digest).write_bytes(raw)
-        return {"digest": f"sha256:{digest}", "size": len(raw)}
+        (self.folder / digest(raw).removeprefix("sha256:")).write_bytes(raw)
+        return {"digest": digest(raw), "size": len(raw)}
 
     def image(self, *layers, history=None, **more):
         """Write an image with layers, compressed or not, and return its descriptor."""
@@ -69,31 +67,22 @@ class Blobs:
         kinds = {b"\x1f": f"{TAR}+gzip", b"\x28": f"{TAR}+zstd"}
         return {"mediaType": kinds.get(raw[:1], TAR), **self.put(raw)}
 
-    def read(self, digest):
-        raw = (self.folder / digest.removeprefix("sha256:")).read_bytes()
-        assert digest == f"sha256:{hashlib.sha256(raw).hexdigest()}"
+    def read(self, name):
+        raw = (self.folder / name.removeprefix("sha256:")).read_bytes()
+        assert name == digest(raw)
         return raw
 
-    def json(self, digest):
-        return json.loads(self.read(digest))
+    def json(self, name):
+        return json.loads(self.read(name))
 
 
 def unpacked(raw):
     return DecompressedStream(io.BytesIO(raw)).read()
 
 
-def digest(raw):
-    return f"sha256:{hashlib.sha256(raw).hexdigest()}"
-
-
 @pytest.fixture
-def folder(tmp_path):
-    return tmp_path
-
-
-@pytest.fixture
-def blobs(folder):
-    return Blobs(folder / "blobs" / "sha256")
+def blobs(tmp_path):
+    return Blobs(tmp_path / "blobs" / "sha256")
 
 
 @pytest.fixture
@@ -175,10 +164,10 @@ def test_full_disk_is_reported_and_leaves_no_files(tmp_path):
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_labels_are_added_to_an_image_with_its_layers(blobs, folder):
+def test_labels_are_added_to_an_image_with_its_layers(blobs, tmp_path):
     before = blobs.image(gzip.compress(tar("a", 0)), annotations={"a": "b"})["digest"]
-    made = label_image(BuiltImage(digest=before, layout=folder, stored_layers=frozenset("x")), OWN)
-    assert made == BuiltImage(digest=made.digest, layout=folder, stored_layers=frozenset("x"))
+    made = label_image(BuiltImage(digest=before, layout=tmp_path, stored_layers=frozenset("x")), OWN)
+    assert made == BuiltImage(digest=made.digest, layout=tmp_path, stored_layers=frozenset("x"))
     first, second = blobs.json(before), blobs.json(made.digest)
     assert second["annotations"] == {"a": "b", labels.CELL: "a"}
     assert second["layers"] == first["layers"]
@@ -242,7 +231,7 @@ def test_shared_layer_is_rewritten_once(blobs, rewriter, monkeypatch):
     assert len(calls) == 1 + 4
 
 
-def test_attestations_refer_to_the_new_image(blobs, rewriter, folder):
+def test_attestations_refer_to_the_new_image(blobs, rewriter, tmp_path):
     base = tar("base", 5)
     image = blobs.image(base, tar("a", 5))
     layer = blobs.json(image["digest"])["layers"][1]["digest"]
@@ -259,8 +248,8 @@ def test_attestations_refer_to_the_new_image(blobs, rewriter, folder):
         "with and without attestations"
     )
     refers_to_the_image(blobs, index, made)
-    both = label_image(BuiltImage(digest=made, layout=folder, attested=index), OWN)
-    alone = label_image(BuiltImage(digest=made, layout=folder), OWN)
+    both = label_image(BuiltImage(digest=made, layout=tmp_path, attested=index), OWN)
+    alone = label_image(BuiltImage(digest=made, layout=tmp_path), OWN)
     assert (both.digest, alone.attested) == (alone.digest, None)
     assert both.digest != made
     refers_to_the_image(blobs, both.attested, both.digest)

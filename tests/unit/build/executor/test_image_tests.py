@@ -2,9 +2,6 @@
 
 import pytest
 
-from imagematrix.audit.images.layers import Layers
-from imagematrix.build.executor.build import build
-from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.executor.image_tester import ImageTestError, ImageTestOutcome, ImageTestResult
 from imagematrix.build.executor.result import combine_failures, make_build_document
 from imagematrix.build.plan.build_inputs import parse_build_inputs
@@ -22,17 +19,11 @@ def _no_matrix_in_the_context(project):
 
 
 @pytest.fixture
-def carry_out(backend, tester, silent, tmp_path_factory):
-    def call(plan, **options):
-        logs = tmp_path_factory.mktemp("project") / ".imagematrix" / "logs"
-        (result,) = build(
-            plan,
-            BuildBackend(backend, backend, Layers(), tester),
-            jobs=1,
-            logs=logs,
-            reporter=silent,
-            **options,
-        )
+def carry_out(carry_out, tester):
+    """Call it with a plan of one cell to get its result."""
+
+    def call(plan):
+        (result,) = carry_out(plan, tester=tester)
         return result
 
     return call

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from matrices import add_axis, add_option
 
 from imagematrix.build.executor import labels as written
 from imagematrix.build.matrix import promised_variants
@@ -69,13 +70,13 @@ def test_labels_have_the_documented_contents(planned):
 
 def test_preference_is_in_labels_and_identity(planned):
     (usual,) = planned(only=GPU).with_status("build")
-    (item,) = planned(("context: .", "context: .\n    prefer: [cuda, driver]"), only=GPU).with_status("build")
+    (item,) = planned(add_option("prefer: [cuda, driver]"), only=GPU).with_status("build")
     assert labels.read_terms(labels_of(item), item.reference).prefer == ("cuda", "driver")
     assert labels.read_terms(labels_of(usual), item.reference) == labels.Terms()
     assert "prefer" in item.identity.find_changed_components(usual.identity.components)
 
 
-OWN = ("  march:", "  python: ['3.11', '3.13']\n  cc: [gcc-14]\n  march:")
+OWN = add_axis("python: ['3.11', '3.13']\n  cc: [gcc-14]")
 
 
 def test_own_axes_are_in_labels(planned):
@@ -88,7 +89,7 @@ def test_own_axes_are_in_labels(planned):
 
 def test_defaults_are_in_labels_and_identity(planned):
     usual, _ = planned(OWN, only=GPU).with_status("build")
-    stated = ("context: .", "context: .\n    defaults: {python: '3.13', cc: gcc-14}")
+    stated = add_option("defaults: {python: '3.13', cc: gcc-14}")
     item, _ = planned(OWN, stated, only=GPU).with_status("build")
     assert labels.read_terms(labels_of(item), item.reference).defaults == (
         ("cc", "gcc-14"),

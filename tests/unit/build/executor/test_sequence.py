@@ -16,11 +16,6 @@ def test_cells_with_shared_stages_come_last():
     assert order_by_new_stages(files) == ["11-v2", "12-v3", "11-v4", "11-v3", "12-v2", "12-v4"]
 
 
-def test_cells_without_stages_keep_their_order():
-    assert order_by_new_stages(dict.fromkeys("cab", "FROM a\nRUN x\n")) == ["c", "a", "b"]
-    assert order_by_new_stages({}) == []
-
-
 @given(st.lists(st.frozensets(st.integers(0, 8), max_size=6), max_size=12))
 def test_next_cell_has_the_most_new_stages(cells):
     names = [str(number) for number in range(len(cells))]

@@ -2,9 +2,6 @@
 
 import pytest
 
-from imagematrix.audit.images.layers import Layers
-from imagematrix.build.executor.build import build
-from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.executor.result import combine_failures
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan.plan import PlanContext
@@ -38,12 +35,11 @@ def stacked(tmp_path, backend):
 
 
 @pytest.fixture
-def carry_out(backend, silent, tmp_path_factory):
-    logs = tmp_path_factory.mktemp("logs")
+def carry_out(carry_out):
+    """Call it with a plan to get the results of its cells by image and cell, and as a list."""
 
     def call(plan, **options):
-        options = {"jobs": 4, "logs": logs, "reporter": silent} | options
-        results = build(plan, BuildBackend(backend, backend, Layers()), **options)
+        results = carry_out(plan, jobs=4, **options)
         return {(one.item.cell.image.name, one.item.cell.id): one for one in results}, results
 
     return call
@@ -59,7 +55,7 @@ def test_base_image_is_built_first_and_part_of_the_identity(stacked, carry_out, 
     carry_out(plan)
     stored = backend.called("store")
     assert stored.index(base.reference) < stored.index(app.reference)
-    orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
+    orders = {order.reference: order for order in backend.orders}
     assert orders[app.reference].sources.images[base.reference] == backend.find_source(
         base.reference, local=True
     )
@@ -72,7 +68,7 @@ def test_remote_builder_gets_a_base_from_the_engine_as_layout(stacked, carry_out
     backend.layers, backend.local, backend.find_source = [], False, lambda _, **__: None
     plan = stacked()
     carry_out(plan)
-    orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
+    orders = {order.reference: order for order in backend.orders}
     images = orders[plan.items[0].reference].sources.images
     assert [where.partition(":")[0] for where in images.values()] == ["oci-layout"]
 
@@ -95,7 +91,7 @@ def test_stored_base_is_reused(stacked, carry_out, backend):
     backend.calls.clear()
     results, _ = carry_out(plan)
     assert set(results) == {("app", "one"), ("app", "two")}
-    orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
+    orders = {order.reference: order for order in backend.orders}
     app = plan.items[0]
     assert orders[app.reference].sources.images == {
         app.needs[0]: backend.find_source(app.needs[0], local=True)
@@ -153,18 +149,12 @@ def test_base_is_named_by_its_cell_without_an_engine(stacked):
     assert {(item.status, item.identity) for item in plan.items} == {("build", None)}
 
 
-def test_base_in_another_store_is_adopted(stacked, carry_out, backend, silent, tmp_path_factory):
+def test_base_in_another_store_is_adopted(stacked, carry_out, backend, tmp_path_factory):
     carry_out(stacked())
     empty = type(backend)(tmp_path_factory.mktemp("empty"))
     plan = stacked(against=PlanContext(resolve=backend.resolve, store=empty, engine=backend))
     assert {item.status for item in plan.items} == {"adopt"}
-    results = build(
-        plan,
-        BuildBackend(empty, empty, Layers()),
-        jobs=2,
-        logs=tmp_path_factory.mktemp("logs"),
-        reporter=silent,
-    )
+    _, results = carry_out(plan, backend=empty)
     assert {one.status for one in results} == {"adopted"}
     assert sorted(empty.called("adopt")) == sorted(str(item.reference) for item in plan.items)
     changed = stacked(

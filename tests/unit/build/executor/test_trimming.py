@@ -3,9 +3,6 @@
 import pytest
 from fatbins import PTX, entry, fat
 
-from imagematrix.audit.images.layers import Layers
-from imagematrix.build.executor.build import build
-from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.plan.identity import TRIM
 from imagematrix.build.plan.plan import PlanStatus
 from imagematrix.build.trim.program import CONTEXT
@@ -22,17 +19,15 @@ RUN --mount=type=bind,from=imagematrix-trim,target=/tmp/trim \\
 """
 
 
-def test_only_trimming_builds_get_the_program(planned, backend, silent, tmp_path_factory):
+def test_only_trimming_builds_get_the_program(planned, backend, carry_out):
     plan = planned(template=TEMPLATE, only="march=znver4")
     assert CONTEXT not in plan.bases
     by_cuda = {item.cell.cuda: item for item in plan.items if getattr(item, "identity", None)}
     assert by_cuda["12.4"].identity.components[TRIM] == VERSION
     assert by_cuda["12.4"].trims
     assert TRIM not in by_cuda[None].identity.components
-    logs = tmp_path_factory.mktemp("logs")
-    results = build(plan, BuildBackend(backend, backend, Layers()), jobs=1, logs=logs, reporter=silent)
-    assert {result.status for result in results} == {"built"}
-    orders = {call[2].reference: call[2] for call in backend.calls if call[0] == "make"}
+    assert {result.status for result in carry_out(plan)} == {"built"}
+    orders = {order.reference: order for order in backend.orders}
     assert CONTEXT in orders[by_cuda["12.4"].reference].sources.contexts
     assert CONTEXT not in orders[by_cuda[None].reference].sources.contexts
 
@@ -43,15 +38,14 @@ def test_trimming_is_unknown_without_an_identity(planned, backend):
 
 
 @pytest.fixture
-def labelled(planned, backend, silent, tmp_path_factory, tar):
+def labelled(planned, backend, carry_out, tar):
     """Call it with files to get the cubins and PTX that an image with them promises, in a cell for 8.9."""
 
     def call(*files, template=TEMPLATE, exact=False, driver="550.163.01"):
         plan = planned(template=template, only=f"march=znver4,driver={driver},compute=8.9,cuda=12.4")
         library = (f"usr/lib/libcuda.so.{driver}", driver.encode())
         backend.layers = [tar(library, *((f"opt/{n}.fatbin", file) for n, file in enumerate(files)))]
-        logs = tmp_path_factory.mktemp("logs")
-        (result,) = build(plan, BuildBackend(backend, backend, Layers()), jobs=1, logs=logs, reporter=silent)
+        (result,) = carry_out(plan)
         assert len(backend.called("make")) == 1, "whatever the audit proves"
         if result.error:
             return str(result.error)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matrices import add_axis, add_include, add_option
 
 from imagematrix.build.matrix.expand import (
     expand_matrix,
@@ -20,8 +21,14 @@ from imagematrix.errors import UsageError
 from imagematrix.images.catalog.axis_conditions import ConditionError
 
 
-def test_cells_follow_file_order_and_cpu_cells_are_not_repeated(project):
-    result = expand_matrix(load_matrix(project()))
+@pytest.fixture
+def expanded(project):
+    """Call it with changes of the matrix to expand it."""
+    return lambda *changes: expand_matrix(load_matrix(project(*changes)))
+
+
+def test_cells_follow_file_order_and_cpu_cells_are_not_repeated(expanded):
+    result = expanded()
     assert [cell.id for cell in result.cells] == [
         "cpu-x86-64-v3",
         "cpu-znver4",
@@ -38,30 +45,28 @@ def test_cells_follow_file_order_and_cpu_cells_are_not_repeated(project):
     assert result.cells[-1].properties == {"base": "debian:trixie", "compiler": "gcc-14"}
 
 
-def test_rule_without_effect_is_rejected(project):
-    again = '- {cuda: "11.8", driver: 550.163.01, why: twice}\n'
+def test_rule_without_effect_is_rejected(expanded):
+    def add(rule):
+        return expanded(("newer toolkit}\n", f"newer toolkit}}\n  - {rule}\n"))
+
     with pytest.raises(MatrixError, match=r":19:5: .*earlier rules drop all it matches"):
-        expand_matrix(load_matrix(project(("newer toolkit}\n", f"newer toolkit}}\n  {again}"))))
+        add('{cuda: "11.8", driver: 550.163.01, why: twice}')
     with pytest.raises(MatrixError, match="matches no cell"):
-        expand_matrix(
-            load_matrix(project(("newer toolkit}\n", 'newer toolkit}\n  - {cuda: none, compute: "7.0"}\n')))
-        )
+        add('{cuda: none, compute: "7.0"}')
 
 
-def test_include_sets_properties_or_adds_a_complete_cell(project):
-    entry = "include:\n  - {cuda: '12.4', extra: yes-please}\n"
-    cells = expand_matrix(load_matrix(project(("exclude:", entry + "exclude:")))).cells
+def test_include_sets_properties_or_adds_a_complete_cell(expanded):
+    cells = expanded(add_include("{cuda: '12.4', extra: yes-please}")).cells
     assert {cell.properties.get("extra") for cell in cells if cell.cuda == "12.4"} == {"yes-please"}
     assert {cell.properties.get("extra") for cell in cells if cell.cuda != "12.4"} == {None}
 
-    entry = "include:\n  - {cuda: '11.8', compute: '8.9', driver: 550.163.01, march: znver4, extra: back}\n"
-    cells = expand_matrix(load_matrix(project(("exclude:", entry + "exclude:")))).cells
+    back = "{cuda: '11.8', compute: '8.9', driver: 550.163.01, march: znver4, extra: back}"
+    cells = expanded(add_include(back)).cells
     assert cells[-1].id == "cuda11.8-sm89-drv550.163.01-znver4"
     assert cells[-1].properties["extra"] == "back"
 
-    entry = "include:\n  - {cuda: '12.0', compute: '8.9'}\n"
     with pytest.raises(MatrixError, match="it lacks driver, march"):
-        expand_matrix(load_matrix(project(("exclude:", entry + "exclude:"))))
+        expanded(add_include("{cuda: '12.0', compute: '8.9'}"))
 
 
 def test_only_narrows_all_cells(project):
@@ -156,47 +161,43 @@ def test_include_changes_exactly_the_matching_cells(matrix, value):
             expand_matrix(with_entry)
 
 
-def test_duplicate_cell_names_are_rejected(project):
-    again = "  - {cuda: '12.4', compute: '9.0', driver: 550.163.01, march: znver4}\n"
-    path = project(("exclude:", f"include:\n{again}{again}exclude:"))
+def test_duplicate_cell_names_are_rejected(expanded):
+    again = "{cuda: '12.4', compute: '9.0', driver: 550.163.01, march: znver4}"
     with pytest.raises(MatrixError, match=r"2 cells would have the name cuda12\.4-sm90-drv550"):
-        expand_matrix(load_matrix(path))
-    path = project(("  march:", "  one: [a-b, a]\n  two: [c, b-c]\n  march:"))
+        expanded(add_include(again, again))
     with pytest.raises(MatrixError, match=r"cpu-a-b-c-x86-64-v3(.|\n)*remove the include"):
-        expand_matrix(load_matrix(path))
+        expanded(add_axis("one: [a-b, a]\n  two: [c, b-c]"))
 
 
-def test_values_that_are_equal_in_tags_are_rejected(project):
-    matrix = load_matrix(project(("  march:", "  torch: [2.8.0+cu128, 2.8.0+cpu]\n  march:")))
+def test_values_that_are_equal_in_tags_are_rejected(project, expanded):
+    matrix = load_matrix(project(add_axis("torch: [2.8.0+cu128, 2.8.0+cpu]")))
     (cell,) = select_cells(expand_matrix(matrix), "cuda=none,torch=2.8.0+cpu,march=znver4", matrix).cells
     assert (cell.id, cell.axes["torch"]) == ("cpu-2.8.0_cpu-znver4", "2.8.0+cpu")
     with pytest.raises(MatrixError, match=r"2 cells would have the name cpu-2\.8_cpu(.|\n)*'\+' is '_'"):
-        expand_matrix(load_matrix(project(("  march:", "  torch: [2.8+cpu, 2.8_cpu]\n  march:"))))
+        expanded(add_axis("torch: [2.8+cpu, 2.8_cpu]"))
 
 
 def test_only_accepts_values_added_by_include(project):
-    entry = "include:\n  - {cuda: none, march: znver5}\n"
-    matrix = load_matrix(project(("exclude:", entry + "exclude:")))
-    assert [cell.id for cell in select_cells(expand_matrix(matrix), "march=znver5", matrix).cells] == [
-        "cpu-znver5"
-    ]
+    matrix = load_matrix(project(add_include("{cuda: none, march: znver5}")))
+    (cell,) = select_cells(expand_matrix(matrix), "march=znver5", matrix).cells
+    assert cell.id == "cpu-znver5"
 
 
-def test_platforms_narrow_all_cells(project):
-    axis = ("  march:", "  platform: [linux/amd64, linux/arm64]\n  march:")
-    both = expand_matrix(load_matrix(project(axis)))
+PLATFORMS = add_axis("platform: [linux/amd64, linux/arm64]")
+
+
+def test_platforms_narrow_all_cells(expanded):
+    both = expanded(PLATFORMS)
     arm = select_platforms(both, ["linux/arm64"])
     assert {cell.platform for cell in (*arm.cells, *(one.cell for one in arm.excluded))} == {"linux/arm64"}
     assert len(arm.cells) * 2 == len(both.cells)
     assert select_platforms(both, ["linux/amd64", "linux/arm64"]) == both
     with pytest.raises(UsageError, match="no cell for linux/arm64"):
-        select_platforms(expand_matrix(load_matrix(project())), ["linux/amd64", "linux/arm64"])
+        select_platforms(expanded(), ["linux/amd64", "linux/arm64"])
 
 
-def test_cell_name_contains_the_platform_axis(project):
-    cells = expand_matrix(
-        load_matrix(project(("  march:", "  platform: [linux/amd64, linux/arm64]\n  march:")))
-    ).cells
+def test_cell_name_contains_the_platform_axis(expanded):
+    cells = expanded(PLATFORMS).cells
     assert [(cell.id, cell.platform) for cell in cells[:3]] == [
         ("cpu-linux-amd64-x86-64-v3", "linux/amd64"),
         ("cpu-linux-amd64-znver4", "linux/amd64"),
@@ -216,22 +217,21 @@ def test_cell_name_contains_the_platform_axis(project):
         ("", "plain_pull names 12 cells"),
     ],
 )
-def test_plain_pull_must_match_one_cell(project, stated, message):
+def test_plain_pull_must_match_one_cell(stated, message, expanded):
     with pytest.raises(MatrixError, match=f":7:17: {message}"):
-        expand_matrix(load_matrix(project(("context: .", f"context: .\n    plain_pull: {{{stated}}}"))))
+        expanded(add_option(f"plain_pull: {{{stated}}}"))
 
 
-def test_plain_pull_matches_one_cell_per_platform(project):
-    platforms = ("  march:", "  platform: [linux/amd64, linux/arm64]\n  march:")
+def test_plain_pull_matches_one_cell_per_platform(project, expanded):
     arm = ("[x86-64-v3, znver4]", "[x86-64-v3, znver4, armv8-a]")
-    stated = ("context: .", "context: .\n    plain_pull: {cuda: none, march: [x86-64-v3, armv8-a]}")
-    matrix = load_matrix(project(platforms, arm, stated))
+    stated = add_option("plain_pull: {cuda: none, march: [x86-64-v3, armv8-a]}")
+    matrix = load_matrix(project(PLATFORMS, arm, stated))
     result = find_plain_pull_cells(matrix, expand_matrix(matrix), matrix.images[0])
     assert result == {
         "linux/amd64": "cpu-linux-amd64-x86-64-v3",
         "linux/arm64": "cpu-linux-arm64-armv8-a",
     }
     with pytest.raises(MatrixError, match="plain_pull names no cell for linux/arm64"):
-        expand_matrix(load_matrix(project(platforms, arm, (stated[0], stated[1].replace(", armv8-a", "")))))
+        expanded(PLATFORMS, arm, add_option("plain_pull: {cuda: none, march: [x86-64-v3]}"))
     matrix = load_matrix(project())
     assert find_plain_pull_cells(matrix, expand_matrix(matrix), matrix.images[0]) == {}

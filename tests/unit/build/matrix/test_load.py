@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from matrices import add_axis, add_include, add_key, add_option, add_properties
 
 from imagematrix.build.matrix import document
 from imagematrix.build.matrix.image_test import ImageTest
@@ -39,13 +40,13 @@ def test_valid_matrix_keeps_order_and_text(project):
     ],
 )
 def test_test_of_an_image_is_a_line_or_words(project, text, test):
-    (image,) = load_matrix(project(("context: .", f"context: .\n    test: {text}"))).images
+    (image,) = load_matrix(project(add_option(f"test: {text}"))).images
     assert image.test == test
 
 
 def test_mounts_of_a_test_are_files_beside_the_matrix(project):
     def written(mounts):
-        return project(("context: .", f"context: .\n    test: {{command: a, mounts: {mounts}}}"))
+        return project(add_option(f"test: {{command: a, mounts: {mounts}}}"))
 
     folder = written("{}").parent
     (folder / "data").mkdir()
@@ -76,14 +77,14 @@ def test_mounts_of_a_test_are_files_beside_the_matrix(project):
 )
 def test_invalid_test_is_rejected(project, text, fault):
     with pytest.raises(MatrixError, match=fault):
-        load_matrix(project(("context: .", f"context: .\n    test: {text}")))
+        load_matrix(project(add_option(f"test: {text}")))
 
 
 @pytest.mark.parametrize(
     ("text", "strict"), [("{march: strict}", True), ("{march: warn}", False), ("{}", False)]
 )
 def test_audit_strictness_is_read(project, text, strict):
-    matrix = load_matrix(project(("context: .", f"context: .\n    audit: {text}")))
+    matrix = load_matrix(project(add_option(f"audit: {text}")))
     assert matrix.images[0].strict_march is strict
 
 
@@ -107,22 +108,22 @@ def test_audit_strictness_is_read(project, text, strict):
     ],
 )
 def test_driver_from_is_checked_with_a_position(project, tmp_path, properties, expected):
-    path = project(("properties:\n", f"properties:\n  {properties}\n"))
+    path = project(add_properties(properties))
     assert expected in message(path).replace(str(tmp_path), "DIR")
 
 
 def test_driver_from_requires_a_version_of_the_driver_axis(project, tmp_path):
     (tmp_path / "new").mkdir()
     misplaced = "driver_from belongs to a version of the axis driver"
-    host = ("550.163.01]", "host]"), ("properties:\n", "properties:\n  driver: {host: {driver_from: new}}\n")
+    host = ("550.163.01]", "host]"), add_properties("driver: {host: {driver_from: new}}")
     assert misplaced in message(project(*host, ("driver: 550.163.01", "driver: host")))
-    assert misplaced in message(project(("exclude:\n", "include:\n  - {driver_from: new}\nexclude:\n")))
+    assert misplaced in message(project(add_include("{driver_from: new}")))
 
 
 def test_properties_of_a_glob_hold_for_values_without_their_own(project):
     globs = "driver: {'55*': {driver_from: a}, 550.163.01: {driver_from: b}, '*': {driver_from: c, more: d}}"
     drivers = ("550.163.01]", "host, 550.163.01, 550.54.15, 580.159.04]")
-    matrix = load_matrix(project(drivers, ("properties:\n", f"properties:\n  {globs}\n")))
+    matrix = load_matrix(project(drivers, add_properties(globs)))
     assert matrix.get_properties("driver", "550.163.01") == {"driver_from": "b"}
     assert matrix.get_properties("driver", "550.54.15") == {"driver_from": "a"}
     assert matrix.get_properties("driver", "580.159.04") == {"driver_from": "c", "more": "d"}
@@ -130,9 +131,7 @@ def test_properties_of_a_glob_hold_for_values_without_their_own(project):
 
 
 def test_driver_may_come_from_a_folder(project):
-    matrix = load_matrix(
-        project(("properties:\n", "properties:\n  driver: {550.163.01: {driver_from: new}}\n"))
-    )
+    matrix = load_matrix(project(add_properties("driver: {550.163.01: {driver_from: new}}")))
     assert matrix.properties["driver"]["550.163.01"] == {"driver_from": "new"}
 
 
@@ -151,9 +150,9 @@ def test_driver_may_come_from_a_folder(project):
     ],
 )
 def test_compression_of_an_image_overrides_that_of_the_matrix(project, top, of_image, expected):
-    whole = ("axes:", f"compression: {top}\naxes:" if top else "axes:")
-    own = ("context: .", f"context: .\n    compression: {of_image}" if of_image else "context: .")
-    assert str(load_matrix(project(whole, own)).images[0].compression) == expected
+    changes = [add_key(f"compression: {top}")] if top else []
+    changes += [add_option(f"compression: {of_image}")] if of_image else []
+    assert str(load_matrix(project(*changes)).images[0].compression) == expected
 
 
 def test_unquoted_version_keeps_its_trailing_zero(project):
@@ -210,61 +209,49 @@ def test_unquoted_version_keeps_its_trailing_zero(project):
         (("training.j2", f"{'a' * 300}.j2"), f"template {'a' * 300}.j2 not found"),
         (("context: .", "context: nowhere"), "nowhere is not a folder"),
         (("context: .", f"context: {'a' * 300}"), "is not a folder"),
-        (("context: .", "context: .\n    prefer: [cuda, drivr]"), "did you mean 'driver'?"),
-        (("context: .", "context: .\n    prefer: [cuda, cuda]"), "'cuda' occurs twice"),
-        (("context: .", "context: .\n    prefer: {cuda: 1}"), "prefer: expected a list, found a map"),
-        (("context: .", "context: .\n    development: maybe"), "'maybe' is neither true nor false"),
-        (("context: .", "context: .\n    audit: {march: maybe}"), "'maybe' is neither strict nor warn"),
-        (("context: .", "context: .\n    audit: {mach: strict}"), "did you mean 'march'?"),
+        (add_option("prefer: [cuda, drivr]"), "did you mean 'driver'?"),
+        (add_option("prefer: [cuda, cuda]"), "'cuda' occurs twice"),
+        (add_option("prefer: {cuda: 1}"), "prefer: expected a list, found a map"),
+        (add_option("development: maybe"), "'maybe' is neither true nor false"),
+        (add_option("audit: {march: maybe}"), "'maybe' is neither strict nor warn"),
+        (add_option("audit: {mach: strict}"), "did you mean 'march'?"),
         (
-            ("axes:", "compression: lz4\naxes:"),
+            add_key("compression: lz4"),
             "7:14: 'lz4' is not a compression of layers: zstd or gzip\n  write zstd or gzip, or with a level",
         ),
-        (("axes:", "compression: zst\naxes:"), "did you mean 'zstd'?"),
-        (("axes:", "compression: zstd -3\naxes:"), "7:14: 'zstd -3' is not a compression of layers"),
-        (("axes:", "compression:\naxes:"), "compression: expected a word, found nothing"),
-        (("axes:", "compression: [zstd]\naxes:"), "7:14: compression: expected a word, found a list"),
-        (("axes:", "compression: {level: 3}\naxes:"), "7:14: 'type' is missing"),
-        (("axes:", "compression: {type: zstd, lvl: 3}\naxes:"), "did you mean 'level'?"),
+        (add_key("compression: zst"), "did you mean 'zstd'?"),
+        (add_key("compression: zstd -3"), "7:14: 'zstd -3' is not a compression of layers"),
+        (add_key("compression:"), "compression: expected a word, found nothing"),
+        (add_key("compression: [zstd]"), "7:14: compression: expected a word, found a list"),
+        (add_key("compression: {level: 3}"), "7:14: 'type' is missing"),
+        (add_key("compression: {type: zstd, lvl: 3}"), "did you mean 'level'?"),
         (
-            ("context: .", "context: .\n    compression: {type: zstd, level: 20}"),
+            add_option("compression: {type: zstd, level: 20}"),
             "7:38: zstd has the levels 1 to 19, not '20'\n  did you mean 19?",
         ),
         (
-            ("context: .", "context: .\n    compression: {type: gzip, level: 10}"),
+            add_option("compression: {type: gzip, level: 10}"),
             "gzip has the levels 1 to 9, not '10'\n  did you mean 9?",
         ),
-        (("axes:", "compression: {type: zstd, level: 0}\naxes:"), "not '0'\n  did you mean 1?"),
+        (add_key("compression: {type: zstd, level: 0}"), "not '0'\n  did you mean 1?"),
         (
-            ("axes:", "compression: {type: zstd, level: -1}\naxes:"),
+            add_key("compression: {type: zstd, level: -1}"),
             "zstd has the levels 1 to 19, not '-1'\n  write a whole number, such as 3",
         ),
-        (("axes:", "compression: {type: zstd, level: 3.5}\naxes:"), "write a whole number"),
-        (("axes:", "compression: {type: zstd, level: \u0663}\naxes:"), "write a whole number"),
-        (("axes:", "compression: {type: zstd, level: [3]}\naxes:"), "level: expected a word, found a list"),
-        (("context: .", "context: .\n    device_code: bytes"), "'bytes' is not claim"),
-        (
-            ("context: .", "context: .\n    device_code: [claim]"),
-            "device_code: expected a word, found a list",
-        ),
-        (("context: .", "context: .\n    cpu_code: bytes"), "'bytes' is not claim"),
-        (("context: .", "context: .\n    optional_device_code: ['a b']"), "'a b' is not a glob such as"),
-        (
-            ("context: .", "context: .\n    defaults: {pyton: '3.13'}"),
-            "'pyton' is not an axis of this matrix",
-        ),
-        (
-            ("context: .", "context: .\n    defaults: {march: znver4}"),
-            "march is decided by the node's hardware",
-        ),
-        (("context: .", "context: .\n    defaults: [python]"), "defaults: expected a map, found a list"),
-        (
-            ("context: .", "context: .\n    defaults: {march: [znver4]}"),
-            "the default of march: expected a word",
-        ),
-        (("context: .", "context: .\n    plain_pull: znver4"), "plain_pull: expected a map"),
-        (("context: .", "context: .\n    plain_pull: {marhc: znver4}"), "did you mean 'march'?"),
-        (("context: .", "context: .\n    plain_pull: {march: znver5}"), "did you mean 'znver4'?"),
+        (add_key("compression: {type: zstd, level: 3.5}"), "write a whole number"),
+        (add_key("compression: {type: zstd, level: \u0663}"), "write a whole number"),
+        (add_key("compression: {type: zstd, level: [3]}"), "level: expected a word, found a list"),
+        (add_option("device_code: bytes"), "'bytes' is not claim"),
+        (add_option("device_code: [claim]"), "device_code: expected a word, found a list"),
+        (add_option("cpu_code: bytes"), "'bytes' is not claim"),
+        (add_option("optional_device_code: ['a b']"), "'a b' is not a glob such as"),
+        (add_option("defaults: {pyton: '3.13'}"), "'pyton' is not an axis of this matrix"),
+        (add_option("defaults: {march: znver4}"), "march is decided by the node's hardware"),
+        (add_option("defaults: [python]"), "defaults: expected a map, found a list"),
+        (add_option("defaults: {march: [znver4]}"), "the default of march: expected a word"),
+        (add_option("plain_pull: znver4"), "plain_pull: expected a map"),
+        (add_option("plain_pull: {marhc: znver4}"), "did you mean 'march'?"),
+        (add_option("plain_pull: {march: znver5}"), "did you mean 'znver4'?"),
         (
             ("version: v1", "version: v1\n    version: v2"),
             "the key 'version' occurs twice (first on line 4)",
@@ -289,14 +276,14 @@ def test_unquoted_version_keeps_its_trailing_zero(project):
         ),
         (('{cuda: "11.8", driver', '{cuda: ">=x", driver'), "invalid version in a comparison: 'x'"),
         (('- {cuda: "11.8", driver: 550.163.01, why', "- {why"), "needs a condition on at least one axis"),
-        (("exclude:", "include:\n  - {cuda: '9.9'}\nexclude:"), "unknown CUDA release 9.9"),
-        (("exclude:", "include:\n  - {cudas: '9.2'}\nexclude:"), "did you mean 'cuda'?"),
+        (add_include("{cuda: '9.9'}"), "unknown CUDA release 9.9"),
+        (add_include("{cudas: '9.2'}"), "did you mean 'cuda'?"),
         (("exclude:", "exclude: nothing\nexcl:"), "exclude: expected a list, found the word 'nothing'"),
         (("schema:", "schema: !!python/object:os.system x\nschemas:"), "is not supported"),
         (("exclude:", "platforms:\nexclude:"), "the matrix has no 'platforms'"),
-        (("  march:", "  platform: [linux/riscv]\n  march:"), "'linux/riscv' is not a supported platform"),
-        (("  march:", "  loop: [a]\n  march:"), "'loop' is reserved: templates use this name"),
-        (("  march:", "  X-Y: [a]\n  march:"), "'X-Y' is not a valid name for an axis"),
+        (add_axis("platform: [linux/riscv]"), "'linux/riscv' is not a supported platform"),
+        (add_axis("loop: [a]"), "'loop' is reserved: templates use this name"),
+        (add_axis("X-Y: [a]"), "'X-Y' is not a valid name for an axis"),
         (("  training:", "  training:v2:"), "'training:v2' is not an image name"),
         (("  training:", "  ml..training:"), "'ml..training' is not an image name"),
         (
@@ -304,14 +291,11 @@ def test_unquoted_version_keeps_its_trailing_zero(project):
             "a property cannot be called 'platform', which is an axis",
         ),
         (
-            ("exclude:", "include:\n  - {cuda: '12.4', sm: '89'}\nexclude:"),
+            add_include("{cuda: '12.4', sm: '89'}"),
             "cannot be called 'sm', which is a variable or a word of templates",
         ),
-        (
-            ("exclude:", "include:\n  - {cuda: '12.4', Big: '1'}\nexclude:"),
-            "'Big' cannot be the name of a property\n  up to 32 lower",
-        ),
-        (("exclude:", "include:\n  - {cuda: }\nexclude:"), 'found nothing\n  for no CUDA write "none"'),
+        (add_include("{cuda: '12.4', Big: '1'}"), "'Big' cannot be the name of a property\n  up to 32 lower"),
+        (add_include("{cuda: }"), 'found nothing\n  for no CUDA write "none"'),
         (
             ("march: [x86-64-v3, znver4]", "march: [x86-64-v3, ]\n  tune: [[a]]"),
             "expected a word, found a list",
@@ -326,10 +310,10 @@ def test_errors_have_a_position_and_a_remedy(project, change, expected):
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        (("  march:", "  compiler_of_choice: [a]\n  march:"), "compiler_of_choice"),
-        (("  march:", "  driver_kind: [a]\n  march:"), "driver_kind"),
+        (add_axis("compiler_of_choice: [a]"), "compiler_of_choice"),
+        (add_axis("driver_kind: [a]"), "driver_kind"),
         (("  training:", "  registry.example:5000/ml/training_a__b-c:"), "march"),
-        (("  march:", "  platform: [linux/amd64, linux/arm64]\n  march:"), "platform"),
+        (add_axis("platform: [linux/amd64, linux/arm64]"), "platform"),
     ],
 )
 def test_unusual_but_valid_matrix_is_accepted(project, change, name):
@@ -337,8 +321,8 @@ def test_unusual_but_valid_matrix_is_accepted(project, change, name):
 
 
 def test_include_property_may_resemble_an_axis_name(project):
-    entry = "include:\n  - {cuda: '12.4', driver_series: -tesla-470, why: because}\n"
-    (include,) = load_matrix(project(("exclude:", entry + "exclude:"))).include
+    change = add_include("{cuda: '12.4', driver_series: -tesla-470, why: because}")
+    (include,) = load_matrix(project(change)).include
     assert include.properties == {"driver_series": "-tesla-470"}
 
 
@@ -435,20 +419,19 @@ def test_arbitrary_text_raises_only_positioned_errors(text):
         assert str(error).startswith("fuzz:")  # noqa: PT017 - most texts are refused, some are fine
 
 
-OWN = ("  march:", '  python: ["3.11", "3.13"]\n  march:')
+OWN = add_axis('python: ["3.11", "3.13"]')
 
 
 def test_defaults_must_be_values_of_own_axes(project):
-    (image,) = load_matrix(project(OWN, ("context: .", "context: .\n    defaults: {python: 3.13}"))).images
+    (image,) = load_matrix(project(OWN, add_option("defaults: {python: 3.13}"))).images
     assert image.defaults == (("python", "3.13"),)
     with pytest.raises(MatrixError, match=r"the axis python has no value '3\.12'\n  did you mean '3\.13'\?"):
-        load_matrix(project(OWN, ("context: .", "context: .\n    defaults: {python: 3.12}")))
+        load_matrix(project(OWN, add_option("defaults: {python: 3.12}")))
 
 
 def test_default_may_be_a_value_added_by_include(project):
-    added = "include:\n  - {cuda: none, python: '3.14', march: znver4}\nproperties:"
-    stated = ("context: .", "context: .\n    defaults: {python: 3.14}")
-    (image,) = load_matrix(project(OWN, stated, ("properties:", added))).images
+    added = add_include("{cuda: none, python: '3.14', march: znver4}")
+    (image,) = load_matrix(project(OWN, add_option("defaults: {python: 3.14}"), added)).images
     assert image.defaults == (("python", "3.14"),)
 
 
@@ -473,16 +456,16 @@ def test_overlong_version_in_a_condition_is_rejected(project):
     ("text", "amount"), [("2GB", 2_000_000_000), ("1.5GiB", 1_610_612_736), ("700M", 700_000_000)]
 )
 def test_size_budget_is_parsed(project, text, amount):
-    (image,) = load_matrix(project(("context: .", f"context: .\n    budget: {text}"))).images
+    (image,) = load_matrix(project(add_option(f"budget: {text}"))).images
     assert image.budget == amount
 
 
 @pytest.mark.parametrize("text", ["2", "2 GB", "lots", "0GB", "-1GB", "2gb"])
 def test_invalid_size_budget_is_rejected(project, text):
-    result = message(project(("context: .", f"context: .\n    budget: {text}")))
+    result = message(project(add_option(f"budget: {text}")))
     assert f"'{text}' is not an amount of bytes such as 2GB or 1.5GiB" in result
     with pytest.raises(MatrixError, match="budget: expected a word, found a list"):
-        load_matrix(project(("context: .", "context: .\n    budget: []")))
+        load_matrix(project(add_option("budget: []")))
 
 
 @pytest.mark.parametrize("name", ["..", "../other", "/etc", "src/../../other", "link", "link/deep"])
@@ -519,14 +502,13 @@ def test_context_may_be_reached_by_links_in_the_matrix_folder(project, tmp_path,
 
 
 def test_device_code_of_an_image_is_claimed_or_optional(project):
-    own = "context: .\n    device_code: claim\n    optional_device_code: [b/*.so, a.so, a.so]"
-    (image,) = load_matrix(project(("context: .", own))).images
+    own = add_option("device_code: claim\n    optional_device_code: [b/*.so, a.so, a.so]")
+    (image,) = load_matrix(project(own)).images
     assert (image.claims_code, image.optional_code) == (True, ("a.so", "b/*.so"))
-    (image,) = load_matrix(project(("context: .", "context: .\n    optional_device_code: a.so"))).images
+    (image,) = load_matrix(project(add_option("optional_device_code: a.so"))).images
     assert (image.claims_code, image.optional_code) == (False, ("a.so",))
 
 
 def test_cpu_flags_of_an_image_are_claimed(project):
-    for own, claimed in (("context: .\n    cpu_code: claim", True), ("context: .", False)):
-        (image,) = load_matrix(project(("context: .", own))).images
-        assert image.claims_flags is claimed
+    assert load_matrix(project()).images[0].claims_flags is False
+    assert load_matrix(project(add_option("cpu_code: claim"))).images[0].claims_flags is True

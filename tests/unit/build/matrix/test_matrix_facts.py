@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matrices import add_facts, add_include
 
 from imagematrix import select
 from imagematrix.build.matrix import promised_variants
@@ -38,7 +39,7 @@ TRIED = [(), ("compute",), ("driver",), ("march",)]
 
 @pytest.fixture
 def matrix(project):
-    return load_matrix(project(("properties:", FACTS + "properties:"), *AXES, PROPERTIES))
+    return load_matrix(project(add_facts(FACTS), *AXES, PROPERTIES))
 
 
 def cell(facts, **axes):
@@ -122,15 +123,12 @@ def test_unknown_values_suggest_stating_facts(project):
 def test_errors_have_a_position_and_a_remedy(project, change, expected):
     facts = FACTS.replace(*change)
     assert facts != FACTS
-    assert expected in message(project(("properties:", facts + "properties:"), *AXES, PROPERTIES))
+    assert expected in message(project(add_facts(facts), *AXES, PROPERTIES))
 
 
 def test_fact_used_only_by_an_include_is_accepted(project):
-    entry = "include:\n  - {cuda: none, march: newlake}\nexclude:"
-    facts = "facts: {march: {newlake: {vendor: intel, flags: [avx2]}}}\n"
-    assert load_matrix(project(("properties:", facts + "properties:"), ("exclude:", entry))).facts.march[
-        "newlake"
-    ]
+    facts = add_facts("facts: {march: {newlake: {vendor: intel, flags: [avx2]}}}\n")
+    assert load_matrix(project(facts, add_include("{cuda: none, march: newlake}"))).facts.march["newlake"]
 
 
 def test_facts_already_in_the_tables_are_rejected(project):
@@ -139,13 +137,13 @@ def test_facts_already_in_the_tables_are_rejected(project):
     names = sorted(marches.list_names())
     facts = "facts:\n  cuda:\n" + "".join(f'    "{name}": {{driver: 640.10}}\n' for name in releases)
     facts += "  march:\n" + "".join(f'    "{name}": {{flags: avx2}}\n' for name in names)
-    text = message(project(("properties:", facts + "properties:")))
+    text = message(project(add_facts(facts)))
     assert all(f"CUDA {name} is already in the tables\n  remove it" in text for name in releases)
     assert all(f"march {name} is already in the tables\n  remove it" in text for name in names)
 
 
 def test_drivers_of_known_cuda_families_are_rejected(project):
-    facts = ("properties:", 'facts: {cuda: {"13.99": {driver: 640.10}}}\nproperties:')
+    facts = add_facts('facts: {cuda: {"13.99": {driver: 640.10}}}\n')
     text = message(project(facts, ('"12.4"]', '"12.4", "13.99"]')))
     assert "CUDA 13.99 runs on 580.65.06 or newer\n  remove it" in text
 
@@ -153,9 +151,7 @@ def test_drivers_of_known_cuda_families_are_rejected(project):
 @pytest.mark.parametrize("flag", ["avx10_3", "avx512_vbmi3", "amx_fp4", "fpu", "cmov", "osxsave"])
 def test_new_flag_is_not_treated_as_a_typo(project, flag):
     facts = FACTS.replace("avx1024f", flag)
-    assert flag in load_matrix(
-        project(("properties:", facts + "properties:"), *AXES, PROPERTIES)
-    ).facts.get_flags("znver9")
+    assert flag in load_matrix(project(add_facts(facts), *AXES, PROPERTIES)).facts.get_flags("znver9")
 
 
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
@@ -163,7 +159,7 @@ def test_every_known_flag_can_be_stated(project, arch):
     flags = sorted({flag for group in macros.FLAGS[arch].values() for flag in group.split()})
     platform = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}[arch]
     stated = f"facts: {{march: {{znver4x: {{platform: {platform}, flags: [{', '.join(flags)}]}}}}}}\n"
-    result = load_matrix(project(("properties:", stated + "properties:"), ("znver4]", "znver4x]"))).facts
+    result = load_matrix(project(add_facts(stated), ("znver4]", "znver4x]"))).facts
     assert result.get_flags("znver4x") == set(flags) - marches.IGNORED[arch]
     assert result.get_arch("znver4x") == arch
     assert result.get_option("znver4x") == ("-march=znver4x" if arch == "x86_64" else "-mcpu=znver4x")

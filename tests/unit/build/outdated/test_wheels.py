@@ -29,22 +29,28 @@ def index():
 
 
 @pytest.fixture
-def judged(index):
-    """Call it with lines of a lock to get what is found, by project: what there is now, and why."""
+def checked(index):
+    """Call it with a Dockerfile to get what is found."""
 
-    def call(*lines, platform="linux/amd64", settings=None):
-        text = "\n".join(lines)
-        item = Planned(
-            cell=Cell(platform),
-            status=PlanStatus.BUILD,
-            reference="t:v1",
-            dockerfile=f'FROM base\nCOPY <<"END" /tmp/lock.txt\n{text}\nEND\n',
-        )
-        indexes = partial(
-            find_lock_indexes, settings=settings or IndexSettings(default=index.url), environment={}
-        )
+    def call(dockerfile, platform="linux/amd64", context=None, settings=None, environment=()):
+        cell = Cell(platform, context)
+        item = Planned(cell=cell, status=PlanStatus.BUILD, reference="t:v1", dockerfile=dockerfile)
+        settings = settings or IndexSettings(default=index.url)
+        indexes = partial(find_lock_indexes, settings=settings, environment=dict(environment))
         found = list(check_wheels([item], indexes))
         assert all(one.items == (item,) for one in found)
+        return found
+
+    return call
+
+
+@pytest.fixture
+def judged(checked):
+    """Call it with lines of a lock to get what is found, by project: what there is now, and why."""
+
+    def call(*lines, **options):
+        text = "\n".join(lines)
+        found = checked(f'FROM base\nCOPY <<"END" /tmp/lock.txt\n{text}\nEND\n', **options)
         return {one.name: (one.now, one.why) for one in found}
 
     return call
@@ -199,75 +205,44 @@ def test_several_indexes_are_asked_together(index, judged):
         }
 
 
-def test_logins_are_sent_and_never_shown(index, tmp_path):
+def test_logins_are_sent_and_never_shown(index, checked, tmp_path):
     index.add("numpy", NUMPY.replace("2.0", "2.1"))
-    item = Planned(
-        cell=Cell("linux/amd64"),
-        status=PlanStatus.BUILD,
-        reference="t:v1",
-        dockerfile=f"RUN <<E\n-i http://ci:${{TOKEN}}@{index.address}/simple\n{pin(NUMPY)}\nE\n",
-    )
+    lock = f"RUN <<E\n-i http://ci:${{TOKEN}}@{index.address}/simple\n{pin(NUMPY)}\nE\n"
     environment = {"TOKEN": "a%40b", "PIP_INDEX_URL": f"http://{index.address}/other"}
-    indexes = partial(
-        find_lock_indexes, settings=read_index_settings(tmp_path, environment), environment=environment
-    )
-    (found,) = check_wheels([item], indexes)
+    settings = read_index_settings(tmp_path, environment)
+    (found,) = checked(lock, settings=settings, environment=environment)
     assert found.source == index.url
     assert "a@b" not in repr(found)
     assert index.logins == ["Basic Y2k6YUBi"]  # ci:a@b
 
 
-def test_values_of_variables_are_neither_sent_elsewhere_nor_shown(index):
-    item = Planned(
-        cell=Cell("linux/amd64"),
-        status=PlanStatus.BUILD,
-        reference="t:v1",
-        dockerfile=f"RUN <<E\n--extra-index-url {index.url}/${{TOKEN}}\n{pin(NUMPY)}\nE\n",
-    )
-    configured = IndexSettings(default=index.url)
+def test_values_of_variables_are_neither_sent_elsewhere_nor_shown(index, checked):
+    lock = f"RUN <<E\n--extra-index-url {index.url}/${{TOKEN}}\n{pin(NUMPY)}\nE\n"
     index.add("numpy", NUMPY)
-    (found,) = check_wheels(
-        [item], partial(find_lock_indexes, settings=configured, environment={"TOKEN": "t0ken"})
-    )
+    (found,) = checked(lock, environment={"TOKEN": "t0ken"})
     assert found.why.startswith("not asked: only hosts that your own configuration")
     assert "t0ken" not in repr(found)
     assert index.logins == [None]
 
 
-def test_an_answer_from_an_address_with_a_secret_does_not_show_it(index):
+def test_an_answer_from_an_address_with_a_secret_does_not_show_it(index, checked):
     index.projects["numpy"] = b"no JSON"
-    item = Planned(
-        cell=Cell("linux/amd64"),
-        status=PlanStatus.BUILD,
-        reference="t:v1",
-        dockerfile=f"RUN <<E\n-i {index.url}/${{TOKEN}}\n{pin(NUMPY)}\nE\n",
-    )
+    lock = f"RUN <<E\n-i {index.url}/${{TOKEN}}\n{pin(NUMPY)}\nE\n"
     own = frozenset({("http", "127.0.0.1", int(index.address.rpartition(":")[2]))})
-    configured = IndexSettings(trusted=own)
-    (found,) = check_wheels(
-        [item], partial(find_lock_indexes, settings=configured, environment={"TOKEN": "t0ken"})
-    )
+    (found,) = checked(lock, settings=IndexSettings(trusted=own), environment={"TOKEN": "t0ken"})
     assert "/${TOKEN}/numpy/" in found.why
     assert "t0ken" not in repr(found)
     assert len(index.logins) == 1
 
 
-def test_locks_outside_a_here_document_are_read(index):
+def test_locks_outside_a_here_document_are_read(index, checked):
     index.add("numpy", NUMPY.replace("2.0", "2.1"))
+    pinned = f"numpy[extra]==2.0 ; python_version > '3' \\\n  {pin(NUMPY)[11:]}"
     for text in ("{}\n", "RUN x <<END\nEND\n{}\n", 'COPY <<"A" a\n--no-index\nA\nCOPY <<B b\n{}\nB\n'):
-        item = Planned(
-            cell=Cell("linux/amd64"),
-            status=PlanStatus.BUILD,
-            reference="t:v1",
-            dockerfile=text.replace(
-                "{}", f"numpy[extra]==2.0 ; python_version > '3' \\\n  {pin(NUMPY)[11:]}"
-            ),
-        )
-        indexes = partial(find_lock_indexes, settings=IndexSettings(default=index.url), environment={})
-        assert [one.now for one in check_wheels([item], indexes)] == ["2.1"]
+        assert [one.now for one in checked(text.replace("{}", pinned))] == ["2.1"]
 
 
-def test_locks_in_copied_files_are_read(index, tmp_path):
+def test_locks_in_copied_files_are_read(index, checked, tmp_path):
     context = tmp_path / "context"
     context.mkdir()
     (context / "lock.txt").write_text(pin(NUMPY) + "\n")
@@ -278,15 +253,9 @@ def test_locks_in_copied_files_are_read(index, tmp_path):
     copies = (
         "COPY --chmod=644 lock.txt link.txt ../outside.txt large.txt . \0 /tmp/\nCOPY --from=x lock.txt /y\n"
     )
-    indexes = partial(find_lock_indexes, settings=IndexSettings(default=index.url), environment={})
-
-    def found(folder):
-        cell = Cell("linux/amd64", folder)
-        item = Planned(cell=cell, status=PlanStatus.BUILD, reference="t:v1", dockerfile=f"FROM a\n{copies}")
-        return [(one.name, one.now) for one in check_wheels([item], indexes)]
-
-    assert found(context) == [("numpy", "2.1")]
-    assert found(None) == []
+    (found,) = checked(f"FROM a\n{copies}", context=context)
+    assert (found.name, found.now) == ("numpy", "2.1")
+    assert checked(f"FROM a\n{copies}") == []
 
 
 def test_an_answer_without_an_end_is_cut(index, judged, monkeypatch):

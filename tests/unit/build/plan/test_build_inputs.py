@@ -2,9 +2,6 @@
 
 import pytest
 
-from imagematrix.audit.images.layers import Layers
-from imagematrix.build.executor.build import build
-from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.matrix.problems import MatrixError
 from imagematrix.build.plan.build_inputs import BuildInputs, parse_build_inputs
@@ -104,29 +101,17 @@ def test_identity_has_ids_names_and_argument_values(planned):
     assert unknown.identity is None, "an argument without a value"
 
 
-def test_build_gets_only_what_its_image_declares(planned, backend, silent, tmp_path):
-    build(
-        planned(ALL),
-        BuildBackend(backend, backend, Layers()),
-        jobs=1,
-        logs=tmp_path / ".imagematrix" / "logs",
-        reporter=silent,
-    )
+def test_build_gets_only_what_its_image_declares(planned, backend, carry_out):
+    carry_out(planned(ALL))
     (sources,) = [call[2].sources for call in backend.calls if call[0] == "make"]
     assert sources.args == {"INDEX": "x", "TOP": "a"}
     assert (sources.secrets, sources.ssh) == (("id=ca", "id=token"), ("default",))
 
 
-def test_missing_inputs_fail_before_any_build(planned, backend, silent, tmp_path):
+def test_missing_inputs_fail_before_any_build(planned, backend, carry_out):
     given = BuildInputs(secrets={"token": "id=token"}, args={"INDEX": "x"})
     with pytest.raises(UsageError, match="cannot be built without --secret id=ca, --ssh default"):
-        build(
-            planned(given),
-            BuildBackend(backend, backend, Layers()),
-            jobs=1,
-            logs=tmp_path / "logs",
-            reporter=silent,
-        )
+        carry_out(planned(given))
     assert not backend.called("make")
 
 

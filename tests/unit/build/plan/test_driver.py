@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 from drivers import TEMPLATE, VERSION, library
+from matrices import add_include, add_properties
 
-from imagematrix.audit.images.layers import Layers
-from imagematrix.build.executor.build import build
-from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.plan.driver import CONTEXT, copy_driver, read_driver_folder
 from imagematrix.errors import BuildError, UsageError
 
 PLACE = "usr/lib/x86_64-linux-gnu"
 FROM_FOLDER = (
     ("550.163.01]", f"550.163.01, {VERSION}]"),
-    ("exclude:\n", f"  driver: {{{VERSION}: {{driver_from: drivers/new}}}}\nexclude:\n"),
+    add_properties(f"driver: {{{VERSION}: {{driver_from: drivers/new}}}}"),
 )
 NEW = f"cuda=12.4,compute=8.9,march=znver4,driver={VERSION}"
 
@@ -28,15 +26,9 @@ def folder(unpacked, tmp_path):
 
 
 @pytest.fixture
-def built(backend, silent, tmp_path_factory):
+def built(carry_out):
     """Call it with a plan to carry it out; it returns the statuses of the results."""
-
-    def call(plan):
-        logs = tmp_path_factory.mktemp("logs")
-        results = build(plan, BuildBackend(backend, backend, Layers()), jobs=1, logs=logs, reporter=silent)
-        return {result.status for result in results}
-
-    return call
+    return lambda plan: {result.status for result in carry_out(plan)}
 
 
 def driver_of(plan):
@@ -203,12 +195,9 @@ def test_one_line_for_the_installers_of_all_versions(planned, tmp_path, unpacked
     installer = tmp_path / "drivers" / f"NVIDIA-Linux-x86_64-{VERSION}.run"
     installer.write_bytes(b"#!/bin/sh\nskip=3\n" + archive.read_bytes())
     shutil.rmtree(folder)
-    line = "  driver: {'*': {driver_from: 'drivers/NVIDIA-Linux-{arch}-{version}.run'}}\nexclude:\n"
-    found = planned(FROM_FOLDER[0], ("exclude:\n", line), only=NEW, template=TEMPLATE)
-    assert driver_of(found) == expected
-    included = ("exclude:\n", line.replace("exclude", f"include:\n  - {{{NEW.replace('=', ': ')}}}\nexclude"))
-    found = planned(included, only=NEW, template=TEMPLATE)
-    assert driver_of(found) == expected
+    every = add_properties("driver: {'*': {driver_from: 'drivers/NVIDIA-Linux-{arch}-{version}.run'}}")
+    for version in (FROM_FOLDER[0], add_include(f"{{{NEW.replace('=', ': ')}}}")):
+        assert driver_of(planned(version, every, only=NEW, template=TEMPLATE)) == expected
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,11 @@ def write(folder, raw, name=RUN):
     return path
 
 
+def pack(tree, *members):
+    """Make an installer beside a folder with its content."""
+    return write(tree.parent, script(lzma.compress(tar(tree, *members))))
+
+
 def refusal(file, version=VERSION, platform=AMD64):
     with pytest.raises(UsageError) as caught:
         unpack(file, version, platform, lambda _: None)
@@ -122,15 +127,11 @@ def test_an_incomplete_or_other_driver_does_not_enter_the_cache(tree, tmp_path, 
     assert refusal(other, "580.95.05") == f"other.run has the driver '{VERSION}', not 580.95.05"
     assert refusal(other, platform="linux/arm64").endswith("is not a library for aarch64")
     library(tree, "libcuda", VERSION, inside="575.57.08")
-    assert refusal(write(tmp_path, script(lzma.compress(tar(tree))))) == (
-        f"{RUN}/{LIBCUDA} is from the driver 575.57.08, not {VERSION}"
-    )
+    assert refusal(pack(tree)) == (f"{RUN}/{LIBCUDA} is from the driver 575.57.08, not {VERSION}")
     (tree / LIBCUDA).unlink()
-    assert f"in {RUN} is not complete: it lacks {LIBCUDA}" in refusal(
-        write(tmp_path, script(lzma.compress(tar(tree))))
-    )
+    assert f"in {RUN} is not complete: it lacks {LIBCUDA}" in refusal(pack(tree))
     (tree / ".manifest").unlink()
-    assert refusal(write(tmp_path, script(lzma.compress(tar(tree))))).endswith("it has no .manifest")
+    assert refusal(pack(tree)).endswith("it has no .manifest")
     assert list(cache.iterdir()) == []
 
 
@@ -155,21 +156,21 @@ def test_members_that_climb_out_are_not_written(tree, tmp_path, cache):
         ("libnvidia-evil.so.1", tarfile.SYMTYPE, "/etc/passwd", b""),
         ("libnvidia-node.so.1", tarfile.CHRTYPE, "", b""),
     )
-    folder = unpack(write(tmp_path, script(lzma.compress(tar(tree, *hostile)))), VERSION, AMD64, print)
+    folder = unpack(pack(tree, *hostile), VERSION, AMD64, print)
     assert (folder / LIBCUDA).read_bytes() == (tree / LIBCUDA).read_bytes()
     assert all(path.is_file() and not path.is_symlink() for path in folder.iterdir())
     assert not list(outside.iterdir())
     assert list(cache.iterdir()) == [folder]
 
 
-def test_the_same_library_twice_is_refused(tree, tmp_path):
+def test_the_same_library_twice_is_refused(tree):
     twice = (f"./{LIBCUDA}", tarfile.REGTYPE, "", b"another")
-    assert f"{LIBCUDA}: File exists" in refusal(write(tmp_path, script(lzma.compress(tar(tree, twice)))))
+    assert f"{LIBCUDA}: File exists" in refusal(pack(tree, twice))
 
 
-def test_expansion_is_limited(tree, tmp_path, monkeypatch, cache):
+def test_expansion_is_limited(tree, monkeypatch, cache):
     bomb = ("./libnvidia-bomb.so.1", tarfile.REGTYPE, "", bytes(1 << 20))
-    file = write(tmp_path, script(lzma.compress(tar(tree, bomb))))
+    file = pack(tree, bomb)
     monkeypatch.setattr(installer, "MOST_BYTES", 1 << 20)
     assert refusal(file) == f"{RUN} is damaged: it expands to more than {1 << 20} bytes"
     monkeypatch.setattr(installer, "MOST_FILES", 3)
@@ -199,23 +200,23 @@ def test_other_files_are_named_for_what_they_are(tmp_path, raw, expected):
     assert expected in refusal(write(tmp_path, raw))
 
 
-def test_a_draft_of_a_killed_process_is_removed(tree, tmp_path, cache):
+def test_a_draft_of_a_killed_process_is_removed(tree, cache):
     leftover = cache / "draft-killed"
     leftover.mkdir(parents=True)
     cache.chmod(0o700)
     (leftover / LIBCUDA).write_text("half")
-    folder = unpack(write(tmp_path, script(lzma.compress(tar(tree)))), VERSION, AMD64, print)
+    folder = unpack(pack(tree), VERSION, AMD64, print)
     assert list(cache.iterdir()) == [folder]
 
 
-def test_a_cache_that_others_can_change_is_not_used(tree, tmp_path, cache):
+def test_a_cache_that_others_can_change_is_not_used(tree, cache):
     cache.mkdir(parents=True)
     cache.chmod(0o777)
-    assert "others can access this folder" in refusal(write(tmp_path, script(lzma.compress(tar(tree)))))
+    assert "others can access this folder" in refusal(pack(tree))
 
 
-def test_unpacking_twice_at_a_time(tree, tmp_path, cache, monkeypatch):
-    file = write(tmp_path, script(lzma.compress(tar(tree))))
+def test_unpacking_twice_at_a_time(tree, cache, monkeypatch):
+    file = pack(tree)
 
     def overtaken(*words, **options):
         monkeypatch.setattr(driver, "read_driver_folder", read_driver_folder)
@@ -241,7 +242,7 @@ def test_placeholders_are_filled_in_as_nvidia_names_files(name, platform, expect
     assert expand_driver_source(name, VERSION, platform) == expected
 
 
-def test_no_cache_folder(tree, tmp_path, monkeypatch):
+def test_no_cache_folder(tree, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError))
-    assert "there is no folder to unpack" in refusal(write(tmp_path, script(lzma.compress(tar(tree)))))
+    assert "there is no folder to unpack" in refusal(pack(tree))

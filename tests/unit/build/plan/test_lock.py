@@ -4,35 +4,19 @@ import json
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
-from dataclasses import replace
 
 import pytest
-from building import FakeTester
+from matrices import add_properties
 
-from imagematrix.audit.images.layers import Layers
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan import lock
 from imagematrix.build.plan.context import list_context
 from imagematrix.build.plan.plan import PlanContext
 from imagematrix.build.plan.planner import plan
-from imagematrix.cli.shared import build_session
+from imagematrix.cli.shared.build_session import lock_and_plan
 from imagematrix.errors import UsageError
 
 ONE, TWO = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
-
-
-class Shop:
-    """A build session with the simulated engine."""
-
-    jobs = 1
-    builds_in_classic_store = False
-
-    def __init__(self, backend):
-        self.builder = self.store = backend
-        self.plan_context = PlanContext(store=backend)
-        self.layers = Layers()
-        self.tester = FakeTester()
 
 
 @pytest.fixture
@@ -159,26 +143,17 @@ def test_entries_added_during_a_lookup_are_kept(path):
     )
 
 
-def test_build_plans_again_if_its_base_was_locked_meanwhile(project, cli, monkeypatch, backend):
+def test_build_plans_again_if_its_base_was_locked_meanwhile(project, backend):
     """Otherwise the image would have another base than the lock, and the next plan would refuse it."""
     path = project()
-    planned = build_session.plan_with_lock
 
-    def raced(file, against, only, **options):
-        result = planned(file, replace(against, resolve=backend.resolve), only, **options)
-        lock.extend_lock(lock.locate_lock(path), dict.fromkeys(result.bases, ONE))
-        return result
+    def raced(name):
+        lock.extend_lock(lock.locate_lock(path), {name: ONE})
+        return backend.resolve(name)
 
-    monkeypatch.setattr("imagematrix.cli.shared.build_session.plan_with_lock", raced)
-    monkeypatch.setattr(
-        "imagematrix.cli.build.open_build_session", lambda *_, **__: nullcontext(Shop(backend))
-    )
-    seen = []
-    monkeypatch.setattr(
-        "imagematrix.build.executor.build.build", lambda plan, *_, **__: seen.append(plan) or []
-    )
-    assert cli("build", "-f", path).code == 0
-    assert set(seen[0].bases.values()) == {ONE}
+    made = lock_and_plan(path, PlanContext(resolve=raced, store=backend), None, push=False, frozen=False)
+    assert set(made.bases.values()) == {ONE}
+    assert lock.read_base_digests(lock.locate_lock(path)) == made.bases
 
 
 def test_plan_uses_locked_digests(project, backend):
@@ -217,7 +192,7 @@ def test_complete_lock_needs_no_lookup(project, cli):
 def test_lock_keeps_the_bases_of_cells_that_fail(project, cli, tmp_path):
     """They fail on this machine, which lacks the driver's files; another may have them."""
     (tmp_path / "driver").mkdir()
-    change = ("properties:\n", "properties:\n  driver: {535.261.03: {driver_from: driver}}\n")
+    change = add_properties("driver: {535.261.03: {driver_from: driver}}")
     template = (
         "FROM {{ base }}\n{% if driver_from is defined %}\n"
         "COPY --from=imagematrix-driver / /\nCOPY --from=tools:1 / /\n{% endif %}\n"

@@ -9,9 +9,6 @@ import tarfile
 import pytest
 from drivers import TEMPLATE, VERSION
 
-from imagematrix.audit.images.layers import Layers
-from imagematrix.build.executor.build import build
-from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan import lock
 from imagematrix.build.plan.driver import CONTEXT, read_driver_folder
@@ -91,7 +88,7 @@ def test_plan_needs_no_download(cli, matrix, downloads, against, tmp_path, unpac
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_build_downloads_once_and_checks(cli, matrix, downloads, against, backend, silent, tmp_path):
+def test_build_downloads_once_and_checks(cli, matrix, downloads, against, backend, carry_out, tmp_path):
     assert cli("lock", "-f", matrix).code == 0
     lent = []
     make = backend.make
@@ -101,11 +98,7 @@ def test_build_downloads_once_and_checks(cli, matrix, downloads, against, backen
         return make(order, log, step)
 
     def built():
-        found = plan(load_matrix(matrix), against(matrix))
-        (tmp_path / "logs").mkdir(exist_ok=True)
-        return build(
-            found, BuildBackend(backend, backend, Layers()), jobs=2, logs=tmp_path / "logs", reporter=silent
-        )
+        return carry_out(plan(load_matrix(matrix), against(matrix)), jobs=2)
 
     shutil.rmtree(tmp_path / "cache")
     downloads.requests = []

@@ -5,6 +5,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matrices import add_key
 
 from imagematrix.build.plan.plan import DropStatus, PlanStatus
 from imagematrix.build.plan.shard import Shard, partition_cells, select_shard
@@ -15,7 +16,7 @@ WEIGHTS = st.lists(st.floats(0, 1e6, allow_subnormal=False), max_size=40).map(
     lambda weights: {f"cell{number}": weight for number, weight in enumerate(weights)}
 )
 COUNTS = st.integers(1, 12)
-TWO_IMAGES = ("axes:", "  base:\n    version: v7\n    template: training.j2\naxes:")
+TWO_IMAGES = add_key("  base:\n    version: v7\n    template: training.j2")
 
 
 def document(*cells):

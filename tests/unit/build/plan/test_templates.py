@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from matrices import add_key, add_option
 
 from imagematrix.build.dockerfile.template_error import TemplateError
 from imagematrix.build.matrix.load import load_matrix
@@ -72,7 +73,7 @@ def test_a_template_with_faults_is_read_once_for_all_cells(planned, monkeypatch)
 
 
 def test_images_that_share_a_template_are_named(planned):
-    two = ("axes:", "  serving:\n    version: v7\n    template: training.j2\naxes:")
+    two = add_key("  serving:\n    version: v7\n    template: training.j2")
     with pytest.raises(TemplateError, match=r"\(in training:v1 cpu-znver4 and 1 other cell\)"):
         planned(two, template="FROM {{ base }}\nCOPYY\n", only="cuda=none,march=znver4")
 
@@ -85,10 +86,7 @@ def test_faults_of_macros_are_in_their_file(planned, tmp_path):
     template = '{% import "own.j2" as own %}\nFROM {{ base }}\n{{ own.m("a") }}\nRUNN x\n'
     with pytest.raises(TemplateError) as caught:
         planned(template=template, only="cuda=none,march=znver4")
-    assert places(caught.value) == [
-        "own.j2:3:1",
-        "training.j2:4:1",
-    ]
+    assert places(caught.value) == ["own.j2:3:1", "training.j2:4:1"]
 
 
 @pytest.mark.parametrize(
@@ -152,22 +150,18 @@ def test_sources_that_are_excluded_or_behind_links(planned, tmp_path):
     assert not planned(template=template).with_status(PlanStatus.FAILED)
 
 
-def test_syntax_and_missing_sources_are_reported_together(planned):
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ("COPY main.c /\nCOPYY\n", ["training.j2:2:6", "training.j2:3:1"]),
+        ("COPYY\nRUN true \\\n", ["training.j2:2:1", "training.j2:3:1"]),
+    ],
+    ids=["missing source", "last instruction that goes on"],
+)
+def test_syntax_is_reported_together_with_other_faults(planned, lines, found):
     with pytest.raises(TemplateError) as caught:
-        planned(template="FROM {{ base }}\nCOPY main.c /\nCOPYY\n", only="cuda=none,march=znver4")
-    assert places(caught.value) == [
-        "training.j2:2:6",
-        "training.j2:3:1",
-    ]
-
-
-def test_last_instruction_that_goes_on_is_reported_with_the_others(planned):
-    with pytest.raises(TemplateError) as caught:
-        planned(template="FROM {{ base }}\nCOPYY\nRUN true \\\n", only="cuda=none,march=znver4")
-    assert places(caught.value) == [
-        "training.j2:2:1",
-        "training.j2:3:1",
-    ]
+        planned(template=f"FROM {{{{ base }}}}\n{lines}", only="cuda=none,march=znver4")
+    assert places(caught.value) == found
 
 
 def test_arguments_before_from_give_the_base(planned, project, backend):
@@ -177,7 +171,7 @@ def test_arguments_before_from_give_the_base(planned, project, backend):
     assert item.bases == ("x:12.4", "debian:trixie")
     assert "FROM x:12.4 AS compiler\nFROM debian:trixie\n" in item.dockerfile
     assert {"base x:12.4", "base debian:trixie"} <= item.identity.components.keys()
-    of_matrix = ("context: .", "context: .\n    build_args: {BASE: alpine}")
+    of_matrix = add_option("build_args: {BASE: alpine}")
     (item,) = planned(of_matrix, template=template, only=one).with_status(PlanStatus.BUILD)
     assert item.bases == ("x:12.4", "alpine")
     matrix = load_matrix(project(of_matrix, template=template))
@@ -186,7 +180,7 @@ def test_arguments_before_from_give_the_base(planned, project, backend):
     )
     (item,) = plan(matrix, given, expression=one).with_status(PlanStatus.BUILD)
     assert item.bases == ("x:12.4", "busybox")
-    unknown = ("context: .", "context: .\n    build_args: {BASE: }")
+    unknown = add_option("build_args: {BASE: }")
     with pytest.raises(UsageError, match="no value is known for the variable in FROM"):
         planned(unknown, template=template, only=one)
 

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from distribution import digest
+from matrices import add_option
 
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan.plan import PlanContext, PlanStatus
@@ -122,7 +123,7 @@ def test_oversized_index_is_not_pushed(server, registry, add_variant, monkeypatc
 
 
 def test_plain_pull_is_not_part_of_the_identity(project):
-    stated = ("context: .", "context: .\n    plain_pull: {cuda: none, march: znver4}")
+    stated = add_option("plain_pull: {cuda: none, march: znver4}")
     identities = []
     for changes in ((), (stated,)):
         path = project(*changes)

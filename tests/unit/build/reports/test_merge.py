@@ -6,9 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagematrix.audit.images.layers import Layers
-from imagematrix.build.executor.build import build
-from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.executor.result import make_build_document
 from imagematrix.build.plan.shard import Shard, select_shard
 from imagematrix.build.reports.merge import merge_reports
@@ -36,20 +33,13 @@ def statuses(merged):
 
 
 @pytest.fixture
-def sharded(planned, backend, silent, tmp_path):
+def sharded(planned, carry_out):
     """Call it with numbers of shards of 3 to get their reports."""
 
     def call(*numbers):
         for number in numbers:
             plan = select_shard(planned(), Shard(number=number, count=3), {})
-            results = build(
-                plan,
-                BuildBackend(backend, backend, Layers()),
-                jobs=1,
-                logs=tmp_path / ".imagematrix" / "logs",
-                reporter=silent,
-            )
-            yield make_build_document(plan, results)
+            yield make_build_document(plan, carry_out(plan))
 
     return call
 

@@ -27,6 +27,7 @@ CONTAINERD = [["driver-type", "io.containerd.snapshotter.v1"]]
 OWN = {labels.CELL: "a", labels.INPUT: DIGEST, labels.INPUTS: '{"dockerfile": "x"}', labels.IMAGE: "t"}
 OWN |= {labels.VERSION: "v1"}
 TAG = labels.make_tag("v1", "a", DIGEST)
+LOADED = (200, b'{"stream": "Loaded"}')
 REFUSED = (500, b'{"message": "something about the daemon"}')
 
 
@@ -43,8 +44,9 @@ def docker(engine):
 
 
 @pytest.fixture
-def built(tmp_path, layout):
-    """An order for t:v1-a, and its image in a layout."""
+def built(engine, tmp_path, layout):
+    """An order for t:v1-a, and its image in a layout; the engine loads it."""
+    engine.responses["POST", "/images/load"] = LOADED
     sources = BuildSources(context=tmp_path, platform="linux/amd64")
     made = BuiltImage(digest=layout(tmp_path, b"lower", b"upper"), layout=tmp_path)
     return BuildRequest(reference=f"t:{TAG}", dockerfile="", sources=sources, labels=OWN), made
@@ -348,7 +350,6 @@ def test_base_built_by_the_matrix_is_held_too(engine, docker):
 
 def test_only_missing_layers_are_loaded(engine, docker, built):
     order, made = built
-    engine.responses["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     assert docker.store(order, made) == made.digest
     assert docker.store(order, made) == made.digest
     first, second = (names(archive) for archive in engine.bodies if archive)
@@ -359,10 +360,9 @@ def test_only_missing_layers_are_loaded(engine, docker, built):
 
 def test_lost_layers_are_loaded_again(engine, docker, built):
     order, made = built
-    engine.responses["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     docker.store(order, made)
     engine.bodies.clear()
-    answers = iter([(200, b'{"error": "content digest not found"}'), (200, b'{"stream": "Loaded"}')])
+    answers = iter([(200, b'{"error": "content digest not found"}'), LOADED])
     engine.before_response["POST", "/images/load"] = lambda: engine.responses.update(
         {("POST", "/images/load"): next(answers)}
     )
@@ -374,65 +374,60 @@ def test_lost_layers_are_loaded_again(engine, docker, built):
 def test_layers_of_a_present_base_are_not_loaded(engine, docker, built):
     order, made = built
     lower, upper = LayoutImage(made.layout, made.digest).layers
-    engine.responses["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     docker.store(order, replace(made, stored_layers=frozenset({lower})))
     (loaded,) = (names(archive) for archive in engine.bodies if archive)
     assert {lower, upper} & {f"sha256:{name[13:]}" for name in loaded} == {upper}
 
 
-def test_images_that_share_a_new_layer_are_loaded_in_turn(engine, docker, built, tmp_path, layout):
+@pytest.fixture
+def store_both(engine, docker, built, tmp_path, layout):
+    """Call it with the layers of another image, and what a load waits for, to store both at a time.
+
+    It returns how many images the engine was loading, for each load.
+    """
+
+    def call(*layers, wait=lambda: time.sleep(0.1)):  # long enough for another load to start
+        order, made = built
+        other = replace(made, digest=layout(tmp_path, *layers))
+        loading, most = [], []
+
+        def load():  # called after the archive is read
+            loading.append(1)
+            most.append(len(loading))
+            wait()
+            loading.pop()
+
+        engine.before_response["POST", "/images/load"] = load
+        with ThreadPoolExecutor() as threads:
+            first = threads.submit(docker.store, order, made)
+            second = threads.submit(docker.store, replace(order, reference="t:v1-b"), other)
+            assert (first.result(), second.result()) == (made.digest, other.digest)
+        return most
+
+    return call
+
+
+def test_images_that_share_a_new_layer_are_loaded_in_turn(engine, built, store_both):
     """Otherwise the engine would unpack the layer twice."""
-    order, made = built
-    other = replace(made, digest=layout(tmp_path, b"lower", b"another"))
-    engine.responses["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
-    loading, most = [], []
-
-    def load():
-        loading.append(1)
-        most.append(len(loading))
-        time.sleep(0.1)  # long enough for the other load to start, if it did not wait
-        loading.pop()
-
-    engine.before_response["POST", "/images/load"] = load
-    with ThreadPoolExecutor() as threads:
-        first = threads.submit(docker.store, order, made)
-        second = threads.submit(docker.store, replace(order, reference="t:v1-b"), other)
-        assert (first.result(), second.result()) == (made.digest, other.digest)
-    assert most == [1, 1]
+    assert store_both(b"lower", b"another") == [1, 1]
+    _, made = built
     loaded = [names(archive) for archive in engine.bodies if archive]
-    lower = f"blobs/sha256/{LayoutImage(tmp_path, made.digest).layers[0][7:]}"
+    lower = f"blobs/sha256/{LayoutImage(made.layout, made.digest).layers[0][7:]}"
     assert sorted(lower in layers for layers in loaded) == [False, True]
 
 
-@pytest.mark.parametrize("small", [True, False])
-def test_large_images_without_shared_layers_are_loaded_in_parallel(
-    engine, docker, built, tmp_path, layout, monkeypatch, small
-):
-    order, made = built
-    if not small:
-        monkeypatch.setattr("imagematrix.build.stores.engine.SMALL", 0)
-    other = replace(made, digest=layout(tmp_path, b"third", b"another"))
-    engine.responses["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
-    loading, most = [], []
+def test_small_images_are_loaded_in_turn(store_both):
+    assert store_both(b"third", b"another") == [1, 1]
+
+
+def test_large_images_without_shared_layers_are_loaded_in_parallel(store_both, monkeypatch):
+    monkeypatch.setattr("imagematrix.build.stores.engine.SMALL", 0)
     together = threading.Barrier(2)
-
-    def load():  # called after the archive is read
-        loading.append(1)
-        most.append(len(loading))
-        time.sleep(0.1) if small else together.wait(10)
-        loading.pop()
-
-    engine.before_response["POST", "/images/load"] = load
-    with ThreadPoolExecutor() as threads:
-        first = threads.submit(docker.store, order, made)
-        second = threads.submit(docker.store, replace(order, reference="t:v1-b"), other)
-        assert (first.result(), second.result()) == (made.digest, other.digest)
-    assert most == ([1, 1] if small else [1, 2])
+    assert store_both(b"third", b"another", wait=lambda: together.wait(10)) == [1, 2]
 
 
-def test_one_archive_is_sent_at_a_time(engine, docker, built, tmp_path, layout, monkeypatch):
+def test_one_archive_is_sent_at_a_time(docker, built, tmp_path, layout, monkeypatch):
     order, made = built
-    engine.responses["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     images = {f"t:v1-{name}": layout(tmp_path, name.encode(), name.encode() * 2) for name in "abc"}
     notes = []
 
@@ -479,7 +474,6 @@ def names(archive):
 
 def test_stored_image_must_have_the_built_digest(engine, docker, built, monkeypatch):
     order, made = built
-    engine.responses["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     monkeypatch.setattr(engine, "answer", lambda _: {"Id": OTHER})
     with pytest.raises(EngineError, match=f"was stored as {OTHER}, but {made.digest} was built"):
         docker.store(order, made)
@@ -512,7 +506,6 @@ def test_image_without_a_layout_is_only_tagged(engine, docker, built):
 def test_loaded_image_has_no_name_until_it_is_tagged(engine, docker, built):
     """Whatever ends the build in between leaves nothing that looks like a variant."""
     order, made = built
-    engine.responses["POST", "/images/load"] = 200, b'{"stream": "Loaded"}'
     docker.store(order, made)
     (archive,) = filter(None, engine.bodies)
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:

@@ -217,13 +217,13 @@ def test_suspended_build_that_lost_its_turn_withdraws_its_name(engine, namer, or
 
 
 @pytest.fixture
-def client(engine):  # noqa: ARG001 - for its effect
+def client(engine, monkeypatch):  # noqa: ARG001 - for its effect
+    monkeypatch.setattr(names, "PAUSE", 0.001)
     with contextlib.closing(transport.open_client()) as made:
         yield made
 
 
-def test_one_client_at_a_time_has_the_turn(engine, client, monkeypatch):
-    monkeypatch.setattr(names, "PAUSE", 0.001)
+def test_one_client_at_a_time_has_the_turn(engine, client):
     inside, most = [], []
 
     def work(_):
@@ -247,7 +247,6 @@ def test_turn_of_a_killed_client_is_taken(engine, client, monkeypatch):
         left = dict(engine.volumes)
     engine.volumes.update(left)
     monkeypatch.setattr(names, "PATIENCE", 0.05)
-    monkeypatch.setattr(names, "PAUSE", 0.001)
     held = threading.Lock()
 
     def work(_):
@@ -277,7 +276,6 @@ def test_volume_of_a_user_is_no_turn_for_ever(engine, client, monkeypatch):
         (volume,) = engine.volumes
     engine.volumes[volume] = {"Name": volume, "Labels": None}
     monkeypatch.setattr(names, "PATIENCE", 0)
-    monkeypatch.setattr(names, "PAUSE", 0.001)
     with hold_mutex(client, "t:v1") as still_mine:
         assert still_mine()
 

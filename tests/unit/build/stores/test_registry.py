@@ -2,7 +2,6 @@
 
 import io
 import json
-import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -11,9 +10,9 @@ from typing import Any
 
 import pytest
 from distribution import MANIFEST, digest, error
+from images import link, tar
 from publishing import labels_of, tag
 
-from imagematrix.audit.images import layer
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.image_rewriter import label_image
 from imagematrix.build.plan.protocols import BuildRequest, BuildSources, StoredImageInfo
@@ -30,12 +29,17 @@ from imagematrix.images.oci.registry import Registry
 from imagematrix.images.oci.retry import TRIES
 
 
+@pytest.fixture
+def one(make_image):
+    """The image of the cell a."""
+    return make_image("a")
+
+
 def store(remote, one):
     return remote.store(one.order, one.made)
 
 
-def test_image_is_tagged_after_all_its_blobs_are_pushed(server, remote, repository, make_image):
-    one = make_image("a")
+def test_image_is_tagged_after_all_its_blobs_are_pushed(server, remote, repository, one):
     assert store(remote, one) == one.made.digest
     assert repository.tags == {one.tag: one.made.digest}
     assert set(repository.blobs) >= {digest(b"one"), digest(b"two")}
@@ -47,8 +51,7 @@ def test_image_is_tagged_after_all_its_blobs_are_pushed(server, remote, reposito
     assert remote.find_source("another", local=True) is None
 
 
-def test_stored_image_is_described(remote, repository, make_image):
-    one = make_image("a")
+def test_stored_image_is_described(remote, repository, one):
     store(remote, one)
     described = StoredImageInfo(digest=one.made.digest, layers=("sha256:1", "sha256:2"), content=None)
     assert remote.inspect_image(one.order.reference) == described
@@ -58,8 +61,7 @@ def test_stored_image_is_described(remote, repository, make_image):
         remote.inspect_image(one.order.reference)
 
 
-def test_uncompressed_layers_are_listed(remote, repository, make_image):
-    one = make_image("a")
+def test_uncompressed_layers_are_listed(remote, repository, one):
     assert remote.list_layers(one.order.reference) == frozenset()
     store(remote, one)
     assert remote.list_layers(one.order.reference) == {"sha256:1", "sha256:2"}
@@ -68,8 +70,7 @@ def test_uncompressed_layers_are_listed(remote, repository, make_image):
     assert remote.list_layers(one.order.reference) == frozenset(), "whoever uses it reports that"
 
 
-def test_base_is_there_if_every_repository_has_its_layers(remote, make_image):
-    one = make_image("a")
+def test_base_is_there_if_every_repository_has_its_layers(remote, one):
     store(remote, one)
     reference = one.order.reference
     assert remote.has_base("", [digest(b"one"), digest(b"two")], [reference, f"{reference}-again"])
@@ -97,16 +98,14 @@ def test_registry_that_refuses_zstd_is_an_error_with_the_remedy(
     assert store(remote, make_image("b", kind=ZSTD)), "nothing of the refused push is in the way"
 
 
-def test_missing_blob_of_a_zstd_image_is_no_refusal(server, remote, make_image, monkeypatch):
-    monkeypatch.setattr("imagematrix.images.oci.retry.time.sleep", lambda _: None)
+def test_missing_blob_of_a_zstd_image_is_no_refusal(server, remote, make_image):
     server.refusal = (400, error("MANIFEST_BLOB_UNKNOWN"))
     with pytest.raises(EngineError, match="answered 400") as caught:
         store(remote, make_image("a", kind=ZSTD))
     assert "gzip" not in caught.value.remedy
 
 
-def test_image_that_only_the_engine_has_is_a_source_for_builds_there(remote, docker, make_image):
-    one = make_image("a")
+def test_image_that_only_the_engine_has_is_a_source_for_builds_there(remote, docker, one):
     docker.store(one.order, one.made)
     assert remote.find_source(one.order.reference, local=True).startswith("docker-image://held:")
     assert remote.find_source(one.order.reference, local=False) is None
@@ -137,11 +136,8 @@ def test_image_with_the_same_inputs_is_kept(server, remote, repository, make_ima
     assert remote.find_source(first.order.reference, local=True).endswith(first.made.digest)
 
 
-def test_image_is_pushed_if_another_client_withdraws_its_own(
-    server, remote, repository, make_image, labels_of
-):
+def test_image_is_pushed_if_another_client_withdraws_its_own(server, remote, repository, labels_of, one):
     """Another client pushed the same inputs, and withdraws its image because of a third client's push."""
-    one = make_image("a")
     theirs = repository.image(one.tag, labels_of("a"))
 
     def withdraw():
@@ -152,8 +148,7 @@ def test_image_is_pushed_if_another_client_withdraws_its_own(
     assert repository.tags == {one.tag: one.made.digest}
 
 
-def test_tag_of_another_image_is_refused(remote, repository, make_image, labels_of):
-    one = make_image("a")
+def test_tag_of_another_image_is_refused(remote, repository, labels_of, one):
     other = repository.image(one.tag, labels_of("a", "2"))
     with pytest.raises(TagMovedError) as caught:
         store(remote, one)
@@ -178,8 +173,7 @@ def test_earlier_concurrent_push_is_kept(server, remote, repository, make_image)
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_tag_moved_after_the_push_is_detected(server, remote, repository, make_image, labels_of, same):
-    one = make_image("a")
+def test_tag_moved_after_the_push_is_detected(server, remote, repository, labels_of, same, one):
     other = repository.image("other", labels_of("a", "1" if same else "2"))
     # The third request reads back the pushed tag.
     server.fails("HEAD", one.tag, after=2, then=lambda: repository.tags.update({one.tag: other}))
@@ -194,8 +188,7 @@ def test_tag_moved_after_the_push_is_detected(server, remote, repository, make_i
     assert "who pushes" in caught.value.remedy
 
 
-def test_tag_deleted_after_the_push_is_detected(server, remote, repository, make_image):
-    one = make_image("a")
+def test_tag_deleted_after_the_push_is_detected(server, remote, repository, one):
     server.fails("HEAD", one.tag, after=2, then=repository.tags.clear)
     with pytest.raises(TagMovedError, match="the registry does not have it"):
         store(remote, one)
@@ -203,12 +196,9 @@ def test_tag_deleted_after_the_push_is_detected(server, remote, repository, make
 
 @pytest.mark.parametrize(("method", "path"), [("PUT", "uploads"), ("PUT", "manifests"), ("HEAD", "blobs")])
 @pytest.mark.parametrize("after", range(3))
-def test_interrupted_push_is_completed_by_the_next(
-    server, remote, repository, make_image, method, path, after
-):
+def test_interrupted_push_is_completed_by_the_next(server, remote, repository, method, path, after, one):
     if path == "manifests" and after > 1:
         after = 1  # one by digest, one by tag
-    one = make_image("a")
     server.fails(method, path, after=after, times=TRIES, drop=True)
     with pytest.raises(EngineError):
         store(remote, one)
@@ -219,8 +209,7 @@ def test_interrupted_push_is_completed_by_the_next(
     assert kept.items() <= repository.blobs.items()
 
 
-def test_image_without_a_layout_is_pushed_by_the_engine(remote, docker, repository, make_image):
-    one = make_image("a")
+def test_image_without_a_layout_is_pushed_by_the_engine(remote, docker, repository, one):
     made = replace(one.made, layout=None)
     assert remote.store(one.order, made) == repository.tags[one.tag]
     assert docker.pushed == [one.order.reference]
@@ -228,8 +217,7 @@ def test_image_without_a_layout_is_pushed_by_the_engine(remote, docker, reposito
     assert docker.pushed == [one.order.reference]
 
 
-def test_image_in_the_engine_is_adopted(remote, docker, repository, make_image):
-    one = make_image("a")
+def test_image_in_the_engine_is_adopted(remote, docker, repository, one):
     docker.store(one.order, one.made)
     docker.has_manifests = False
     assert remote.adopt(one.order.reference) == repository.tags[one.tag]
@@ -239,97 +227,76 @@ def test_image_in_the_engine_is_adopted(remote, docker, repository, make_image):
     assert docker.pushed == [one.order.reference]
 
 
-def test_image_built_on_a_variant_is_not_adopted_as_the_variant(
-    remote, docker, repository, make_image, archive
-):
+def test_image_built_on_a_variant_is_not_adopted_as_the_variant(remote, docker, repository, one):
     """It inherits the labels, and can get the name with `docker tag`."""
-    one = make_image("a")
     docker.store(one.order, one.made)
     config: dict[str, Any] = {
         "architecture": "amd64",
         "config": {"Labels": one.order.labels},
-        "rootfs": {"diff_ids": [digest(archive())]},
+        "rootfs": {"diff_ids": [digest(tar())]},
     }
     made = {**config, "config": {"Labels": {**one.order.labels, labels.CONTENT: hash_content(config)}}}
     docker.saved[one.order.reference] = (
-        {**made, "rootfs": {"diff_ids": [digest(archive())] * 2}},
-        [archive(), archive()],
+        {**made, "rootfs": {"diff_ids": [digest(tar())] * 2}},
+        [tar(), tar()],
     )
     with pytest.raises(AuditError, match="but an image built on the variant"):
         remote.adopt(one.order.reference)
-    docker.saved[one.order.reference] = {**made, "config": {**made["config"], "Env": ["X=y"]}}, [archive()]
+    docker.saved[one.order.reference] = {**made, "config": {**made["config"], "Env": ["X=y"]}}, [tar()]
     with pytest.raises(AuditError, match="but an image built on the variant"):
         remote.adopt(one.order.reference)
     assert not docker.pushed
-    docker.saved[one.order.reference] = made, [archive()]
+    docker.saved[one.order.reference] = made, [tar()]
     assert remote.adopt(one.order.reference) == repository.tags[one.tag]
 
 
-def test_adopted_image_is_audited(remote, docker, make_image, archive):
-    one = make_image("a")
+def test_adopted_image_is_audited(remote, docker, one):
     docker.store(one.order, one.made)
-    layer = archive(("usr/lib/libcuda.so.550.163.01", b""))
-    docker.saved[one.order.reference] = {"config": {"Labels": one.order.labels}}, [archive(), layer]
+    layer = tar(("usr/lib/libcuda.so.550.163.01", b""))
+    docker.saved[one.order.reference] = {"config": {"Labels": one.order.labels}}, [tar(), layer]
     with pytest.raises(AuditError, match="promise no user-mode driver, but /usr/lib/libcuda"):
         remote.adopt(one.order.reference)
     assert not docker.pushed
 
 
-def test_shared_layer_of_adopted_images_is_read_once(remote, docker, make_image, archive, monkeypatch):
-    read = []
-    real = layer.read_layer
-    monkeypatch.setattr(
-        layer, "read_layer", lambda stream, *rest: read.append(rest[0]) or real(stream, *rest)
-    )
+def test_shared_layer_of_adopted_images_is_read_once(remote, docker, make_image, layers_read):
     for cell in ("a", "b"):
         one = make_image(cell)
         docker.store(one.order, one.made)
         remote.adopt(one.order.reference)
-    assert len(read) == 1
+    assert len(layers_read) == 1
     listed = json.dumps([{"Config": "c.json", "Layers": ["1/layer.tar"]}]).encode()
     one = make_image("c")
     docker.store(one.order, one.made)
-    rootfs = {"diff_ids": [digest(archive())]}
+    rootfs = {"diff_ids": [digest(tar())]}
     config = json.dumps({"config": {"Labels": one.order.labels}, "rootfs": rootfs}).encode()
-    files = (("c.json", config), ("1/layer.tar", archive()), ("manifest.json", listed))
-    docker.save = lambda _: io.BytesIO(archive(*files))
+    files = (("c.json", config), ("1/layer.tar", tar()), ("manifest.json", listed))
+    docker.save = lambda _: io.BytesIO(tar(*files))
     remote.adopt(one.order.reference)
-    assert read[1:] == ["1/layer.tar"], "a name that is not a digest proves nothing"
+    assert layers_read[1:] == ["1/layer.tar"], "a name that is not a digest proves nothing"
 
 
 @pytest.mark.parametrize(
     ("target", "refused"), [("../1/layer.tar", None), ("../../layer.tar", "cannot be read from the engine")]
 )
-def test_image_with_equal_layers_is_adopted_from_older_engines(
-    remote, docker, make_image, archive, target, refused
-):
+def test_image_with_equal_layers_is_adopted_from_older_engines(remote, docker, target, refused, one):
     """They save the second layer as a link to the first."""
-    one = make_image("a")
     docker.store(one.order, one.made)
-    rootfs = {"diff_ids": [digest(archive())] * 2}
+    rootfs = {"diff_ids": [digest(tar())] * 2}
     config = json.dumps({"config": {"Labels": one.order.labels}, "rootfs": rootfs}).encode()
     listed = json.dumps([{"Config": "c.json", "Layers": ["1/layer.tar", "2/layer.tar"]}]).encode()
-    saved = io.BytesIO()
-    with tarfile.open(fileobj=saved, mode="w") as tar:
-        for name, data in (("c.json", config), ("1/layer.tar", archive()), ("manifest.json", listed)):
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-        info = tarfile.TarInfo("2/layer.tar")
-        info.type, info.linkname = tarfile.SYMTYPE, target
-        tar.addfile(info)
-    docker.save = lambda _: io.BytesIO(saved.getvalue())
+    files = (("c.json", config), ("1/layer.tar", tar()), ("manifest.json", listed))
+    docker.save = lambda _: io.BytesIO(tar(*files, link("2/layer.tar", target)))
     with pytest.raises(AuditError, match=refused) if refused else nullcontext():
         remote.adopt(one.order.reference)
     assert bool(docker.pushed) == (refused is None)
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "nowhere", "a/../../b"])
-def test_invalid_archive_is_reported(remote, docker, make_image, name, archive):
-    one = make_image("a")
+def test_invalid_archive_is_reported(remote, docker, name, one):
     docker.store(one.order, one.made)
     listed = json.dumps([{"Config": name, "Layers": []}]).encode()
-    docker.save = lambda _: io.BytesIO(archive(("manifest.json", listed), ("../x", b"")))
+    docker.save = lambda _: io.BytesIO(tar(("manifest.json", listed), ("../x", b"")))
     with pytest.raises(AuditError, match="cannot be read from the engine"):
         remote.adopt(one.order.reference)
     docker.save = lambda _: io.BytesIO(b"no archive")
@@ -337,8 +304,7 @@ def test_invalid_archive_is_reported(remote, docker, make_image, name, archive):
         remote.adopt(one.order.reference)
 
 
-def test_image_replaced_during_the_push_is_reported(remote, docker, make_image):
-    one = make_image("a")
+def test_image_replaced_during_the_push_is_reported(remote, docker, one):
     docker.store(one.order, one.made)
     ids = iter([one.made.digest, "sha256:other"])
     docker.get_image_id = lambda _: next(ids)
@@ -346,8 +312,7 @@ def test_image_replaced_during_the_push_is_reported(remote, docker, make_image):
         remote.adopt(one.order.reference)
 
 
-def test_adopted_image_does_not_replace_another(remote, docker, repository, make_image, labels_of):
-    one = make_image("a")
+def test_adopted_image_does_not_replace_another(remote, docker, repository, labels_of, one):
     docker.store(one.order, one.made)
     other = repository.image(one.tag, labels_of("b"))
     with pytest.raises(TagMovedError, match="built from other inputs"):
@@ -452,8 +417,7 @@ def test_configuration_is_not_read_if_the_manifest_has_annotations(
     assert result.tag == read_entry(registry, labelled).tag
 
 
-def test_conflicting_push_of_a_cell_is_withdrawn(server, remote, repository, make_image, add_variant):
-    one = make_image("a", "1")
+def test_conflicting_push_of_a_cell_is_withdrawn(server, remote, repository, add_variant, one):
     rival = f"v1-a-{digest(b'2')[7:19]}"
     # It is pushed between the check and the tag.
     server.fails("PUT", f"manifests/{one.tag}", then=lambda: add_variant("a", "2"))
@@ -467,17 +431,15 @@ def test_conflicting_push_of_a_cell_is_withdrawn(server, remote, repository, mak
     assert remote.find_source(one.order.reference, local=True) is None
 
 
-def test_image_that_cannot_be_deleted_is_reported(server, remote, repository, make_image, add_variant):
+def test_image_that_cannot_be_deleted_is_reported(server, remote, repository, add_variant, one):
     server.deletes = False
-    one = make_image("a", "1")
     add_variant("a", "2")
     with pytest.raises(TagMovedError, match="does not allow this image to be deleted"):
         store(remote, one)
     assert len(repository.tags) == 2
 
 
-def test_published_image_is_not_withdrawn(server, remote, repository, make_image, add_variant, registry):
-    one = make_image("a", "1")
+def test_published_image_is_not_withdrawn(server, remote, repository, add_variant, registry, one):
 
     def other():
         publish(registry, "v1")
@@ -489,8 +451,7 @@ def test_published_image_is_not_withdrawn(server, remote, repository, make_image
 
 
 @pytest.mark.parametrize("status", [404, 405, 401, 403, 202])
-def test_failed_deletion_is_detected(server, remote, make_image, add_variant, status):
-    one = make_image("a", "1")
+def test_failed_deletion_is_detected(server, remote, add_variant, status, one):
     add_variant("a", "2")
     server.fails("DELETE", "manifests", status=status, times=99, headers={"WWW-Authenticate": "Basic"})
     with pytest.raises(TagMovedError, match="does not allow this image to be deleted"):
@@ -498,19 +459,17 @@ def test_failed_deletion_is_detected(server, remote, make_image, add_variant, st
 
 
 @pytest.mark.parametrize("rival", ["b", "a-b", "a-"])
-def test_images_of_other_cells_do_not_conflict(remote, repository, make_image, add_variant, labels_of, rival):
+def test_images_of_other_cells_do_not_conflict(remote, repository, add_variant, labels_of, rival, one):
     add_variant(rival, "2")
     repository.image("v1-a-by-somebody", None)
     repository.image("v1-a-somebody", labels_of("y"))
     repository.image("v10-a-0123456789ab", labels_of("a", version="v10"))
-    one = make_image("a", "1")
     assert store(remote, one) == repository.tags[one.tag]
 
 
 def test_image_pushed_by_the_engine_is_checked_for_conflicts(
-    server, remote, docker, repository, make_image, add_variant
+    server, remote, docker, repository, add_variant, one
 ):
-    one = make_image("a", "1")
     docker.store(one.order, one.made)
     docker.has_manifests = False
     server.fails("GET", "tags/list", then=lambda: add_variant("a", "2"))
@@ -579,9 +538,8 @@ def labelled_anew(remote, earlier, folder, version, made_of="1"):
 
 
 @pytest.fixture
-def earlier(remote, make_image):
+def earlier(remote, one):
     """The reference of an image of version v1 in the registry, as `build` pushes one, and its digest."""
-    one = make_image("a")
     made = label_image(one.made, one.order.labels)
     remote.store(one.order, made)
     return one.order.reference, made.digest

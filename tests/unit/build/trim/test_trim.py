@@ -34,8 +34,23 @@ def put(path, raw=RAW):
     return path
 
 
-def test_file_is_replaced_in_place(tmp_path):
-    path = put(tmp_path / "a.fatbin")
+@pytest.fixture
+def path(tmp_path):
+    """A file with device code for two kinds of GPUs."""
+    return put(tmp_path / "a.fatbin")
+
+
+def be_killed_at(change, target):
+    """Trim in a process that ends at once where `change` puts `die`."""
+    code = (
+        "import os, sys; from pathlib import Path; from imagematrix.build.trim import trim, rules\n"
+        f"die = lambda *_: os._exit(9)\n{change}\n"
+        "trim.trim([Path(sys.argv[1])], rules.Rules(computes=('9.0',)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code, target], check=False).returncode == 9
+
+
+def test_file_is_replaced_in_place(path, tmp_path):
     path.chmod(0o751)
     os.utime(path, ns=(TIME, TIME))
     os.setxattr(path, "user.note", b"kept")
@@ -51,8 +66,7 @@ def test_file_is_replaced_in_place(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_second_run_writes_nothing(tmp_path):
-    path = put(tmp_path / "a.fatbin")
+def test_second_run_writes_nothing(path):
     trim([path], HOPPER)
     before = path.stat()
     report = trim([path], HOPPER)
@@ -61,8 +75,7 @@ def test_second_run_writes_nothing(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_owner_and_mode_are_kept(tmp_path):
-    path = put(tmp_path / "a.fatbin")
+def test_owner_and_mode_are_kept(path):
     os.chown(path, 1234, 4321)
     path.chmod(0o4755)
     trim([path], HOPPER)
@@ -70,8 +83,7 @@ def test_owner_and_mode_are_kept(tmp_path):
     assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (1234, 4321, 0o4755)
 
 
-def test_dry_run_measures_without_writing(tmp_path):
-    path = put(tmp_path / "a.fatbin")
+def test_dry_run_measures_without_writing(path, tmp_path):
     report = trim([path], HOPPER, dry_run=True, output=tmp_path / "out", measure=lambda it: len(b"".join(it)))
     assert path.read_bytes() == RAW
     assert report.results[0].compressed == report.results[0].removed_size == len(LARGE) + 64
@@ -99,8 +111,7 @@ def test_hard_link_outside_keeps_the_original(tmp_path):
     assert report.linked == (str(path),)
 
 
-def test_symbolic_link_argument_is_followed_and_kept(tmp_path):
-    path = put(tmp_path / "a.fatbin")
+def test_symbolic_link_argument_is_followed_and_kept(path, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(path)
     trim([link], HOPPER)
@@ -161,8 +172,7 @@ def test_output_has_trimmed_files_and_copies_of_the_rest(tmp_path):
     assert (out / "env" / "lib").stat().st_mtime_ns == TIME
 
 
-def test_existing_output_is_not_overwritten(tmp_path):
-    path = put(tmp_path / "a.fatbin")
+def test_existing_output_is_not_overwritten(path, tmp_path):
     put(tmp_path / "out" / "a.fatbin", b"mine")
     with pytest.raises(UsageError, match="already exists"):
         trim([path], HOPPER, output=tmp_path / "out")
@@ -183,8 +193,7 @@ def test_missing_path_is_rejected(tmp_path):
             trim([tmp_path / name], HOPPER)
 
 
-def test_file_changed_during_trimming_is_left_alone(tmp_path, monkeypatch):
-    path = put(tmp_path / "a.fatbin")
+def test_file_changed_during_trimming_is_left_alone(path, tmp_path, monkeypatch):
     copystat = shutil.copystat
 
     def changed(source, target):
@@ -199,8 +208,7 @@ def test_file_changed_during_trimming_is_left_alone(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_full_disk_leaves_the_file_unchanged(tmp_path, monkeypatch):
-    path = put(tmp_path / "a.fatbin")
+def test_full_disk_leaves_the_file_unchanged(path, tmp_path, monkeypatch):
 
     def full(_):
         raise OSError(28, "No space left on device")
@@ -212,14 +220,8 @@ def test_full_disk_leaves_the_file_unchanged(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_killed_process_leaves_the_file_intact(tmp_path):
-    path = put(tmp_path / "a.fatbin")
-    code = (
-        "import os, sys; from pathlib import Path; from imagematrix.build.trim import trim, rules\n"
-        "os.fsync = lambda _: os._exit(9)\n"
-        "trim.trim([Path(sys.argv[1])], rules.Rules(computes=('9.0',)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code, path], check=False).returncode == 9
+def test_killed_process_leaves_the_file_intact(path, tmp_path):
+    be_killed_at("os.fsync = die", path)
     assert path.read_bytes() == RAW
     (left,) = tmp_path.glob(".imagematrix-trim-*")
     trim([tmp_path], HOPPER, dry_run=True)
@@ -237,8 +239,7 @@ def test_file_written_by_another_process_is_kept(tmp_path):
         assert Path(file.name).exists()
 
 
-def test_temporary_file_removed_as_stale_is_recreated(tmp_path, monkeypatch):
-    path = put(tmp_path / "a.fatbin")
+def test_temporary_file_removed_as_stale_is_recreated(path, tmp_path, monkeypatch):
     flock = fcntl.flock
     removed: list[str] = []
 
@@ -255,8 +256,7 @@ def test_temporary_file_removed_as_stale_is_recreated(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_file_system_without_locks_is_supported(tmp_path, monkeypatch):
-    path = put(tmp_path / "a.fatbin")
+def test_file_system_without_locks_is_supported(path, tmp_path, monkeypatch):
     other = put(tmp_path / ".imagematrix-trim-x", b"")
 
     def unsupported(*_):
@@ -266,6 +266,9 @@ def test_file_system_without_locks_is_supported(tmp_path, monkeypatch):
     trim([tmp_path], HOPPER)
     assert path.read_bytes() == STAYING
     assert other.exists()  # another process may be writing it
+
+
+NAME = "x-1.dist-info/RECORD"
 
 
 def hashed(raw):
@@ -290,8 +293,8 @@ def test_record_of_an_installed_package_is_updated(tmp_path):
     for path, raw in contents.items():
         put(tmp_path / path, raw)
     (tmp_path / "x" / "gone.py").unlink()
-    before = record(contents, "x-1.dist-info/RECORD")
-    path = put(tmp_path / "x-1.dist-info" / "RECORD", before)
+    before = record(contents, NAME)
+    path = put(tmp_path / NAME, before)
     other = put(tmp_path / "y-1.dist-info" / "RECORD", record({"y.py": b""}, "y-1.dist-info/RECORD"))
     inode = other.stat().st_ino
     trim([tmp_path], HOPPER)
@@ -302,8 +305,7 @@ def test_record_of_an_installed_package_is_updated(tmp_path):
 def test_record_is_updated_even_if_a_later_file_fails(tmp_path, monkeypatch):
     put(tmp_path / "a.fatbin")
     put(tmp_path / "b.fatbin")
-    name = "x-1.dist-info/RECORD"
-    put(tmp_path / name, record({"a.fatbin": RAW, "b.fatbin": RAW}, name))
+    put(tmp_path / NAME, record({"a.fatbin": RAW, "b.fatbin": RAW}, NAME))
     replace = trim_files.replace_files
     monkeypatch.setattr(
         trim_files, "replace_files", lambda names, *rest: replace(names, *rest) or _fail(names)
@@ -315,7 +317,7 @@ def test_record_is_updated_even_if_a_later_file_fails(tmp_path, monkeypatch):
 
     with pytest.raises(UsageError, match="Input/output error"):
         trim([tmp_path], HOPPER)
-    result = rows((tmp_path / name).read_bytes())
+    result = rows((tmp_path / NAME).read_bytes())
     assert (result["a.fatbin"], result["b.fatbin"]) == (hashed(STAYING), hashed(RAW))
 
 
@@ -328,23 +330,16 @@ def test_record_is_updated_if_it_names_a_file_by_another_path(tmp_path, given, l
     path = put(tmp_path / "env" / "lib" / "x" / "a.fatbin")
     (tmp_path / "env" / "bin").mkdir()
     (tmp_path / "env" / "lib64").symlink_to("lib")
-    name = "x-1.dist-info/RECORD"
-    record_file = put(path.parent.parent / name, record({listed: RAW, "y\0/a.fatbin": RAW}, name))
+    record_file = put(path.parent.parent / NAME, record({listed: RAW, "y\0/a.fatbin": RAW}, NAME))
     trim([tmp_path / given], HOPPER)
     assert path.read_bytes() == STAYING
     assert rows(record_file.read_bytes())[listed] == hashed(STAYING)
 
 
 def test_record_is_updated_after_a_run_that_was_killed_before_it(tmp_path):
-    name = "x-1.dist-info/RECORD"
     put(tmp_path / "a.fatbin")
-    path = put(tmp_path / name, record({"a.fatbin": RAW}, name))
-    code = (
-        "import os, sys; from pathlib import Path; from imagematrix.build.trim import trim, rules\n"
-        "trim._update_record = lambda *_: os._exit(9)\n"
-        "trim.trim([Path(sys.argv[1])], rules.Rules(computes=('9.0',)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code, tmp_path], check=False).returncode == 9
+    path = put(tmp_path / NAME, record({"a.fatbin": RAW}, NAME))
+    be_killed_at("trim._update_record = die", tmp_path)
     assert trim([tmp_path], HOPPER).recorded == (str(tmp_path / "a.fatbin"),)
     assert rows(path.read_bytes())["a.fatbin"] == hashed(STAYING)
     before = path.stat()
@@ -368,7 +363,7 @@ def test_error_before_a_record_is_copied_is_the_reported_error(tmp_path, monkeyp
         trim([tmp_path / "env"], HOPPER, output=tmp_path / "out")
 
 
-def wheel(path, contents, *, name="x-1.dist-info/RECORD", extra=()):
+def wheel(path, contents, *, name=NAME, extra=()):
     """Write a wheel as a build tool would, with RECORD in the middle."""
     with zipfile.ZipFile(path, "w") as archive:
         members = list(contents.items())
@@ -401,12 +396,12 @@ def test_trimmed_wheel_is_valid(made, tmp_path):
     report = trim([made], HOPPER, output=tmp_path / "out")
     after = contents(tmp_path / "out" / made.name)
     assert [result.path for result in report.results] == [f"{made}!/x/libx.so", f"{made}!/x/é.fatbin"]
-    assert list(after)[-1] == "x-1.dist-info/RECORD"
+    assert list(after)[-1] == NAME
     assert after["x/é.fatbin"] == STAYING
     assert len(after["x/libx.so"]) == len(before["x/libx.so"])
     assert after["x/libx.so"] != before["x/libx.so"]
     assert after["x/__init__.py"] == before["x/__init__.py"]
-    listed = rows(after.pop("x-1.dist-info/RECORD"))
+    listed = rows(after.pop(NAME))
     assert {name: hashed(raw) for name, raw in after.items()} == {name: listed[name] for name in after}
     assert (tmp_path / "out" / made.name).stat().st_size < made.stat().st_size - 2 * len(LARGE) + 1000
     with zipfile.ZipFile(made) as one, zipfile.ZipFile(tmp_path / "out" / made.name) as other:
@@ -444,7 +439,7 @@ def test_wheel_that_vendors_an_installed_package_is_trimmed(made):
     trim([made], HOPPER)
     after = contents(made)
     assert (after["x/a.fatbin"], after[vendored]) == (STAYING, b"y.py,,\n")
-    assert rows(after["x-1.dist-info/RECORD"])["x/a.fatbin"] == hashed(STAYING)
+    assert rows(after[NAME])["x/a.fatbin"] == hashed(STAYING)
 
 
 def test_signed_wheel_is_rejected(made):

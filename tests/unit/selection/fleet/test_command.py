@@ -7,10 +7,10 @@ import json
 import sys
 
 import pytest
+from storing import put, variant
 
 from imagematrix.cli import coverage as module
 from imagematrix.common import json_documents
-from imagematrix.images.catalog import registry
 
 
 def save(path, record):
@@ -202,15 +202,19 @@ def test_the_first_argument_may_be_the_image(ask):
         assert f"{words[0]}: No such file or directory" in result.err
 
 
-def test_catalog_is_read_from_a_registry(cli, saved, monkeypatch, make):
-    names = []
-    monkeypatch.setattr(
-        registry, "load_catalog", lambda name, _policies: names.append(name) or make.catalog()
-    )
-    result = cli("coverage", saved / "fleet", "--catalog", "reg:5000/t:v1")
-    assert (result.code, names) == (3, ["reg:5000/t:v1"])
-    assert "t:v1 has no variants" in result.out
+def test_catalog_is_read_from_a_registry(cli, saved, server):
+    name = put(server, variant(), repository="t")
+    result = cli("coverage", saved / "fleet", "--catalog", name)
+    assert result.code == 3
+    assert result.out.startswith(f"{name} serves 0 of 2 hosts\n")
     assert cli("coverage", saved / "fleet", "--catalog", "nowhere.json").code == 2
+
+
+def test_catalog_without_variants_serves_nothing(ask, saved, make):
+    save(saved / "t.json", make.catalog())
+    result = ask("fleet")
+    assert result.code == 3
+    assert "t:v1 has no variants" in result.out
 
 
 def test_image_is_looked_up_in_the_engine(cli, engine, shipped_catalog, profiles):
