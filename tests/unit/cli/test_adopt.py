@@ -65,8 +65,7 @@ def test_images_that_nothing_tells_apart_are_named_with_the_way_out(cli, tmp_pat
     assert "so own:v1 alone chooses none of them" in adopted.err
     (name,) = re.findall(r"adopt only one of them, or name it in place of own:v1, such as (\S+)", adopted.err)
     words = ("--catalog", catalog, "--gpus", "none")
-    refused = cli("select", "own:v1", *words)
-    assert (refused.code, "name one of them in place of own:v1, such as " in refused.err) == (2, True)
+    cli("select", "own:v1", *words).fails(2, "name one of them in place of own:v1, such as ")
     assert cli("select", name, *words).out == f"{name}\n"
 
 
@@ -324,8 +323,7 @@ def test_toolkits_of_cubins_and_runtimes_give_the_newest_release(cli, adopt, tmp
         cli("adopt", layout(tmp_path / "x", Parts(tar(new))), "--as", "t:v1").out
     )
     words = ("t:v1", "--catalog", tmp_path / "c.json", "--host")
-    result = cli("select", *words, profiles["rome-a100"])
-    assert (result.code, "580" in result.err) == (3, True)
+    cli("select", *words, profiles["rome-a100"]).fails(3, "580")
 
 
 def test_release_of_unused_alternatives_does_not_count(cli, adopt, tmp_path, profiles):
@@ -536,8 +534,7 @@ def test_optional_files_in_labels_are_named_by_verify(cli, tmp_path):
 )
 def test_optional_files_have_to_exist_beside_others(cli, tmp_path, globs, told):
     words = [word for glob in globs for word in ("--optional", glob)]
-    result = cli("adopt", layout(tmp_path / "x", Parts(tar(CUBIN))), "--as", "t:v1", *words)
-    assert (result.code, told in result.err) == (9, True)
+    cli("adopt", layout(tmp_path / "x", Parts(tar(CUBIN))), "--as", "t:v1", *words).fails(9, told)
 
 
 def test_program_with_a_cubin_in_its_data_counts_beside_other_files(adopt, tmp_path):
@@ -653,8 +650,7 @@ def test_names_are_read_from_archives(cli, tmp_path):
     (variant,) = json.loads(cli("adopt", path, "--as", "torch:v1").out)["variants"]
     assert variant["reference"] == "docker.io/ml/torch:new"
     path = saved(tmp_path / "b.tar", image, tar(CUBIN), names=("--privileged",))
-    result = cli("adopt", path, "--as", "torch:v1")
-    assert (result.code, "is not an image reference" in result.err) == (2, True)
+    cli("adopt", path, "--as", "torch:v1").fails(2, "is not an image reference")
 
 
 @pytest.mark.usefixtures("no_pause")
@@ -728,8 +724,7 @@ def test_other_commands_accept_the_catalog(cli, tmp_path, profiles):
     assert " --gpus " in out
     assert out.endswith(f" {gpu}\n")
     assert cli("coverage", "--catalog", catalog, profiles["rome-a100"]).code == 0
-    result = cli("adopt", *paths, "--as", "torch:v1", "-o", tmp_path / "no" / "folder")
-    assert (result.code, "No such file" in result.err) == (2, True)
+    cli("adopt", *paths, "--as", "torch:v1", "-o", tmp_path / "no" / "folder").fails(2, "No such file")
 
 
 def test_unknown_facts_rule_out_no_host(cli, tmp_path, profiles):

@@ -173,5 +173,4 @@ def test_options_that_do_not_go_together_are_refused(cli, options, message):
 
 
 def test_empty_name_is_refused(listing, two):
-    result = listing(two, "--package", "")
-    assert (result.code, "no name given" in result.err) == (2, True)
+    listing(two, "--package", "").fails(2, "no name given")

@@ -49,6 +49,7 @@ def test_init_validate_plan_and_render_work_together(cli, workdir, shipped, ship
     assert planned.out.splitlines()[0].split() == ["cell", "status", "why"]
     assert planned.out.count(" build ") == built
     assert f"\n{built} build, " in planned.err
+    assert "cannot reach the Docker engine" in planned.err
 
     rendered = cli("render", "-o", "out")
     assert rendered == (0, "", f"wrote {built} Dockerfiles to out\n")

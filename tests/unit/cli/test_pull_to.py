@@ -124,8 +124,9 @@ def test_without_an_engine_the_store_is_named(cli, published, profiles, monkeypa
 
 
 def test_the_name_of_a_store_is_not_empty(cli, published, profiles):
-    result = cli("pull", published, "--to", "", "--host", profiles["genoa-h200"], "--gpus", "none")
-    assert (result.code, "the store has an empty name" in result.err) == (2, True)
+    cli("pull", published, "--to", "", "--host", profiles["genoa-h200"], "--gpus", "none").fails(
+        2, "the store has an empty name"
+    )
 
 
 def test_a_saved_catalog_whose_images_are_in_no_registry_is_no_source(pull, tmp_path, published, cli):
@@ -137,8 +138,7 @@ def test_a_saved_catalog_whose_images_are_in_no_registry_is_no_source(pull, tmp_
     for one in without["variants"]:
         one["digest"] = None
     (tmp_path / "d.json").write_text(json.dumps(without))
-    result = pull(published, "--catalog", tmp_path / "d.json")
-    assert (result.code, "has no digest in its catalog" in result.err) == (2, True)
+    pull(published, "--catalog", tmp_path / "d.json").fails(2, "has no digest in its catalog")
 
 
 def test_who_waits_is_told_for_whom(pull, published, image_store, monkeypatch):
@@ -242,8 +242,9 @@ def test_what_hosts_need_stays(prune, profiles, image_store):
 def test_only_the_named_images_are_considered(prune, server):
     name = f"{server.address}/ml/training"
     assert "2 images" in prune(name, "--protect", "v3").err
-    other = prune(f"{server.address}/ml/trainin", "--protect", "v3")
-    assert (other.code, f"has no variant of {server.address}/ml/trainin" in other.err) == (4, True)
+    prune(f"{server.address}/ml/trainin", "--protect", "v3").fails(
+        4, f"has no variant of {server.address}/ml/trainin"
+    )
 
 
 def test_an_image_that_is_in_use_now_is_not_removed(prune, versions, image_store):

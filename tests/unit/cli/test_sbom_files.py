@@ -29,13 +29,9 @@ def test_sbom_of_one_image_is_a_file(cli, image, tmp_path):
     assert "packages       1 deb, 1 pypi\n" in result.out
 
 
-def test_sbom_goes_to_stdout_alone(cli, image):
-    result = cli("verify", "--sbom", "-", image)
-    assert json.loads(result.out)["spdxVersion"] == "SPDX-2.3"
-
-
 def test_sbom_is_the_same_each_time(cli, image, monkeypatch):
     first = cli("verify", "--sbom", "-", image).out
+    assert json.loads(first)["spdxVersion"] == "SPDX-2.3"
     assert cli("verify", "--sbom", "-", image).out == first
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     assert (
@@ -46,8 +42,7 @@ def test_sbom_is_the_same_each_time(cli, image, monkeypatch):
 
 def test_invalid_epoch_is_a_usage_error(cli, image, monkeypatch, tmp_path):
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "now")
-    result = cli("verify", "--sbom", tmp_path / "a.json", image)
-    assert (result.code, "SOURCE_DATE_EPOCH" in result.err) == (2, True)
+    cli("verify", "--sbom", tmp_path / "a.json", image).fails(2, "SOURCE_DATE_EPOCH")
     assert not (tmp_path / "a.json").exists()
 
 
@@ -89,8 +84,7 @@ def test_two_documents_do_not_fit_stdout(cli, image):
 
 
 def test_file_that_cannot_be_written_is_a_usage_error(cli, image):
-    result = cli("verify", "--sbom", "/nowhere/a.json", image)
-    assert (result.code, "/nowhere/a.json" in result.err) == (2, True)
+    cli("verify", "--sbom", "/nowhere/a.json", image).fails(2, "/nowhere/a.json")
 
 
 def test_contradicting_image_has_an_sbom_too(cli, tmp_path):
@@ -98,11 +92,6 @@ def test_contradicting_image_has_an_sbom_too(cli, tmp_path):
     path = layout(tmp_path / "oci", Parts(FILES, labels={labels.VARIANT: labels.write_variant(lies)}))
     assert cli("verify", "--sbom", tmp_path / "a.json", path).code == 9
     assert names(tmp_path / "a.json") == ["openssl", "a"]
-
-
-def test_document_lists_packages(cli, image, conforms):
-    document = conforms(json.loads(cli("verify", "--json", image).out))
-    assert [package["name"] for package in document["packages"]] == ["openssl", "a"]
 
 
 def test_own_sbom_of_an_image_adds_packages(cli, tmp_path, conforms):

@@ -431,5 +431,6 @@ def test_invalid_options_are_refused(cli, saved, words, message):
 
 def test_stdin_is_read_once(cli, saved):
     saved.write_text(json.dumps(using()))
-    result = cli("kubernetes", "explain", "-", "--nodes", "-", "--catalog", "t.json")
-    assert (result.code, "only one file can be read from stdin" in result.err) == (2, True)
+    cli("kubernetes", "explain", "-", "--nodes", "-", "--catalog", "t.json").fails(
+        2, "only one file can be read from stdin"
+    )

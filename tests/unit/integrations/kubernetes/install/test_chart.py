@@ -132,12 +132,10 @@ def test_the_command_writes_to_an_empty_folder_only(cli, tmp_path):
     result = cli("kubernetes", "render", "chart", "-o", tmp_path / "chart")
     assert (result.code, result.out) == (0, "")
     assert contents(tmp_path / "chart") == contents(CHART)
-    again = cli("kubernetes", "render", "chart", "-o", tmp_path / "chart")
-    assert (again.code, "is not an empty folder" in again.err) == (2, True)
+    cli("kubernetes", "render", "chart", "-o", tmp_path / "chart").fails(2, "is not an empty folder")
     (tmp_path / "file").write_text("")
     assert "is not an empty folder" in cli("kubernetes", "render", "chart", "-o", tmp_path / "file").err
-    below = cli("kubernetes", "render", "chart", "-o", tmp_path / "file" / "x")
-    assert (below.code, "Not a directory" in below.err) == (2, True)
+    cli("kubernetes", "render", "chart", "-o", tmp_path / "file" / "x").fails(2, "Not a directory")
     assert "Missing option '--output'" in cli("kubernetes", "render", "chart").err
 
 

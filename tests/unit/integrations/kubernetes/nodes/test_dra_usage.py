@@ -209,8 +209,9 @@ def test_the_command_counts_lists_of_an_api_server(cli, tmp_path, conforms):
     nodes.write_text(json.dumps({"kind": "List", "items": [node("n1"), pod("b"), placed]}))
     pods.write_text(json.dumps(slices))
 
-    told = cli("kubernetes", "gpus", "--nodes", nodes, "--pods", pods)
-    assert (told.code, "pods have claims, but no claims found" in told.err) == (2, True)
+    cli("kubernetes", "gpus", "--nodes", nodes, "--pods", pods).fails(
+        2, "pods have claims, but no claims found"
+    )
 
     pods.write_text(json.dumps(claims))
     document = json.loads(cli("kubernetes", "gpus", "--nodes", nodes, "--pods", pods, "--json").out)
