@@ -5,12 +5,13 @@ import json
 import pytest
 
 from imagematrix.audit.images.layers import Layers
+from imagematrix.build.executor import buildx
 from imagematrix.build.executor.build import build
 from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.plan.context import STATE
 from imagematrix.build.stores import engine
 from imagematrix.common.text import strip_escapes
-from imagematrix.errors import sanitize_text
+from imagematrix.errors import EngineError, sanitize_text
 from imagematrix.images.catalog import labels
 
 ID = "cuda12.4-sm89-drv550.163.01-znver4"
@@ -64,6 +65,7 @@ needs of a node
 def why(cli, project, backend, monkeypatch, tmp_path):
     """Call it with the name of a cell, and changes to the matrix."""
     monkeypatch.setattr(engine, "EngineStore", lambda: backend)
+    monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: backend)
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".dockerignore").write_text("matrix.yaml\ntemplates\n")
 
@@ -104,7 +106,7 @@ def test_cell_that_is_there_is_explained(why, built):
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith(f"training:v1 {ID}: up-to-date\n  the same inputs as {reference}\n\n")
     assert " changed " not in result.out
-    assert "there is no image of this cell" in why("cuda=none,march=znver4").out
+    assert "no image of this cell is known" in why("cuda=none,march=znver4").out
 
 
 @pytest.mark.usefixtures("no_engine")
@@ -136,6 +138,27 @@ def test_cell_that_is_not_built_has_its_rule(why):
     assert "\ninput " not in result.out
     result = why("cuda=12.4,driver=470.256.02,compute=8.9,march=znver4", ("[535.261.03,", "[470.256.02,"))
     assert "driver-cuda: driver 470.256.02 is too old for CUDA 12.4" in result.out
+
+
+def test_way_of_a_build_is_told(why, backend, built, conforms):
+    assert "\n  to be built for linux/amd64, in the engine's classic image store: " in why(ID).out
+    backend.layers = []
+    assert "\n  to be built for linux/amd64, in an OCI layout, " in why(ID).out
+    document = conforms(json.loads(why(ID, options=["--json"]).out))
+    assert document["method"] == {"layouts": True, "error": None}
+    backend.layers = None
+    built()
+    assert "to be built" not in why(ID).out
+    assert conforms(json.loads(why(ID, options=["--json"]).out))["method"] is None
+
+
+def test_engine_that_cannot_build_is_told(why, monkeypatch):
+    def fail(*_, **__):
+        raise EngineError("the engine is Podman, which has no BuildKit for builds")
+
+    monkeypatch.setattr(buildx, "Buildx", fail)
+    result = why(ID)
+    assert "\n  it cannot be built here: the engine is Podman, " in result.out
 
 
 def test_many_changed_lines_are_counted(why, built):
