@@ -9,7 +9,9 @@ from imagematrix.build.executor import buildx
 from imagematrix.build.executor.build import build
 from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.plan.context import STATE
-from imagematrix.build.stores import engine
+from imagematrix.build.plan.identity import Identity
+from imagematrix.build.plan.lock import extend_lock, locate_lock
+from imagematrix.build.stores import engine as local
 from imagematrix.common.text import strip_escapes
 from imagematrix.errors import EngineError, sanitize_text
 from imagematrix.images.catalog import labels
@@ -64,7 +66,7 @@ needs of a node
 @pytest.fixture
 def why(cli, project, backend, monkeypatch, tmp_path):
     """Call it with the name of a cell, and changes to the matrix."""
-    monkeypatch.setattr(engine, "EngineStore", lambda: backend)
+    monkeypatch.setattr(local, "EngineStore", lambda: backend)
     monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: backend)
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".dockerignore").write_text("matrix.yaml\ntemplates\n")
@@ -107,6 +109,37 @@ def test_cell_that_is_there_is_explained(why, built):
     assert result.out.startswith(f"training:v1 {ID}: up-to-date\n  the same inputs as {reference}\n\n")
     assert " changed " not in result.out
     assert "no image of this cell is known" in why("cuda=none,march=znver4").out
+
+
+def test_image_of_a_real_store_is_compared(cli, project, engine, tmp_path, conforms):
+    """Its labels are read as an engine lists them."""
+    (tmp_path / ".dockerignore").write_text("*\n")
+    file = project(template="FROM {{ base }}\n")
+    extend_lock(locate_lock(file), {"debian:trixie": f"sha256:{1:064x}"})
+    document = conforms(json.loads(cli("plan", "-f", file, "--why", ID, "--json").out))
+    before = {component["name"]: component["value"] for component in document["inputs"]}
+    before["base debian:trixie"] = f"sha256:{2:064x}"
+    own = {
+        labels.IMAGE: "training",
+        labels.VERSION: "v1",
+        labels.CELL: ID,
+        labels.INPUT: Identity(components=before).digest,
+        labels.INPUTS: json.dumps(before),
+    }
+    reference = f"training:{labels.make_tag('v1', ID, own[labels.INPUT])}"
+    engine.add_image(own, RepoTags=[reference])
+    result = cli("plan", "-f", file, "--why", reference, "--json")
+    document = conforms(json.loads(result.out))
+    assert (result.code, document["existing"], document["doubtful"]) == (7, reference, False)
+    changed = [component for component in document["inputs"] if component["value"] != component["before"]]
+    assert changed == [
+        {
+            "name": "base debian:trixie",
+            "value": f"sha256:{1:064x}",
+            "before": f"sha256:{2:064x}",
+            "from": str(tmp_path / "imagematrix.lock"),
+        }
+    ]
 
 
 @pytest.mark.usefixtures("no_engine")
