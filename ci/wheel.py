@@ -40,6 +40,7 @@ CALLS = (
     (f"init fleet --from {HOST} --cuda 12.4", 0),
     ("validate", 0),
     ("plan", 0),
+    ("plan --why cpu-x86-64-v3", 0),
     (f"plan --for {HOST} --at-most 2", 0),
     ("render --only cuda=none,march=x86-64-v3", 0),
     ("lock", NO_ENGINE),

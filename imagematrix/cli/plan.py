@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 from imagematrix.build.plan.plan import Dropped, DropStatus, PlanStatus
 from imagematrix.cli.shared import completion
 from imagematrix.cli.shared.build_session import (
+    find_build_method,
     make_shard_filter,
     plan_and_compare,
     warn_of_lost,
@@ -146,6 +148,8 @@ def _print_explanation(matrix: Matrix, plan: Plan, *, json: bool) -> None:
     image = item.cell.image
     log = get_log_path(matrix.path.parent / STATE / "logs", image.name, image.version, item.cell.id)
     explanation = explain_cell(matrix, plan, item, load_dockerfile(log))
+    if item.status is PlanStatus.BUILD:
+        explanation = replace(explanation, method=find_build_method())
     if json:
         print_json(explanation.to_json())
     else:

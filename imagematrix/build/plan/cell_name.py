@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from heapq import nlargest
 
 from imagematrix.build.matrix.expand import expand_matrix, select_cells
 from imagematrix.build.plan.plan import get_full_name
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 DIGEST = re.compile(r"-[0-9a-f]{12}\Z")  # the input digest at the end of a tag
 CONDITION = re.compile("[=<>]")
+WORDS = re.compile("[-: ]")  # between the words of a name
 SHOWN = 4  # cells that a message names
+COMPARED = 100  # cells with most words in common
 
 
 def find_cell(matrix: Matrix, name: str) -> Cell:
@@ -46,7 +49,9 @@ def find_cell(matrix: Matrix, name: str) -> Cell:
         listed = shorten_words(names, SHOWN, more=", {} more")
         remedy = "name one of them, or add conditions such as image=training or march=znver4"
         raise UsageError(f"--why: {len(found)} cells match {name[:80]!r}: {listed}", remedy=remedy)
-    remedy = suggest_nearest(name, names) or "`imagematrix plan` shows the cells"
+    words = {*WORDS.split(name)}  # a similarity of 100,000 names takes many seconds, so few are compared
+    near = nlargest(COMPARED, names, key=lambda other: len(words.intersection(WORDS.split(other))))
+    remedy = suggest_nearest(name, near) or "`imagematrix plan` shows the cells"
     raise UsageError(f"--why: no cell matches {name[:80]!r}", remedy=remedy)
 
 

@@ -69,6 +69,18 @@ class RuleNeed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BuildMethod:
+    """How the engine builds: into OCI `layouts` or its classic store; `error` is why it cannot, or None."""
+
+    layouts: bool = False
+    error: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return `method` of the Cell document."""
+        return {"layouts": self.layouts, "error": self.error}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CellExplanation:
     """What was decided about the cell of `item`.
 
@@ -77,7 +89,7 @@ class CellExplanation:
     are. If `doubtful`, the labels of the existing image contradict each other: from what it was built, they
     do not tell. `lines` are those of the Dockerfile that differ, each after - or +, if the earlier Dockerfile
     is known. `needs` are those that the image of the same inputs states, or else those that the cell
-    promises.
+    promises. `method` is None if nothing is to be built.
     """
 
     item: Planned | Dropped
@@ -88,6 +100,7 @@ class CellExplanation:
     doubtful: bool = False
     lines: tuple[str, ...] = ()
     needs: tuple[RuleNeed, ...] = ()
+    method: BuildMethod | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return the Cell document."""
@@ -101,6 +114,7 @@ class CellExplanation:
             "unknown": list(self.unknown),
             "lines": list(self.lines),
             "needs": [need.to_json() for need in self.needs],
+            "method": self.method.to_json() if self.method else None,
         }
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from imagematrix.audit.images.layers import Layers
     from imagematrix.build.executor.caches import ExternalCaches
     from imagematrix.build.plan.build_inputs import BuildInputs
+    from imagematrix.build.plan.explanation import BuildMethod
     from imagematrix.build.plan.plan import Plan, PlanContext
     from imagematrix.build.plan.protocols import Builder
     from imagematrix.build.stores.engine import EngineStore
@@ -280,6 +281,17 @@ def plan_and_compare(
         return plan_with_lock(
             file, context, only, platforms=platforms, push=push, contexts=contexts, needs=needs
         )
+
+
+def find_build_method() -> BuildMethod:
+    """Return how the engine builds images, or why it cannot."""
+    from imagematrix.build.plan.explanation import BuildMethod
+
+    try:
+        with open_build_session(BuildOptions(push=False)) as session:
+            return BuildMethod(layouts=session.builder.reproducible)
+    except (EngineError, UsageError) as error:
+        return BuildMethod(error=str(error))
 
 
 def warn_of_lost(plan: Plan) -> None:

@@ -22,6 +22,8 @@ LONGEST_NEED = 600  # CPU flags are the longest that the matrix promises
 MOST_LINES = 40  # of a Dockerfile that are shown
 LISTED = 20  # changed files
 DOUBT = "its labels do not list inputs with the digest that they state: what it was built from is uncertain"
+LAYOUTS = "in an OCI layout, which is audited before it gets its labels"
+CLASSIC = "in the engine's classic image store: its labels are claims, and a second build differs"
 
 
 def print_explanation(explanation: CellExplanation, where: str) -> None:
@@ -68,11 +70,16 @@ def _list_sentences(explanation: CellExplanation) -> Iterator[str]:
         has_same = item.status in (PlanStatus.UP_TO_DATE, PlanStatus.ADOPT)
         yield f"{'the same inputs as' if has_same else 'compared with'} {existing}"
     elif item.identity and not item.why:
-        yield "there is no image of this cell"
+        yield "no image of this cell is known"
     if item.difference and len(item.difference.files) > SHOWN:  # the reason has fewer
         yield f"changed files: {shorten_words(item.difference.files, LISTED)}"
     if explanation.doubtful:
         yield DOUBT
+    method = explanation.method
+    if method and method.error:
+        yield f"it cannot be built here: {method.error}"
+    elif method:
+        yield f"to be built for {item.cell.platform}, {LAYOUTS if method.layouts else CLASSIC}"
 
 
 def _format_input(component: Input, *, compared: bool) -> tuple[str, ...]:

@@ -5,12 +5,15 @@ import json
 import pytest
 
 from imagematrix.audit.images.layers import Layers
+from imagematrix.build.executor import buildx
 from imagematrix.build.executor.build import build
 from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.plan.context import STATE
-from imagematrix.build.stores import engine
+from imagematrix.build.plan.identity import Identity
+from imagematrix.build.plan.lock import extend_lock, locate_lock
+from imagematrix.build.stores import engine as local
 from imagematrix.common.text import strip_escapes
-from imagematrix.errors import sanitize_text
+from imagematrix.errors import EngineError, sanitize_text
 from imagematrix.images.catalog import labels
 
 ID = "cuda12.4-sm89-drv550.163.01-znver4"
@@ -63,7 +66,8 @@ needs of a node
 @pytest.fixture
 def why(cli, project, backend, monkeypatch, tmp_path):
     """Call it with the name of a cell, and changes to the matrix."""
-    monkeypatch.setattr(engine, "EngineStore", lambda: backend)
+    monkeypatch.setattr(local, "EngineStore", lambda: backend)
+    monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: backend)
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".dockerignore").write_text("matrix.yaml\ntemplates\n")
 
@@ -104,7 +108,38 @@ def test_cell_that_is_there_is_explained(why, built):
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith(f"training:v1 {ID}: up-to-date\n  the same inputs as {reference}\n\n")
     assert " changed " not in result.out
-    assert "there is no image of this cell" in why("cuda=none,march=znver4").out
+    assert "no image of this cell is known" in why("cuda=none,march=znver4").out
+
+
+def test_image_of_a_real_store_is_compared(cli, project, engine, tmp_path, conforms):
+    """Its labels are read as an engine lists them."""
+    (tmp_path / ".dockerignore").write_text("*\n")
+    file = project(template="FROM {{ base }}\n")
+    extend_lock(locate_lock(file), {"debian:trixie": f"sha256:{1:064x}"})
+    document = conforms(json.loads(cli("plan", "-f", file, "--why", ID, "--json").out))
+    before = {component["name"]: component["value"] for component in document["inputs"]}
+    before["base debian:trixie"] = f"sha256:{2:064x}"
+    own = {
+        labels.IMAGE: "training",
+        labels.VERSION: "v1",
+        labels.CELL: ID,
+        labels.INPUT: Identity(components=before).digest,
+        labels.INPUTS: json.dumps(before),
+    }
+    reference = f"training:{labels.make_tag('v1', ID, own[labels.INPUT])}"
+    engine.add_image(own, RepoTags=[reference])
+    result = cli("plan", "-f", file, "--why", reference, "--json")
+    document = conforms(json.loads(result.out))
+    assert (result.code, document["existing"], document["doubtful"]) == (7, reference, False)
+    changed = [component for component in document["inputs"] if component["value"] != component["before"]]
+    assert changed == [
+        {
+            "name": "base debian:trixie",
+            "value": f"sha256:{1:064x}",
+            "before": f"sha256:{2:064x}",
+            "from": str(tmp_path / "imagematrix.lock"),
+        }
+    ]
 
 
 @pytest.mark.usefixtures("no_engine")
@@ -136,6 +171,27 @@ def test_cell_that_is_not_built_has_its_rule(why):
     assert "\ninput " not in result.out
     result = why("cuda=12.4,driver=470.256.02,compute=8.9,march=znver4", ("[535.261.03,", "[470.256.02,"))
     assert "driver-cuda: driver 470.256.02 is too old for CUDA 12.4" in result.out
+
+
+def test_way_of_a_build_is_told(why, backend, built, conforms):
+    assert "\n  to be built for linux/amd64, in the engine's classic image store: " in why(ID).out
+    backend.layers = []
+    assert "\n  to be built for linux/amd64, in an OCI layout, " in why(ID).out
+    document = conforms(json.loads(why(ID, options=["--json"]).out))
+    assert document["method"] == {"layouts": True, "error": None}
+    backend.layers = None
+    built()
+    assert "to be built" not in why(ID).out
+    assert conforms(json.loads(why(ID, options=["--json"]).out))["method"] is None
+
+
+def test_engine_that_cannot_build_is_told(why, monkeypatch):
+    def fail(*_, **__):
+        raise EngineError("the engine is Podman, which has no BuildKit for builds")
+
+    monkeypatch.setattr(buildx, "Buildx", fail)
+    result = why(ID)
+    assert "\n  it cannot be built here: the engine is Podman, " in result.out
 
 
 def test_many_changed_lines_are_counted(why, built):
