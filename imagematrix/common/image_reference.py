@@ -80,11 +80,15 @@ def split_published_version(name: str) -> tuple[str, str]:
     """Return image and version of a name that has both a version and a registry; raise UsageError."""
     image, version = split_version(name)
     if version is None or "@" in name or not names_registry(image):
-        raise UsageError(
-            f"{name} is not an image with a registry and a version",
-            remedy="such as registry.example.com/ml/training:v1",
-        )
+        example = suggest_registry("training") if names_registry(image) else suggest_registry(image)
+        message = f"{name} is not an image with a registry and a version"
+        raise UsageError(message, remedy=f"such as {example}:{version or 'v1'}")
     return image, version
+
+
+def suggest_registry(image: str) -> str:
+    """Return an image's name with a registry before it; a folder without one is an account of Docker Hub."""
+    return f"docker.io/{image}" if "/" in image else f"registry.example.com/ml/{image}"
 
 
 def make_tag_word(value: str) -> str:

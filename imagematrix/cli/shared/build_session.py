@@ -192,6 +192,7 @@ def plan_with_lock(
     from imagematrix.build.plan import context as build_contexts
     from imagematrix.build.plan import lock
     from imagematrix.build.plan.planner import plan
+    from imagematrix.common.image_reference import names_registry, suggest_registry
     from imagematrix.images.catalog.axis_conditions import ConditionError
 
     matrix = load_matrix(file, contexts=contexts)
@@ -201,8 +202,8 @@ def plan_with_lock(
         for image in matrix.images:
             if image.development:
                 raise make_development_push_error(image.name, image.version)
-            if "/" not in image.name:
-                remedy = f"name it registry.example.com/ml/{image.name} in matrix.yaml"
+            if not names_registry(image.name):
+                remedy = f"name it {suggest_registry(image.name)} in matrix.yaml"
                 raise UsageError(f"the image {image.name} has no registry in its name", remedy=remedy)
     locked, drivers = lock.read_lock(lock.locate_lock(file))
     context = replace(
@@ -289,7 +290,8 @@ def find_build_method() -> BuildMethod:
 
     try:
         with open_build_session(BuildOptions(push=False)) as session:
-            return BuildMethod(layouts=session.builder.reproducible)
+            session.builder  # noqa: B018 - an engine that cannot build is an error
+            return BuildMethod(layouts=not session.builds_in_classic_store)
     except (EngineError, UsageError) as error:
         return BuildMethod(error=str(error))
 

@@ -5,13 +5,13 @@ import json
 import pytest
 
 from imagematrix.audit.images.layers import Layers
-from imagematrix.build.executor import buildx
 from imagematrix.build.executor.build import build
 from imagematrix.build.executor.cell_builder import BuildBackend
 from imagematrix.build.plan.context import STATE
 from imagematrix.build.plan.identity import Identity
 from imagematrix.build.plan.lock import extend_lock, locate_lock
 from imagematrix.build.stores import engine as local
+from imagematrix.cli.shared.build_session import BuildSession
 from imagematrix.common.text import strip_escapes
 from imagematrix.errors import EngineError, sanitize_text
 from imagematrix.images.catalog import labels
@@ -67,7 +67,7 @@ needs of a node
 def why(cli, project, backend, monkeypatch, tmp_path):
     """Call it with the name of a cell, and changes to the matrix."""
     monkeypatch.setattr(local, "EngineStore", lambda: backend)
-    monkeypatch.setattr(buildx, "Buildx", lambda *_, **__: backend)
+    monkeypatch.setattr(BuildSession, "builder", backend)
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".dockerignore").write_text("matrix.yaml\ntemplates\n")
 
@@ -186,10 +186,10 @@ def test_way_of_a_build_is_told(why, backend, built, conforms):
 
 
 def test_engine_that_cannot_build_is_told(why, monkeypatch):
-    def fail(*_, **__):
+    def fail(_):
         raise EngineError("the engine is Podman, which has no BuildKit for builds")
 
-    monkeypatch.setattr(buildx, "Buildx", fail)
+    monkeypatch.setattr(BuildSession, "builder", property(fail))
     result = why(ID)
     assert "\n  it cannot be built here: the engine is Podman, " in result.out
 
