@@ -103,9 +103,11 @@ class Buildx:
 
     def pin_by_digest(self, reference: str, digest: str) -> str | None:
         """Return the source of a base image with `digest`; None if its name is enough."""
+        current = self._docker.get_digest(reference)
+        if self.local and current == digest:
+            return None
         if all(solver.has_image(reference, digest) for solver in self._solvers):
             return None
-        current = self._docker.get_digest(reference)
         if current not in (None, digest) and not self._docker.is_published(f"{reference}@{digest}"):
             raise UsageError(
                 f"the lock has {reference} as {digest}, which no registry has; the engine has {current}",
