@@ -110,3 +110,14 @@ def started(monkeypatch, tmp_path, filled_store):
         return dispatch.run_command([*words]), list(calls)
 
     return call
+
+
+@pytest.fixture
+def starts_nothing(capfd):
+    """Call it with what a start gave, to require that nothing was started, with this exit code and text."""
+
+    def require(result, code, text):
+        assert result == (code, [])
+        assert text in capfd.readouterr().err
+
+    return require

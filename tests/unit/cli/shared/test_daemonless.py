@@ -47,11 +47,10 @@ def test_without_gpus_nothing_is_claimed(run):
     assert container.args == ("train",)
 
 
-def test_gpus_in_use_are_an_error(run, monkeypatch, capfd):
+def test_gpus_in_use_are_an_error(run, monkeypatch, starts_nothing):
     used = {f"nvidia{index}": (Consumer(kind="container", name="web"),) for index in range(2)}
     monkeypatch.setattr("imagematrix.launcher.gpu_claims.survey.survey_without_daemon", lambda *_: used)
-    assert run("--engine oci reg:5000/training:v1") == (10, [])
-    assert "web" in capfd.readouterr().err
+    starts_nothing(run("--engine oci reg:5000/training:v1"), 10, "web")
 
 
 def test_an_image_that_is_not_in_the_store_is_pulled(run, store, monkeypatch):
@@ -89,18 +88,18 @@ def test_the_printed_command_starts_and_claims_nothing(run, capfd):
     assert document["reference"] == f"reg:5000/training:v1-gpu@{DIGESTS['gpu']}"
 
 
-def test_a_variant_without_a_driver_is_refused(run, capfd):
-    assert run("--engine oci reg:5000/training:v1", ["host"]) == (2, [])
-    assert "no runtime of NVIDIA injects one here" in capfd.readouterr().err
+def test_a_variant_without_a_driver_is_refused(run, starts_nothing):
+    starts_nothing(
+        run("--engine oci reg:5000/training:v1", ["host"]), 2, "no runtime of NVIDIA injects one here"
+    )
 
 
-def test_a_device_that_only_a_daemon_could_open_is_an_error(run, monkeypatch, capfd):
+def test_a_device_that_only_a_daemon_could_open_is_an_error(run, monkeypatch, starts_nothing):
     from imagematrix.launcher.docker.devices import DeviceProblem
 
     problem = DeviceProblem(path="/dev/nvidia0", what="permission denied", remedy="ask root", doubt=True)
     monkeypatch.setattr(daemonless, "check_device_nodes", lambda paths: (problem,) if paths else ())
-    assert run("--engine oci reg:5000/training:v1") == (5, [])
-    assert "/dev/nvidia0: permission denied" in capfd.readouterr().err
+    starts_nothing(run("--engine oci reg:5000/training:v1"), 5, "/dev/nvidia0: permission denied")
 
 
 def test_an_image_is_pulled_again_to_have_its_files_in_a_folder(run, store, monkeypatch):
@@ -127,20 +126,17 @@ def test_without_docker_the_other_engines_are_named(cli):
     assert cli("run", "--unpacked", "training:v1").err.endswith("  add --engine oci\n")
 
 
-def test_an_image_that_is_nowhere_is_exit_code_4(run, capfd):
-    assert run("--engine oci other:v1") == (4, [])
-    assert "has no variant of other:v1" in capfd.readouterr().err
+def test_an_image_that_is_nowhere_is_exit_code_4(run, starts_nothing):
+    starts_nothing(run("--engine oci other:v1"), 4, "has no variant of other:v1")
 
 
 @pytest.mark.parametrize("option", ["-d", "--network=host", "--measure"])
-def test_options_that_need_a_daemon_are_refused(run, option, capfd):
-    assert run(f"--engine oci {option} reg:5000/training:v1") == (2, [])
-    assert "has no effect with --engine oci" in capfd.readouterr().err
+def test_options_that_need_a_daemon_are_refused(run, option, starts_nothing):
+    starts_nothing(run(f"--engine oci {option} reg:5000/training:v1"), 2, "has no effect with --engine oci")
 
 
-def test_a_store_is_for_engines_without_a_daemon(run, capfd):
-    assert run("--store /x reg:5000/training:v1") == (2, [])
-    assert "--store has no effect with --engine docker" in capfd.readouterr().err
+def test_a_store_is_for_engines_without_a_daemon(run, starts_nothing):
+    starts_nothing(run("--store /x reg:5000/training:v1"), 2, "--store has no effect with --engine docker")
 
 
 def test_the_site_s_file_chooses_the_engine_the_runtime_and_the_registry(run, monkeypatch, store, capfd):
@@ -156,8 +152,9 @@ def test_the_site_s_file_chooses_the_engine_the_runtime_and_the_registry(run, mo
     assert "users may not override" in capfd.readouterr().err
 
 
-def test_signatures_are_checked_before_anything_starts(run, tmp_path, capfd):
+def test_signatures_are_checked_before_anything_starts(run, tmp_path, starts_nothing):
     policy = tmp_path / "policy.json"
     policy.write_text('{"schema": "imagematrix.policy/v1", "otherwise": "deny"}')
-    assert run(f"--engine oci --policy {policy} reg:5000/training:v1") == (12, [])
-    assert "the policy allows no images of" in capfd.readouterr().err
+    starts_nothing(
+        run(f"--engine oci --policy {policy} reg:5000/training:v1"), 12, "the policy allows no images of"
+    )

@@ -284,7 +284,6 @@ async def test_kubelet_learns_of_the_driver_and_prepares_a_claim(node):
         info = await node.register()
         answers = await node.prepare(Claims.reference(1))
         specs = node.specs
-
     assert [info.type, info.name, [*info.supported_versions]] == ["DRAPlugin", DRIVER, ["v1.DRAPlugin"]]
     assert info.endpoint == f"{node.root}/plugins/{DRIVER}/dra.sock"
     uid = Claims.uid(1)

@@ -217,7 +217,6 @@ async def test_a_container_gets_device_nodes_and_no_mounts(folder, node):
         assert await kubelet.list_healthy(GPU) == set(node.uuids)
         registered = kubelet.registered[GPU]
         container = await kubelet.allocate(GPU, node.uuids[3])
-
     assert registered == SimpleNamespace(endpoint="imagematrix.io-gpu.sock", packs=False)
     paths = [device.host_path for device in container.devices]
     assert paths[:3] == ["/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm"]
@@ -288,7 +287,6 @@ async def test_minors_that_have_changed_since_the_last_probe_are_those_given_out
         swapped = (replace(one, minor=two.minor), replace(two, minor=one.minor))
         node.host = replace(node.host, gpus=(*swapped, *node.host.gpus[2:]))
         container = await kubelet.allocate(GPU, one.uuid)
-
     assert container.devices[0].host_path == f"/dev/nvidia{two.minor}"
 
 
@@ -582,7 +580,6 @@ async def test_the_plugin_waits_for_a_kubelet_and_reports_that_once(folder, node
         waits = [note for note in node.notes if "waiting for kubelet" in note]
         async with Kubelet(folder) as kubelet:
             await kubelet.has(GPU)
-
     assert waits == [f"{folder}/device-plugins/kubelet.sock not found: waiting for kubelet"]
 
 
