@@ -58,7 +58,7 @@ def may_ask(request, kubelet, bare_install):  # noqa: ARG001 - for their effects
 )
 def test_a_command_names_its_extra_and_how_to_install_it(line, extra):
     words = [*make_child_command("imagematrix.cli"), *line.split()]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     name = line.partition(" --")[0]
     what = f"imagematrix: imagematrix {name} needs the extra [{extra}]: "
     assert (done.returncode, done.stdout) == (2, "")

@@ -624,7 +624,8 @@ async def test_the_command_ends_on_a_signal_and_removes_its_sockets(folder, prof
         async with kubelet.watching(GPU) as healthy:
             await healthy()
             process.send_signal(signal.SIGTERM)
-            assert await healthy() is None
+            with contextlib.suppress(grpc.RpcError):  # the client may be sending when the process ends
+                assert await healthy() is None
         _, errors = await asyncio.wait_for(process.communicate(), 10)
         left = [path.name for path in kubelet.folder.iterdir()]
     assert (present, process.returncode, left) == (True, 0, ["kubelet.sock"])
