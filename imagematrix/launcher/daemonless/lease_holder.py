@@ -116,7 +116,9 @@ class LeaseHolder:
                 with contextlib.suppress(ProcessLookupError):  # it has ended
                     self._end = os.pidfd_open(self._first)  # before it can end
                 self._name_first_process(self._first)
-                self._gate.open()
+                self._reap_children()
+                if self._exit is None:  # a runtime that was killed here may have left the process behind
+                    self._gate.open()
             self._watch()
             self._raise_error()
         finally:
