@@ -103,7 +103,7 @@ class _Connection:
         self.socket, self.peer, self.descriptor = client, peer, client.fileno()
         self.is_asking, self.is_idle, self.awaits_room = True, False, False
         self.body_size, self.answer_size = 0, 0
-        self.close: Callable[[], object] = client.close
+        self.close: Callable[[], object] = partial(_shut_down, client)
         self.opened = _get_time()
         self.pace = Pace(None, self.opened, 0)
 
@@ -274,10 +274,8 @@ class Connections:
         self._unfinished[connection] = None
         self._peers[peer] += 1
         task = asyncio.create_task(self._shake_hands(connection, server, tls))
-        connection.close = task.cancel
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
-        task.add_done_callback(partial(_close_if_cancelled, client))
 
     async def _shake_hands(
         self, connection: _Connection, server: web.Server, tls: ssl.SSLContext | None
@@ -285,6 +283,8 @@ class Connections:
         with contextlib.suppress(OSError):  # the client has gone, or speaks no TLS
             transport, _ = await self._loop.connect_accepted_socket(server, connection.socket, ssl=tls)
             connection.close = transport.abort
+            if self._all.get(connection.descriptor) is not connection:  # it was dropped meanwhile
+                transport.abort()
 
     async def serve(self, server: web.Server, tls: ssl.SSLContext | None) -> None:
         """Let clients in, and drop those that are too slow, until cancelled."""
@@ -444,9 +444,14 @@ class Connections:
         self._free_answer(connection)
 
 
-def _close_if_cancelled(client: socket.socket, handshake: asyncio.Task[None]) -> None:
-    if handshake.cancelled():  # perhaps before it gave the connection to the loop
-        client.close()
+def _shut_down(client: socket.socket) -> None:
+    """End a connection whose handshake may have begun, so that whoever reads it comes to its end.
+
+    The loop closes the socket. If it were closed here, the loop could still have a transport of it, and would
+    refuse the next client, which gets the same descriptor.
+    """
+    with contextlib.suppress(OSError):  # the client has gone
+        client.shutdown(socket.SHUT_RDWR)
 
 
 def _get_time() -> float:

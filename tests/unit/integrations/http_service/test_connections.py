@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from aiohttp import ClientSession, TCPConnector, web
+from aiohttp.web_protocol import RequestHandler
 from coroutines import until
 from downloading import certify
 
@@ -129,6 +130,37 @@ async def test_one_that_has_sent_nothing_takes_no_place(tmp_path, tls):
         assert await service.ask(data=b"good") == (200, "4")
         await dropped(half)
         assert all(map(is_open, silent))
+
+
+async def test_one_that_is_dropped_as_its_handshake_ends_leaves_its_descriptor_to_the_next(
+    tmp_path, monkeypatch
+):
+    clients = []
+    start, made = connections.Connections.__init__, RequestHandler.connection_made
+
+    def drop_first(handler, transport):
+        made(handler, transport)
+        if first := clients.pop() if clients else None:
+            (connection,) = first._all.values()
+            first._drop(connection)
+
+    def remember(self, limits):
+        start(self, limits)
+        clients.append(self)
+
+    monkeypatch.setattr(connections.Connections, "__init__", remember)
+    monkeypatch.setattr(RequestHandler, "connection_made", drop_first)
+
+    def shake_hands(address):
+        client = socket.create_connection((address.host, address.port))
+        return trusting_all().wrap_socket(client)  # which answers nothing afterwards
+
+    async with Service(tmp_path, tls=True) as service:
+        with await asyncio.to_thread(shake_hands, service.address):
+            await until(lambda: not clients)
+            await asyncio.sleep(0.05)
+            for _ in range(3):
+                assert await service.ask(data=b"good") == (200, "4")
 
 
 async def test_one_whose_request_is_whole_never_gives_way(tmp_path):
