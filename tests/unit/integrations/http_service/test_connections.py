@@ -6,6 +6,7 @@ import socket
 import ssl
 from io import BytesIO
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from aiohttp import ClientSession, TCPConnector, web
@@ -135,7 +136,7 @@ async def test_one_that_has_sent_nothing_takes_no_place(tmp_path, tls):
 async def test_one_that_is_dropped_as_its_handshake_ends_leaves_its_descriptor_to_the_next(
     tmp_path, monkeypatch
 ):
-    clients = []
+    clients: list[Any] = []
     start, made = connections.Connections.__init__, RequestHandler.connection_made
 
     def drop_first(handler, transport):
