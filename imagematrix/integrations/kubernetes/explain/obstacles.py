@@ -13,7 +13,7 @@ from imagematrix.common.groups import group_values
 from imagematrix.common.text import shorten_words
 from imagematrix.integrations.kubernetes.nodes.gpu_counts import select_gpu_quantities
 from imagematrix.integrations.kubernetes.nodes.labels import CLASS
-from imagematrix.integrations.kubernetes.workloads.affinity import make_label_test
+from imagematrix.integrations.kubernetes.workloads.affinity import is_requirement_met
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _explain_mismatch(term: Mapping[str, Any], node: ClusterNode) -> tuple[str, 
         *((field, node.name) for field in term.get("matchFields", ())),
     ]
     for requirement, value in requirements:
-        if not make_label_test(requirement)(value):
+        if not is_requirement_met(requirement, value):
             key, operator = requirement["key"], requirement["operator"]
             wanted = f"{key} {operator} {shorten_words(requirement['values'], VALUES)}".rstrip()
             return wanted, f"no {key}" if value is None else f"{key}={value}"

@@ -19,7 +19,7 @@ from imagematrix.selection.needs.need import Need
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
     from typing import Any
 
     Requirement = dict[str, Any]  # key, operator and, for some operators, values
@@ -93,15 +93,24 @@ def get_required_terms(spec: dict[str, Any]) -> list[dict[str, Any]] | None:
 def is_admitted(terms: Iterable[Term], labels: Mapping[str, str]) -> bool:
     """Whether a node with these labels meets all requirements of a term; an empty term admits none."""
     return any(
-        term and all(make_label_test(requirement)(labels.get(requirement["key"])) for requirement in term)
+        term and all(is_requirement_met(requirement, labels.get(requirement["key"])) for requirement in term)
         for term in terms
     )
 
 
+def is_requirement_met(requirement: Mapping[str, Any], value: str | None) -> bool:
+    """Whether one value of a label meets a requirement; to make a set of its values would take longer."""
+    return _make_test(requirement, requirement.get("values") or [])(value)
+
+
 def make_label_test(requirement: Mapping[str, Any]) -> Callable[[str | None], bool]:
-    """Return whether a label's value, None if there is none, meets a requirement."""
+    """Return whether a label's value, None if there is none, meets a requirement, for many values."""
+    return _make_test(requirement, frozenset(requirement.get("values") or []))
+
+
+def _make_test(requirement: Mapping[str, Any], listed: Container[str]) -> Callable[[str | None], bool]:
     values = requirement.get("values") or []
-    listed, bound = frozenset(values), _parse_integer(values[0] if values else None)
+    bound = _parse_integer(values[0] if values else None)
     tests: dict[str, Callable[[str | None], bool]] = {
         "In": listed.__contains__,
         "NotIn": lambda value: value not in listed,
