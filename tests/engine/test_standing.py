@@ -74,6 +74,7 @@ class Standing:
             if self.probe("/readyz"):
                 return self
             time.sleep(0.2)
+        self.__exit__()
         raise AssertionError("not ready within a minute")
 
     def __exit__(self, *_):

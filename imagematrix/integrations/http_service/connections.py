@@ -46,7 +46,8 @@ HANDSHAKE = b"\x16"  # the type of a client's first record
 CLOSED, CLOSE_WAIT = 7, 8  # of include/net/tcp_states.h
 SMALL = 1 << 16  # bytes of a body that take no room: less than the buffers of a connection
 
-_BODY: ContextVar[bytes] = ContextVar("body")  # each request has a context of its own
+# Each request has a context of its own, which timers may keep for seconds after the answer.
+_CONNECTION: ContextVar[_Connection] = ContextVar("connection")
 _RESERVE: ContextVar[Callable[[int], None]] = ContextVar("keep")
 
 
@@ -79,7 +80,7 @@ def reserve_memory(size: int) -> None:
 
 def read_body() -> bytes:
     """Return the body of the request at hand."""
-    return _BODY.get()
+    return _CONNECTION.get().body
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +94,16 @@ class _Arrival:
 class _Connection:
     """A connection, and what it has of the service.
 
-    It was admitted in the turn `turn` of the loop. `close` ends it at once. `body_size` are the bytes that
-    its body takes of the room for bodies, and `awaits_room` is set while it waits for them. Its answer keeps
-    `answer_size` bytes.
+    It was admitted in the turn `turn` of the loop. `close` ends it at once. It has the `body` of the request
+    that is being answered. `body_size` are the bytes that its body takes of the room for bodies, and
+    `awaits_room` is set while it waits for them. Its answer keeps `answer_size` bytes.
     """
 
     def __init__(self, client: socket.socket, peer: str, turn: int) -> None:
         self.turn = turn
         self.socket, self.peer, self.descriptor = client, peer, client.fileno()
         self.is_asking, self.is_idle, self.awaits_room = True, False, False
-        self.body_size, self.answer_size = 0, 0
+        self.body, self.body_size, self.answer_size = b"", 0, 0
         self.close: Callable[[], object] = partial(_shut_down, client)
         self.opened = _get_time()
         self.pace = Pace(None, self.opened, 0)
@@ -280,11 +281,16 @@ class Connections:
     async def _shake_hands(
         self, connection: _Connection, server: web.Server, tls: ssl.SSLContext | None
     ) -> None:
-        with contextlib.suppress(OSError):  # the client has gone, or speaks no TLS
+        try:
             transport, _ = await self._loop.connect_accepted_socket(server, connection.socket, ssl=tls)
-            connection.close = transport.abort
-            if self._all.get(connection.descriptor) is not connection:  # it was dropped meanwhile
-                transport.abort()
+        except OSError as error:  # the client has gone, or speaks no TLS
+            # Asyncio's frames in the traceback hold the future that holds the error: 256 KiB of buffers for
+            # each client, until the collector of garbage finds the cycle.
+            error.__traceback__ = None
+            return
+        connection.close = transport.abort
+        if self._all.get(connection.descriptor) is not connection:  # it was dropped meanwhile
+            transport.abort()
 
     async def serve(self, server: web.Server, tls: ssl.SSLContext | None) -> None:
         """Let clients in, and drop those that are too slow, until cancelled."""
@@ -330,7 +336,8 @@ class Connections:
         task.add_done_callback(lambda _: self._note_answered(connection))
         connection.is_asking, connection.is_idle = True, False
         _RESERVE.set(partial(self._reserve_answer, connection))
-        _BODY.set(await self._read_body(connection, request))
+        _CONNECTION.set(connection)
+        connection.body = await self._read_body(connection, request)
         connection.is_asking = False
         connection.pace = Pace(None, _get_time(), 0)  # it owes nothing
         self._unfinished.pop(connection, None)
@@ -376,7 +383,7 @@ class Connections:
 
     def _free_body(self, connection: _Connection) -> None:
         self._body_bytes -= connection.body_size
-        connection.body_size = 0
+        connection.body, connection.body_size = b"", 0
         self._room_freed.set()
 
     def _free_answer(self, connection: _Connection) -> None:

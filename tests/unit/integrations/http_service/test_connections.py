@@ -1,7 +1,10 @@
 """Who is dropped when a service has no place or no room, in which order, and who is answered."""
 
 import asyncio
+import asyncio.sslproto
 import contextlib
+import contextvars
+import gc
 import socket
 import ssl
 from io import BytesIO
@@ -35,6 +38,7 @@ class Service:
         self.limits = Limits(**{"body": 1 << 20, "slow_s": 600.0, **limits})
         self.begun = 0
         self.go = asyncio.Event()
+        self.context = contextvars.Context()
         self.stack = contextlib.AsyncExitStack()
         self._tls = None
         if tls:
@@ -42,6 +46,7 @@ class Service:
             self._tls.load_cert_chain(*certify(tmp_path, "x"))
 
     async def _length(self, _):
+        self.context = contextvars.copy_context()  # as timers keep it
         return web.Response(text=f"{len(read_body())}")
 
     async def _held(self, _):
@@ -162,6 +167,35 @@ async def test_one_that_is_dropped_as_its_handshake_ends_leaves_its_descriptor_t
             await asyncio.sleep(0.05)
             for _ in range(3):
                 assert await service.ask(data=b"good") == (200, "4")
+
+
+async def test_a_client_that_leaves_in_its_handshake_leaves_nothing_to_the_collector(tmp_path):
+    sent = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        trusting_all().wrap_bio(ssl.MemoryBIO(), sent).do_handshake()
+    hello = sent.read()
+
+    def count():
+        return sum(isinstance(each, asyncio.sslproto.SSLProtocol) for each in gc.get_objects())
+
+    async with Service(tmp_path, tls=True) as service:
+        gc.collect()
+        gc.disable()
+        try:
+            before = count()
+            for _ in range(3):
+                with socket.create_connection((service.address.host, service.address.port)) as client:
+                    client.sendall(hello)
+                    assert await asyncio.to_thread(client.recv, 1 << 10)
+            await until(lambda: count() <= before)
+        finally:
+            gc.enable()
+
+
+async def test_what_keeps_the_context_of_a_request_does_not_keep_its_body(tmp_path):
+    async with Service(tmp_path) as service:
+        assert await service.ask(data=b"good") == (200, "4")
+        assert service.context.run(read_body) == b""
 
 
 async def test_one_whose_request_is_whole_never_gives_way(tmp_path):
