@@ -10,7 +10,7 @@ import typer
 from imagematrix.cli.shared.audit_images import Platform, References, audit_references
 from imagematrix.cli.shared.output import print_info, print_json, report_write_errors, warn
 from imagematrix.common import files, json_documents
-from imagematrix.common.image_reference import DIGEST, TAG, split_version
+from imagematrix.common.image_reference import DIGEST, is_tag, split_version
 from imagematrix.common.text import format_count
 from imagematrix.errors import UsageError
 
@@ -51,7 +51,7 @@ def command(
     from imagematrix.selection.decision import warn_of_equal_variants
 
     image, version = split_version(name)
-    if version is None or DIGEST.fullmatch(version) or not TAG.fullmatch(version):
+    if version is None or DIGEST.fullmatch(version) or not is_tag(version):
         raise UsageError(f"invalid name {name!r}: expected a name and a version, such as torch:v1")
     flags = None if cpu_flags is None else _parse_flags(cpu_flags)
     audits = audit_references(references, platform, optional or ())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from imagematrix.common.host_port import parse_host_port
 from imagematrix.common.record import Record
 from imagematrix.errors import UsageError
 
@@ -14,9 +13,10 @@ LAYOUT = "oci:"  # before the path of an OCI layout
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.zst")  # ends of the paths of archives of images
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
-TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
+# These are compiled when they are first used: most of what starts fast needs none of them.
+TAG = r"(?a)[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"  # of a name (OCI distribution specification)
-REPOSITORY = re.compile(rf"{COMPONENT}(?:/{COMPONENT})*")
+REPOSITORY = rf"{COMPONENT}(?:/{COMPONENT})*"
 
 
 class Reference(Record):
@@ -39,9 +39,8 @@ class Reference(Record):
         if registry in (DOCKER_HUB, *HUB_NAMES):
             registry = DOCKER_HUB
             repository = repository if "/" in repository else f"library/{repository}"
-        form = DIGEST if at else TAG
-        is_valid = _is_registry(registry) and REPOSITORY.fullmatch(repository)
-        if not is_valid or not form.fullmatch(tag):
+        is_valid = _is_registry(registry) and is_repository(repository)
+        if not is_valid or not (DIGEST.fullmatch(tag) if at else is_tag(tag)):
             raise UsageError(
                 f"invalid image reference {text!r}: expected a name such as registry:5000/ml/training:v1"
             )
@@ -50,11 +49,25 @@ class Reference(Record):
     @property
     def url(self) -> str:
         """The registry's address; without TLS for a registry on this machine, as docker does."""
+        from imagematrix.common.host_port import parse_host_port
+
         host, _ = parse_host_port(self.registry)
         return f"{'http' if host in LOOPBACK else 'https'}://{self.registry}"
 
 
+def is_tag(text: str) -> bool:
+    """Whether a text may be the tag of an image."""
+    return re.fullmatch(TAG, text) is not None
+
+
+def is_repository(text: str) -> bool:
+    """Whether a text may be the name of a repository, without its registry."""
+    return re.fullmatch(REPOSITORY, text) is not None
+
+
 def _is_registry(text: str) -> bool:
+    from imagematrix.common.host_port import parse_host_port
+
     try:
         _, port = parse_host_port(text)
     except ValueError:

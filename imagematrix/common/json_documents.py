@@ -180,7 +180,7 @@ class Fields:
     def read_cached(self, key: str, read: Callable[[Fields, str], T], cache: dict[str, Any]) -> T:
         """Return the result of `read` for a field; `cache` shares it among objects with an equal field."""
         try:
-            token = f"{key} {self._data.get(key, ...)!r}"
+            token = f"{key} {self._data[key]!r}" if key in self._data else key
         except RecursionError as error:
             raise self.fail(key, "is nested too deeply") from error
         if token not in cache:

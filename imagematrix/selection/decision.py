@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cached_property
 from operator import attrgetter
 
-from imagematrix.common.text import shorten_words
 from imagematrix.images.catalog.catalog import Variant
 from imagematrix.selection.hardware_key import keep_distinct_gpus, make_hardware_key
 from imagematrix.selection.query import suggest_axis_values
@@ -183,6 +182,8 @@ def warn_of_equal_variants(catalog: Catalog) -> Iterator[tuple[str, str]]:
 
 
 def _join_references(variants: Sequence[Variant]) -> str:
+    from imagematrix.common.text import shorten_words
+
     return shorten_words([variant.reference for variant in variants], SHOWN)
 
 

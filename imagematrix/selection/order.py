@@ -74,10 +74,6 @@ def _score_cuda(_: Target, variant: Variant) -> tuple[int, ...] | None:
     return tuple(-part for part in versions.make_sort_key(variant.cuda)) if variant.cuda else None
 
 
-def _get_cpu_need(variant: Variant) -> Hashable:
-    return _has_unknown_flags(variant), cpu.need(variant)
-
-
 def _has_unknown_flags(variant: Variant) -> bool:
     """Whether the flags that the code needs are not all known; some may be."""
     return variant.source("cpu_flags") == UNKNOWN
@@ -98,6 +94,9 @@ def _score_cpu_vendor(target: Target, variant: Variant) -> int:
 def _score_cpu_flags(_: Target, variant: Variant) -> int | None:
     return None if _has_unknown_flags(variant) else -len(cpu.get_needed_flags(variant))
 
+
+# What says which flags the code needs: also where they come from, because they may be unknown.
+_get_cpu_need = attrgetter("facts", "cpu_flags", "signed_returns", "platform")
 
 # By name; CRITERIA has the usual order.
 BY_NAME = {

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from operator import attrgetter
 
 from imagematrix.hardware.vendors.versions import make_natural_key
 from imagematrix.selection.hardware_key import make_order_key
 from imagematrix.selection.order import make_sort_key
-from imagematrix.selection.rules import RULES
+from imagematrix.selection.rules import RULES, device_code
 from imagematrix.selection.verdicts import RuleGroups
 
 TYPE_CHECKING = False
@@ -50,14 +51,14 @@ class VariantIndex:
     )
 
     def __init__(self, variants: tuple[Variant, ...], criteria: Sequence[Criterion]) -> None:
-        self._variants = sorted(variants, key=lambda variant: variant.reference)
+        self._variants = sorted(variants, key=attrgetter("reference"))
         self._references: dict[VariantSet, frozenset[str]] = {}
         self._top_ranked: dict[tuple[Hashable, VariantSet], VariantSet] = {}
         self.everything = (1 << len(variants)) - 1
         self.criteria = criteria
         needs = [*(rule.need for rule in RULES), *(criterion.need for criterion in criteria)]
         singles = [1 << index for index in range(len(variants))]
-        # Some criteria have the need of a rule.
+        # Some criteria have the need of a rule, or of another criterion.
         groups = {need: _group_by_need(need, self._variants, singles) for need in dict.fromkeys(needs)}
         # A need of None says that the rule does not apply.
         applying = [
@@ -66,7 +67,7 @@ class VariantIndex:
         self._rule_groups = RuleGroups([(rule, members) for rule, members in applying if members])
         self._criteria = {criterion: list(groups[criterion.need].values()) for criterion in criteria}
         self._axes = list(_group_by_need(attrgetter("axes"), self._variants, singles).values())
-        self._for_gpus = sum(1 << index for index, variant in enumerate(self._variants) if variant.gpu)
+        self._for_gpus = sum(members for example, members in groups[device_code.need].values() if example.gpu)
 
     @property
     def flags(self) -> frozenset[str]:
@@ -181,9 +182,9 @@ def _group_by_need(
 
     The masks are made once for all needs: shifting integers of a thousand bits takes longer than grouping.
     """
-    groups: dict[Hashable, list[VariantSet]] = {}
+    groups: defaultdict[Hashable, list[VariantSet]] = defaultdict(list)
     for value, member in zip(map(need, variants), singles, strict=True):
-        groups.setdefault(value, []).append(member)
+        groups[value].append(member)
     return {value: (variants[members[0].bit_length() - 1], sum(members)) for value, members in groups.items()}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Generic, TypeVar
 
@@ -12,7 +12,7 @@ from imagematrix.build.plan import context, driver, identity, installer
 from imagematrix.build.plan.build_inputs import BuildInputs
 from imagematrix.build.plan.context_files import ContextFiles
 from imagematrix.build.plan.download import HTTPS
-from imagematrix.build.plan.plan import PlanStatus
+from imagematrix.build.plan.plan import Planned, PlanStatus
 from imagematrix.build.plan.remote_driver import RemoteDriver
 from imagematrix.build.trim import program
 from imagematrix.common.suggestions import suggest_nearest
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from imagematrix.build.plan.context import Listing
     from imagematrix.build.plan.driver import DriverFolder
     from imagematrix.build.plan.identity import Identity
-    from imagematrix.build.plan.plan import PlanContext, Planned
+    from imagematrix.build.plan.plan import PlanContext
     from imagematrix.build.plan.remote_driver import LockedDriver
 
 K = TypeVar("K")
@@ -56,13 +56,14 @@ class Lookup(Generic[K, V]):
 
 @dataclass(frozen=True, slots=True)
 class RenderedCell:
-    """A cell with its Dockerfile, planned as to build; `error` is why it cannot be.
+    """A cell with its Dockerfile; `error` is why it cannot be built.
 
     `images` are the images that the Dockerfile names, `contexts` the other contexts. `needs` are the images
     of this matrix that its template looked up, so that it may build on them, by reference.
     """
 
-    item: Planned
+    cell: Cell
+    dockerfile: str
     images: tuple[str, ...]
     contexts: frozenset[str]
     needs: Mapping[str, Planned]
@@ -94,34 +95,45 @@ class InputFinder:
         An error that concerns only some cells makes them FAILED; whatever is known of them by then stays.
         Raises UsageError if a frozen lock lacks a base.
         """
-        item, cell = rendered.item, rendered.item.cell
+        cell = rendered.cell
+        bases = tuple([name for name in rendered.images if name not in rendered.needs])
+        needs = tuple([name for name in rendered.images if name in rendered.needs])
         # Before anything can fail, because a lock keeps the bases and drivers of cells that fail.
-        for name in item.bases:
+        for name in bases:
             self._resolve_base(name)
         source = _expand_driver_source(cell)
         if source and source in self._against.drivers:
             self.drivers[source] = self._against.drivers[source]
+        its_driver, cell_identity, failure = None, None, None
         try:
             if rendered.error:
                 raise rendered.error
-            if (its_driver := self._find_driver(rendered, source)) is not None:
-                item = replace(item, driver=its_driver)
+            its_driver = self._find_driver(rendered, source)
             self._require_bases(rendered)
-            cell_identity = self._identify(rendered, item.driver)
+            cell_identity = self._identify(rendered, its_driver)
         except (EngineError, UsageError) as error:
-            why = str(error).replace("\n", "; ")
-            return replace(item, status=PlanStatus.FAILED, why=why, error=error)
-        if cell_identity is None:
-            return item
-        reference = f"{cell.image.name}:{identity.format_tag(cell, cell_identity)}"
-        return replace(item, identity=cell_identity, reference=reference)
+            failure = error
+        # Without the digests of bases, the input digest is unknown.
+        tag = identity.format_tag(cell, cell_identity) if cell_identity else f"{cell.image.version}-{cell.id}"
+        return Planned(
+            cell=cell,
+            status=PlanStatus.FAILED if failure else PlanStatus.BUILD,
+            reference=f"{cell.image.name}:{tag}",
+            why=str(failure).replace("\n", "; ") if failure else None,
+            dockerfile=rendered.dockerfile,
+            bases=bases,
+            needs=needs,
+            identity=cell_identity,
+            driver=its_driver,
+            error=failure,
+        )
 
     def _find_driver(self, rendered: RenderedCell, source: str | None) -> DriverFolder | RemoteDriver | None:
         """Return the driver that a cell takes from `driver_from`, or None; raise an error if it cannot.
 
         If it is built on another image of the matrix, it can get the driver from that image.
         """
-        cell = rendered.item.cell
+        cell = rendered.cell
         uses_source = driver.CONTEXT in rendered.contexts
         if uses_source and not source:
             version = cell.axes.get("driver")
@@ -141,7 +153,7 @@ class InputFinder:
                 kind = UsageError if isinstance(need.error, UsageError) else type(need.error)
                 raise kind(message, remedy=need.error.remedy)
             error = self.unresolved.get(name)
-            if error and name == find_frontend(rendered.item.dockerfile):
+            if error and name == find_frontend(rendered.dockerfile):
                 message = (
                     f"the line # syntax={name} names an image that reads the Dockerfile, not a base: {error}"
                 )
@@ -153,17 +165,17 @@ class InputFinder:
     def _identify(
         self, rendered: RenderedCell, its_driver: DriverFolder | RemoteDriver | None
     ) -> Identity | None:
-        item, image = rendered.item, rendered.item.cell.image
-        bases = {name: self.bases[name] for name in item.bases if name in self.bases}
-        identities = ((name, rendered.needs[name].identity) for name in item.needs)
-        bases |= {name: known.digest for name, known in identities if known}
-        if len(bases) < len({*rendered.images}) or self.build_inputs.get_arguments(image) is None:
+        cell, images, needs = rendered.cell, rendered.images, rendered.needs
+        digests = {name: self.bases[name] for name in images if name in self.bases and name not in needs}
+        identities = ((name, needs[name].identity) for name in images if name in needs)
+        digests |= {name: known.digest for name, known in identities if known}
+        if len(digests) < len({*images}) or self.build_inputs.get_arguments(cell.image) is None:
             return None
         return identity.identify(
-            item.cell,
-            item.dockerfile,
-            bases,
-            self.list_context(image.context).digest,
+            cell,
+            rendered.dockerfile,
+            digests,
+            self.list_context(cell.image.context).digest,
             self.build_inputs,
             trims=program.CONTEXT in rendered.contexts,
             driver=its_driver.digest if its_driver else None,

@@ -18,7 +18,7 @@ from imagematrix.build.matrix.feasibility import find_infeasibility
 from imagematrix.build.plan import driver, flags
 from imagematrix.build.plan.cell_inputs import InputFinder, RenderedCell
 from imagematrix.build.plan.comparison import StoreComparison
-from imagematrix.build.plan.plan import Dropped, DropStatus, Plan, Planned, PlanStatus, get_full_name
+from imagematrix.build.plan.plan import Dropped, DropStatus, Plan, Planned, get_full_name
 from imagematrix.build.trim import program
 from imagematrix.common.suggestions import suggest_nearest
 from imagematrix.errors import EngineError, UsageError
@@ -169,17 +169,8 @@ class _Planner:
         needs = {reference: self._planned[name, cell.id] for name, reference in rendering.images.items()}
         contexts = CONTEXTS.intersection(images)
         names = tuple(name for name in images if name not in contexts)
-        item = Planned(
-            cell=cell,
-            status=PlanStatus.BUILD,
-            # Without the digests of bases, the input digest is unknown.
-            reference=f"{cell.image.name}:{cell.image.version}-{cell.id}",
-            dockerfile=text,
-            bases=tuple(name for name in names if name not in needs),
-            needs=tuple(name for name in names if name in needs),
-        )
         source_error = self._find_source_error(cell, rendering.text, text)
-        return RenderedCell(item, names, contexts, needs, source_error)
+        return RenderedCell(cell, text, names, contexts, needs, source_error)
 
     def _find_source_error(
         self, cell: Cell, template_output: str, text: str

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from imagematrix.build.publish import default_platform
 from imagematrix.build.stores.registry import CompletenessCheck, find_attestations, survey_version
-from imagematrix.common.image_reference import TAG
+from imagematrix.common.image_reference import is_tag
 from imagematrix.common.text import quote_word, shorten_lines
 from imagematrix.errors import EngineError, TagMovedError, UnknownImageError, UsageError
 from imagematrix.images.catalog import image_index, labels
@@ -216,7 +216,7 @@ def _require_movable(registry: Registry, alias: str, versions: Collection[str]) 
 
     That of a version never does, even of one that is only pushed, or that only the matrix names.
     """
-    if not TAG.fullmatch(alias):
+    if not is_tag(alias):
         raise UsageError(f"--alias: {alias!r} is not a valid tag", remedy="such as latest or stable")
     name = f"{registry.name}:{alias}"
     remedy = "choose another alias"

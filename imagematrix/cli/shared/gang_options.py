@@ -32,38 +32,6 @@ class GangRequest:
     allow_cpu: bool
 
 
-def print_gang_selection(
-    image: str, catalog: str | None, policy: Path | None, request: GangRequest, *, json: bool
-) -> None:
-    """Print the one reference for the hosts of a request, or with `alike` a line for each host.
-
-    Raises NothingFitsAll; with `json`, the document with the reasons is printed before.
-    """
-    with _without_garbage_collection():
-        hosts = load_hosts(*request.paths, stream=sys.stdin.buffer)
-        variants = find_catalog(image, catalog, policy)
-        try:
-            gang = select_gang(
-                hosts,
-                variants,
-                gpus=request.gpus,
-                allow_cpu=request.allow_cpu,
-                where=parse_where(request.where or ()),
-                alike=request.alike,
-            )
-        except NothingFitsAll as error:
-            if json:
-                print_json(error.gang.to_json())
-            raise
-    require_not_built_on(image, catalog, [variant.reference for variant in gang.variants])
-    if json:
-        print_json(gang.to_json())
-    elif request.alike is None:
-        print_text(gang.variants[0].reference)
-    else:
-        print_text(*(f"{member.name} {member.pinned}" for member in gang.members))
-
-
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
     """Collect no garbage meanwhile: hosts are kept to the end, and collecting takes a third of the time."""
@@ -74,3 +42,35 @@ def _without_garbage_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@_without_garbage_collection()
+def print_gang_selection(
+    image: str, catalog: str | None, policy: Path | None, request: GangRequest, *, json: bool
+) -> None:
+    """Print the one reference for the hosts of a request, or with `alike` a line for each host.
+
+    Raises NothingFitsAll; with `json`, the document with the reasons is printed before.
+    """
+    hosts = load_hosts(*request.paths, stream=sys.stdin.buffer)
+    variants = find_catalog(image, catalog, policy)
+    try:
+        gang = select_gang(
+            hosts,
+            variants,
+            gpus=request.gpus,
+            allow_cpu=request.allow_cpu,
+            where=parse_where(request.where or ()),
+            alike=request.alike,
+        )
+    except NothingFitsAll as error:
+        if json:
+            print_json(error.gang.to_json())
+        raise
+    require_not_built_on(image, catalog, [variant.reference for variant in gang.variants])
+    if json:
+        print_json(gang.to_json())
+    elif request.alike is None:
+        print_text(gang.variants[0].reference)
+    else:
+        print_text(*(f"{member.name} {member.pinned}" for member in gang.members))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from imagematrix.common.json_documents import parse_natural
 from imagematrix.common.record import replace
-from imagematrix.common.text import format_count
 from imagematrix.errors import UsageError
 from imagematrix.hardware.gpu_request.choice import Choice, list_mig_devices, merge_gpus, name_mig_device
 
@@ -129,6 +128,8 @@ def _choose_any(gpus: tuple[Gpu, ...], count: int) -> Choice:
         )
     usable = _select_usable(gpus)
     if count > len(usable):
+        from imagematrix.common.text import format_count
+
         raise UsageError(
             f"{format_count(count, 'GPU')} wanted: {len(usable)} of the host's {len(gpus)} GPUs are usable"
         )

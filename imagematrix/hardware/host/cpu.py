@@ -81,8 +81,9 @@ KERNEL_NAMES = {
     "tsctmr": "tsc_deadline_timer",
     "xd": "nx",
 }
-PROCESSOR = re.compile(r"^processor[ \t]*:", re.MULTILINE)
-FLAGS = re.compile(r"^(?:flags|Features)[ \t]*:[ \t]*\S", re.MULTILINE)
+# These are compiled when they are first used: the kernel's own format needs neither.
+PROCESSOR = r"(?m)^processor[ \t]*:"
+FLAGS = r"(?m)^(?:flags|Features)[ \t]*:[ \t]*\S"
 LISTS = ("flags", "features")
 KEYS = frozenset({*LISTS, "processor"})  # untranslated output with flags has one of these
 ARCHITECTURES = frozenset({"x86_64", "aarch64", "i686", "ppc64le", "riscv64", "s390x"})
@@ -234,7 +235,7 @@ def _lacks_flags(text: str, fields: dict[str, list[str]]) -> bool:
     if with_flags and with_flags == lines.count("\nprocessor\t: "):  # fast path for the kernel's own format
         return False
     parts = text.replace("\r\n", "\n").split("\n\n")
-    return any(PROCESSOR.search(part) and not FLAGS.search(part) for part in parts)
+    return any(re.search(PROCESSOR, part) and not re.search(FLAGS, part) for part in parts)
 
 
 def _intersect_flags(fields: dict[str, list[str]]) -> frozenset[str]:

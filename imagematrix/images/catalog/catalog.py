@@ -170,7 +170,7 @@ class UserModeDriver(Record):
         return data
 
 
-class Variant(Record):
+class Variant(Record, many=True):
     """One image of a catalog: what its code needs, and what it contains.
 
     A CPU-only variant has `cuda` None, no `cubins` and `driver` None. `cubins` are targets without "sm_"

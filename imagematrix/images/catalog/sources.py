@@ -12,8 +12,6 @@ import os
 from imagematrix.common import json_documents
 from imagematrix.common.image_reference import is_saved, names_registry
 from imagematrix.common.record import Record
-from imagematrix.common.settings import read_site
-from imagematrix.common.suggestions import SLIP, suggest_nearest
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.images.catalog.catalog import Catalog
 
@@ -105,6 +103,8 @@ def open_catalog(name: str | PathLike[str], *, image: str | None = None, policy:
         return catalog
     part = catalog.known_as(image)
     if part is None:
+        from imagematrix.common.suggestions import SLIP, suggest_nearest
+
         version = f"{catalog.image}:{catalog.version}"
         names = [version, catalog.image, *(variant.reference for variant in catalog.variants)]
         remedy = suggest_nearest(image, names, likeness=SLIP)
@@ -136,6 +136,8 @@ def _read_site_of(image: str | None) -> Site | None:
     """Return the settings of the site if an image that names no registry may be in the site's."""
     if image is None or names_registry(image):
         return None
+    from imagematrix.common.settings import read_site
+
     site = read_site()
     return site if site.registry else None
 

@@ -18,7 +18,7 @@ from urllib.request import parse_http_list, parse_keqv_list
 import requests
 
 from imagematrix.common import json_documents
-from imagematrix.common.image_reference import DIGEST, DOCKER_HUB, TAG, Reference
+from imagematrix.common.image_reference import DIGEST, DOCKER_HUB, Reference, is_tag
 from imagematrix.common.settings import read_site
 from imagematrix.common.text import quote_word
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
@@ -310,7 +310,7 @@ class Registry:
 
         Lists in a registry and documents of others name some of them.
         """
-        if not (DIGEST.fullmatch(name) or TAG.fullmatch(name)):
+        if not (DIGEST.fullmatch(name) or is_tag(name)):
             raise UsageError(f"{self.name} can have no tag or digest {name[:80]!r}")
         return self._make_url(f"{kind}/{name}")
 

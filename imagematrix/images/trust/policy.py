@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from imagematrix.common import json_documents
-from imagematrix.common.image_reference import REPOSITORY
+from imagematrix.common.image_reference import is_repository
 from imagematrix.errors import SignatureError
 from imagematrix.images.trust.files import read_trusted
 from imagematrix.images.trust.signature import Key, Requirement
@@ -97,7 +97,7 @@ def collect_requirements(policies: Iterable[SignaturePolicy], repository: str) -
 def _parse_rule(fields: json_documents.Fields, folder: Path) -> SignatureRule:
     _require_fields(fields, "repository", "keys", "aliases")
     pattern = fields.get_text("repository")
-    if not REPOSITORY.fullmatch(pattern.replace("*", "x")):  # as a rule, it would match nothing
+    if not is_repository(pattern.replace("*", "x")):  # as a rule, it would match nothing
         raise fields.fail("repository", f"{pattern!r} matches no repository, as ml/training and ml/* do")
     keys = tuple(Key.load(folder / name) for name in fields.get_texts("keys"))
     if not keys:

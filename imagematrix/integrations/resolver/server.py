@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from aiohttp import BasicAuth, web
 
-from imagematrix.common.image_reference import DIGEST, REPOSITORY, TAG, Reference
+from imagematrix.common.image_reference import DIGEST, Reference, is_repository, is_tag
 from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError, UsageError
 from imagematrix.images.engine import releases
 from imagematrix.images.oci.compression import has_zstd
@@ -168,7 +168,7 @@ class Resolver:
 
         # All of the name has to be valid: what the upstream would take for a tag or a digest in it is not
         # what the policies are asked about.
-        if not REPOSITORY.fullmatch(repository):
+        if not is_repository(repository):
             raise web.HTTPBadRequest(text=f"invalid repository: {repository[:80]!r}")
         namespace = request.query.get("ns")  # containerd sends the registry that it wants
         if namespace and self._mirrors and namespace != self._mirrors:
@@ -183,7 +183,7 @@ class Resolver:
             if not DIGEST.fullmatch(name):
                 raise web.HTTPBadRequest(text=f"invalid digest: {name[:80]!r}")
             return await self._upstream.serve_blob(request, repository, name)
-        if not (DIGEST.fullmatch(name) or TAG.fullmatch(name)):
+        if not (DIGEST.fullmatch(name) or is_tag(name)):
             raise web.HTTPBadRequest(text=f"invalid tag: {name[:80]!r}")
         manifest = await self._find_manifest(repository, name)
         if not _is_accepted(request, manifest.media_type):

@@ -13,7 +13,7 @@ import shutil
 import threading
 
 from imagematrix.common import files
-from imagematrix.common.image_reference import DIGEST, TAG
+from imagematrix.common.image_reference import DIGEST, is_tag
 from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError, UsageError
 from imagematrix.images.oci.layout import INDEX_FILE, MARK, NAME, VERSION, LayoutFolder, get_blob_path
 from imagematrix.images.oci.manifest import Descriptor, ImageIndex, Manifest, parse_manifest
@@ -65,7 +65,7 @@ class StateFolder:
         """Yield repositories and tags, the oldest first."""
         for name in list(self._entries):
             repository, _, tag = name.rpartition(":")
-            if "@" not in name and TAG.fullmatch(tag):
+            if "@" not in name and is_tag(tag):
                 yield repository, tag
 
     def find_manifest(self, repository: str, reference: str) -> Manifest | None:

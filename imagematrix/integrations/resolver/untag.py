@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 from dataclasses import dataclass
 
-from imagematrix.common.image_reference import DIGEST, TAG
+from imagematrix.common.image_reference import DIGEST, is_tag
 from imagematrix.common.programs import read_output
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.images.engine import images, transport
@@ -54,7 +54,7 @@ def _is_outdated(name: str, digests: frozenset[str], address: str, token: str | 
     import requests
 
     repository, _, tag = name.rpartition(":")
-    if not TAG.fullmatch(tag):
+    if not is_tag(tag):
         raise UsageError(f"the engine has an image with an invalid name: {name!r}")
     url = f"http://{address}/v2/{repository}/manifests/{tag}"
     try:

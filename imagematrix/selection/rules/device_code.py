@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from imagematrix.common.text import quote_word, shorten_words
 from imagematrix.hardware.vendors import cuda, versions
 from imagematrix.hardware.vendors.device_code import (
     can_compile_ptx,
@@ -267,6 +266,8 @@ def _release_compiles(release: str | None, isa: str) -> bool:
 
 def _describe_code(variant: Variant) -> str:
     """Return the variant's device code in words, or nothing for a CPU-only variant."""
+    from imagematrix.common.text import shorten_words
+
     entries = [
         ", ".join(
             [f"sm_{cubin}" for cubin in code.cubins]
@@ -285,6 +286,8 @@ def _format_computes(gpus: Iterable[Gpu]) -> str | None:
 
 def _describe_idle_gpus(target: Target) -> str:
     """Return what an image without device code would leave unused, in words."""
+    from imagematrix.common.text import shorten_words
+
     words = [gpu.label if gpu.usable else f"{gpu.label} (state {gpu.state})" for gpu in target.gpus]
     words += [accelerator.label for accelerator in target.host.accelerators]
     return shorten_words(words, SHOWN, "; ", "; and {} more")
@@ -328,6 +331,8 @@ def _suggest_options(variant: Variant, lacking: list[Code], gpu: Gpu, driver: st
     """Return the options for files without code for a GPU, if others of their packages have some."""
     if not lacking or not all(_is_partly_covered(variant, code, gpu, driver) for code in lacking):
         return ""
+    from imagematrix.common.text import quote_word
+
     globs = dict.fromkeys(glob for code in lacking for glob in code.globs or (code.glob,))
     quoted = [glob.replace("'", "'\\''") for glob in globs]
     options = " ".join(f"--optional '{glob}'" for glob in quoted)

@@ -25,6 +25,14 @@ class Point(Record):
         return self.x + self.y
 
 
+class Pixel(Record, many=True):
+    """A point of very many."""
+
+    x: int
+    y: int = 0
+    names: tuple[str, ...] = ()
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Twin:
     x: int
@@ -51,6 +59,19 @@ def test_missing_and_unknown_fields_are_rejected(given, expected):
         Point(**given)
     with pytest.raises(TypeError):
         Point(1)  # type: ignore[call-arg]  # which is the point
+
+
+def test_a_class_of_many_records_is_like_any_other():
+    pixel = Pixel(x=1, names=("a",))
+    assert repr(pixel) == "Pixel(x=1, y=0, names=('a',))"
+    assert pixel == replace(Pixel(x=2, names=("a",)), x=1) == pickle.loads(pickle.dumps(pixel))  # noqa: S301
+    assert inspect.signature(Pixel) == inspect.signature(Point)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        pixel.x = 2  # type: ignore[misc]  # which is the point
+    with pytest.raises(TypeError, match=r"^Pixel.__init__\(\) missing 1 required"):
+        Pixel()  # type: ignore[call-arg]  # which is the point
+    with pytest.raises(TypeError, match=r"^Pixel.__init__\(\) got an unexpected keyword argument 'z'"):
+        Pixel(x=1, z=1)  # type: ignore[call-arg]
 
 
 def test_records_compare_by_value():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from imagematrix.common import json_documents
 from imagematrix.errors import UsageError
 from imagematrix.hardware.host.host import Host
-from imagematrix.selection.fleet.hosts import CACHED, LISTS, LONGEST, HostReader, load_hosts
+from imagematrix.selection.fleet.hosts import CACHED, LISTS, LONGEST, WORDS, HostReader, load_hosts
 
 HOSTS = Path(__file__).parents[3] / "hosts"
 MIG = {"gpu_instance": 1, "compute_instance": 0, "profile": "1g.10gb"}
@@ -84,7 +84,7 @@ facts = st.fixed_dictionaries(
 )
 flags = st.one_of(
     st.sampled_from(
-        [[], ["AVX2", "fma"], ["avx2"], ["a]", "[b"], ['"flags"'], ["\u00c9"], ["a\tb"], [1], [[]]]
+        [[], ["AVX2", "fma"], ["avx2"], ["a, b"], ["a]", "[b"], ['"flags"'], ["\u00c9"], ["a\tb"], [1], [[]]]
     ),
     st.sampled_from([None, "fma", {"flags": []}]),
 )
@@ -156,6 +156,7 @@ def test_the_cache_is_bounded():
         reader.read(line(changed), "x")
     assert len(reader._kinds) <= CACHED
     assert len(reader._flags) <= LISTS
+    assert len(reader._words) <= WORDS
 
 
 @pytest.mark.parametrize(("more", "kept"), [(0, 1), (1, 0)])
