@@ -16,6 +16,8 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 # These are compiled when they are first used: most of what starts fast needs none of them.
 TAG = r"(?a)[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"  # of a name (OCI distribution specification)
+# A reference of any kind, as on command lines: it has no leading dash and no blanks.
+REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,511}", re.ASCII)
 REPOSITORY = rf"{COMPONENT}(?:/{COMPONENT})*"
 
 
