@@ -49,7 +49,7 @@ PATH = re.compile(r"(?:/(?!\.\.?(?:/|$))[A-Za-z0-9._@+=~-]{1,255}){1,64}", re.AS
 # TOKENIZERS_PARALLELISM and the like hold no secret.
 SECRET = re.compile("TOKEN(?!IZER)|KEY|PASSWORD|PASSWD|SECRET|CREDENTIAL", re.IGNORECASE)
 PRIVATE = ("/root", "/home", "/tmp")  # noqa: S108 - folders that a cache must not be in
-ADVICE = f"a cache belongs below {ROOT}: write {{{{ warm_caches() }}}} in the template"
+ADVICE = f"a cache belongs below {ROOT}: write {{{{ debian.warm_caches() }}}} in the template"
 
 
 class WarmUp(Record):

@@ -148,7 +148,7 @@ def test_tokenizers_have_no_secrets():
 def test_caches_that_break_for_other_users_are_refused(name, folder):
     with pytest.raises(UsageError, match="breaks when another user runs the image") as caught:
         check_variable(name, folder)
-    assert "{{ warm_caches() }}" in str(caught.value.remedy)
+    assert "{{ debian.warm_caches() }}" in str(caught.value.remedy)
 
 
 def test_caches_have_absolute_paths():
