@@ -16,6 +16,8 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
 COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"  # of a name (OCI distribution specification)
+# A reference of any kind, as on command lines: it has no leading dash and no blanks.
+REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,511}", re.ASCII)
 REPOSITORY = re.compile(rf"{COMPONENT}(?:/{COMPONENT})*")
 
 

@@ -125,6 +125,17 @@ class Fields:
         value = self._data.get(key)
         return value if value is None or isinstance(value, str) else self._refuse(key, "a string")
 
+    def get_matching(self, key: str, pattern: re.Pattern[str], what: str) -> str:
+        """Return a required string that matches `pattern` whole; the error says that it is not `what`."""
+        value = self.get_text(key)
+        if not pattern.fullmatch(value):
+            raise self.fail(key, f"{value[:80]!r} is not {what}")
+        return value
+
+    def get_matching_or_none(self, key: str, pattern: re.Pattern[str], what: str) -> str | None:
+        """Return such a string, or None if it is null or absent."""
+        return self.get_matching(key, pattern, what) if self.has(key) else None
+
     def get_integer(self, key: str) -> int:
         """Return a required integer."""
         value = self._data.get(key)

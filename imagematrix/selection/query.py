@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 
-from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
 from imagematrix.hardware.vendors.versions import make_natural_key
 from imagematrix.images.catalog.catalog import HARDWARE
@@ -197,7 +196,7 @@ def _filter_catalog(catalog: Catalog, wanted: Mapping[str, frozenset[str]]) -> C
         present = read_axis_values(variant)
         if all(not values.isdisjoint(present.get(axis, ())) for axis, values in wanted.items()):
             matches.append(variant)
-    return replace(catalog, variants=tuple(matches))
+    return catalog.keep(tuple(matches))
 
 
 def collect_axes(variants: Iterable[Variant]) -> dict[str, tuple[str, ...]]:

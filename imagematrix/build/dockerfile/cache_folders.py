@@ -12,7 +12,8 @@ from imagematrix.build.dockerfile.instructions import (
     split_words,
 )
 from imagematrix.errors import UsageError
-from imagematrix.images.catalog.warm_up import FOLDERS, check_cache_folder
+from imagematrix.images.catalog.warm_up import check_cache_folder
+from imagematrix.images.warm.tools import list_folders
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def find_cache_faults(dockerfile: str) -> list[Fault]:
 
     Stages that the image does not start from do not count, nor does a value that a later ENV replaces.
     """
+    folders = list_folders()
     steps = read_instructions(dockerfile)
     stages: dict[str, dict[str, Fault | None]] = {}
     faults: dict[str, Fault | None] = {}  # of the current stage, by variable
@@ -34,7 +36,7 @@ def find_cache_faults(dockerfile: str) -> list[Fault]:
         elif step.command == "env":
             raw = dockerfile[step.start : following.start if following else len(dockerfile)]
             for name, value in _parse_variables(raw):
-                if name in FOLDERS:
+                if name in folders:
                     faults[name] = _find_fault(name, value, step.start + max(raw.find(name), 0))
     return [fault for fault in faults.values() if fault]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from imagematrix.common import json_documents
-from imagematrix.common.image_reference import DIGEST, names_registry, split_version
+from imagematrix.common.image_reference import DIGEST, REFERENCE, names_registry, split_version
 from imagematrix.common.record import Record, replace
 from imagematrix.errors import UsageError
 from imagematrix.hardware.vendors.versions import CAPABILITY, DRIVER, RELEASE, make_sort_key
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from imagematrix.common.json_documents import Fields
+    from imagematrix.images.catalog.warm_image import WarmImage
 
 SCHEMA = "imagematrix.catalog/v1"
 MODES = ("exact", "compat", "host")
@@ -35,8 +36,6 @@ VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", re.ASCII)
 # The name of a library, as of a Python package, and its version or several, such as 2.27.3 or openmpi-5.0.7.
 LIBRARY = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}", re.ASCII)
 LIBRARY_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+,-]{0,255}", re.ASCII)
-# A reference is used on command lines: it has no leading dash and no blanks.
-REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,511}", re.ASCII)
 
 
 class Ptx(Record):
@@ -262,7 +261,8 @@ class Catalog(Record):
     """The variants of `image`:`version`. No two have the same reference.
 
     `prefer` are the CRITERIA that are compared first, before the others. `defaults` has values for some of
-    the variants' own axes, used if a question leaves the axis open.
+    the variants' own axes, used if a question leaves the axis open. `warm` are the warm images of the
+    variants.
     """
 
     image: str
@@ -270,6 +270,7 @@ class Catalog(Record):
     variants: tuple[Variant, ...]
     prefer: tuple[str, ...] = ()
     defaults: tuple[tuple[str, str], ...] = ()
+    warm: tuple[WarmImage, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         """Return the Catalog document."""
@@ -280,11 +281,15 @@ class Catalog(Record):
             "prefer": list(self.prefer),
             **({"defaults": dict(self.defaults)} if self.defaults else {}),
             "variants": [variant.to_json() for variant in self.variants],
+            **({"warm": [warm_image.to_json() for warm_image in self.warm]} if self.warm else {}),
         }
 
     @classmethod
     def from_json(cls, data: object, where: str = "catalog") -> Catalog:
-        """Return the Catalog that a document describes; raise UsageError if it is invalid."""
+        """Return the Catalog that a document describes; raise UsageError if it is invalid.
+
+        A warm image of no variant in it is left out.
+        """
         fields = json_documents.Fields(data, where)
         fields.require_schema(SCHEMA)
         references: set[str] = set()
@@ -296,13 +301,25 @@ class Catalog(Record):
                 raise item.fail("reference", f"{variant.reference} occurs twice")
             references.add(variant.reference)
             variants.append(variant)
-        return cls(
+        catalog = cls(
             image=fields.get_text("image"),
             version=fields.get_text("version"),
             variants=tuple(variants),
             prefer=read_preference(fields, "prefer"),
             defaults=read_own_axes(fields, "defaults"),
+            warm=_read_warm_images(fields) if fields.has("warm") else (),
         )
+        return catalog.keep(catalog.variants) if catalog.warm else catalog
+
+    def keep(self, variants: tuple[Variant, ...]) -> Catalog:
+        """Return the catalog with only these of its variants, and their warm images."""
+        digests = {variant.digest for variant in variants} if self.warm else ()
+        warm = tuple([warm_image for warm_image in self.warm if warm_image.base in digests])
+        return replace(self, variants=variants, warm=warm)
+
+    def without_warm(self) -> Catalog:
+        """Return the catalog without warm images, so that the variants themselves are started."""
+        return replace(self, warm=()) if self.warm else self
 
     def named(self, name: str) -> Catalog | None:
         """Return the part of the catalog that `name` refers to: all of it, or one variant.
@@ -318,7 +335,7 @@ class Catalog(Record):
         variants = tuple(
             [variant for variant in self.variants if name == variant.reference or version == variant.digest]
         )
-        return replace(self, variants=variants, defaults=()) if variants else None
+        return replace(self.keep(variants), defaults=()) if variants else None
 
     def known_as(self, name: str) -> Catalog | None:
         """Return the part that `name` refers to where an image may have another name than in the catalog.
@@ -329,7 +346,7 @@ class Catalog(Record):
         """
         matches = tuple(variant for variant in self.variants if variant.reference == name)
         if matches:
-            return replace(self, variants=matches, defaults=())
+            return replace(self.keep(matches), defaults=())
         image, version = split_version(name)
         path, repository = _get_repository(image), _get_repository(self.image)
         shortened = path == image and repository.endswith(f"/{path}")
@@ -339,6 +356,12 @@ class Catalog(Record):
         return self.named(f"{self.image}{separator}{version}" if version else self.image)
 
 
+def _read_warm_images(fields: Fields) -> tuple[WarmImage, ...]:
+    from imagematrix.images.catalog.warm_image import WarmImage
+
+    return tuple([WarmImage.from_json(item) for item in fields.list_objects("warm")])
+
+
 def _get_repository(image: str) -> str:
     return image.partition("/")[2] if names_registry(image) else image
 
@@ -346,10 +369,10 @@ def _get_repository(image: str) -> str:
 def _read_variant(fields: Fields, cache: dict[str, Any]) -> Variant:
     # Equal parts of variants are parsed once and shared, which makes loading and comparing faster.
     return Variant(
-        reference=_read_matching(fields, "reference", REFERENCE, "an image reference"),
-        digest=_read_matching_or_none(fields, "digest", DIGEST, "a sha256 digest"),
+        reference=fields.get_matching("reference", REFERENCE, "an image reference"),
+        digest=fields.get_matching_or_none("digest", DIGEST, "a sha256 digest"),
         platform=fields.read_cached("platform", _read_platform, cache),
-        cuda=_read_matching_or_none(fields, "cuda", RELEASE, "a CUDA release such as 12.4"),
+        cuda=fields.get_matching_or_none("cuda", RELEASE, "a CUDA release such as 12.4"),
         cubins=fields.read_cached("cubins", _read_codes, cache),
         ptx=fields.read_cached("ptx", _read_ptx, cache),
         device_code=fields.read_cached("device_code", _read_device_code, cache),
@@ -359,8 +382,8 @@ def _read_variant(fields: Fields, cache: dict[str, Any]) -> Variant:
         cpu_flags=fields.get_words("cpu_flags"),
         vendor=fields.get_text_or_none("vendor"),
         size=fields.get_integer_or_none("size"),
-        oldest_driver=_read_matching_or_none(
-            fields, "oldest_driver", DRIVER, "a driver version such as 550.163.01"
+        oldest_driver=fields.get_matching_or_none(
+            "oldest_driver", DRIVER, "a driver version such as 550.163.01"
         ),
         axes=fields.read_cached("axes", read_own_axes, cache),
         signed_returns=fields.get_boolean("signed_returns"),
@@ -393,12 +416,12 @@ def read_own_axes(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:
         if not AXIS.fullmatch(axis) or axis in HARDWARE:
             raise fields.fail(key, f"{axis[:80]!r} is not an image's own axis")
     return tuple(
-        [(axis, _read_matching(axes, axis, VALUE, "the value of an axis")) for axis in sorted(axes.data)]
+        [(axis, axes.get_matching(axis, VALUE, "the value of an axis")) for axis in sorted(axes.data)]
     )
 
 
 def _read_platform(fields: Fields, key: str) -> str:
-    return _read_matching(fields, key, PLATFORM, "a platform such as linux/amd64")
+    return fields.get_matching(key, PLATFORM, "a platform such as linux/amd64")
 
 
 def _read_codes(fields: Fields, key: str) -> tuple[str, ...]:
@@ -412,8 +435,8 @@ def _read_codes(fields: Fields, key: str) -> tuple[str, ...]:
 def _read_ptx(fields: Fields, key: str) -> tuple[Ptx, ...]:
     return tuple(
         Ptx(
-            target=_read_matching(item, "target", CODE, "a target such as 89"),
-            isa=_read_matching(item, "isa", RELEASE, "a PTX ISA version such as 8.4"),
+            target=item.get_matching("target", CODE, "a target such as 89"),
+            isa=item.get_matching("isa", RELEASE, "a PTX ISA version such as 8.4"),
         )
         for item in fields.list_objects(key)
     )
@@ -489,7 +512,7 @@ def _read_libraries(fields: Fields, key: str) -> tuple[tuple[str, str | None], .
             raise fields.fail(key, f"{name[:80]!r} is not the name of a library")
     return tuple(
         [
-            (name, _read_matching_or_none(libraries, name, LIBRARY_VERSION, "a version such as 2.27.3"))
+            (name, libraries.get_matching_or_none(name, LIBRARY_VERSION, "a version such as 2.27.3"))
             for name in sorted(libraries.data)
         ]
     )
@@ -514,7 +537,7 @@ def _read_driver(fields: Fields, key: str) -> UserModeDriver | None:
     mode = driver.get_text("mode")
     if mode not in MODES:
         raise driver.fail("mode", f"{mode!r} is not one of {', '.join(MODES)}")
-    version = _read_matching_or_none(driver, "version", DRIVER, "a driver version such as 550.163.01")
+    version = driver.get_matching_or_none("version", DRIVER, "a driver version such as 550.163.01")
     if (version is None) != (mode == "host"):
         raise driver.fail("version", "is required in modes exact and compat, and only allowed there")
     return UserModeDriver(
@@ -523,14 +546,3 @@ def _read_driver(fields: Fields, key: str) -> UserModeDriver | None:
         branches=driver.get_integers("branches"),
         brands=driver.get_texts("brands"),
     )
-
-
-def _read_matching(fields: Fields, key: str, pattern: re.Pattern[str], what: str) -> str:
-    value = fields.get_text(key)
-    if not pattern.fullmatch(value):
-        raise fields.fail(key, f"{value[:80]!r} is not {what}")
-    return value
-
-
-def _read_matching_or_none(fields: Fields, key: str, pattern: re.Pattern[str], what: str) -> str | None:
-    return _read_matching(fields, key, pattern, what) if fields.has(key) else None

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from imagematrix.build.dockerfile.cache_folders import find_cache_faults
 from imagematrix.build.dockerfile.instructions import DockerfileError
-from imagematrix.images.catalog.warm_up import FOLDERS
+from imagematrix.images.warm.tools import list_folders
 
 GOOD = "NUMBA_CACHE_DIR=/var/cache/warm/numba"
 BAD = "NUMBA_CACHE_DIR=/root/.cache"
@@ -61,7 +61,7 @@ def test_fault_says_what_to_do():
     assert "write {{ debian.warm_caches() }} in the template" in fault.remedy
 
 
-@given(st.lists(st.sampled_from([*" ='\"\\\n#$/a", *FOLDERS])))
+@given(st.lists(st.sampled_from([*" ='\"\\\n#$/a", *list_folders()])))
 def test_any_variables_are_read_or_refused(parts):
     dockerfile = f"FROM a\nENV {''.join(parts)}\n"
     try:
