@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.common.record import Record
+from imagematrix.common.record import Record, replace
 from imagematrix.errors import ImagematrixError, UsageError
 from imagematrix.hardware.gpu_request.spec import name_gpus
 
@@ -10,10 +10,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Gpu, Host
     from imagematrix.images.catalog.catalog import Variant
+    from imagematrix.images.catalog.warm_image import WarmImage
     from imagematrix.selection.candidate import Candidate
     from imagematrix.selection.decision import Decision
     from imagematrix.selection.miss import Miss
     from imagematrix.selection.rule import RuleWarning
+    from imagematrix.selection.warm import WarmChoice
 
 SCHEMA = "imagematrix.selection/v1"
 
@@ -58,6 +60,37 @@ class Selection(Record):
         return self.variant.digest if self.variant else None
 
     @property
+    def warm(self) -> WarmImage | None:
+        """The variant's warm image that fits the host and its GPUs best, None to start the variant itself.
+
+        A gang starts variants: its members may have different warm images, or none.
+        """
+        choice = self.choose_warm()
+        return choice.image if choice else None
+
+    def choose_warm(self) -> WarmChoice | None:
+        """Return the choice among the variant's warm images, with the verdicts; None if it has none."""
+        catalog, variant = self.decision.catalog, self.variant
+        warm_images = [image for image in catalog.warm if variant and image.base == variant.digest]
+        if not warm_images:
+            return None
+        from imagematrix.selection.warm import choose_warm_image
+
+        return choose_warm_image(warm_images, self.host, self.chosen_gpus)
+
+    def on_this_machine(self) -> Selection:
+        """Return the selection with what this process may use of the host, if a warm image compares that.
+
+        Its host has to be this machine.
+        """
+        choice = self.choose_warm() if self.host.cpu.usable is None else None
+        if not choice or not any("cpus" in dict(verdict.image.match.facts) for verdict in choice.verdicts):
+            return self
+        from imagematrix.hardware.host.usable_cpus import add_usable_cpus
+
+        return replace(self, host=add_usable_cpus(self.host))
+
+    @property
     def gpus(self) -> tuple[str, ...]:
         """A name for each GPU or MIG device passed: its UUID, or its index if the UUID is unknown."""
         return name_gpus(self.chosen_gpus)
@@ -87,7 +120,7 @@ class Selection(Record):
 
     def to_json(self) -> dict[str, object]:
         """Return the Selection document."""
-        differing = self.decision.differing
+        differing, warm = self.decision.differing, self.choose_warm()
         return {
             "schema": SCHEMA,
             "image": self.image,
@@ -95,6 +128,8 @@ class Selection(Record):
             "selected": self.selected,
             "digest": self.digest,
             "gpus": list(self.gpus),
+            "warm": warm.image.digest if warm and warm.image else None,
+            **({"warm_images": [verdict.to_json() for verdict in warm.verdicts]} if warm else {}),
             **({"open": {axis: list(values) for axis, values in differing.items()}} if differing else {}),
             "candidates": [candidate.to_json() for candidate in self.candidates],
         }
