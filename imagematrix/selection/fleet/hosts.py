@@ -171,7 +171,7 @@ class _Words(dict[bytes, str]):
     """Flags by their text in a JSON list: nodes have most of them in common, and each is parsed once."""
 
     def __missing__(self, text: bytes) -> str:
-        word = intern(json.loads(text))
+        word = intern(json.loads(text.decode()))  # of bytes, json would guess the encoding
         if len(self) >= WORDS:
             self.clear()
         self[text] = word
