@@ -1,7 +1,11 @@
-"""Staged warm images: layers of caches in a registry in memory, as a warm-up pushes them."""
+"""Staged warm images: layers of caches in a registry, as a warm-up pushes them.
+
+`python staging.py REPOSITORY VARIANT COMMAND` stages the caches of a container in a real registry.
+"""
 
 import io
 import json
+import sys
 
 import pytest
 from distribution import CONFIG, LAYER, MANIFEST, digest
@@ -11,8 +15,9 @@ from imagematrix.build.publish.publish import publish
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.warm_up import WarmUp, write_warm_up
 from imagematrix.images.oci.compression import DEFAULT
+from imagematrix.images.oci.registry import Registry
 from imagematrix.images.warm.layer import write_layer
-from imagematrix.images.warm.warm_file import read_folder, select_files
+from imagematrix.images.warm.warm_file import read_archive, read_folder, select_files
 
 KEY = f"sha256:{'c' * 64}"
 WARM_UP = WarmUp(
@@ -63,9 +68,7 @@ def caches(tmp_path):
         for path, content in (files or NUMBA_FILES).items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(content)
-        buffer = io.BytesIO()
-        write_layer(select_files(read_folder(folder)), buffer, DEFAULT)
-        return buffer.getvalue()
+        return packed(read_folder(folder))
 
     return call
 
@@ -75,33 +78,66 @@ def stage(staging, server, caches):
     """Call it with the digest of a base and changes of the label to stage a layer; returns its name."""
 
     def call(variant, layer=None, /, *, name="w", more_layers=(), config=None, **changes):
-        label = {
-            "schema": 1,
-            "base": variant,
-            "key": KEY,
-            "match": MATCH,
-            "command": list(WARM_UP.command),
-            "inputs": {"model": {"path": "/models/m", "digest": KEY}},
-            "date": "2026-11-29T12:00:00Z",
-            "seconds": {"cold": 48.2, "warm": 11.0},
-            "tools": {"numba": "0.68.1", "jax": None},
-            "content": "opaque",
-            "proofs": {"root": "proved"},
-            "reproducible": False,
-            "why_not_reproducible": "it measures",
-        } | changes
-        settings = {"Labels": {labels.WARM: json.dumps(label), "evil": "1"}, "Entrypoint": ["/evil"]}
-        raw = json.dumps({"config": settings, "rootfs": {"diff_ids": ["x"]}} if config is None else config)
         layers = [*more_layers, caches() if layer is None else layer]
-        staging.blobs |= {digest(one): one for one in (raw.encode(), *layers)}
-        document = {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST,
-            "config": {"mediaType": CONFIG, "digest": digest(raw.encode()), "size": len(raw)},
-            "layers": [{"mediaType": LAYER, "digest": digest(one), "size": len(one)} for one in layers],
-            "annotations": {labels.VARIANT: "{}", "evil": "1"},
-        }
-        staging.put(name, json.dumps(document).encode(), MANIFEST)
+        config, manifest = documents(layers, label(variant, **changes), config)
+        staging.blobs |= {digest(blob): blob for blob in (config, *layers)}
+        staging.put(name, manifest, MANIFEST)
         return f"{server.address}/ml/staging:{name}"
 
     return call
+
+
+def label(variant, **changes):
+    """Return the label of a warm image of the variant with this digest."""
+    return {
+        "schema": 1,
+        "base": variant,
+        "key": KEY,
+        "match": MATCH,
+        "command": list(WARM_UP.command),
+        "inputs": {"model": {"path": "/models/m", "digest": KEY}},
+        "date": "2026-11-29T12:00:00Z",
+        "seconds": {"cold": 48.2, "warm": 11.0},
+        "tools": {"numba": "0.68.1", "jax": None},
+        "content": "opaque",
+        "proofs": {"root": "proved"},
+        "reproducible": False,
+        "why_not_reproducible": "it measures",
+    } | changes
+
+
+def documents(layers, stated, config=None):
+    """Return configuration and manifest of a staged image, both with more than there should be."""
+    settings = {"Labels": {labels.WARM: json.dumps(stated), "evil": "1"}, "Entrypoint": ["/evil"]}
+    document = {"config": settings, "rootfs": {"diff_ids": ["x"]}} if config is None else config
+    raw = json.dumps(document).encode()
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": {"mediaType": CONFIG, "digest": digest(raw), "size": len(raw)},
+        "layers": [{"mediaType": LAYER, "digest": digest(layer), "size": len(layer)} for layer in layers],
+        "annotations": {labels.VARIANT: "{}", "evil": "1"},
+    }
+    return raw, json.dumps(manifest).encode()
+
+
+def packed(files):
+    """Return the layer of these files."""
+    buffer = io.BytesIO()
+    write_layer(select_files(files), buffer, DEFAULT)
+    return buffer.getvalue()
+
+
+def main(repository, variant, command):
+    """Stage the caches in an engine's tar, which is read from stdin, under the tag w."""
+    with read_archive(sys.stdin.buffer, WARM_UP.max_size) as files, Registry(repository) as registry:
+        layer = packed(files)
+        stated = label(variant, command=[command], inputs={})
+        config, manifest = documents([layer], stated)
+        for blob in (layer, config):
+            registry.push_blob(digest(blob), io.BytesIO(blob))
+        registry.push_manifest("w", manifest, MANIFEST)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
