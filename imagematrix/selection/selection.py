@@ -24,12 +24,14 @@ class Selection(Record):
     """The answer for one host: the chosen image and GPUs.
 
     `chosen_gpus` are the GPUs to pass to the container; the `mig` of one in MIG mode are the MIG devices to
-    pass. `decision` is shared by all hosts of the same hardware.
+    pass. `decision` is shared by all hosts of the same hardware. `warm_refusal` says why the variant is
+    started though a warm image fits, None if nothing speaks against it.
     """
 
     host: Host
     chosen_gpus: tuple[Gpu, ...]
     decision: Decision
+    warm_refusal: str | None = None
 
     def __repr__(self) -> str:
         return f"<Selection {self.selected} for GPUs {list(self.gpus)}>"
@@ -65,8 +67,12 @@ class Selection(Record):
 
         A gang starts variants: its members may have different warm images, or none.
         """
-        choice = self.choose_warm()
+        choice = self.choose_warm() if self.warm_refusal is None else None
         return choice.image if choice else None
+
+    def keep_to_variant(self, why: str) -> Selection:
+        """Return the selection without its warm image; `why` is a sentence, or empty if nobody need know."""
+        return replace(self, warm_refusal=why)
 
     def choose_warm(self) -> WarmChoice | None:
         """Return the choice among the variant's warm images, with the verdicts; None if it has none."""
@@ -78,13 +84,23 @@ class Selection(Record):
 
         return choose_warm_image(warm_images, self.host, self.chosen_gpus)
 
+    @property
+    def compares_cpus(self) -> bool:
+        """Whether a warm image of the variant is for a number of CPUs that a process may use."""
+        choice = self.choose_warm()
+        verdicts = choice.verdicts if choice else ()
+        return any("cpus" in dict(verdict.image.match.facts) for verdict in verdicts)
+
+    def with_usable_cpus(self, count: int | None) -> Selection:
+        """Return the selection for a process that may use so many CPUs of the host; None if unknown."""
+        return replace(self, host=replace(self.host, cpu=replace(self.host.cpu, usable=count)))
+
     def on_this_machine(self) -> Selection:
         """Return the selection with what this process may use of the host, if a warm image compares that.
 
         Its host has to be this machine.
         """
-        choice = self.choose_warm() if self.host.cpu.usable is None else None
-        if not choice or not any("cpus" in dict(verdict.image.match.facts) for verdict in choice.verdicts):
+        if self.host.cpu.usable is not None or not self.compares_cpus:
             return self
         from imagematrix.hardware.host.usable_cpus import add_usable_cpus
 
@@ -120,7 +136,7 @@ class Selection(Record):
 
     def to_json(self) -> dict[str, object]:
         """Return the Selection document."""
-        differing, warm = self.decision.differing, self.choose_warm()
+        differing, choice, warm = self.decision.differing, self.choose_warm(), self.warm
         return {
             "schema": SCHEMA,
             "image": self.image,
@@ -128,8 +144,8 @@ class Selection(Record):
             "selected": self.selected,
             "digest": self.digest,
             "gpus": list(self.gpus),
-            "warm": warm.image.digest if warm and warm.image else None,
-            **({"warm_images": [verdict.to_json() for verdict in warm.verdicts]} if warm else {}),
+            "warm": warm.digest if warm else None,
+            **({"warm_images": [verdict.to_json() for verdict in choice.verdicts]} if choice else {}),
             **({"open": {axis: list(values) for axis, values in differing.items()}} if differing else {}),
             "candidates": [candidate.to_json() for candidate in self.candidates],
         }
