@@ -92,6 +92,12 @@ def test_numba_s_program_is_what_warms_its_image(starters):
     assert cell.warm_up.gpus == "none"
 
 
+def test_vllm_is_warmed_without_weights(starters):
+    for cell, _ in rendered(starters["vllm"]).values():
+        assert "load_format='dummy'" in cell.warm_up.command[-1]
+        assert cell.warm_up.inputs == (("model", "/models/m"),)
+
+
 @pytest.mark.parametrize("name", ["pytorch", COMPILED_LATER])
 def test_images_with_a_warm_up_have_their_caches_in_one_place(name, starters):
     for cell, text in rendered(starters[name]).values():
