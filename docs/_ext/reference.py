@@ -65,7 +65,7 @@ def cache_tools() -> str:
     """Return the tools that keep what they compile, and what their files depend on."""
     rows = [
         (
-            f"{tool.package or 'CUDA driver'} {tool.first} to {tool.last}",
+            f"{tool.package or tool.name} {' and '.join(_list_versions(tool))}".rstrip(),
             " ".join(f"`{variable}`" for variable in tool.variables),
             _sentence(_escape(tool.hashes)),
             ", ".join(_list_dependences(tool)),
@@ -76,6 +76,10 @@ def cache_tools() -> str:
     ]
     columns = ("Tool", "Variable", "Its key has", "A match also has", "A hit is seen by", "Read and seen")
     return _table(columns, rows)
+
+
+def _list_versions(tool: CacheTool) -> Iterable[str]:
+    return dict.fromkeys(filter(None, (tool.first, tool.last)))
 
 
 def _list_dependences(tool: CacheTool) -> Iterator[str]:

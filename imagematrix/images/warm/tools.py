@@ -47,8 +47,8 @@ class CacheTool:
     (`cpu_count`), the user-mode driver (`driver`). A tool that starts no compilers (`in_process`) has a
     `sign`, or `speedup`: the least share of its time by which a start with its files is faster.
 
-    `first` and `last` are the versions whose sources were read, `hashes` says what its key has, and `seen`
-    which files a real run wrote. `package` is its Python package.
+    `first` and `last` are the oldest and the newest version whose sources were read, if they can be read;
+    `hashes` says what its key has, and `seen` which files a real run wrote. `package` is its Python package.
     """
 
     name: str
@@ -67,8 +67,8 @@ class CacheTool:
     in_process: bool
     sign: CacheSign | None
     speedup: float | None
-    first: str
-    last: str
+    first: str | None
+    last: str | None
     hashes: str
     seen: str
     sources: tuple[str, ...]
