@@ -1,6 +1,7 @@
 """The nodes and catalogs that the webhook follows, and the policies that it makes from them."""
 
 import asyncio
+import gc
 import json
 import socket
 from contextlib import asynccontextmanager
@@ -76,6 +77,20 @@ async def test_a_node_without_a_matching_class_label_is_left_out(catalog, nodes,
         await until(lambda: current.policies)
         assert names_of(current) == {"n1"}
     assert telemetry.lines == ["policies made for 2 nodes; 2 without a matching class label, such as n2"]
+
+
+async def test_the_collector_of_garbage_skips_the_policies(catalog, nodes, telemetry):
+    current = ClusterState(["x"], PolicyOptions(), telemetry)
+    try:
+        async with running(current.follow()):
+            current.put_catalog("x", catalog)
+            current.put_nodes(parse_nodes(nodes(n1=None), "x"))
+            await until(lambda: current.policies)
+            [policy] = current.policies
+            assert not any(each is policy for each in gc.get_objects())  # which has nothing that is skipped
+    finally:
+        gc.unfreeze()
+    assert any(each is policy for each in gc.get_objects())
 
 
 async def test_a_failure_keeps_the_last_policies(catalog, nodes, telemetry, monkeypatch):
