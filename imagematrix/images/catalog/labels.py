@@ -27,6 +27,7 @@ OPTIONAL = "io.imagematrix.optional"  # `optional_device_code` of the matrix, as
 SIZE = "io.imagematrix.size"  # the size of the layers in the registry, in bytes; only in an index
 VARIANT = "io.imagematrix.variant"  # the catalog entry as JSON, without reference, digest and size
 WARM = "io.imagematrix.warm"  # what a warm image says of itself, as JSON; only of a warm image
+WARM_UP = "io.imagematrix.warm_up"  # `warm_up` of the matrix, as JSON; absent if not set
 
 # Also annotations of manifests, so that a registry needs no second request for the labels.
 ANNOTATED = (VERSION, CELL, INPUT, INPUTS, PREFER, DEFAULTS, VARIANT)
