@@ -14,7 +14,7 @@ from imagematrix.errors import EngineError, UnknownImageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import Catalog
 from imagematrix.images.catalog.engine import FULL
-from imagematrix.images.catalog.warm_image import make_warm_tag, parse_warm_label
+from imagematrix.images.catalog.warm_image import get_warm_version, parse_warm_label
 from imagematrix.images.engine import containers, images, transport
 
 TYPE_CHECKING = False
@@ -232,12 +232,10 @@ def _read_tag(image_labels: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def _find_warm_tag(image_labels: Mapping[str, Any], names: Iterable[str]) -> tuple[str, str] | None:
     """Return the version and the tag by which one of the names is that of a warm image; None if none is."""
-    text = image_labels.get(labels.WARM)
-    label = parse_warm_label(text) if isinstance(text, str) else None
+    label = parse_warm_label(image_labels.get(labels.WARM))
     for name in names if label else ():
         tag = name.rpartition(":")[2]
-        version = labels.get_version(tag)
-        if label and tag == make_warm_tag(version, label.base, label.key):
+        if label and (version := get_warm_version(label, tag)):
             return version, tag
     return None
 

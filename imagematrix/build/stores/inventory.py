@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from imagematrix.errors import TagMovedError
 from imagematrix.images.catalog import image_index, labels
 from imagematrix.images.catalog.registry import read_entry
-from imagematrix.images.catalog.warm_image import make_warm_tag
+from imagematrix.images.catalog.warm_image import get_warm_version
 from imagematrix.images.oci.manifest import INDEX, INDEXES, Descriptor, ImageIndex, parse_manifest
 from imagematrix.images.oci.registry import Registry
 
@@ -133,8 +133,7 @@ class RepositoryReader(Registry):
         """
         entry = read_entry(self, tag)
         if entry and (label := entry.read_warm_label()):
-            version = labels.get_version(tag)
-            return version if tag == make_warm_tag(version, label.base, label.key) else None
+            return get_warm_version(label, tag)
         if entry:
             return entry.annotations[labels.VERSION] if entry.ours and entry.tag == tag else None
         manifest, match = self.find_manifest(tag), VARIANT.fullmatch(tag)

@@ -154,19 +154,22 @@ def _agree_with_step(
     daemonless: DaemonlessLaunch,
     node: tuple[Host, str | None],
 ) -> Catalog | None:
-    """Return the variant on which the tasks of a step on several nodes agree for this node, as a catalog.
+    """Return the catalog for a task of a step on several nodes, without warm images; None for any other task.
 
-    None if the task is alone or chooses for itself, or if its job got none of the node's GPUs and does not
-    consent to that: such a task is refused, whatever the other tasks do.
+    It has the variant on which the tasks agree for this node. It has all if the task chooses for itself, or
+    if its job got none of the node's GPUs and does not consent to that: such a task is refused, whatever the
+    other tasks do.
     """
     from imagematrix.integrations.slurm.agreement import make_agreement, select_for_task
     from imagematrix.integrations.slurm.step import find_step
 
     host, gpus = node
     step = find_step(image, task.environment)
-    agreement = make_agreement(step, task.environment, site, site.hosts) if step else None
-    if step is None or agreement is None or (host.accelerators and not host.gpus and not args.allow_cpu):
+    if step is None:
         return None
+    agreement = make_agreement(step, task.environment, site, site.hosts)
+    if agreement is None or (host.accelerators and not host.gpus and not args.allow_cpu):
+        return daemonless.open_catalog().without_warm()
     return select_for_task(
         step,
         agreement,

@@ -109,6 +109,7 @@ def _fetch_squashfs(
         allow_cpu=allow_cpu,
         json=False,
         policy=policy,
+        no_warm=True,  # a step on several nodes keeps to the variant
     )
     part = split_version(image)[1] not in (None, selection.version)
     options = FetchOptions(max_size=site.max_bytes, added=enroot.make_layer)

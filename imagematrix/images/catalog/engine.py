@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from imagematrix.images.catalog.catalog import Variant
     from imagematrix.images.catalog.labels import Terms
+    from imagematrix.images.catalog.warm_image import WarmImage
     from imagematrix.images.trust.policy import SignaturePolicy
 
 # Podman qualifies short names: with docker.io if the image came through Docker's API, with localhost if it is
@@ -89,23 +90,25 @@ def load_catalogs(image: str | None = None, policies: Sequence[SignaturePolicy] 
     """
     wanted = labels.IMAGE if image is None else f"{labels.IMAGE}={image}"
     groups: dict[tuple[str, str], dict[str, tuple[Variant, Terms]]] = {}
-    for item in images.list_labelled(wanted):
-        if not isinstance(item, dict):
-            continue
+    items = [item for item in images.list_labelled(wanted) if isinstance(item, dict)]
+    for item in items:
         for name, version, variant, terms in _read_variants(item):
             groups.setdefault((name, version), {})[variant.reference] = variant, terms
+    # Only variants with a warm-up have warm images, and only for these is the engine asked once more.
+    has_warm_up = any(labels.WARM_UP in (item.get("Labels") or ()) for item in items)
+    warm_images = _list_warm_images() if has_warm_up else {}
     catalogs = []
     for (name, version), members in sorted(groups.items()):
         terms = labels.require_equal_terms(f"{name}:{version}", (terms for _, terms in members.values()))
-        catalogs.append(
-            Catalog(
-                image=name,
-                version=version,
-                variants=tuple(members[reference][0] for reference in sorted(members)),
-                prefer=terms.prefer,
-                defaults=terms.defaults,
-            )
+        catalog = Catalog(
+            image=name,
+            version=version,
+            variants=tuple(members[reference][0] for reference in sorted(members)),
+            prefer=terms.prefer,
+            defaults=terms.defaults,
+            warm=tuple(warm_images.get((name, version), ())),
         )
+        catalogs.append(catalog.keep(catalog.variants) if catalog.warm else catalog)
     return _require_signed(catalogs, policies)
 
 
@@ -136,6 +139,24 @@ def _read_variants(item: Mapping[str, Any]) -> Iterator[tuple[str, str, Variant,
         digest = get_repository_digest(item, image)
         variant = labels.read_variant(image_labels, reference=reference, digest=digest, size=item.get("Size"))
         yield image, version, variant, labels.read_terms(image_labels, reference)
+
+
+def _list_warm_images() -> dict[tuple[str, str], list[WarmImage]]:
+    """Return the warm images that the engine has under their names, by image and version."""
+    from imagematrix.images.catalog.warm_image import get_warm_version, parse_warm_label
+
+    found: dict[tuple[str, str], list[WarmImage]] = {}
+    for item in images.list_labelled(labels.WARM):
+        if not isinstance(item, dict):
+            continue
+        label = parse_warm_label(labels.get_labels({"Config": item}).get(labels.WARM))
+        for name in _list_names(item.get("RepoTags")) if label else ():
+            image, _, tag = name.rpartition(":")
+            if label and (version := get_warm_version(label, tag)):
+                digest = get_repository_digest(item, image)
+                warm_image = label.make_image(name, digest, item.get("Size"))
+                found.setdefault((image, version), []).append(warm_image)
+    return found
 
 
 def get_repository_digest(item: Mapping[str, Any], image: str) -> str:

@@ -241,11 +241,13 @@ class WarmLabel(Record):
         )
 
 
-def parse_warm_label(text: str) -> WarmLabel | None:
-    """Return what the text of a label or an annotation says; None if it is damaged or newer.
+def parse_warm_label(text: object) -> WarmLabel | None:
+    """Return what the text of a label or an annotation says; None without one, and if it is damaged or newer.
 
     A warm image only saves time, so a damaged one is left out, and keeps no node from its variant.
     """
+    if not isinstance(text, str):
+        return None
     try:
         return WarmLabel.from_json(parse_json(text, "label"))
     except UsageError:
@@ -276,6 +278,15 @@ def make_warm_tag(version: str, base: str, key: str) -> str:
     """Return the tag of a warm image, from the digest of its base and its key."""
     digits = [digest.removeprefix("sha256:")[:SHORT] for digest in (base, key)]
     return "-".join([version, "warm", *digits])
+
+
+def get_warm_version(label: WarmLabel, tag: str) -> str | None:
+    """Return the version in the tag of the warm image with this label; None if it is another image's tag.
+
+    What was built on a warm image has its label, too, but not its tag.
+    """
+    version = tag.partition("-")[0]
+    return version if tag == make_warm_tag(version, label.base, label.key) else None
 
 
 def _read_schema(fields: Fields) -> int:

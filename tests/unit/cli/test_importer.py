@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from images import layout
-from storing import NEEDS_SQUASHFS, variant
+from storing import NEEDS_SQUASHFS, put, variant, warm
 
 from imagematrix.cli.slurm import importer
 from imagematrix.cli.slurm.importer import parse_enroot_uri
@@ -168,3 +168,15 @@ def test_get_needs_a_uri(call):
     done = call("get")
     assert done.returncode == 2
     assert "needs the URI of an image" in done.stderr
+
+
+@NEEDS_SQUASHFS
+def test_a_step_gets_the_variant_and_no_warm_image(server, call, script, tmp_path):
+    base = variant("cpu")
+    name = put(server, base, warm(base[0]))
+    script.write_text(script.read_text().replace(f'--catalog "oci:{tmp_path / "layout"}" ', ""))
+    got = call("get", f"docker://{name}")
+    assert got.returncode == 0, got.stderr
+    assert [image.digest for image in ImageStore(tmp_path / "store/enroot").list_intact_images()] == [
+        base[0].digest
+    ]

@@ -14,6 +14,7 @@ from imagematrix.common import json_documents, settings
 from imagematrix.common.record import replace
 from imagematrix.errors import EngineError
 from imagematrix.hardware.host import device
+from imagematrix.images.catalog.warm_image import WarmImage, WarmMatch
 from imagematrix.integrations.slurm import configuration
 from imagematrix.integrations.slurm.features import make_features
 from imagematrix.integrations.slurm.step_catalog import prepare_folder
@@ -50,6 +51,26 @@ def run(started, tmp_path, monkeypatch, filled_store):
     yield call
     os.environ.clear()
     os.environ.update(before)
+
+
+def test_a_warm_image_is_for_a_step_on_one_node(run, filled_store, capfd):
+    """The store has the image with the digest of `host`, which stands for a warm image of `cpu` here."""
+    run({"IMAGEMATRIX_ALLOW_CPU": "1"}, variants=("cpu",))
+    (document,) = filled_store.load_catalogs()
+    warm = WarmImage(
+        base=DIGESTS["cpu"],
+        reference="reg:5000/training:v1-warm-a-b",
+        digest=DIGESTS["host"],
+        match=WarmMatch(),
+    )
+    filled_store.put_catalog({**document, "warm": [warm.to_json()]})
+    alone = {"IMAGEMATRIX_ALLOW_CPU": "1"}
+    for variables, started_image in ((alone, "host"), (alone | STEP | {"IMAGEMATRIX_GANG": "off"}, "cpu")):
+        code, ((_, image, *_),) = run(variables)
+        assert (code, image.digest) == (7, DIGESTS[started_image]), capfd.readouterr().err
+    Path(settings.FILE).write_text("warm = false\n")
+    _, ((_, image, *_),) = run(alone)
+    assert image.digest == DIGESTS["cpu"]
 
 
 def test_the_task_gets_the_gpus_that_it_may_open_and_the_job_s_variables(run, tmp_path, capfd):

@@ -7,8 +7,12 @@ from imagematrix.common.record import replace
 from imagematrix.errors import SignatureError
 from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host
 from imagematrix.images.catalog.catalog import Catalog, UserModeDriver, Variant
+from imagematrix.images.catalog.warm_image import WarmImage, WarmMatch
 from imagematrix.launcher.docker.options import parse_run_args
+from imagematrix.launcher.docker.plan import plan_launch
+from imagematrix.launcher.docker.request import make_request
 from imagematrix.launcher.gpu_claims.usage import Consumer
+from imagematrix.selection.selector import select
 
 WEB = Consumer(kind="container", name="web")
 OLD, NEW = "535.261.03", "550.163.01"
@@ -112,3 +116,21 @@ def test_nothing_unsigned_is_started(run, tmp_path):
     file.write_text('{"schema": "imagematrix.policy/v1", "otherwise": "deny"}')
     with pytest.raises(SignatureError, match="the policy allows no images of training"):
         run(f"--policy {file} training:v1", OLD)
+
+
+def test_under_a_policy_the_warm_image_is_started_by_its_own_digest(monkeypatch):
+    warm = WarmImage(
+        base=f"sha256:{'2' * 64}",
+        reference="r:5/t:v1-warm-a-b",
+        digest=f"sha256:{'3' * 64}",
+        match=WarmMatch(),
+    )
+    variant = Variant(reference="r:5/t:v1-x", digest=warm.base, platform="linux/amd64")
+    catalog = Catalog(image="r:5/t", version="v1", variants=(variant,), warm=(warm,))
+    selection = select(replace(HOST, gpus=(), driver=None), catalog)
+    monkeypatch.setattr("imagematrix.launcher.launch_session.require_signed", lambda *_, **__: warm.base)
+    request = make_request(parse_run_args(["--gpus", "none", "t"]), HOST, catalog, "none", None)
+    command = run_docker.DockerCommand(request)
+    for chosen, name in ((selection, warm), (selection.keep_to_variant("why"), variant)):
+        launch = command.verify(chosen, plan_launch(chosen))
+        assert launch.reference == f"{name.reference}@{name.digest}"

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from publishing import warm_label
 
 from imagematrix import Catalog
 from imagematrix.build.stores.engine import EngineStore
@@ -11,9 +12,10 @@ from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import Variant
 from imagematrix.images.catalog.engine import load_catalog, load_catalogs
 from imagematrix.images.catalog.sources import open_catalog, require_not_built_on
+from imagematrix.images.catalog.warm_image import make_warm_tag
 
 SHORT = "0123456789ab"
-DIGEST = f"sha256:{'d' * 64}"
+DIGEST, OTHER = (f"sha256:{digit * 64}" for digit in "de")
 
 
 def one(image="training", version="v1", cell="cpu-znver4", **facts):
@@ -325,3 +327,33 @@ def test_image_without_labels_of_its_own_is_to_be_adopted(engine, labelled):
     adopt = "`imagematrix adopt app:plain --as app:plain -o app-plain.json`"
     then = "then pass --catalog app-plain.json"
     assert caught.value.remedy == f"{adopt} reads it from the image's files; {then}"
+
+
+def add_warm_version(engine, *, warm_up=True, tag=None):
+    """Add a variant, perhaps with a warm-up, and a warm image of it, perhaps with another tag."""
+    engine.add_catalog(one())
+    variant = engine.images[-1]
+    variant["RepoDigests"] = [f"training@{DIGEST}"]
+    if warm_up:
+        variant["Labels"][labels.WARM_UP] = "{}"
+    label = warm_label(DIGEST)
+    tag = tag or make_warm_tag("v1", DIGEST, label["key"])
+    names = {"RepoTags": [f"training:{tag}"], "RepoDigests": [f"training@{OTHER}"]}
+    engine.add_image({labels.WARM: json.dumps(label)}, **names)
+    return f"training:{tag}"
+
+
+def test_warm_images_that_the_engine_has_belong_to_its_variants(engine):
+    name = add_warm_version(engine)
+    engine.add_image({labels.WARM: "damaged"}, RepoTags=["training:v1-warm-a-b"])
+    (warm,) = load_catalog("training:v1").warm
+    assert (warm.reference, warm.base, warm.digest, warm.size) == (name, DIGEST, OTHER, 81_000_000)
+    with pytest.raises(UnknownImageError):
+        load_catalog(f"training@{OTHER}")
+
+
+@pytest.mark.parametrize("changes", [{"warm_up": False}, {"tag": "v1-mine"}, {"tag": "v2-warm-1-2"}])
+def test_without_a_warm_up_or_its_own_name_there_is_no_warm_image(engine, changes):
+    add_warm_version(engine, **changes)
+    assert load_catalog("training:v1").warm == ()
+    assert len(engine.requests) == (1 if "warm_up" in changes else 2)

@@ -8,6 +8,7 @@ from imagematrix.common.record import replace
 from imagematrix.common.settings import Site, read_site
 from imagematrix.errors import ProbeError, UsageError
 from imagematrix.hardware.host.host import Host
+from imagematrix.images.catalog.warm_image import WarmImage, WarmMatch
 from imagematrix.integrations.slurm.agreement import VARIABLE, Agreement, make_agreement, select_for_task
 from imagematrix.integrations.slurm.step import find_step
 from imagematrix.integrations.slurm.step_catalog import prepare_folder
@@ -21,6 +22,7 @@ VARIABLES = {
     "SLURMD_NODENAME": "genoa",
 }
 IMAGE = "training:v1"
+DIGEST = f"sha256:{'d' * 64}"
 USUAL = ("cuda", "nccl", "mpi", "torch")
 
 
@@ -95,6 +97,20 @@ def test_each_task_gets_its_node_s_variant_of_the_same_decision(decide):
     assert decide("genoa").variant.march == "znver4"
     assert decide("sapphire").variant.march == "sapphirerapids"
     assert decide("genoa", alike=None, variables={"SLURM_STEP_ID": "1"}).variant.march == "x86-64-v3"
+
+
+def test_a_step_on_several_nodes_keeps_to_variants(decide, shipped_catalog):
+    variants = tuple(
+        replace(variant, digest=f"sha256:{number:064x}")
+        for number, variant in enumerate(shipped_catalog.variants)
+    )
+    warm = tuple(
+        WarmImage(base=str(variant.digest), reference="t:v1-warm-a-b", digest=DIGEST, match=WarmMatch())
+        for variant in variants
+    )
+    chosen = decide(catalog=lambda: replace(shipped_catalog, variants=variants, warm=warm))
+    assert chosen.variant.march == "znver4"
+    assert chosen.warm is None
 
 
 def test_a_task_launches_with_the_gpus_that_it_was_given(decide, folder):
