@@ -5,6 +5,7 @@
 
 import io
 import json
+import os
 import sys
 
 import pytest
@@ -19,6 +20,7 @@ from imagematrix.images.oci.registry import Registry
 from imagematrix.images.warm.layer import write_layer
 from imagematrix.images.warm.warm_file import read_archive, read_folder, select_files
 
+TIME = 1_700_000_000
 KEY = f"sha256:{'c' * 64}"
 WARM_UP = WarmUp(
     command=("python", "warm.py"), gpus="none", inputs=(("model", "/models/m"),), max_size=1 << 20
@@ -68,6 +70,8 @@ def caches(tmp_path):
         for path, content in (files or NUMBA_FILES).items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(content)
+        for path in (folder, *folder.rglob("*")):
+            os.utime(path, (TIME, TIME))  # a layer with other times is another one
         return packed(read_folder(folder))
 
     return call

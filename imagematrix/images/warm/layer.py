@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from imagematrix.images.oci.compression import Compression
 
 PIECE = 1 << 20
-HEADERS = MOST * 2048  # bytes of the headers of a layer, at most
+HEADERS = 256 << 20  # bytes of a layer's headers and padding, at most: its paths are in memory
 LATEST = 8**11 - 1  # seconds since 1970 that a header can have without an extended one
 END = bytes(2 * tarfile.BLOCKSIZE)
 XATTRS = ("SCHILY.xattr.", "LIBARCHIVE.xattr.", "SCHILY.acl.")
@@ -158,6 +158,8 @@ class _LayerCheck:
         if (member.offset, member.offset_data) != (self.length, self.length + len(header)):
             raise AuditError(f"{path[:200]!r} has an extended header that no file needs")
         self._write(header)
+        if self.length - self.unpacked > HEADERS:
+            raise AuditError(f"its entries take more than {HEADERS} bytes besides their contents")
         self._kinds[path] = file.kind
         if file.kind == tarfile.DIRTYPE:
             return

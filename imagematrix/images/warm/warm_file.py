@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from imagematrix.images.oci.byte_stream import ByteStream
 
 PIECE = 1 << 20
-MOST = 500_000  # entries of a layer
+MOST = 200_000  # entries of a layer
 FOLDER_MODE, LINK_MODE, PLAIN_MODE, PROGRAM_MODE = 0o1777, 0o777, 0o644, 0o755
 ANY_EXECUTE = 0o111
 LINKS = (tarfile.SYMTYPE, tarfile.LNKTYPE)

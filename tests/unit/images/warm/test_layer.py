@@ -343,6 +343,17 @@ def test_too_many_entries_are_refused(monkeypatch):
         checked(gzip.compress(layered(*files)))
 
 
+def test_long_paths_do_not_fill_the_memory(monkeypatch):
+    monkeypatch.setattr("imagematrix.images.warm.layer.HEADERS", 7000)
+    members = [named(length) for length in range(200, 204)]
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for info in (*folders(*FOLDERS), *members):
+            archive.addfile(info)
+    with pytest.raises(AuditError, match="its entries take more than 7000 bytes besides their contents"):
+        checked(gzip.compress(_unpadded(buffer.getvalue(), bytes(1024))))
+
+
 @pytest.mark.fuzz
 def test_damaged_layers_are_as_written_or_refused(caches):
     layer, raw = written(select_files(read_folder(caches)))
