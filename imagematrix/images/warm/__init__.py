@@ -1,0 +1,1 @@
+"""Caches of compiled code in images: which tools keep them, and what a layer of them may have."""
