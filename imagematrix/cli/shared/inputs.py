@@ -78,9 +78,9 @@ def load_host(file: Path | None, root: Path | None, nvidia_smi: Path | None) -> 
         from imagematrix.hardware.host.host import Host
 
         return Host.load(file)
-    from imagematrix.hardware.host.probe import probe
+    from imagematrix.hardware.host.probe import probe_hardware
 
-    return probe(root or "/", smi=nvidia_smi)
+    return probe_hardware(root or "/", smi=nvidia_smi)
 
 
 def choose_variant(

@@ -68,7 +68,7 @@ def run_slurm_task(words: Sequence[str]) -> int:
 
 
 def _start_container(image: str, task: SlurmTask, configuration: str | None) -> int:
-    from imagematrix.hardware.host.probe import probe
+    from imagematrix.hardware.host.probe import probe_hardware
     from imagematrix.integrations.slurm.task import find_task_gpus
     from imagematrix.launcher.daemonless.options import Bind, ContainerOptions, make_site_binds
     from imagematrix.launcher.docker.options import RunArgs
@@ -108,7 +108,7 @@ def _start_container(image: str, task: SlurmTask, configuration: str | None) -> 
         inherited=task.job_variables,
         own_processes=False,
     )
-    node = probe()
+    node = probe_hardware()
     if configuration is not None:
         _require_configured_node(configuration, task.environment, node)
     host, gpus = find_task_gpus(node, task.environment)

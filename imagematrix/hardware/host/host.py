@@ -29,15 +29,22 @@ class Cpu(Record):
     """The processors of a host, taken as one.
 
     `flags` are those that all CPUs have, by the kernel's names in lower case. `level` is the highest psABI
-    level that the flags reach ("x86-64-v3"), None on other architectures.
+    level that the flags reach ("x86-64-v3"), None on other architectures. `usable` is the number of CPUs
+    that the process which probed may use, None if unknown.
     """
 
     vendor: str | None
     model: str | None
     flags: frozenset[str]
     level: str | None
+    usable: int | None = None
 
-    to_json = describe_fields  # the `cpu` of the Host document
+    def to_json(self) -> dict[str, object]:
+        """Return the `cpu` object of the Host document."""
+        data = describe_fields(self)
+        if self.usable is None:  # as of the node of a captured tree, and in older documents
+            del data["usable"]
+        return data
 
 
 class Driver(Record):
@@ -222,6 +229,7 @@ def _read_cpu(fields: Fields) -> Cpu:
         model=cpu.get_text_or_none("model"),
         flags=frozenset(map(str.lower, cpu.get_texts("flags"))),
         level=cpu.get_text_or_none("level"),
+        usable=_read_natural_or_none(cpu, "usable"),
     )
 
 

@@ -28,13 +28,25 @@ CPUINFO_LIMIT = 16 * 1024 * 1024  # bytes; about 11,000 CPUs
 
 
 def probe(root: str | Path = "/", *, nvml: bool | None = None, smi: str | Path | None = None) -> Host:
-    """Return the Host whose files are below `root`.
+    """Return the Host whose files are below `root`, and of `/` the number of CPUs that this process may use.
 
     NVML is queried if `root` is `/` and NVIDIA's driver is detected; always if `nvml` is true, never if it is
     false. `smi` is a file with the output of `nvidia-smi -q -x`: driver and GPUs come from there, the rest
     from `root`. A fact that cannot be read is None and has a sentence in the Host's `warnings`; ProbeError is
     raised only if `root` contains no host at all.
     """
+    host = probe_hardware(root, nvml=nvml, smi=smi)
+    if not Tree(os.fspath(root)).live:
+        return host
+    from imagematrix.hardware.host.usable_cpus import add_usable_cpus
+
+    return add_usable_cpus(host)
+
+
+def probe_hardware(
+    root: str | Path = "/", *, nvml: bool | None = None, smi: str | Path | None = None
+) -> Host:
+    """Return the Host as `probe` does, without the number of CPUs, which only warm images need."""
     for path in (root, root if smi is None else smi):
         if not isinstance(path, str | os.PathLike):
             raise UsageError(f"{path!r:.80} is not the path of a captured tree or a dump")

@@ -10,7 +10,7 @@ from typing import Protocol
 from imagematrix.common.files import read_stamp
 from imagematrix.errors import EngineError, ImagematrixError, UsageError
 from imagematrix.hardware.host.host import Host
-from imagematrix.hardware.host.probe import probe
+from imagematrix.hardware.host.probe import probe_hardware
 from imagematrix.hardware.host.tree import Tree
 
 TYPE_CHECKING = False
@@ -101,7 +101,7 @@ class ReloadedHost:
     @classmethod
     def from_probe(cls) -> ReloadedHost:
         """Return this machine. A probe with NVML is slow: it follows a change in /proc, /sys or /dev."""
-        return cls(_read_state_without_nvml, probe)
+        return cls(_read_state_without_nvml, probe_hardware)
 
     def read_host(self) -> Host:
         """Return the host; see HostSource."""
@@ -120,4 +120,4 @@ def _read_state_without_nvml() -> Hashable:
     tree = Tree("/")
     gpus = tree.list_names(CAPABILITIES)
     instances = tuple((gpu, tree.list_names(f"{CAPABILITIES}/{gpu}/mig")) for gpu in gpus)
-    return probe(nvml=False), instances
+    return probe_hardware(nvml=False), instances

@@ -80,7 +80,7 @@ def test_paragraphs_of_help_are_folded_by_the_terminal_only(cli, monkeypatch):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_probes_neither_host_nor_engine(cli, engine, command, monkeypatch):
-    monkeypatch.setattr(prober, "probe", lambda *_, **__: pytest.fail("the host was probed"))
+    monkeypatch.setattr(prober, "probe_hardware", lambda *_, **__: pytest.fail("the host was probed"))
     result = cli(command, "--help")
     assert (result.code, result.err) == (0, "")
     assert command in result.out

@@ -104,7 +104,7 @@ def test_without_a_daemon_no_gpu_is_claimed(started, monkeypatch, capfd, may_ask
 
 
 def test_a_task_of_slurm_claims_no_gpu(started, monkeypatch, tmp_path, capfd, may_ask):
-    monkeypatch.setattr("imagematrix.hardware.host.probe.probe", lambda: HOST)
+    monkeypatch.setattr("imagematrix.hardware.host.probe.probe_hardware", lambda: HOST)
     monkeypatch.setattr(device, "list_permitted_minors", lambda _: (1,))
     names = ("IMAGEMATRIX_STORE", "IMAGEMATRIX_LOCKS", "HOME")
     variables = {name: os.environ[name] for name in names} | {"SLURM_JOB_ID": "7", "SLURM_STEP_GPUS": "0"}

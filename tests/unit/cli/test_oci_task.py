@@ -26,7 +26,7 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST"
 @pytest.fixture
 def run(started, tmp_path, monkeypatch, filled_store):
     """Call it with a job's variables and program; it returns the exit code and the calls of the runtime."""
-    monkeypatch.setattr("imagematrix.hardware.host.probe.probe", lambda: HOST)
+    monkeypatch.setattr("imagematrix.hardware.host.probe.probe_hardware", lambda: HOST)
     monkeypatch.setattr(device, "list_permitted_minors", lambda _: (1,))
     monkeypatch.setattr(configuration, "PLACES", (str(tmp_path / "slurm.conf"),))
     monkeypatch.chdir(tmp_path)

@@ -14,7 +14,7 @@ from imagematrix.cli.shared.inputs import load_node
 from imagematrix.hardware.host import cpuid
 from imagematrix.hardware.host import probe as probing
 from imagematrix.hardware.host.host import Host
-from imagematrix.hardware.host.probe import probe
+from imagematrix.hardware.host.probe import probe, probe_hardware
 from imagematrix.hardware.host.tree import Tree
 from imagematrix.hardware.vendors import cpuid as facts
 from imagematrix.hardware.vendors import marches
@@ -219,7 +219,7 @@ def test_this_machine_is_described_alike_by_select_and_by_its_saved_probe(hosts,
     cpuinfo.write_text(hosts.cpuinfo(hosts.Cpu("GenuineIntel", "Xeon", "lm avx2 avx_vnni")))
     monkeypatch.setattr(probing, "CPUINFO", str(cpuinfo))
     loader(tmp_path, monkeypatch, *hosts.diagnostics({0x6: SIERRA_FOREST}).splitlines()[:-1])
-    host = probe(nvml=False)
+    host = probe_hardware(nvml=False)
     assert "cmpccxadd" in host.cpu.flags
     assert Host.from_json(host.to_json()) == host == load_node(None, None, None, None)[0]
 

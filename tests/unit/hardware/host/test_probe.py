@@ -13,7 +13,7 @@ from imagematrix.hardware.host import cpu, nvml
 from imagematrix.hardware.host.gpus import NOT_QUERIED, SANDBOX
 from imagematrix.hardware.host.host import Cpu, Host
 from imagematrix.hardware.host.nvml import Nvml, NvmlGpu
-from imagematrix.hardware.host.probe import assemble_host, probe
+from imagematrix.hardware.host.probe import assemble_host, probe, probe_hardware
 from imagematrix.hardware.host.tree import Tree
 
 CPUINFO = (
@@ -541,7 +541,7 @@ def test_a_system_without_cpuinfo(monkeypatch):
     other = Cpu(vendor="Apple", model="M3", flags=frozenset({"asimd"}), level=None)
     monkeypatch.setattr(cpu, "read_from_library", lambda: (other, ("slow",)))
     monkeypatch.setattr(Tree, "read_text", lambda *_, **__: None)
-    host = probe(nvml=False)
+    host = probe_hardware(nvml=False)
     assert host.cpu == other
     assert "slow" in host.warnings
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from imagematrix.errors import UsageError
-from imagematrix.hardware.host.probe import probe
+from imagematrix.hardware.host.probe import probe_hardware
 from imagematrix.integrations.resolver import node
 from imagematrix.integrations.resolver.node import ReloadedHost
 
@@ -55,17 +55,17 @@ def test_machine_is_probed_again_when_it_changes(monkeypatch, tmp_path):
 
     def counted(**options):
         probes.append(options)
-        return probe(**options)
+        return probe_hardware(**options)
 
-    monkeypatch.setattr(node, "probe", counted)
+    monkeypatch.setattr(node, "probe_hardware", counted)
     probed = ReloadedHost.from_probe()
-    assert probed.read_host() == probe()
-    assert probed.read_host() == probe()
+    assert probed.read_host() == probe_hardware()
+    assert probed.read_host() == probe_hardware()
     assert probes.count({}) == 1
     folder = tmp_path / "gpu0" / "mig" / "gi1"
     folder.mkdir(parents=True)
     monkeypatch.setattr(node, "CAPABILITIES", str(tmp_path))
-    assert probed.read_host() == probe()
+    assert probed.read_host() == probe_hardware()
     assert probes.count({}) == 2
     folder.rmdir()
     probed.read_host()
