@@ -14,24 +14,12 @@ from imagematrix.common.record import Record
 from imagematrix.errors import UsageError
 from imagematrix.hardware.gpu_request.spec import ALL, NONE
 from imagematrix.images.catalog.labels import WARM_UP
+from imagematrix.images.warm.tools import ROOT, list_folders
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-ROOT = "/var/cache/warm"  # the folder in the container with the caches of all tools
-# The variables of the tools that compile at run time, each with its folder below ROOT.
-FOLDERS = {
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "TRITON_CACHE_DIR": "triton",
-    "VLLM_CACHE_ROOT": "vllm",
-    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
-    "CUDA_CACHE_PATH": "cuda",
-    "JAX_COMPILATION_CACHE_DIR": "jax",
-    "NUMBA_CACHE_DIR": "numba",
-    "WARP_CACHE_PATH": "warp",
-    "CUPY_CACHE_DIR": "cupy",
-}
 NETWORKS = (NONE, "engine")
 MATCHES = ("product", "compute")
 TIMEOUT_S = 20 * 60
@@ -178,7 +166,7 @@ def check_variable(name: str, value: str) -> None:
     if len(value) > VALUE or not value.isprintable():
         message = f"{name}: expected one line of at most {VALUE:,} characters"
         raise UsageError(message, remedy="put a longer text into a file of the image")
-    if name in FOLDERS:
+    if name in list_folders():
         check_cache_folder(name, value)
 
 

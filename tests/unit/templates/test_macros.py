@@ -11,7 +11,7 @@ from imagematrix.build.matrix.expand import expand_matrix
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.errors import UsageError
 from imagematrix.hardware.vendors import cuda
-from imagematrix.images.catalog import warm_up
+from imagematrix.images.warm import tools
 
 ROOT = Path(__file__).parents[3]
 DRIVER = '{{ debian.driver_stage(driver_base, driver, driver_series | default("", true)) }}'
@@ -55,10 +55,10 @@ def test_host_mode_installs_no_driver(macro):
 
 def test_caches_of_all_tools_are_in_the_folder_that_warm_images_have(macro):
     run, *variables = macro("{{ debian.warm_caches() }}").replace("\\\n", "\n").splitlines()
-    assert run == f"RUN install -d -m 1777 {warm_up.ROOT}"
+    assert run == f"RUN install -d -m 1777 {tools.ROOT}"
     words = " ".join(variables).split()
     assert words.pop(0) == "ENV"
-    folders = {name: f"{warm_up.ROOT}/{folder}" for name, folder in warm_up.FOLDERS.items()}
+    folders = {name: f"{tools.ROOT}/{folder}" for name, folder in tools.list_folders().items()}
     assert dict(word.split("=") for word in words) == folders
 
 

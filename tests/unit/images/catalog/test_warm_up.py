@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog.labels import WARM_UP
 from imagematrix.images.catalog.warm_up import (
-    FOLDERS,
     LARGEST,
     LONGEST_S,
     WarmUp,
@@ -20,6 +19,7 @@ from imagematrix.images.catalog.warm_up import (
     read_warm_up,
     write_warm_up,
 )
+from imagematrix.images.warm.tools import list_folders
 
 FULL = WarmUp(
     command=("serve", "--load-format", "dummy"),
@@ -141,7 +141,7 @@ def test_tokenizers_have_no_secrets():
     check_variable("TOKENIZERS_PARALLELISM", "false")
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", list_folders())
 @pytest.mark.parametrize(
     "folder", ["/root", "/root/.cache", "/home/me/x", "//tmp/x", "/opt/../tmp", "/opt/a/__pycache__"]
 )
