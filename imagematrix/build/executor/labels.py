@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.warm_up import write_warm_up
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def compose_labels(item: Planned, entry: Variant) -> dict[str, str]:
         image_labels[labels.PREFER] = ",".join(cell.image.prefer)
     if cell.image.defaults:
         image_labels[labels.DEFAULTS] = json.dumps(dict(cell.image.defaults), separators=(",", ":"))
+    if cell.warm_up:
+        image_labels[labels.WARM_UP] = write_warm_up(cell.warm_up)
     base = cell.properties.get("base")
     digest = item.identity.components.get(f"base {base}")
     if base and digest:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 DEPTH = 32
+SHELL = ("/bin/sh", "-c")  # of a command that is one line, as in a Dockerfile
 NODES = 1_000_000  # after aliases are followed; a matrix of 100,000 cells has a few hundred in the file
 
 
@@ -233,6 +234,13 @@ class NodeReader:
             if text is not None:
                 words.append((text, item.mark))
         return words
+
+    def _read_command(self, node: Node, what: str) -> tuple[str, ...]:
+        """Return the words of a command: those of a list, or a shell and its line; none if it is empty."""
+        words = tuple(word for word, _ in self._read_words(node, what))
+        if not (words and words[0]):
+            return ()
+        return (*SHELL, *words) if isinstance(node, Scalar) else words
 
     def _read_text(self, node: Node | None, what: str) -> str | None:
         if node is None:

@@ -16,6 +16,7 @@ from imagematrix.build.matrix.image_test import ImageTest
 from imagematrix.build.matrix.matrix import Exclude, Image, Include, Matrix, PlainPullCells
 from imagematrix.build.matrix.matrix_facts import MatrixFacts
 from imagematrix.build.matrix.problems import Mark, MatrixError, Problem
+from imagematrix.build.matrix.warm_up_reader import WarmUpReader
 from imagematrix.common import units
 from imagematrix.common.suggestions import SLIP, suggest_nearest
 from imagematrix.errors import UsageError
@@ -57,6 +58,7 @@ IMAGE = (
     "cpu_code",
     "compression",
     "test",
+    "warm_up",
     *BUILD_INPUT_KEYS,
 )
 # What to do about another value than `claim`.
@@ -67,7 +69,6 @@ CLAIMS = {
 AUDIT = ("march",)
 GLOB_EXPECTED = "a glob such as package/kernels_*.so"
 TEST = ("command", "network", "secrets", "mounts")
-SHELL = ("/bin/sh", "-c")  # of a test that is one line, as in a Dockerfile
 
 
 def load_matrix(path: str | Path, *, contexts: Sequence[Path] | None = ()) -> Matrix:
@@ -113,6 +114,7 @@ class _MatrixReader(NodeReader):
         self.text = text
         self.facts = MatrixFacts()
         self.layers = CompressionReader(self.problems)
+        self.warm_up = WarmUpReader(self.problems)
         self.compression = DEFAULT
 
     def read_matrix(self, root: document.Node) -> Matrix:
@@ -232,6 +234,7 @@ class _MatrixReader(NodeReader):
             ),
             compression=self.layers.read_compression(fields.get("compression"), self.compression),
             test=self._read_test(fields.get("test")),
+            warm_up=self.warm_up.read_warm_up(fields.get("warm_up")),
         )
 
     def _read_prefer(self, node: document.Node | None) -> tuple[str, ...]:
@@ -333,14 +336,14 @@ class _MatrixReader(NodeReader):
         if isinstance(node, document.Mapping):
             fields = self._read_map(node, "test", keys=TEST)
         command = self._require_field(node, fields, "command")
-        words = [word for word, _ in self._read_words(command, "test")] if command else []
+        words = self._read_command(command, "test") if command else ()
         network = self._read_text(fields.get("network"), "network") or "false"
         if network not in ("true", "false"):
             self._add_problem(f"{network!r} is neither true nor false", fields["network"].mark)
-        if command and not (words and words[0]):
+        if command and not words:
             self._add_problem("a test needs a command", command.mark, "such as test: [train, --self-check]")
         return ImageTest(
-            command=(*SHELL, *words) if isinstance(command, document.Scalar) else tuple(words),
+            command=words,
             network=network == "true",
             secrets=self._read_ids(fields, "secrets"),
             mounts=tuple(self._read_mounts(fields.get("mounts"))),

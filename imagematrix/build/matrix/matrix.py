@@ -8,6 +8,8 @@ from functools import cached_property
 from imagematrix.build.matrix.axis_values import HOST_DRIVER, is_covered
 from imagematrix.build.matrix.matrix_facts import MatrixFacts
 from imagematrix.common.image_reference import make_tag_word
+from imagematrix.common.record import replace
+from imagematrix.hardware.gpu_request.spec import NONE
 from imagematrix.hardware.vendors import device_code
 from imagematrix.images.catalog.catalog import HARDWARE
 from imagematrix.images.oci.compression import DEFAULT, Compression
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from imagematrix.build.matrix.image_test import ImageTest
     from imagematrix.build.matrix.problems import Mark
+    from imagematrix.images.catalog.warm_up import WarmUp
 
 GPU_AXES = ("compute", "driver")  # cells without CUDA do not have them
 NO_CUDA = "none"  # the value of the axis cuda that makes CPU-only cells
@@ -48,7 +51,8 @@ class Image:
     an image for GPUs needs no device code that an audit sees: its programs compile it when they run.
     `optional_code` are globs of files that may lack device code for a GPU, because the image does not use
     them there. `compression` is that of the layers that its build writes. `test` runs in each built image
-    before it is tagged, or is None; it is not part of the identity.
+    before it is tagged, or is None; it is not part of the identity. `warm_up` fills the caches of code that
+    its programs compile when they run, or is None.
     """
 
     name: str
@@ -69,6 +73,7 @@ class Image:
     optional_code: tuple[str, ...] = ()
     compression: Compression = DEFAULT
     test: ImageTest | None = None
+    warm_up: WarmUp | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +186,12 @@ class Cell:
     def optional_code(self) -> tuple[str, ...]:
         """The globs of files whose device code is optional, none in a CPU-only cell."""
         return () if self.cuda is None else self.image.optional_code
+
+    @property
+    def warm_up(self) -> WarmUp | None:
+        """The warm-up of the image, which gets no GPU in a CPU-only cell, or None."""
+        stated = self.image.warm_up
+        return replace(stated, gpus=NONE) if stated and self.cuda is None else stated
 
     @property
     def platform(self) -> str:

@@ -10,6 +10,7 @@ from imagematrix.build.trim import rules
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import CLAIM
+from imagematrix.images.catalog.warm_up import write_warm_up
 from imagematrix.images.oci.manifest import compute_digest
 
 TYPE_CHECKING = False
@@ -76,6 +77,7 @@ def identify(
             **({"cpu code": CLAIM} if cell.claims_flags else {}),
             **({"device code": CLAIM} if cell.claims_code else {}),
             **({"optional device code": json.dumps(list(cell.optional_code))} if cell.optional_code else {}),
+            **({"warm_up": compute_digest(write_warm_up(cell.warm_up).encode())} if cell.warm_up else {}),
             # These decide which image of a version each node gets, so a version cannot change them.
             **({"prefer": ",".join(cell.image.prefer)} if cell.image.prefer else {}),
             **({"defaults": ",".join(map("=".join, cell.image.defaults))} if cell.image.defaults else {}),

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from imagematrix.build.dockerfile import dockerfile as dockerfiles
+from imagematrix.build.dockerfile.cache_folders import find_cache_faults
 from imagematrix.build.dockerfile.instructions import DockerfileError
 from imagematrix.build.dockerfile.render import Renderer, complete_dockerfile
 from imagematrix.build.dockerfile.template_error import TemplateError, locate_faults, merge_errors
@@ -157,6 +158,8 @@ class _Planner:
             text = complete_dockerfile(rendering.text, cell, self._inputs.build_inputs.args)
             images = dockerfiles.list_bases(text)
             faults = self._find_missing_sources(cell, text) if cell.image.context is None else []
+            if cell.image.warm_up:
+                faults += find_cache_faults(text)
         except DockerfileError as error:
             cause, text, images = error, error.dockerfile, ()
             faults = [*error.faults, *dockerfiles.find_faults(text)]

@@ -11,6 +11,7 @@ import re
 
 from imagematrix.common.json_documents import Fields, parse_json
 from imagematrix.common.record import Record
+from imagematrix.common.suggestions import require_known
 from imagematrix.errors import UsageError
 from imagematrix.hardware.gpu_request.spec import ALL, NONE
 from imagematrix.images.catalog.labels import WARM_UP
@@ -18,7 +19,7 @@ from imagematrix.images.warm.tools import ROOT, list_folders
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sized
 
 NETWORKS = (NONE, "engine")
 MATCHES = ("product", "compute")
@@ -37,7 +38,7 @@ PATH = re.compile(r"(?:/(?!\.\.?(?:/|$))[A-Za-z0-9._@+=~-]{1,255}){1,64}", re.AS
 # TOKENIZERS_PARALLELISM and the like hold no secret.
 SECRET = re.compile("TOKEN(?!IZER)|KEY|PASSWORD|PASSWD|SECRET|CREDENTIAL", re.IGNORECASE)
 PRIVATE = ("/root", "/home", "/tmp")  # noqa: S108 - folders that a cache must not be in
-ADVICE = f"a cache belongs below {ROOT}: write {{{{ debian.warm_caches() }}}} in the template"
+ADVICE = f"leave it out, and write {{{{ debian.warm_caches() }}}} in the template: caches belong below {ROOT}"
 
 
 class WarmUp(Record):
@@ -111,15 +112,14 @@ def check_warm_up(warm_up: WarmUp) -> None:
     """Raise UsageError, with the remedy, for the first value that a warm-up cannot have."""
     check_command(warm_up.command)
     check_gpus(warm_up.gpus)
-    check_timeout(warm_up.timeout_s)
-    check_size(warm_up.max_size)
-    for value, known in ((warm_up.network, NETWORKS), (warm_up.match, MATCHES)):
-        if value not in known:
-            raise UsageError(f"{value[:40]!r} is neither {' nor '.join(known)}")
-    _check_number(warm_up.environment, VARIABLES, "variables")
+    check_timeout(warm_up.timeout_s, f"{warm_up.timeout_s} s")
+    check_size(warm_up.max_size, f"{warm_up.max_size} bytes")
+    require_known(warm_up.network, NETWORKS, "network")
+    require_known(warm_up.match, MATCHES, "match")
+    check_number(warm_up.environment, VARIABLES, "variables")
     for variable, value in warm_up.environment:
         check_variable(variable, value)
-    _check_number(warm_up.inputs, INPUTS, "inputs")
+    check_number(warm_up.inputs, INPUTS, "inputs")
     for position, (name, path) in enumerate(warm_up.inputs):
         check_input(name, path, warm_up.inputs[:position])
 
@@ -141,18 +141,24 @@ def check_gpus(text: str) -> None:
         raise UsageError(f"{text[:40]!r} is no number of GPUs", remedy="write all, none or a count such as 1")
 
 
-def check_timeout(timeout_s: int | None) -> None:
-    """Raise UsageError if a warm-up cannot have so many seconds; None stands for what is no time."""
+def check_timeout(timeout_s: int | None, shown: str) -> None:
+    """Raise UsageError, which shows the time as it is written, if a warm-up cannot have so many seconds."""
     if timeout_s is None or not 0 < timeout_s <= LONGEST_S:
         remedy = f"write a time from 1s to {LONGEST_S // 3600}h, such as 20m"
-        raise UsageError("this is not a time that a warm-up can take", remedy=remedy)
+        raise UsageError(f"{shown[:40]!r} is no time that a warm-up can take", remedy=remedy)
 
 
-def check_size(size: int | None) -> None:
-    """Raise UsageError if caches cannot have so many bytes; None stands for what is no size."""
+def check_size(size: float | None, shown: str) -> None:
+    """Raise UsageError, which shows the size as it is written, if caches cannot have so many bytes."""
     if size is None or not 0 < size <= LARGEST:
         remedy = f"write a size from 1MB to {LARGEST // 1024**3}GiB, such as 2GiB"
-        raise UsageError("this is not a size that caches can have", remedy=remedy)
+        raise UsageError(f"{shown[:40]!r} is no size that caches can have", remedy=remedy)
+
+
+def check_number(entries: Sized, most: int, what: str) -> None:
+    """Raise UsageError if there are more than `most` entries."""
+    if len(entries) > most:
+        raise UsageError(f"more than {most} {what}", remedy="put what they say into a file of the image")
 
 
 def check_variable(name: str, value: str) -> None:
@@ -196,11 +202,6 @@ def check_input(name: str, path: str, others: Iterable[tuple[str, str]] = ()) ->
     for other, taken in others:
         if _overlap(path, taken):
             raise UsageError(f"{path} overlaps {taken}, the input {other}", remedy="give each its own folder")
-
-
-def _check_number(entries: tuple[tuple[str, str], ...], most: int, what: str) -> None:
-    if len(entries) > most:
-        raise UsageError(f"more than {most} {what}", remedy="put what they say into a file of the image")
 
 
 def _overlap(path: str, other: str) -> bool:

@@ -96,6 +96,16 @@ def test_shipped_matrix_conforms(shipped, conforms, loader):
         ("axes:", "compression: {type: zstd, level: 20}\naxes:"),
         ("context: .", "context: .\n    compression: {type: gzip, level: 10}"),
         ("context: .", "context: .\n    compression: {type: gzip, level: '0'}"),
+        ("context: .", "context: .\n    warm_up: {}"),
+        ("context: .", "context: .\n    warm_up: {command: []}"),
+        ("context: .", "context: .\n    warm_up: {command: a, gpu: 1}"),
+        ("context: .", "context: .\n    warm_up: {command: a, gpus: 0}"),
+        ("context: .", "context: .\n    warm_up: {command: a, timeout: 0m}"),
+        ("context: .", "context: .\n    warm_up: {command: a, max_size: much}"),
+        ("context: .", "context: .\n    warm_up: {command: a, network: host}"),
+        ("context: .", "context: .\n    warm_up: {command: a, match: cpu}"),
+        ("context: .", "context: .\n    warm_up: {command: a, environment: {Hf_Token: x}}"),
+        ("context: .", "context: .\n    warm_up: {command: a, inputs: {model: models}}"),
     ],
 )
 def test_schema_rejects_what_validate_rejects(project, conforms, change):
@@ -110,6 +120,16 @@ def test_schema_rejects_what_validate_rejects(project, conforms, change):
 )
 def test_every_compression_conforms(project, conforms, loader, compression):
     path = project(("axes:", f"compression: {compression}\naxes:"))
+    load_matrix(path)
+    conforms(yaml.load(path.read_text(), loader))  # noqa: S506 - both are safe
+
+
+@pytest.mark.parametrize("loader", [yaml.SafeLoader, yaml.BaseLoader])
+def test_every_key_of_a_warm_up_conforms(project, conforms, loader):
+    keys = "gpus: 2, timeout: 1h, network: engine, max_size: 1.5GiB, match: compute"
+    variables = "{TOKENIZERS_PARALLELISM: false, OMP_NUM_THREADS: 4}"
+    command = f"command: [serve, --port, 8000], environment: {variables}, inputs: {{model: /models/m}}"
+    path = project(("context: .", f"context: .\n    warm_up: {{{command}, {keys}}}"))
     load_matrix(path)
     conforms(yaml.load(path.read_text(), loader))  # noqa: S506 - both are safe
 

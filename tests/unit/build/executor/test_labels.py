@@ -12,6 +12,8 @@ from imagematrix.build.matrix.load import load_matrix
 from imagematrix.hardware.vendors import marches
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import UserModeDriver
+from imagematrix.images.catalog.warm_up import WarmUp, read_warm_up
+from imagematrix.images.oci.manifest import compute_digest
 
 FLAGS = frozenset({"avx2", "avx512f"})
 GPU = "cuda=12.4,compute=8.9,driver=550.163.01,march=znver4"
@@ -74,6 +76,23 @@ def test_preference_is_in_labels_and_identity(planned):
     assert labels.read_terms(labels_of(item), item.reference).prefer == ("cuda", "driver")
     assert labels.read_terms(labels_of(usual), item.reference) == labels.Terms()
     assert "prefer" in item.identity.find_changed_components(usual.identity.components)
+
+
+WARM = add_option("warm_up: {command: [train], gpus: 2, inputs: {model: /models/m}}")
+
+
+@pytest.mark.parametrize(("only", "gpus"), [("cuda=none,march=znver4", "none"), (GPU, "2")])
+def test_warm_up_is_in_labels_and_identity_where_it_is_stated(planned, only, gpus):
+    (usual,) = planned(only=only).with_status("build")
+    assert labels.WARM_UP not in labels_of(usual)
+    (item,) = planned(WARM, only=only).with_status("build")
+    own = labels_of(item)
+    assert read_warm_up(own) == WarmUp(command=("train",), gpus=gpus, inputs=(("model", "/models/m"),))
+    assert "warm_up" in item.identity.find_changed_components(usual.identity.components)
+    assert own.keys() - labels_of(usual).keys() == {labels.WARM_UP}
+    # An index has the inputs of each variant, which stay small.
+    assert item.identity.components["warm_up"] == compute_digest(own[labels.WARM_UP].encode())
+    assert labels.WARM_UP not in labels.select_annotations(own)
 
 
 OWN = add_axis("python: ['3.11', '3.13']\n  cc: [gcc-14]")

@@ -10,6 +10,7 @@ from imagematrix.build.matrix.image_test import ImageTest
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.matrix.problems import MatrixError
 from imagematrix.errors import ImagematrixError, UsageError
+from imagematrix.images.catalog.warm_up import WarmUp
 
 
 def message(path):
@@ -78,6 +79,98 @@ def test_mounts_of_a_test_are_files_beside_the_matrix(project):
 def test_invalid_test_is_rejected(project, text, fault):
     with pytest.raises(MatrixError, match=fault):
         load_matrix(project(add_option(f"test: {text}")))
+
+
+def test_warm_up_has_what_is_stated(project):
+    text = """warm_up:
+      command: [serve, --load-format, dummy]
+      gpus: 2
+      timeout: 1h
+      environment: {TOKENIZERS_PARALLELISM: false, OMP_NUM_THREADS: 4}
+      inputs: {tokenizer: /models/t, model: /models/m}
+      network: engine
+      max_size: 1.5GiB
+      match: compute"""
+    (image,) = load_matrix(project(add_option(text))).images
+    assert image.warm_up == WarmUp(
+        command=("serve", "--load-format", "dummy"),
+        gpus="2",
+        timeout_s=3600,
+        environment=(("OMP_NUM_THREADS", "4"), ("TOKENIZERS_PARALLELISM", "false")),
+        inputs=(("model", "/models/m"), ("tokenizer", "/models/t")),
+        network="engine",
+        max_size=1610612736,
+        match="compute",
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("train --warm-up", ("/bin/sh", "-c", "train --warm-up")),
+        ("[train, --warm-up]", ("train", "--warm-up")),
+    ],
+)
+def test_command_of_a_warm_up_is_a_line_or_words(project, command, words):
+    (image,) = load_matrix(project(add_option(f"warm_up: {{command: {command}}}"))).images
+    assert image.warm_up == WarmUp(command=words)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("train", "7:14: warm_up: expected a map, found the word 'train'"),
+        ("{}", "7:14: 'command' is missing\n  write command: [train, --warm-up]"),
+        ("{command: []}", "7:24: a warm-up needs a command\n  such as command: [train, --warm-up]"),
+        ("{command: ''}", "7:24: a warm-up needs a command"),
+        ("{command: [a, [b]]}", "7:28: command: expected a word, found a list"),
+        ("{commands: a}", "7:15: warm_up has no 'commands'\n  did you mean 'command'?"),
+        ("{command: a, gpus: 0}", "7:33: '0' is no number of GPUs\n  write all, none or a count such as 1"),
+        ("{command: a, gpus: [1]}", "7:33: gpus: expected a word, found a list"),
+        (
+            "{command: a, timeout: 0m}",
+            "7:36: '0m' is no time that a warm-up can take\n  write a time from 1s to 24h, such as 20m",
+        ),
+        ("{command: a, timeout: 2d}", "7:36: '2d' is no time that a warm-up can take"),
+        ("{command: a, timeout: 20}", "7:36: '20' is no time that a warm-up can take"),
+        (
+            "{command: a, max_size: 33GiB}",
+            "7:37: '33GiB' is no size that caches can have\n  write a size from 1MB to 32GiB, such as 2GiB",
+        ),
+        ("{command: a, max_size: 0GB}", "7:37: '0GB' is no size that caches can have"),
+        ("{command: a, network: engin}", "7:36: invalid network: 'engin'\n  did you mean 'engine'?"),
+        ("{command: a, match: gpu}", "7:34: invalid match: 'gpu'\n  one of product, compute"),
+        (
+            "{command: a, environment: {HF_TOKEN: x}}",
+            "7:41: HF_TOKEN looks like a secret, which a warm-up does not get: a cache shows it to everyone",
+        ),
+        ("{command: a, environment: {A-B: x}}", "7:41: 'A-B' cannot be the name of a variable"),
+        ("{command: a, environment: {A: [x]}}", "7:44: A: expected a word, found a list"),
+        (
+            "{command: a, environment: {NUMBA_CACHE_DIR: /tmp/numba}}",
+            "7:41: NUMBA_CACHE_DIR: a cache in /tmp/numba breaks when another user runs the image (--user)",
+        ),
+        ("{command: a, inputs: [m]}", "7:35: inputs: expected a map, found a list"),
+        ("{command: a, inputs: {m: models}}", "7:36: 'models' is not the absolute path of a folder"),
+        ("{command: a, inputs: {m: /a/../b}}", "7:36: '/a/../b' is not the absolute path of a folder"),
+        ("{command: a, inputs: {m: /var}}", "7:36: /var overlaps /var/cache/warm, where the caches are"),
+        (
+            "{command: a, inputs: {m: /m, t: /m/t}}",
+            "7:43: /m/t overlaps /m, the input m\n  give each its own folder",
+        ),
+    ],
+)
+def test_errors_of_a_warm_up_have_a_position_and_a_remedy(project, text, expected):
+    assert expected in message(project(add_option(f"warm_up: {text}")))
+
+
+def test_numbers_of_variables_and_inputs_are_limited(project):
+    variables = ", ".join(f"A{number}: x" for number in range(101))
+    inputs = ", ".join(f"i{number}: /m/{number}" for number in range(33))
+    text = f"warm_up: {{command: a, environment: {{{variables}}}, inputs: {{{inputs}}}}}"
+    found = message(project(add_option(text)))
+    assert "7:40: more than 100 variables" in found
+    assert "more than 32 inputs" in found
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,7 @@ def move_base(_tmp_path, backend):
         ([("context: .", "context: .\n    prefer: [cuda]")], {}, change_nothing, ["prefer"]),
         ([("context: .", "context: .\n    cpu_code: claim")], {}, change_nothing, ["cpu code"]),
         ([("context: .", "context: .\n    budget: 1G")], {}, change_nothing, []),
+        ([("context: .", "context: .\n    warm_up: {command: a}")], {}, change_nothing, ["warm_up"]),
         (
             [('"12.4": {base: "debian:trixie"', '"12.4": {base: "debian:sid"')],
             {},

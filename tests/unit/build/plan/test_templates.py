@@ -72,6 +72,17 @@ def test_a_template_with_faults_is_read_once_for_all_cells(planned, monkeypatch)
     assert read.count("training.j2") == 1
 
 
+def test_caches_of_one_user_are_faults_where_the_image_is_warmed(planned):
+    template = "FROM {{ base }}\nENV NUMBA_CACHE_DIR=/root/.cache/numba\n"
+    assert planned(template=template)
+    with pytest.raises(TemplateError) as caught:
+        planned(add_option("warm_up: {command: train}"), template=template)
+    (found,) = messages(caught.value)
+    assert found.startswith("training.j2:2:5: NUMBA_CACHE_DIR: a cache in /root/.cache/numba breaks when ")
+    assert found.endswith(" (in training:v1 cpu-x86-64-v3 and 11 other cells)")
+    assert "write {{ debian.warm_caches() }} in the template" in str(caught.value.remedy)
+
+
 def test_images_that_share_a_template_are_named(planned):
     two = add_key("  serving:\n    version: v7\n    template: training.j2")
     with pytest.raises(TemplateError, match=r"\(in training:v1 cpu-znver4 and 1 other cell\)"):
