@@ -93,7 +93,7 @@ counts: $(VENV)/.dev
 
 fuzz: $(VENV)/.dev
 	IMAGEMATRIX_FUZZ=1000000 $(BIN)/python -m pytest -n auto -m fuzz tests/unit/audit
-	IMAGEMATRIX_FUZZ=100000 $(BIN)/python -m pytest -m fuzz tests/unit/build/trim
+	IMAGEMATRIX_FUZZ=100000 $(BIN)/python -m pytest -m fuzz tests/unit/build/trim tests/unit/images/warm
 	IMAGEMATRIX_FUZZ=1 $(BIN)/python -m pytest -n auto -m "hypothesis and not fuzz" tests/unit
 
 # Two groups of files at a time, each with its own engines, in the order of tests/engine/conftest.py.
