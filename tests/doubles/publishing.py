@@ -13,8 +13,11 @@ from imagematrix.build.plan.protocols import BuildRequest, BuildSources, BuiltIm
 from imagematrix.build.stores.registry import RegistryStore
 from imagematrix.hardware.vendors import marches
 from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.image_index import IndexEntry, make_platform
+from imagematrix.images.catalog.warm_image import make_warm_tag
 from imagematrix.images.oci.registry import Registry
 
+KEY = digest(b"key")  # of a warm image
 VARIANT = {"platform": "linux/amd64", "march": "znver4", "cpu_flags": ["avx2"]}
 
 
@@ -112,6 +115,47 @@ def add_variant(repository):
     def call(cell, made_of="1", *, layer=b"layer", packed=LAYER, **changes):
         own = labels_of(cell, made_of, **changes)
         return repository.image(tag(own), own, layer=layer, packed=packed)
+
+    return call
+
+
+def warm_label(base, key=KEY, **changes):
+    """Return what a warm image of a variant says of itself, by its keys in JSON."""
+    return {
+        "schema": 1,
+        "base": base,
+        "key": key,
+        "match": {"cpu": {"flags": ["avx2"]}},
+        "command": ["warm"],
+        "inputs": {},
+        "date": "2026-11-29T12:00:00Z",
+        "seconds": {"cold": 48.2, "warm": 11.0},
+        "tools": {"numba": "0.62.1"},
+        "content": "opaque",
+        "proofs": {"image-user": "proved"},
+        "reproducible": False,
+        "why_not_reproducible": "compilers write what they measured",
+    } | changes
+
+
+@pytest.fixture
+def add_warm(repository):
+    """Call it with a variant's digest, and changes of the label, to put a warm image into the registry.
+
+    It returns the image's entry in the index of a version.
+    """
+
+    def call(base, key=KEY, *, version="v1", layer=b"caches", **changes):
+        text = json.dumps(warm_label(base, key, **changes))
+        tag = make_warm_tag(version, base, key)
+        pushed = repository.image(tag, {labels.WARM: text}, layer=layer)
+        return IndexEntry(
+            digest=pushed,
+            size=len(repository.manifests[pushed][1]),
+            media_type=MANIFEST,
+            annotations={labels.WARM: text, labels.SIZE: str(len(layer))},
+            platform=make_platform(None),
+        )
 
     return call
 

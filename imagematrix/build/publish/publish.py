@@ -54,12 +54,14 @@ class IndexSelection:
 
     If a cell has several images with different inputs, the one with a tag of `tags` is taken. `find_needed`
     returns the cells that hosts need of those that these entries are of; without it, all are needed.
-    `plain_pull` are the cells, by platform, that the matrix names for plain pulls.
+    `plain_pull` are the cells, by platform, that the matrix names for plain pulls. `warm` are entries of warm
+    images, of which those of variants in the index are added.
     """
 
     tags: Collection[str] = ()
     find_needed: Callable[[Sequence[IndexEntry]], Collection[str]] | None = None
     plain_pull: Mapping[str, str] = field(default_factory=dict)
+    warm: Sequence[IndexEntry] = ()
 
 
 EVERYTHING = IndexSelection()
@@ -80,7 +82,7 @@ def publish(
     Entries stay in an index, except, with `repair`, those whose images the registry lost: the manifest, or a
     blob, in which case the rest of the image is deleted so that builds make it again. The `aliases` are tags
     that are moved to the index; only they ever move. `versions` are those of the image that the matrix names.
-    `sign` signs the manifests with these digests: the index, and each variant in it.
+    `sign` signs the manifests with these digests: the index, and each variant and warm image in it.
 
     Raises UnknownImageError if there is no variant, or if the registry lost one. Raises TagMovedError if two
     variants of one cell have different inputs and none is selected, if the version's tag has something else
@@ -107,7 +109,7 @@ def publish(
             # Before the tag: no node that requires signatures finds a version without them.
             digest = compute_digest(draft.raw)
             registry.push_manifest(digest, draft.raw, INDEX)
-            sign([digest, *draft.digests])
+            sign([digest, *draft.digests, *draft.warm])
 
         # Another client may publish an older list of images at the same time, so the index counts as
         # published only after it was read back.
@@ -139,12 +141,13 @@ def publish(
 class _IndexDraft:
     """An index that is not tagged yet, as `raw` bytes.
 
-    `digests` are those of its variants, `defaults` answer plain pulls. `others` and `unneeded` are the tags
-    of images that it leaves out, as in Published.
+    `digests` are those of its variants, `warm` those of its warm images; `defaults` answer plain pulls.
+    `others` and `unneeded` are the tags of images that it leaves out, as in Published.
     """
 
     raw: bytes
     digests: tuple[str, ...]
+    warm: tuple[str, ...]
     defaults: list[PlatformDefault]
     others: list[str]
     unneeded: list[str]
@@ -178,7 +181,8 @@ def _draft_index(
     }
 
     # Only the entries that answer plain pulls get a platform that engines have.
-    entries = variants | before | attestations
+    warm_images = {entry.digest: entry for entry in selection.warm if entry.subject in variants | before}
+    entries = warm_images | variants | before | attestations
     published_defaults = default_platform.find_defaults(survey.entries)
     defaults = default_platform.choose_defaults(
         name, (entries[digest] for digest in variants), published_defaults, selection.plain_pull
@@ -198,6 +202,7 @@ def _draft_index(
     return _IndexDraft(
         raw=raw,
         digests=tuple(variants),
+        warm=tuple(digest for digest, entry in entries.items() if entry.warm),
         defaults=defaults,
         others=others,
         unneeded=[entry.tag for entry in unneeded],

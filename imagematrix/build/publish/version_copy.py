@@ -14,6 +14,7 @@ from imagematrix.common.text import quote_word
 from imagematrix.errors import EngineError, TagMovedError, UnknownImageError, UsageError
 from imagematrix.images.catalog import image_index, labels
 from imagematrix.images.catalog.signature_guard import make_guard
+from imagematrix.images.catalog.warm_image import make_warm_tag
 from imagematrix.images.oci.decompression import HashedStream
 from imagematrix.images.oci.manifest import INDEX, Descriptor, ImageIndex, ImageManifest, parse_manifest
 from imagematrix.images.trust.signature import make_signature_tag
@@ -46,20 +47,23 @@ def copy_version(
 ) -> Published:
     """Copy a published version to another repository, and publish it there, with the `aliases`.
 
-    Its images keep their digests; so does its index, if the repositories have the same name in their
-    registries and the target had no other images of the version. Signatures go with what they sign, before
-    the version has its tag; `sign` adds others, as it does for `publish`. `on_copied` is told the tag of each
-    image that was not there. The version has to satisfy the `policies` in both places.
+    Its images, warm ones too, keep their digests; so does its index, if the repositories have the same name
+    in their registries and the target had no other images of the version. Signatures go with what they sign,
+    before the version has its tag; `sign` adds others, as it does for `publish`. `on_copied` is told the tag
+    of each image that was not there. The version has to satisfy the `policies` in both places.
 
     Raises UnknownImageError if the source lacks the version or a part of it, TagMovedError if the target has
     something else under a tag, SignatureError, and EngineError if a registry refuses or is not reached.
     """
-    entries = _read_published(source, version, policies)
+    entries, warm_images = _read_published(source, version, policies)
     target_guard = make_guard(target, policies)
     with make_scratch_folder() as folder:
         copier = _VersionCopier(source, target, folder)
         with ThreadPoolExecutor(max_workers=PARALLEL_IMAGES) as pool:
-            for tag, is_new in pool.map(copier.copy_variant, entries):
+            tags = {entry.tag: entry.digest for entry in entries} | {
+                tag: entry.digest for tag, entry in warm_images.items()
+            }
+            for tag, is_new in zip(tags, pool.map(copier.copy_image, tags, tags.values()), strict=True):
                 if is_new:
                     on_copied(tag)
 
@@ -82,18 +86,25 @@ def copy_version(
                 for entry in entries
                 if not entry.hidden
             },
+            warm=[*warm_images.values()],
         )
         return publish(target, version, aliases, selection=selection, sign=copy_and_sign)
 
 
-def _read_published(source: Registry, version: str, policies: Sequence[SignaturePolicy]) -> list[IndexEntry]:
-    """Return the variants of a published version, as policies allow it."""
+def _read_published(
+    source: Registry, version: str, policies: Sequence[SignaturePolicy]
+) -> tuple[list[IndexEntry], dict[str, IndexEntry]]:
+    """Return the variants of a published version, as policies allow it, and its warm images by tag.
+
+    A warm image that the registry lost, or that is damaged, is left out: nothing needs it.
+    """
     name = f"{source.name}:{version}"
     index = source.find_manifest(version)
     if index is None:
         remedy = f"see `imagematrix ls {quote_word(source.name)}`"
         raise UnknownImageError(f"the registry has no published version {name}", remedy=remedy)
-    entries = [entry for entry in image_index.read_published(index, source.name, version) if entry.ours]
+    published = image_index.read_published(index, source.name, version)
+    entries = [entry for entry in published if entry.ours]
     if not entries:
         raise UnknownImageError(f"{name} has no variants", remedy="publish it first")
     for entry in entries:
@@ -101,7 +112,12 @@ def _read_published(source: Registry, version: str, policies: Sequence[Signature
             raise UsageError(f"{name} has {entry.tag}, which is an image of another version")
     if guard := make_guard(source, policies):
         guard.require_signed_index(version, index.digest, entries)
-    return entries
+    warm_images = {
+        make_warm_tag(version, label.base, label.key): entry
+        for entry in published
+        if (label := entry.read_warm_label()) and source.digest(entry.digest)
+    }
+    return entries, warm_images
 
 
 class _VersionCopier:
@@ -113,24 +129,24 @@ class _VersionCopier:
         self._folder = folder
         self._blobs: SingleFlight[str, None] = SingleFlight()
 
-    def copy_variant(self, entry: IndexEntry) -> tuple[str, bool]:
-        """Copy a variant with its attestations; return its tag, and whether it was not there."""
-        manifest = self._source.find_manifest(entry.tag)
+    def copy_image(self, tag: str, digest: str) -> bool:
+        """Copy an image, with its attestations, to a tag; return whether it was not there."""
+        manifest = self._source.find_manifest(tag)
         # A tag may lead elsewhere by now; what the index of the version names is what is copied.
-        if manifest is None or entry.digest not in (
+        if manifest is None or digest not in (
             manifest.digest,
-            image_index.get_attested_digest(manifest, entry.tag),
+            image_index.get_attested_digest(manifest, tag),
         ):
-            manifest = self._read_manifest(entry.digest)
-        present = self._target.digest(entry.tag)
+            manifest = self._read_manifest(digest)
+        present = self._target.digest(tag)
         if present not in (None, manifest.digest):
             raise TagMovedError(
-                f"{self._target.name}:{entry.tag} exists as {present}, not as {manifest.digest}",
+                f"{self._target.name}:{tag} exists as {present}, not as {manifest.digest}",
                 remedy="a tag never moves; delete that image from the registry, or raise the version",
             )
         if present is None:
-            self._push(entry.tag, manifest)
-        return entry.tag, present is None
+            self._push(tag, manifest)
+        return present is None
 
     def copy_signatures(self, digest: str) -> None:
         """Copy the signatures of a manifest, in both forms that cosign reads."""

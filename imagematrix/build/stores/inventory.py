@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from imagematrix.errors import TagMovedError
 from imagematrix.images.catalog import image_index, labels
 from imagematrix.images.catalog.registry import read_entry
+from imagematrix.images.catalog.warm_image import make_warm_tag
 from imagematrix.images.oci.manifest import INDEX, INDEXES, Descriptor, ImageIndex, parse_manifest
 from imagematrix.images.oci.registry import Registry
 
@@ -39,10 +40,10 @@ class Inventory:
     """What a repository has.
 
     `items` are by digest: whatever a tag names, and what that names in turn, if it is there. `published` are
-    the entries of the index of each version, `pushed` the version of each tag of a variant. `aliases` has the
-    version of the index that a tag has, for tags with another name than the version. `attached` is the digest
-    to which the content of a tag is attached. `referrers` are the manifests with a subject, by the subject,
-    as far as the registry was asked.
+    the entries of the index of each version, `pushed` the version of each tag of a variant or a warm image.
+    `aliases` has the version of the index that a tag has, for tags with another name than the version.
+    `attached` is the digest to which the content of a tag is attached. `referrers` are the manifests with a
+    subject, by the subject, as far as the registry was asked.
     """
 
     tags: Mapping[str, str]
@@ -126,11 +127,14 @@ class RepositoryReader(Registry):
         return replace(inventory, items=dict(self._items), referrers=referrers)
 
     def _find_owner(self, tag: str) -> str | None:
-        """Return the version of the variant with a tag; None if the tag has anything else.
+        """Return the version of the variant or the warm image with a tag; None if the tag has anything else.
 
         Of an attested image that is gone, its tag tells: an interrupted removal leaves such an index behind.
         """
         entry = read_entry(self, tag)
+        if entry and (label := entry.read_warm_label()):
+            version = labels.get_version(tag)
+            return version if tag == make_warm_tag(version, label.base, label.key) else None
         if entry:
             return entry.annotations[labels.VERSION] if entry.ours and entry.tag == tag else None
         manifest, match = self.find_manifest(tag), VARIANT.fullmatch(tag)

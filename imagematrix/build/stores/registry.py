@@ -372,8 +372,8 @@ class VersionSurvey:
 
     @property
     def alive(self) -> list[IndexEntry]:
-        """The entries of the index except lost ones and attestations of lost ones."""
-        return [entry for entry in self.entries if not {entry.digest, entry.attests} & self.lost]
+        """The entries of the index except lost ones, and attestations and warm images of lost ones."""
+        return [entry for entry in self.entries if not {entry.digest, entry.subject} & self.lost]
 
 
 class CompletenessCheck:

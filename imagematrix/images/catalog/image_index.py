@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from imagematrix.common import json_documents
 from imagematrix.common.image_reference import Reference
+from imagematrix.common.record import replace
 from imagematrix.errors import TagMovedError, UsageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import Catalog
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from imagematrix.images.catalog.catalog import Variant
+    from imagematrix.images.catalog.warm_image import WarmImage, WarmLabel
     from imagematrix.images.oci.manifest import Manifest
 
 IMAGES = tuple(kind for kind in MANIFESTS if kind not in INDEXES)
@@ -47,6 +50,31 @@ class IndexEntry(Descriptor):
     def hidden(self) -> bool:
         """Whether engines that choose by platform ignore it."""
         return self.platform.get("os") == UNKNOWN
+
+    @property
+    def warm(self) -> bool:
+        """Whether it is a warm image of a variant."""
+        return labels.WARM in self.annotations and not self.ours
+
+    def read_warm_label(self) -> WarmLabel | None:
+        """Return what a warm image says of itself; None of anything else, and if it is damaged or newer.
+
+        A warm image only saves time, so a damaged one is left out, and keeps no node from its variant.
+        """
+        if not self.warm:
+            return None
+        from imagematrix.images.catalog.warm_image import WarmLabel
+
+        try:
+            return WarmLabel.from_json(json_documents.parse_json(self.annotations[labels.WARM], self.digest))
+        except UsageError:
+            return None
+
+    @property
+    def subject(self) -> str | None:
+        """The digest of the image that it attests or warms up, without which it is of no use; else None."""
+        label = self.read_warm_label()
+        return label.base if label else self.attests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +106,13 @@ class VersionIndex:
         Raises UsageError if it is damaged, TagMovedError if another tool changed it.
         """
         entries = [entry for entry in self.require_intact().entries if entry.ours]
-        return make_catalog(image, version, entries) if entries else None
+        if not entries:
+            return None
+        catalog = make_catalog(image, version, entries)
+        if len(entries) == len(self.entries):
+            return catalog
+        warm_images = _read_warm_images(image, version, [entry for entry in self.entries if entry.warm])
+        return replace(catalog, warm=warm_images).keep(catalog.variants) if warm_images else catalog
 
 
 def read_index(manifest: Manifest, name: str) -> VersionIndex:
@@ -170,6 +204,21 @@ def make_catalog(image: str, version: str, entries: Sequence[IndexEntry]) -> Cat
         prefer=terms.prefer,
         defaults=terms.defaults,
     )
+
+
+def _read_warm_images(image: str, version: str, entries: Sequence[IndexEntry]) -> tuple[WarmImage, ...]:
+    """Return the warm images that entries have, by name; of several with one name, the first."""
+    if not entries:
+        return ()
+    from imagematrix.images.catalog.warm_image import make_warm_tag
+
+    warm_images: dict[str, WarmImage] = {}
+    for entry in sorted(entries, key=_make_sort_key):
+        if label := entry.read_warm_label():
+            reference = f"{image}:{make_warm_tag(version, label.base, label.key)}"
+            size = labels.read_size(entry.annotations)
+            warm_images.setdefault(reference, label.make_image(reference, entry.digest, size))
+    return tuple(warm_images[reference] for reference in sorted(warm_images))
 
 
 def _parse_image_index(raw: bytes, name: str) -> ImageIndex[IndexEntry]:

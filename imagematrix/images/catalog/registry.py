@@ -73,6 +73,9 @@ def load_catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog
             image_index.make_catalog(reference.name, named.annotations[labels.VERSION], [named]), defaults=()
         )
     entries = [named] if named else (index or image_index.read_index(manifest, name)).entries
+    if named and named.warm:
+        remedy = "name the version, or a variant of it"
+        raise UnknownImageError(f"{name} is a warm image, and no variant", remedy=remedy)
     if entries and not any(entry.ours for entry in entries if entry is not named):
         raise make_unlabelled_error(name)
     raise UnknownImageError(f"{name} is an index without variants of imagematrix")
@@ -144,12 +147,13 @@ def read_entry(registry: Registry, tag: str) -> IndexEntry | None:
     annotations = image.annotations
     if labels.VARIANT not in annotations:  # pushed by an engine with the classic image store
         annotations = labels.read_config_labels(registry.fetch_small_blob(image.config.digest), where)
+    # A variant that was built on a warm image has its label, too.
+    names = labels.ANNOTATED if labels.VARIANT in annotations else (*labels.ANNOTATED, labels.WARM)
     size = sum(layer.size for layer in image.layers or ())
     return image_index.IndexEntry(
         digest=manifest.digest,
         size=len(manifest.raw),
         media_type=manifest.media_type,
-        annotations={key: annotations[key] for key in labels.ANNOTATED if key in annotations}
-        | {labels.SIZE: str(size)},
+        annotations={key: annotations[key] for key in names if key in annotations} | {labels.SIZE: str(size)},
         platform=image_index.make_platform(None),
     )

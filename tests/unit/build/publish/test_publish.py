@@ -1,6 +1,7 @@
 """Publishing: entries are only added to an index, whatever the order and number of publishers."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -531,3 +532,118 @@ def test_conflicting_concurrent_choices_are_refused(server, registry, repository
         publish(registry, "v1", selection=IndexSelection(tags=[first]))
     (entry,) = image_index.parse_index(repository.manifests[repository.tags["v1"]][1], "v1")
     assert entry.tag == second
+
+
+def test_warm_images_stay_in_the_index_with_their_variants(
+    registry, repository, add_variant, add_warm, image
+):
+    base = add_variant("a")
+    signed: list[str] = []
+    done = publish(
+        registry,
+        "v1",
+        selection=IndexSelection(warm=[warm := add_warm(base), add_warm(digest(b"another"))]),
+        sign=signed.extend,
+    )
+    assert (done.variants, done.new) == (1, 1)
+    assert [*dict.fromkeys(signed)] == [done.digest, base, warm.digest]
+    catalog = open_catalog(f"{image}:v1")
+    (entry,) = catalog.warm
+    assert (entry.base, entry.digest, entry.size) == (base, warm.digest, 6)
+    assert repository.tags[entry.reference.rpartition(":")[2]] == warm.digest
+    assert publish(registry, "v1").digest == done.digest, "nothing is written again"
+    add_variant("b")
+    done = publish(registry, "v1")
+    assert (done.variants, done.new) == (2, 1)
+    assert open_catalog(f"{image}:v1").warm == catalog.warm
+    assert open_catalog(f"{image}:v1-a-{digest(b'1')[7:19]}").warm == ()
+
+
+def test_programs_that_know_no_warm_images_do_not_see_them(registry, repository, add_variant, add_warm):
+    """They take entries with these annotations for variants, and engines choose by platform."""
+    publish(registry, "v1", selection=IndexSelection(warm=[add_warm(add_variant("a"))]))
+    _, raw = repository.manifests[repository.tags["v1"]]
+    (warm,) = [entry for entry in json.loads(raw)["manifests"] if labels.WARM in entry["annotations"]]
+    assert warm["annotations"].keys() == {labels.WARM, labels.SIZE}
+    assert warm["platform"] == UNKNOWN
+    variant = {labels.VARIANT, labels.VERSION, labels.CELL, labels.INPUT}
+    assert variant.isdisjoint(warm["annotations"])
+    ours = [one for one in image_index.parse_index(raw, "v1") if one.ours]
+    assert len(ours) == len(json.loads(raw)["manifests"]) - 1
+
+
+def test_repair_removes_warm_images_that_are_lost_or_whose_variant_is(
+    registry, repository, add_variant, add_warm, image
+):
+    bases = [add_variant(cell, layer=cell.encode()) for cell in "ab"]
+    warm = [add_warm(base) for base in bases] + [add_warm(bases[0], digest(b"other"))]
+    publish(registry, "v1", selection=IndexSelection(warm=warm))
+    del repository.manifests[warm[0].digest]
+    with pytest.raises(UnknownImageError, match=f"lost images(?s:.*){warm[0].digest}") as caught:
+        publish(registry, "v1")
+    assert "--repair" in caught.value.remedy
+    assert publish(registry, "v1", repair=True).dropped == (f"{image}@{warm[0].digest}",)
+    assert {one.digest for one in open_catalog(f"{image}:v1").warm} == {warm[1].digest, warm[2].digest}
+    del repository.manifests[bases[1]]
+    publish(registry, "v1", repair=True)
+    assert [one.digest for one in open_catalog(f"{image}:v1").warm] == [warm[2].digest]
+
+
+DAMAGE: list[dict[str, object]] = [
+    {"schema": 2},
+    {"base": "sha256:1"},
+    {"match": None},
+    {"command": []},
+    {"proofs": {"root": "perhaps"}},
+]
+
+
+@pytest.mark.parametrize("changes", DAMAGE)
+def test_a_damaged_warm_image_keeps_no_node_from_its_variant(registry, add_variant, add_warm, image, changes):
+    base = add_variant("a")
+    good, bad = add_warm(base), add_warm(base, digest(b"bad"))
+    text = json.dumps(json.loads(bad.annotations[labels.WARM]) | changes)
+    damaged = replace(bad, annotations={labels.WARM: text})
+    deep = replace(bad, digest=base, annotations={labels.WARM: "[" * 100_000})
+    raw = image_index.write_index([*published_entries(registry), good, damaged, deep], image, "v1")
+    registry.push_manifest("v1", raw, INDEX)
+    catalog = open_catalog(f"{image}:v1")
+    assert [variant.digest for variant in catalog.variants] == [base]
+    assert [warm.digest for warm in catalog.warm] == [good.digest]
+
+
+def published_entries(registry):
+    publish(registry, "v1")
+    return image_index.parse_index(registry.find_manifest("v1").raw, "v1")
+
+
+def test_of_two_warm_images_of_one_name_the_first_counts(registry, add_variant, add_warm, image):
+    base = add_variant("a")
+    warm = [add_warm(base, layer=layer) for layer in (b"one", b"two")]
+    publish(registry, "v1", selection=IndexSelection(warm=warm))
+    assert [one.digest for one in open_catalog(f"{image}:v1").warm] == [min(one.digest for one in warm)]
+
+
+def test_a_warm_image_is_no_variant(registry, add_variant, add_warm, image):
+    base = add_variant("a")
+    warm = add_warm(base)
+    publish(registry, "v1", selection=IndexSelection(warm=[warm]))
+    (entry,) = open_catalog(f"{image}:v1").warm
+    for name in (entry.reference, f"{image}@{warm.digest}"):
+        with pytest.raises(UnknownImageError, match="is a warm image, and no variant"):
+            open_catalog(name)
+
+
+def test_what_was_built_on_a_warm_image_is_what_its_labels_say(
+    registry, repository, add_warm, image, labels_of
+):
+    """It has the label too: as a variant it is one, and with another name it is nothing of ours."""
+    own = labels_of("a") | {labels.WARM: add_warm(digest(b"base")).annotations[labels.WARM]}
+    tag = labels.make_tag(*(own[key] for key in (labels.VERSION, labels.CELL, labels.INPUT)))
+    pushed = repository.image(tag, own)
+    publish(registry, "v1")
+    catalog = open_catalog(f"{image}:v1")
+    assert [variant.digest for variant in catalog.variants] == [pushed]
+    assert catalog.warm == ()
+    _, raw = repository.manifests[repository.tags["v1"]]
+    assert labels.WARM not in json.loads(raw)["manifests"][0]["annotations"]

@@ -214,3 +214,26 @@ def test_image_of_another_version_in_an_index_is_refused(registry, target, add_v
     with pytest.raises(UsageError, match="which is an image of another version"):
         copy_version(registry, target, "v1")
     assert not mirror.repository("ml/training").tags
+
+
+def test_warm_images_are_copied_with_their_variants(
+    registry, target, add_variant, add_warm, repository, mirror, key
+):
+    base = add_variant("a")
+    kept, lost = add_warm(base), add_warm(base, digest(b"lost"))
+    first = publish(
+        registry,
+        "v1",
+        selection=IndexSelection(warm=[kept, lost]),
+        sign=lambda digests: sign_manifests(registry, key, digests),
+    )
+    assert copy_version(registry, target, "v1").digest == first.digest
+    copied = mirror.repository("ml/training")
+    assert copied.manifests.keys() == repository.manifests.keys(), "with their signatures"
+    assert copied.tags == repository.tags
+    (warm, other) = open_catalog(f"{target.name}:v1").warm
+    assert {warm.digest, other.digest} == {kept.digest, lost.digest}
+    del repository.manifests[lost.digest]
+    with Registry(f"{mirror.address}/ml/elsewhere") as third:
+        copy_version(registry, third, "v1")
+        assert [warm.digest for warm in open_catalog(f"{third.name}:v1").warm] == [kept.digest]

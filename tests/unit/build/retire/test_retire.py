@@ -6,8 +6,9 @@ import pytest
 from distribution import CONFIG, MANIFEST, digest
 from hypothesis import given
 from hypothesis import strategies as st
+from publishing import warm_label
 
-from imagematrix.build.publish.publish import publish
+from imagematrix.build.publish.publish import IndexSelection, publish
 from imagematrix.build.retire.retention import Retention
 from imagematrix.build.retire.retire import apply_retirement, plan_retirement, survey_repository
 from imagematrix.build.stores.inventory import Inventory, RepositoryManifest
@@ -415,3 +416,20 @@ def test_what_is_attached_goes_with_what_goes_whatever_names_what(names, referre
     gone = goes(found, pushed)
     assert shown.stays == found.items.keys() - gone
     assert {removal.digest for removal in shown.removals} <= gone
+
+
+def test_warm_images_go_with_their_version(image, repository, registry, add_variant, add_warm, attach):
+    for name in ("v1", "v2"):
+        base = add_variant("a", version=name, layer=name.encode())
+        warm = add_warm(base, version=name, layer=f"{name} caches".encode())
+        attach(warm.digest)
+        publish(registry, name, selection=IndexSelection(warm=[warm]))
+    inherited = json.dumps(warm_label(repository.tags["v2"]))
+    built_on_it = repository.image("mine-warm-0", {labels.WARM: inherited})
+    remove(image)
+    repository.collect()
+    assert {tag for tag in repository.tags if tag.startswith("v1")} == set()
+    assert b"v1 caches" not in repository.blobs.values()
+    assert b"v2 caches" in repository.blobs.values()
+    assert built_on_it in repository.manifests
+    assert len([tag for tag in repository.tags if tag.startswith("v2-warm-")]) == 1
