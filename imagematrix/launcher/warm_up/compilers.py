@@ -11,10 +11,11 @@ import posixpath
 import re
 import shlex
 import tarfile
+from dataclasses import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 FOLDER = "/.imagematrix-warm"  # in the container, for the record; every user may write to the file in it
 RECORD = f"{FOLDER}/calls"
@@ -29,6 +30,7 @@ COMPILER = re.compile(
     r"|lld(?:-link)?|gold|mold|ptxas|nvcc|cicc|nvlink)(?:-(?:\d[\d.]*|blackwell))?",
     re.ASCII,
 )
+PACKAGE = re.compile(r"/([\w.]{1,100})-([\w.+!]{1,100})\.dist-info/METADATA$", re.ASCII)
 STUB = """\
 #!/bin/sh
 case $1 in {test}) echo "$1" >> {record}; exit;; esac
@@ -44,26 +46,33 @@ exec {real} "$@"
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagePrograms:
+    """The absolute paths of an image's `compilers`, sorted, and the versions of its Python packages."""
+
+    compilers: tuple[str, ...]
+    packages: Mapping[str, str]
+
+
 def is_compiler(name: str) -> bool:
     """Whether a file with this name is a compiler, an assembler or a linker."""
     return COMPILER.fullmatch(name) is not None
 
 
-def find_compilers(members: Iterable[tarfile.TarInfo]) -> tuple[str, ...]:
-    """Return the absolute paths of the compilers among the files of an image, sorted.
+def list_programs(members: Iterable[tarfile.TarInfo]) -> ImagePrograms:
+    """Return what an image has of compilers, and of packages that may use them.
 
-    They are its executables with such names; links to them need no stub.
+    Compilers are executables with such names; links to them need no stub.
     """
-    found = set()
+    compilers, packages = set(), {}
     for member in members:
         path = posixpath.normpath(f"/{member.name}")
-        if (
-            (member.isreg() or member.islnk())
-            and member.mode & 0o111
-            and is_compiler(posixpath.basename(path))
-        ):
-            found.add(path)
-    return tuple(sorted(found))
+        name = posixpath.basename(path)
+        if (member.isreg() or member.islnk()) and member.mode & 0o111 and is_compiler(name):
+            compilers.add(path)
+        if found := PACKAGE.search(path):
+            packages[found[1].lower().replace("_", "-")] = found[2]
+    return ImagePrograms(compilers=tuple(sorted(compilers)), packages=packages)
 
 
 def write_stubs(compilers: Iterable[str]) -> bytes:

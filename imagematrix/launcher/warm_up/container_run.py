@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from dataclasses import dataclass, field
 
 from imagematrix.common.record import replace
-from imagematrix.images.catalog.warm_up import ROOT
 from imagematrix.images.engine import container_files
-from imagematrix.images.engine.removal import remove_container
+from imagematrix.images.engine.removal import end_container, remove_container
 from imagematrix.images.engine.transport import convert_errors
+from imagematrix.images.oci.tar import open_tar
+from imagematrix.images.warm.tools import ROOT
 from imagematrix.launcher.launch import DockerApi
 from imagematrix.launcher.launch_session import LaunchSession
 from imagematrix.launcher.warm_up.compilers import FOLDER, RECORD
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from docker import DockerClient
 
+    from imagematrix.hardware.host.host import Host
     from imagematrix.images.catalog.warm_up import WarmUp
     from imagematrix.launcher.docker.plan import Launch
     from imagematrix.launcher.docker.request import LaunchRequest
@@ -35,6 +38,7 @@ LOOKS = 10
 LAST_LINES = 20  # of the output that are kept
 LONGEST_LINE = 64 * 1024  # bytes
 LARGEST_RECORD = 1 << 20  # bytes of compilers' calls that are read
+BILLION = 1_000_000_000
 LOG = {"max-size": "256m"}  # of the engine's own files, whatever its setting is
 
 
@@ -113,16 +117,17 @@ class ContainerRuns:
             started = time.monotonic()
             why = self._watch(container)
             seconds = time.monotonic() - started
+            end_container(self._client, container)
             lines = self._read_output(container, read_line)
-            written = container_files.list_written(self._client, container)
+            written = self._list_written(container)
             with convert_errors():
                 variables = self._client.api.inspect_container(container)["Config"]["Env"] or ()
             run = EndedRun(
                 why=why,
                 seconds=seconds,
                 states=list_caches(self._client, container),
-                written=tuple(path for path in written if not _is_expected(path, written)),
-                record=self._read_record(container) if way.image else b"",
+                written=written,
+                record=read_record(self._client, container) if way.image else b"",
                 output=lines,
                 variables=dict(str(text).partition("=")[::2] for text in variables),
             )
@@ -152,10 +157,10 @@ class ContainerRuns:
             options["user"] = way.user
         if self._warm_up.network == "none":
             options["network_mode"] = "none"
-        return {**options, "mounts": mounts}
+        return {**options, **_limit_cpus(self._request.host), "mounts": mounts}
 
     def _watch(self, container: str) -> str | None:
-        """Wait for the end of a container, or end it; return why its program failed, None if it did not."""
+        """Wait for the end of a container; return why its program failed, None if it did not."""
         from requests.exceptions import ConnectionError as NoAnswerError
         from requests.exceptions import ReadTimeout
 
@@ -180,28 +185,37 @@ class ContainerRuns:
             return False
         return sum(state.size for state in list_caches(self._client, container).values()) > most
 
+    def _list_written(self, container: str) -> tuple[str, ...]:
+        """Return what a container wrote elsewhere than in the caches, without the folders in which it is.
+
+        Mount points count as written, too.
+        """
+        written = container_files.list_written(self._client, container)
+        expected = (ROOT, FOLDER, *dict(self._warm_up.inputs).values())
+        return tuple(
+            path
+            for path in written
+            if not any(_is_below(place, path) or _is_below(path, place) for place in expected)
+            and not any(other != path and _is_below(other, path) for other in written)
+        )
+
     def _read_output(self, container: str, read_line: Callable[[str], object]) -> tuple[str, ...]:
         last: list[str] = []
         with convert_errors():
-            for line in _split_lines(self._client.api.logs(container, stream=True)):
+            for line in _split_lines(self._client.api.logs(container, stream=True, follow=False)):
                 read_line(line)
                 last = [*last[1 - LAST_LINES :], line]
         return tuple(last)
 
-    def _read_record(self, container: str) -> bytes:
-        import tarfile
 
-        from imagematrix.images.oci.tar import open_tar
-
-        with (
-            container_files.open_files(self._client, container, RECORD) as stream,
-            open_tar(stream) as archive,
-        ):
-            for member in archive:
-                file = archive.extractfile(member) if member.type == tarfile.REGTYPE else None
-                if file is not None:
-                    return file.read(LARGEST_RECORD)
-        return b""
+def read_record(client: DockerClient, container: str) -> bytes:
+    """Return what the stubs in a container have recorded, at most LARGEST_RECORD bytes."""
+    with container_files.open_files(client, container, RECORD) as stream, open_tar(stream) as archive:
+        for member in archive:
+            file = archive.extractfile(member) if member.isreg() else None
+            if file is not None:
+                return file.read(LARGEST_RECORD)
+    return b""
 
 
 def list_caches(client: DockerClient, container: str) -> dict[str, FileState]:
@@ -228,11 +242,23 @@ class _WarmStart(DockerApi):
         return replace(launch, reference=self._image or f"{name}@{launch.digest}")
 
 
-def _is_expected(path: str, written: tuple[str, ...]) -> bool:
-    """Whether a path is in the caches, or a folder in which something else was written."""
-    if f"{path}/".startswith((f"{ROOT}/", f"{FOLDER}/")):
-        return True
-    return any(other.startswith(f"{path}/") for other in written)
+def _limit_cpus(host: Host) -> dict[str, object]:
+    """Return options by which a container has the CPUs of this process, and no others; see Cpu.usable.
+
+    Some tools compile the number of CPUs in.
+    """
+    allowed = os.sched_getaffinity(0)
+    options: dict[str, object] = {}
+    if len(allowed) < (os.cpu_count() or 0):
+        options["cpuset_cpus"] = ",".join(map(str, sorted(allowed)))
+    if host.cpu.usable is not None and host.cpu.usable < len(allowed):
+        options["nano_cpus"] = host.cpu.usable * BILLION
+    return options
+
+
+def _is_below(path: str, folder: str) -> bool:
+    """Whether a path is that of a folder or of something in it."""
+    return f"{path}/".startswith(f"{folder}/")
 
 
 def _split_lines(pieces: Iterator[bytes]) -> Iterator[str]:

@@ -91,8 +91,11 @@ def test_executables_with_such_names_are_found_and_no_links():
         member("usr/bin/as", tarfile.LNKTYPE),
         member("usr/share/as", mode=0o644),
         member("usr/lib/clang", tarfile.DIRTYPE),
+        member("opt/python3/site-packages/warp_lang-1.19.0.dist-info/METADATA", mode=0o644),
     ]
-    assert compilers.find_compilers(members) == ("/opt/ptxas", "/usr/bin/as", "/usr/bin/x86_64-linux-gnu-ld")
+    found = compilers.list_programs(members)
+    assert found.compilers == ("/opt/ptxas", "/usr/bin/as", "/usr/bin/x86_64-linux-gnu-ld")
+    assert found.packages == {"warp-lang": "1.19.0"}
 
 
 @pytest.mark.parametrize(
