@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from imagematrix.cli.shared.inputs import find_catalog, load_node
+from imagematrix.cli.shared.inputs import apply_warm_settings, find_catalog, load_node
 from imagematrix.cli.shared.output import escape_text, fold_paragraph, print_json, print_lines
 from imagematrix.common.text import shorten_words
 from imagematrix.errors import UsageError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         HostFile,
         Image,
         Json,
+        NoWarm,
         NvidiaSmi,
         Policy,
         Root,
@@ -48,6 +49,7 @@ def command(
     allow_cpu: AllowCpu = False,
     root: Root = None,
     nvidia_smi: NvidiaSmi = None,
+    no_warm: NoWarm = False,
     json: Json = False,
 ) -> None:
     """Show every variant with the results of the rules: those that fit, best first, then the others."""
@@ -57,11 +59,13 @@ def command(
     node, requested = load_node(host, root, nvidia_smi, gpus)
     selection = explain(
         node,
-        find_catalog(image, catalog, policy),
+        apply_warm_settings(find_catalog(image, catalog, policy), no_warm=no_warm),
         gpus=requested,
         allow_cpu=allow_cpu,
         where=parse_where(where or ()),
     )
+    if host is None and root is None:
+        selection = selection.on_this_machine()
     if json:
         print_json(selection.to_json())
     else:
@@ -95,6 +99,7 @@ def _format_selection(host: Host, selection: Selection) -> Iterator[str]:
         for remark in remarks:
             yield from map(escape_text, fold_paragraph("       ", remark))
 
+    yield from map(escape_text, _format_warm_images(selection))
     refused: dict[tuple[str, ...], list[Candidate]] = {}  # by their reasons
     for candidate in candidates:
         if not candidate.fits:
@@ -104,6 +109,24 @@ def _format_selection(host: Host, selection: Selection) -> Iterator[str]:
         yield f"[yellow]{sum(map(len, refused.values()))} refused[/], the nearest first"
     for group in refused.values():
         yield from map(escape_text, _format_refused(group, selection))
+
+
+def _format_warm_images(selection: Selection) -> Iterator[str]:
+    """Yield the warm images of the selected variant, each with what it expects or what keeps it away."""
+    choice = selection.choose_warm()
+    if choice is None:
+        return
+    yield ""
+    yield "warm images of the selected variant"
+    for verdict in choice.verdicts:
+        image, mismatch = verdict.image, verdict.mismatch
+        chosen = " <- selected in its place" if image is choice.image else ""
+        yield f"       {_shorten_name(image.reference, selection)}{chosen}"
+        if mismatch:
+            remark = f"{mismatch.field}: it was made for {mismatch.need}, and this is {mismatch.have}"
+            yield from fold_paragraph("         ", remark)
+        if image.inputs:
+            yield from fold_paragraph("         ", f"hits with {', '.join(path for _, path in image.inputs)}")
 
 
 def _format_refused(candidates: list[Candidate], selection: Selection) -> Iterator[str]:
@@ -126,7 +149,11 @@ def _format_refusal(rule: RuleResult) -> str:
 
 
 def _shorten_reference(candidate: Candidate, selection: Selection) -> str:
-    return candidate.reference.removeprefix(f"{selection.image}:{selection.version}-")
+    return _shorten_name(candidate.reference, selection)
+
+
+def _shorten_name(reference: str, selection: Selection) -> str:
+    return reference.removeprefix(f"{selection.image}:{selection.version}-")
 
 
 def _describe_host(host: Host, selection: Selection) -> str:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from imagematrix.build.stores.sizes import Sizes
-    from imagematrix.images.catalog.catalog import Catalog
+    from imagematrix.images.catalog.catalog import Catalog, Variant
+    from imagematrix.images.catalog.warm_image import WarmImage
     from imagematrix.selection import query
 
 SCHEMA = "imagematrix.versions/v1"
@@ -170,6 +171,7 @@ def _require_compatible(
 def _print_variants(catalogs: Sequence[Catalog]) -> None:
     variants = [variant for catalog in catalogs for variant in catalog.variants]
     axes = sorted({axis for variant in variants for axis, _ in variant.axes})
+    warm_images = [warm_image for catalog in catalogs for warm_image in catalog.warm]
     rows = []
     for variant in variants:
         driver = variant.driver
@@ -181,9 +183,18 @@ def _print_variants(catalogs: Sequence[Catalog]) -> None:
             escape_text(variant.march or "-"),
             *(dict(variant.axes).get(axis, "-") for axis in axes),
             format_megabytes(variant.size, 0),
+            *([escape_text(_describe_warm_images(variant, warm_images))] if warm_images else []),
         )
         rows.append(row)
-    print_table(("reference", "cuda", "driver", "cubins", "march", *axes, "size"), rows)
+    headings = ("reference", "cuda", "driver", "cubins", "march", *axes, "size")
+    print_table((*headings, "warm") if warm_images else headings, rows)
+
+
+def _describe_warm_images(variant: Variant, warm_images: Sequence[WarmImage]) -> str:
+    """Return how many warm images a variant has, and the paths of the folders that their caches expect."""
+    own = [warm_image for warm_image in warm_images if warm_image.base == variant.digest]
+    paths = dict.fromkeys(path for warm_image in own for _, path in warm_image.inputs)
+    return ", ".join([str(len(own) or "-"), *paths])
 
 
 def _make_document(versions: Sequence[Catalog | Sizes], *, single: bool) -> object:

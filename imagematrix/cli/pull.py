@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from imagematrix.cli.shared.inputs import choose_variant, load_node, print_gpu_remark
-from imagematrix.cli.shared.output import print_json, print_text
+from imagematrix.cli.shared.output import print_json, print_text, warn
 from imagematrix.common.image_reference import split_version
 from imagematrix.common.settings import DOCKER, read_site
 from imagematrix.common.text import quote_word
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         Image,
         Json,
         MaxSize,
+        NoWarm,
         NvidiaSmi,
         Policy,
         Root,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         Where,
     )
     from imagematrix.images.local_store.folder import ImageStore
+    from imagematrix.selection.selection import Selection
 
 
 def command(
@@ -43,15 +45,23 @@ def command(
     to: ToStore = None,
     unpacked: Unpacked = False,
     max_size: MaxSize = None,
+    no_warm: NoWarm = False,
     json: Json = False,
 ) -> None:
     """Pull the variant that fits this node best, by its digest, and print REFERENCE@DIGEST.
+
+    If a warm image of the variant fits, that is pulled, unless it cannot be.
 
     It comes into the engine, or into a folder, which needs neither an engine nor root: with --to, --unpacked
     or --max-size, and where containers start without a daemon. An image that is there is left as it is. With
     --json, the answer is the Selection.
     """
     from imagematrix.cli.shared.pull_image import PullDisplay
+    from imagematrix.cli.shared.store_image import fetch_into_store
+    from imagematrix.images.local_store.image_fetch import FetchOptions
+    from imagematrix.launcher.docker.plan import get_start_image
+    from imagematrix.launcher.docker.pull import pull_start_image
+    from imagematrix.launcher.docker.warm_start import fetch_start_image
 
     store = _find_store(to, is_required=unpacked or max_size is not None)
     max_bytes = _parse_max_size(read_site().choose_value("max_size", max_size))
@@ -72,28 +82,26 @@ def command(
         allow_cpu=allow_cpu,
         json=json,
         policy=policy,
+        no_warm=no_warm,
     )
-    with PullDisplay(str(selection.selected)) as display:
-        if store is None:
-            from imagematrix.launcher.docker.pull import pull
+    if host is None and root is None:
+        selection = selection.on_this_machine()
+    is_part = split_version(image)[1] not in (None, selection.version)
+    options = FetchOptions(unpacked=unpacked, max_size=max_bytes)
 
-            name = pull(selection, policy=policy, report=display)
-        else:
-            from imagematrix.cli.shared.store_image import fetch_into_store
-            from imagematrix.images.local_store.image_fetch import FetchOptions
+    def bring(chosen: Selection) -> str:
+        start_image = get_start_image(chosen)
+        with PullDisplay(start_image.reference) as display:
+            if store is None:
+                return pull_start_image(chosen, policy=policy, report=display)
+            stored = fetch_into_store(chosen, store, catalog, policy, options, display, part=is_part)
+            return f"{start_image.reference.partition('@')[0]}@{stored.digest}"
 
-            stored = fetch_into_store(
-                selection,
-                store,
-                catalog,
-                policy,
-                FetchOptions(unpacked=unpacked, max_size=max_bytes),
-                display,
-                part=split_version(image)[1] not in (None, selection.version),
-            )
-            name = f"{str(selection.selected).partition('@')[0]}@{stored.digest}"
+    selection, name = fetch_start_image(selection, bring, policy, warn)
     if json:
-        print_json({**selection.to_json(), "digest": name.partition("@")[2] or selection.digest})
+        digest = name.partition("@")[2]
+        document = selection.to_json()
+        print_json(document if selection.warm or not digest else {**document, "digest": digest})
     else:
         print_text(name)
         print_gpu_remark(selection, requested)

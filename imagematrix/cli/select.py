@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from imagematrix.cli.shared.inputs import choose_variant, load_node, print_gpu_remark
-from imagematrix.cli.shared.output import print_json, print_text
+from imagematrix.cli.shared.output import print_info, print_json, print_text
 from imagematrix.errors import ImagematrixError, ProbeError, UnservedError, UsageError
 from imagematrix.images.catalog.sources import require_not_built_on
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         HostFile,
         Image,
         Json,
+        NoWarm,
         NvidiaSmi,
         Policy,
         Root,
@@ -46,10 +47,14 @@ def command(
     nvidia_smi: NvidiaSmi = None,
     gang: GangHosts = None,
     alike: Alike = None,
+    no_warm: NoWarm = False,
     format: AnswerFormat = TEXT,
     json: Json = False,
 ) -> None:
-    """Print the reference of the variant that fits this node best, or that several hosts run together."""
+    """Print the reference of the variant that fits this node best, or that several hosts run together.
+
+    If a warm image of the variant fits, its reference is printed instead, unless --format classad is given.
+    """
     if format != TEXT:
         _require_format(format, gang, json=json)
     if gang:
@@ -65,20 +70,39 @@ def command(
     try:
         node, requested = load_node(host, root, nvidia_smi, gpus)
         selection = choose_variant(
-            image, catalog, (node, requested), where=where, allow_cpu=allow_cpu, json=json, policy=policy
+            image,
+            catalog,
+            (node, requested),
+            where=where,
+            allow_cpu=allow_cpu,
+            json=json,
+            policy=policy,
+            no_warm=no_warm,
         )
     except ImagematrixError as error:
         if format == CLASSAD and error.exit_code in NO_VARIANT:
             _print_classad(image, None)  # without a line, HTCondor would keep the attribute of the last call
         raise
     require_not_built_on(image, catalog, [str(selection.selected)])
+    if host is None and root is None:
+        selection = selection.on_this_machine()
     if json:
         print_json(selection.to_json())
     elif format == CLASSAD:
         _print_classad(image, selection)
     else:
-        print_text(str(selection.selected))
+        _print_reference(selection)
         print_gpu_remark(selection, requested)
+
+
+def _print_reference(selection: Selection) -> None:
+    """Print the reference of the warm image, and on stderr of which variant it is; else of the variant."""
+    warm = selection.warm
+    if warm is None:
+        print_text(str(selection.selected))
+    else:
+        print_text(warm.reference)
+        print_info(f"imagematrix: this is a warm image of {selection.selected}")
 
 
 def _require_format(format: str, gang: Sequence[Path] | None, *, json: bool) -> None:

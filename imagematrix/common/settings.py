@@ -51,12 +51,13 @@ class Site(Record):
 
     `engine` starts containers, and `runtime` is the program that the engine oci uses. `registry` stands
     before the name of an image that names no registry. `gang` says what the tasks of a step on several nodes
-    agree on; see slurm/agreement.py. `store` is the folder of images, and `max_size` its
-    largest size, such as 500G. `mounts` are folders that every container without a daemon gets at the same
-    path: ~ is the user's home, and . the working folder. `credentials` is a file in the form of docker's
-    config.json. `hosts` is a folder that all nodes share, with a saved Host for each. `program_folders` have
-    runtimes and other programs that are in no folder of the system. `file` is the path of the file, None
-    without one. A user may override the keys in `users_may_override`.
+    agree on; see slurm/agreement.py. `store` is the folder of images, and `max_size` its largest size, such
+    as 500G. If `warm` is false, warm images are left out of catalogs. `mounts` are folders that every
+    container without a daemon gets at the same path: ~ is the user's home, and . the working folder.
+    `credentials` is a file in the form of docker's config.json. `hosts` is a folder that all nodes share,
+    with a saved Host for each. `program_folders` have runtimes and other programs that are in no folder of
+    the system. `file` is the path of the file, None without one. A user may override the keys in
+    `users_may_override`.
     """
 
     file: str | None = None
@@ -66,6 +67,7 @@ class Site(Record):
     gang: str | None = None
     store: str | None = None
     max_size: str | None = None
+    warm: bool | None = None
     mounts: tuple[str, ...] = ()
     credentials: str | None = None
     hosts: str | None = None
@@ -209,6 +211,7 @@ READERS: Mapping[str, Reader] = {
         lambda value: names_registry(f"{value}/image") and Reference.parse(f"{value}/image"),
         "a registry such as registry:5000/ml",
     ),
+    "warm": lambda fields, key: fields.get_boolean(key),
     "gang": _make_text_reader(
         lambda value: re.fullmatch(r"[a-z0-9.,-]{1,200}", value),
         "off, same or names such as cuda,nccl,mpi,torch",

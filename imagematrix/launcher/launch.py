@@ -66,6 +66,10 @@ def launch(
     if isinstance(wait, bool) or not isinstance(wait, int | float):
         raise UsageError(f"invalid time to wait: {wait!r:.80}", remedy="give seconds, such as 600.0")
     SignatureCheck(policy).require_signed(selection)
+    if selection.warm:
+        from imagematrix.launcher.docker.warm_start import allow_warm_image
+
+        selection = allow_warm_image(selection, policy)
     return start_container(selection, command, gpus=gpus, share=share, wait=wait, client=client, **options)
 
 

@@ -5,6 +5,8 @@
                                               │        changed the answer
                                               └─ claimed, adopted, or none
 
+If the warm image of a variant cannot be prepared or pulled, the variant is.
+
 A launch that is only printed takes the same way, with an engine that prints instead of starting, and without
 GPUs.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from imagematrix.common.record import Record
+from imagematrix.errors import ImagematrixError
 from imagematrix.images.catalog.sources import require_signed
 
 TYPE_CHECKING = False
@@ -87,15 +90,36 @@ class LaunchSession(Record):
         launch = engine.verify(selection, launch)
         for warning, remedy in engine.find_warnings(selection, launch):
             self.on_warning(warning, remedy)
-        engine.prepare(launch)
+        planned = selection
+        selection, launch, _ = self._fetch(lambda _, plan: engine.prepare(plan), planned, launch)
         # The claim lasts until the container holds its GPUs itself, or until the start has failed.
         with self.gpus.acquire(self.request, launch) as claim:
             if claim is not None:
-                host = self.gpus.read_host()
+                host, has_fallen_back = self.gpus.read_host(), selection is not planned
                 selection, launch = self.request.plan_on_claimed(claim, selection, launch, host)
+                if has_fallen_back:
+                    from imagematrix.launcher.docker.warm_start import use_variant
+
+                    selection, launch = use_variant(selection, launch, "")
                 launch = engine.verify(selection, launch)
-            image = engine.pull(selection, launch)
+            selection, launch, image = self._fetch(engine.pull, selection, launch)
             return engine.start(selection, launch, image, claim)
+
+    def _fetch(
+        self, fetch: Callable[[Selection, Launch], R], selection: Selection, launch: Launch
+    ) -> tuple[Selection, Launch, R]:
+        """Return what `fetch` returns, with its plan: that of the variant if its warm image fails."""
+        try:
+            return selection, launch, fetch(selection, launch)
+        except ImagematrixError as error:
+            if selection.warm is None:
+                raise
+            from imagematrix.launcher.docker.warm_start import format_fallback, use_variant
+
+            why = format_fallback(selection, error)
+        self.on_warning(why, None)
+        selection, launch = use_variant(selection, launch, why)
+        return selection, launch, fetch(selection, launch)
 
 
 class UnusedGpus:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from images import MANIFEST, Parts, tar
-from publishing import VARIANT, labels_of, tag
+from publishing import VARIANT, labels_of, tag, warm_label
 
-from imagematrix.images.catalog import image_index
+from imagematrix.images.catalog import image_index, labels
 from imagematrix.images.catalog.registry import read_entry
+from imagematrix.images.catalog.warm_image import make_warm_tag
 from imagematrix.images.local_store.folder import ImageStore
 from imagematrix.images.local_store.image_fetch import CatalogEntry
 from imagematrix.images.local_store.merged_image import LayerFile
@@ -46,6 +47,14 @@ def variant(cell="cpu", *layers, version="v1", **how):
     flags = {"cpu_flags": ["avx2", "fma"]} if cell == "two" else {}
     own = labels_of(cell, version=version, VARIANT=json.dumps(VARIANT | flags))
     return Parts(*(layers or LAYERS), labels=own, **how), tag(own)
+
+
+def warm(base, *layers, version="v1", **changes):
+    """Return a warm image of a variant, with its tag; it fits hosts that `changes` of its label say."""
+    label = warm_label(base.digest, **changes)
+    layers = layers or (*LAYERS, tar(("var/cache/warm/numba/x.nbi", b"compiled")))
+    image = Parts(*layers, labels={labels.WARM: json.dumps(label)})
+    return image, make_warm_tag(version, base.digest, label["key"])
 
 
 def put(server, *pairs, version="v1", repository="ml/training"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 
-from imagematrix.cli.shared.inputs import load_launch_node, make_path, start_launch
+from imagematrix.cli.shared.inputs import apply_warm_settings, load_launch_node, make_path, start_launch
 from imagematrix.cli.shared.output import print_document, print_info, print_json, warn
 from imagematrix.common.image_reference import names_registry, split_version
 from imagematrix.common.json_documents import Fields
@@ -21,7 +21,7 @@ from imagematrix.launcher.daemonless.container import find_other_user, make_cont
 from imagematrix.launcher.daemonless.options import make_site_binds, parse_container_options
 from imagematrix.launcher.docker.devices import DevicesError, check_device_nodes
 from imagematrix.launcher.docker.options import JSON
-from imagematrix.launcher.docker.plan import require_variant
+from imagematrix.launcher.docker.plan import get_start_image, require_variant
 from imagematrix.launcher.docker.request import Engine, make_request
 
 TYPE_CHECKING = False
@@ -102,6 +102,9 @@ class DaemonlessLaunch:
 
         A version in the store is taken as it was when something of it was last pulled.
         """
+        return apply_warm_settings(self._find_catalog(), no_warm=self._args.no_warm)
+
+    def _find_catalog(self) -> Catalog:
         if self._args.catalog is not None:
             return open_catalog(self._args.catalog, image=self._image, policy=self._policy)
         try:
@@ -125,7 +128,8 @@ class DaemonlessLaunch:
 
     def find_warnings(self, selection: Selection, _: Launch) -> Iterable[tuple[str, str | None]]:
         """Return what the image does not prove; see ContainerEngine."""
-        return ((warning.text, None) for warning in selection.warnings)
+        texts = [*(warning.text for warning in selection.warnings), selection.warm_refusal]
+        return ((text, None) for text in texts if text)
 
     def prepare(self, _: Launch) -> None:
         """Do nothing; see ContainerEngine."""
@@ -135,8 +139,8 @@ class DaemonlessLaunch:
 
         Its signatures are checked here, also those of an image in the store: fetching one checks them.
         """
-        variant = require_variant(selection)
-        image = self.store.find(variant.digest) if variant.digest else None
+        variant, chosen = require_variant(selection), get_start_image(selection)
+        image = self.store.find(chosen.digest) if chosen.digest else None
         if image is not None and (image.kind == FOLDER or not self._args.unpacked):
             require_signed(variant, self._policy, version=selection.version)
             return image
@@ -146,7 +150,7 @@ class DaemonlessLaunch:
 
         how = FetchOptions(unpacked=self._args.unpacked, max_size=self._site.max_bytes)
         part = split_version(self._image)[1] not in (None, selection.version)
-        with PullDisplay(variant.reference) as display:
+        with PullDisplay(chosen.reference) as display:
             return fetch_into_store(
                 selection, self.store, self._args.catalog, self._policy, how, display, part=part
             )
@@ -192,7 +196,7 @@ class DaemonlessLaunch:
 
         It has placeholders for what only the image says, if that is not in the store.
         """
-        digest = selection.variant.digest if selection.variant else None
+        digest = get_start_image(selection).digest
         image = self.store.find(digest) if digest else None
         if image is None:
             unknown = Fields({"Cmd": [UNKNOWN]}, launch.reference)

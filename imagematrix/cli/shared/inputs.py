@@ -92,10 +92,12 @@ def choose_variant(
     allow_cpu: bool,
     json: bool,
     policy: Path | None = None,
+    no_warm: bool = False,
 ) -> Selection:
     """Return the selection from a catalog, as `find_catalog` finds it, for a `host` of `load_node`.
 
-    Raises NothingFits; with `json`, the document with the reasons is printed before.
+    With `no_warm` it has no warm image. Raises NothingFits; with `json`, the document with the reasons is
+    printed before.
     """
     from imagematrix.cli.shared.output import print_json
     from imagematrix.selection.query import parse_where
@@ -103,7 +105,7 @@ def choose_variant(
     from imagematrix.selection.selector import select
 
     node, gpus = host
-    choices = find_catalog(image, catalog, policy)
+    choices = apply_warm_settings(find_catalog(image, catalog, policy), no_warm=no_warm)
     try:
         return select(node, choices, gpus=gpus, allow_cpu=allow_cpu, where=parse_where(where or ()))
     except NothingFits as error:
@@ -139,6 +141,15 @@ def find_catalog(image: str | None, name: str | None, policy: Path | None = None
 
         return open_stored_catalog(image or "", lambda text: print_info(f"imagematrix: {text}"), policy)
     return open_catalog(name, image=image, policy=policy)
+
+
+def apply_warm_settings(catalog: Catalog, *, no_warm: bool) -> Catalog:
+    """Return a catalog, without its warm images if the option `no_warm` or the site's file says so."""
+    if not catalog.warm:
+        return catalog
+    from imagematrix.common.settings import read_site
+
+    return catalog.without_warm() if no_warm or read_site().warm is False else catalog
 
 
 def require_image(image: str | None, catalog: str | None) -> None:

@@ -196,6 +196,7 @@ MaxSize = Annotated[
         help="In a store: remove the images started least recently while the store has more, such as 200G.",
     ),
 ]
+NoWarm = Annotated[bool, typer.Option("--no-warm", help="Choose the variant itself, not a warm image of it.")]
 AllowCpu = Annotated[bool, typer.Option("--allow-cpu", help="If no GPU variant fits, accept a CPU-only one.")]
 Keep = Annotated[
     int | None, typer.Option("--keep", metavar="N", min=1, help="Keep the newest N versions of an image.")

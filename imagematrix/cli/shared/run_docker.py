@@ -6,13 +6,19 @@ import os
 import shlex
 import time
 
-from imagematrix.cli.shared.inputs import find_catalog, load_launch_node, make_path, start_launch
+from imagematrix.cli.shared.inputs import (
+    apply_warm_settings,
+    find_catalog,
+    load_launch_node,
+    make_path,
+    start_launch,
+)
 from imagematrix.cli.shared.output import print_document, print_info, print_json, warn
 from imagematrix.cli.shared.pull_image import PullDisplay
 from imagematrix.common.record import replace
 from imagematrix.common.settings import DOCKER, read_site
 from imagematrix.errors import EngineUnreachableError, UsageError
-from imagematrix.images.engine import system
+from imagematrix.images.engine import images, system
 from imagematrix.launcher.docker.options import JSON
 from imagematrix.launcher.launch_session import SignatureCheck
 
@@ -55,6 +61,7 @@ def _launch_image(args: RunArgs, image: str) -> int:
     remote = find_remote_machine(args)
     host, gpus = load_launch_node(args)
     catalog = find_catalog(image, args.catalog, make_path(args.policy))
+    catalog = apply_warm_settings(catalog, no_warm=args.no_warm)
     request = make_request(args, host, catalog, gpus, remote)
     command = (DetachedCommand if args.is_detached else DockerCommand)(request)
     return start_launch(request, command, command.print_launch)
@@ -75,7 +82,8 @@ class DockerCommand:
         """
         digest = self._signatures.require_signed(selection)
         if digest is not None and "@" not in launch.reference:
-            launch = replace(launch, reference=f"{launch.reference}@{digest}")
+            signed = launch.digest if selection.warm else digest
+            launch = replace(launch, reference=f"{launch.reference}@{signed}")
         return _label_with_job(launch)
 
     def find_warnings(self, selection: Selection, launch: Launch) -> Iterable[tuple[str, str | None]]:
@@ -89,7 +97,7 @@ class DockerCommand:
 
             require_unpackable(launch.reference)
 
-    def pull(self, _: Selection, launch: Launch) -> None:
+    def pull(self, selection: Selection, launch: Launch) -> None:
         """Pull an image by its digest unless the engine has it; see ContainerEngine.
 
         It follows the claim, on which the image may depend. Docker's command pulls an image without a digest,
@@ -100,6 +108,8 @@ class DockerCommand:
 
             with PullDisplay(launch.reference, quiet=self._args.is_quiet) as display:
                 pull_unless_present(launch.reference, launch.digest, launch.platform, on_progress=display)
+        elif selection.warm and not self._args.may_pull:
+            images.require_image(launch.reference)
 
     def start(self, selection: Selection, launch: Launch, _: None, claim: Claim | None) -> int:
         """Run docker's command, which holds the claim too, and return its exit code."""

@@ -20,6 +20,7 @@ from imagematrix.common.image_reference import (
 )
 from imagematrix.errors import SignatureError
 from imagematrix.images.catalog import image_index, labels
+from imagematrix.images.catalog.warm_image import WarmLabel, make_warm_tag
 from imagematrix.images.oci.manifest import Descriptor, ImageManifest, parse_manifest
 from imagematrix.images.oci.registry import Registry
 from imagematrix.images.trust.policy import collect_requirements
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from imagematrix.images.catalog.catalog import Catalog, Variant
+    from imagematrix.images.catalog.warm_image import WarmImage
     from imagematrix.images.oci.manifest import Manifest
     from imagematrix.images.trust.policy import SignaturePolicy
     from imagematrix.images.trust.signature import Key, ManifestSource, Requirement
@@ -136,6 +138,37 @@ def require_variants(
     return checked
 
 
+def require_warm_image(warm_image: WarmImage, policies: Sequence[SignaturePolicy], version: str) -> None:
+    """Raise SignatureError unless a warm image has the signatures that the policies require.
+
+    Its catalog may be from anywhere, so the signed image itself has to say for which variant and for which
+    hosts of the `version` it is. Raises EngineError if its registry cannot be reached.
+    """
+    name, tag = split_version(warm_image.reference)
+    required = _get_requirements(policies, name)
+    if not required:
+        return
+    if not names_registry(name):
+        raise SignatureError(f"{warm_image.reference} has no signature: it is in no registry")
+    with Registry(name) as registry:
+        source = RepositorySource(registry)
+        for requirement in required:
+            _find_signer(source, requirement, name, str(tag), warm_image.digest)
+        label = _read_warm_label(source, name, warm_image.digest)
+    signed = label and (make_warm_tag(version, label.base, label.key), label.base, label.match)
+    if signed != (tag, warm_image.base, warm_image.match):
+        raise SignatureError(f"{warm_image.reference} is signed as another image than its catalog says")
+
+
+def _read_warm_label(source: ManifestSource, name: str, digest: str) -> WarmLabel | None:
+    """Return the label of a warm image; None if it has none. Raises UsageError if it is damaged."""
+    image = parse_manifest(_find_image(source, name, digest).raw, name, Descriptor)
+    if not isinstance(image, ImageManifest) or image.config is None:
+        return None
+    text = labels.read_config_labels(source.read_content(name, image.config.digest), name).get(labels.WARM)
+    return WarmLabel.from_json(json_documents.parse_json(text, name), name) if text else None
+
+
 def get_signed_digest(variant: Variant) -> str:
     """Return the digest by which a variant is started; raise SignatureError if it is unknown."""
     _, at, digest = variant.reference.partition("@")
@@ -177,9 +210,9 @@ def find_signers(
 
 
 def find_listed_digest(catalog: Catalog | None, repository: str, tag: str) -> str | None:
-    """Return the digest of the variant with a tag, or None if the catalog has no such variant."""
-    variants = catalog.variants if catalog else ()
-    return next((variant.digest for variant in variants if variant.reference == f"{repository}:{tag}"), None)
+    """Return the digest of the variant or warm image with a tag, or None if the catalog has no such image."""
+    images: tuple[Variant | WarmImage, ...] = (*catalog.variants, *catalog.warm) if catalog else ()
+    return next((image.digest for image in images if image.reference == f"{repository}:{tag}"), None)
 
 
 def _get_requirements(policies: Iterable[SignaturePolicy], name: str) -> tuple[Requirement, ...]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from imagematrix.common.settings import Site
     from imagematrix.images.catalog.catalog import Variant
+    from imagematrix.images.catalog.warm_image import WarmImage
     from imagematrix.images.trust.policy import SignaturePolicy
 
     Policy = str | PathLike[str] | None
@@ -185,6 +186,18 @@ def require_signed(variant: Variant, policy: Policy = None, *, version: str | No
     from imagematrix.images.catalog.signature_guard import get_signed_digest, require_variants
 
     return get_signed_digest(variant) if require_variants([variant], policies, version) else None
+
+
+def require_signed_warm_image(warm_image: WarmImage, policy: Policy = None, *, version: str) -> None:
+    """Raise SignatureError unless a warm image has the signatures that the policies require.
+
+    It has to be signed as the warm image of its base that its catalog says it is; see `require_signed`.
+    """
+    policies = load_image_policies(policy)
+    if policies:
+        from imagematrix.images.catalog.signature_guard import require_warm_image
+
+        require_warm_image(warm_image, policies, version)
 
 
 def list_catalogs(image: str | None = None, *, policy: Policy = None) -> list[Catalog]:

@@ -84,5 +84,7 @@ def _list_image_catalogs(store: ImageStore, image: str | None, known: Collection
                 "variants": [],
             }
             document = documents.setdefault((name.image, name.version), new)
-            document["variants"].append(name.variant)
+            # A variant is there once, though the store may have it and a warm image of it.
+            if name.variant not in document["variants"]:
+                document["variants"].append(name.variant)
     return [Catalog.from_json(documents[key], f"{store}: {key[0]}") for key in sorted(documents)]

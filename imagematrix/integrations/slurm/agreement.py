@@ -101,7 +101,7 @@ def select_for_task(
         allow_cpu=allow_cpu,
         alike=agreement.alike,
     )
-    variant = catalog.named(gang.by_name[step.node].variant.reference)
+    variant = catalog.without_warm().named(gang.by_name[step.node].variant.reference)
     assert variant is not None  # noqa: S101 - it is from this catalog; for the type checker
     try:
         return select(host, variant, gpus=gpus, allow_cpu=True)

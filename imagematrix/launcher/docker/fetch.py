@@ -38,7 +38,7 @@ def fetch_selected(
     how: FetchOptions = DEFAULT,
     watcher: FetchWatcher = NOBODY,
 ) -> StoredImage:
-    """Return the image of `selection` in a store, fetched unless it is there.
+    """Return the image to start for `selection` in a store, fetched unless it is there.
 
     It comes from the layout or the archive `catalog` if the selection is from one, else from the registry in
     its name. `part`: the selection is from a part of a catalog, such as one variant. Signatures are checked
@@ -54,6 +54,8 @@ def fetch_selected(
     signed = require_signed(variant, policy, version=selection.version)
     name, _, exact = variant.reference.partition("@")
     digest = signed or exact or variant.digest
+    if selection.warm:
+        name, digest = selection.warm.reference, selection.warm.digest
     if digest is None:
         message = f"{variant.reference} has no digest in its catalog, so it cannot be fetched"
         raise UsageError(message, remedy="use the catalog of its registry")

@@ -29,6 +29,7 @@ OWN: dict[str, tuple[str | None, str]] = {
         "Consider only variants that match, such as 'python=3.13' or 'cuda>=12.4'; repeatable.",
     ),
     "--allow-cpu": (None, "If no GPU variant fits, accept a CPU-only one."),
+    "--no-warm": (None, "Start the variant itself, not a warm image of it."),
     "--dry-run": (None, "Print the command, start nothing."),
     "--print": ("FORM", "Print the launch as command or json, start nothing."),
     "--host": ("FILE", "Select for the host saved in FILE, not for this node."),
@@ -83,8 +84,9 @@ class RunArgs(Record):
     is None only with `--help`. `wait_s` is the time to wait for GPUs that are in use. `capabilities` are the
     driver capabilities from a `--gpus` value in docker's form, for images without a driver. `where` are
     conditions on axes. `engine` starts the container, and `store` is its folder of images, where one that is
-    pulled is a squashfs or `unpacked`. `vram_mib` is the share of each GPU's memory, `mps_threads` is in
-    percent. `print_form` is "command" or "json" if the launch is printed instead of started.
+    pulled is a squashfs or `unpacked`. With `no_warm`, no warm image is started. `vram_mib` is the share of
+    each GPU's memory, `mps_threads` is in percent. `print_form` is "command" or "json" if the launch is
+    printed instead of started.
     """
 
     options: tuple[tuple[str, ...], ...]
@@ -107,6 +109,7 @@ class RunArgs(Record):
     measure: bool = False
     unpacked: bool = False
     allow_cpu: bool = False
+    no_warm: bool = False
 
     @property
     def docker(self) -> tuple[str, ...]:
@@ -142,6 +145,11 @@ class RunArgs(Record):
     def is_pulled_first(self) -> bool:
         """Whether an image that the engine lacks is pulled first: docker's command treats other policies."""
         return self.get_values("--pull")[-1:] in ((), ("missing",))
+
+    @property
+    def limits_cpus(self) -> bool:
+        """Whether the container may use fewer CPUs than others of its engine."""
+        return any(map(self.get_values, ("--cpus", "--cpuset-cpus", "--cpu-quota", "--cpu-period")))
 
     @property
     def may_pull(self) -> bool:

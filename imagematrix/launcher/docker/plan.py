@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu, Host
     from imagematrix.images.catalog.catalog import Variant
+    from imagematrix.images.catalog.warm_image import WarmImage
     from imagematrix.selection.selection import Selection
 
 SCHEMA = "imagematrix.launch/v1"
@@ -105,12 +106,12 @@ def plan_launch(
 ) -> Launch:
     """Return the launch for `selection`.
 
-    `digests` are those of the engine's image with the selected name, None if unknown.
-    If the variant's digest is not among them, the launch names the image by digest, and the engine pulls it.
+    `digests` are those of the engine's image with the name of the one to start, None if unknown.
+    If that one's digest is not among them, the launch names the image by digest, and the engine pulls it.
     `share` is the container's share of each GPU. Raises UsageError if nothing was selected, and ProbeError if
     the host lacks a fact that is needed to pass a GPU.
     """
-    variant = require_variant(selection)
+    variant, image = require_variant(selection), get_start_image(selection)
     chosen = selection.chosen_gpus
     driver = get_driver_mode(variant)
     used = chosen if driver else ()
@@ -122,8 +123,8 @@ def plan_launch(
     has_own_driver = driver in ("exact", "compat")
     injected = _list_runtime_names(selection.host, chosen) if driver == "host" else ()
     return Launch(
-        reference=format_start_name(variant, digests),
-        digest=variant.digest,
+        reference=format_start_name(image, digests),
+        digest=image.digest,
         platform=variant.platform,
         devices=list_device_nodes(selection.host, chosen) if has_own_driver else (),
         environment={**(NO_REQUIREMENT if injected else NO_INJECTION), **share.environment(used)},
@@ -143,32 +144,37 @@ def require_variant(selection: Selection) -> Variant:
     return selection.variant
 
 
-def find_engine_digests(
-    selection: Selection, image: Callable[[str], Mapping[str, Any] | None]
-) -> frozenset[str] | None:
-    """Return the digests of the engine's image with the selected name, None if it is not from a registry.
+def get_start_image(selection: Selection) -> Variant | WarmImage:
+    """Return the image to start, the warm one if one fits; raise UsageError if nothing was selected."""
+    return selection.warm or require_variant(selection)
 
-    `image` inspects an image by its name. Raises AuditError if the container would be started from an image
-    that was built on the selected one.
+
+def find_engine_digests(
+    selection: Selection, inspect: Callable[[str], Mapping[str, Any] | None]
+) -> frozenset[str] | None:
+    """Return the digests of the engine's image with the name of the one to start.
+
+    None if that is not from a registry. `inspect` inspects an image by its name. Raises AuditError if the
+    container would be started from an image that was built on the selected one.
     """
-    variant = selection.variant
-    if variant is None:
+    if selection.variant is None:
         return None
-    details = image(variant.reference)
-    digests = read_digests(details) if "/" in variant.reference else None
-    if details and format_start_name(variant, digests) == variant.reference:
-        require_own(details, variant.reference)
+    image = get_start_image(selection)
+    details = inspect(image.reference)
+    digests = read_digests(details) if "/" in image.reference else None
+    if details and format_start_name(image, digests) == image.reference:
+        require_own(details, image.reference)
     return digests
 
 
-def format_start_name(variant: Variant, digests: Container[str] | None) -> str:
-    """Return the name by which to start a variant: with its digest if that is not among `digests`.
+def format_start_name(image: Variant | WarmImage, digests: Container[str] | None) -> str:
+    """Return the name by which to start an image: with its digest if that is not among `digests`.
 
-    These are the digests of the engine's image with the variant's name, None if unknown.
+    These are the digests of the engine's image with its name, None if unknown.
     """
-    if digests is None or variant.digest is None or variant.digest in digests or "@" in variant.reference:
-        return variant.reference
-    return f"{variant.reference}@{variant.digest}"
+    if digests is None or image.digest is None or image.digest in digests or "@" in image.reference:
+        return image.reference
+    return f"{image.reference}@{image.digest}"
 
 
 def format_docker_run(launch: Launch, options: Sequence[str] = ()) -> list[str]:

@@ -11,7 +11,7 @@ from imagematrix.images.catalog.sources import require_signed
 from imagematrix.images.engine import images, transport
 from imagematrix.images.engine.pull import ignore_progress
 from imagematrix.images.engine.pull import pull_image as pull_into_engine
-from imagematrix.launcher.docker.plan import find_engine_digests, format_start_name
+from imagematrix.launcher.docker.plan import find_engine_digests, format_start_name, get_start_image
 from imagematrix.launcher.docker.zstd_check import require_unpackable
 
 TYPE_CHECKING = False
@@ -32,7 +32,9 @@ def pull(
     report: Callable[[PullProgress], object] = ignore_progress,
     client: docker.DockerClient | None = None,
 ) -> str:
-    """Pull the image of `selection` unless the engine has it, and return REFERENCE@DIGEST.
+    """Pull the image to start for `selection` unless the engine has it, and return REFERENCE@DIGEST.
+
+    If its warm image cannot be pulled, or lacks a signature, that is the variant.
 
     Its signatures are checked first, as the site's policy and the user's require: the file `policy`, or else
     the one that the environment names. An image that only the engine has stays as it is; the answer has no
@@ -40,19 +42,36 @@ def pull(
     selected, AuditError if the name now stands for an image that was built on the variant, and
     SignatureError if a signature is missing or wrong.
     """
+    bring = partial(pull_start_image, policy=policy, report=report, client=client)
+    if selection.warm is None:
+        return bring(selection)
+    from imagematrix.launcher.docker.warm_start import fetch_start_image
+
+    return fetch_start_image(selection, bring, policy)[1]
+
+
+def pull_start_image(
+    selection: Selection,
+    *,
+    policy: str | PathLike[str] | None = None,
+    report: Callable[[PullProgress], object] = ignore_progress,
+    client: docker.DockerClient | None = None,
+) -> str:
+    """Pull the image to start for a selection as `pull` does, but the warm image or none if one fits."""
     variant = selection.variant
     if variant is None:
         raise UsageError("cannot pull: nothing was selected")
     require_signed(variant, policy, version=selection.version)
     engine = transport.DockerPy(client) if client else None
     digests = find_engine_digests(selection, partial(images.inspect_image, transport=engine))
-    reference = format_start_name(variant, digests)
-    pull_unless_present(reference, variant.digest, variant.platform, on_progress=report, client=client)
+    image = get_start_image(selection)
+    reference = format_start_name(image, digests)
+    pull_unless_present(reference, image.digest, variant.platform, on_progress=report, client=client)
     if "@" in reference:
         return reference
-    image = images.require_image(reference, engine)
-    digest = get_repository_digest(image, split_version(reference)[0])
-    has_digest = any(str(name).endswith(f"@{digest}") for name in image.get("RepoDigests") or ())
+    details = images.require_image(reference, engine)
+    digest = get_repository_digest(details, split_version(reference)[0])
+    has_digest = any(str(name).endswith(f"@{digest}") for name in details.get("RepoDigests") or ())
     return f"{reference}@{digest}" if has_digest else reference
 
 

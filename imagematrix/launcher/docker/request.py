@@ -130,6 +130,8 @@ class LaunchRequest(Record):
         """Yield warnings about the launch, each with its remedy."""
         for warning in selection.warnings:
             yield warning.text, None
+        if selection.warm_refusal:
+            yield selection.warm_refusal, None
         if self.remote is None and (launch.gpus or self.passed_gpus) and pods.check_access() is False:
             yield pods.format_denied(), "run this as root"
         if self.remote is None and os.geteuid() != 0 and not endpoint.runs_as_root():
@@ -234,7 +236,12 @@ def make_request(
         choices = tuple(choice for choice in large if choice.enough) or choices
 
     def select_image(host: Host, gpus: Wanted) -> Selection:
-        return select(host, catalog, gpus=gpus, allow_cpu=args.allow_cpu, where=args.where)
+        selection = select(host, catalog, gpus=gpus, allow_cpu=args.allow_cpu, where=args.where)
+        if not catalog.warm:
+            return selection
+        from imagematrix.launcher.docker.warm_start import allow_warm_image, count_container_cpus
+
+        return allow_warm_image(count_container_cpus(selection, args, engine.get_info), args.policy)
 
     return LaunchRequest(
         args=args,

@@ -112,9 +112,12 @@ class Gang(Record):
         return {member.name: member for member in self.members}
 
     def selection(self, name: str) -> Selection:
-        """Return the Selection of the member of this name, as for `launch`: it has no other candidates."""
+        """Return the Selection of the member of this name, as for `launch`: it has no other candidates.
+
+        Nor has it warm images: all members start variants.
+        """
         member = self.by_name[name]
-        catalog = self.catalog.named(member.variant.reference)
+        catalog = self.catalog.without_warm().named(member.variant.reference)
         assert catalog is not None  # noqa: S101 - the variant is from it; for the type checker
         target = Target(host=member.host, gpus=member.chosen_gpus, allow_cpu=True)
         decision = Decision(Query(catalog, ()), target)

@@ -43,7 +43,7 @@ def pulled(monkeypatch):
         report(PullProgress(layers=2, downloaded=1, received=5_000_000))
         return f"{selection.selected}@{DIGEST}"
 
-    monkeypatch.setattr("imagematrix.launcher.docker.pull.pull", pull)
+    monkeypatch.setattr("imagematrix.launcher.docker.pull.pull_start_image", pull)
     monkeypatch.setattr("imagematrix.images.engine.system.get_remote_name", lambda: None)
     return calls
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from images import archived, layout, tar
-from storing import NEEDS_SQUASHFS, listed, put, variant
+from storing import NEEDS_SQUASHFS, listed, put, variant, warm
 
 from imagematrix.images.local_store.folder import ImageStore
 from imagematrix.images.local_store.holder import Holder
@@ -292,3 +292,50 @@ def test_ls_lists_what_a_store_has(cli, pull, published, image_store, conforms):
 )
 def test_ls_of_a_store_takes_no_option_without_effect(cli, option):
     cli("ls", "t:v1", "--store", "x", *option).refuses(2, f"so {option[0]} has no effect")
+
+
+def test_a_warm_image_that_fits_is_pulled_in_place_of_its_variant(pull, server, image_store, cli, conforms):
+    base = variant("two")
+    warm_image, tag = warm(base[0])
+    name = put(server, base, (warm_image, tag))
+    result = pull(name, "--unpacked")
+    image = name.removesuffix(":v1")
+    assert (result.code, result.out) == (0, f"{image}:{tag}@{warm_image.digest}\n"), result.err
+    stored = image_store.find(warm_image.digest)
+    assert Path(stored.root, "var/cache/warm/numba/x.nbi").read_bytes() == b"compiled"
+    assert image_store.find(base[0].digest) is None
+    document = conforms(json.loads(pull(name, "--unpacked", "--json").out))
+    assert (document["digest"], document["warm"]) == (base[0].digest, warm_image.digest)
+    server.repository("ml/training").manifests.clear()
+    assert pull(f"{image}:v1", "--catalog", write_catalog(image_store), "--unpacked").code == 0, "it is there"
+
+    assert pull(name, "--no-warm", "--unpacked").code != 0
+    assert cli("ls", "--store", image_store.path).code == 0
+
+
+def write_catalog(image_store):
+    """Return the file of the only catalog in a store."""
+    (document,) = image_store.load_catalogs()
+    path = Path(image_store.path).parent / "catalog.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+@pytest.mark.parametrize("option", ["--no-warm", None])
+def test_the_variant_is_pulled_with_one_warning_if_its_warm_image_is_lost(pull, server, image_store, option):
+    base = variant("two")
+    lost = warm(base[0])
+    name = put(server, base, lost)
+    del server.repository("ml/training").manifests[lost[0].digest]
+    result = pull(name, *([option] if option else []))
+    assert (result.code, result.out) == (0, f"{reference(name)}\n"), result.err
+    assert result.err.count("is started, not its warm image") == (0 if option else 1)
+    assert image_store.find(base[0].digest)
+
+
+def test_a_store_lists_a_variant_once_that_it_has_with_a_warm_image(pull, server, image_store, cli):
+    base = variant("two")
+    name = put(server, base, warm(base[0]))
+    assert pull(name).code == pull(name, "--no-warm").code == 0
+    assert len(listed(image_store, "images")) == 2
+    assert cli("ls", "--store", image_store.path).out.count(base[1]) == 1

@@ -1,6 +1,6 @@
 """The order of a launch, with an engine and a request that only record what is asked of them."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 from double import Double
@@ -21,6 +21,9 @@ class Facts(Double):
     def __init__(self, **facts):
         for name, value in facts.items():
             setattr(self, name, value)
+
+
+SELECTION = Facts(warm=None)
 
 
 class Engine(Double):
@@ -49,7 +52,7 @@ class Engine(Double):
         return self._do("pull", "image")
 
     def start(self, selection, launch, image, claim):
-        assert (selection, image) == ("selection", "image")
+        assert (selection, image) == (SELECTION, "image")
         return self._do("start", (launch.number, claim))
 
 
@@ -63,10 +66,10 @@ class Request(Double):
 
     def plan_on_any(self):
         self.steps.append("plan")
-        return "selection", self.launch
+        return SELECTION, self.launch
 
     def plan_on_claimed(self, claim, selection, launch, host):
-        assert (claim, selection, launch) == ("claim", "selection", self.launch)
+        assert (claim, selection, launch) == ("claim", SELECTION, self.launch)
         self.steps.append("plan again")
         self.hosts.append(host)
         return selection, Facts(number=2, gpus=launch.gpus)
@@ -176,7 +179,7 @@ def test_a_printed_launch_is_verified_and_nothing_else(steps):
     request = Request(steps)
     assert session(request, UnclaimedGpus()).run(printed) == 0
     assert steps == ["plan", "verify"]
-    assert shown == [("selection", request.launch)]
+    assert shown == [(SELECTION, request.launch)]
     assert UnclaimedGpus().read_host() is None
 
 
@@ -199,3 +202,48 @@ def test_signatures_are_checked_once_for_each_image(monkeypatch):
     ]
     assert checked == [("a", "mine.json", "v1"), ("b", "mine.json", "v1")]
     assert check.require_signed(Facts(variant=None)) is None
+
+
+class WarmSelection(Facts):
+    """A selection with a warm image, until it keeps to the variant."""
+
+    def __init__(self, warm="warm"):
+        super().__init__(selected="variant", warm=warm and Facts(reference=warm))
+
+    def keep_to_variant(self, _):
+        return WarmSelection(warm=None)
+
+
+@pytest.mark.parametrize("step", ["prepare", "pull"])
+def test_the_variant_is_started_on_the_same_claim_if_its_warm_image_fails(steps, monkeypatch, step):
+    started, told = [], []
+
+    class Failing(Engine):
+        def prepare(self, launch):
+            self._fail("prepare", launch)
+
+        def pull(self, _, launch):
+            self._fail("pull", launch)
+
+        def _fail(self, name, launch):
+            self.steps.append(name)
+            if name == step and launch.number != "variant":
+                raise UsageError("no such image")
+
+        def start(self, selection, launch, _, claim):
+            started.append((selection.warm, launch.number, claim))
+
+    def fall_back(selection, launch, _):
+        return selection.keep_to_variant(None), Facts(number="variant", gpus=launch.gpus)
+
+    monkeypatch.setattr("imagematrix.launcher.docker.warm_start.use_variant", fall_back)
+    request = Request(steps)
+    monkeypatch.setattr(request, "plan_on_any", lambda: (WarmSelection(), request.launch))
+    monkeypatch.setattr(request, "claim_gpus", lambda *_: nullcontext("claim"))
+    monkeypatch.setattr(
+        request, "plan_on_claimed", lambda *_: (WarmSelection(), Facts(number=2, gpus=("gpu",)))
+    )
+    session(request, on_warning=lambda *words: told.append(words)).run(Failing(steps))
+    assert started == [(None, "variant", "claim")]
+    text = "variant is started, not its warm image warm: no such image"
+    assert told == [("careful", "beware"), (text, None)]

@@ -26,6 +26,7 @@ OTHERS = {
     "warnings": ("something",),
     "cpu.model": "Some CPU",
     "cpu.level": "x86-64-v9",
+    "cpu.usable": 9,
     "driver.source": "somewhere",
     "gpus.minor": 9,
     "gpus.uuid": "GPU-9",

@@ -9,6 +9,7 @@ from publishing import labels_of
 from resolving import Published, variant
 from signing import Signer
 
+from imagematrix.build.publish.publish import IndexSelection, publish
 from imagematrix.common.record import replace
 from imagematrix.errors import EngineError, SignatureError, UnknownImageError, UsageError
 from imagematrix.images.catalog.sources import (
@@ -16,8 +17,11 @@ from imagematrix.images.catalog.sources import (
     open_catalog,
     open_stored_catalog,
     require_signed,
+    require_signed_warm_image,
 )
+from imagematrix.images.catalog.warm_image import WarmMatch
 from imagematrix.images.oci.manifest import IMAGE, INDEX
+from imagematrix.images.oci.registry import Registry
 from imagematrix.images.trust import files
 from imagematrix.images.trust.files import list_policy_files
 
@@ -309,3 +313,54 @@ def test_unreadable_policy_refuses_everything(tmp_path, text):
     file.write_text(text)
     with pytest.raises(UsageError, match=str(file)):
         open_catalog("training:v1", policy=file)
+
+
+@pytest.fixture
+def warm_image(published, name, add_warm):
+    """The warm image of a variant in the index of v1, as the catalog has it."""
+    entry = add_warm(published.digests["cpu-v2"])
+    with Registry(name) as registry:
+        publish(registry, "v1", selection=IndexSelection(warm=[entry]))
+    (image,) = open_catalog(f"{name}:v1").warm
+    return image
+
+
+def test_a_warm_image_is_signed_by_itself_or_in_the_index_of_its_version(warm_image, policy, sign, published):
+    file = policy()
+    require_signed_warm_image(warm_image, version="v1")
+    with pytest.raises(SignatureError, match="has no signature"):
+        require_signed_warm_image(warm_image, file, version="v1")
+    sign(warm_image.digest)
+    require_signed_warm_image(warm_image, file, version="v1")
+    published.repository.tags.pop(f"{warm_image.digest.replace(':', '-')}.sig")
+    sign()
+    require_signed_warm_image(warm_image, file, version="v1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "version"),
+    [
+        ({"base": OTHER}, "v1"),
+        ({"match": WarmMatch()}, "v1"),
+        ({"reference": "v1-warm-a-b"}, "v1"),
+        ({}, "v2"),
+    ],
+)
+def test_a_signed_warm_image_stands_for_nothing_but_what_it_says(
+    warm_image, policy, sign, name, changes, version
+):
+    """A catalog may be from anybody: it could give an old image, or one for other CPUs, to new variants."""
+    sign(warm_image.digest)
+    if "reference" in changes:
+        changes = {"reference": f"{name}:{changes['reference']}"}
+    with pytest.raises(SignatureError, match="signed as another image than its catalog says"):
+        require_signed_warm_image(replace(warm_image, **changes), policy(), version=version)
+
+
+def test_a_signed_image_that_is_no_warm_image_is_none(warm_image, policy, sign, published):
+    variant = published.digests["cpu-v3"]
+    sign(variant)
+    with pytest.raises(SignatureError, match="signed as another image than its catalog says"):
+        require_signed_warm_image(replace(warm_image, digest=variant), policy(), version="v1")
+    with pytest.raises(SignatureError, match="it is in no registry"):
+        require_signed_warm_image(replace(warm_image, reference="ml/x:v1-warm-a-b"), policy(), version="v1")

@@ -9,7 +9,15 @@ from double import Double, response
 from imagematrix.common.record import replace
 from imagematrix.errors import EngineError, SignatureError, UnknownImageError, UsageError
 from imagematrix.images.catalog.catalog import Catalog
+from imagematrix.images.catalog.warm_image import WarmImage, WarmMatch
+from imagematrix.launcher.docker.options import parse_run_args
+from imagematrix.launcher.docker.plan import plan_launch
 from imagematrix.launcher.docker.pull import pull
+from imagematrix.launcher.docker.warm_start import (
+    count_container_cpus,
+    fetch_start_image,
+    use_variant,
+)
 from imagematrix.launcher.launch import launch
 from imagematrix.selection.selector import explain
 
@@ -140,3 +148,82 @@ def test_nothing_is_pulled_if_nothing_fits(make, no_engine, selection):  # noqa:
         pull(explain(make.host(), nothing), client=Engine())
     with pytest.raises(EngineError, match="cannot reach the Docker engine"):
         pull(selection())
+
+
+WARM, BASE = f"sha256:{'4' * 64}", f"sha256:{'1' * 64}"
+
+
+@pytest.fixture
+def warm_selection(selection):
+    """A selection whose variant has a warm image that fits."""
+    cold = selection()
+    warm = WarmImage(base=BASE, reference=f"{IMAGE}:v1-warm-1-2", digest=WARM, match=WarmMatch())
+    catalog = replace(cold.decision.catalog, warm=(warm,))
+    chosen = explain(cold.host, catalog)
+    assert chosen.warm == warm
+    return chosen
+
+
+def test_the_warm_image_is_pulled_in_place_of_the_variant(warm_selection):
+    engine = Engine(registry=[f"{IMAGE}@{WARM}", f"{IMAGE}@{DIGEST}"])
+    assert pull(warm_selection, client=engine) == f"{IMAGE}:v1-warm-1-2@{WARM}"
+    assert engine.done == [("pull", f"{IMAGE}@{WARM}"), ("tag", f"{IMAGE}:v1-warm-1-2")]
+
+
+def test_the_variant_is_pulled_if_the_warm_image_cannot_be(warm_selection):
+    engine = Engine(registry=[f"{IMAGE}@{DIGEST}"])
+    assert pull(warm_selection, client=engine) == f"{NAME}@{DIGEST}"
+    assert engine.done == [("pull", f"{IMAGE}@{WARM}"), ("pull", f"{IMAGE}@{DIGEST}"), ("tag", NAME)]
+    with pytest.raises(UnknownImageError):
+        pull(warm_selection, client=Engine())
+
+
+def test_the_site_keeps_to_the_variant(warm_selection, monkeypatch, tmp_path):
+    (tmp_path / "site.toml").write_text("warm = false")
+    monkeypatch.setenv("IMAGEMATRIX_SITE", str(tmp_path / "site.toml"))
+    engine = Engine(registry=[f"{IMAGE}@{WARM}", f"{IMAGE}@{DIGEST}"])
+    assert pull(warm_selection, client=engine) == f"{NAME}@{DIGEST}"
+
+
+def test_a_launch_names_the_warm_image_and_is_labelled_with_the_variant(warm_selection):
+    planned = plan_launch(warm_selection, digests=frozenset())
+    assert (planned.reference, planned.digest) == (f"{IMAGE}:v1-warm-1-2@{WARM}", WARM)
+    assert planned.labels["io.imagematrix.selected"] == NAME
+    kept, cold = use_variant(warm_selection, planned, "why")
+    assert kept.warm is None
+    assert cold == plan_launch(kept, digests=frozenset())
+    assert use_variant(kept, cold, "again") == (kept, cold)
+
+
+def test_without_its_policy_s_signature_the_variant_is_started_with_a_warning(warm_selection, monkeypatch):
+    def refuse(warm, policy, *, version):
+        assert (warm.digest, policy, version) == (WARM, "policy.json", "v1")
+        raise SignatureError("it has no signature")
+
+    monkeypatch.setattr("imagematrix.launcher.docker.warm_start.require_signed_warm_image", refuse)
+    told: list[object] = []
+    kept, answer = fetch_start_image(
+        warm_selection, lambda chosen: chosen.warm, "policy.json", lambda *words: told.append(words)
+    )
+    assert (kept.warm, answer) == (None, None)
+    text = f"{NAME} is started, not its warm image {IMAGE}:v1-warm-1-2: it has no signature"
+    assert told == [(text, None)]
+    assert kept.to_json()["warm"] is None
+
+
+def test_cpus_of_a_container_are_those_that_its_options_and_its_daemon_leave_it(warm_selection):
+    (warm,) = warm_selection.decision.catalog.warm
+    images = tuple(replace(warm, match=WarmMatch.from_facts({"cpus": count})) for count in (4, 7))
+    selection = explain(warm_selection.host, replace(warm_selection.decision.catalog, warm=images))
+
+    def matched(line, info):
+        counted = count_container_cpus(selection, parse_run_args([*line, "t"]), lambda: info)
+        return counted.warm and dict(counted.warm.match.facts)["cpus"]
+
+    assert matched([], {"NCPU": 4}) == 4
+    assert matched([], {"NCPU": 5}) is None
+    for option in ("--cpus=2", "--cpuset-cpus=0", "--cpu-quota=1000", "--cpu-period=9"):
+        assert matched([option], {"NCPU": 4}) is None
+    saved = selection.with_usable_cpus(7)
+    assert count_container_cpus(saved, parse_run_args(["--host", "h", "t"]), dict).warm is images[1]
+    assert count_container_cpus(warm_selection, parse_run_args(["t"]), pytest.fail) is warm_selection
