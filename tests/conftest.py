@@ -19,6 +19,7 @@ pytest_plugins = [
     "drivers",
     "publishing",
     "pruning",
+    "staging",
     "storing",
 ]
 

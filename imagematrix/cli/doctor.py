@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -90,6 +91,7 @@ def _gather_image_facts(
     host: Host, name: str, where: Mapping[str, Sequence[str]], policy: Path | None, *, live: bool
 ) -> ImageFacts:
     from imagematrix.hardware.gpu_request.visible import within
+    from imagematrix.images.engine.images import get_environment
     from imagematrix.launcher.doctor.image import find_libcudas
     from imagematrix.launcher.doctor.node_facts import ImageFacts
     from imagematrix.selection.selector import select
@@ -102,7 +104,16 @@ def _gather_image_facts(
             paths = find_libcudas(str(selection.selected)) if driver else ()
         except UnknownImageError:  # in a registry, and not pulled yet
             paths = None
-        mode = driver.mode if driver else None
-        return ImageFacts(name=name, selected=selection.selected, mode=mode, libcudas=paths)
+        environment: tuple[str, ...] = ()
+        if selection.selected:
+            with suppress(EngineError):  # not pulled yet; the engine has a check of its own
+                environment = get_environment(selection.selected)
+        return ImageFacts(
+            name=name,
+            selected=selection.selected,
+            mode=driver.mode if driver else None,
+            libcudas=paths,
+            environment=environment,
+        )
     except ImagematrixError as error:
         return ImageFacts(name=name, error=str(error), remedy=error.remedy, code=error.exit_code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from imagematrix.cli.shared.host_filter import load_host_needs
 from imagematrix.cli.shared.options import AtMost, ForHosts, Json
 from imagematrix.cli.shared.output import print_info, print_json, print_text
 from imagematrix.common import record
-from imagematrix.common.text import format_count
+from imagematrix.common.text import format_count, quote_word
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import Catalog
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
     from imagematrix.build.matrix.expand import Expansion
     from imagematrix.build.matrix.matrix import Image, Matrix
-    from imagematrix.build.publish.publish import Published
+    from imagematrix.build.publish.publish import IndexSelection, Published
+    from imagematrix.build.publish.publish_warm import WarmDraft
     from imagematrix.cli.shared.host_filter import HostNeeds
     from imagematrix.images.catalog.image_index import IndexEntry
     from imagematrix.images.oci.registry import Registry
@@ -62,6 +64,17 @@ def command(
             help="Sign the index and each image with the private key in KEY: cosign's, or ECDSA in PEM.",
         ),
     ] = None,
+    warm: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--warm",
+            metavar="REF",
+            help="Add only this warm image, with its layer from a staging repository; repeatable.",
+        ),
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Approve what warm images claim, without a question.")
+    ] = False,
     hosts: ForHosts = None,
     at_most: AtMost = None,
     json: Json = False,
@@ -71,6 +84,9 @@ def command(
     Prints the index with its digest. Variants are only ever added to an index. With --for, only those that
     some host would choose are added; nothing is, if one of them is not built.
 
+    With --warm, a published version gets warm images. Of what is staged, the layer is checked byte by byte;
+    the rest is claims, which are shown.
+
     With --sign, the signatures are there before the version. COSIGN_PASSWORD is the password of KEY.
     """
     from imagematrix.build.matrix.expand import expand_matrix, find_plain_pull_cells
@@ -79,6 +95,9 @@ def command(
     from imagematrix.images.oci.registry import Registry
 
     image, version = split_published_version(name)
+    if warm and (choose or repair or hosts or at_most):
+        remedy = f"publish without --warm first: `imagematrix publish {quote_word(name)}`"
+        raise UsageError("--warm adds warm images and nothing else", remedy=remedy)
     needs = load_host_needs(hosts, at_most)
     key = load_signing_key(sign) if sign else None
     matrix = _find_matrix(image, version, file)
@@ -88,13 +107,17 @@ def command(
     needed = _NeededCells(needs, declared, image, version) if needs else None
     # --choose takes a reference, or only its tag.
     chosen = {reference.removeprefix(f"{image}:") for reference in choose or ()}
-    not_pushed = _push_from_engine(image, version, chosen, needed)
+    not_pushed = [] if warm else _push_from_engine(image, version, chosen, needed)
     selection = IndexSelection(
         tags=chosen,
         find_needed=needed.find_among_entries if needed else None,
         plain_pull=find_plain_pull_cells(*declared) if declared else {},
     )
+    warm_images: list[WarmDraft] = []
     with Registry(image) as registry:
+        signer = make_signer(registry, key) if key else None
+        if warm:
+            warm_images, selection = _push_warm_images(registry, version, warm, signer, selection, yes=yes)
         published = publish(
             registry,
             version,
@@ -102,14 +125,18 @@ def command(
             selection=selection,
             versions=frozenset(entry.version for entry in listed) if matrix else (),
             repair=repair,
-            sign=make_signer(registry, key) if key else None,
+            sign=signer,
         )
-    unneeded = sorted({*published.unneeded, *not_pushed})
+    unneeded = [] if warm else sorted({*published.unneeded, *not_pushed})
     print_published(name, published)
+    for draft in warm_images:
+        print_info(f"{draft.reference}@{draft.digest} starts in place of {draft.base} where its match holds")
     for tag in unneeded:
         print_info(f"{tag} left out: no host would choose it")
     if json:
-        print_json(make_published_document(image, version, alias or [], published) | {"unneeded": unneeded})
+        document = make_published_document(image, version, alias or [], published) | {"unneeded": unneeded}
+        added = {"warm": [draft.to_json() for draft in warm_images]} if warm else {}
+        print_json(document | added)
     else:
         print_text(f"{name}@{published.digest}")
     if needs and (unserved := needs.find_unserved_error()):
@@ -132,6 +159,42 @@ def make_signer(registry: Registry, key: SigningKey) -> Callable[[Sequence[str]]
             print_info(f"signed with {key.public.name}: {format_count(new, 'manifest')}")
 
     return sign
+
+
+def _push_warm_images(
+    registry: Registry,
+    version: str,
+    sources: Sequence[str],
+    sign: Callable[[Sequence[str]], None] | None,
+    selection: IndexSelection,
+    *,
+    yes: bool,
+) -> tuple[list[WarmDraft], IndexSelection]:
+    """Push the warm images with these staged layers once their claims are approved.
+
+    Returns them, and the selection of what the index has, and them.
+    """
+    from imagematrix.build.publish.publish_warm import WarmPublisher
+    from imagematrix.cli.shared.warm_claims import print_claims, require_approval
+    from imagematrix.common.temp_folder import make_scratch_folder
+    from imagematrix.images.catalog.sources import load_image_policies
+
+    with make_scratch_folder() as folder:
+        publisher = WarmPublisher(registry, version, folder, load_image_policies(None))
+        drafts = [publisher.make_draft(source) for source in dict.fromkeys(sources)]
+        for draft in drafts:
+            print_claims(draft)
+        require_approval(len(drafts), yes=yes)
+        for draft in drafts:
+            publisher.push_image(draft, sign)
+    cells = [entry.annotations[labels.CELL] for entry in publisher.variants]
+    published = replace(
+        selection,
+        tags=[entry.tag for entry in publisher.variants],
+        find_needed=lambda _: cells,
+        warm=[draft.make_entry() for draft in drafts],
+    )
+    return drafts, published
 
 
 class _NeededCells:

@@ -121,6 +121,24 @@ def list_folders() -> dict[str, str]:
     return {variable: tool.folder for tool in load_tools() for variable in tool.variables}
 
 
+def list_needed_facts(tools: Iterable[CacheTool], *, host_code: bool) -> frozenset[str]:
+    """Return the facts on which caches of these tools depend besides the GPUs, by their keys in a match.
+
+    `host_code`: the caches have machine code of the CPU, whatever the table says.
+    """
+    dependent = tuple(tools)
+    facts: set[str] = set()
+    if host_code or any(tool.host_code for tool in dependent):
+        facts |= {"cpu.vendor", "cpu.flags", "cpu.without"}
+    if any(tool.cpu_name for tool in dependent):
+        facts.add("cpu.name")
+    if any(tool.cpu_count for tool in dependent):
+        facts.add("cpus")
+    if any(tool.driver for tool in dependent):
+        facts.add("user_mode")
+    return frozenset(facts)
+
+
 def _make_tool(row: Mapping[str, Any], kept: Iterable[str], dropped: Iterable[str]) -> CacheTool:
     sign = row["sign"]
     return CacheTool(

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 
 from imagematrix.common.settings import DOCKER
 from imagematrix.common.text import quote_word
+from imagematrix.errors import UsageError
 from imagematrix.hardware.host import fabric
 from imagematrix.hardware.host.nvidia import describe_mismatch
 from imagematrix.hardware.host.nvml import MISMATCH, NO_LIBRARY
+from imagematrix.images.catalog.warm_up import check_cache_folder
 from imagematrix.images.engine.releases import ZSTD_LAYERS, ZSTD_REMEDY
+from imagematrix.images.warm.tools import ROOT, load_tools
 from imagematrix.launcher.docker.plan import SELECTED
 from imagematrix.launcher.gpu_claims import pods
 
@@ -32,7 +35,7 @@ SCHEMA = "imagematrix.doctor/v1"
 DRIVER_FILE = re.compile(r"/lib(cuda|nvidia-[a-z-]+|nvcuvid)\.so", re.ASCII)
 DRIVER_FOLDERS = ("/usr", "/usr/lib", "/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu")
 
-OF_A_SAVED_HOST = frozenset({"module", "gpus", "accelerators", "device-nodes", "probe", "image"})
+OF_A_SAVED_HOST = frozenset({"module", "gpus", "accelerators", "device-nodes", "probe", "image", "caches"})
 XIDS = "https://docs.nvidia.com/deploy/xid-errors/"
 MODULE_KEY = "mokutil --import the module's signing key, reboot and enrol it, then: modprobe nvidia"
 
@@ -358,6 +361,21 @@ def _check_image(facts: NodeFacts) -> Verdicts:
         yield _make_ok(f"{image.selected} fits this node")
 
 
+def _check_caches(facts: NodeFacts) -> Verdicts:
+    """Yield which tools of an image keep what they compile where a warm image has it, and which cannot."""
+    environment = facts.image.environment if facts.image else ()
+    variables = dict(variable.partition("=")[::2] for variable in environment)
+    set_here = [(tool, name) for tool in load_tools() for name in tool.variables if variables.get(name)]
+    warm = [tool.name for tool, name in set_here if variables[name].startswith(f"{ROOT}/")]
+    if warm:
+        yield _make_ok(f"in {ROOT}: {', '.join(dict.fromkeys(warm))}")
+    for _, name in set_here:
+        try:
+            check_cache_folder(name, variables[name])
+        except UsageError as error:
+            yield _make_warning(str(error), error.remedy or "")
+
+
 def _check_mounts(facts: NodeFacts) -> Verdicts:
     for container in facts.engine.containers:
         if SELECTED not in container.labels:
@@ -409,5 +427,6 @@ CHECKS: dict[str, Callable[[NodeFacts], Verdicts]] = {
     "kubelet": _check_kubelet,
     "locks": _check_locks,
     "image": _check_image,
+    "caches": _check_caches,
     "mounts": _check_mounts,
 }

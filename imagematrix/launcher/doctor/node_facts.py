@@ -62,13 +62,15 @@ class ImageFacts:
     """The image to check: the selected variant, or `error` and `remedy` if none could be selected.
 
     `mode` is the driver mode of the variant; `libcudas` are the paths of all user-mode drivers in it, None if
-    it is not in the engine yet. `code` is the exit code of the error.
+    it is not in the engine yet. `environment` has the variables that it sets, as "NAME=value". `code` is the
+    exit code of the error.
     """
 
     name: str
     selected: str | None = None
     mode: str | None = None
     libcudas: tuple[str, ...] | None = ()
+    environment: tuple[str, ...] = ()
     error: str | None = None
     remedy: str | None = None
     code: int = NothingFits.exit_code

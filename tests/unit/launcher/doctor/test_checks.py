@@ -10,6 +10,7 @@ from imagematrix.errors import EngineError, ProbeError
 from imagematrix.hardware.host.host import Accelerator, Cpu, Driver, Gpu, Host
 from imagematrix.hardware.host.nvml import Nvml, NvmlGpu
 from imagematrix.images.engine.containers import ContainerMount, PassedDevices, RunningContainer
+from imagematrix.images.warm.tools import ROOT
 from imagematrix.launcher.doctor.checks import CHECKS, make_doctor_document, run_checks
 from imagematrix.launcher.doctor.kernel import KernelFacts
 from imagematrix.launcher.doctor.node_facts import EngineFacts, ImageFacts, NodeFacts
@@ -156,6 +157,14 @@ def test_a_node_without_gpus_runs_cpu_images():
             "image error: should leave the driver to the host -> t:x",
         ),
         (
+            {"image": ImageFacts(name="t", selected="t:x", environment=("NUMBA_CACHE_DIR=/root/numba",))},
+            "caches warning: NUMBA_CACHE_DIR: a cache in /root/numba breaks -> debian.warm_caches()",
+        ),
+        (
+            {"image": ImageFacts(name="t", selected="t:x", environment=("TRITON_CACHE_DIR=cache",))},
+            "caches warning: TRITON_CACHE_DIR: 'cache' is not an absolute path -> debian.warm_caches()",
+        ),
+        (
             {"engine": EngineFacts(machine="node7", containers=(mounted("/usr/lib/x86_64-linux-gnu/"),))},
             "mounts warning: in container job, /opt/x -> start job again",
         ),
@@ -185,6 +194,8 @@ def test_problems_are_reported_with_a_remedy(changes, told, conforms):
         {"image": ImageFacts(name="t:v1", selected="t:x", mode="exact", libcudas=None)},
         {"image": ImageFacts(name="t:v1", selected="t:x", mode="host")},
         {"image": ImageFacts(name="t:v1", selected="t:x")},
+        {"image": ImageFacts(name="t", selected="t:x", environment=("JAX_COMPILATION_CACHE_DIR=", "X"))},
+        {"image": ImageFacts(name="t", selected="t:x", environment=("CUDA_CACHE_PATH=/opt/cache",))},
         {"engine": EngineFacts(machine="node7", containers=(mounted("/data", "/usr/local"),))},
         {"engine": EngineFacts(machine="node7", containers=(mounted("/usr/lib", labels={}),))},
         {"engine": EngineFacts(machine="node7", version="29.0.0")},
@@ -198,6 +209,19 @@ def test_problems_are_reported_with_a_remedy(changes, told, conforms):
 )
 def test_conditions_that_are_not_problems(changes):
     assert bad(replace(GOOD, **changes)) == []
+
+
+def test_tools_whose_caches_can_be_warm_are_listed():
+    environment = (
+        f"NUMBA_CACHE_DIR={ROOT}/numba",
+        f"TRITON_CACHE_DIR={ROOT}/t",
+        "HOME=/root",
+        "CUDA_CACHE_PATH=/x",
+    )
+    image = ImageFacts(name="t", selected="t:x", environment=environment)
+    findings = [finding for finding in run_checks(replace(GOOD, image=image)) if finding.check == "caches"]
+    assert [finding.saw for finding in findings] == ["in /var/cache/warm: triton, numba"]
+    assert [finding for finding in run_checks(GOOD) if finding.check == "caches"] == []
 
 
 @pytest.mark.parametrize(

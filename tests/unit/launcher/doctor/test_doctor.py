@@ -104,6 +104,11 @@ def test_image_is_checked_against_the_node(cli, profiles, engine, shipped_catalo
     result = cli("doctor", "--host", profiles["laptop"], "training:v1")
     assert result.code == 0
     assert "ok       image           training:v1-cpu-broadwell-0123456789ab fits this node\n" in result.out
+    assert " caches " not in result.out
+    described = json.dumps({"Config": {"Env": ["NUMBA_CACHE_DIR=/var/cache/warm/numba"]}}).encode()
+    engine.responses["GET", "training:v1-cpu-broadwell-0123456789ab/json"] = 200, described
+    result = cli("doctor", "--host", profiles["laptop"], "training:v1")
+    assert "ok       caches          in /var/cache/warm: numba\n" in result.out
     result = cli("doctor", "--host", profiles["laptop"], "training:v9")
     assert result.code == 4
     assert "error    image           the engine has no variant of training:v9" in result.out

@@ -1,0 +1,65 @@
+"""publish --warm: what the node claims is shown and approved, and only then published."""
+
+import json
+
+import pytest
+from staging import KEY
+
+from imagematrix.images.catalog.warm_image import make_warm_tag
+
+
+@pytest.fixture
+def base(add_base):
+    return add_base()
+
+
+def test_claims_are_shown_and_published(cli, image, repository, base, stage, conforms):
+    source = stage(base)
+    result = cli("publish", f"{image}:v1", "--warm", source, "--yes", "--json")
+    assert result.code == 0, result.err
+    document = conforms(json.loads(result.out))
+    (warm,) = document["warm"]
+    tag = make_warm_tag("v1", base, KEY)
+    assert (warm["reference"], warm["base"]) == (f"{image}:{tag}", base)
+    assert warm["digest"] == repository.tags[tag]
+    assert (document["variants"], document["new"], document["unneeded"]) == (1, 0, [])
+    for line in (
+        f"{source}: 2 files of numba, 0.0 MB, for {image}:v1-a-",
+        "these are claims of the node that made it:",
+        "cpu.flags: avx, avx2, bmi1, bmi2, f16c, fma, sse4_2, ssse3",
+        "command  python warm.py",
+        f"input    model at /models/m, {KEY}",
+        "seconds  48.2, cold",
+        "proof    root: proved",
+        f"{image}:{tag}@{repository.tags[tag]} starts in place of",
+    ):
+        assert line in result.err
+    again = cli("publish", f"{image}:v1", "--warm", source, "--yes")
+    assert again.out == f"{image}:v1@{document['digest']}\n"
+    assert "(there already)" in again.err
+    assert "warm" not in json.loads(cli("publish", f"{image}:v1", "--json").out)
+
+
+def test_nothing_is_published_without_approval(cli, image, repository, base, stage):
+    before = {*repository.blobs}, dict(repository.tags)
+    refused = cli("publish", f"{image}:v1", "--warm", stage(base))
+    refused.refuses(2, "1 warm image not published: the claims are not approved")
+    assert "if they are right, add --yes" in refused.err
+    assert ({*repository.blobs}, repository.tags) == before
+
+
+def test_claims_stay_on_their_lines(cli, image, base, stage):
+    refused = cli("publish", f"{image}:v1", "--warm", stage(base, tools={"numba": "1\x1b[2J"}))
+    assert refused.code == 2
+    assert "\x1b" not in refused.err
+
+
+@pytest.mark.parametrize("options", [("--repair",), ("--choose", "x"), ("--at-most", "1")])
+def test_warm_images_are_published_alone(cli, image, base, stage, options):
+    cli("publish", f"{image}:v1", "--warm", stage(base), "--yes", *options).refuses(2, "and nothing else")
+
+
+def test_what_is_pushed_is_not_published_by_the_way(cli, image, repository, add_variant, base, stage):
+    add_variant("b")
+    assert cli("publish", f"{image}:v1", "--warm", stage(base), "--yes").code == 0
+    assert json.loads(repository.manifests[repository.tags["v1"]][1])["manifests"][2:] == []
