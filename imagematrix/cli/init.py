@@ -28,7 +28,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 STARTER = Path(__file__).parent.parent / "starter"
-TEMPLATES = ("training", "llama.cpp", "pytorch", "pytorch-source", "tensorflow", "vllm", "spark", "cpu")
+TEMPLATES = (
+    "training",
+    "llama.cpp",
+    "pytorch",
+    "pytorch-source",
+    "tensorflow",
+    "vllm",
+    "spark",
+    "numba",
+    "cpu",
+)
 BASES = {"vllm": ("pytorch",)}  # templates of the images that a template's image is built on
 MACROS = ("macros.j2", "cuda_wheels.j2")
 

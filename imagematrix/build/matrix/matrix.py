@@ -187,7 +187,7 @@ class Cell:
         """The globs of files whose device code is optional, none in a CPU-only cell."""
         return () if self.cuda is None else self.image.optional_code
 
-    @property
+    @cached_property
     def warm_up(self) -> WarmUp | None:
         """The warm-up of the image, which gets no GPU in a CPU-only cell, or None."""
         stated = self.image.warm_up

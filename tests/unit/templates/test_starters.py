@@ -7,17 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from imagematrix.build.dockerfile.cache_folders import find_cache_faults
 from imagematrix.build.dockerfile.dockerfile import truncate_after_stage
 from imagematrix.build.dockerfile.render import Renderer
 from imagematrix.build.matrix.expand import expand_matrix
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan.flags import STAGE
 from imagematrix.cli.init import TEMPLATES
+from imagematrix.images.warm import tools
 
 ROOT = Path(__file__).parents[3]
 PLAIN = "cpu"  # the template without GPUs
 WHEELS = ("pytorch", "tensorflow", "vllm")  # templates of wheels, which compile nothing
 JAVA = "spark"  # the template without code for a kind of CPU
+COMPILED_LATER = "numba"  # the template of a program that is compiled when it runs
 # The property that names the lock, and what the lock has to install.
 LOCKED = {
     "pytorch": ("lock", "torch=={torch}"),
@@ -79,7 +82,31 @@ def test_spark_serves_masters_and_workers(starters):
             assert text.endswith(DRIVER_LAST)
 
 
-@pytest.mark.parametrize("name", [*WHEELS, JAVA, "llama.cpp"])
+def test_numba_s_program_is_what_warms_its_image(starters):
+    ((cell, text),) = rendered(starters[COMPILED_LATER]).values()
+    content = (ROOT / "templates" / COMPILED_LATER / cell.properties["lock"]).read_text()
+    assert f"numba=={cell.axes['numba']} " in content
+    program, path = re.search(r"^COPY --link (\S+) (\S+)$", text, re.MULTILINE).groups()
+    assert (ROOT / "templates" / COMPILED_LATER / program).is_file()
+    assert cell.warm_up.command[:2] == ("python3", path)
+    assert cell.warm_up.gpus == "none"
+
+
+def test_vllm_is_warmed_without_weights(starters):
+    for cell, _ in rendered(starters["vllm"]).values():
+        assert "load_format='dummy'" in cell.warm_up.command[-1]
+        assert cell.warm_up.inputs == (("model", "/models/m"),)
+
+
+@pytest.mark.parametrize("name", ["pytorch", COMPILED_LATER])
+def test_images_with_a_warm_up_have_their_caches_in_one_place(name, starters):
+    for cell, text in rendered(starters[name]).values():
+        assert cell.warm_up
+        assert f"RUN install -d -m 1777 {tools.ROOT}\n" in text
+        assert find_cache_faults(text) == []
+
+
+@pytest.mark.parametrize("name", [*WHEELS, JAVA, COMPILED_LATER, "llama.cpp"])
 def test_steps_that_use_the_package_index_mount_its_secrets(name, starters):
     for _, text in rendered(starters[name]).values():
         asking = [
@@ -94,7 +121,7 @@ def test_steps_that_use_the_package_index_mount_its_secrets(name, starters):
             assert "--require-hashes" in step or "install-wheels" in step
 
 
-@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in (*WHEELS, JAVA)])
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in (*WHEELS, JAVA, COMPILED_LATER)])
 def test_other_templates_serve_nodes_with_and_without_gpus(name, starters):
     result = rendered(starters[name]).values()
     assert {cell.cuda is None for cell, _ in result} == ({True} if name == PLAIN else {True, False})

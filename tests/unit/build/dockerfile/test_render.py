@@ -29,6 +29,7 @@ CELLS = {
     "pytorch-source/2.6.0-cuda12.4-drv550.163.01-sm89-x86-64-v3": "compute=8.9,march=x86-64-v3",
     "spark/4.1.4-cpu": "cuda=none",
     "spark/4.1.4-cuda12.4-drv550.163.01-sm90": "compute=9.0",
+    "numba/0.68.1-3.13": "python=3.13",
     "cpu/x86-64-v3": "march=x86-64-v3",
     "vllm/2.8.0-cuda12.8-3.13-drv550.163.01-sm90": "compute=9.0",
     "tensorflow/2.21.0-cuda12.5-3.13-drv550.163.01-sm89": "compute=8.9",

@@ -1,9 +1,20 @@
 FROM debian:trixie AS body
-# Debian's pip looks for certificates where ca-certificates has them.
+# Debian's pip looks for certificates where ca-certificates has them. Triton, which torch.compile uses, compiles code
+# for the CPU that starts its kernels.
 RUN apt-get update -q && \
-    apt-get install -qy --no-install-recommends ca-certificates libgomp1 python3 && \
+    apt-get install -qy --no-install-recommends ca-certificates gcc libc6-dev libgomp1 python3 python3-dev && \
     rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/apt /var/log/*.log
 ENV PATH=/opt/pytorch/bin:$PATH
+RUN install -d -m 1777 /var/cache/warm
+ENV TORCHINDUCTOR_CACHE_DIR=/var/cache/warm/inductor \
+    TRITON_CACHE_DIR=/var/cache/warm/triton \
+    VLLM_CACHE_ROOT=/var/cache/warm/vllm \
+    FLASHINFER_WORKSPACE_BASE=/var/cache/warm/flashinfer \
+    CUDA_CACHE_PATH=/var/cache/warm/cuda \
+    JAX_COMPILATION_CACHE_DIR=/var/cache/warm/jax \
+    NUMBA_CACHE_DIR=/var/cache/warm/numba \
+    WARP_CACHE_PATH=/var/cache/warm/warp \
+    CUPY_CACHE_DIR=/var/cache/warm/cupy
 
 FROM debian:trixie AS driver
 WORKDIR /tmp/driver

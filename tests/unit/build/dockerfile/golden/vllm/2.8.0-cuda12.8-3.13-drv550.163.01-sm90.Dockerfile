@@ -1,8 +1,4 @@
 FROM pytorch:v1 AS body
-# Triton compiles code for the CPU that starts its kernels.
-RUN apt-get update -q && \
-    apt-get install -qy --no-install-recommends gcc libc6-dev python3-dev && \
-    rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/apt /var/log/*.log
 ENV PATH=/opt/vllm/bin:$PATH PYTHONPATH=/opt/vllm
 
 FROM debian:trixie AS wheels_pip
