@@ -108,7 +108,7 @@ def _request_warm_up(args: RunArgs, image: str, client: DockerClient) -> tuple[L
 
     host, gpus = load_node(None, None, None, None)
     host = add_usable_cpus(host)
-    catalog = find_catalog(image, None)
+    catalog = find_catalog(image, None).without_warm()
     selection, _ = make_request(args, host, catalog, gpus, None).plan_on_any()
     SignatureCheck(None).require_signed(selection)
     for warning in selection.warnings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import tarfile
 
 from imagematrix.images.engine import container_files
 from imagematrix.images.engine.images import remove_image
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from imagematrix.launcher.warm_up.folder_states import FileState
 
 
+NO_FILES = bytes(2 * tarfile.BLOCKSIZE)  # a tar without files
+
+
 class DockerWarmUp:
     """The engine `client`, which has the variant under the name `base`, and `runs` the program."""
 
@@ -41,14 +45,17 @@ class DockerWarmUp:
 
     def run(self, way: StartWay, read_line: Callable[[str], object], caches: Path | None = None) -> EndedRun:
         """Start the program, and return what it did; see WarmUpEngine."""
+        from docker.errors import NotFound
 
         def save_caches(container: str) -> None:
-            if caches is not None:
-                with (
-                    container_files.open_files(self._client, container, ROOT) as stream,
-                    caches.open("wb") as file,
-                ):
-                    shutil.copyfileobj(stream, file)
+            if caches is None:
+                return
+            with caches.open("wb") as file:
+                try:
+                    with container_files.open_files(self._client, container, ROOT) as stream:
+                        shutil.copyfileobj(stream, file)
+                except NotFound:  # the container has no such folder
+                    file.write(NO_FILES)
 
         return self._runs.run(way, read_line, save_caches)
 

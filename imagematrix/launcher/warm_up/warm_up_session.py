@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from imagematrix.common.text import format_count, shorten_lines
+from imagematrix.common.text import format_count, shorten_lines, shorten_words
 from imagematrix.common.units import format_megabytes
 from imagematrix.errors import AuditError
 from imagematrix.images.catalog.warm_image import FAILS_WITHOUT, MISSED, PROVED, WarmLabel
@@ -20,6 +20,7 @@ from imagematrix.images.warm.tools import ROOT
 from imagematrix.images.warm.warm_file import read_archive, select_files
 from imagematrix.launcher.warm_up.container_run import StartWay
 from imagematrix.launcher.warm_up.folder_states import list_changed
+from imagematrix.launcher.warm_up.key_factors import list_differing_factors
 from imagematrix.launcher.warm_up.node_match import derive_match, find_tools
 from imagematrix.launcher.warm_up.proof import SHOWN, SignReader, list_differing_variables, list_failures
 from imagematrix.launcher.warm_up.warm_up_error import WarmUpError
@@ -40,8 +41,10 @@ if TYPE_CHECKING:
     from imagematrix.launcher.warm_up.folder_states import FileState
 
 PIECE = 1 << 20  # bytes to read at once
-LAYER, CACHES = "layer", "caches.tar"  # files in the folder of a session
+# Files in the folder of a session: the layer, and the caches after the first start and after the second.
+LAYER, CACHES, SECOND = "layer", "caches.tar", "second.tar"
 IMAGE_USER, ROOT_USER, ANY_USER, READ_ONLY = "image-user", "root", "uid-12345", "read-only"
+BYTECODE = "/__pycache__/"  # which Python writes at every first start
 NUMBER = "12345"  # of a user without an entry in the image's passwd
 ROOTS = frozenset({"", "0", "root"})  # how an image names its user if that is root
 WHY_NOT_REPRODUCIBLE = "caches have times and names of processes, and compilers choose by measuring"
@@ -113,7 +116,8 @@ def make_warm_layer(
     cold = engine.run(StartWay(), _ignore_line, folder / CACHES)
     _require_ended(cold)
     if cold.written:
-        on_step(f"written outside of {ROOT}, and not kept: {', '.join(cold.written[:SHOWN])}")
+        paths = sorted(cold.written, key=lambda path: (BYTECODE in path, path))
+        on_step(f"written outside of {ROOT}, and not kept: {shorten_words(paths, SHOWN)}")
     layer = _collect_layer(plan, folder, before, cold)
     states = {path: cold.states[path] for path in layer.paths}
     tools = find_tools(layer.tools)
@@ -126,7 +130,7 @@ def make_warm_layer(
             raise WarmUpError("the engine read other files from the layer than were written to it")
         packages = image.programs.packages
         proof = _Proof(engine, image, plan, tools, cold)
-        warm = proof.require_hit()
+        warm = proof.require_hit(folder)
         proofs = proof.try_other_ways(on_step)
     return layer, WarmLabel(
         base=plan.base,
@@ -159,14 +163,19 @@ class _Proof:
         self._tools = tools
         self._cold = cold
 
-    def require_hit(self) -> EndedRun:
-        """Return the start as the image's user; raise WarmUpError if it did not use the caches."""
-        run, failures, signs = self._start(StartWay(image=self._image.name))
+    def require_hit(self, folder: Path) -> EndedRun:
+        """Return the start as the image's user; raise WarmUpError if it did not use the caches.
+
+        `folder` is that of the session.
+        """
+        run, failures, signs = self._start(StartWay(image=self._image.name), folder / SECOND)
         if not failures:
             return run
         lines = [f"the caches are not used, so nothing is kept: {failures[0]}", *failures[1:]]
         if names := list_differing_variables(run, self._cold, signs):
             lines += ["variables of the two starts differ:", *shorten_lines(names, SHOWN)]
+        if factors := list_differing_factors(folder / CACHES, folder / SECOND):
+            lines += ["keys of the two starts differ in:", *shorten_lines(factors, SHOWN)]
         remedy = "what a tool hashes must be the same at each start: see the reference of caches"
         raise WarmUpError(*lines, remedy=remedy)
 
@@ -195,11 +204,11 @@ class _Proof:
         without = StartWay(user=way.user, read_only=way.read_only)
         return FAILS_WITHOUT if self._engine.run(without, _ignore_line).why else MISSED
 
-    def _start(self, way: StartWay) -> tuple[EndedRun, list[str], SignReader]:
-        """Return a start, why it proves nothing, and the signs of the tools."""
+    def _start(self, way: StartWay, caches: Path | None = None) -> tuple[EndedRun, list[str], SignReader]:
+        """Return a start, why it proves nothing, and the signs of the tools; see WarmUpEngine.run."""
         signs = SignReader(self._tools)
         way = StartWay(image=way.image, user=way.user, read_only=way.read_only, variables=signs.variables)
-        run = self._engine.run(way, signs.read_line)
+        run = self._engine.run(way, signs.read_line, caches)
         failures = list_failures(run, self._image.states, signs, self._tools, self._cold)
         if self._image.programs.compilers and not self._engine.can_see_compilers(self._image, way):
             failures.append("calls of its compilers cannot be seen: that needs /bin/sh in the image")
