@@ -18,10 +18,13 @@ from typer.core import TyperArgument, TyperGroup, TyperOption
 from imagematrix.cli.app import COMMANDS, make_app
 from imagematrix.cli.help import list_exit_codes, list_rules
 from imagematrix.images.catalog import labels
+from imagematrix.images.warm.tools import load_tools
 from imagematrix.integrations.export.classad import ATTRIBUTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from imagematrix.images.warm.tools import CacheTool
 
 URL = re.compile(r"https://([^\s,/]+)/[^\s,]+[^\s,.]")
 VALUE = re.compile(r"[a-z]+: ")  # a value that a text begins to describe: "github: JSON for a job matrix"
@@ -56,6 +59,48 @@ def label_table() -> str:
     comments = _comments(inspect.getsource(labels))
     rows = [(f"`{value}`", _sentence(comments.get(name, ""))) for name, value in values.items()]
     return _table(("Label", "Content"), rows)
+
+
+def cache_tools() -> str:
+    """Return the tools that keep what they compile, and what their files depend on."""
+    rows = [
+        (
+            f"{tool.package or tool.name} {' and '.join(_list_versions(tool))}".rstrip(),
+            " ".join(f"`{variable}`" for variable in tool.variables),
+            _sentence(_escape(tool.hashes)),
+            ", ".join(_list_dependences(tool)),
+            _describe_sign(tool),
+            f"{_sentence(_escape(tool.seen))} {' '.join(f'[source]({url})' for url in tool.sources)}",
+        )
+        for tool in load_tools()
+    ]
+    columns = ("Tool", "Variable", "Its key has", "A match also has", "A hit is seen by", "Read and seen")
+    return _table(columns, rows)
+
+
+def _list_versions(tool: CacheTool) -> Iterable[str]:
+    return dict.fromkeys(filter(None, (tool.first, tool.last)))
+
+
+def _list_dependences(tool: CacheTool) -> Iterator[str]:
+    yield "the GPU's product" if tool.keyed_by == "product" else "the GPU's capability"
+    if tool.host_code:
+        yield "vendor and flags of the CPU"
+    if tool.cpu_name:
+        yield "its name"
+    if tool.cpu_count:
+        yield "the number of CPUs"
+    if tool.driver:
+        yield "the user-mode driver"
+
+
+def _describe_sign(tool: CacheTool) -> str:
+    if tool.speedup:
+        return f"no file more, and a start that is faster by {tool.speedup:.0%}"
+    if tool.sign is None:
+        return "no compiler that starts"
+    variables = " ".join(f"`{name}={value}`" for name, value in tool.sign.environment.items())
+    return f"what it prints{f' with {variables}' if variables else ''}"
 
 
 def rules() -> str:
@@ -98,6 +143,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "classad": classad,
     "commands": commands,
     "documents": documents,
+    "cache-tools": cache_tools,
     "exit-codes": exit_codes,
     "labels": label_table,
     "matrix-keys": matrix_keys,

@@ -40,18 +40,21 @@ class CacheSign:
 class CacheTool:
     """A tool that keeps compiled code in `folder` below ROOT if its `variables` say so.
 
+    Unless an image sets `settings`, further variables, a start with all files compiles all the same.
+
     Its files are keyed by the GPU's compute capability or also by its product name (`keyed_by`). They depend
     on the CPU's flags (`host_code`), its name (`cpu_name`), the number of CPUs that the process may use
     (`cpu_count`), the user-mode driver (`driver`). A tool that starts no compilers (`in_process`) has a
     `sign`, or `speedup`: the least share of its time by which a start with its files is faster.
 
-    `first` and `last` are the versions whose sources were read, `hashes` says what its key has, and `seen`
-    which files a real run wrote. `package` is its Python package.
+    `first` and `last` are the oldest and the newest version whose sources were read, if they can be read;
+    `hashes` says what its key has, and `seen` which files a real run wrote. `package` is its Python package.
     """
 
     name: str
     package: str | None
     variables: tuple[str, ...]
+    settings: Mapping[str, str]
     folder: str
     kept: Pattern[str]
     allowed: Pattern[str]
@@ -64,8 +67,8 @@ class CacheTool:
     in_process: bool
     sign: CacheSign | None
     speedup: float | None
-    first: str
-    last: str
+    first: str | None
+    last: str | None
     hashes: str
     seen: str
     sources: tuple[str, ...]
@@ -121,6 +124,11 @@ def list_folders() -> dict[str, str]:
     return {variable: tool.folder for tool in load_tools() for variable in tool.variables}
 
 
+def list_settings() -> dict[str, str]:
+    """Return what an image sets besides folders, so that a start with all files compiles nothing."""
+    return {variable: value for tool in load_tools() for variable, value in tool.settings.items()}
+
+
 def list_needed_facts(tools: Iterable[CacheTool], *, host_code: bool) -> frozenset[str]:
     """Return the facts on which caches of these tools depend besides the GPUs, by their keys in a match.
 
@@ -145,6 +153,7 @@ def _make_tool(row: Mapping[str, Any], kept: Iterable[str], dropped: Iterable[st
         name=row["name"],
         package=row["package"],
         variables=tuple(row["variables"]),
+        settings=row.get("settings", {}),
         folder=row["name"],
         kept=_compile(kept),
         allowed=_compile(row["allowed"]),

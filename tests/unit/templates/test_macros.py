@@ -59,7 +59,7 @@ def test_caches_of_all_tools_are_in_the_folder_that_warm_images_have(macro):
     words = " ".join(variables).split()
     assert words.pop(0) == "ENV"
     folders = {name: f"{tools.ROOT}/{folder}" for name, folder in tools.list_folders().items()}
-    assert dict(word.split("=") for word in words) == folders
+    assert dict(word.split("=") for word in words) == folders | tools.list_settings()
 
 
 TOOLKIT = '{{ debian.cuda_stage(base, cuda, "nvcc nvrtc") }}'

@@ -43,6 +43,7 @@ SEEN = {
 }
 READ = {
     f"inductor/5a/{HEX64}.best_config": KEPT,
+    f"inductor/5a/c{HASH}.optimized.o": KEPT,
     f"inductor/cache/{HEX64}": KEPT,
     "inductor/5a/.123.4567.tmp": DROPPED,
     f"inductor/precompiled_headers/c{HASH}.h.gch": DROPPED,
@@ -59,6 +60,7 @@ READ = {
     f"{AOT}/inductor_cache/locks/c{HASH}.lock": ALLOWED,
     "vllm/modelinfos/vllm-model_executor-models-qwen3-Qwen3ForCausalLM.json": KEPT,
     f"vllm/flashinfer_autotune_cache/0.6.15/90a/{HEX64}/autotune_configs.json": KEPT,
+    f"vllm/flashinfer_autotune_cache/0.7.4/90a/{HEX64}/autotune_configs_dp0_rank1.json": KEPT,
     "vllm/gpu_p2p_access_cache_for_0,1.json": DROPPED,
     f"{JIT}/batch_decode/batch_decode.so": KEPT,
     f"{JIT}/batch_decode/.ninja_log": KEPT,
@@ -72,6 +74,9 @@ READ = {
     "jax/.lockfile": ALLOWED,
     "warp/1.19.0/wp_sim_0a1b2c3/wp_sim_0a1b2c3.sm90.cubin": KEPT,
     "warp/1.19.0/wp_sim_0a1b2c3_p12_t34/wp_sim_0a1b2c3.cu": DROPPED,
+    "warp/wp_sim_0a1b2c3_p12/wp_sim_0a1b2c3.cu": DROPPED,
+    "warp/wp_sim_0a1b2c3/wp_sim_0a1b2c3.sm90.ptx": KEPT,
+    "vllm/startup_plan/startup_plan_0a1b.json": DROPPED,
     f"cupy/{HEX40}.cubin": KEPT,
     "cupy/tmpab3_de12": DROPPED,
     "numba/model.safetensors": DROPPED,

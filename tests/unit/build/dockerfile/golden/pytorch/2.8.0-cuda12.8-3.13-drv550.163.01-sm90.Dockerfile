@@ -14,7 +14,10 @@ ENV TORCHINDUCTOR_CACHE_DIR=/var/cache/warm/inductor \
     JAX_COMPILATION_CACHE_DIR=/var/cache/warm/jax \
     NUMBA_CACHE_DIR=/var/cache/warm/numba \
     WARP_CACHE_PATH=/var/cache/warm/warp \
-    CUPY_CACHE_DIR=/var/cache/warm/cupy
+    CUPY_CACHE_DIR=/var/cache/warm/cupy \
+    TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=0 \
+    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
+    JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 
 FROM debian:trixie AS driver
 WORKDIR /tmp/driver
