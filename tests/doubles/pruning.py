@@ -3,14 +3,15 @@
 import json
 from itertools import count
 from types import SimpleNamespace
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 import requests
 from docker.errors import APIError, ImageNotFound
-from publishing import labels_of, tag
+from publishing import labels_of, tag, warm_label
 
 from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.warm_image import make_warm_tag
 from imagematrix.images.engine import transport
 from imagematrix.images.engine.transport import EngineResponse
 
@@ -51,6 +52,15 @@ class NodeEngine:
         }
         return number
 
+    def add_warm(self, base, version="v1", *, image="training", names=()):
+        """Add the warm image of a variant with a digest, as a node pulls it; return its ID."""
+        label = warm_label(base)
+        own = {labels.WARM: json.dumps(label), labels.CELL: f"warm {version}"}
+        number = self.add_labelled(own, image, [*names], pulled=True)
+        del own[labels.CELL], own[labels.CONTENT]
+        self.images[number]["RepoTags"].append(f"{image}:{make_warm_tag(version, base, label['key'])}")
+        return number
+
     def start(self, name, image, by=None):
         """Start a container of the image with an ID, by this or another name of it."""
         self.containers[name] = (image, by or image)
@@ -65,9 +75,10 @@ class NodeEngine:
                 ]
             )
         if path == "/images/json":
-            return self._answer(
-                [{**image, "Labels": image["Config"]["Labels"]} for image in self.images.values()]
-            )
+            filters = json.loads(parse_qs(urlsplit(resource).query)["filters"][0])
+            (label,) = filters["label"]
+            listed = [{**image, "Labels": image["Config"]["Labels"]} for image in self.images.values()]
+            return self._answer([image for image in listed if label in image["Labels"]])
         number = self.find(path.removeprefix("/images/").removesuffix("/json"))
         return self._answer(self.images[number]) if number else self._answer({"message": "none"}, 404)
 

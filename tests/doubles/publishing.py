@@ -2,6 +2,7 @@
 
 import io
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -138,26 +139,26 @@ def warm_label(base, key=KEY, **changes):
     } | changes
 
 
-@pytest.fixture
-def add_warm(repository):
-    """Call it with a variant's digest, and changes of the label, to put a warm image into the registry.
+def put_warm(repository, base, key=KEY, *, version="v1", layer=b"caches", **changes):
+    """Put the warm image of a variant with a digest into a registry; `changes` are of its label.
 
     It returns the image's entry in the index of a version.
     """
+    text = json.dumps(warm_label(base, key, **changes))
+    pushed = repository.image(make_warm_tag(version, base, key), {labels.WARM: text}, layer=layer)
+    return IndexEntry(
+        digest=pushed,
+        size=len(repository.manifests[pushed][1]),
+        media_type=MANIFEST,
+        annotations={labels.WARM: text, labels.SIZE: str(len(layer))},
+        platform=make_platform(None),
+    )
 
-    def call(base, key=KEY, *, version="v1", layer=b"caches", **changes):
-        text = json.dumps(warm_label(base, key, **changes))
-        tag = make_warm_tag(version, base, key)
-        pushed = repository.image(tag, {labels.WARM: text}, layer=layer)
-        return IndexEntry(
-            digest=pushed,
-            size=len(repository.manifests[pushed][1]),
-            media_type=MANIFEST,
-            annotations={labels.WARM: text, labels.SIZE: str(len(layer))},
-            platform=make_platform(None),
-        )
 
-    return call
+@pytest.fixture
+def add_warm(repository):
+    """Call it with what `put_warm` takes after the registry."""
+    return partial(put_warm, repository)
 
 
 @pytest.fixture

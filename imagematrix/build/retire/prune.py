@@ -14,6 +14,7 @@ from imagematrix.errors import EngineError, UnknownImageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import Catalog
 from imagematrix.images.catalog.engine import FULL
+from imagematrix.images.catalog.warm_image import make_warm_tag, parse_warm_label
 from imagematrix.images.engine import containers, images, transport
 
 TYPE_CHECKING = False
@@ -98,7 +99,7 @@ def survey_engine(
     now: dt.datetime,
     engine_transport: Transport | None = None,
 ) -> Pruning:
-    """Return which variants of an engine are to be removed.
+    """Return which variants and warm images of an engine are to be removed.
 
     An image stays if `retention` keeps its version, if a container uses it, running or not, if it has a name
     that is not that of a variant or a version, if it was built on a variant, or if it got its last name less
@@ -107,11 +108,14 @@ def survey_engine(
     Raises UnknownImageError if the engine has none of the images in `only`, and EngineError.
     """
     with transport.connect(engine_transport) as engine:
-        variants = [
+        parsed = [
             variant
-            for entry in images.list_labelled(labels.VARIANT, transport=engine)
+            for label in (labels.VARIANT, labels.WARM)
+            for entry in images.list_labelled(label, transport=engine)
             if (variant := _parse_candidate(entry, engine))
         ]
+        # A variant that was built on a warm image has both labels.
+        variants = {candidate.id: (candidate, image) for candidate, image in parsed}.values()
         candidates = select_candidates([candidate for candidate, _ in variants], only, "the engine")
         inspected = {candidate.id: image for candidate, image in variants}
         used = containers.list_images_in_use(engine)
@@ -183,20 +187,20 @@ def apply_pruning(
 
 
 def _parse_candidate(entry: object, over: Transport) -> tuple[PruneCandidate, Mapping[str, Any]] | None:
-    """Return the variant that an entry of the engine's list is, with what the engine tells of it.
+    """Return the variant or the warm image that an entry of the engine's list is, and what is told of it.
 
     None if it is none, or has no name of a variant or a version.
     """
     if not isinstance(entry, dict):
         return None
     image_labels = labels.get_labels({"Config": {"Labels": entry.get("Labels")}})
-    parts = [image_labels.get(key) for key in (labels.VERSION, labels.CELL, labels.INPUT)]
-    if not all(isinstance(part, str) and part for part in parts):
-        return None
-    version, tag = str(parts[0]), labels.make_tag(*map(str, parts))
     # Docker 26 with the containerd image store also lists names with a digest among the tags.
     names = dict.fromkeys([*_parse_names(entry.get("RepoTags")), *_parse_names(entry.get("RepoDigests"))])
     tagged = [name for name in names if "@" not in name]
+    version_and_tag = _read_tag(image_labels) or _find_warm_tag(image_labels, tagged)
+    if version_and_tag is None:
+        return None
+    version, tag = version_and_tag
     our_names = [name for name in tagged if _is_variant_name(name, version, tag)]
     others = [name for name in tagged if name not in our_names]
     foreign = {_strip_name(name) for name in others}
@@ -216,6 +220,26 @@ def _parse_candidate(entry: object, over: Transport) -> tuple[PruneCandidate, Ma
         size=int(entry.get("Size") or 0),
     )
     return candidate, image
+
+
+def _read_tag(image_labels: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the version and the tag of the variant that labels describe; None if they describe none."""
+    parts = [image_labels.get(key) for key in (labels.VERSION, labels.CELL, labels.INPUT)]
+    if not all(isinstance(part, str) and part for part in parts):
+        return None
+    return str(parts[0]), labels.make_tag(*map(str, parts))
+
+
+def _find_warm_tag(image_labels: Mapping[str, Any], names: Iterable[str]) -> tuple[str, str] | None:
+    """Return the version and the tag by which one of the names is that of a warm image; None if none is."""
+    text = image_labels.get(labels.WARM)
+    label = parse_warm_label(text) if isinstance(text, str) else None
+    for name in names if label else ():
+        tag = name.rpartition(":")[2]
+        version = labels.get_version(tag)
+        if label and tag == make_warm_tag(version, label.base, label.key):
+            return version, tag
+    return None
 
 
 def _parse_names(names: object) -> list[str]:
@@ -276,6 +300,7 @@ def _make_catalog(
             size=candidate.size,
         )
         for candidate in candidates
+        if labels.VARIANT in labels.get_labels(inspected[candidate.id])  # and no warm image
         if (reference := f"{name}:{candidate.tag}")
     }
     return Catalog(image=name, version=version, variants=tuple(variants.values()))

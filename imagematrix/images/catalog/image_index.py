@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from imagematrix.common import json_documents
 from imagematrix.common.image_reference import Reference
 from imagematrix.common.record import replace
 from imagematrix.errors import TagMovedError, UsageError
@@ -57,18 +56,12 @@ class IndexEntry(Descriptor):
         return labels.WARM in self.annotations and not self.ours
 
     def read_warm_label(self) -> WarmLabel | None:
-        """Return what a warm image says of itself; None of anything else, and if it is damaged or newer.
-
-        A warm image only saves time, so a damaged one is left out, and keeps no node from its variant.
-        """
+        """Return what a warm image says of itself; None of anything else, and if it is damaged or newer."""
         if not self.warm:
             return None
-        from imagematrix.images.catalog.warm_image import WarmLabel
+        from imagematrix.images.catalog.warm_image import parse_warm_label
 
-        try:
-            return WarmLabel.from_json(json_documents.parse_json(self.annotations[labels.WARM], self.digest))
-        except UsageError:
-            return None
+        return parse_warm_label(self.annotations[labels.WARM])
 
     @property
     def subject(self) -> str | None:

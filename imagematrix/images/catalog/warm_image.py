@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 
 from imagematrix.common.image_reference import DIGEST, REFERENCE
-from imagematrix.common.json_documents import Fields
+from imagematrix.common.json_documents import Fields, parse_json
 from imagematrix.common.record import Record
+from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -238,6 +239,17 @@ class WarmLabel(Record):
             inputs=tuple([(given.name, given.path) for given in self.inputs]),
             schema=self.schema,
         )
+
+
+def parse_warm_label(text: str) -> WarmLabel | None:
+    """Return what the text of a label or an annotation says; None if it is damaged or newer.
+
+    A warm image only saves time, so a damaged one is left out, and keeps no node from its variant.
+    """
+    try:
+        return WarmLabel.from_json(parse_json(text, "label"))
+    except UsageError:
+        return None
 
 
 def compute_key(base: str, warm_up: object, inputs: Mapping[str, str], match: WarmMatch) -> str:

@@ -47,7 +47,7 @@ class ResolverLog:
     def log_choice(self, tag: str, variant: ResolvedTag, keys: Sequence[str]) -> None:
         """Log a tag's variant and the `keys` that signed it, the first time and after every change."""
         earlier = self._chosen.get(tag)
-        if earlier is None or earlier.digest != variant.digest:
+        if earlier is None or (earlier.digest, earlier.warm) != (variant.digest, variant.warm):
             self._chosen.pop(tag, None)
             self._chosen[tag] = variant
             if len(self._chosen) > TAGS:
@@ -60,6 +60,10 @@ class ResolverLog:
     def log_refusal(self, path: str, error: ImagematrixError) -> None:
         """Log why a request was refused."""
         self._on_line(f"{path}: {error.details}")
+
+    def log_lost_warm_image(self, reference: str, why: str) -> None:
+        """Log that a variant is the answer in place of its warm image."""
+        self._on_line(f"{reference} cannot be had, so its variant is the answer: {why}")
 
     def log_abort(self, path: str, why: str) -> None:
         """Log an answer that the client or the upstream aborted."""

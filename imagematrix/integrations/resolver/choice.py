@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from imagematrix.common.settings import read_site
 from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
 from imagematrix.integrations.resolver.tag import parse_request
@@ -15,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Host
     from imagematrix.images.catalog.catalog import Catalog
+    from imagematrix.images.catalog.warm_image import WarmImage
     from imagematrix.integrations.resolver.node import HostSources
     from imagematrix.integrations.resolver.tag import TagRequest
     from imagematrix.selection.selection import Selection
@@ -25,7 +27,7 @@ class ResolvedTag:
     """The variant that answers a tag, and the GPUs that it was chosen for.
 
     `tag` is the same for all tags that request the same. `fits` of the version's `variants` fit; this one is
-    the best.
+    the best. `warm` is its warm image that fits, which is the answer if it can be had.
     """
 
     tag: str
@@ -34,16 +36,19 @@ class ResolvedTag:
     gpus: tuple[str, ...]
     fits: int
     variants: int
+    warm: WarmImage | None = None
 
     def __str__(self) -> str:
         gpus = f"for GPUs {', '.join(self.gpus)}" if self.gpus else "without a GPU"
-        return f"{self.reference} {gpus}, the best of {self.fits} that fit out of {self.variants}"
+        warm = f", as its warm image {self.warm.reference}" if self.warm else ""
+        return f"{self.reference} {gpus}, the best of {self.fits} that fit out of {self.variants}{warm}"
 
 
 def resolve_tag(nodes: HostSources, tag: str, catalog: Catalog) -> ResolvedTag:
     """Return the variant of `catalog` for `tag` on this node.
 
-    For a class, every node gets the variant of the class's host, if it fits the node. Raises NothingFits with
+    For a class, every node gets the variant of the class's host, if it fits the node, and no warm image: its
+    nodes may differ in what that compares. Raises NothingFits with
     every reason; UsageError if the tag is invalid, the choice is ambiguous, or the variant of the class does
     not fit this node.
     """
@@ -73,7 +78,13 @@ def resolve_tag(nodes: HostSources, tag: str, catalog: Catalog) -> ResolvedTag:
         gpus=gpus,
         fits=len(selection.fits),
         variants=len(selection.decision.catalog.variants),
+        warm=selection.warm if request.node_class is None and _allows_warm_images(selection) else None,
     )
+
+
+def _allows_warm_images(selection: Selection) -> bool:
+    """Whether the site lets a warm image of a selection be the answer; false if it has none."""
+    return selection.warm is not None and read_site().warm is not False
 
 
 def explain_tag(nodes: HostSources, tag: str, catalog: Catalog) -> str:

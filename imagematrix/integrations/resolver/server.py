@@ -206,9 +206,24 @@ class Resolver:
             return version.manifest
         resolved = await self._resolve_tag(version.catalog, name)
         self._log.log_choice(f"{repository}:{resolved.tag}", resolved, [key.name for key in version.keys])
-        manifest = await self._versions.find_manifest(repository, resolved.digest)
+        manifest = await self._find_warm_manifest(repository, resolved)
+        manifest = manifest or await self._versions.find_manifest(repository, resolved.digest)
         if manifest is None:
             raise EngineError(f"the index of {repository}:{name} lists {resolved.digest}, which is missing")
+        return manifest
+
+    async def _find_warm_manifest(self, repository: str, resolved: ResolvedTag) -> Manifest | None:
+        """Return the manifest of a variant's warm image; None if it has none, or that cannot be had."""
+        if resolved.warm is None:
+            return None
+        reference = resolved.warm.reference
+        try:
+            manifest = await self._versions.find_manifest(repository, resolved.warm.digest)
+        except ImagematrixError as error:
+            self._log.log_lost_warm_image(reference, str(error))
+            return None
+        if manifest is None:
+            self._log.log_lost_warm_image(reference, "the upstream does not have it")
         return manifest
 
     async def _run_locally(self, work: Callable[..., Result], *arguments: object) -> Result:

@@ -171,3 +171,21 @@ def test_an_engine_that_refuses_is_told_and_a_second_run_completes(node):
     node.containers.clear()
     prune()
     assert len(node.images) == 1
+
+
+def test_warm_images_go_with_their_version(node, profiles):
+    bases = [f"sha256:{digit * 64}" for digit in "ab"]
+    old, new = (node.add_warm(base, version) for base, version in zip(bases, ("v1", "v2"), strict=True))
+    mine = node.add_warm(f"sha256:{'c' * 64}", "v1", names=["mine:prod"])
+    built_on_it = node.add_warm(f"sha256:{'d' * 64}", "v1")
+    node.images[built_on_it]["RepoTags"] = ["training:v1-of-somebody"]
+    node.add("a", "v2")
+    both = node.add("b", "v2")
+    node.images[both]["Config"]["Labels"][labels.WARM] = "damaged"
+    plan = survey_engine(NEWEST, now=NOW)
+    assert len(plan.images) == 5
+    assert {image.id for image in plan.removals} == {old}
+    assert survey_engine(Retention(hosts={"a": Host.load(profiles["genoa-h200"])}), now=NOW).images
+    prune()
+    assert {new, mine, built_on_it, both} <= node.images.keys()
+    assert old not in node.images

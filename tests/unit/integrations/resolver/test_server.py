@@ -13,12 +13,15 @@ import requests
 from distribution import MANIFEST, Server, digest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from publishing import put_warm
 from resolving import HOPPER, Published, SimulatedNode, variant
 
+from imagematrix.build.publish.publish import IndexSelection, publish
 from imagematrix.errors import EngineError
 from imagematrix.images.catalog import image_index as catalog_index
 from imagematrix.images.oci.compression import DEFAULT
 from imagematrix.images.oci.manifest import INDEX
+from imagematrix.images.oci.registry import Registry
 from imagematrix.integrations.http_service.connections import Limits
 from imagematrix.integrations.resolver import tag_cache
 
@@ -479,3 +482,26 @@ def test_junk_closes_only_its_own_connection(node, published):
 
     junk()
     assert node.pull("v1") == published.digests["cpu-v3"]
+
+
+def test_a_node_gets_the_warm_image_that_fits_it_and_a_class_its_variant(
+    front, published, upstream, monkeypatch, tmp_path
+):
+    base, vendor = published.digests["cpu-v3"], SimulatedNode("laptop").read_host().cpu.vendor
+    other = put_warm(published.repository, base, digest(b"other"), match={"cpu": {"vendor": "another"}})
+    fitting = put_warm(published.repository, base, match={"cpu": {"vendor": vendor}})
+    with Registry(f"{upstream.address}/ml/training") as registry:
+        publish(registry, "v1", selection=IndexSelection(warm=[other, fitting]))
+    node = front(classes={"plain": SimulatedNode("laptop")})
+    assert node.pull("v1") == fitting.digest
+    assert node.pull("v1-class.plain") == base
+    assert [", as its warm image " in line for line in node.notes] == [True, False]
+    with monkeypatch.context() as patched:
+        (tmp_path / "site.toml").write_text("warm = false")
+        patched.setenv("IMAGEMATRIX_SITE", str(tmp_path / "site.toml"))
+        assert front().pull("v1") == base
+    del published.repository.manifests[fitting.digest]
+    later = front()
+    assert later.pull("v1") == base
+    assert "-warm-" in later.notes[-1]
+    assert "cannot be had, so its variant is the answer" in later.notes[-1]
