@@ -113,7 +113,7 @@ class ContainerRuns:
         EngineError.
         """
         starter = _WarmStart(self._client, self._make_options(way), way.image)
-        container = LaunchSession(request=self._request, gpus=self._gpus).run(starter).id or ""
+        container = LaunchSession(request=self._make_request(way), gpus=self._gpus).run(starter).id or ""
         try:
             started = time.monotonic()
             why = self._watch(container)
@@ -136,6 +136,13 @@ class ContainerRuns:
             return run
         finally:
             remove_container(self._client, container, running=True)
+
+    def _make_request(self, way: StartWay) -> LaunchRequest:
+        """Return the request of a start. With the caches it waits for GPUs, which another may have now."""
+        if way.image is None:
+            return self._request
+        args = self._request.args
+        return replace(self._request, args=replace(args, wait_s=max(args.wait_s, self._warm_up.timeout_s)))
 
     def _make_options(self, way: StartWay) -> dict[str, object]:
         """Return the options of docker-py's `containers.create`."""
