@@ -127,23 +127,25 @@ def _keep_warm_layer(
     """Warm up unless the staging repository has the result, and keep it there or in a folder."""
     from imagematrix.common.temp_folder import make_scratch_folder
     from imagematrix.launcher.warm_up import staged_image
-    from imagematrix.launcher.warm_up.warm_up_session import LAYER, make_warm_layer
+    from imagematrix.launcher.warm_up.warm_up_session import LAYER, make_warm_layer, report_full_disk
 
     digest = registry and staged_image.find_staged_image(registry, plan.tag, plan.key)
     if digest:
         print_info("imagematrix: this warm-up is there already")
     else:
         with make_scratch_folder() as folder:
-            layer, label = make_warm_layer(
-                engine, plan, folder, lambda step: print_info(f"imagematrix: {step}")
-            )
+            with report_full_disk(folder):
+                layer, label = make_warm_layer(
+                    engine, plan, folder, lambda step: print_info(f"imagematrix: {step}")
+                )
             image = staged_image.make_staged_image(
                 layer, folder / LAYER, label, plan.compression, plan.platform
             )
             if registry is not None:
                 digest = staged_image.push_staged_image(registry, image, plan.tag, plan.key)
             elif to is not None:
-                staged_image.write_staged_layout(image, plan.tag, to)
+                with report_full_disk(to):
+                    staged_image.write_staged_layout(image, plan.tag, to)
     if registry is not None:
         print_text(f"{registry.name}:{plan.tag}@{digest}")
     elif to is not None:

@@ -212,6 +212,23 @@ def test_it_is_staged_once(node, images, registry, write):
     assert other.stdout != first.stdout
 
 
+def test_what_is_published_of_it_starts_without_compiling(node, images, registry, write):
+    option = write(PROGRAM)
+    staged = warm(node, images["limited"], option, "--staging", f"{registry.address}/staging/published")
+    assert staged.returncode == 0, staged.stderr
+    reference = staged.stdout.partition("@")[0]
+    published = node.imagematrix("publish", images["limited"], "--warm", reference, "--yes")
+    assert published.returncode == 0, published.stderr
+    mount = f"{option.rpartition('=')[2]}:/program"
+    words = ("--rm", "-e", "NUMBA_DEBUG_CACHE=1", "-v", mount, images["limited"], "sh", "/program/run")
+    for options, said in (((), "loaded from"), (("--no-warm",), "saved to")):
+        done = node.imagematrix("run", *options, *words)
+        assert done.returncode == 0, done.stderr
+        assert f"[cache] data {said}" in done.stdout
+    again = warm(node, images["limited"], option, "--staging", f"{registry.address}/staging/published")
+    assert again.stdout == staged.stdout  # it warms up the variant, not the warm image
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_nothing_is_kept_of_a_program_that(node, images, write, tmp_path, name):
     program, expected = REFUSED[name]
@@ -288,6 +305,22 @@ def test_a_container_that_is_killed_is_a_failure(node, images, write):
         _, said = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "exit code 137" in said
+
+
+def test_a_full_disk_keeps_nothing(node, images, write, tmp_path):
+    (tmp_path / "small").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path / "small"], check=True)
+    try:
+        option = write(f"{PROGRAM}[ -e $other ] || head -c 3000000 /dev/urandom > $other\n")
+        environment = {**node.environment, "TMPDIR": str(tmp_path / "small")}
+        words = ("warm", images["usual"], option, "--to", tmp_path / "out")
+        done = node.imagematrix(*words, env=environment)
+    finally:
+        subprocess.run(["umount", tmp_path / "small"], check=True)
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "set TMPDIR" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_inputs_are_those_of_the_warm_up(node, images, write):

@@ -36,7 +36,7 @@ CONFIG = "application/vnd.oci.image.config.v1+json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagedImage:
+class ProvedImage:
     """The manifest and the configuration of a proved `layer`, whose bytes are in the file `path`."""
 
     manifest: bytes
@@ -52,7 +52,7 @@ class StagedImage:
 
 def make_staged_image(
     layer: WarmLayer, path: Path, label: WarmLabel, compression: Compression, platform: str
-) -> StagedImage:
+) -> ProvedImage:
     """Return the image of a layer in the file `path`, with its label; `platform` is such as linux/amd64."""
     system, architecture, *variant = platform.split("/")
     config = _encode_document(
@@ -74,7 +74,7 @@ def make_staged_image(
             "layers": [{"mediaType": compression.media_type, "digest": layer.digest, "size": layer.size}],
         }
     )
-    return StagedImage(manifest=manifest, config=config, layer=layer, path=path)
+    return ProvedImage(manifest=manifest, config=config, layer=layer, path=path)
 
 
 def require_new_folder(folder: Path) -> None:
@@ -83,8 +83,19 @@ def require_new_folder(folder: Path) -> None:
         raise UsageError(f"{folder} exists, and is no empty folder", remedy="name a new folder")
 
 
-def write_staged_layout(image: StagedImage, tag: str, folder: Path) -> None:
-    """Write an image to the new or empty `folder` as an OCI layout; raise OSError."""
+def write_staged_layout(image: ProvedImage, tag: str, folder: Path) -> None:
+    """Write an image to the new or empty `folder` as an OCI layout.
+
+    Raises OSError; what was written is then removed.
+    """
+    try:
+        _write_layout(image, tag, folder)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _write_layout(image: ProvedImage, tag: str, folder: Path) -> None:
     get_blob_path(folder, "").mkdir(parents=True)
     for raw in (image.manifest, image.config):
         get_blob_path(folder, compute_digest(raw)).write_bytes(raw)
@@ -115,7 +126,7 @@ def find_staged_image(registry: Registry, tag: str, key: str) -> str | None:
     return manifest.digest
 
 
-def push_staged_image(registry: Registry, image: StagedImage, tag: str, key: str) -> str:
+def push_staged_image(registry: Registry, image: ProvedImage, tag: str, key: str) -> str:
     """Push an image under a tag unless it exists, and return the digest of the tag's image.
 
     Of two that push the same warm-up at the same time, both return the digest of the one that stands. Raises

@@ -5,6 +5,7 @@ run ──▶ collect ──▶ write layer ──▶ image with it ──▶ pr
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -101,6 +102,16 @@ class WarmUpEngine(Protocol):
     def can_see_compilers(self, image: ProofImage, way: StartWay) -> bool:
         """Whether the stubs in an image with compilers run and record when it is started in a way."""
         ...
+
+
+@contextlib.contextmanager
+def report_full_disk(folder: Path) -> Iterator[None]:
+    """Raise WarmUpError, with the remedy, in place of an OSError of files that are written to `folder`."""
+    try:
+        yield
+    except OSError as error:
+        message = f"the warm-up is not kept: cannot write to {folder}: {error.strerror or error}"
+        raise WarmUpError(message, remedy=f"free disk space in {folder.parent}, or set TMPDIR") from error
 
 
 def make_warm_layer(

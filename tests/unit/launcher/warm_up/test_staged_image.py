@@ -95,6 +95,14 @@ def test_a_layout_is_written_to_a_new_or_empty_folder_only(tmp_path):
             require_new_folder(taken)
 
 
+def test_a_layout_that_cannot_be_written_is_removed(make, tmp_path):
+    image = make()
+    (tmp_path / "layer").unlink()
+    with pytest.raises(FileNotFoundError):
+        write_staged_layout(image, TAG, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_image_is_staged_once(make, registry):
     assert find_staged_image(registry, TAG, KEY) is None
     image = make()

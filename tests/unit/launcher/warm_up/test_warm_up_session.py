@@ -1,7 +1,9 @@
 """A warm-up from its plan to a proved layer, with an engine in memory."""
 
 import contextlib
+import errno
 import io
+import os
 import tarfile
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +17,13 @@ from imagematrix.launcher.warm_up.compilers import ImagePrograms
 from imagematrix.launcher.warm_up.container_run import EndedRun, StartWay
 from imagematrix.launcher.warm_up.folder_states import read_states
 from imagematrix.launcher.warm_up.warm_up_error import WarmUpError
-from imagematrix.launcher.warm_up.warm_up_session import LAYER, ProofImage, WarmUpPlan, make_warm_layer
+from imagematrix.launcher.warm_up.warm_up_session import (
+    LAYER,
+    ProofImage,
+    WarmUpPlan,
+    make_warm_layer,
+    report_full_disk,
+)
 
 ROOT = "/var/cache/warm"
 CUBIN = f"warm/triton/{'A' * 52}/kernel.cubin"
@@ -196,3 +204,13 @@ def test_a_variable_of_the_second_start_is_named(tmp_path):
     with pytest.raises(WarmUpError) as raised:
         warm(engine, tmp_path)
     assert "variables of the two starts differ:\n  OMP_NUM_THREADS" in str(raised.value)
+
+
+def test_a_full_disk_is_told_with_its_folder(tmp_path):
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with (
+        pytest.raises(WarmUpError, match=f"{tmp_path}: No space left on device") as raised,
+        report_full_disk(tmp_path),
+    ):
+        raise full
+    assert f"free disk space in {tmp_path.parent}" in raised.value.remedy
