@@ -64,16 +64,16 @@ def read_states(stream: ByteStream, root: str) -> dict[str, FileState]:
     return states
 
 
-def list_changed(before: Mapping[str, FileState], after: Mapping[str, FileState]) -> tuple[str, ...]:
-    """Return the paths of files that are new or were written anew, sorted; folders do not count."""
-    return tuple(
-        sorted(path for path, state in after.items() if not state.is_folder and before.get(path) != state)
+def find_changed(before: Mapping[str, FileState], after: Mapping[str, FileState]) -> frozenset[str]:
+    """Return the paths of files that are new or were written anew; folders do not count."""
+    return frozenset(
+        path for path, state in after.items() if not state.is_folder and before.get(path) != state
     )
 
 
-def list_removed(before: Mapping[str, FileState], after: Mapping[str, FileState]) -> tuple[str, ...]:
-    """Return the paths of files that are gone, sorted; folders do not count."""
-    return tuple(sorted(path for path, state in before.items() if not state.is_folder and path not in after))
+def find_removed(before: Mapping[str, FileState], after: Mapping[str, FileState]) -> frozenset[str]:
+    """Return the paths of files that are gone; folders do not count."""
+    return frozenset(path for path, state in before.items() if not state.is_folder and path not in after)
 
 
 def _read_state(archive: tarfile.TarFile, member: tarfile.TarInfo) -> FileState:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from imagematrix.common.text import shorten_lines
 from imagematrix.images.warm.tools import DROPPED, classify_path, may_change
 from imagematrix.launcher.warm_up.compilers import parse_calls
-from imagematrix.launcher.warm_up.folder_states import list_changed, list_removed
+from imagematrix.launcher.warm_up.folder_states import find_changed, find_removed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def list_failures(
     lines = [run.why] if run.why else []
     if calls := parse_calls(run.record):
         lines += ["it called compilers:", *shorten_lines(calls, SHOWN)]
-    changed = [path for path in list_changed(before, run.states) if not _may_differ(path)]
-    changed += [path for path in list_removed(before, run.states) if not _may_differ(path)]
+    differing = find_changed(before, run.states) | find_removed(before, run.states)
+    changed = sorted(path for path in differing if not _may_differ(path))
     if changed:
         lines += ["files of its caches are new, changed or gone:", *shorten_lines(changed, SHOWN)]
     lines += signs.list_doubts()

@@ -20,7 +20,7 @@ from imagematrix.images.warm.layer import write_layer
 from imagematrix.images.warm.tools import ROOT
 from imagematrix.images.warm.warm_file import read_archive, select_files
 from imagematrix.launcher.warm_up.container_run import StartWay
-from imagematrix.launcher.warm_up.folder_states import list_changed
+from imagematrix.launcher.warm_up.folder_states import find_changed
 from imagematrix.launcher.warm_up.key_factors import list_differing_factors
 from imagematrix.launcher.warm_up.node_match import derive_match, find_tools
 from imagematrix.launcher.warm_up.proof import SHOWN, SignReader, list_differing_variables, list_failures
@@ -137,7 +137,7 @@ def make_warm_layer(
     on_step(f"proving {format_count(len(states), 'file')} of {', '.join(layer.tools)}")
     with engine.make_proof_image(_read_tar(folder / LAYER)) as image:
         found = {path: state for path, state in image.states.items() if path in states}
-        if list_changed(states, found) or len(found) < len(states):
+        if find_changed(states, found) or len(found) < len(states):
             raise WarmUpError("the engine read other files from the layer than were written to it")
         packages = image.programs.packages
         proof = _Proof(engine, image, plan, tools, cold)
@@ -249,7 +249,7 @@ def _collect_layer(
             read_archive(stream, plan.warm_up.max_size) as files,
             (folder / LAYER).open("wb") as to,
         ):
-            kept = select_files(files, list_changed(before, cold.states))
+            kept = select_files(files, find_changed(before, cold.states))
             layer = write_layer(kept, to, plan.compression)
     except AuditError as error:
         raise WarmUpError(f"the warm-up is not kept: {error}", remedy=error.remedy) from error

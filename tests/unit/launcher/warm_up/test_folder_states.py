@@ -7,7 +7,7 @@ import pytest
 
 from imagematrix.errors import UsageError
 from imagematrix.launcher.warm_up import folder_states
-from imagematrix.launcher.warm_up.folder_states import list_changed, list_removed, read_states
+from imagematrix.launcher.warm_up.folder_states import find_changed, find_removed, read_states
 
 ROOT = "/var/cache/warm"
 
@@ -61,16 +61,16 @@ def test_each_file_has_its_path_in_the_container_and_its_state():
 def test_a_file_that_was_written_anew_is_seen(after):
     before = read_states(tar(FOLDER, FILE), ROOT)
     changed = read_states(tar(FOLDER, after), ROOT)
-    assert list_changed(before, changed) == (f"{ROOT}/numba/a.nbc",)
-    assert list_removed(before, changed) == ()
+    assert find_changed(before, changed) == {f"{ROOT}/numba/a.nbc"}
+    assert find_removed(before, changed) == set()
 
 
 def test_new_and_removed_files_are_seen_and_folders_are_not():
     before = read_states(tar(FOLDER, FILE), ROOT)
     after = read_states(tar(("warm", tarfile.DIRTYPE, "", 9), ("warm/new", tarfile.DIRTYPE, "", 9)), ROOT)
-    assert list_changed(before, after) == ()
-    assert list_removed(before, after) == (f"{ROOT}/numba/a.nbc",)
-    assert list_changed(after, before) == (f"{ROOT}/numba/a.nbc",)
+    assert find_changed(before, after) == set()
+    assert find_removed(before, after) == {f"{ROOT}/numba/a.nbc"}
+    assert find_changed(after, before) == {f"{ROOT}/numba/a.nbc"}
 
 
 def test_more_files_than_any_program_caches_are_refused(monkeypatch):
