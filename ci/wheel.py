@@ -65,6 +65,7 @@ CALLS = (
     ("pull training:v1", NO_ENGINE),
     ("prune --keep 2", NO_ENGINE),
     ("run training:v1", NO_ENGINE),
+    ("warm training:v1", NO_ENGINE),
     (f"kubernetes labels --host {HOST}", 0),
     ("kubernetes classes --nodes nodes.json --catalog catalog.json", 3),  # a node without labels gets nothing
     ("kubernetes needs training:v1 --catalog catalog.json", 0),

@@ -27,7 +27,7 @@ HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 GROUPS = {
     "Every day": ("init", "build", "publish", "select", "run"),
     "Build": ("validate", "plan", "render", "lock", "outdated", "bump", "report", "trim", "export", "schema"),
-    "Publish and keep": ("copy", "verify", "adopt", "ls", "prune", "retire"),
+    "Publish and keep": ("warm", "copy", "verify", "adopt", "ls", "prune", "retire"),
     "Choose and run": ("explain", "pull"),
     "Nodes and fleets": ("probe", "gpus", "doctor", "coverage"),
     "Clusters": ("kubernetes", "slurm", "swarm", "resolver", "oci-task"),

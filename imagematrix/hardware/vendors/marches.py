@@ -42,6 +42,15 @@ IGNORED: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 
+# What LLVM detects of the CPU that it runs on, besides the flags of marches (getHostCPUFeatures):
+# https://github.com/llvm/llvm-project/blob/main/llvm/lib/TargetParser/Host.cpp.
+DETECTED: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "x86_64": frozenset(["cmov", "cx8", "invpcid", "pconfig", "rdpru"]),
+        "aarch64": frozenset(["asimd", "fp"]),
+    }
+)
+
 # Needed by code that signs return addresses, if the architecture has instructions for it. Otherwise it signs
 # with instructions that are hints on older CPUs.
 SIGNING = frozenset(["paca", "pacg"])
@@ -69,6 +78,16 @@ ARM_NAMES = ("armv", "cortex-", "neoverse-")
 def list_compilers() -> tuple[str, ...]:
     """Return the compilers in the table, as family and major version: "gcc-12"."""
     return tuple(_data.load("marches.json")["compilers"])
+
+
+def list_code_flags(arch: str) -> frozenset[str]:
+    """Return all flags on which code compiled for a CPU of `arch` may depend, without `IGNORED`.
+
+    They are those of every march, and those that LLVM detects. It is empty for an unknown architecture.
+    """
+    marches = _data.load("marches.json").get(arch) or {}
+    flags = frozenset(flag for sets in marches.values() for text in sets.values() for flag in text.split())
+    return (flags | DETECTED.get(arch, frozenset())) - IGNORED.get(arch, frozenset())
 
 
 @lru_cache

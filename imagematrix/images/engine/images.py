@@ -17,7 +17,7 @@ from imagematrix.images.engine.transport import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Any, Self
 
     import docker
@@ -101,28 +101,12 @@ def remove_image(name: str, connection: docker.DockerClient) -> None:
         connection.api.remove_image(name, noprune=True)
 
 
-class ExportedImage:
-    """An image in the format of `docker save`, read while the engine exports it; raises EngineError."""
+class PieceStream:
+    """A stream of the `pieces` that an engine sends; reading raises EngineError if it ends early."""
 
-    def __init__(self, reference: str) -> None:
-        self._client = open_client()
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
         self._left = memoryview(b"")
-        try:
-            with convert_errors():
-                self._pieces = self._client.api.get_image(reference)
-        except BaseException:
-            self._client.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the export."""
-        self._client.close()
 
     def read(self, size: int = -1, /) -> bytes:
         """Return the next `size` bytes, less only at the end."""
@@ -139,3 +123,30 @@ class ExportedImage:
         except (RequestException, HTTPError) as error:
             raise EngineError(f"the engine aborted the export: {error}") from error
         return b"".join(parts)
+
+
+class ExportedImage:
+    """An image in the format of `docker save`, read while the engine exports it; raises EngineError."""
+
+    def __init__(self, reference: str) -> None:
+        self._client = open_client()
+        try:
+            with convert_errors():
+                self._stream = PieceStream(self._client.api.get_image(reference))
+        except BaseException:
+            self._client.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the export."""
+        self._client.close()
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return the next `size` bytes, less only at the end."""
+        return self._stream.read(size)

@@ -264,3 +264,16 @@ def test_flags_from_macros_depend_on_the_march():
         "uscat",
         "mops",
     }
+
+
+@pytest.mark.parametrize("arch", marches.IGNORED)
+def test_code_depends_on_the_flags_of_every_march_and_on_those_that_llvm_detects(arch):
+    flags = marches.list_code_flags(arch)
+    assert marches.DETECTED[arch] <= flags
+    assert flags.isdisjoint(marches.IGNORED[arch])
+    for march in load("marches.json")[arch]:
+        assert marches.get_common_flags(march) <= flags
+
+
+def test_of_an_unknown_architecture_no_flags_are_known():
+    assert marches.list_code_flags("riscv64") == frozenset()

@@ -1,0 +1,154 @@
+"""`imagematrix warm`: compile on this node what a program compiles on its first start, for all like it."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from imagematrix.cli.shared.options import AllowCpu, Image, Where
+from imagematrix.cli.shared.output import print_info, print_text, warn
+from imagematrix.errors import UsageError
+from imagematrix.hardware.gpu_request.spec import ALL
+
+EXAMPLE = (
+    "imagematrix warm registry.example.com/ml/training:v1 --staging registry.example.com/staging/training"
+)
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from imagematrix.images.catalog.warm_up import WarmUp
+    from imagematrix.images.oci.registry import Registry
+    from imagematrix.launcher.docker.options import RunArgs
+    from imagematrix.launcher.docker.request import LaunchRequest
+    from imagematrix.launcher.warm_up.docker_warm_up import DockerWarmUp
+    from imagematrix.launcher.warm_up.warm_up_session import WarmUpPlan
+
+
+def command(
+    image: Image,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="NAME=DIR",
+            help="Give the warm-up this folder as its input NAME, read-only; repeatable.",
+        ),
+    ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="DIR", help="Write the layer to this new folder, as an OCI layout."),
+    ] = None,
+    staging: Annotated[
+        str | None,
+        typer.Option(
+            "--staging", metavar="REPO", help="Push the layer to this repository, which nothing starts from."
+        ),
+    ] = None,
+    wait: Annotated[
+        str | None,
+        typer.Option("--wait", metavar="TIME", help="Wait for GPUs that are in use: 90s, 10m, 2h."),
+    ] = None,
+    where: Where = None,
+    allow_cpu: AllowCpu = False,
+) -> None:
+    """Start the variant that fits this node with its warm-up, and keep what it compiled as one layer.
+
+    The layer is proved before it is kept: the program starts again with it, and neither compiles nor misses a
+    cache. It serves nodes like this one once `imagematrix publish --warm` has added it to the version.
+    """
+    from imagematrix.images.engine.transport import open_client
+    from imagematrix.images.oci.registry import Registry
+    from imagematrix.launcher.docker.options import RunArgs, parse_seconds
+    from imagematrix.launcher.docker.request import find_remote_machine
+    from imagematrix.launcher.launch_session import UnusedGpus
+    from imagematrix.launcher.warm_up.container_run import ContainerRuns
+    from imagematrix.launcher.warm_up.docker_warm_up import DockerWarmUp
+    from imagematrix.launcher.warm_up.input_folders import hash_inputs, parse_inputs
+    from imagematrix.launcher.warm_up.plan_warm_up import make_warm_up_plan
+    from imagematrix.launcher.warm_up.staged_image import require_new_folder
+    from imagematrix.selection.query import parse_where
+
+    if to is not None and staging is not None:
+        raise UsageError("--to and --staging are mutually exclusive", remedy="leave one of them out")
+    if to is not None:
+        require_new_folder(to)
+    args = RunArgs(
+        options=(),
+        image=image,
+        command=(),
+        allow_cpu=allow_cpu,
+        where=parse_where(where or ()),
+        wait_s=parse_seconds(wait, "--wait") if wait else 0.0,
+    )
+    find_remote_machine(args)  # an engine elsewhere has neither the GPUs nor the inputs of this machine
+    with contextlib.ExitStack() as stack:
+        registry = stack.enter_context(Registry(staging)) if staging else None
+        client = stack.enter_context(contextlib.closing(open_client()))
+        request, warm_up, user = _request_warm_up(args, image, client)
+        folders = parse_inputs(inputs or (), warm_up)
+        plan = make_warm_up_plan(request, warm_up, hash_inputs(folders), user)
+        runs = ContainerRuns(client, request, UnusedGpus(on_wait=print_info), warm_up, folders)
+        _keep_warm_layer(plan, DockerWarmUp(client, plan.name, runs), registry, to)
+
+
+def _request_warm_up(args: RunArgs, image: str, client: DockerClient) -> tuple[LaunchRequest, WarmUp, str]:
+    """Select and pull a variant; return the request of its warm-up here, the warm-up, and its user."""
+    from imagematrix.cli.shared.inputs import find_catalog, load_node
+    from imagematrix.cli.shared.pull_image import PullDisplay
+    from imagematrix.common.record import replace
+    from imagematrix.hardware.host.usable_cpus import add_usable_cpus
+    from imagematrix.launcher.docker.plan import require_variant
+    from imagematrix.launcher.docker.request import make_request
+    from imagematrix.launcher.launch_session import SignatureCheck
+    from imagematrix.launcher.warm_up.plan_warm_up import pull_base
+
+    host, gpus = load_node(None, None, None, None)
+    host = add_usable_cpus(host)
+    catalog = find_catalog(image, None).without_warm()
+    selection, _ = make_request(args, host, catalog, gpus, None).plan_on_any()
+    SignatureCheck(None).require_signed(selection)
+    for warning in selection.warnings:
+        warn(warning.text)
+    with PullDisplay(str(selection.selected)) as display:
+        warm_up, user = pull_base(selection, client, display)
+    # Of the same variant, on the GPUs that its warm-up takes.
+    variants = replace(catalog, variants=(require_variant(selection),))
+    wanted = gpus if warm_up.gpus == ALL else warm_up.gpus
+    return make_request(args, host, variants, wanted, None), warm_up, user
+
+
+def _keep_warm_layer(
+    plan: WarmUpPlan, engine: DockerWarmUp, registry: Registry | None, to: Path | None
+) -> None:
+    """Warm up unless the staging repository has the result, and keep it there or in a folder."""
+    from imagematrix.common.temp_folder import make_scratch_folder
+    from imagematrix.launcher.warm_up import staged_image
+    from imagematrix.launcher.warm_up.warm_up_session import LAYER, make_warm_layer, report_full_disk
+
+    digest = registry and staged_image.find_staged_image(registry, plan.tag, plan.key)
+    if digest:
+        print_info("imagematrix: this warm-up is there already")
+    else:
+        with make_scratch_folder() as folder:
+            with report_full_disk(folder):
+                layer, label = make_warm_layer(
+                    engine, plan, folder, lambda step: print_info(f"imagematrix: {step}")
+                )
+            image = staged_image.make_staged_image(
+                layer, folder / LAYER, label, plan.compression, plan.platform
+            )
+            if registry is not None:
+                digest = staged_image.push_staged_image(registry, image, plan.tag, plan.key)
+            elif to is not None:
+                with report_full_disk(to):
+                    staged_image.write_staged_layout(image, plan.tag, to)
+    if registry is not None:
+        print_text(f"{registry.name}:{plan.tag}@{digest}")
+    elif to is not None:
+        print_text(f"oci:{to}")
+    else:
+        print_info("imagematrix: proved, and not kept: add --to DIR or --staging REPO")

@@ -1,0 +1,288 @@
+"""One start of a program in a container of the engine: watched to its end, and what it left."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from dataclasses import dataclass, field
+
+from imagematrix.common.record import replace
+from imagematrix.images.engine import container_files
+from imagematrix.images.engine.removal import end_container, remove_container
+from imagematrix.images.engine.transport import convert_errors
+from imagematrix.images.oci.tar import open_tar
+from imagematrix.images.warm.tools import ROOT
+from imagematrix.launcher.launch import DockerApi
+from imagematrix.launcher.launch_session import LaunchSession
+from imagematrix.launcher.warm_up.compilers import FOLDER, RECORD
+from imagematrix.launcher.warm_up.folder_states import read_states
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from docker import DockerClient
+
+    from imagematrix.hardware.host.host import Host
+    from imagematrix.images.catalog.warm_up import WarmUp
+    from imagematrix.launcher.docker.plan import Launch
+    from imagematrix.launcher.docker.request import LaunchRequest
+    from imagematrix.launcher.launch_session import GpuSource
+    from imagematrix.launcher.warm_up.folder_states import FileState
+    from imagematrix.selection.selection import Selection
+
+LOOK_S = 2.0  # between two looks at the size of the caches; a look takes at most a tenth of the time
+LOOKS = 10
+LAST_LINES = 20  # of the output that are kept
+LONGEST_LINE = 64 * 1024  # bytes
+LARGEST_RECORD = 1 << 20  # bytes of compilers' calls that are read
+BILLION = 1_000_000_000
+REMOVED = b"somebody, and removed the record of it"  # in place of a record
+LOG = {"max-size": "256m"}  # of the engine's own files, whatever its setting is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartWay:
+    """How a program is started: in `image`, the id of one made from the variant, or else in the variant.
+
+    `user` is the user of the container, None for the image's own. `read_only` is for its root file system.
+    `variables` are set besides those of the warm-up.
+    """
+
+    image: str | None = None
+    user: str | None = None
+    read_only: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedRun:
+    """A program that ended or was ended: `why` it failed, None if it did not, and its `seconds`.
+
+    `states` are those of the caches afterwards, `written` are the files elsewhere that it wrote. `record` is
+    the stubs' record of compilers, empty without stubs, and `output` the last lines of its output.
+    `variables` are those that it was started with.
+    """
+
+    why: str | None
+    seconds: float
+    states: Mapping[str, FileState]
+    written: tuple[str, ...]
+    record: bytes
+    output: tuple[str, ...]
+    variables: Mapping[str, str]
+
+    @property
+    def size(self) -> int:
+        """The size of all files in the caches, in bytes."""
+        return sum(state.size for state in self.states.values())
+
+
+class ContainerRuns:
+    """Starts a warm-up's command on GPUs of this node, each time in a new container of the engine `client`.
+
+    `folders` are the inputs, by name. The container gets nothing else of the node, and its processes end with
+    it.
+    """
+
+    def __init__(
+        self,
+        client: DockerClient,
+        request: LaunchRequest,
+        gpus: GpuSource,
+        warm_up: WarmUp,
+        folders: Mapping[str, Path],
+    ) -> None:
+        self._client = client
+        self._request = request
+        self._gpus = gpus
+        self._warm_up = warm_up
+        self._folders = folders
+
+    def run(
+        self,
+        way: StartWay,
+        read_line: Callable[[str], object],
+        keep: Callable[[str], object] = lambda _: None,
+    ) -> EndedRun:
+        """Start the command, and return what it did; `read_line` gets each line of its output.
+
+        `keep` gets the id of the ended container before it is removed. Raises what a launch does, and
+        EngineError.
+        """
+        starter = _WarmStart(self._client, self._make_options(way), way.image)
+        container = LaunchSession(request=self._make_request(way), gpus=self._gpus).run(starter).id or ""
+        try:
+            started = time.monotonic()
+            why = self._watch(container)
+            seconds = time.monotonic() - started
+            end_container(self._client, container)
+            lines = self._read_output(container, read_line)
+            written = self._list_written(container)
+            with convert_errors():
+                variables = self._client.api.inspect_container(container)["Config"]["Env"] or ()
+            run = EndedRun(
+                why=why,
+                seconds=seconds,
+                states=list_caches(self._client, container),
+                written=written,
+                record=read_record(self._client, container) if way.image else b"",
+                output=lines,
+                variables=dict(str(text).partition("=")[::2] for text in variables),
+            )
+            keep(container)
+            return run
+        finally:
+            remove_container(self._client, container, running=True)
+
+    def _make_request(self, way: StartWay) -> LaunchRequest:
+        """Return the request of a start. With the caches it waits for GPUs, which another may have now."""
+        if way.image is None:
+            return self._request
+        args = self._request.args
+        return replace(self._request, args=replace(args, wait_s=max(args.wait_s, self._warm_up.timeout_s)))
+
+    def _make_options(self, way: StartWay) -> dict[str, object]:
+        """Return the options of docker-py's `containers.create`."""
+        from docker.types import LogConfig, Mount
+
+        paths = dict(self._warm_up.inputs)
+        mounts = [
+            Mount(paths[name], str(folder), type="bind", read_only=True)
+            for name, folder in self._folders.items()
+        ]
+        options: dict[str, object] = {
+            "entrypoint": list(self._warm_up.command),
+            "environment": {**dict(self._warm_up.environment), **way.variables},
+            "log_config": LogConfig(type=LogConfig.types.JSON, config=LOG),
+            "read_only": way.read_only,
+        }
+        if way.image:  # a volume, so that it can also be written where the root file system cannot
+            mounts.append(Mount(FOLDER, None, type="volume"))
+        if way.user is not None:
+            options["user"] = way.user
+        if self._warm_up.network == "none":
+            options["network_mode"] = "none"
+        return {**options, **_limit_cpus(self._request.host), "mounts": mounts}
+
+    def _watch(self, container: str) -> str | None:
+        """Wait for the end of a container; return why its program failed, None if it did not."""
+        from requests.exceptions import ConnectionError as NoAnswerError
+        from requests.exceptions import ReadTimeout
+
+        deadline, pause = time.monotonic() + self._warm_up.timeout_s, LOOK_S
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                with convert_errors(ReadTimeout, NoAnswerError):
+                    code = self._client.api.wait(container, timeout=math.ceil(min(pause, left)))["StatusCode"]
+            except (ReadTimeout, NoAnswerError):  # it is running, or the engine is gone, which a look finds
+                before = time.monotonic()
+                if self._is_too_large(container):
+                    return f"its caches have more than {self._warm_up.max_size:,} bytes, its max_size"
+                pause = max(LOOK_S, LOOKS * (time.monotonic() - before))
+            else:
+                return f"it failed with exit code {code}" if code else None
+        return f"it did not end within {self._warm_up.timeout_s} s, its timeout"
+
+    def _is_too_large(self, container: str) -> bool:
+        """Whether the caches have more than the warm-up's `max_size`, of what the container has written."""
+        most = self._warm_up.max_size
+        if container_files.measure_written(self._client, container) <= most:
+            return False
+        return sum(state.size for state in list_caches(self._client, container).values()) > most
+
+    def _list_written(self, container: str) -> tuple[str, ...]:
+        """Return what a container wrote elsewhere than in the caches, without the folders in which it is.
+
+        Mount points count as written, too.
+        """
+        written = container_files.list_written(self._client, container)
+        expected = (ROOT, FOLDER, *dict(self._warm_up.inputs).values())
+        return tuple(
+            path
+            for path in written
+            if not any(_is_below(place, path) or _is_below(path, place) for place in expected)
+            and not any(other != path and _is_below(other, path) for other in written)
+        )
+
+    def _read_output(self, container: str, read_line: Callable[[str], object]) -> tuple[str, ...]:
+        last: list[str] = []
+        with convert_errors():
+            for line in _split_lines(self._client.api.logs(container, stream=True, follow=False)):
+                read_line(line)
+                last = [*last[1 - LAST_LINES :], line]
+        return tuple(last)
+
+
+def read_record(client: DockerClient, container: str) -> bytes:
+    """Return what the stubs in a container have recorded, at most LARGEST_RECORD bytes.
+
+    A program that removes the record counts as one that calls compilers.
+    """
+    from docker.errors import NotFound
+
+    try:
+        with container_files.open_files(client, container, RECORD) as stream, open_tar(stream) as archive:
+            for member in archive:
+                file = archive.extractfile(member) if member.isreg() else None
+                if file is not None:
+                    return file.read(LARGEST_RECORD)
+    except NotFound:
+        pass
+    return REMOVED
+
+
+def list_caches(client: DockerClient, container: str) -> dict[str, FileState]:
+    """Return the states of the files in a container's caches, none if it has no such folder."""
+    from docker.errors import NotFound
+
+    try:
+        with container_files.open_files(client, container, ROOT) as stream:
+            return read_states(stream, ROOT)
+    except NotFound:
+        return {}
+
+
+class _WarmStart(DockerApi):
+    """The API of docker's engine, which starts the variant by digest, or an image made from it by its id."""
+
+    def __init__(self, client: DockerClient, options: Mapping[str, object], image: str | None) -> None:
+        super().__init__(client, options)
+        self._image = image
+
+    def verify(self, _: Selection, launch: Launch) -> Launch:
+        """Return the launch of the image; see ContainerEngine."""
+        name = launch.reference.partition("@")[0]
+        return replace(launch, reference=self._image or f"{name}@{launch.digest}")
+
+
+def _limit_cpus(host: Host) -> dict[str, object]:
+    """Return options by which a container has the CPUs of this process, and no others; see Cpu.usable.
+
+    Some tools compile the number of CPUs in.
+    """
+    allowed = os.sched_getaffinity(0)
+    options: dict[str, object] = {}
+    if len(allowed) < (os.cpu_count() or 0):
+        options["cpuset_cpus"] = ",".join(map(str, sorted(allowed)))
+    if host.cpu.usable is not None and host.cpu.usable < len(allowed):
+        options["nano_cpus"] = host.cpu.usable * BILLION
+    return options
+
+
+def _is_below(path: str, folder: str) -> bool:
+    """Whether a path is that of a folder or of something in it."""
+    return f"{path}/".startswith(f"{folder}/")
+
+
+def _split_lines(pieces: Iterator[bytes]) -> Iterator[str]:
+    """Yield the lines of an output that comes in pieces, each cut at LONGEST_LINE."""
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from (line[:LONGEST_LINE].decode(errors="replace") for line in lines)
+        rest = rest[:LONGEST_LINE]
+    if rest:
+        yield rest.decode(errors="replace")

@@ -1,0 +1,87 @@
+"""The folders that a warm-up reads, such as weights and tokenizers: which they are, and their digests."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+from imagematrix.errors import UsageError
+from imagematrix.launcher.warm_up.compilers import is_compiler
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from imagematrix.images.catalog.warm_up import WarmUp
+
+
+def parse_inputs(options: Sequence[str], warm_up: WarmUp) -> dict[str, Path]:
+    """Return the folder of each input of a warm-up, from NAME=DIR options; raise UsageError.
+
+    Exactly the inputs of the warm-up are given, each once, and each is a folder of this machine.
+    """
+    folders: dict[str, Path] = {}
+    paths = dict(warm_up.inputs)
+    for option in options:
+        name, equals, folder = option.partition("=")
+        if not (equals and folder):
+            raise UsageError(
+                f"--input {option[:80]}: expected NAME=DIR", remedy="such as model=/srv/models/m"
+            )
+        if name in folders:
+            raise UsageError(f"--input {name} is given twice", remedy="give each input once")
+        if name not in paths:
+            known = f"its inputs are {', '.join(paths)}" if paths else "its warm-up has no inputs"
+            raise UsageError(f"the image knows no input {name[:80]}: {known}", remedy="leave it out")
+        folders[name] = Path(folder).absolute()
+        if not folders[name].is_dir():
+            raise UsageError(f"--input {name}: {folder} is not a folder", remedy="name one of this machine")
+    for name, path in paths.items():
+        if name not in folders:
+            remedy = f"add --input {name}=DIR, the folder that the container gets at {path}"
+            raise UsageError(f"the warm-up needs the input {name}", remedy=remedy)
+    return folders
+
+
+def hash_inputs(folders: Mapping[str, Path]) -> dict[str, str]:
+    """Return the digest of each input's folder; see `hash_folder`."""
+    return {name: hash_folder(folder) for name, folder in folders.items()}
+
+
+def hash_folder(folder: Path) -> str:
+    """Return a digest of a folder: of the paths, kinds, contents and link targets in it.
+
+    Raises UsageError if something in it cannot be read, or is a compiler: calls of one would not be seen.
+    """
+    found = hashlib.sha256()
+    try:
+        for path in _list_files(folder):
+            status = path.lstat()
+            if stat.S_ISLNK(status.st_mode):
+                kind, content = "link", path.readlink().as_posix()
+            elif stat.S_ISREG(status.st_mode):
+                if status.st_mode & 0o111 and is_compiler(path.name):
+                    remedy = "compilers belong into the image; give a folder without one"
+                    raise UsageError(f"{path} is a compiler, and its calls would not be seen", remedy=remedy)
+                kind, content = "file", _hash_file(path)
+            else:
+                kind, content = "folder" if stat.S_ISDIR(status.st_mode) else "special", ""
+            found.update(repr((kind, os.fsencode(path.relative_to(folder)), content)).encode())
+    except OSError as error:
+        raise UsageError(f"{error.filename or folder} cannot be read: {error.strerror}") from error
+    return f"sha256:{found.hexdigest()}"
+
+
+def _list_files(folder: Path) -> Iterator[Path]:
+    """Yield everything below a folder, sorted in each; raises OSError. Links are not followed."""
+    for entry in sorted(os.scandir(folder), key=lambda entry: os.fsencode(entry.name)):
+        yield Path(entry.path)
+        if entry.is_dir(follow_symlinks=False):
+            yield from _list_files(Path(entry.path))
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

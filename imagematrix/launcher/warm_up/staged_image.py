@@ -1,0 +1,159 @@
+"""What a warm-up leaves for `imagematrix publish --warm`: an image of one layer, in a folder or a registry.
+
+It has no layer of the variant, and none of its labels, so nothing selects or starts it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from dataclasses import dataclass
+
+from imagematrix.common.json_documents import Fields, parse_json
+from imagematrix.errors import TagMovedError, UsageError
+from imagematrix.images.catalog.labels import WARM
+from imagematrix.images.catalog.warm_image import WarmLabel
+from imagematrix.images.oci.layout import INDEX_FILE, MARK, NAME, VERSION, get_blob_path
+from imagematrix.images.oci.manifest import (
+    IMAGE,
+    INDEX,
+    Descriptor,
+    ImageManifest,
+    compute_digest,
+    parse_manifest,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from imagematrix.images.oci.compression import Compression
+    from imagematrix.images.oci.registry import Registry
+    from imagematrix.images.warm.layer import WarmLayer
+
+CONFIG = "application/vnd.oci.image.config.v1+json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProvedImage:
+    """The manifest and the configuration of a proved `layer`, whose bytes are in the file `path`."""
+
+    manifest: bytes
+    config: bytes
+    layer: WarmLayer
+    path: Path
+
+    @property
+    def digest(self) -> str:
+        """The digest of the manifest."""
+        return compute_digest(self.manifest)
+
+
+def make_staged_image(
+    layer: WarmLayer, path: Path, label: WarmLabel, compression: Compression, platform: str
+) -> ProvedImage:
+    """Return the image of a layer in the file `path`, with its label; `platform` is such as linux/amd64."""
+    system, architecture, *variant = platform.split("/")
+    config = _encode_document(
+        {
+            "created": label.date,
+            "os": system,
+            "architecture": architecture,
+            **({"variant": variant[0]} if variant else {}),
+            "config": {"Labels": {WARM: json.dumps(label.to_json(), separators=(",", ":"))}},
+            "rootfs": {"type": "layers", "diff_ids": [layer.diff_id]},
+            "history": [{"created": label.date, "created_by": "imagematrix warm"}],
+        }
+    )
+    manifest = _encode_document(
+        {
+            "schemaVersion": 2,
+            "mediaType": IMAGE,
+            "config": {"mediaType": CONFIG, "digest": compute_digest(config), "size": len(config)},
+            "layers": [{"mediaType": compression.media_type, "digest": layer.digest, "size": layer.size}],
+        }
+    )
+    return ProvedImage(manifest=manifest, config=config, layer=layer, path=path)
+
+
+def require_new_folder(folder: Path) -> None:
+    """Raise UsageError if a layout cannot be written to `folder`, because something is there."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UsageError(f"{folder} exists, and is no empty folder", remedy="name a new folder")
+
+
+def write_staged_layout(image: ProvedImage, tag: str, folder: Path) -> None:
+    """Write an image to the new or empty `folder` as an OCI layout.
+
+    Raises OSError; what was written is then removed.
+    """
+    try:
+        _write_layout(image, tag, folder)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _write_layout(image: ProvedImage, tag: str, folder: Path) -> None:
+    get_blob_path(folder, "").mkdir(parents=True)
+    for raw in (image.manifest, image.config):
+        get_blob_path(folder, compute_digest(raw)).write_bytes(raw)
+    shutil.copyfile(image.path, get_blob_path(folder, image.layer.digest))
+    entry = {
+        "mediaType": IMAGE,
+        "digest": image.digest,
+        "size": len(image.manifest),
+        "annotations": {NAME: tag},
+    }
+    index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [entry]}
+    (folder / INDEX_FILE).write_bytes(_encode_document(index))
+    (folder / MARK).write_bytes(VERSION)  # last: without it, this is no layout
+
+
+def find_staged_image(registry: Registry, tag: str, key: str) -> str | None:
+    """Return the digest of the image with a tag in a staging repository; None if there is none.
+
+    Raises TagMovedError if the tag is of something else than the warm-up with this `key`.
+    """
+    manifest = registry.find_manifest(tag)
+    if manifest is None:
+        return None
+    name = f"{registry.name}:{tag}"
+    if _read_key(registry, manifest.raw, name) != key:
+        remedy = "remove that tag, or name another staging repository"
+        raise TagMovedError(f"{name} exists and is no image of this warm-up, {key}", remedy=remedy)
+    return manifest.digest
+
+
+def push_staged_image(registry: Registry, image: ProvedImage, tag: str, key: str) -> str:
+    """Push an image under a tag unless it exists, and return the digest of the tag's image.
+
+    Of two that push the same warm-up at the same time, both return the digest of the one that stands. Raises
+    what `find_staged_image` does.
+    """
+    with image.path.open("rb") as layer:
+        if not registry.has_blob(image.layer.digest):
+            registry.push_blob(image.layer.digest, layer)
+    registry.push_blob(compute_digest(image.config), io.BytesIO(image.config))
+    if found := find_staged_image(registry, tag, key):
+        return found
+    registry.push_manifest(tag, image.manifest, IMAGE)
+    return find_staged_image(registry, tag, key) or image.digest
+
+
+def _read_key(registry: Registry, raw: bytes, name: str) -> str | None:
+    """Return the key in the label of an image in a staging repository; None if it is no such image."""
+    try:
+        manifest = parse_manifest(raw, name, Descriptor)
+        if not isinstance(manifest, ImageManifest) or manifest.config is None:
+            return None
+        config = Fields(parse_json(registry.fetch_small_blob(manifest.config.digest), name), name)
+        text = config.get_object_or_empty("config").get_text_map("Labels").get(WARM, "")
+        return WarmLabel.from_json(parse_json(text.encode(), name), name).key
+    except UsageError:
+        return None
+
+
+def _encode_document(document: object) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()

@@ -1,0 +1,332 @@
+"""`imagematrix warm`: what a first start compiles becomes a layer, if a second start uses it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from engines import Registry
+
+from imagematrix.images.oci.decompression import DecompressedStream
+from imagematrix.images.oci.tar import open_tar
+
+SHIPPED = Path(__file__).parents[2]
+ROOT = "/var/cache/warm"
+# It compiles as the rows of the table of Triton and Numba say: with a compiler, and in its own process.
+PROGRAM = """\
+set -e
+cubin=$TRITON_CACHE_DIR/AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA/kernel.cubin
+code=$NUMBA_CACHE_DIR/app_0000000000000000000000000000000000000000/app.f-1.py313.1.nbc
+other=${code%/*}/app.g-1.py313.1.nbc
+say() { [ -z "$NUMBA_DEBUG_CACHE" ] || echo "[cache] data $1 '$code'"; }
+compile() {
+  sleep 1; mkdir -p ${code%/*}
+  echo "code for $KEY" > $code && chmod 600 $code || echo > $other
+  say "saved to"
+}
+ptxas --version > /dev/null
+[ -e $cubin ] || { mkdir -p ${cubin%/*}; ptxas kernel.ptx > $cubin; }
+touch ${cubin%/*}/lock || true
+if [ "$(cat $code)" = "code for $KEY" ]; then say "loaded from"; else compile; fi
+"""
+TEMPLATE = """\
+FROM debian:trixie
+{% import "macros.j2" as debian %}
+RUN printf '#!/bin/sh\\necho "compiled $*"\\n' > /usr/bin/ptxas && chmod 755 /usr/bin/ptxas
+{{ debian.warm_caches() }}
+USER 1000
+"""
+# Programs whose caches are not kept, and what the error says.
+REFUSED = {
+    "fails": (f"{PROGRAM}echo last words; exit 3", ["it failed with exit code 3", "3 files", "last words"]),
+    "writes what no tool does": (
+        f"{PROGRAM}echo > ${{code%/*}}/strange",
+        ["no tool of the table", "/strange'"],
+    ),
+    "links out": (f"{PROGRAM}ln -sf /etc/passwd $other", ["/etc/passwd"]),
+    "compiles at each start": (f"{PROGRAM}ptxas x.ptx", ["it called compilers:", "/usr/bin/ptxas x.ptx"]),
+    "never finds its own": (
+        f"{PROGRAM}echo > ${{other%-*}}-$(date +%N).py313.1.nbc",
+        ["files of its caches are new, changed or gone:", "app.g-"],
+    ),
+    "says nothing": (
+        PROGRAM.replace("loaded from", "found in"),
+        ["numba does not say that it used its cache"],
+    ),
+    "has a key of its container": (
+        PROGRAM.replace("$KEY", "$(cat /proc/sys/kernel/hostname)"),
+        ["files of its caches are new, changed or gone:", "numba missed its cache:"],
+    ),
+    "leaves nothing": ("true", ["left nothing to keep"]),
+}
+INDUCTOR = f"$TORCHINDUCTOR_CACHE_DIR/ab/c{'a' * 51}.cpp"
+COUNTING = f"""\
+mkdir -p $TORCHINDUCTOR_CACHE_DIR/ab
+echo "fx graph cache hit for key f"
+[ -e {INDUCTOR} ] || nproc > {INDUCTOR}
+[ "$(cat {INDUCTOR})" = 1 ]
+"""
+
+
+@pytest.fixture(scope="module", params=["containerd", "classic"])
+def node(request):
+    """An engine with this store."""
+    return request.getfixturevalue("engine" if request.param == "containerd" else "classic")
+
+
+@pytest.fixture(scope="module")
+def registry(node):
+    started = Registry(node, 5000)
+    yield started
+    started.remove()
+
+
+@pytest.fixture(scope="module")
+def images(node, registry, tmp_path_factory):
+    """The names of two published versions. The warm-up of each runs the program in its input."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "context").mkdir()
+    (folder / "templates").mkdir()
+    (folder / "templates/it.j2").write_text(TEMPLATE)
+    shutil.copy(SHIPPED / "templates/macros.j2", folder / "templates")
+    usual = {"command": ["sh", "/program/run"], "inputs": {"program": "/program"}}
+    names = {name: f"{registry.address}/ml/{name}" for name in ("usual", "limited")}
+    described = {
+        name: {"version": "v1", "template": "it.j2", "context": "context", "warm_up": warm_up}
+        for name, warm_up in zip(
+            names.values(), (usual, {**usual, "timeout": "8s", "max_size": "20MB"}), strict=True
+        )
+    }
+    matrix = {
+        "schema": "imagematrix.matrix/v1",
+        "images": described,
+        "axes": {"march": ["any"]},
+        "facts": {"march": {"any": {"flags": ["sse2"]}}},
+    }
+    (folder / "matrix.yaml").write_text(json.dumps(matrix))
+    built = node.imagematrix("build", "--push", cwd=folder)
+    assert built.returncode == 0, built.stderr
+    for name in names.values():
+        published = node.imagematrix("publish", f"{name}:v1")
+        assert published.returncode == 0, published.stderr
+    return {name: f"{image}:v1" for name, image in names.items()}
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Call it with a program to get the option with which a warm-up runs it."""
+
+    def write_program(text):
+        (tmp_path / "program").mkdir(exist_ok=True)
+        (tmp_path / "program/run").write_text(text)
+        return f"--input=program={tmp_path}/program"
+
+    return write_program
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(node):
+    """After each warm-up, the engine has no container, volume or image of it."""
+    yield
+    assert node.has_no_containers()
+    assert node.docker("volume", "ls", "-q").stdout == ""
+    assert node.docker("images", "-q", "--filter", "dangling=true").stdout == ""
+
+
+def warm(node, name, *options):
+    return node.imagematrix("warm", name, *options)
+
+
+def start(node, name, *options):
+    """Start a warm-up, and return its process once the program runs."""
+    words = [*node.inside, SHIPPED / ".venv/bin/imagematrix", "warm", name, *options]
+    process = subprocess.Popen(
+        words, env=node.environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while not node.docker("ps", "-q").stdout:
+        assert process.poll() is None
+        time.sleep(0.1)
+    return process
+
+
+def read_layout(folder):
+    """The label of a layout, and the entries of its layer by path."""
+    (entry,) = json.loads((folder / "index.json").read_text())["manifests"]
+
+    def blob(digest):
+        return folder / "blobs/sha256" / digest.removeprefix("sha256:")
+
+    manifest = json.loads(blob(entry["digest"]).read_text())
+    config = json.loads(blob(manifest["config"]["digest"]).read_text())
+    (layer,) = manifest["layers"]
+    with blob(layer["digest"]).open("rb") as raw, open_tar(DecompressedStream(raw)) as archive:
+        members = {f"/{member.name}": member for member in archive}
+    return json.loads(config["config"]["Labels"]["io.imagematrix.warm"]), members
+
+
+def test_a_layer_is_proved_and_kept(node, images, write, tmp_path):
+    done = warm(node, images["usual"], write(PROGRAM), "--to", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"oci:{tmp_path}/out\n"
+    label, members = read_layout(tmp_path / "out")
+    files = {path: member for path, member in members.items() if not member.isdir()}
+    assert [path.rpartition(".")[2] for path in files] == ["nbc", "cubin"]
+    assert {(member.uid, member.gid, member.mode) for member in files.values()} == {(0, 0, 0o644)}
+    assert {member.mode for member in members.values() if member.isdir()} == {0o1777}
+    assert label["tools"] == {"numba": None, "triton": None}
+    assert label["seconds"]["cold"] > label["seconds"]["warm"] > 0
+    ways = ("image-user", "read-only", "root", "uid-12345")
+    assert label["proofs"] == dict.fromkeys(ways, "proved")
+    assert label["inputs"]["program"]["path"] == "/program"
+    assert {*label["match"]["cpu"]} == {"vendor", "flags", "without", "name"}
+    assert label["base"] == json.loads(node.imagematrix("select", images["usual"], "--json").stdout)["digest"]
+
+
+def test_a_way_in_which_the_caches_are_not_used_is_told(node, images, write, tmp_path):
+    """Of a program that only works as one user, and misses with a root that is read-only."""
+    program = f"{PROGRAM}[ $(id -u) != 12345 ]\ntouch /var/tmp/x || rm -f $other || ptxas x.ptx\n"
+    done = warm(node, images["usual"], write(program), "--to", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    proofs = read_layout(tmp_path / "out")[0]["proofs"]
+    assert proofs["uid-12345"] == "fails-without"
+    assert proofs["root"] == "proved"
+
+
+def test_it_is_staged_once(node, images, registry, write):
+    staging = f"{registry.address}/staging/usual"
+    words = (images["usual"], write(PROGRAM), "--staging", staging)
+    first = warm(node, *words)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith(f"{staging}:v1-warm-")
+    again = warm(node, *words)
+    assert (again.returncode, again.stdout) == (0, first.stdout)
+    assert "there already" in again.stderr
+    assert "warming up" not in again.stderr
+    write(f"{PROGRAM}true")
+    other = warm(node, *words)
+    assert other.stdout.startswith(f"{staging}:v1-warm-")
+    assert other.stdout != first.stdout
+
+
+def test_what_is_published_of_it_starts_without_compiling(node, images, registry, write):
+    option = write(PROGRAM)
+    staged = warm(node, images["limited"], option, "--staging", f"{registry.address}/staging/published")
+    assert staged.returncode == 0, staged.stderr
+    reference = staged.stdout.partition("@")[0]
+    published = node.imagematrix("publish", images["limited"], "--warm", reference, "--yes")
+    assert published.returncode == 0, published.stderr
+    mount = f"{option.rpartition('=')[2]}:/program"
+    words = ("--rm", "-e", "NUMBA_DEBUG_CACHE=1", "-v", mount, images["limited"], "sh", "/program/run")
+    for options, said in (((), "loaded from"), (("--no-warm",), "saved to")):
+        done = node.imagematrix("run", *options, *words)
+        assert done.returncode == 0, done.stderr
+        assert f"[cache] data {said}" in done.stdout
+    again = warm(node, images["limited"], option, "--staging", f"{registry.address}/staging/published")
+    assert again.stdout == staged.stdout  # it warms up the variant, not the warm image
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_nothing_is_kept_of_a_program_that(node, images, write, tmp_path, name):
+    program, expected = REFUSED[name]
+    done = warm(node, images["usual"], write(program), "--to", tmp_path / "out")
+    assert done.returncode == 1, done.stderr
+    assert [text for text in expected if text not in done.stderr] == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_program_that_takes_too_long_is_ended(node, images, write):
+    done = warm(node, images["limited"], write(f"{PROGRAM}sleep 1000"))
+    assert done.returncode == 1
+    assert "it did not end within 8 s" in done.stderr
+    assert "with 3 files" in done.stderr
+
+
+def test_a_program_that_writes_too_much_is_ended(node, images, write):
+    program = f"{PROGRAM}head -c 30000000 /dev/zero > $other; sleep 1000"
+    done = warm(node, images["limited"], write(program))
+    assert done.returncode == 1
+    assert "more than 20,000,000 bytes" in done.stderr
+
+
+def test_what_is_written_elsewhere_is_named_and_not_kept(node, images, write, tmp_path):
+    program = f"{PROGRAM}head -c 30000000 /dev/zero > /var/tmp/elsewhere; sleep 3"
+    done = warm(node, images["limited"], write(program), "--to", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "not kept: /var/tmp/elsewhere\n" in done.stderr
+    assert not [path for path in read_layout(tmp_path / "out")[1] if not path.startswith(ROOT)]
+
+
+def test_processes_end_with_the_container(node, images, write):
+    done = warm(node, images["usual"], write(f"{PROGRAM}sleep 1234 & setsid sleep 1234 &"))
+    assert done.returncode == 0, done.stderr
+    assert "proved, and not kept" in done.stderr
+    assert subprocess.run(["pgrep", "-fx", "sleep 1234"], capture_output=True, check=False).stdout == b""
+
+
+def test_files_of_1970_are_kept_as_they_are(node, images, write, tmp_path):
+    done = warm(
+        node,
+        images["usual"],
+        write(f"{PROGRAM}[ -w $code ] && touch -d @0 $code || true"),
+        "--to",
+        tmp_path / "out",
+    )
+    assert done.returncode == 0, done.stderr
+    _, members = read_layout(tmp_path / "out")
+    assert 0 in {member.mtime for member in members.values() if member.isreg()}
+
+
+def test_the_number_of_cpus_is_that_of_the_node(node, images, write, tmp_path):
+    """Where a row says that it is compiled in; so a cache of one CPU is for nodes with one."""
+    command = [*node.inside, "taskset", "-c", "0", SHIPPED / ".venv/bin/imagematrix", "warm", images["usual"]]
+    words = [*command, write(COUNTING), "--to", tmp_path / "out"]
+    done = subprocess.run(words, env=node.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert read_layout(tmp_path / "out")[0]["match"]["cpus"] == 1
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_warm_up_that_is_ended_keeps_nothing(node, images, write, tmp_path, how):
+    with start(node, images["usual"], write("sleep 1000"), "--to", tmp_path / "out") as process:
+        time.sleep(0.5)
+        os.killpg(process.pid, how)
+        process.communicate(timeout=60)
+    assert process.returncode == 128 + how
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_container_that_is_killed_is_a_failure(node, images, write):
+    with start(node, images["usual"], write("sleep 1000")) as process:
+        node.docker("kill", *node.docker("ps", "-q").stdout.split())
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "exit code 137" in said
+
+
+def test_a_full_disk_keeps_nothing(node, images, write, tmp_path):
+    (tmp_path / "small").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path / "small"], check=True)
+    try:
+        option = write(f"{PROGRAM}[ -e $other ] || head -c 3000000 /dev/urandom > $other\n")
+        environment = {**node.environment, "TMPDIR": str(tmp_path / "small")}
+        words = ("warm", images["usual"], option, "--to", tmp_path / "out")
+        done = node.imagematrix(*words, env=environment)
+    finally:
+        subprocess.run(["umount", tmp_path / "small"], check=True)
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "set TMPDIR" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_inputs_are_those_of_the_warm_up(node, images, write):
+    done = warm(node, images["usual"])
+    assert done.returncode == 2
+    assert "--input program=DIR" in done.stderr
+    done = warm(node, images["usual"], write(PROGRAM), "--input", "other=/etc")
+    assert done.returncode == 2
+    assert "knows no input other" in done.stderr

@@ -1,0 +1,126 @@
+"""What a warm-up leaves for `publish --warm`, in a folder and in a staging repository."""
+
+import json
+
+import pytest
+from distribution import Server
+
+from imagematrix.errors import TagMovedError, UsageError
+from imagematrix.images.catalog.warm_image import WarmLabel, WarmMatch
+from imagematrix.images.oci.compression import DEFAULT
+from imagematrix.images.oci.manifest import compute_digest
+from imagematrix.images.oci.registry import Registry
+from imagematrix.images.warm.layer import WarmLayer
+from imagematrix.launcher.warm_up.staged_image import (
+    find_staged_image,
+    make_staged_image,
+    push_staged_image,
+    require_new_folder,
+    write_staged_layout,
+)
+
+BYTES = b"a layer"
+TAG = "v1-warm-000000000000-111111111111"
+KEY = f"sha256:{'1' * 64}"
+LABEL = WarmLabel(
+    base=f"sha256:{'0' * 64}",
+    key=KEY,
+    match=WarmMatch(),
+    command=("train",),
+    inputs=(),
+    date="2026-11-29T12:00:00Z",
+    seconds=(("cold", 2.0), ("warm", 1.0)),
+    tools=(("numba", None),),
+    proofs=(("image-user", "proved"),),
+    why_not_reproducible="times",
+)
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Call it to get a staged image; its label may have another date."""
+    (tmp_path / "layer").write_bytes(BYTES)
+    layer = WarmLayer(
+        digest=compute_digest(BYTES),
+        size=len(BYTES),
+        diff_id=f"sha256:{'2' * 64}",
+        unpacked=7,
+        paths=("/var/cache/warm/x",),
+        tools=("numba",),
+    )
+
+    def make_image(date=LABEL.date):
+        label = WarmLabel.from_json({**LABEL.to_json(), "date": date})
+        return make_staged_image(layer, tmp_path / "layer", label, DEFAULT, "linux/arm64/v8")
+
+    return make_image
+
+
+@pytest.fixture
+def server():
+    with Server() as started:
+        yield started
+
+
+@pytest.fixture
+def registry(server):
+    with Registry(f"{server.address}/staging") as opened:
+        yield opened
+
+
+def test_a_layout_has_the_manifest_the_configuration_and_one_layer(make, tmp_path):
+    image = make()
+    write_staged_layout(image, TAG, tmp_path / "out")
+    blobs = {path.name: path.read_bytes() for path in (tmp_path / "out/blobs/sha256").iterdir()}
+    (entry,) = json.loads((tmp_path / "out/index.json").read_text())["manifests"]
+    assert entry["annotations"] == {"org.opencontainers.image.ref.name": TAG}
+    manifest = json.loads(blobs.pop(entry["digest"].removeprefix("sha256:")))
+    config = json.loads(blobs.pop(manifest["config"]["digest"].removeprefix("sha256:")))
+    (layer,) = manifest["layers"]
+    assert blobs == {layer["digest"].removeprefix("sha256:"): BYTES}
+    assert layer["mediaType"] == "application/vnd.oci.image.layer.v1.tar+zstd"
+    assert (config["os"], config["architecture"], config["variant"]) == ("linux", "arm64", "v8")
+    (text,) = config["config"]["Labels"].values()
+    assert json.loads(text) == LABEL.to_json()
+    assert len(config["rootfs"]["diff_ids"]) == len(config["history"]) == 1
+
+
+def test_a_layout_is_written_to_a_new_or_empty_folder_only(tmp_path):
+    require_new_folder(tmp_path / "new")
+    (tmp_path / "empty").mkdir()
+    require_new_folder(tmp_path / "empty")
+    (tmp_path / "file").touch()
+    for taken in (tmp_path, tmp_path / "file"):
+        with pytest.raises(UsageError, match="no empty folder"):
+            require_new_folder(taken)
+
+
+def test_a_layout_that_cannot_be_written_is_removed(make, tmp_path):
+    image = make()
+    (tmp_path / "layer").unlink()
+    with pytest.raises(FileNotFoundError):
+        write_staged_layout(image, TAG, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_image_is_staged_once(make, registry):
+    assert find_staged_image(registry, TAG, KEY) is None
+    image = make()
+    assert push_staged_image(registry, image, TAG, KEY) == image.digest
+    assert find_staged_image(registry, TAG, KEY) == image.digest
+    assert push_staged_image(registry, make("2026-11-29T12:00:01Z"), TAG, KEY) == image.digest
+
+
+@pytest.mark.parametrize("other", ["other key", "no label", "damaged label", "an index"])
+def test_a_tag_of_something_else_is_not_taken(make, registry, server, other):
+    if other == "an index":
+        raw = b'{"schemaVersion": 2, "manifests": []}'
+        registry.push_manifest(TAG, raw, "application/vnd.oci.image.index.v1+json")
+    elif other == "other key":
+        push_staged_image(registry, make(), TAG, KEY)
+    else:
+        labels = {"no label": {}, "damaged label": {"io.imagematrix.warm": "{"}}[other]
+        server.repository("staging").image(TAG, labels)
+    with pytest.raises(TagMovedError, match=f"{TAG} exists and is no image of this warm-up") as raised:
+        push_staged_image(registry, make(), TAG, f"sha256:{'3' * 64}")
+    assert raised.value.remedy
