@@ -28,7 +28,7 @@ from imagematrix.launcher.warm_up.warm_up_error import WarmUpError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -127,8 +127,7 @@ def make_warm_layer(
     cold = engine.run(StartWay(), _ignore_line, folder / CACHES)
     _require_ended(cold)
     if cold.written:
-        paths = sorted(cold.written, key=lambda path: (BYTECODE in path, path))
-        on_step(f"written outside of {ROOT}, and not kept: {shorten_words(paths, SHOWN)}")
+        on_step(f"written outside of {ROOT}, and not kept: {_describe_written(cold.written)}")
     layer = _collect_layer(plan, folder, before, cold)
     states = {path: cold.states[path] for path in layer.paths}
     tools = find_tools(layer.tools)
@@ -224,6 +223,15 @@ class _Proof:
         if self._image.programs.compilers and not self._engine.can_see_compilers(self._image, way):
             failures.append("calls of its compilers cannot be seen: that needs /bin/sh in the image")
         return run, failures, signs
+
+
+def _describe_written(paths: Sequence[str]) -> str:
+    """Return the first of some paths of files, and how many files of bytecode are among them."""
+    others = [path for path in paths if BYTECODE not in path]
+    parts = [shorten_words(others, SHOWN)] if others else []
+    if count := len(paths) - len(others):
+        parts.append(f"{format_count(count, 'file')} of Python's bytecode")
+    return " and ".join(parts)
 
 
 def _require_ended(run: EndedRun) -> None:

@@ -118,7 +118,10 @@ def warm(engine, tmp_path, plan=PLAN):
 
 
 def test_the_layer_has_what_is_new_and_the_label_says_how_it_was_proved(tmp_path):
-    engine = Memory(base={"warm/cupy/" + "0" * 40 + ".cubin": b"of the base"}, written=("/tmp/x",))
+    engine = Memory(
+        base={"warm/cupy/" + "0" * 40 + ".cubin": b"of the base"},
+        written=("/opt/__pycache__/x.pyc", "/tmp/x"),
+    )
     layer, label, steps = warm(engine, tmp_path)
     assert [path.removeprefix("/var/cache/") for path in layer.paths] == [CODE, CUBIN]
     assert (tmp_path / LAYER).stat().st_size == layer.size
@@ -129,7 +132,7 @@ def test_the_layer_has_what_is_new_and_the_label_says_how_it_was_proved(tmp_path
     assert (label.base, label.key, label.command) == (PLAN.base, PLAN.key, PLAN.warm_up.command)
     assert steps[:2] == [
         """warming up: train 'it'"'"'s'""",
-        "written outside of /var/cache/warm, and not kept: /tmp/x",
+        "written outside of /var/cache/warm, and not kept: /tmp/x and 1 file of Python's bytecode",
     ]
 
 
