@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 OWN = "io.imagematrix."  # what begins the names of all labels and annotations of imagematrix
 CONFIG = "application/vnd.oci.image.config.v1+json"
-MADE_BY = "imagematrix warm"  # in the history of the image
+MADE_BY = "warm-up by imagematrix"  # in the history of the image
 # Media types of layers that engines with the classic image store push, by those of OCI.
 OCI_LAYERS = {
     "application/vnd.docker.image.rootfs.diff.tar.gzip": "application/vnd.oci.image.layer.v1.tar+gzip",

@@ -63,7 +63,7 @@ def make_staged_image(
             **({"variant": variant[0]} if variant else {}),
             "config": {"Labels": {WARM: json.dumps(label.to_json(), separators=(",", ":"))}},
             "rootfs": {"type": "layers", "diff_ids": [layer.diff_id]},
-            "history": [{"created": label.date, "created_by": "imagematrix warm"}],
+            "history": [{"created": label.date, "created_by": "warm-up by imagematrix"}],
         }
     )
     manifest = _encode_document(
