@@ -1,5 +1,8 @@
 """A small cluster, and a webhook with short intervals."""
 
+import gc
+from types import SimpleNamespace
+
 import pytest
 
 from imagematrix.integrations.kubernetes.client import api
@@ -29,6 +32,11 @@ def quick(monkeypatch):
     monkeypatch.setattr(sources, "CATALOG_S", 0.02)
     monkeypatch.setattr(api, "PAUSE_S", 0.02)
     monkeypatch.setattr(server, "DRAIN_S", 0.1)
+    # To collect the garbage of a whole run of tests takes seconds.
+    collector = SimpleNamespace(unfreeze=gc.unfreeze, collect=lambda: 0, freeze=gc.freeze)
+    monkeypatch.setattr(state, "gc", collector)
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

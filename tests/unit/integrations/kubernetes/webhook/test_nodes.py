@@ -81,15 +81,13 @@ async def test_a_node_without_a_matching_class_label_is_left_out(catalog, nodes,
 
 async def test_the_collector_of_garbage_skips_the_policies(catalog, nodes, telemetry):
     current = ClusterState(["x"], PolicyOptions(), telemetry)
-    try:
-        async with running(current.follow()):
-            current.put_catalog("x", catalog)
-            current.put_nodes(parse_nodes(nodes(n1=None), "x"))
-            await until(lambda: current.policies)
-            [policy] = current.policies
-            assert not any(each is policy for each in gc.get_objects())  # which has nothing that is skipped
-    finally:
-        gc.unfreeze()
+    async with running(current.follow()):
+        current.put_catalog("x", catalog)
+        current.put_nodes(parse_nodes(nodes(n1=None), "x"))
+        await until(lambda: current.policies)
+        [policy] = current.policies
+        assert not any(each is policy for each in gc.get_objects())  # which has nothing that is skipped
+    gc.unfreeze()
     assert any(each is policy for each in gc.get_objects())
 
 
