@@ -68,6 +68,7 @@ def command(
     from imagematrix.launcher.warm_up.container_run import ContainerRuns
     from imagematrix.launcher.warm_up.docker_warm_up import DockerWarmUp
     from imagematrix.launcher.warm_up.input_folders import hash_inputs, parse_inputs
+    from imagematrix.launcher.warm_up.leftovers import remove_leftovers
     from imagematrix.launcher.warm_up.plan_warm_up import make_warm_up_plan
     from imagematrix.launcher.warm_up.staged_image import require_new_folder
     from imagematrix.selection.query import parse_where
@@ -88,6 +89,8 @@ def command(
     with contextlib.ExitStack() as stack:
         registry = stack.enter_context(Registry(staging)) if staging else None
         client = stack.enter_context(contextlib.closing(open_client()))
+        if remove_leftovers(client):
+            print_info("imagematrix: removed what a killed warm-up had left in the engine")
         request, warm_up, user = _request_warm_up(args, image, client)
         folders = parse_inputs(inputs or (), warm_up)
         plan = make_warm_up_plan(request, warm_up, hash_inputs(folders), user)

@@ -299,6 +299,34 @@ def test_a_warm_up_that_is_ended_keeps_nothing(node, images, write, tmp_path, ho
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("when", ["warming up", "proving"])
+def test_what_a_killed_one_leaves_is_removed_by_the_next(node, images, write, when):
+    """It leaves a container, in the proof also an image, but neither those of one that runs nor others'."""
+    program = "sleep 1000" if when == "warming up" else f"[ ! -e $NUMBA_CACHE_DIR ] || sleep 1000\n{PROGRAM}"
+    with start(node, images["usual"], write(program)) as process:
+        if when == "proving":
+            assert any("proving" in line for line in process.stderr)
+            time.sleep(3)
+        os.killpg(process.pid, signal.SIGKILL)
+    left = node.docker("ps", "-q").stdout.split()
+    (owner,) = [label for label in node.inspect(left[0])["Config"]["Labels"] if label.endswith("_owner")]
+    value = node.inspect(left[0])["Config"]["Labels"][owner]
+    node.docker("build", "-t", "other", "-", input=f"FROM debian:trixie\nLABEL {owner}='{value}'")
+    node.docker("run", "-d", "--name", "other", "other", "sleep", "1000")
+    with start(node, images["usual"], write("sleep 1000")) as process:
+        while node.docker("ps", "-q", "--filter", f"id={left[0]}").stdout:
+            time.sleep(0.1)
+        running = node.docker("ps", "-q").stdout.split()
+        done = warm(node, images["usual"], write(PROGRAM))
+        assert done.returncode == 0, done.stderr
+        assert "left in the engine" not in done.stderr
+        assert node.docker("ps", "-q").stdout.split() == running
+        os.killpg(process.pid, signal.SIGTERM)
+        assert "removed what a killed warm-up had left in the engine" in process.stderr.read()
+    node.docker("rm", "-f", "other")
+    node.docker("rmi", "other")
+
+
 def test_a_container_that_is_killed_is_a_failure(node, images, write):
     with start(node, images["usual"], write("sleep 1000")) as process:
         node.docker("kill", *node.docker("ps", "-q").stdout.split())
