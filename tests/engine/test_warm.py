@@ -8,6 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import jsonschema
 import pytest
 from engines import Registry
 
@@ -15,6 +16,7 @@ from imagematrix.images.oci.decompression import DecompressedStream
 from imagematrix.images.oci.tar import open_tar
 
 SHIPPED = Path(__file__).parents[2]
+SCHEMA = SHIPPED / "imagematrix/schemas/warmed.json"
 ROOT = "/var/cache/warm"
 # It compiles as the rows of the table of Triton and Numba say: with a compiler, and in its own process.
 PROGRAM = """\
@@ -206,10 +208,20 @@ def test_it_is_staged_once(node, images, registry, write):
     assert (again.returncode, again.stdout) == (0, first.stdout)
     assert "there already" in again.stderr
     assert "warming up" not in again.stderr
+    told = [json.loads(warm(node, *words, "--json").stdout)]
     write(f"{PROGRAM}true")
+    told.append(json.loads(warm(node, *words, "--json").stdout))
+    for document in told:
+        assert first.stdout.partition("-warm-")[0] in document["reference"]
+        jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
+    assert "{reference}@{digest}\n".format(**told[0]) == first.stdout
+    assert [document["adopted"] for document in told] == [True, False]
+    assert told[0]["key"] != told[1]["key"]
+    assert [set(document["proofs"].values()) for document in told] == [{"proved"}] * 2
     other = warm(node, *words)
     assert other.stdout.startswith(f"{staging}:v1-warm-")
     assert other.stdout != first.stdout
+    assert other.stdout == "{reference}@{digest}\n".format(**told[1])
 
 
 def test_what_is_published_of_it_starts_without_compiling(node, images, registry, write):
