@@ -63,6 +63,10 @@ REFUSED = {
         PROGRAM.replace("$KEY", "$(cat /proc/sys/kernel/hostname)"),
         ["files of its caches are new, changed or gone:", "numba missed its cache:"],
     ),
+    "has a variable in its key that differs at each start": (
+        f"KEY=$(cat /proc/sys/kernel/random/uuid)\n{PROGRAM}",
+        ["new, changed or gone:", "/app.f-1.py313.1.nbc", "numba missed its cache:"],
+    ),
     "leaves nothing": ("true", ["left nothing to keep"]),
 }
 INDUCTOR = f"$TORCHINDUCTOR_CACHE_DIR/ab/c{'a' * 51}.cpp"
