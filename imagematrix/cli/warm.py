@@ -8,14 +8,15 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.shared.options import AllowCpu, Image, Where
-from imagematrix.cli.shared.output import print_info, print_text, warn
+from imagematrix.cli.shared.options import AllowCpu, Image, Json, Where
+from imagematrix.cli.shared.output import print_info, print_json, print_text, warn
 from imagematrix.errors import UsageError
 from imagematrix.hardware.gpu_request.spec import ALL
 
 EXAMPLE = (
     "imagematrix warm registry.example.com/ml/training:v1 --staging registry.example.com/staging/training"
 )
+SHOWN = ("base", "key", "match", "seconds", "tools", "proofs")  # of the label, in the answer of --json
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from imagematrix.launcher.docker.options import RunArgs
     from imagematrix.launcher.docker.request import LaunchRequest
     from imagematrix.launcher.warm_up.docker_warm_up import DockerWarmUp
+    from imagematrix.launcher.warm_up.staged_image import KeptWarmUp
     from imagematrix.launcher.warm_up.warm_up_session import WarmUpPlan
 
 
@@ -54,6 +56,7 @@ def command(
     ] = None,
     where: Where = None,
     allow_cpu: AllowCpu = False,
+    json: Json = False,
 ) -> None:
     """Start the variant that fits this node with its warm-up, and keep what it compiled as one layer.
 
@@ -68,6 +71,7 @@ def command(
     from imagematrix.launcher.warm_up.container_run import ContainerRuns
     from imagematrix.launcher.warm_up.docker_warm_up import DockerWarmUp
     from imagematrix.launcher.warm_up.input_folders import hash_inputs, parse_inputs
+    from imagematrix.launcher.warm_up.leftovers import remove_leftovers
     from imagematrix.launcher.warm_up.plan_warm_up import make_warm_up_plan
     from imagematrix.launcher.warm_up.staged_image import require_new_folder
     from imagematrix.selection.query import parse_where
@@ -88,11 +92,22 @@ def command(
     with contextlib.ExitStack() as stack:
         registry = stack.enter_context(Registry(staging)) if staging else None
         client = stack.enter_context(contextlib.closing(open_client()))
+        if remove_leftovers(client):
+            print_info("imagematrix: removed what a killed warm-up had left in the engine")
         request, warm_up, user = _request_warm_up(args, image, client)
         folders = parse_inputs(inputs or (), warm_up)
         plan = make_warm_up_plan(request, warm_up, hash_inputs(folders), user)
         runs = ContainerRuns(client, request, UnusedGpus(on_wait=print_info), warm_up, folders)
-        _keep_warm_layer(plan, DockerWarmUp(client, plan.name, runs), registry, to)
+        kept, is_adopted = _keep_warm_layer(plan, DockerWarmUp(client, plan.name, runs), registry, to)
+    reference = f"{registry.name}:{plan.tag}" if registry else None
+    if json:
+        print_json(_make_document(kept, reference, to, is_adopted=is_adopted))
+    elif reference is not None:
+        print_text(f"{reference}@{kept.digest}")
+    elif to is not None:
+        print_text(f"oci:{to}")
+    else:
+        print_info("imagematrix: proved, and not kept: add --to DIR or --staging REPO")
 
 
 def _request_warm_up(args: RunArgs, image: str, client: DockerClient) -> tuple[LaunchRequest, WarmUp, str]:
@@ -123,32 +138,44 @@ def _request_warm_up(args: RunArgs, image: str, client: DockerClient) -> tuple[L
 
 def _keep_warm_layer(
     plan: WarmUpPlan, engine: DockerWarmUp, registry: Registry | None, to: Path | None
-) -> None:
-    """Warm up unless the staging repository has the result, and keep it there or in a folder."""
+) -> tuple[KeptWarmUp, bool]:
+    """Warm up unless the staging repository has the result, and keep it there or in a folder.
+
+    Return the image, and whether it was in the repository already.
+    """
     from imagematrix.common.temp_folder import make_scratch_folder
     from imagematrix.launcher.warm_up import staged_image
     from imagematrix.launcher.warm_up.warm_up_session import LAYER, make_warm_layer, report_full_disk
 
-    digest = registry and staged_image.find_staged_image(registry, plan.tag, plan.key)
-    if digest:
+    found = registry and staged_image.find_staged_image(registry, plan.tag, plan.key)
+    if found:
         print_info("imagematrix: this warm-up is there already")
-    else:
-        with make_scratch_folder() as folder:
-            with report_full_disk(folder):
-                layer, label = make_warm_layer(
-                    engine, plan, folder, lambda step: print_info(f"imagematrix: {step}")
-                )
-            image = staged_image.make_staged_image(
-                layer, folder / LAYER, label, plan.compression, plan.platform
+        return found, True
+    with make_scratch_folder() as folder:
+        with report_full_disk(folder):
+            layer, label = make_warm_layer(
+                engine, plan, folder, lambda step: print_info(f"imagematrix: {step}")
             )
-            if registry is not None:
-                digest = staged_image.push_staged_image(registry, image, plan.tag, plan.key)
-            elif to is not None:
-                with report_full_disk(to):
-                    staged_image.write_staged_layout(image, plan.tag, to)
-    if registry is not None:
-        print_text(f"{registry.name}:{plan.tag}@{digest}")
-    elif to is not None:
-        print_text(f"oci:{to}")
-    else:
-        print_info("imagematrix: proved, and not kept: add --to DIR or --staging REPO")
+        image = staged_image.make_staged_image(layer, folder / LAYER, label, plan.compression, plan.platform)
+        kept = staged_image.KeptWarmUp(digest=image.digest, label=label)
+        if registry is not None:
+            kept = staged_image.push_staged_image(registry, image, plan.tag, plan.key)
+        elif to is not None:
+            with report_full_disk(to):
+                staged_image.write_staged_layout(image, plan.tag, to)
+    return kept, kept.digest != image.digest
+
+
+def _make_document(
+    kept: KeptWarmUp, reference: str | None, to: Path | None, *, is_adopted: bool
+) -> dict[str, object]:
+    """Return the answer of --json."""
+    label = kept.label.to_json()
+    return {
+        "schema": "imagematrix.warmed/v1",
+        "reference": reference,
+        "path": None if to is None else str(to),
+        "digest": kept.digest,
+        "adopted": is_adopted,
+        **{name: label[name] for name in SHOWN},
+    }

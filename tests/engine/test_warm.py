@@ -8,6 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import jsonschema
 import pytest
 from engines import Registry
 
@@ -15,6 +16,7 @@ from imagematrix.images.oci.decompression import DecompressedStream
 from imagematrix.images.oci.tar import open_tar
 
 SHIPPED = Path(__file__).parents[2]
+SCHEMA = SHIPPED / "imagematrix/schemas/warmed.json"
 ROOT = "/var/cache/warm"
 # It compiles as the rows of the table of Triton and Numba say: with a compiler, and in its own process.
 PROGRAM = """\
@@ -60,6 +62,10 @@ REFUSED = {
     "has a key of its container": (
         PROGRAM.replace("$KEY", "$(cat /proc/sys/kernel/hostname)"),
         ["files of its caches are new, changed or gone:", "numba missed its cache:"],
+    ),
+    "has a variable in its key that differs at each start": (
+        f"KEY=$(cat /proc/sys/kernel/random/uuid)\n{PROGRAM}",
+        ["new, changed or gone:", "/app.f-1.py313.1.nbc", "numba missed its cache:"],
     ),
     "leaves nothing": ("true", ["left nothing to keep"]),
 }
@@ -206,10 +212,20 @@ def test_it_is_staged_once(node, images, registry, write):
     assert (again.returncode, again.stdout) == (0, first.stdout)
     assert "there already" in again.stderr
     assert "warming up" not in again.stderr
+    told = [json.loads(warm(node, *words, "--json").stdout)]
     write(f"{PROGRAM}true")
+    told.append(json.loads(warm(node, *words, "--json").stdout))
+    for document in told:
+        assert first.stdout.partition("-warm-")[0] in document["reference"]
+        jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
+    assert "{reference}@{digest}\n".format(**told[0]) == first.stdout
+    assert [document["adopted"] for document in told] == [True, False]
+    assert told[0]["key"] != told[1]["key"]
+    assert [set(document["proofs"].values()) for document in told] == [{"proved"}] * 2
     other = warm(node, *words)
     assert other.stdout.startswith(f"{staging}:v1-warm-")
     assert other.stdout != first.stdout
+    assert other.stdout == "{reference}@{digest}\n".format(**told[1])
 
 
 def test_what_is_published_of_it_starts_without_compiling(node, images, registry, write):
@@ -297,6 +313,34 @@ def test_a_warm_up_that_is_ended_keeps_nothing(node, images, write, tmp_path, ho
         process.communicate(timeout=60)
     assert process.returncode == 128 + how
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("when", ["warming up", "proving"])
+def test_what_a_killed_one_leaves_is_removed_by_the_next(node, images, write, when):
+    """It leaves a container, in the proof also an image, but neither those of one that runs nor others'."""
+    program = "sleep 1000" if when == "warming up" else f"[ ! -e $NUMBA_CACHE_DIR ] || sleep 1000\n{PROGRAM}"
+    with start(node, images["usual"], write(program)) as process:
+        if when == "proving":
+            assert any("proving" in line for line in process.stderr)
+            time.sleep(3)
+        os.killpg(process.pid, signal.SIGKILL)
+    left = node.docker("ps", "-q").stdout.split()
+    (owner,) = [label for label in node.inspect(left[0])["Config"]["Labels"] if label.endswith("_owner")]
+    value = node.inspect(left[0])["Config"]["Labels"][owner]
+    node.docker("build", "-t", "other", "-", input=f"FROM debian:trixie\nLABEL {owner}='{value}'")
+    node.docker("run", "-d", "--name", "other", "other", "sleep", "1000")
+    with start(node, images["usual"], write("sleep 1000")) as process:
+        while node.docker("ps", "-q", "--filter", f"id={left[0]}").stdout:
+            time.sleep(0.1)
+        running = node.docker("ps", "-q").stdout.split()
+        done = warm(node, images["usual"], write(PROGRAM))
+        assert done.returncode == 0, done.stderr
+        assert "left in the engine" not in done.stderr
+        assert node.docker("ps", "-q").stdout.split() == running
+        os.killpg(process.pid, signal.SIGTERM)
+        assert "removed what a killed warm-up had left in the engine" in process.stderr.read()
+    node.docker("rm", "-f", "other")
+    node.docker("rmi", "other")
 
 
 def test_a_container_that_is_killed_is_a_failure(node, images, write):

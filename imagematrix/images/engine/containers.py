@@ -101,6 +101,21 @@ def list_running(transport: Transport | None = None) -> list[RunningContainer]:
         return _list_running(engine, _Origins(engine))
 
 
+def list_launch_labels(label: str, transport: Transport | None = None) -> dict[str, str]:
+    """Return the ids of all containers, running or not, whose launch gave them a label, each with its value.
+
+    As in `list_running`, one that the image has with the same value does not count. Raises EngineError.
+    """
+    with connect(transport) as engine:
+        listed = engine.get(f"/containers/json?all=1&{make_filters(label=[label])}").expect(list)
+        origins = _Origins(engine)
+        labelled = {
+            str(entry["Id"]): origins.select_launch_labels(entry.get("Labels"), entry.get("ImageID"))
+            for entry in listed
+        }
+    return {identifier: labels[label] for identifier, labels in labelled.items() if label in labels}
+
+
 def list_running_or_starting(
     is_lease_live: LeaseCheck = lambda _: True, transport: Transport | None = None
 ) -> list[RunningContainer]:

@@ -17,6 +17,7 @@ from imagematrix.launcher.launch import DockerApi
 from imagematrix.launcher.launch_session import LaunchSession
 from imagematrix.launcher.warm_up.compilers import FOLDER, RECORD
 from imagematrix.launcher.warm_up.folder_states import read_states
+from imagematrix.launcher.warm_up.leftovers import make_owner_label
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -156,6 +157,7 @@ class ContainerRuns:
         options: dict[str, object] = {
             "entrypoint": list(self._warm_up.command),
             "environment": {**dict(self._warm_up.environment), **way.variables},
+            "labels": make_owner_label(),
             "log_config": LogConfig(type=LogConfig.types.JSON, config=LOG),
             "read_only": way.read_only,
         }

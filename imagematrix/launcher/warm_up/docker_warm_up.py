@@ -14,6 +14,7 @@ from imagematrix.images.oci.tar import open_tar
 from imagematrix.images.warm.tools import ROOT
 from imagematrix.launcher.warm_up.compilers import FOLDER, TEST_CALL, list_programs, write_stubs
 from imagematrix.launcher.warm_up.container_run import list_caches, read_record
+from imagematrix.launcher.warm_up.leftovers import make_owner_label
 from imagematrix.launcher.warm_up.warm_up_session import ProofImage
 
 TYPE_CHECKING = False
@@ -84,6 +85,7 @@ class DockerWarmUp:
             container = self._client.containers.create(
                 image.name,
                 entrypoint=[image.programs.compilers[0], TEST_CALL],
+                labels=make_owner_label(),
                 mounts=[Mount(FOLDER, None, type="volume")],
                 network_mode="none",
                 read_only=way.read_only,
@@ -100,9 +102,10 @@ class DockerWarmUp:
 
     @contextlib.contextmanager
     def _open_container(self, image: str) -> Iterator[str]:
-        """Yield the id of a new container of an image, which never starts."""
+        """Yield the id of a new container of an image, which never starts; images of it get its label."""
         with convert_errors():
-            container = str(self._client.api.create_container(image, command=["true"])["Id"])
+            created = self._client.api.create_container(image, command=["true"], labels=make_owner_label())
+            container = str(created["Id"])
         try:
             yield container
         finally:

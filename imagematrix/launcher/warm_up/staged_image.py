@@ -36,11 +36,20 @@ CONFIG = "application/vnd.oci.image.config.v1+json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptWarmUp:
+    """What is kept of a warm-up: the digest of its manifest, and its label."""
+
+    digest: str
+    label: WarmLabel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProvedImage:
-    """The manifest and the configuration of a proved `layer`, whose bytes are in the file `path`."""
+    """The manifest and the configuration, with `label`, of a proved `layer`, whose bytes are in `path`."""
 
     manifest: bytes
     config: bytes
+    label: WarmLabel
     layer: WarmLayer
     path: Path
 
@@ -74,7 +83,7 @@ def make_staged_image(
             "layers": [{"mediaType": compression.media_type, "digest": layer.digest, "size": layer.size}],
         }
     )
-    return ProvedImage(manifest=manifest, config=config, layer=layer, path=path)
+    return ProvedImage(manifest=manifest, config=config, label=label, layer=layer, path=path)
 
 
 def require_new_folder(folder: Path) -> None:
@@ -111,8 +120,8 @@ def _write_layout(image: ProvedImage, tag: str, folder: Path) -> None:
     (folder / MARK).write_bytes(VERSION)  # last: without it, this is no layout
 
 
-def find_staged_image(registry: Registry, tag: str, key: str) -> str | None:
-    """Return the digest of the image with a tag in a staging repository; None if there is none.
+def find_staged_image(registry: Registry, tag: str, key: str) -> KeptWarmUp | None:
+    """Return the image with a tag in a staging repository; None if there is none.
 
     Raises TagMovedError if the tag is of something else than the warm-up with this `key`.
     """
@@ -120,17 +129,18 @@ def find_staged_image(registry: Registry, tag: str, key: str) -> str | None:
     if manifest is None:
         return None
     name = f"{registry.name}:{tag}"
-    if _read_key(registry, manifest.raw, name) != key:
+    label = _read_label(registry, manifest.raw, name)
+    if label is None or label.key != key:
         remedy = "remove that tag, or name another staging repository"
         raise TagMovedError(f"{name} exists and is no image of this warm-up, {key}", remedy=remedy)
-    return manifest.digest
+    return KeptWarmUp(digest=manifest.digest, label=label)
 
 
-def push_staged_image(registry: Registry, image: ProvedImage, tag: str, key: str) -> str:
-    """Push an image under a tag unless it exists, and return the digest of the tag's image.
+def push_staged_image(registry: Registry, image: ProvedImage, tag: str, key: str) -> KeptWarmUp:
+    """Push an image under a tag unless it exists, and return the tag's image.
 
-    Of two that push the same warm-up at the same time, both return the digest of the one that stands. Raises
-    what `find_staged_image` does.
+    Of two that push the same warm-up at the same time, both return the one that stands. Raises what
+    `find_staged_image` does.
     """
     with image.path.open("rb") as layer:
         if not registry.has_blob(image.layer.digest):
@@ -139,18 +149,18 @@ def push_staged_image(registry: Registry, image: ProvedImage, tag: str, key: str
     if found := find_staged_image(registry, tag, key):
         return found
     registry.push_manifest(tag, image.manifest, IMAGE)
-    return find_staged_image(registry, tag, key) or image.digest
+    return find_staged_image(registry, tag, key) or KeptWarmUp(digest=image.digest, label=image.label)
 
 
-def _read_key(registry: Registry, raw: bytes, name: str) -> str | None:
-    """Return the key in the label of an image in a staging repository; None if it is no such image."""
+def _read_label(registry: Registry, raw: bytes, name: str) -> WarmLabel | None:
+    """Return the label of an image in a staging repository; None if it is no such image."""
     try:
         manifest = parse_manifest(raw, name, Descriptor)
         if not isinstance(manifest, ImageManifest) or manifest.config is None:
             return None
         config = Fields(parse_json(registry.fetch_small_blob(manifest.config.digest), name), name)
         text = config.get_object_or_empty("config").get_text_map("Labels").get(WARM, "")
-        return WarmLabel.from_json(parse_json(text.encode(), name), name).key
+        return WarmLabel.from_json(parse_json(text.encode(), name), name)
     except UsageError:
         return None
 

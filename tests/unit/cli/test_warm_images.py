@@ -107,6 +107,13 @@ def test_explain_names_what_keeps_a_warm_image_away(ask):
     assert "warm" not in ask("explain", warm_images=()).out
 
 
+def test_code_for_avx_512_is_not_for_a_cpu_without(ask):
+    images = (warm(OTHER, "training:v1-warm-a-0", {"cpu": {"flags": ["avx2", "avx512f"]}}),)
+    assert ask("select", warm_images=images).out == f"{VARIANT}\n"
+    said = ask("explain", warm_images=images).out
+    assert "cpu.flags: it was made for avx2, avx512f, and this is without avx512f" in said
+
+
 def test_ls_has_a_column_only_where_there_are_warm_images(ask):
     heading, _, *rows = ask("ls").out.splitlines()
     assert heading.split()[-1] == "warm"

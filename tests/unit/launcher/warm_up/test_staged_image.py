@@ -12,6 +12,7 @@ from imagematrix.images.oci.manifest import compute_digest
 from imagematrix.images.oci.registry import Registry
 from imagematrix.images.warm.layer import WarmLayer
 from imagematrix.launcher.warm_up.staged_image import (
+    KeptWarmUp,
     find_staged_image,
     make_staged_image,
     push_staged_image,
@@ -106,9 +107,10 @@ def test_a_layout_that_cannot_be_written_is_removed(make, tmp_path):
 def test_an_image_is_staged_once(make, registry):
     assert find_staged_image(registry, TAG, KEY) is None
     image = make()
-    assert push_staged_image(registry, image, TAG, KEY) == image.digest
-    assert find_staged_image(registry, TAG, KEY) == image.digest
-    assert push_staged_image(registry, make("2026-11-29T12:00:01Z"), TAG, KEY) == image.digest
+    staged = KeptWarmUp(digest=image.digest, label=image.label)
+    assert push_staged_image(registry, image, TAG, KEY) == staged
+    assert find_staged_image(registry, TAG, KEY) == staged
+    assert push_staged_image(registry, make("2026-11-29T12:00:01Z"), TAG, KEY) == staged
 
 
 @pytest.mark.parametrize("other", ["other key", "no label", "damaged label", "an index"])
