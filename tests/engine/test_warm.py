@@ -78,10 +78,14 @@ echo "fx graph cache hit for key f"
 """
 
 
-@pytest.fixture(scope="module", params=["containerd", "classic"])
+# What reads and writes images in a way of its own in each store.
+BOTH_STORES = pytest.mark.parametrize("node", ["containerd", "classic"], indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def node(request):
-    """An engine with this store."""
-    return request.getfixturevalue("engine" if request.param == "containerd" else "classic")
+    """An engine, with the image store that a test asks for."""
+    return request.getfixturevalue("classic" if getattr(request, "param", "") == "classic" else "engine")
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +178,7 @@ def read_layout(folder):
     return json.loads(config["config"]["Labels"]["io.imagematrix.warm"]), members
 
 
+@BOTH_STORES
 def test_a_layer_is_proved_and_kept(node, images, write, tmp_path):
     done = warm(node, images["usual"], write(PROGRAM), "--to", tmp_path / "out")
     assert done.returncode == 0, done.stderr
@@ -228,6 +233,7 @@ def test_it_is_staged_once(node, images, registry, write):
     assert other.stdout == "{reference}@{digest}\n".format(**told[1])
 
 
+@BOTH_STORES
 def test_what_is_published_of_it_starts_without_compiling(node, images, registry, write):
     option = write(PROGRAM)
     staged = warm(node, images["limited"], option, "--staging", f"{registry.address}/staging/published")
