@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     from docker import DockerClient
 
-    from imagematrix.launcher.warm_up.container_run import ContainerRuns, EndedRun, StartWay
+    from imagematrix.launcher.warm_up.container_run import ContainerRuns
     from imagematrix.launcher.warm_up.folder_states import FileState
+    from imagematrix.launcher.warm_up.program_run import EndedRun, StartWay
 
 
 NO_FILES = bytes(2 * tarfile.BLOCKSIZE)  # a tar without files

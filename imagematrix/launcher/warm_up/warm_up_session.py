@@ -19,10 +19,10 @@ from imagematrix.images.oci.decompression import DecompressedStream
 from imagematrix.images.warm.layer import write_layer
 from imagematrix.images.warm.tools import ROOT
 from imagematrix.images.warm.warm_file import read_archive, select_files
-from imagematrix.launcher.warm_up.container_run import StartWay
 from imagematrix.launcher.warm_up.folder_states import find_changed
 from imagematrix.launcher.warm_up.key_factors import list_differing_factors
 from imagematrix.launcher.warm_up.node_match import derive_match, find_tools
+from imagematrix.launcher.warm_up.program_run import StartWay
 from imagematrix.launcher.warm_up.proof import SHOWN, SignReader, list_differing_variables, list_failures
 from imagematrix.launcher.warm_up.warm_up_error import WarmUpError
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from imagematrix.images.warm.layer import WarmLayer
     from imagematrix.images.warm.tools import CacheTool
     from imagematrix.launcher.warm_up.compilers import ImagePrograms
-    from imagematrix.launcher.warm_up.container_run import EndedRun
     from imagematrix.launcher.warm_up.folder_states import FileState
+    from imagematrix.launcher.warm_up.program_run import EndedRun
 
 PIECE = 1 << 20  # bytes to read at once
 # Files in the folder of a session: the layer, and the caches after the first start and after the second.

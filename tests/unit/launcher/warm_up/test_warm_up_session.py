@@ -14,8 +14,8 @@ from imagematrix.images.catalog.warm_image import WarmMatch
 from imagematrix.images.catalog.warm_up import WarmUp
 from imagematrix.images.oci.compression import DEFAULT
 from imagematrix.launcher.warm_up.compilers import ImagePrograms
-from imagematrix.launcher.warm_up.container_run import EndedRun, StartWay
 from imagematrix.launcher.warm_up.folder_states import read_states
+from imagematrix.launcher.warm_up.program_run import EndedRun, StartWay
 from imagematrix.launcher.warm_up.warm_up_error import WarmUpError
 from imagematrix.launcher.warm_up.warm_up_session import (
     LAYER,
