@@ -87,6 +87,9 @@ class ProofImage:
 class WarmUpEngine(Protocol):
     """What starts the containers of a warm-up. Its methods raise what a launch does, and EngineError."""
 
+    # Whether the program is root whatever the image says, and can be nobody else.
+    is_always_root: bool
+
     def list_base_caches(self) -> Mapping[str, FileState]:
         """Return the states of the caches in the variant, before anything ran."""
         ...
@@ -191,16 +194,18 @@ class _Proof:
         raise WarmUpError(*lines, remedy=remedy)
 
     def try_other_ways(self, on_step: Callable[[str], object]) -> dict[str, str]:
-        """Return whether the caches are used in each way in which the image may be started."""
-        ways = {
-            ROOT_USER: StartWay(image=self._image.name, user="0"),
-            ANY_USER: StartWay(image=self._image.name, user=NUMBER),
-            READ_ONLY: StartWay(image=self._image.name, read_only=True),
-        }
-        proofs = {IMAGE_USER: PROVED}
-        if self._user.partition(":")[0] in ROOTS:
+        """Return whether the caches are used in each way in which the engine may start the image."""
+        is_root = self._user.partition(":")[0] in ROOTS
+        ways = {READ_ONLY: StartWay(image=self._image.name, read_only=True)}
+        if not self._engine.is_always_root:
+            ways = {ANY_USER: StartWay(image=self._image.name, user=NUMBER), **ways}
+            if not is_root:
+                ways = {ROOT_USER: StartWay(image=self._image.name, user="0"), **ways}
+        proofs = {}
+        if is_root or self._engine.is_always_root:
             proofs[ROOT_USER] = PROVED
-            del ways[ROOT_USER]
+        if is_root or not self._engine.is_always_root:
+            proofs[IMAGE_USER] = PROVED
         for name, way in ways.items():
             proofs[name] = self._try_way(way)
             on_step(f"started as {name}: {proofs[name]}")

@@ -73,6 +73,8 @@ class Memory:
     def list_base_caches(self):
         return read_states(io.BytesIO(tar(self.base)), ROOT)
 
+    is_always_root = False
+
     def run(self, way, read_line, caches=None):
         self.ways.append(way)
         run = EndedRun(
@@ -154,6 +156,15 @@ def test_an_image_of_root_is_started_as_root_once(tmp_path, user):
     _, label, _ = warm(engine, tmp_path, replace(PLAN, user=user))
     assert dict(label.proofs)["root"] == "proved"
     assert [way.user for way in engine.ways] == [None, None, "12345", None]
+
+
+@pytest.mark.parametrize(("user", "ways"), [("", {"image-user", "root"}), ("1000", {"root"})])
+def test_what_starts_as_root_only_proves_nothing_of_other_users(tmp_path, user, ways):
+    engine = Memory()
+    engine.is_always_root = True
+    _, label, _ = warm(engine, tmp_path, replace(PLAN, user=user))
+    assert dict(label.proofs) == dict.fromkeys({*ways, "read-only"}, "proved")
+    assert [way.user for way in engine.ways] == [None, None, None]
 
 
 @pytest.mark.parametrize(
