@@ -10,8 +10,10 @@ import typer
 
 from imagematrix.cli.shared.options import AllowCpu, Image, Json, Where
 from imagematrix.cli.shared.output import print_info, print_json, print_text, warn
+from imagematrix.common.settings import ENGINES
 from imagematrix.errors import UsageError
 from imagematrix.hardware.gpu_request.spec import ALL
+from imagematrix.launcher.docker.options import OWN
 
 EXAMPLE = (
     "imagematrix warm registry.example.com/ml/training:v1 --staging registry.example.com/staging/training"
@@ -19,15 +21,12 @@ EXAMPLE = (
 SHOWN = ("base", "key", "match", "seconds", "tools", "proofs")  # of the label, in the answer of --json
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from docker import DockerClient
-
+    from imagematrix.cli.shared.warm_up_starter import WarmUpStarter
     from imagematrix.images.catalog.warm_up import WarmUp
     from imagematrix.images.oci.registry import Registry
-    from imagematrix.launcher.docker.options import RunArgs
     from imagematrix.launcher.docker.request import LaunchRequest
-    from imagematrix.launcher.warm_up.docker_warm_up import DockerWarmUp
     from imagematrix.launcher.warm_up.staged_image import KeptWarmUp
-    from imagematrix.launcher.warm_up.warm_up_session import WarmUpPlan
+    from imagematrix.launcher.warm_up.warm_up_session import WarmUpEngine, WarmUpPlan
 
 
 def command(
@@ -50,6 +49,15 @@ def command(
             "--staging", metavar="REPO", help="Push the layer to this repository, which nothing starts from."
         ),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            metavar="NAME",
+            help=OWN["--engine"][1],
+            autocompletion=lambda: list(ENGINES),
+        ),
+    ] = None,
     wait: Annotated[
         str | None,
         typer.Option("--wait", metavar="TIME", help="Wait for GPUs that are in use: 90s, 10m, 2h."),
@@ -63,15 +71,10 @@ def command(
     The layer is proved before it is kept: the program starts again with it, and neither compiles nor misses a
     cache. It serves nodes like this one once `imagematrix publish --warm` has added it to the version.
     """
-    from imagematrix.images.engine.transport import open_client
+    from imagematrix.cli.shared.warm_up_starter import open_starter
     from imagematrix.images.oci.registry import Registry
     from imagematrix.launcher.docker.options import RunArgs, parse_seconds
-    from imagematrix.launcher.docker.request import find_remote_machine
-    from imagematrix.launcher.launch_session import UnusedGpus
-    from imagematrix.launcher.warm_up.container_run import ContainerRuns
-    from imagematrix.launcher.warm_up.docker_warm_up import DockerWarmUp
     from imagematrix.launcher.warm_up.input_folders import hash_inputs, parse_inputs
-    from imagematrix.launcher.warm_up.leftovers import remove_leftovers
     from imagematrix.launcher.warm_up.plan_warm_up import make_warm_up_plan
     from imagematrix.launcher.warm_up.staged_image import require_new_folder
     from imagematrix.selection.query import parse_where
@@ -88,17 +91,14 @@ def command(
         where=parse_where(where or ()),
         wait_s=parse_seconds(wait, "--wait") if wait else 0.0,
     )
-    find_remote_machine(args)  # an engine elsewhere has neither the GPUs nor the inputs of this machine
     with contextlib.ExitStack() as stack:
         registry = stack.enter_context(Registry(staging)) if staging else None
-        client = stack.enter_context(contextlib.closing(open_client()))
-        if remove_leftovers(client):
-            print_info("imagematrix: removed what a killed warm-up had left in the engine")
-        request, warm_up, user = _request_warm_up(args, image, client)
+        starter = open_starter(args, engine, stack)
+        request, warm_up, user = _request_warm_up(starter)
         folders = parse_inputs(inputs or (), warm_up)
         plan = make_warm_up_plan(request, warm_up, hash_inputs(folders), user)
-        runs = ContainerRuns(client, request, UnusedGpus(on_wait=print_info), warm_up, folders)
-        kept, is_adopted = _keep_warm_layer(plan, DockerWarmUp(client, plan.name, runs), registry, to)
+        warm_engine = starter.make_engine(plan, request, folders)
+        kept, is_adopted = _keep_warm_layer(plan, warm_engine, registry, to)
     reference = f"{registry.name}:{plan.tag}" if registry else None
     if json:
         print_json(_make_document(kept, reference, to, is_adopted=is_adopted))
@@ -110,34 +110,30 @@ def command(
         print_info("imagematrix: proved, and not kept: add --to DIR or --staging REPO")
 
 
-def _request_warm_up(args: RunArgs, image: str, client: DockerClient) -> tuple[LaunchRequest, WarmUp, str]:
-    """Select and pull a variant; return the request of its warm-up here, the warm-up, and its user."""
-    from imagematrix.cli.shared.inputs import find_catalog, load_node
-    from imagematrix.cli.shared.pull_image import PullDisplay
+def _request_warm_up(starter: WarmUpStarter) -> tuple[LaunchRequest, WarmUp, str]:
+    """Select and fetch a variant; return the request of its warm-up here, the warm-up, and its user."""
+    from imagematrix.cli.shared.inputs import load_node
     from imagematrix.common.record import replace
     from imagematrix.hardware.host.usable_cpus import add_usable_cpus
     from imagematrix.launcher.docker.plan import require_variant
-    from imagematrix.launcher.docker.request import make_request
     from imagematrix.launcher.launch_session import SignatureCheck
-    from imagematrix.launcher.warm_up.plan_warm_up import pull_base
 
     host, gpus = load_node(None, None, None, None)
     host = add_usable_cpus(host)
-    catalog = find_catalog(image, None).without_warm()
-    selection, _ = make_request(args, host, catalog, gpus, None).plan_on_any()
+    catalog = starter.open_catalog().without_warm()
+    selection, launch = starter.make_request(host, gpus, catalog).plan_on_any()
     SignatureCheck(None).require_signed(selection)
     for warning in selection.warnings:
         warn(warning.text)
-    with PullDisplay(str(selection.selected)) as display:
-        warm_up, user = pull_base(selection, client, display)
+    warm_up, user = starter.fetch_base(selection, launch)
     # Of the same variant, on the GPUs that its warm-up takes.
     variants = replace(catalog, variants=(require_variant(selection),))
     wanted = gpus if warm_up.gpus == ALL else warm_up.gpus
-    return make_request(args, host, variants, wanted, None), warm_up, user
+    return starter.make_request(host, wanted, variants), warm_up, user
 
 
 def _keep_warm_layer(
-    plan: WarmUpPlan, engine: DockerWarmUp, registry: Registry | None, to: Path | None
+    plan: WarmUpPlan, engine: WarmUpEngine, registry: Registry | None, to: Path | None
 ) -> tuple[KeptWarmUp, bool]:
     """Warm up unless the staging repository has the result, and keep it there or in a folder.
 

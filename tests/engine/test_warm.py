@@ -2,46 +2,16 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import jsonschema
 import pytest
 from engines import Registry
+from warming import PROGRAM, ROOT, SHIPPED, publish_images, read_layout
 
-from imagematrix.images.oci.decompression import DecompressedStream
-from imagematrix.images.oci.tar import open_tar
-
-SHIPPED = Path(__file__).parents[2]
 SCHEMA = SHIPPED / "imagematrix/schemas/warmed.json"
-ROOT = "/var/cache/warm"
-# It compiles as the rows of the table of Triton and Numba say: with a compiler, and in its own process.
-PROGRAM = """\
-set -e
-cubin=$TRITON_CACHE_DIR/AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA/kernel.cubin
-code=$NUMBA_CACHE_DIR/app_0000000000000000000000000000000000000000/app.f-1.py313.1.nbc
-other=${code%/*}/app.g-1.py313.1.nbc
-say() { [ -z "$NUMBA_DEBUG_CACHE" ] || echo "[cache] data $1 '$code'"; }
-compile() {
-  sleep 1; mkdir -p ${code%/*}
-  echo "code for $KEY" > $code && chmod 600 $code || echo > $other
-  say "saved to"
-}
-ptxas --version > /dev/null
-[ -e $cubin ] || { mkdir -p ${cubin%/*}; ptxas kernel.ptx > $cubin; }
-touch ${cubin%/*}/lock || true
-if [ "$(cat $code)" = "code for $KEY" ]; then say "loaded from"; else compile; fi
-"""
-TEMPLATE = """\
-FROM debian:trixie
-{% import "macros.j2" as debian %}
-RUN printf '#!/bin/sh\\necho "compiled $*"\\n' > /usr/bin/ptxas && chmod 755 /usr/bin/ptxas
-{{ debian.warm_caches() }}
-USER 1000
-"""
 # Programs whose caches are not kept, and what the error says.
 REFUSED = {
     "fails": (f"{PROGRAM}echo last words; exit 3", ["it failed with exit code 3", "3 files", "last words"]),
@@ -97,33 +67,7 @@ def registry(node):
 
 @pytest.fixture(scope="module")
 def images(node, registry, tmp_path_factory):
-    """The names of two published versions. The warm-up of each runs the program in its input."""
-    folder = tmp_path_factory.mktemp("project")
-    (folder / "context").mkdir()
-    (folder / "templates").mkdir()
-    (folder / "templates/it.j2").write_text(TEMPLATE)
-    shutil.copy(SHIPPED / "templates/macros.j2", folder / "templates")
-    usual = {"command": ["sh", "/program/run"], "inputs": {"program": "/program"}}
-    names = {name: f"{registry.address}/ml/{name}" for name in ("usual", "limited")}
-    described = {
-        name: {"version": "v1", "template": "it.j2", "context": "context", "warm_up": warm_up}
-        for name, warm_up in zip(
-            names.values(), (usual, {**usual, "timeout": "8s", "max_size": "20MB"}), strict=True
-        )
-    }
-    matrix = {
-        "schema": "imagematrix.matrix/v1",
-        "images": described,
-        "axes": {"march": ["any"]},
-        "facts": {"march": {"any": {"flags": ["sse2"]}}},
-    }
-    (folder / "matrix.yaml").write_text(json.dumps(matrix))
-    built = node.imagematrix("build", "--push", cwd=folder)
-    assert built.returncode == 0, built.stderr
-    for name in names.values():
-        published = node.imagematrix("publish", f"{name}:v1")
-        assert published.returncode == 0, published.stderr
-    return {name: f"{image}:v1" for name, image in names.items()}
+    return publish_images(node, registry, tmp_path_factory.mktemp("project"))
 
 
 @pytest.fixture
@@ -161,21 +105,6 @@ def start(node, name, *options):
         assert process.poll() is None
         time.sleep(0.1)
     return process
-
-
-def read_layout(folder):
-    """The label of a layout, and the entries of its layer by path."""
-    (entry,) = json.loads((folder / "index.json").read_text())["manifests"]
-
-    def blob(digest):
-        return folder / "blobs/sha256" / digest.removeprefix("sha256:")
-
-    manifest = json.loads(blob(entry["digest"]).read_text())
-    config = json.loads(blob(manifest["config"]["digest"]).read_text())
-    (layer,) = manifest["layers"]
-    with blob(layer["digest"]).open("rb") as raw, open_tar(DecompressedStream(raw)) as archive:
-        members = {f"/{member.name}": member for member in archive}
-    return json.loads(config["config"]["Labels"]["io.imagematrix.warm"]), members
 
 
 @BOTH_STORES

@@ -30,7 +30,9 @@ class ContainerSpec(Record):
     Each of `devices` is a device node of the node, at the same path in the container. `annotations` are its
     labels. Without `own_processes`, an OCI runtime starts it among the processes of the node, so that a batch
     system signals it like any other: the first process of a namespace ignores what it does not handle. A
-    batch system may name `descriptors` for it: their number, from 3.
+    batch system may name `descriptors` for it: their number, from 3. `layer` is a folder whose files are over
+    those of the image. One that is `apart` has a host name and shared memory of its own, and without
+    `has_network` no network.
     """
 
     name: str
@@ -45,6 +47,9 @@ class ContainerSpec(Record):
     interactive: bool = False
     own_processes: bool = True
     descriptors: int = 0
+    layer: str | None = None
+    apart: bool = False
+    has_network: bool = True
 
 
 def make_container(

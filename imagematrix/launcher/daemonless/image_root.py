@@ -26,30 +26,33 @@ if TYPE_CHECKING:
 
 PROGRAMS = ("squashfuse_ll", "squashfuse")  # the first is faster
 OWNER = 0  # of this user's files, as this namespace sees them
-LOWER, ROOT = "lower", "root"  # the image's files and the container's, below the mount point
+# The image's files, a layer over them, the container's and its changes, below the mount point.
+LOWER, LAYER, ROOT, UPPER = "lower", "layer", "root", "upper"
 RESET = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)  # it ends itself by one of them
 NO_FUSE = "as root, run `modprobe fuse` and `chmod 666 /dev/fuse`, or pull the image with --unpacked"
 NO_PROGRAM = "install squashfuse (`apt install squashfuse`), or pull the image with --unpacked"
 NO_OVERLAY = "use a kernel of 5.11 or newer, or run with --read-only"
 
 
-def mount_image(image: StoredImage, at: str, squashfuse: str | None, *, read_only: bool) -> str:
+def mount_image(
+    image: StoredImage, at: str, squashfuse: str | None, *, read_only: bool, layer: str | None = None
+) -> str:
     """Mount the files of an image below the folder `at`, and return the container's root.
 
-    This process is in a namespace of its own. `squashfuse` is the program for images that are squashfs.
-    Raises EngineError.
+    This process is in a namespace of its own. `squashfuse` is the program for images that are squashfs. The
+    files in the folder `layer` are over those of the image. Raises EngineError.
     """
     with _convert_mount_errors(image.root):
         mount("tmpfs", at, "tmpfs", options="mode=0700")
         lower = str(image.root) if image.kind == FOLDER else _mount_squashfs(str(image.root), at, squashfuse)
         if read_only:
-            return lower
+            return _mount_overlay(lower, at, layer) if layer else lower
         if os.stat(lower).st_uid != OWNER:
             raise EngineError(
                 f"{image.root} belongs to another user, so nothing in it can be changed",
                 remedy="run with --read-only, or pull the image into a store of your own",
             )
-        return _mount_writable(lower, at)
+        return _mount_writable(lower, at, layer)
 
 
 def mount_trial_root(at: str) -> None:
@@ -71,16 +74,26 @@ def _convert_mount_errors(what: str) -> Iterator[None]:
         ) from error
 
 
-def _mount_writable(lower: str, at: str) -> str:
-    """Mount a folder with changes in memory over it; return where."""
-    upper, work, root = folders = tuple(os.path.join(at, name) for name in ("upper", "work", ROOT))
+def _mount_writable(lower: str, at: str, layer: str | None = None) -> str:
+    """Mount a folder with changes in memory over it, and over a layer; return where."""
+    upper, work = folders = tuple(os.path.join(at, name) for name in (UPPER, "work"))
     for folder in folders:
         os.mkdir(folder, 0o755)
-    # A comma or a colon in the path of a store would end the option.
-    link = os.path.join(at, LOWER)
-    if not os.path.lexists(link):
-        os.symlink(lower, link)
-    mount("overlay", root, "overlay", options=f"lowerdir={link},upperdir={upper},workdir={work},userxattr")
+    return _mount_overlay(lower, at, layer, f"upperdir={upper},workdir={work},")
+
+
+def _mount_overlay(lower: str, at: str, layer: str | None, changes: str = "") -> str:
+    """Mount a layer over a folder; return where. `changes` are the options for changes."""
+    root = os.path.join(at, ROOT)
+    os.mkdir(root, 0o755)
+    links = []
+    for name, folder in ((LAYER, layer), (LOWER, lower)):
+        # A comma or a colon in the path of a store would end the option.
+        link = os.path.join(at, name)
+        if folder and not os.path.lexists(link):
+            os.symlink(folder, link)
+        links += [link] if folder else []
+    mount("overlay", root, "overlay", options=f"lowerdir={':'.join(links)},{changes}userxattr")
     return root
 
 

@@ -94,6 +94,7 @@ class LeaseHolder:
         self._streams = streams
         self._lease = lease
         self._claim = claim
+        self._start = container_start
         self._isolated = container_start.runtime.is_isolating(container)
         self._enters_later = container_start.runtime.becomes_process and not self._isolated
         # A process of the node stops with this one, as a shell expects it of a job.
@@ -116,6 +117,7 @@ class LeaseHolder:
                 with contextlib.suppress(ProcessLookupError):  # it has ended
                     self._end = os.pidfd_open(self._first)  # before it can end
                 self._name_first_process(self._first)
+                self._start.on_standing(self._runtime, self._first, self._start.folder)
                 self._reap_children()
                 if self._exit is None:  # a runtime that was killed here may have left the process behind
                     self._gate.open()

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
 CLONE_NEWUSER = 0x10000000
+CLONE_NEWNET = 0x40000000
+SET_FLAGS, UP = 0x8914, 0x41  # SIOCSIFFLAGS of netdevice(7), and what it sets: up and running
 # Flags of mount(2).
 BIND, RECURSIVE, PRIVATE = 4096, 16384, 1 << 18
 DETACH = 2  # of umount2(2)
@@ -46,6 +49,24 @@ def enter_namespaces() -> None:
         mount(None, "/", None, PRIVATE | RECURSIVE)
     except OSError as error:
         raise _make_refused_error(error.errno or 0) from error
+
+
+def leave_node(*, has_network: bool) -> None:
+    """Give this process a host name and shared memory of its own, and without a network only loopback.
+
+    It is in namespaces of its own already. Raises OSError.
+    """
+    import socket
+    import struct
+    from fcntl import ioctl
+
+    flags = CLONE_NEWUTS | (0 if has_network else CLONE_NEWNET)
+    _require_success(ctypes.CDLL(None, use_errno=True).unshare(flags), "/proc/self/ns")
+    socket.sethostname(os.urandom(6).hex())
+    mount("shm", "/dev/shm", "tmpfs", options="mode=1777")  # noqa: S108 - a mount, no file
+    if not has_network:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as interfaces:
+            ioctl(interfaces, SET_FLAGS, struct.pack("16sh14x", b"lo", UP))
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int = 0, options: str = "") -> None:

@@ -64,6 +64,8 @@ class ContainerStart(Record):
     """The start of a `container` with the files of `image`, by `runtime`, behind `gate`.
 
     `folder` is the launch's own. `squashfuse` is the program that serves an image that is a squashfs.
+    `on_standing` gets the runtime's process, the first of the container, which stands still before its
+    program, and the folder.
     """
 
     container: ContainerSpec
@@ -72,6 +74,7 @@ class ContainerStart(Record):
     folder: str
     gate: Gate
     squashfuse: str | None
+    on_standing: Callable[[int, int, str], object] = lambda *_: None
 
 
 class Place(Record):

@@ -87,9 +87,17 @@ def _exec_runtime(
     # In the namespace, the user is root.
     ids, environment = (os.geteuid(), os.getegid()), {"PATH": get_search_path()}
     namespace.enter_namespaces()
+    if container.apart:
+        namespace.leave_node(has_network=container.has_network)
     at = os.path.join(container_start.folder, FILES)
     os.mkdir(at, 0o700)
-    root = mount_image(container_start.image, at, container_start.squashfuse, read_only=container.read_only)
+    root = mount_image(
+        container_start.image,
+        at,
+        container_start.squashfuse,
+        read_only=container.read_only,
+        layer=container.layer,
+    )
     if runtime.ends_with_keeper:
         # Only now: what serves the files of the image would otherwise stay if this ends while it starts.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

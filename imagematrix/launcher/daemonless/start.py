@@ -89,13 +89,14 @@ def run_container(
     store: ImageStore,
     claim: Claim | None = None,
     warn: Callable[[str], object] = lambda _: None,
+    on_standing: Callable[[int, int, str], object] = lambda *_: None,
 ) -> int:
     """Run a container with the files of `image` in `store` to its end, and return its exit code.
 
     The `claim` on its GPUs lasts as long as the container, also if this process is killed. `warn` gets a
-    warning if the image is protected less than usual. Raises EngineError if this user may not, or the node
-    lacks something, and UsageError for what the runtime cannot do, and for an image that has no place for a
-    mount.
+    warning if the image is protected less than usual; for `on_standing` see ContainerStart. Raises
+    EngineError if this user may not, or the node lacks something, and UsageError for what the runtime cannot
+    do, and for an image that has no place for a mount.
     """
     if container.terminal and not os.isatty(0):
         raise UsageError("--tty: the input is no terminal", remedy="leave out --tty")
@@ -120,6 +121,7 @@ def run_container(
                 folder=folder,
                 gate=runtime.make_gate(),
                 squashfuse=squashfuse,
+                on_standing=on_standing,
             )
             errors, errors_writer = open_pipe()
             keeper = os.getpid()

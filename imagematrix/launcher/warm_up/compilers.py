@@ -16,6 +16,7 @@ from dataclasses import dataclass
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from typing import IO
 
 FOLDER = "/.imagematrix-warm"  # in the container, for the record; every user may write to the file in it
 RECORD = f"{FOLDER}/calls"
@@ -75,21 +76,23 @@ def list_programs(members: Iterable[tarfile.TarInfo]) -> ImagePrograms:
     return ImagePrograms(compilers=tuple(sorted(compilers)), packages=packages)
 
 
-def write_stubs(compilers: Iterable[str]) -> bytes:
-    """Return the tar that puts a stub in the place of each compiler, and makes the record.
+def write_stubs(compilers: Iterable[str], to: IO[bytes], root: str | None = None) -> None:
+    """Write the tar that puts a stub in the place of each compiler, and makes the record.
 
-    It is unpacked at the root of the image's files. The real compiler stays, under a second name.
+    It is unpacked at the root of the image's files. The real compiler stays, under a second name; with the
+    folder `root` of the image's files, the tar has its content, for a layer of its own.
     """
-    raw = io.BytesIO()
-    with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:
+    with tarfile.open(fileobj=to, mode="w", format=tarfile.PAX_FORMAT) as archive:
         _add_member(archive, FOLDER, tarfile.DIRTYPE, 0o755)
         _add_member(archive, RECORD, tarfile.REGTYPE, 0o666)
         for path in compilers:
             real = posixpath.join(posixpath.dirname(path), f"{REAL}{posixpath.basename(path)}")
-            _add_member(archive, real, tarfile.LNKTYPE, 0o755, linked=path)
+            if root is None:
+                _add_member(archive, real, tarfile.LNKTYPE, 0o755, linked=path)
+            else:
+                archive.add(f"{root}{path}", real.lstrip("/"))
             text = STUB.format(test=TEST_CALL, record=RECORD, path=shlex.quote(path), real=shlex.quote(real))
             _add_member(archive, path, tarfile.REGTYPE, 0o755, text.encode())
-    return raw.getvalue()
 
 
 def parse_calls(record: bytes) -> tuple[str, ...]:

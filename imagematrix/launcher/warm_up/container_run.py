@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from dataclasses import dataclass, field
 
 from imagematrix.common.record import replace
 from imagematrix.images.engine import container_files
@@ -18,10 +17,23 @@ from imagematrix.launcher.launch_session import LaunchSession
 from imagematrix.launcher.warm_up.compilers import FOLDER, RECORD
 from imagematrix.launcher.warm_up.folder_states import read_states
 from imagematrix.launcher.warm_up.leftovers import make_owner_label
+from imagematrix.launcher.warm_up.program_run import (
+    LARGEST_RECORD,
+    LOOK_S,
+    LOOKS,
+    REMOVED,
+    EndedRun,
+    explain_code,
+    explain_size,
+    explain_timeout,
+    list_outside,
+    make_way_request,
+    read_lines,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from docker import DockerClient
@@ -32,53 +44,11 @@ if TYPE_CHECKING:
     from imagematrix.launcher.docker.request import LaunchRequest
     from imagematrix.launcher.launch_session import GpuSource
     from imagematrix.launcher.warm_up.folder_states import FileState
+    from imagematrix.launcher.warm_up.program_run import StartWay
     from imagematrix.selection.selection import Selection
 
-LOOK_S = 2.0  # between two looks at the size of the caches; a look takes at most a tenth of the time
-LOOKS = 10
-LAST_LINES = 20  # of the output that are kept
-LONGEST_LINE = 64 * 1024  # bytes
-LARGEST_RECORD = 1 << 20  # bytes of compilers' calls that are read
 BILLION = 1_000_000_000
-REMOVED = b"somebody, and removed the record of it"  # in place of a record
 LOG = {"max-size": "256m"}  # of the engine's own files, whatever its setting is
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartWay:
-    """How a program is started: in `image`, the id of one made from the variant, or else in the variant.
-
-    `user` is the user of the container, None for the image's own. `read_only` is for its root file system.
-    `variables` are set besides those of the warm-up.
-    """
-
-    image: str | None = None
-    user: str | None = None
-    read_only: bool = False
-    variables: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedRun:
-    """A program that ended or was ended: `why` it failed, None if it did not, and its `seconds`.
-
-    `states` are those of the caches afterwards, `written` are the files elsewhere that it wrote. `record` is
-    the stubs' record of compilers, empty without stubs, and `output` the last lines of its output.
-    `variables` are those that it was started with.
-    """
-
-    why: str | None
-    seconds: float
-    states: Mapping[str, FileState]
-    written: tuple[str, ...]
-    record: bytes
-    output: tuple[str, ...]
-    variables: Mapping[str, str]
-
-    @property
-    def size(self) -> int:
-        """The size of all files in the caches, in bytes."""
-        return sum(state.size for state in self.states.values())
 
 
 class ContainerRuns:
@@ -114,13 +84,15 @@ class ContainerRuns:
         EngineError.
         """
         starter = _WarmStart(self._client, self._make_options(way), way.image)
-        container = LaunchSession(request=self._make_request(way), gpus=self._gpus).run(starter).id or ""
+        request = make_way_request(self._request, way, self._warm_up)
+        container = LaunchSession(request=request, gpus=self._gpus).run(starter).id or ""
         try:
             started = time.monotonic()
             why = self._watch(container)
             seconds = time.monotonic() - started
             end_container(self._client, container)
-            lines = self._read_output(container, read_line)
+            with convert_errors():
+                lines = read_lines(self._client.api.logs(container, stream=True, follow=False), read_line)
             written = self._list_written(container)
             with convert_errors():
                 variables = self._client.api.inspect_container(container)["Config"]["Env"] or ()
@@ -137,13 +109,6 @@ class ContainerRuns:
             return run
         finally:
             remove_container(self._client, container, running=True)
-
-    def _make_request(self, way: StartWay) -> LaunchRequest:
-        """Return the request of a start. With the caches it waits for GPUs, which another may have now."""
-        if way.image is None:
-            return self._request
-        args = self._request.args
-        return replace(self._request, args=replace(args, wait_s=max(args.wait_s, self._warm_up.timeout_s)))
 
     def _make_options(self, way: StartWay) -> dict[str, object]:
         """Return the options of docker-py's `containers.create`."""
@@ -182,11 +147,11 @@ class ContainerRuns:
             except (ReadTimeout, NoAnswerError):  # it is running, or the engine is gone, which a look finds
                 before = time.monotonic()
                 if self._is_too_large(container):
-                    return f"its caches have more than {self._warm_up.max_size:,} bytes, its max_size"
+                    return explain_size(self._warm_up)
                 pause = max(LOOK_S, LOOKS * (time.monotonic() - before))
             else:
-                return f"it failed with exit code {code}" if code else None
-        return f"it did not end within {self._warm_up.timeout_s} s, its timeout"
+                return explain_code(code)
+        return explain_timeout(self._warm_up)
 
     def _is_too_large(self, container: str) -> bool:
         """Whether the caches have more than the warm-up's `max_size`, of what the container has written."""
@@ -196,26 +161,9 @@ class ContainerRuns:
         return sum(state.size for state in list_caches(self._client, container).values()) > most
 
     def _list_written(self, container: str) -> tuple[str, ...]:
-        """Return what a container wrote elsewhere than in the caches, without the folders in which it is.
-
-        Mount points count as written, too.
-        """
+        """Return what a container wrote elsewhere than in the caches; mount points count as written, too."""
         written = container_files.list_written(self._client, container)
-        expected = (ROOT, FOLDER, *dict(self._warm_up.inputs).values())
-        return tuple(
-            path
-            for path in written
-            if not any(_is_below(place, path) or _is_below(path, place) for place in expected)
-            and not any(other != path and _is_below(other, path) for other in written)
-        )
-
-    def _read_output(self, container: str, read_line: Callable[[str], object]) -> tuple[str, ...]:
-        last: list[str] = []
-        with convert_errors():
-            for line in _split_lines(self._client.api.logs(container, stream=True, follow=False)):
-                read_line(line)
-                last = [*last[1 - LAST_LINES :], line]
-        return tuple(last)
+        return list_outside(written, dict(self._warm_up.inputs).values())
 
 
 def read_record(client: DockerClient, container: str) -> bytes:
@@ -272,19 +220,3 @@ def _limit_cpus(host: Host) -> dict[str, object]:
     if host.cpu.usable is not None and host.cpu.usable < len(allowed):
         options["nano_cpus"] = host.cpu.usable * BILLION
     return options
-
-
-def _is_below(path: str, folder: str) -> bool:
-    """Whether a path is that of a folder or of something in it."""
-    return f"{path}/".startswith(f"{folder}/")
-
-
-def _split_lines(pieces: Iterator[bytes]) -> Iterator[str]:
-    """Yield the lines of an output that comes in pieces, each cut at LONGEST_LINE."""
-    rest = b""
-    for piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
-        yield from (line[:LONGEST_LINE].decode(errors="replace") for line in lines)
-        rest = rest[:LONGEST_LINE]
-    if rest:
-        yield rest.decode(errors="replace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import shutil
 import tarfile
 
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 
     from docker import DockerClient
 
-    from imagematrix.launcher.warm_up.container_run import ContainerRuns, EndedRun, StartWay
+    from imagematrix.launcher.warm_up.container_run import ContainerRuns
     from imagematrix.launcher.warm_up.folder_states import FileState
+    from imagematrix.launcher.warm_up.program_run import EndedRun, StartWay
 
 
 NO_FILES = bytes(2 * tarfile.BLOCKSIZE)  # a tar without files
@@ -33,6 +35,8 @@ NO_FILES = bytes(2 * tarfile.BLOCKSIZE)  # a tar without files
 
 class DockerWarmUp:
     """The engine `client`, which has the variant under the name `base`, and `runs` the program."""
+
+    is_always_root = False
 
     def __init__(self, client: DockerClient, base: str, runs: ContainerRuns) -> None:
         self._client = client
@@ -67,7 +71,9 @@ class DockerWarmUp:
             container_files.put_files(self._client, container, iter(layer))
             with container_files.open_files(self._client, container) as stream, open_tar(stream) as archive:
                 programs = list_programs(archive)
-            container_files.put_files(self._client, container, write_stubs(programs.compilers))
+            stubs = io.BytesIO()
+            write_stubs(programs.compilers, stubs)
+            container_files.put_files(self._client, container, stubs.getvalue())
             image = container_files.make_image(self._client, container)
         try:
             with self._open_container(image) as container:

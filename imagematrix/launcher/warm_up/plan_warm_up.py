@@ -20,6 +20,7 @@ from imagematrix.launcher.warm_up.warm_up_session import WarmUpPlan
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import Any
 
     from docker import DockerClient
 
@@ -48,7 +49,7 @@ def name_published(variant: Variant) -> str:
 def pull_base(
     selection: Selection, client: DockerClient, on_progress: Callable[[PullProgress], object]
 ) -> tuple[WarmUp, str]:
-    """Pull the selected variant by digest, and return its warm-up and its user, empty for root.
+    """Pull the selected variant by digest; return its warm-up, and its user, empty for root.
 
     Raises UsageError if it has no warm-up, and what pulling does.
     """
@@ -56,11 +57,19 @@ def pull_base(
     name = name_published(variant)
     pull_unless_present(name, variant.digest, variant.platform, on_progress=on_progress, client=client)
     image = images.require_image(name, DockerPy(client))
+    return require_warm_up(image, variant), str((image.get("Config") or {}).get("User") or "")
+
+
+def require_warm_up(image: Mapping[str, Any], variant: Variant) -> WarmUp:
+    """Return the warm-up of a variant; raise UsageError if it has none.
+
+    `image` is its configuration, or what an engine tells of it.
+    """
     warm_up = read_warm_up(get_labels(image), variant.reference)
     if warm_up is None:
         remedy = "write `warm_up` for the image in matrix.yaml, and raise the version with `imagematrix bump`"
         raise UsageError(f"{variant.reference} has no warm-up", remedy=remedy)
-    return warm_up, str((image.get("Config") or {}).get("User") or "")
+    return warm_up
 
 
 def make_warm_up_plan(

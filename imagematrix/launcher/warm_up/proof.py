@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from imagematrix.images.warm.tools import CacheTool
-    from imagematrix.launcher.warm_up.container_run import EndedRun
     from imagematrix.launcher.warm_up.folder_states import FileState
+    from imagematrix.launcher.warm_up.program_run import EndedRun
 
 SHOWN = 10  # files, calls and variables in an error
 

@@ -19,10 +19,10 @@ from imagematrix.images.oci.decompression import DecompressedStream
 from imagematrix.images.warm.layer import write_layer
 from imagematrix.images.warm.tools import ROOT
 from imagematrix.images.warm.warm_file import read_archive, select_files
-from imagematrix.launcher.warm_up.container_run import StartWay
 from imagematrix.launcher.warm_up.folder_states import find_changed
 from imagematrix.launcher.warm_up.key_factors import list_differing_factors
 from imagematrix.launcher.warm_up.node_match import derive_match, find_tools
+from imagematrix.launcher.warm_up.program_run import StartWay
 from imagematrix.launcher.warm_up.proof import SHOWN, SignReader, list_differing_variables, list_failures
 from imagematrix.launcher.warm_up.warm_up_error import WarmUpError
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from imagematrix.images.warm.layer import WarmLayer
     from imagematrix.images.warm.tools import CacheTool
     from imagematrix.launcher.warm_up.compilers import ImagePrograms
-    from imagematrix.launcher.warm_up.container_run import EndedRun
     from imagematrix.launcher.warm_up.folder_states import FileState
+    from imagematrix.launcher.warm_up.program_run import EndedRun
 
 PIECE = 1 << 20  # bytes to read at once
 # Files in the folder of a session: the layer, and the caches after the first start and after the second.
@@ -86,6 +86,9 @@ class ProofImage:
 
 class WarmUpEngine(Protocol):
     """What starts the containers of a warm-up. Its methods raise what a launch does, and EngineError."""
+
+    # Whether the program is root whatever the image says, and can be nobody else.
+    is_always_root: bool
 
     def list_base_caches(self) -> Mapping[str, FileState]:
         """Return the states of the caches in the variant, before anything ran."""
@@ -190,16 +193,18 @@ class _Proof:
         raise WarmUpError(*lines, remedy=remedy)
 
     def try_other_ways(self, on_step: Callable[[str], object]) -> dict[str, str]:
-        """Return whether the caches are used in each way in which the image may be started."""
-        ways = {
-            ROOT_USER: StartWay(image=self._image.name, user="0"),
-            ANY_USER: StartWay(image=self._image.name, user=NUMBER),
-            READ_ONLY: StartWay(image=self._image.name, read_only=True),
-        }
-        proofs = {IMAGE_USER: PROVED}
-        if self._user.partition(":")[0] in ROOTS:
+        """Return whether the caches are used in each way in which the engine may start the image."""
+        is_root = self._user.partition(":")[0] in ROOTS
+        ways = {READ_ONLY: StartWay(image=self._image.name, read_only=True)}
+        if not self._engine.is_always_root:
+            ways = {ANY_USER: StartWay(image=self._image.name, user=NUMBER), **ways}
+            if not is_root:
+                ways = {ROOT_USER: StartWay(image=self._image.name, user="0"), **ways}
+        proofs = {}
+        if is_root or self._engine.is_always_root:
             proofs[ROOT_USER] = PROVED
-            del ways[ROOT_USER]
+        if is_root or not self._engine.is_always_root:
+            proofs[IMAGE_USER] = PROVED
         for name, way in ways.items():
             proofs[name] = self._try_way(way)
             on_step(f"started as {name}: {proofs[name]}")

@@ -2,6 +2,8 @@
 
 import pytest
 
+from imagematrix.launcher.daemonless import start
+
 
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -30,3 +32,13 @@ def test_an_engine_on_another_machine_has_neither_gpus_nor_inputs(cli, monkeypat
     result = cli("warm", "r.example/training:v1")
     assert result.code == 2
     assert "the engine runs on elsewhere" in result.err
+
+
+def test_a_runtime_whose_process_is_not_root_is_refused(cli, monkeypatch):
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr(start, "find_program", lambda *names: f"/bin/{names[0]}")
+    monkeypatch.setenv("IMAGEMATRIX_RUNTIME", "bwrap")
+    result = cli("warm", "r.example/training:v1", "--engine", "oci")
+    assert result.code == 8
+    assert "whose process is root in the container: bwrap" in result.err
+    assert "leave IMAGEMATRIX_RUNTIME unset" in result.err

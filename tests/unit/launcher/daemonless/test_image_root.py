@@ -27,6 +27,20 @@ def test_a_read_only_image_is_used_as_it_is(kernel, stored, tmp_path):
     assert root == str(tmp_path)
 
 
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_layer_is_over_the_image(kernel, stored, monkeypatch, tmp_path, read_only):
+    made = kernel()
+    (tmp_path / "files").mkdir()
+    monkeypatch.setattr(image_root, "OWNER", os.geteuid())
+    image = stored(tmp_path / "files")
+    root = image_root.mount_image(image, str(tmp_path), None, read_only=read_only, layer="/a,layer")
+    assert root == str(tmp_path / "root")
+    options = os.fsdecode(made.calls[-1][-1])
+    assert options.startswith(f"lowerdir={tmp_path}/layer:{tmp_path}/lower,")
+    assert ("upperdir" in options) is not read_only
+    assert (tmp_path / "layer").readlink().name == "a,layer"
+
+
 def test_a_folder_of_another_user_can_only_be_read(kernel, stored, monkeypatch, tmp_path):
     kernel()
     monkeypatch.setattr(image_root, "OWNER", 12345)

@@ -105,3 +105,18 @@ def test_maps_are_written_to_the_files_of_this_process(monkeypatch, tmp_path):
     namespace._write_own("uid_map", "0 1 1")
     assert opened == ["/proc/self/uid_map"]
     assert (tmp_path / "map").read_text() == "0 1 1"
+
+
+@pytest.mark.parametrize("has_network", [True, False])
+def test_what_leaves_the_node_has_a_name_and_memory_of_its_own(kernel, monkeypatch, has_network):
+    names: list[str] = []
+    asked: list[int] = []
+    monkeypatch.setattr("socket.sethostname", names.append)
+    monkeypatch.setattr("fcntl.ioctl", lambda _, number, __: asked.append(number))
+    calls = kernel().calls
+    namespace.leave_node(has_network=has_network)
+    flags = namespace.CLONE_NEWUTS | (0 if has_network else namespace.CLONE_NEWNET)
+    assert calls[0] == ("unshare", flags)
+    assert calls[1][:4] == ("mount", b"shm", b"/dev/shm", b"tmpfs")
+    assert [len(name) for name in names] == [12]
+    assert asked == ([] if has_network else [namespace.SET_FLAGS])

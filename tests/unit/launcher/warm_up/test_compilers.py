@@ -60,7 +60,10 @@ def stubbed(tmp_path, monkeypatch):
     monkeypatch.setattr(compilers, "FOLDER", f"{tmp_path}/record")
     monkeypatch.setattr(compilers, "RECORD", f"{tmp_path}/record/calls")
     real = put(tmp_path, "it's a $(folder)/cc1", '#!/bin/sh\necho "real $*"\n')
-    with tarfile.open(fileobj=io.BytesIO(compilers.write_stubs([str(real)]))) as archive:
+    raw = io.BytesIO()
+    compilers.write_stubs([str(real)], raw)
+    raw.seek(0)
+    with tarfile.open(fileobj=raw) as archive:
         for member in archive:
             if member.isreg():  # engines replace what is there
                 Path("/", member.name).unlink(missing_ok=True)

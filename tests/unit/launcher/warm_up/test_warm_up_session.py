@@ -14,8 +14,8 @@ from imagematrix.images.catalog.warm_image import WarmMatch
 from imagematrix.images.catalog.warm_up import WarmUp
 from imagematrix.images.oci.compression import DEFAULT
 from imagematrix.launcher.warm_up.compilers import ImagePrograms
-from imagematrix.launcher.warm_up.container_run import EndedRun, StartWay
 from imagematrix.launcher.warm_up.folder_states import read_states
+from imagematrix.launcher.warm_up.program_run import EndedRun, StartWay
 from imagematrix.launcher.warm_up.warm_up_error import WarmUpError
 from imagematrix.launcher.warm_up.warm_up_session import (
     LAYER,
@@ -72,6 +72,8 @@ class Memory:
 
     def list_base_caches(self):
         return read_states(io.BytesIO(tar(self.base)), ROOT)
+
+    is_always_root = False
 
     def run(self, way, read_line, caches=None):
         self.ways.append(way)
@@ -157,6 +159,15 @@ def test_an_image_of_root_is_started_as_root_once(tmp_path, user):
     _, label, _ = warm(engine, tmp_path, replace(PLAN, user=user))
     assert dict(label.proofs)["root"] == "proved"
     assert [way.user for way in engine.ways] == [None, None, "12345", None]
+
+
+@pytest.mark.parametrize(("user", "ways"), [("", {"image-user", "root"}), ("1000", {"root"})])
+def test_what_starts_as_root_only_proves_nothing_of_other_users(tmp_path, user, ways):
+    engine = Memory()
+    engine.is_always_root = True
+    _, label, _ = warm(engine, tmp_path, replace(PLAN, user=user))
+    assert dict(label.proofs) == dict.fromkeys({*ways, "read-only"}, "proved")
+    assert [way.user for way in engine.ways] == [None, None, None]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,130 @@
+"""How a program is started for a warm-up, and what it did, whatever starts its container."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from imagematrix.common.record import replace
+from imagematrix.images.warm.tools import ROOT
+from imagematrix.launcher.warm_up.compilers import FOLDER
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from imagematrix.images.catalog.warm_up import WarmUp
+    from imagematrix.launcher.docker.request import LaunchRequest
+    from imagematrix.launcher.warm_up.folder_states import FileState
+
+LOOK_S = 2.0  # between two looks at the size of the caches; a look takes at most a tenth of the time
+LOOKS = 10
+LAST_LINES = 20  # of the output that are kept
+LONGEST_LINE = 64 * 1024  # bytes
+LARGEST_RECORD = 1 << 20  # bytes of compilers' calls that are read
+REMOVED = b"somebody, and removed the record of it"  # in place of a record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartWay:
+    """How a program is started: in `image`, the id of one made from the variant, or else in the variant.
+
+    `user` is the user of the container, None for the image's own. `read_only` is for its root file system.
+    `variables` are set besides those of the warm-up.
+    """
+
+    image: str | None = None
+    user: str | None = None
+    read_only: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedRun:
+    """A program that ended or was ended: `why` it failed, None if it did not, and its `seconds`.
+
+    `states` are those of the caches afterwards, `written` are the files elsewhere that it wrote. `record` is
+    the stubs' record of compilers, empty without stubs, and `output` the last lines of its output.
+    `variables` are those that it was started with.
+    """
+
+    why: str | None
+    seconds: float
+    states: Mapping[str, FileState]
+    written: tuple[str, ...]
+    record: bytes
+    output: tuple[str, ...]
+    variables: Mapping[str, str]
+
+    @property
+    def size(self) -> int:
+        """The size of all files in the caches, in bytes."""
+        return sum(state.size for state in self.states.values())
+
+
+def make_way_request(request: LaunchRequest, way: StartWay, warm_up: WarmUp) -> LaunchRequest:
+    """Return the request of a start. With the caches it waits for GPUs, which another may have now."""
+    if way.image is None:
+        return request
+    return replace(request, args=replace(request.args, wait_s=max(request.args.wait_s, warm_up.timeout_s)))
+
+
+def read_lines(pieces: Iterable[bytes], read_line: Callable[[str], object]) -> tuple[str, ...]:
+    """Pass each line of an output that comes in pieces, cut at LONGEST_LINE; return the last LAST_LINES."""
+    last: list[str] = []
+    rest = b""
+
+    def take(line: bytes) -> None:
+        text = line[:LONGEST_LINE].decode(errors="replace")
+        read_line(text)
+        last[:] = [*last[1 - LAST_LINES :], text]
+
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            take(line)
+        rest = rest[:LONGEST_LINE]
+    if rest:
+        take(rest)
+    return tuple(last)
+
+
+def explain_code(code: int) -> str | None:
+    """Return why a program failed that ended with an exit code; None if it did not."""
+    return f"it failed with exit code {code}" if code else None
+
+
+def explain_timeout(warm_up: WarmUp) -> str:
+    """Return why a program was ended that took too long."""
+    return f"it did not end within {warm_up.timeout_s} s, its timeout"
+
+
+def explain_size(warm_up: WarmUp) -> str:
+    """Return why a program was ended that wrote too much to its caches."""
+    return f"its caches have more than {warm_up.max_size:,} bytes, its max_size"
+
+
+def list_outside(written: Iterable[str], expected: Iterable[str]) -> tuple[str, ...]:
+    """Return the paths that a program wrote elsewhere than in its caches and at the `expected` paths, sorted.
+
+    Folders in which one of the others is are left out, and those with what is expected.
+    """
+    paths = sorted({*written})
+    places = (ROOT, FOLDER, *expected)
+    parents = {parent for path in paths for parent in list_parents(path)}
+    return tuple(
+        path
+        for path in paths
+        if path not in parents
+        and not any(_is_below(place, path) or _is_below(path, place) for place in places)
+    )
+
+
+def list_parents(path: str) -> list[str]:
+    """Return the folders in which an absolute path is, without the root, the innermost first."""
+    names = path.split("/")
+    return ["/".join(names[:end]) for end in range(len(names) - 1, 1, -1)]
+
+
+def _is_below(path: str, folder: str) -> bool:
+    """Whether a path is that of a folder or of something in it."""
+    return f"{path}/".startswith(f"{folder}/")
