@@ -53,12 +53,13 @@ GROUPS = (
         "tags",  # at the end, because it empties the build cache
     ),
     ("daemonless_isolation", "daemonless_life"),
+    ("warm", "warm_start", "names", "pull"),  # with the engine that has the classic store
+    ("daemonless_warm",),
     ("gpu_bundle",),
     ("templates",),
     ("faults",),
     ("engines",),
     ("registry",),
-    ("names", "pull"),  # with the engine that has the classic store
 )
 LAST = ("builders", "ci")  # they clear the build cache of an engine
 

@@ -95,18 +95,23 @@ def images(engine, registry, tmp_path_factory):
     return publish_images(engine, registry, tmp_path_factory.mktemp("project"))
 
 
-@pytest.fixture(scope="module", params=["root", "user"])
+# What depends on the rights of who warms up.
+BOTH_USERS = pytest.mark.parametrize("node", ["root", "user"], indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def node(request, engine):
-    """A node for root, and one for an ordinary user."""
+    """A node for root, or for an ordinary user if a test asks for that."""
+    user = getattr(request, "param", "root") == "user"
     folder = Path(tempfile.mkdtemp(prefix="imx-warm-"))
     folder.chmod(0o755)
     for name in ("home", "run", "tmp", "store", "locks"):
         (folder / name).mkdir()
-        if request.param == "user":
+        if user:
             os.chown(folder / name, USER, USER)
     (folder / "locks").chmod(0o1777)
     Path("/dev/fuse").chmod(0o666)
-    yield Node(engine, folder, AS_USER if request.param == "user" else ())
+    yield Node(engine, folder, AS_USER if user else ())
     shutil.rmtree(folder)
 
 
@@ -152,6 +157,7 @@ def has_program():
     return subprocess.run(["pgrep", "-fx", "sleep 12345"], capture_output=True, check=False).returncode == 0
 
 
+@BOTH_USERS
 def test_a_layer_is_proved_and_has_the_bytes_that_docker_s_has(node, engine, images, write, out, tmp_path):
     made = "$code ${code%/*} $NUMBA_CACHE_DIR $cubin ${cubin%/*} $TRITON_CACHE_DIR"
     program = write(f"{PROGRAM}touch -d @9 {made} || true")
@@ -199,6 +205,7 @@ def test_a_program_that_writes_too_much_is_ended(node, images, write):
     assert "more than 20,000,000 bytes" in said
 
 
+@BOTH_USERS
 def test_what_is_written_elsewhere_is_named_and_not_kept(node, images, write, out):
     program = f"{PROGRAM}head -c 30000000 /dev/zero > /var/tmp/elsewhere; chmod 0 /var/tmp/elsewhere; sleep 3"
     code, _, said = node.warm(images["usual"], write(program), "--to", out)
@@ -207,18 +214,21 @@ def test_what_is_written_elsewhere_is_named_and_not_kept(node, images, write, ou
     assert not [path for path in read_layout(out)[1] if not path.startswith(ROOT)]
 
 
+@BOTH_USERS
 def test_files_that_nobody_may_read_are_kept_for_all(node, images, write, out):
     code, _, said = node.warm(images["usual"], write(f"{PROGRAM}chmod 0 $code $cubin; true"), "--to", out)
     assert code == 0, said
     assert {member.mode for member in read_layout(out)[1].values() if member.isreg()} == {0o644}
 
 
+@BOTH_USERS
 def test_processes_end_with_the_container(node, images, write):
     code, _, said = node.warm(images["usual"], write(f"{PROGRAM}sleep 12345 & setsid sleep 12346 &"))
     assert code == 0, said
     assert "proved, and not kept" in said
 
 
+@BOTH_USERS
 def test_it_has_no_network_of_the_node(node, images, write):
     program = f"{PROGRAM}[ $(grep -c : /proc/net/dev) = 1 ]"
     code, _, said = node.warm(images["usual"], write(program))
@@ -234,6 +244,7 @@ def test_a_warm_up_that_is_ended_keeps_nothing(node, images, write, out, how):
     assert not out.exists()
 
 
+@BOTH_USERS
 def test_a_container_ends_with_a_warm_up_that_is_killed(node, images, write):
     with start(node, images["usual"], write("sleep 12345")) as process:
         process.kill()
