@@ -257,7 +257,11 @@ def test_a_container_ends_with_a_warm_up_that_is_killed(node, images, write):
 
 def test_a_program_that_is_killed_is_a_failure(node, images, write):
     with start(node, images["usual"], write("sleep 12345; exit 0")) as process:
-        subprocess.run(["pkill", "-KILL", "-fx", "sh /program/run"], check=True)
+        # By its child: programs of other tests have the same name.
+        child = subprocess.run(["pgrep", "-fx", "sleep 12345"], capture_output=True, check=True).stdout
+        os.kill(
+            int(Path(f"/proc/{int(child)}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL
+        )
         _, said = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "exit code 137" in said
