@@ -23,7 +23,14 @@ from imagematrix.images.catalog.warm_image import WarmLabel, make_warm_tag
 from imagematrix.images.catalog.warm_up import read_warm_up
 from imagematrix.images.oci.compression import DEFAULT_LEVELS, Compression
 from imagematrix.images.oci.decompression import GZIP, ZSTD
-from imagematrix.images.oci.manifest import IMAGE, Descriptor, ImageManifest, compute_digest, parse_manifest
+from imagematrix.images.oci.manifest import (
+    CONFIG,
+    IMAGE,
+    Descriptor,
+    ImageManifest,
+    compute_digest,
+    parse_manifest,
+)
 from imagematrix.images.oci.registry import Registry
 from imagematrix.images.warm.layer import check_layer
 
@@ -40,7 +47,6 @@ if TYPE_CHECKING:
     from imagematrix.images.warm.layer import WarmLayer
 
 OWN = "io.imagematrix."  # what begins the names of all labels and annotations of imagematrix
-CONFIG = "application/vnd.oci.image.config.v1+json"
 MADE_BY = "warm-up by imagematrix"  # in the history of the image
 # Media types of layers that engines with the classic image store push, by those of OCI.
 OCI_LAYERS = {

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from imagematrix.errors import SignatureError
 from imagematrix.images.catalog.signature_guard import RepositorySource, get_identity
 from imagematrix.images.oci.manifest import (
+    CONFIG,
     IMAGE,
     INDEX,
     Descriptor,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from imagematrix.images.trust.signing_key import SigningKey
 
 REQUESTS = 8  # at the same time
-CONFIG = "application/vnd.oci.image.config.v1+json"
 EMPTY = "application/vnd.oci.empty.v1+json"
 BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 STATEMENT = "application/vnd.in-toto+json"

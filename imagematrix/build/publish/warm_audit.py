@@ -19,7 +19,7 @@ from imagematrix.audit.images.layers import Layers
 from imagematrix.errors import AuditError
 from imagematrix.hardware.gpu_request.spec import NONE
 from imagematrix.hardware.vendors import device_code, marches
-from imagematrix.images.warm.tools import list_needed_facts, load_tools
+from imagematrix.images.warm.tools import COMPUTE, OF_A_PRODUCT, find_tools, list_needed_facts
 from imagematrix.selection.drivers import get_driver_mode
 
 if TYPE_CHECKING:
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.warm_up import WarmUp
     from imagematrix.images.warm.layer import WarmLayer
 
-COMPUTE = "compute"  # keyed by the GPU's capability, and a match of it
 OF_ALL_GPUS = frozenset({"gpus.count", "gpus.compute"})
-OF_A_PRODUCT = frozenset({"gpus.name", "gpus.memory_mib", "gpus.mig"})
 BROKEN = ("platform", "device code")  # facts of contradictions that count for a layer without its image
 
 
@@ -47,7 +45,7 @@ def audit_warm_layer(
     """
     read = Layers().read_layer(layer.digest, lambda _: path.open("rb"))
     audited = audit_layers([read], variant)
-    tools = [tool for tool in load_tools() if tool.name in layer.tools]
+    tools = find_tools(layer.tools)
     architectures = {machine for machine, _ in MACHINES.values()}
     host_code = any(examined.file.machine in architectures for examined in audited.files)
     needed = list_needed_facts(tools, host_code=host_code)

@@ -15,14 +15,14 @@ from imagematrix.common.suggestions import require_known
 from imagematrix.errors import UsageError
 from imagematrix.hardware.gpu_request.spec import ALL, NONE
 from imagematrix.images.catalog.labels import WARM_UP
-from imagematrix.images.warm.tools import ROOT, list_folders
+from imagematrix.images.warm.tools import COMPUTE, ROOT, list_folders
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sized
 
 NETWORKS = (NONE, "engine")
-MATCHES = ("product", "compute")
+MATCHES = ("product", COMPUTE)
 TIMEOUT_S = 20 * 60
 LONGEST_S = 24 * 3600
 MAX_SIZE = 2 * 1024**3  # bytes
@@ -196,15 +196,16 @@ def check_input(name: str, path: str, others: Iterable[tuple[str, str]] = ()) ->
         message = f"{path[:80]!r} is not the absolute path of a folder in the container"
         remedy = f"write letters, digits and ._@+=~-, such as /models/{name}"
         raise UsageError(message, remedy=remedy)
-    if _overlap(path, ROOT):
+    if is_overlapping(path, ROOT):
         message = f"{path} overlaps {ROOT}, where the caches are"
         raise UsageError(message, remedy=f"put it elsewhere, such as /models/{name}")
     for other, taken in others:
-        if _overlap(path, taken):
+        if is_overlapping(path, taken):
             raise UsageError(f"{path} overlaps {taken}, the input {other}", remedy="give each its own folder")
 
 
-def _overlap(path: str, other: str) -> bool:
+def is_overlapping(path: str, other: str) -> bool:
+    """Whether one of two absolute paths is the other, or below it."""
     return _is_at_or_below(path, other) or _is_at_or_below(other, path)
 
 

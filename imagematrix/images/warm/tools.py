@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ROOT = "/var/cache/warm"  # the folder in an image with the caches of all tools
 KEPT, ALLOWED, DROPPED = "kept", "allowed", "dropped"
+COMPUTE = "compute"  # keyed by, and for which a warm image is, the GPU's capability and nothing else of it
+OF_A_PRODUCT = frozenset({"gpus.name", "gpus.memory_mib", "gpus.mig"})  # facts that COMPUTE leaves out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,12 @@ def may_change(path: str) -> bool:
     """Whether a start that compiles nothing may write the file at a path: a lock or a stamp."""
     found = find_tool(path)
     return found is not None and bool(found[0].allowed.fullmatch(found[1]))
+
+
+def find_tools(names: Iterable[str]) -> tuple[CacheTool, ...]:
+    """Return the tools with these names, in the order of the table."""
+    wanted = {*names}
+    return tuple(tool for tool in load_tools() if tool.name in wanted)
 
 
 def list_folders() -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from imagematrix.errors import UsageError
 from imagematrix.hardware.vendors.marches import list_code_flags
 from imagematrix.images.catalog.warm_image import WarmMatch
-from imagematrix.images.warm.tools import load_tools
+from imagematrix.images.warm.tools import COMPUTE, OF_A_PRODUCT, list_needed_facts
 from imagematrix.launcher.warm_up.warm_up_error import WarmUpError
 from imagematrix.selection.drivers import get_driver_mode
 
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Variant
     from imagematrix.images.catalog.warm_up import WarmUp
     from imagematrix.images.warm.tools import CacheTool
-
-COMPUTE = "compute"  # keyed by, and for which a warm image is, the GPU's capability and nothing else of it
-OF_A_PRODUCT = ("gpus.name", "gpus.memory_mib", "gpus.mig")
 
 
 def require_equal_gpus(gpus: Sequence[Gpu]) -> None:
@@ -53,21 +50,8 @@ def derive_match(
         message = f"`match: compute` is not possible: {', '.join(other)} needs the same product"
         raise WarmUpError(message, remedy="write `match: product` in matrix.yaml, and raise the version")
     stated = {key for key, _ in whole.facts if key.startswith("gpus.")}
-    if has_host_code or any(tool.host_code for tool in tools):
-        stated |= {"cpu.vendor", "cpu.flags", "cpu.without"}
-    if any(tool.cpu_name for tool in tools):
-        stated.add("cpu.name")
-    if any(tool.cpu_count for tool in tools):
-        stated.add("cpus")
-    if any(tool.driver for tool in tools):
-        stated.add("user_mode")
+    stated |= list_needed_facts(tools, host_code=has_host_code)
     return WarmMatch(facts=tuple((key, value) for key, value in whole.facts if key in stated))
-
-
-def find_tools(names: Iterable[str]) -> tuple[CacheTool, ...]:
-    """Return the tools with these names, in the order of the table."""
-    wanted = {*names}
-    return tuple(tool for tool in load_tools() if tool.name in wanted)
 
 
 def _describe_cpu(host: Host) -> dict[str, object]:

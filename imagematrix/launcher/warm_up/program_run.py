@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from imagematrix.common.record import replace
+from imagematrix.images.catalog.warm_up import is_overlapping
 from imagematrix.images.warm.tools import ROOT
 from imagematrix.launcher.warm_up.compilers import FOLDER
 
@@ -114,8 +115,7 @@ def list_outside(written: Iterable[str], expected: Iterable[str]) -> tuple[str, 
     return tuple(
         path
         for path in paths
-        if path not in parents
-        and not any(_is_below(place, path) or _is_below(path, place) for place in places)
+        if path not in parents and not any(is_overlapping(place, path) for place in places)
     )
 
 
@@ -123,8 +123,3 @@ def list_parents(path: str) -> list[str]:
     """Return the folders in which an absolute path is, without the root, the innermost first."""
     names = path.split("/")
     return ["/".join(names[:end]) for end in range(len(names) - 1, 1, -1)]
-
-
-def _is_below(path: str, folder: str) -> bool:
-    """Whether a path is that of a folder or of something in it."""
-    return f"{path}/".startswith(f"{folder}/")

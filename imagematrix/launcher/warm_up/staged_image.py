@@ -16,6 +16,7 @@ from imagematrix.images.catalog.labels import WARM
 from imagematrix.images.catalog.warm_image import WarmLabel
 from imagematrix.images.oci.layout import INDEX_FILE, MARK, NAME, VERSION, get_blob_path
 from imagematrix.images.oci.manifest import (
+    CONFIG,
     IMAGE,
     INDEX,
     Descriptor,
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from imagematrix.images.oci.compression import Compression
     from imagematrix.images.oci.registry import Registry
     from imagematrix.images.warm.layer import WarmLayer
-
-CONFIG = "application/vnd.oci.image.config.v1+json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

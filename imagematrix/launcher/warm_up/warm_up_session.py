@@ -17,11 +17,11 @@ from imagematrix.errors import AuditError
 from imagematrix.images.catalog.warm_image import FAILS_WITHOUT, MISSED, PROVED, WarmLabel
 from imagematrix.images.oci.decompression import DecompressedStream
 from imagematrix.images.warm.layer import write_layer
-from imagematrix.images.warm.tools import ROOT
+from imagematrix.images.warm.tools import ROOT, find_tools
 from imagematrix.images.warm.warm_file import read_archive, select_files
 from imagematrix.launcher.warm_up.folder_states import find_changed
 from imagematrix.launcher.warm_up.key_factors import list_differing_factors
-from imagematrix.launcher.warm_up.node_match import derive_match, find_tools
+from imagematrix.launcher.warm_up.node_match import derive_match
 from imagematrix.launcher.warm_up.program_run import StartWay
 from imagematrix.launcher.warm_up.proof import SHOWN, SignReader, list_differing_variables, list_failures
 from imagematrix.launcher.warm_up.warm_up_error import WarmUpError

@@ -8,9 +8,9 @@ from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host, MigDevice
 from imagematrix.hardware.vendors.marches import IGNORED, list_code_flags
 from imagematrix.images.catalog.catalog import UserModeDriver, Variant
 from imagematrix.images.catalog.warm_up import WarmUp
+from imagematrix.images.warm.tools import find_tools
 from imagematrix.launcher.warm_up.node_match import (
     derive_match,
-    find_tools,
     make_whole_match,
     require_equal_gpus,
 )

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from imagematrix.images.warm.tools import find_tools
 from imagematrix.launcher.warm_up.folder_states import FileState
-from imagematrix.launcher.warm_up.node_match import find_tools
 from imagematrix.launcher.warm_up.program_run import EndedRun
 from imagematrix.launcher.warm_up.proof import SignReader, list_differing_variables, list_failures
 
