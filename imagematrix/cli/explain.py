@@ -88,7 +88,9 @@ def _format_selection(host: Host, selection: Selection) -> Iterator[str]:
     yield f"[green]{len(fitting)} fit[/], best first" if fitting else "[red]nothing fits[/]"
     for candidate in fitting:
         chosen = " <- selected" if candidate.reference == selection.selected else ""
-        yield escape_text(f"  {candidate.rank:>3}  {_shorten_reference(candidate, selection)}{chosen}")
+        yield escape_text(
+            f"  {candidate.rank:>3}  {_shorten_reference(candidate.reference, selection)}{chosen}"
+        )
         unknown = ", ".join(rule.rule for rule in candidate.rules if rule.source == UNKNOWN)
         remarks = [f"some of its needs are unknown: {unknown}"] if unknown else []
         # What the image depends on, such as an assumed CUDA release.
@@ -121,7 +123,7 @@ def _format_warm_images(selection: Selection) -> Iterator[str]:
     for verdict in choice.verdicts:
         image, mismatch = verdict.image, verdict.mismatch
         chosen = " <- selected in its place" if image is choice.image else ""
-        yield f"       {_shorten_name(image.reference, selection)}{chosen}"
+        yield f"       {_shorten_reference(image.reference, selection)}{chosen}"
         if mismatch:
             remark = f"{mismatch.field}: it was made for {mismatch.need}, and this is {mismatch.have}"
             yield from fold_paragraph("         ", remark)
@@ -131,7 +133,7 @@ def _format_warm_images(selection: Selection) -> Iterator[str]:
 
 def _format_refused(candidates: list[Candidate], selection: Selection) -> Iterator[str]:
     """Yield the rules that refuse all of these candidates; the remedies may differ among them."""
-    references = [_shorten_reference(candidate, selection) for candidate in candidates]
+    references = [_shorten_reference(candidate.reference, selection) for candidate in candidates]
     yield from fold_paragraph("  ", shorten_words(references, SHOWN, more=", {} more"))
     for position, rule in enumerate(candidates[0].failing):
         yield from fold_paragraph("       ", _format_refusal(rule))
@@ -148,11 +150,7 @@ def _format_refusal(rule: RuleResult) -> str:
     return f"{rule.rule}{source}: {rule.why}"
 
 
-def _shorten_reference(candidate: Candidate, selection: Selection) -> str:
-    return _shorten_name(candidate.reference, selection)
-
-
-def _shorten_name(reference: str, selection: Selection) -> str:
+def _shorten_reference(reference: str, selection: Selection) -> str:
     return reference.removeprefix(f"{selection.image}:{selection.version}-")
 
 
