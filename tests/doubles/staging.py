@@ -9,6 +9,7 @@ import os
 import sys
 
 import pytest
+from cache_folders import read_folder
 from distribution import CONFIG, LAYER, MANIFEST, digest
 from publishing import labels_of, tag
 
@@ -18,7 +19,7 @@ from imagematrix.images.catalog.warm_up import WarmUp, write_warm_up
 from imagematrix.images.oci.compression import DEFAULT
 from imagematrix.images.oci.registry import Registry
 from imagematrix.images.warm.layer import write_layer
-from imagematrix.images.warm.warm_file import read_archive, read_folder, select_files
+from imagematrix.images.warm.warm_file import read_archive, select_files
 
 TIME = 1_700_000_000
 KEY = f"sha256:{'c' * 64}"

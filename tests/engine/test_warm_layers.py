@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import staging
+from cache_folders import read_folder
 from staging import MATCH
 
 from imagematrix.images.warm.tools import ROOT
-from imagematrix.images.warm.warm_file import read_archive, read_folder
+from imagematrix.images.warm.warm_file import read_archive
 
 DOUBLES = Path(staging.__file__).parent
 SOURCE = f"{ROOT}/numba/app_{'a' * 40}"

@@ -132,11 +132,6 @@ def list_folders() -> dict[str, str]:
     return {variable: tool.folder for tool in load_tools() for variable in tool.variables}
 
 
-def list_settings() -> dict[str, str]:
-    """Return what an image sets besides folders, so that a start with all files compiles nothing."""
-    return {variable: value for tool in load_tools() for variable, value in tool.settings.items()}
-
-
 def list_needed_facts(tools: Iterable[CacheTool], *, host_code: bool) -> frozenset[str]:
     """Return the facts on which caches of these tools depend besides the GPUs, by their keys in a match.
 

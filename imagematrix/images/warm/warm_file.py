@@ -1,19 +1,15 @@
 """The files of compiled caches in a container, and which of them a layer keeps.
 
-An engine gives them as a tar, a container without an engine has them in a folder of this machine. Both are
-read into the same entries: a layer of them is the same bytes.
+They come as the tar in which an engine sends a folder; what starts without an engine writes such a tar.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import posixpath
-import stat
 import tarfile
 import tempfile
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from imagematrix.common.temp_folder import get_disk_folder
 from imagematrix.errors import AuditError
@@ -58,24 +54,6 @@ class WarmFile:
     size: int = 0
     target: str = ""
     open: Callable[[], AbstractContextManager[ByteStream]] | None = None
-
-
-def read_folder(folder: Path) -> tuple[WarmFile, ...]:
-    """Return everything in a folder of this machine that is ROOT in a container, except sockets.
-
-    Raises OSError. Names of one file become hard links to the first of them.
-    """
-    files = [WarmFile(path=ROOT, kind=tarfile.DIRTYPE, mtime=int(folder.stat().st_mtime))]
-    first_names: dict[tuple[int, int], str] = {}
-    waiting = [ROOT]
-    while waiting:
-        path = waiting.pop()
-        with os.scandir(folder / path.removeprefix(ROOT).lstrip("/")) as entries:
-            described = [_describe_entry(entry, f"{path}/{entry.name}", first_names) for entry in entries]
-        inner = [file for file in described if file]
-        waiting += [file.path for file in inner if file.kind == tarfile.DIRTYPE]
-        files += inner
-    return tuple(files)
 
 
 @contextlib.contextmanager
@@ -203,34 +181,6 @@ def _find_content(file: WarmFile, by_path: Mapping[str, WarmFile]) -> str:
     return content.path
 
 
-def _describe_entry(
-    entry: os.DirEntry[str], path: str, first_names: dict[tuple[int, int], str]
-) -> WarmFile | None:
-    """Return an entry of a folder; None for a socket. `first_names` are paths of files by their inodes."""
-    status = entry.stat(follow_symlinks=False)
-    mtime = int(status.st_mtime)
-    if stat.S_ISSOCK(status.st_mode):
-        return None
-    if stat.S_ISDIR(status.st_mode):
-        return WarmFile(path=path, kind=tarfile.DIRTYPE, mtime=mtime)
-    if stat.S_ISLNK(status.st_mode):
-        return WarmFile(path=path, kind=tarfile.SYMTYPE, mtime=mtime, target=str(Path(entry.path).readlink()))
-    if not stat.S_ISREG(status.st_mode):
-        kind = tarfile.FIFOTYPE if stat.S_ISFIFO(status.st_mode) else tarfile.CHRTYPE
-        return WarmFile(path=path, kind=kind)
-    first = first_names.setdefault((status.st_dev, status.st_ino), path)
-    if first != path:
-        return WarmFile(path=path, kind=tarfile.LNKTYPE, target=first)
-    return WarmFile(
-        path=path,
-        kind=tarfile.REGTYPE,
-        mode=status.st_mode,
-        mtime=mtime,
-        size=status.st_size,
-        open=lambda: _open_file(entry.path),
-    )
-
-
 def _describe_member(member: tarfile.TarInfo) -> WarmFile:
     """Return an entry of an engine's tar."""
     kind = tarfile.REGTYPE if member.isreg() else member.type
@@ -268,13 +218,6 @@ def _copy_content(
         yield contents
 
     return open_copy
-
-
-@contextlib.contextmanager
-def _open_file(path: str) -> Iterator[ByteStream]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        yield file
 
 
 def _list_parents(path: str) -> Iterator[str]:

@@ -59,7 +59,8 @@ def test_caches_of_all_tools_are_in_the_folder_that_warm_images_have(macro):
     words = " ".join(variables).split()
     assert words.pop(0) == "ENV"
     folders = {name: f"{tools.ROOT}/{folder}" for name, folder in tools.list_folders().items()}
-    assert dict(word.split("=") for word in words) == folders | tools.list_settings()
+    settings = {name: value for tool in tools.load_tools() for name, value in tool.settings.items()}
+    assert dict(word.split("=") for word in words) == folders | settings
 
 
 TOOLKIT = '{{ debian.cuda_stage(base, cuda, "nvcc nvrtc") }}'

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from cache_folders import read_folder
 from images import digest, hardlink, link, special, tar
 
 from imagematrix.errors import AuditError
 from imagematrix.images.oci.compression import DEFAULT, Compression
 from imagematrix.images.warm.layer import check_layer, write_layer
 from imagematrix.images.warm.tools import ROOT
-from imagematrix.images.warm.warm_file import read_archive, read_folder, select_files
+from imagematrix.images.warm.warm_file import read_archive, select_files
 
 FUZZED = int(os.environ.get("IMAGEMATRIX_FUZZ", "3000"))
 MAX_SIZE = 1 << 20
