@@ -337,12 +337,20 @@ class Connections:
         connection.is_asking, connection.is_idle = True, False
         _RESERVE.set(partial(self._reserve_answer, connection))
         _CONNECTION.set(connection)
-        connection.body = await self._read_body(connection, request)
-        connection.is_asking = False
-        connection.pace = Pace(None, _get_time(), 0)  # it owes nothing
-        self._unfinished.pop(connection, None)
+        response: web.StreamResponse
         try:
+            connection.body = await self._read_body(connection, request)
+            connection.is_asking = False
+            connection.pace = Pace(None, _get_time(), 0)  # it owes nothing
+            self._unfinished.pop(connection, None)
             response = await handler(request)
+        except web.HTTPException as error:
+            # The request has its route's error, and aiohttp would answer with it. As the traceback has the
+            # request in its frames, all of the connection would stay until the collector of garbage comes.
+            error.__traceback__ = None
+            response = web.Response(
+                status=error.status, reason=error.reason, headers=error.headers, body=error.body
+            )
         finally:
             self._free_body(connection)
         if self._full or connection.peer in self._crowded:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import gc
 import ipaddress
 import logging
 import os
@@ -22,6 +21,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from imagematrix.common.host_port import parse_host_port
 from imagematrix.errors import UsageError
 from imagematrix.integrations.http_service.connections import Connections, Limits
+from imagematrix.integrations.http_service.garbage import collect_often
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ RETRY_S = 0.05  # after a client that could not be accepted
 FILES = 4_096  # for clients, and what is read for them
 MAPPED = 1 << 17  # bytes of a block
 M_MMAP_THRESHOLD = -3  # in malloc.h
-COLLECTIONS = 2  # of the middle generation, after which garbage of all is collected
 SENDING = 1 << 17  # bytes that the kernel queues for a client
 RECEIVING = 1 << 16  # and from it: asyncio reads all of them at once, into several buffers if it is TLS
 
@@ -79,6 +78,7 @@ async def serve_http(
     UsageError if listening on the address fails.
     """
     _prepare_process()
+    collect_often()
     logger = logging.getLogger(__name__)
     logger.addFilter(_is_unexpected)
     connections = Connections(limits or Limits())
@@ -120,16 +120,11 @@ async def serve_http(
 def _prepare_process() -> None:
     """Let this process open more files, and give memory back to the system.
 
-    Connections that clients leave may be in cycles with buffers of a quarter MiB, as that is with which
-    aiohttp's error for a wrong head is raised. So garbage of all generations is collected more often than
-    Python does: after 2 collections of the middle one instead of 10.
-
     The limit of open files is often 1,024, for old programs. Large blocks are mapped on their own by malloc,
     so that the system has their memory back when they are freed. Otherwise the size from which malloc does
     that grows to that of the bodies and answers that were freed, and the blocks of later ones lie between
     small ones that stay: glibc's mallopt(3), M_MMAP_THRESHOLD.
     """
-    gc.set_threshold(*gc.get_threshold()[:2], COLLECTIONS)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < FILES:
         with contextlib.suppress(OSError):  # a service may be forbidden to change limits

@@ -22,6 +22,7 @@ from imagematrix.images.oci.compression import has_zstd
 from imagematrix.images.trust.files import list_policy_files
 from imagematrix.images.trust.policy import load_policies
 from imagematrix.integrations.http_service.connections import Limits, reserve_memory
+from imagematrix.integrations.http_service.garbage import exempt_from_collection
 from imagematrix.integrations.http_service.health import Health
 from imagematrix.integrations.http_service.http_server import Address, serve_http
 from imagematrix.integrations.http_service.metrics import make_metrics_handler
@@ -383,6 +384,7 @@ async def _run_resolver(
         for signal_number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(signal_number, ended.set)
         on_message(where)
+        exempt_from_collection()  # the modules stay
         tasks = [asyncio.create_task(_watch_node(settings, on_message)), asyncio.create_task(health.follow())]
         await ended.wait()
         for task in tasks:

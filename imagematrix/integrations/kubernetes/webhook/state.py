@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from dataclasses import dataclass
 
 from imagematrix.errors import ImagematrixError
+from imagematrix.integrations.http_service.garbage import exempt_from_collection
 from imagematrix.integrations.kubernetes.admission.cluster_policy import make_cluster_policy
 
 TYPE_CHECKING = False
@@ -93,7 +93,7 @@ class ClusterState:
                 self.policies = tuple(cluster.policy for cluster in self.cluster_policies)
                 unlabelled = self.cluster_policies[0].unlabelled if self.cluster_policies else ()
                 self._telemetry.record_policies(len(nodes) - len(unlabelled), unlabelled)
-                _exempt_from_collection()
+                exempt_from_collection()  # the nodes and policies stay
 
     def _make_policies(
         self, nodes: Sequence[ClusterNode], catalogs: Mapping[str, Catalog]
@@ -105,15 +105,3 @@ class ClusterState:
             )
             for catalog in catalogs.values()
         )
-
-
-def _exempt_from_collection() -> None:
-    """Collect garbage now, and let later collections skip what is left: the nodes and policies, which stay.
-
-    A full collection walks over all of them, and so comes only after a quarter as many new objects. By then,
-    clients that were dropped could have left hundreds of MiB: aiohttp's error for a wrong head, for example,
-    is in a cycle with the buffers of its connection.
-    """
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()

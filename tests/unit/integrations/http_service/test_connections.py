@@ -31,6 +31,22 @@ def trusting_all():
     return context
 
 
+@contextlib.contextmanager
+def none_left_to_the_collector(kind):
+    """Disable the collector of garbage; yield whether there are no more objects of a kind than before."""
+
+    def count():
+        return sum(isinstance(each, kind) for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = count()
+        yield lambda: count() <= before
+    finally:
+        gc.enable()
+
+
 class Service:
     """A service that answers with the length of a body; `held` requests wait until they are let go."""
 
@@ -175,21 +191,23 @@ async def test_a_client_that_leaves_in_its_handshake_leaves_nothing_to_the_colle
         trusting_all().wrap_bio(ssl.MemoryBIO(), sent).do_handshake()
     hello = sent.read()
 
-    def count():
-        return sum(isinstance(each, asyncio.sslproto.SSLProtocol) for each in gc.get_objects())
-
     async with Service(tmp_path, tls=True) as service:
-        gc.collect()
-        gc.disable()
-        try:
-            before = count()
+        with none_left_to_the_collector(asyncio.sslproto.SSLProtocol) as is_none_left:
             for _ in range(3):
                 with socket.create_connection((service.address.host, service.address.port)) as client:
                     client.sendall(hello)
                     assert await asyncio.to_thread(client.recv, 1 << 10)
-            await until(lambda: count() <= before)
-        finally:
-            gc.enable()
+            await until(is_none_left)
+
+
+@pytest.mark.parametrize("head", [HEAD % (2 << 20), b"GET /none HTTP/1.0\r\n\r\n"])
+async def test_a_client_that_is_refused_leaves_nothing_to_the_collector(tmp_path, head):
+    async with Service(tmp_path) as service:
+        with none_left_to_the_collector(web.Request) as is_none_left:
+            for _ in range(3):
+                reader = await service.connect(head)
+                assert (await reader.read()).split()[1] in (b"404", b"413")
+            await until(is_none_left)
 
 
 async def test_what_keeps_the_context_of_a_request_does_not_keep_its_body(tmp_path):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from imagematrix.integrations.http_service import garbage
 from imagematrix.integrations.kubernetes.client import api
 from imagematrix.integrations.kubernetes.webhook import certificate, server, sources, state
 from imagematrix.integrations.kubernetes.webhook.telemetry import Telemetry
@@ -33,8 +34,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(api, "PAUSE_S", 0.02)
     monkeypatch.setattr(server, "DRAIN_S", 0.1)
     # To collect the garbage of a whole run of tests takes seconds.
-    collector = SimpleNamespace(unfreeze=gc.unfreeze, collect=lambda: 0, freeze=gc.freeze)
-    monkeypatch.setattr(state, "gc", collector)
+    monkeypatch.setattr(garbage, "gc", SimpleNamespace(**vars(gc) | {"collect": lambda: 0}))
     yield
     gc.unfreeze()
 
