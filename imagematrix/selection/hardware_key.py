@@ -52,7 +52,12 @@ _get_ranked_gpu_facts = _make_facts_getter(RANKED, GPUS)
 
 
 def make_hardware_key(
-    host: Host, gpus: tuple[Gpu, ...], *, allow_cpu: bool, flags: frozenset[str] | None = None
+    host: Host,
+    gpus: tuple[Gpu, ...],
+    *,
+    allow_cpu: bool,
+    vram_mib: int | None = None,
+    flags: frozenset[str] | None = None,
 ) -> Hashable:
     """Return everything that a decision about a Target and its reasons depend on.
 
@@ -61,7 +66,8 @@ def make_hardware_key(
     driver, cpu_flags = host.driver, host.cpu.flags
     flags_key = cpu_flags if flags is None else _reduce_flags(cpu_flags, flags)
     driver_facts = driver and _get_driver_facts(driver)
-    return _get_host_facts(host), flags_key, driver_facts, tuple(map(_get_gpu_facts, gpus)), allow_cpu
+    question = allow_cpu, vram_mib
+    return _get_host_facts(host), flags_key, driver_facts, tuple(map(_get_gpu_facts, gpus)), question
 
 
 def make_fact_key(facts: Iterable[str], flags: frozenset[str]) -> Callable[[Target], Hashable]:
@@ -78,6 +84,7 @@ def make_fact_key(facts: Iterable[str], flags: frozenset[str]) -> Callable[[Targ
         host, driver = target.host, target.host.driver
         return (
             target.allow_cpu,
+            has_gpu_facts and target.vram_mib,
             get_host_facts(host),
             FLAGS in names and _reduce_flags(host.cpu.flags, flags),
             SIGNS in names and bool(host.accelerators),

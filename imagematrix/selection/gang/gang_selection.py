@@ -188,6 +188,7 @@ def _find_positions(selector: Selector, host: Host, choice: Choice, *, allow_cpu
     """
     if choice.count == len(choice.gpus) or len(set(map(get_gpu_kind, choice.gpus))) == 1:
         return [tuple(range(choice.count))]
+    index = selector.query.index
     position_by_id = {id(gpu): position for position, gpu in enumerate(choice.gpus)}
     preferred = [
         tuple(position_by_id[id(gpu)] for gpu in narrowed.gpus[: choice.count])
@@ -195,7 +196,9 @@ def _find_positions(selector: Selector, host: Host, choice: Choice, *, allow_cpu
     ]
     sufficient = sorted(
         tuple(sorted(gpus)[: choice.count])
-        for gpus in find_variant_gpu_sets(selector.query.index, host, choice.gpus, allow_cpu=allow_cpu)
+        for gpus in find_variant_gpu_sets(
+            index, host, choice.gpus, among=index.everything, allow_cpu=allow_cpu
+        )
         if len(gpus) >= choice.count
     )
     return list(dict.fromkeys([*preferred, *sufficient]))
@@ -218,7 +221,10 @@ def _choose_members(
     groups = group_values(((kind.fitting, tuple(map(make_order_key, kind.targets))), kind) for kind in kinds)
     kinds = [group[0] for group in groups.values()]
 
-    # The preferred choices of GPUs come before all criteria.
+    # The first default values come before the preferred choices of GPUs, and these before all criteria.
+    # All variants of a class have equal values.
+    chosen = index.keep_first_defaults(reduce(or_, classes))
+    classes = [variants for variants in classes if variants & chosen]
     rows = [[kind.find_cell(variants) for kind in kinds] for variants in classes]
     least = min(max(target for target, _ in row) for row in rows)
     rows = [row for row in rows if max(target for target, _ in row) == least]
