@@ -101,7 +101,7 @@ class Decision:
             return ()
         from imagematrix.selection.default_values import warn_of_later_default
 
-        return tuple(warn_of_later_default(self.question, self._preferred, [self.target]))
+        return tuple(warn_of_later_default(self.question, self._preferred, [self._target]))
 
     @property
     def ranked(self) -> list[Variant]:

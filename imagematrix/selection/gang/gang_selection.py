@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from imagematrix.selection.gang.compatibility import Alike
     from imagematrix.selection.order import Criterion
     from imagematrix.selection.query import Query, Where
-    from imagematrix.selection.rule import RuleResult
+    from imagematrix.selection.rule import RuleResult, RuleWarning
     from imagematrix.selection.selector import Selector
     from imagematrix.selection.verdicts import VariantSet
 
@@ -102,7 +102,24 @@ def select_gang(
     serving = _find_serving_classes(_group_compatible_variants(query, names), kinds)
     if not serving:
         raise _make_refusal(query, names, kinds)
-    return Gang(catalog=query.catalog, alike=names, members=_choose_members(query, serving, kinds))
+    return Gang(
+        catalog=query.catalog,
+        alike=names,
+        members=_choose_members(query, serving, kinds),
+        warnings=_warn_of_defaults(query, serving, kinds),
+    )
+
+
+def _warn_of_defaults(
+    query: Query, serving: Sequence[VariantSet], kinds: Sequence[_HostKind]
+) -> tuple[RuleWarning, ...]:
+    """Return the warning that the gang's values are not the first defaults, if so."""
+    if not query.default_order:
+        return ()
+    from imagematrix.selection.default_values import warn_of_later_default
+
+    chosen = query.index.keep_first_defaults(reduce(or_, serving))
+    return tuple(warn_of_later_default(query, chosen, [kind.targets[0] for kind in kinds]))
 
 
 class _HostKind(Record):
