@@ -25,8 +25,7 @@ INPUT = "io.imagematrix.input"  # the input digest
 INPUTS = "io.imagematrix.inputs"  # the components of the input digest, as JSON
 PREFER = "io.imagematrix.prefer"  # `prefer` of the matrix, separated by commas; absent if not set
 DEFAULTS = "io.imagematrix.defaults"  # `defaults` of the matrix, as JSON; absent if not set
-# The order of `defaults` with several values, as JSON; absent without any.
-DEFAULT_ORDER = "io.imagematrix.default_order"
+DEFAULT_ORDER = "io.imagematrix.default_order"  # `defaults` with several values, as JSON; absent without any
 DEVELOPMENT = "io.imagematrix.development"  # `true` if the image may be replaced; absent otherwise
 OPTIONAL = "io.imagematrix.optional"  # `optional_device_code` of the matrix, as JSON; absent if not set
 SIZE = "io.imagematrix.size"  # the size of the layers in the registry, in bytes; only in an index

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import strategies
-from choosing import L40S
+from choosing import Make
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -100,7 +100,7 @@ def test_a_fact_that_no_rule_reads_does_not_change_the_class(make):
         {"driver": Driver(version="550.163.02", kind=None, source="")},
         {"driver": Driver(version="550.163.01", kind="open", source="")},
         {"gpus": ()},
-        {"gpus": (Gpu(index=0, uuid="GPU-0", minor=0, memory_mib=15360, **L40S),)},
+        {"gpus": (Make.gpu(0, memory_mib=15360),)},
         {"cpu": Cpu(vendor="GenuineIntel", model=None, flags=frozenset(["avx"]), level=None)},
         {"accelerators": (Accelerator(kind="pci", where="x"),)},
     ],
