@@ -98,7 +98,7 @@ def test_the_log_says_that_a_default_is_not_the_first():
         default_order=(("precision", ("fp16", "int8")),),
     )
     nodes = HostSources(this_node=ReloadedHost.from_file(file), classes={})
-    lines = []
+    lines: list[str] = []
     log = ResolverLog(lines.append)
     for _ in range(2):
         log.log_choice("t:v1", resolve_tag(nodes, "v1", catalog), [])
