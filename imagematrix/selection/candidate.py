@@ -7,8 +7,7 @@ from operator import attrgetter
 from imagematrix.common.record import Record, replace
 from imagematrix.selection.hardware_key import keep_distinct_gpus
 from imagematrix.selection.order import make_sort_key
-from imagematrix.selection.query import suggest_axis_values
-from imagematrix.selection.rule import PLATFORM, Remedy
+from imagematrix.selection.rule import PLATFORM, Remedy, suggest_axis_values
 from imagematrix.selection.rules import RULES
 
 TYPE_CHECKING = False

@@ -8,8 +8,7 @@ from operator import attrgetter
 from imagematrix.common.record import replace
 from imagematrix.images.catalog.catalog import Variant
 from imagematrix.selection.hardware_key import keep_distinct_gpus, make_hardware_key
-from imagematrix.selection.query import suggest_axis_values
-from imagematrix.selection.rule import Remedy
+from imagematrix.selection.rule import Remedy, suggest_axis_values
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

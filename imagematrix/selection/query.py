@@ -9,7 +9,7 @@ from imagematrix.errors import UsageError
 from imagematrix.hardware.vendors.versions import make_natural_key
 from imagematrix.images.catalog.catalog import HARDWARE
 from imagematrix.selection.order import order_criteria
-from imagematrix.selection.rule import Remedy, suggest_arguments
+from imagematrix.selection.rule import Remedy, suggest_axis_values
 from imagematrix.selection.rules.device_code import get_served_targets
 from imagematrix.selection.variant_index import VariantIndex
 
@@ -99,12 +99,6 @@ class Query:
 def _share_query(full_catalog: Catalog, where: WhereKey) -> Query:
     """Return the same Query for equal arguments, so that selections from a pool's workers share it."""
     return Query(full_catalog, where)
-
-
-def suggest_axis_values(words: str, where: Mapping[str, str]) -> Remedy:
-    """Return the remedy to choose these values of axes; `words` have {} in their place."""
-    option = " ".join(f"--where {axis}={value}" for axis, value in where.items())
-    return suggest_arguments(words, option, where=dict(where))
 
 
 def parse_where(texts: Sequence[str]) -> dict[str, list[str]]:

@@ -347,7 +347,7 @@ def test_unquoted_version_keeps_its_trailing_zero(project):
         (add_option("memory: 0GiB"), "'0GiB' is not an amount of memory"),
         (add_option("memory: 999TiB"), "'999TiB' is not an amount of memory"),
         (add_option("memory: [16GiB]"), "memory: expected a word, found a list"),
-        (add_option("memroy: 16GiB"), "did you mean 'memory'?"),
+        (add_option("memry: 16GiB"), "did you mean 'memory'?"),
         (('base: "debian:trixie"', "memory: 16GiB"), "memory belongs to an image, or under `properties`"),
         (add_include("{cuda: '12.4', memory: 16GiB}"), "memory belongs to an image, or under `properties`"),
         (('base: "debian:trixie"', "memry: 16GiB"), "'memry' is not a known property\n  did you mean"),
