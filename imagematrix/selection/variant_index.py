@@ -83,6 +83,11 @@ class VariantIndex:
         """The CPU flags that some variant needs: no rule reads any other."""
         return self._rule_groups.flags
 
+    @property
+    def facts(self) -> frozenset[str]:
+        """The facts of a host that the rules read which apply to some variant."""
+        return self._rule_groups.facts
+
     def find_fitting(self, target: Target) -> VariantSet:
         """Return the variants for which every rule holds."""
         remaining = self.everything

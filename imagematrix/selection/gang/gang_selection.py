@@ -24,6 +24,7 @@ from imagematrix.selection.gang.gang import ExcludedHosts, Gang, GangMember, Not
 from imagematrix.selection.hardware_key import (
     get_gpu_kind,
     keep_distinct_gpus,
+    make_gpu_facts_getter,
     make_hardware_key,
     make_order_key,
 )
@@ -155,7 +156,9 @@ def _group_by_hardware(
 ) -> list[_HostKind]:
     """Return the kinds of hardware among the hosts, in the order of their first names; raise UsageError."""
     allow_cpu = allow_cpu or gpus == NONE
-    flags = selector.query.index.flags
+    # Hosts of a gang may all differ, so only what the catalog's variants need tells kinds apart.
+    index = selector.query.index
+    flags, get_gpu_facts = index.flags, make_gpu_facts_getter(index.facts)
     kinds: dict[Hashable, _HostKind] = {}
     errors: list[tuple[str, UsageError]] = []
     for name, host in hosts.items():
@@ -164,7 +167,10 @@ def _group_by_hardware(
         except UsageError as error:
             errors.append((name, error))
             continue
-        key = choice.count, make_hardware_key(host, choice.gpus, allow_cpu=allow_cpu, flags=flags)
+        hardware = make_hardware_key(
+            host, choice.gpus, allow_cpu=allow_cpu, flags=flags, get_gpu_facts=get_gpu_facts
+        )
+        key = choice.count, hardware
         if key not in kinds:
             kinds[key] = _make_kind(selector, host, choice, allow_cpu=allow_cpu)
         kinds[key].hosts[name] = host, choice
