@@ -73,7 +73,12 @@ def make_catalog(
         variants.append(_add_base(entry, variant) if variant else entry)
     terms = labels.require_equal_terms(f"{image}:{version}", terms_of_variants)
     adopted = Catalog(
-        image=image, version=version, variants=tuple(variants), prefer=terms.prefer, defaults=terms.defaults
+        image=image,
+        version=version,
+        variants=tuple(variants),
+        prefer=terms.prefer,
+        defaults=terms.defaults,
+        default_order=terms.default_order,
     )
     # Names in archives may be anything: reading the catalog back validates them.
     return Catalog.from_json(adopted.to_json(), f"{image}:{version}")

@@ -231,6 +231,7 @@ class _NeededCells:
                 variants=(),
                 prefer=terms.prefer,
                 defaults=terms.defaults,
+                default_order=terms.default_order,
             )
         promised = {variant.reference for variant in catalog.variants}
         unpromised = tuple(self._needs.facts[reference] for reference in names if reference not in promised)

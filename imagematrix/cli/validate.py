@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from imagematrix.cli.shared.options import AllowContext, File
-from imagematrix.cli.shared.output import print_info
+from imagematrix.cli.shared.output import print_info, warn
 from imagematrix.common.text import format_count, format_first, shorten_lines
 from imagematrix.errors import UsageError
 
@@ -26,7 +26,8 @@ def command(file: File = Path("matrix.yaml"), allow_context: AllowContext = None
     from imagematrix.build.plan.planner import plan
 
     # A plan without an engine also renders every cell, which finds errors in the templates.
-    plan_ = plan(load_matrix(file, contexts=allow_context or ()), PlanContext())
+    matrix = load_matrix(file, contexts=allow_context or ())
+    plan_ = plan(matrix, PlanContext())
     failed = plan_.with_status(PlanStatus.FAILED)
     faulty = {
         get_full_name(item.cell): item.error for item in failed if isinstance(item.error, TemplateError)
@@ -41,6 +42,8 @@ def command(file: File = Path("matrix.yaml"), allow_context: AllowContext = None
         lines = [f"{file}: {format_first(names, 'cell')}: {why}" for why, names in cells.items()]
         remedies = [item.error.remedy for item in failed if item.error and item.error.remedy]
         raise UsageError(*shorten_lines(lines, SHOWN, indent=""), remedy=next(iter(remedies), None))
+    for problem in matrix.warnings:
+        warn(f"{file}:{problem.mark.line}:{problem.mark.column}: {problem.message}", problem.remedy)
     buildable = plan_.with_status(PlanStatus.BUILD)
     dropped = [
         f"{len(plan_.list_dropped(status))} {status}"

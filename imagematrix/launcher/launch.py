@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.gpu_request.spec import Wanted
     from imagematrix.hardware.host.host import Host
+    from imagematrix.images.catalog.catalog import Variant
     from imagematrix.launcher.docker.plan import Launch
     from imagematrix.launcher.gpu_claims.gpu_claim import Claim
 
@@ -125,6 +126,7 @@ def _make_request(
     docker_py, info = transport.DockerPy(client), cache(client.info)
     passed = find_gpus_in_api_options(options, selection.host.gpus, info)
     if has_driver and share.vram_mib is not None:
+        _require_sufficient_share(require_variant(selection), share.vram_mib)
         require_memory(choice, share.vram_mib)
         choice = choice.with_memory(share.vram_mib)
     engine = Engine(
@@ -149,6 +151,16 @@ def _make_request(
         engine=engine,
         passed_gpus=passed,
     )
+
+
+def _require_sufficient_share(variant: Variant, vram_mib: int) -> None:
+    """Raise UsageError if a share is less than the memory that a variant needs: it was selected without."""
+    needed = variant.gpu_memory_mib
+    if needed is not None and vram_mib < needed:
+        raise UsageError(
+            f"{variant.reference} needs {needed} MiB of GPU memory, and the share has {vram_mib} MiB",
+            remedy=f"select with vram_mib={vram_mib}, or launch with a larger share",
+        )
 
 
 class DockerApi:

@@ -7,7 +7,7 @@ from operator import attrgetter
 from imagematrix.common.record import Record, replace
 from imagematrix.selection.hardware_key import keep_distinct_gpus
 from imagematrix.selection.order import make_sort_key
-from imagematrix.selection.rule import PLATFORM, Remedy
+from imagematrix.selection.rule import PLATFORM, Remedy, suggest_axis_values
 from imagematrix.selection.rules import RULES
 
 TYPE_CHECKING = False
@@ -143,7 +143,7 @@ def _add_remedies(
     }
     # The variants that satisfy a rule, by the fields that a build for that rule would keep.
     satisfying = {
-        (result.rule, _KEPT_FIELDS[result.rule](candidate.variant)): candidate.reference
+        (result.rule, _KEPT_FIELDS[result.rule](candidate.variant)): candidate.variant
         for candidate in reversed(ranked)  # the last one stays, which is the best
         for result in candidate.rules
         if result.ok
@@ -153,10 +153,13 @@ def _add_remedies(
         """Replace the advice to build a variant by the one that exists already, if it helps."""
         if result.ok:
             return result
-        reference = satisfying.get((result.rule, _KEPT_FIELDS[result.rule](candidate.variant)))
-        if reference is None or not failing[reference] < failing[candidate.reference]:
+        existing = satisfying.get((result.rule, _KEPT_FIELDS[result.rule](candidate.variant)))
+        if existing is None or not failing[existing.reference] < failing[candidate.reference]:
             return result
-        return replace(result, remedy=Remedy(words=f"use {reference}, which differs only in this"))
+        differing = dict({*existing.axes} - {*candidate.variant.axes})
+        if differing:
+            return replace(result, remedy=suggest_axis_values("pass {}", dict(sorted(differing.items()))))
+        return replace(result, remedy=Remedy(words=f"use {existing.reference}, which differs only in this"))
 
     for candidate in refused:
         rules = remedies.add_remedies(candidate.variant, candidate.rules)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cached_property
 from operator import attrgetter
 
+from imagematrix.common.record import replace
 from imagematrix.images.catalog.catalog import Variant
 from imagematrix.selection.hardware_key import keep_distinct_gpus, make_hardware_key
-from imagematrix.selection.query import suggest_axis_values
-from imagematrix.selection.rule import Remedy
+from imagematrix.selection.rule import Remedy, suggest_axis_values
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,11 +43,12 @@ class Decision:
         self._target = target
         sampled = keep_distinct_gpus(target)
         self._fitting = self._index.find_fitting(sampled)
-        self.differing = self._index.find_differing_axes(self._fitting)
+        self._preferred = self._index.keep_first_defaults(self._fitting)
+        self.differing = self._index.find_differing_axes(self._preferred)
         # Several if nothing tells the best apart.
         self._best = (
-            find_indistinguishable(self._index.find_top_ranked(sampled, self._fitting))
-            if self._fitting
+            find_indistinguishable(self._index.find_top_ranked(sampled, self._preferred))
+            if self._preferred
             else []
         )
         self.variant = self._best[0] if len(self._best) == 1 and not self.differing else None
@@ -69,7 +70,9 @@ class Decision:
     def hardware(self) -> Hashable:
         """The key of the kind of hardware."""
         target = self._target
-        return make_hardware_key(target.host, target.gpus, allow_cpu=target.allow_cpu)
+        return make_hardware_key(
+            target.host, target.gpus, allow_cpu=target.allow_cpu, vram_mib=target.vram_mib
+        )
 
     @property
     def fits(self) -> frozenset[str]:
@@ -88,7 +91,16 @@ class Decision:
             return ()
         from imagematrix.selection.candidate import collect_warnings
 
-        return collect_warnings(self.target, self.variant)
+        return (*self._default_warnings, *collect_warnings(self.target, self.variant))
+
+    @cached_property
+    def _default_warnings(self) -> tuple[RuleWarning, ...]:
+        """The warning that the values of the variants to choose from are not the first defaults, if so."""
+        if not (self.question.default_order and self._preferred):
+            return ()
+        from imagematrix.selection.default_values import warn_of_later_default
+
+        return tuple(warn_of_later_default(self.question, self._preferred, [self._target]))
 
     @property
     def ranked(self) -> list[Variant]:
@@ -106,7 +118,18 @@ class Decision:
         """Every variant with every rule's result: those that fit by rank, then the others, nearest first."""
         from imagematrix.selection.candidate import rank_candidates
 
-        return rank_candidates(self.catalog.variants, self._index.criteria, self._target)
+        candidates = rank_candidates(self.catalog.variants, self._index.criteria, self._target)
+        if not self._default_warnings:
+            return candidates
+        chosen = self._index.collect_references(self._preferred)
+        return tuple(
+            [
+                replace(candidate, warnings=(*self._default_warnings, *candidate.warnings))
+                if candidate.reference in chosen
+                else candidate
+                for candidate in candidates
+            ]
+        )
 
     @property
     def refusals(self) -> Iterator[tuple[Variant, tuple[RuleResult, ...]]]:

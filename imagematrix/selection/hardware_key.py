@@ -51,17 +51,30 @@ _get_ranked_driver_facts = _make_facts_getter(RANKED, DRIVER)
 _get_ranked_gpu_facts = _make_facts_getter(RANKED, GPUS)
 
 
+def make_gpu_facts_getter(facts: frozenset[str]) -> Callable[[Gpu], Hashable]:
+    """Return a function that returns what rules with these facts, criteria and reasons read of a GPU."""
+    return _make_facts_getter(facts | RANKED | LABEL, GPUS)
+
+
 def make_hardware_key(
-    host: Host, gpus: tuple[Gpu, ...], *, allow_cpu: bool, flags: frozenset[str] | None = None
+    host: Host,
+    gpus: tuple[Gpu, ...],
+    *,
+    allow_cpu: bool,
+    vram_mib: int | None = None,
+    flags: frozenset[str] | None = None,
+    get_gpu_facts: Callable[[Gpu], Hashable] = _get_gpu_facts,
 ) -> Hashable:
     """Return everything that a decision about a Target and its reasons depend on.
 
     `flags` are the CPU flags that a catalog's variants need; without them, all flags of the host count.
+    `get_gpu_facts` is `make_gpu_facts_getter` of the facts that matter to them; without it, all facts count.
     """
     driver, cpu_flags = host.driver, host.cpu.flags
     flags_key = cpu_flags if flags is None else _reduce_flags(cpu_flags, flags)
     driver_facts = driver and _get_driver_facts(driver)
-    return _get_host_facts(host), flags_key, driver_facts, tuple(map(_get_gpu_facts, gpus)), allow_cpu
+    question = allow_cpu, vram_mib
+    return _get_host_facts(host), flags_key, driver_facts, tuple(map(get_gpu_facts, gpus)), question
 
 
 def make_fact_key(facts: Iterable[str], flags: frozenset[str]) -> Callable[[Target], Hashable]:
@@ -78,6 +91,7 @@ def make_fact_key(facts: Iterable[str], flags: frozenset[str]) -> Callable[[Targ
         host, driver = target.host, target.host.driver
         return (
             target.allow_cpu,
+            has_gpu_facts and target.vram_mib,
             get_host_facts(host),
             FLAGS in names and _reduce_flags(host.cpu.flags, flags),
             SIGNS in names and bool(host.accelerators),

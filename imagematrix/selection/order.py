@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
     from typing import Any
 
-    from imagematrix.images.catalog.catalog import Variant
+    from imagematrix.images.catalog.catalog import DefaultOrder, Variant
     from imagematrix.selection.selection_target import Target
 
 FIRST = "gpu"
@@ -40,12 +40,34 @@ class Criterion(Record):
         return score is None, score
 
 
-def order_criteria(prefer: Sequence[str] = ()) -> tuple[Criterion, ...]:
-    """Return the criteria: "gpu", then the ones in `prefer`, then the others in their usual order.
+def order_criteria(prefer: Sequence[str] = (), default_order: DefaultOrder = ()) -> tuple[Criterion, ...]:
+    """Return the criteria: the order of defaults, "gpu", those in `prefer`, the others in their usual order.
 
     No preference puts an image that leaves GPUs unused before one that uses them.
     """
-    return tuple(BY_NAME[name] for name in dict.fromkeys((FIRST, *prefer, *CRITERIA)))
+    criteria = [BY_NAME[name] for name in dict.fromkeys((FIRST, *prefer, *CRITERIA))]
+    if default_order:
+        criteria.insert(0, _make_default_criterion(default_order))
+    return tuple(criteria)
+
+
+def rank_default_values(default_order: DefaultOrder, variant: Variant) -> tuple[int, ...]:
+    """Return the places of a variant's values in the order of defaults, axis by axis; others come last."""
+    axes = dict(variant.axes)
+    return tuple(
+        [
+            values.index(axes[axis]) if axes.get(axis) in values else len(values)
+            for axis, values in default_order
+        ]
+    )
+
+
+def _make_default_criterion(default_order: DefaultOrder) -> Criterion:
+    return Criterion(
+        facts=(),
+        need=attrgetter("axes"),
+        score=lambda _, variant: rank_default_values(default_order, variant),
+    )
 
 
 def make_sort_key(criteria: Sequence[Criterion], target: Target, variant: Variant) -> tuple[Any, ...]:

@@ -9,13 +9,13 @@ from imagematrix.errors import UsageError
 from imagematrix.hardware.vendors.versions import make_natural_key
 from imagematrix.images.catalog.catalog import HARDWARE
 from imagematrix.selection.order import order_criteria
-from imagematrix.selection.rule import Remedy, suggest_arguments
+from imagematrix.selection.rule import Remedy, suggest_axis_values
 from imagematrix.selection.rules.device_code import get_served_targets
 from imagematrix.selection.variant_index import VariantIndex
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from imagematrix.images.catalog.catalog import Catalog, Variant
 
@@ -30,19 +30,29 @@ QUERIES = 8  # queries kept, which selections from other processes share
 class Query:
     """The variants of a catalog that match `where` and the catalog's defaults.
 
-    `wanted` has the accepted values of each axis that is in `where` or has a default.
+    `wanted` has the accepted values of each axis that is in `where` or has a default, and `default_order`
+    those of axes with several default values that it leaves open, in order.
     """
 
     def __init__(self, full_catalog: Catalog, where: WhereKey) -> None:
         self._full_catalog = full_catalog
         self._where = where
         self.wanted = _resolve_conditions(full_catalog, where)
-        for axis, value in full_catalog.defaults:
-            # A default decides an axis only if the query leaves it open.
-            if value in self.wanted.get(axis, (value,)):
-                self.wanted[axis] = frozenset([value])
+        self.default_order = tuple(self._apply_defaults())
         self.catalog = _filter_catalog(full_catalog, self.wanted)
-        self.index = VariantIndex(self.catalog.variants, order_criteria(full_catalog.prefer))
+        criteria = order_criteria(full_catalog.prefer, self.default_order)
+        self.index = VariantIndex(self.catalog.variants, criteria, self.default_order)
+
+    def _apply_defaults(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Decide axes that the query leaves open; yield those for which several values remain, in order."""
+        ordered = dict(self._full_catalog.default_order)
+        for axis, first in self._full_catalog.defaults:
+            listed = ordered.get(axis, (first,))
+            values = tuple([value for value in listed if value in self.wanted.get(axis, listed)])
+            if values:
+                self.wanted[axis] = frozenset(values)
+            if len(values) > 1:
+                yield axis, values
 
     def __reduce__(self) -> tuple[Callable[[Catalog, WhereKey], Query], tuple[Catalog, WhereKey]]:
         return _share_query, (self._full_catalog, self._where)
@@ -62,7 +72,10 @@ class Query:
         variants = tuple(
             variant for variant in self._full_catalog.variants if variant.reference not in requested
         )
-        return VariantIndex(variants, order_criteria(self._full_catalog.prefer))
+        # The best of those that fit has the next default value.
+        return VariantIndex(
+            variants, order_criteria(self._full_catalog.prefer, self._full_catalog.default_order)
+        )
 
     @property
     def words(self) -> str:
@@ -86,12 +99,6 @@ class Query:
 def _share_query(full_catalog: Catalog, where: WhereKey) -> Query:
     """Return the same Query for equal arguments, so that selections from a pool's workers share it."""
     return Query(full_catalog, where)
-
-
-def suggest_axis_values(words: str, where: Mapping[str, str]) -> Remedy:
-    """Return the remedy to choose these values of axes; `words` have {} in their place."""
-    option = " ".join(f"--where {axis}={value}" for axis, value in where.items())
-    return suggest_arguments(words, option, where=dict(where))
 
 
 def parse_where(texts: Sequence[str]) -> dict[str, list[str]]:

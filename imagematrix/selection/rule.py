@@ -56,6 +56,12 @@ def suggest_arguments(words: str, option: str, **arguments: object) -> Remedy:
     return Remedy(words=words.format(call), change=("option", option), shown=words.format(option))
 
 
+def suggest_axis_values(words: str, where: Mapping[str, str]) -> Remedy:
+    """Return the remedy to choose these values of axes; `words` have {} in their place."""
+    option = " ".join(f"--where {axis}={value}" for axis, value in where.items())
+    return suggest_arguments(words, option, where=dict(where))
+
+
 class Refusal(Record):
     """A refusal with its remedy. The base has no fields, so that records can be derived from it."""
 

@@ -25,12 +25,13 @@ class Target(Record):
     """A host as one container sees it.
 
     `gpus` are those passed to the container. With `allow_cpu`, an image without device code may leave GPUs
-    and other accelerators unused.
+    and other accelerators unused. `vram_mib` is the share of each GPU's memory that it gets, None for all.
     """
 
     host: Host
     gpus: tuple[Gpu, ...]
     allow_cpu: bool = False
+    vram_mib: int | None = None
 
     @property
     def kernel_driver(self) -> str | None:

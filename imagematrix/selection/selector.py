@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Gpu
     from imagematrix.selection.query import Where, WhereKey
     from imagematrix.selection.variant_index import VariantIndex
+    from imagematrix.selection.verdicts import VariantSet
 
     T = TypeVar("T")
 
@@ -41,6 +42,7 @@ def select(
     gpus: Wanted = None,
     allow_cpu: bool = False,
     where: Where | None = None,
+    vram_mib: int | None = None,
 ) -> Selection:
     """Return the variant that fits `host` best.
 
@@ -49,12 +51,13 @@ def select(
     are free. A host with any sign of an accelerator gets a CPU-only variant only with `allow_cpu`, or if
     `gpus` is "none". `where` has conditions on axes, such as {"python": "3.13"}, each a word or several in
     the syntax of `--only`, or one text such as "python=3.13,cuda>=12": only variants that meet them are
-    considered. The catalog's defaults decide about axes that it leaves open.
+    considered. The catalog's defaults decide about axes that it leaves open. `vram_mib` is the share of each
+    GPU's memory that a container gets, which images that state a need of memory have to fit; None for all.
 
     Raises NothingFits with every reason if none fits. Raises UsageError if the host has no such GPUs, if no
     variant has such an axis or value, and if variants that fit still differ in one of the image's own axes.
     """
-    return get_cached_selector(catalog, where).select(host, gpus=gpus, allow_cpu=allow_cpu)
+    return get_cached_selector(catalog, where).select(host, gpus=gpus, allow_cpu=allow_cpu, vram_mib=vram_mib)
 
 
 def explain(
@@ -64,9 +67,12 @@ def explain(
     gpus: Wanted = None,
     allow_cpu: bool = False,
     where: Where | None = None,
+    vram_mib: int | None = None,
 ) -> Selection:
     """Return what `select` finds, with `selected` None if nothing fits or the question leaves it open."""
-    return get_cached_selector(catalog, where).explain(host, gpus=gpus, allow_cpu=allow_cpu)
+    return get_cached_selector(catalog, where).explain(
+        host, gpus=gpus, allow_cpu=allow_cpu, vram_mib=vram_mib
+    )
 
 
 def select_many(
@@ -100,15 +106,15 @@ def select_many(
 
 
 def find_feasible_gpu_sets(
-    host: Host, catalog: Catalog, choice: Choice, where: Where | None = None
+    host: Host, catalog: Catalog, choice: Choice, where: Where | None = None, *, vram_mib: int | None = None
 ) -> tuple[Choice, ...]:
     """Narrow a choice of the host's GPUs to the choices for which a single GPU variant fits.
 
     Whatever GPUs are taken from one of these choices, a variant fits them together; GPUs that one variant
     fits together are in one of the choices. The choice with the first GPUs comes first. If nothing fits, or
-    `choice` takes all its GPUs, it is returned alone.
+    `choice` takes all its GPUs, it is returned alone. `vram_mib` is as for `select`.
     """
-    return get_cached_selector(catalog, where).find_feasible_gpu_sets(host, choice)
+    return get_cached_selector(catalog, where).find_feasible_gpu_sets(host, choice, vram_mib=vram_mib)
 
 
 class Selector:
@@ -125,11 +131,15 @@ class Selector:
         self._gpu_sets: dict[Hashable, tuple[tuple[int, ...], ...]] = {}
         self._keep = keep
 
-    def select(self, host: Host, *, gpus: Wanted = None, allow_cpu: bool = False) -> Selection:
+    def select(
+        self, host: Host, *, gpus: Wanted = None, allow_cpu: bool = False, vram_mib: int | None = None
+    ) -> Selection:
         """Return the variant that fits `host` best; see the function `select`."""
-        return require_selected(self.explain(host, gpus=gpus, allow_cpu=allow_cpu))
+        return require_selected(self.explain(host, gpus=gpus, allow_cpu=allow_cpu, vram_mib=vram_mib))
 
-    def explain(self, host: Host, *, gpus: Wanted = None, allow_cpu: bool = False) -> Selection:
+    def explain(
+        self, host: Host, *, gpus: Wanted = None, allow_cpu: bool = False, vram_mib: int | None = None
+    ) -> Selection:
         """Return what `select` finds, with `selected` None if it raises; see the function `explain`."""
         if not isinstance(host, Host):
             raise UsageError(f"{host!r:.80} is not a Host", remedy="read one with Host.load(path) or probe()")
@@ -141,12 +151,13 @@ class Selector:
                     remedy="leave out gpus, or pass gpus='none', for an image that needs none",
                     shown="leave out --gpus, or pass --gpus none, for an image that needs none",
                 )
-            chosen = self.find_feasible_gpu_sets(host, find_candidates(host.gpus, gpus))[0].first
+            choice = find_candidates(host.gpus, gpus)
+            chosen = self.find_feasible_gpu_sets(host, choice, vram_mib=vram_mib)[0].first
         allow_cpu = allow_cpu or gpus == NONE  # the word consents to leaving accelerators unused
-        key = make_hardware_key(host, chosen, allow_cpu=allow_cpu)
+        key = make_hardware_key(host, chosen, allow_cpu=allow_cpu, vram_mib=vram_mib)
         decision = self._decisions.get(key)
         if decision is None:
-            target = Target(host=host, gpus=chosen, allow_cpu=allow_cpu)
+            target = Target(host=host, gpus=chosen, allow_cpu=allow_cpu, vram_mib=vram_mib)
             decision = self._keep_in(self._decisions, key, Decision(self.query, target))
         return Selection(host=host, chosen_gpus=chosen, decision=decision)
 
@@ -157,21 +168,29 @@ class Selector:
         except UsageError as error:
             return error
 
-    def find_feasible_gpu_sets(self, host: Host, choice: Choice) -> tuple[Choice, ...]:
+    def find_feasible_gpu_sets(
+        self, host: Host, choice: Choice, *, vram_mib: int | None = None
+    ) -> tuple[Choice, ...]:
         """Narrow a choice of GPUs; see the function `find_feasible_gpu_sets`."""
         gpus = choice.gpus
         # Usually all GPUs are taken, or it makes no difference which ones are.
         if choice.count == len(gpus) or len(set(map(get_gpu_kind, gpus))) == 1:
             return (choice,)
-        key = choice.count, make_hardware_key(host, gpus, allow_cpu=False)
+        key = choice.count, make_hardware_key(host, gpus, allow_cpu=False, vram_mib=vram_mib)
         gpu_sets = self._gpu_sets.get(key)
         if gpu_sets is None:
-            gpu_sets = self._keep_in(self._gpu_sets, key, self._compute_gpu_sets(host, choice))
+            gpu_sets = self._keep_in(self._gpu_sets, key, self._compute_gpu_sets(host, choice, vram_mib))
         return tuple(replace(choice, gpus=tuple(gpus[index] for index in indices)) for indices in gpu_sets)
 
-    def _compute_gpu_sets(self, host: Host, choice: Choice) -> tuple[tuple[int, ...], ...]:
+    def _compute_gpu_sets(
+        self, host: Host, choice: Choice, vram_mib: int | None
+    ) -> tuple[tuple[int, ...], ...]:
         """Return the choices that `find_feasible_gpu_sets` returns, as indices of the choice's GPUs."""
-        gpu_sets = find_variant_gpu_sets(self.query.index, host, choice.gpus)
+        index, gpu_sets = self.query.index, set[frozenset[int]]()
+        for group in index.default_groups:  # the first default that fits enough GPUs decides which these are
+            gpu_sets = find_variant_gpu_sets(index, host, choice.gpus, among=group, vram_mib=vram_mib)
+            if any(len(gpus) >= choice.count for gpus in gpu_sets):
+                break
         all_gpus = tuple(range(len(choice.gpus)))
         if choice.count == 1:
             return (tuple(sorted(frozenset[int]().union(*gpu_sets))) or all_gpus,)
@@ -191,20 +210,26 @@ class Selector:
 
 
 def find_variant_gpu_sets(
-    index: VariantIndex, host: Host, gpus: Sequence[Gpu], *, allow_cpu: bool = False
+    index: VariantIndex,
+    host: Host,
+    gpus: Sequence[Gpu],
+    *,
+    among: VariantSet,
+    allow_cpu: bool = False,
+    vram_mib: int | None = None,
 ) -> set[frozenset[int]]:
-    """Return the sets of GPUs that a variant fits, as indices of `gpus`.
+    """Return the sets of GPUs that a variant `among` these fits, as indices of `gpus`.
 
     A variant that fits each GPU fits all of them: no rule compares GPUs.
     """
     kinds = list(map(get_gpu_kind, gpus))
     fitting = {
-        kind: index.find_fitting(Target(host=host, gpus=(gpu,), allow_cpu=allow_cpu))
+        kind: index.find_fitting(Target(host=host, gpus=(gpu,), allow_cpu=allow_cpu, vram_mib=vram_mib))
         for kind, gpu in dict(zip(kinds, gpus, strict=True)).items()
     }
     return {
         frozenset(position for position, kind in enumerate(kinds) if fitting[kind] & variant)
-        for variant in split_mask(index.everything)
+        for variant in split_mask(among)
     }
 
 

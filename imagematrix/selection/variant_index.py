@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from operator import attrgetter
+from functools import partial
+from operator import attrgetter, itemgetter
 
 from imagematrix.hardware.vendors.versions import make_natural_key
 from imagematrix.selection.hardware_key import make_order_key
-from imagematrix.selection.order import make_sort_key
+from imagematrix.selection.order import make_sort_key, rank_default_values
 from imagematrix.selection.rules import RULES, device_code
 from imagematrix.selection.verdicts import RuleGroups
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
     from typing import Any
 
-    from imagematrix.images.catalog.catalog import Variant
+    from imagematrix.images.catalog.catalog import DefaultOrder, Variant
     from imagematrix.selection.order import Criterion
     from imagematrix.selection.selection_target import Target
     from imagematrix.selection.verdicts import Group, VariantSet, Verdicts
@@ -47,10 +48,13 @@ class VariantIndex:
         "_top_ranked",
         "_variants",
         "criteria",
+        "default_groups",
         "everything",
     )
 
-    def __init__(self, variants: tuple[Variant, ...], criteria: Sequence[Criterion]) -> None:
+    def __init__(
+        self, variants: tuple[Variant, ...], criteria: Sequence[Criterion], default_order: DefaultOrder = ()
+    ) -> None:
         self._variants = sorted(variants, key=attrgetter("reference"))
         self._references: dict[VariantSet, frozenset[str]] = {}
         self._top_ranked: dict[tuple[Hashable, VariantSet], VariantSet] = {}
@@ -67,12 +71,22 @@ class VariantIndex:
         self._rule_groups = RuleGroups([(rule, members) for rule, members in applying if members])
         self._criteria = {criterion: list(groups[criterion.need].values()) for criterion in criteria}
         self._axes = list(_group_by_need(attrgetter("axes"), self._variants, singles).values())
+        # The sets of variants with equal places in the order of defaults, the first values first.
+        self.default_groups = [self.everything]
+        if default_order:
+            by_rank = _group_by_need(partial(rank_default_values, default_order), self._variants, singles)
+            self.default_groups = [members for _, (_, members) in sorted(by_rank.items(), key=itemgetter(0))]
         self._for_gpus = sum(members for example, members in groups[device_code.need].values() if example.gpu)
 
     @property
     def flags(self) -> frozenset[str]:
         """The CPU flags that some variant needs: no rule reads any other."""
         return self._rule_groups.flags
+
+    @property
+    def facts(self) -> frozenset[str]:
+        """The facts of a host that the rules read which apply to some variant."""
+        return self._rule_groups.facts
 
     def find_fitting(self, target: Target) -> VariantSet:
         """Return the variants for which every rule holds."""
@@ -121,6 +135,10 @@ class VariantIndex:
     def find_differing_axes(self, mask: VariantSet) -> dict[str, tuple[str, ...]]:
         """Return the image's own axes in which variants of a set differ, each with its values there."""
         return find_differing_axes(example for example, members in self._axes if members & mask)
+
+    def keep_first_defaults(self, mask: VariantSet) -> VariantSet:
+        """Return the variants of a set whose values come first in the order of defaults."""
+        return next((mask & group for group in self.default_groups if mask & group), mask)
 
     def get_best(self, target: Target, mask: VariantSet) -> Variant:
         """Return the variant of a set that has the least key of the order."""

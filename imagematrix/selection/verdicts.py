@@ -72,11 +72,12 @@ class Verdicts:
 class RuleGroups:
     """The verdicts of all rules. Rules that share a fact, directly or by way of others, are one group."""
 
-    __slots__ = ("_order", "_rule_groups", "flags")
+    __slots__ = ("_order", "_rule_groups", "facts", "flags")
 
     def __init__(self, groups_by_rule: GroupsByRule) -> None:
         """Take what each rule decides on."""
-        # The CPU flags that rules compare.
+        # What the rules read of a host, and the CPU flags that they compare.
+        self.facts = frozenset(fact for rule, _ in groups_by_rule for fact in rule.facts)
         self.flags = frozenset(
             str(flag)
             for rule, groups in groups_by_rule

@@ -49,6 +49,11 @@ def semver(text):
     return Semver(int(part) for part in str(text).split("."))
 
 
+def quantity(text):
+    """Return an amount such as 16384Mi in bytes."""
+    return celtypes.IntType(int(str(text).removesuffix("Mi")) * 1024 * 1024)
+
+
 def compare_to(one, other):
     return celtypes.IntType((one > other) - (one < other))
 
@@ -63,6 +68,7 @@ def lower_ascii(text):
 
 FUNCTIONS: dict[str, Any] = {
     "semver": semver,
+    "quantity": quantity,
     "compareTo": compare_to,
     "lowerAscii": lower_ascii,
     "join": join,

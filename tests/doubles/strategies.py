@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from imagematrix.hardware.host.host import Accelerator, Cpu, Driver, Gpu, Host
+from imagematrix.hardware.host.host import Accelerator, Cpu, Driver, Gpu, Host, MigDevice
 from imagematrix.hardware.vendors import marches
 from imagematrix.images.catalog.catalog import CRITERIA, Catalog, Ptx, UserModeDriver, Variant
 
@@ -38,8 +38,16 @@ common = {
     "vendor": st.sampled_from([None, "amd", "intel"]),
     "march": st.uuids().map(str),  # all variants of a matrix differ
 }
+MEMORY = (None, None, 7000, 15360, 40448)  # that a GPU has, or a variant needs
+mig_devices = st.lists(st.sampled_from([9984, 20096, None]), max_size=2).map(
+    lambda sizes: tuple(
+        MigDevice(uuid=None, profile=None, gpu_instance=number, compute_instance=0, memory_mib=size)
+        for number, size in enumerate(sizes)
+    )
+)
 gpu_variants = st.builds(
     Variant,
+    gpu_memory_mib=st.sampled_from(MEMORY),
     cuda=st.sampled_from(["11.8", "12.0", "12.4", "13.0"]),
     cubins=st.lists(st.sampled_from(TARGETS), max_size=3, unique=True).map(tuple),
     ptx=st.lists(ptx, max_size=2).map(tuple),
@@ -62,6 +70,8 @@ facts: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
         "name": st.sampled_from(["NVIDIA L40S", None]),
         "pci_device_id": st.sampled_from(["26b9", "1db5", None]),
         "state": st.sampled_from(["ok"] * 6 + ["vgpu", "lost", "unconfirmed"]),
+        "memory_mib": st.sampled_from([*MEMORY, 6999, 15359, 81559]),
+        "mig": st.one_of(st.none(), st.none(), st.none(), mig_devices),
     }
 )
 gpus = st.one_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.catalog import describe_default_order
 from imagematrix.images.catalog.warm_up import write_warm_up
 
 TYPE_CHECKING = False
@@ -35,6 +36,9 @@ def compose_labels(item: Planned, entry: Variant) -> dict[str, str]:
         image_labels[labels.PREFER] = ",".join(cell.image.prefer)
     if cell.image.defaults:
         image_labels[labels.DEFAULTS] = json.dumps(dict(cell.image.defaults), separators=(",", ":"))
+    if cell.image.default_order:
+        order = describe_default_order(cell.image.default_order)
+        image_labels[labels.DEFAULT_ORDER] = json.dumps(order, separators=(",", ":"))
     if cell.warm_up:
         image_labels[labels.WARM_UP] = write_warm_up(cell.warm_up)
     base = cell.properties.get("base")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from fnmatch import fnmatchcase
 
+from imagematrix.common import units
 from imagematrix.common.suggestions import suggest_nearest
 from imagematrix.hardware.vendors import cuda, gpus, macros, marches, versions
-from imagematrix.images.catalog.catalog import VALUE
+from imagematrix.images.catalog.catalog import MOST_MIB, VALUE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ RESERVED = frozenset(
 )
 HOST_DRIVER = "host"  # no driver in the image: the node's NVIDIA runtime injects its own
 DRIVER_FROM = "driver_from"  # the property of a driver with the folder or the installer that has its files
+MEMORY = "memory"  # the property of a value of an own axis with the memory that each GPU needs
+MEBIBYTE = 1024 * 1024
 PLACEHOLDER = re.compile(r"\{(?:version|arch)\}")  # in `driver_from`
 PLATFORMS = ("linux/amd64", "linux/arm64")
 GLOB = re.compile(r"[!-~]{1,200}", re.ASCII)  # of files
@@ -97,6 +101,13 @@ def check_flag(flag: str, arch: str) -> Complaint | None:
     distant_flags = [word for word in flags if _get_series(word) != _get_series(flag)]
     guess = suggest_nearest(flag, distant_flags, likeness=FLAG_SLIP)
     return (f"unknown CPU flag {flag!r}", guess) if guess else None
+
+
+def parse_memory(text: str) -> int | None:
+    """Return an amount such as 16GiB or 15000MiB in MiB, rounded up; None if it is none, or too large."""
+    size = units.parse_size(text)
+    mib = math.ceil(size / MEBIBYTE) if size else 0
+    return mib if 0 < mib <= MOST_MIB else None
 
 
 def is_glob(value: str) -> bool:

@@ -11,6 +11,7 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from imagematrix.build.matrix.axis_values import MEMORY, parse_memory
 from imagematrix.build.matrix.feasibility import find_infeasibility
 from imagematrix.build.matrix.matrix import GPU_AXES, NO_CUDA, Cell
 from imagematrix.build.matrix.problems import Mark, MatrixError, Problem
@@ -223,4 +224,17 @@ def _make_cell(matrix: Matrix, image: Image, point: dict[str, str], includes: Se
         properties.update(matrix.get_properties(axis, value))
     for entry in includes:
         properties.update(entry.properties)
-    return Cell(image=image, axes=point, properties=properties, facts=matrix.facts, includes=tuple(includes))
+    return Cell(
+        image=image,
+        axes=point,
+        properties=properties,
+        facts=matrix.facts,
+        includes=tuple(includes),
+        stated_memory_mib=_find_memory(matrix, image, point) if MEMORY in properties else image.memory_mib,
+    )
+
+
+def _find_memory(matrix: Matrix, image: Image, point: Mapping[str, str]) -> int | None:
+    """Return the most memory that an image or a value states, in MiB."""
+    texts = [matrix.get_properties(axis, value).get(MEMORY, "") for axis, value in point.items()]
+    return max(filter(None, (image.memory_mib, *map(parse_memory, texts))), default=None)

@@ -20,6 +20,7 @@ from imagematrix.build.matrix.warm_up_reader import WarmUpReader
 from imagematrix.common import units
 from imagematrix.common.suggestions import SLIP, suggest_nearest
 from imagematrix.errors import UsageError
+from imagematrix.hardware.vendors import gpus
 from imagematrix.images.catalog import axis_conditions
 from imagematrix.images.catalog.catalog import AXIS, CRITERIA, HARDWARE
 from imagematrix.images.oci.compression import DEFAULT
@@ -27,6 +28,8 @@ from imagematrix.images.oci.compression import DEFAULT
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from imagematrix.images.catalog.catalog import DefaultOrder
 
 SCHEMA = "imagematrix.matrix/v1"
 LIMIT = 16 * 1024 * 1024  # bytes
@@ -39,7 +42,13 @@ TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,40}", re.ASCII)
 OUTSIDE = "absolute names, .. and links that lead outside are rejected"
 TOP = ("schema", "templates", "images", "axes", "properties", "exclude", "include", "facts", "compression")
 TYPO = 0.9  # the similarity of words that differ in one letter; high, as properties may have any name
+MISPLACED_MEMORY = (
+    f"{axis_values.MEMORY} belongs to an image, or under `properties` to a value of an axis of your own"
+)
 MISPLACED = f"{axis_values.DRIVER_FROM} belongs to a version of the axis driver, under `properties`"
+MISPLACED_IN_INCLUDE = {axis_values.DRIVER_FROM: MISPLACED, axis_values.MEMORY: MISPLACED_MEMORY}
+KNOWN_PROPERTIES = (axis_values.DRIVER_FROM, axis_values.MEMORY)  # all others are the author's own
+ROUND = 1000  # MiB: drivers differ by some in what they report of the same product
 TEMPLATE = "template: app/Dockerfile.j2"
 IMAGES = f"images: {{app: {{version: v1, {TEMPLATE}}}}}"
 BUILD_INPUT_KEYS = ("secrets", "ssh", "build_args")
@@ -59,6 +68,7 @@ IMAGE = (
     "compression",
     "test",
     "warm_up",
+    axis_values.MEMORY,
     *BUILD_INPUT_KEYS,
 )
 # What to do about another value than `claim`.
@@ -116,6 +126,7 @@ class _MatrixReader(NodeReader):
         self.layers = CompressionReader(self.problems)
         self.warm_up = WarmUpReader(self.problems)
         self.compression = DEFAULT
+        self.warnings: list[Problem] = []
 
     def read_matrix(self, root: document.Node) -> Matrix:
         top = self._read_map(root, "the matrix", keys=TOP)
@@ -155,6 +166,7 @@ class _MatrixReader(NodeReader):
             include=include,
             facts=self.facts,
             text=self.text,
+            warnings=tuple(self.warnings),
         )
 
     def _read_templates_folder(self, node: document.Node | None, mark: Mark) -> Path | None:
@@ -213,6 +225,7 @@ class _MatrixReader(NodeReader):
             self._check_context(folder, fields["context"].mark)
         if development not in ("true", "false"):
             self._add_problem(f"{development!r} is neither true nor false", fields["development"].mark)
+        order = self._read_defaults(fields.get("defaults"), values)
         return Image(
             name=name,
             version=version or "",
@@ -220,7 +233,8 @@ class _MatrixReader(NodeReader):
             context=folder,
             development=development == "true",
             prefer=self._read_prefer(fields.get("prefer")),
-            defaults=self._read_defaults(fields.get("defaults"), values),
+            defaults=tuple((axis, listed[0]) for axis, listed in order),
+            default_order=tuple((axis, listed) for axis, listed in order if len(listed) > 1),
             plain_pull=self._read_plain_pull(fields.get("plain_pull"), values),
             budget=self._read_budget(fields.get("budget")),
             secrets=self._read_ids(fields, "secrets"),
@@ -235,6 +249,7 @@ class _MatrixReader(NodeReader):
             compression=self.layers.read_compression(fields.get("compression"), self.compression),
             test=self._read_test(fields.get("test")),
             warm_up=self.warm_up.read_warm_up(fields.get("warm_up")),
+            memory_mib=self._read_memory(fields.get(axis_values.MEMORY)),
         )
 
     def _read_prefer(self, node: document.Node | None) -> tuple[str, ...]:
@@ -290,21 +305,28 @@ class _MatrixReader(NodeReader):
 
     def _read_defaults(
         self, node: document.Node | None, values: Mapping[str, tuple[str, ...]]
-    ) -> tuple[tuple[str, str], ...]:
-        defaults = {}
+    ) -> DefaultOrder:
+        """Return the axes with their default values in order, sorted by axis."""
+        defaults: dict[str, list[str]] = {}
         for axis, mark, value in self._read_entries(node, "defaults"):
-            text = self._read_text(value, f"the default of {axis}")
+            words = self._read_words(value, f"the default of {axis}")
             if axis in HARDWARE:
                 remedy = "remove it; `prefer` sets the order among images that fit"
                 self._add_problem(
                     f"{axis} is decided by the node's hardware, and has no default", mark, remedy
                 )
-            elif self._is_axis(axis, mark, values) and text is not None:
-                if text not in values[axis]:
-                    remedy = suggest_nearest(text, values[axis]) or f"it has {', '.join(values[axis])}"
-                    self._add_problem(f"the axis {axis} has no value {text!r}", value.mark, remedy)
-                defaults[axis] = text
-        return tuple(sorted(defaults.items()))
+            elif self._is_axis(axis, mark, values):
+                listed = defaults.setdefault(axis, [])
+                for text, at in words:
+                    if text not in values[axis]:
+                        remedy = suggest_nearest(text, values[axis]) or f"it has {', '.join(values[axis])}"
+                        self._add_problem(f"the axis {axis} has no value {text!r}", at, remedy)
+                    elif text in listed:
+                        self._add_problem(f"the default {text!r} occurs twice", at)
+                    listed.append(text)
+                if isinstance(value, document.Sequence) and not value.items:
+                    self._add_problem(f"the axis {axis} has no default value", value.mark, "remove the line")
+        return tuple((axis, tuple(listed)) for axis, listed in sorted(defaults.items()) if listed)
 
     def _read_plain_pull(
         self, node: document.Node | None, values: Mapping[str, tuple[str, ...]]
@@ -327,6 +349,22 @@ class _MatrixReader(NodeReader):
             self._add_problem(f"{text!r} is not an amount of bytes such as 2GB or 1.5GiB", node.mark)
             return None
         return int(amount)
+
+    def _read_memory(self, node: document.Node | None) -> int | None:
+        """Return an amount of memory in MiB; warn if it is just above what a GPU reports."""
+        text = self._read_text(node, axis_values.MEMORY)
+        if node is None or text is None:
+            return None
+        mib = axis_values.parse_memory(text)
+        if mib is None:
+            message = f"{text[:80]!r} is not an amount of memory such as 15000MiB or 16GiB"
+            self._add_problem(message, node.mark)
+        elif below := gpus.find_products_with_less_memory(mib):
+            named = ", ".join(f"{name} reports {reported} MiB" for name, reported in below.items())
+            enough = min(below.values()) // ROUND * ROUND
+            remedy = f"write {enough}MiB if it is enough"
+            self.warnings.append(Problem(f"memory {text} is {mib} MiB: {named}", node.mark, remedy))
+        return mib
 
     def _read_test(self, node: document.Node | None) -> ImageTest | None:
         """Return a test: a line for a shell, a list of words, or a map with one of them as its `command`."""
@@ -416,10 +454,22 @@ class _MatrixReader(NodeReader):
                     remedy = suggest_nearest(value, axes[axis]) or f"it has {', '.join(axes[axis])}"
                     self._add_problem(f"the axis {axis} has no value {value!r}", at, remedy)
                 texts = self._read_property_texts(fields, f"the properties of {axis} {value}", axes)
-                if axis_values.DRIVER_FROM in texts and isinstance(fields, document.Mapping):
-                    self._check_driver_from(axis, value, *fields.entries[axis_values.DRIVER_FROM])
+                if isinstance(fields, document.Mapping):
+                    self._check_known_properties(axis, value, texts, fields)
                 properties[axis][value] = texts
         return properties
+
+    def _check_known_properties(
+        self, axis: str, value: str, texts: Iterable[str], fields: document.Mapping
+    ) -> None:
+        if axis_values.DRIVER_FROM in texts:
+            self._check_driver_from(axis, value, *fields.entries[axis_values.DRIVER_FROM])
+        if axis_values.MEMORY in texts:
+            mark, node = fields.entries[axis_values.MEMORY]
+            if axis in HARDWARE:
+                self._add_problem(MISPLACED_MEMORY, mark)
+            else:
+                self._read_memory(node)
 
     def _check_driver_from(self, axis: str, value: str, mark: Mark, node: document.Node) -> None:
         scheme, separator, _ = (self._read_text(node, axis_values.DRIVER_FROM) or "").partition("://")
@@ -449,8 +499,8 @@ class _MatrixReader(NodeReader):
             self._add_problem(
                 f"a property cannot be called {name!r}, which is {kind}", mark, "choose another name"
             )
-        elif name != axis_values.DRIVER_FROM and (
-            guess := suggest_nearest(name, [axis_values.DRIVER_FROM], likeness=TYPO)
+        elif name not in KNOWN_PROPERTIES and (
+            guess := suggest_nearest(name, KNOWN_PROPERTIES, likeness=TYPO)
         ):
             self._add_problem(f"{name!r} is not a known property", mark, guess)
         elif bad := axis_values.find_unsafe_character(
@@ -507,8 +557,8 @@ class _MatrixReader(NodeReader):
                     axis_texts[name] = text
                 elif guess := axis_values.suggest_axis(name, axes, likeness=SLIP):
                     self._add_problem(f"{name!r} is not an axis of this matrix", mark, guess)
-                elif name == axis_values.DRIVER_FROM:
-                    self._add_problem(MISPLACED, mark)
+                elif name in MISPLACED_IN_INCLUDE:
+                    self._add_problem(MISPLACED_IN_INCLUDE[name], mark)
                 elif self._is_property(name, mark, text, value.mark, axes):
                     properties[name] = text
             yield Include(axes=axis_texts, properties=properties, mark=item.mark)

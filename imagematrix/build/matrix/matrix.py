@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from imagematrix.build.matrix.image_test import ImageTest
-    from imagematrix.build.matrix.problems import Mark
+    from imagematrix.build.matrix.problems import Mark, Problem
+    from imagematrix.images.catalog.catalog import DefaultOrder
     from imagematrix.images.catalog.warm_up import WarmUp
 
 GPU_AXES = ("compute", "driver")  # cells without CUDA do not have them
@@ -42,7 +43,8 @@ class Image:
     `template` is relative to the matrix' templates folder, `context` is an existing folder, or None for no
     files. An image under `development` may be replaced locally under the same version and is never pushed.
     `prefer` lists the criteria of the selector (catalog.CRITERIA) that come first for this image. `defaults`
-    has the default values of axes that are not about hardware, sorted by axis. If `plain_pull` is None, a
+    has the default values of axes that are not about hardware, sorted by axis, and `default_order` all values
+    of those axes that have several, of which that in `defaults` is the first. If `plain_pull` is None, a
     plain pull gets the variant with the fewest requirements. `budget` limits the size of its layers in bytes,
     or is None; it is not part of the identity. `secrets` and `ssh` are the ids that its build may use,
     `build_args` its arguments with their values; None if the value must be given at build time. With
@@ -52,7 +54,7 @@ class Image:
     `optional_code` are globs of files that may lack device code for a GPU, because the image does not use
     them there. `compression` is that of the layers that its build writes. `test` runs in each built image
     before it is tagged, or is None; it is not part of the identity. `warm_up` fills the caches of code that
-    its programs compile when they run, or is None.
+    its programs compile when they run, or is None. `memory_mib` is the memory that each GPU needs, or None.
     """
 
     name: str
@@ -74,6 +76,8 @@ class Image:
     compression: Compression = DEFAULT
     test: ImageTest | None = None
     warm_up: WarmUp | None = None
+    memory_mib: int | None = None
+    default_order: DefaultOrder = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +103,8 @@ class Matrix:
     """A whole matrix.yaml. `axes` keep the order of the file, as do their values.
 
     `properties` are given by axis and value, or glob of values: `properties["cuda"]["12.4"]["base"]`. `text`
-    is the content of the file, for error messages.
+    is the content of the file, for error messages. `warnings` are about values that are valid, but are likely
+    not what their author means.
     """
 
     path: Path
@@ -111,6 +116,7 @@ class Matrix:
     include: tuple[Include, ...] = ()
     facts: MatrixFacts = field(default_factory=MatrixFacts)
     text: str = field(default="", repr=False)
+    warnings: tuple[Problem, ...] = ()
 
     @property
     def property_names(self) -> frozenset[str]:
@@ -132,7 +138,8 @@ class Cell:
 
     `axes` has the values of the axes that apply to this cell: a CPU-only cell has neither `compute` nor
     `driver`. `properties` are the properties of all its values, merged. `facts` are the facts of the matrix.
-    `includes` are the entries that added the cell, or gave it properties.
+    `includes` are the entries that added the cell, or gave it properties. `stated_memory_mib` is the most
+    memory that the image or a value of its own axes states, None if none does.
     """
 
     image: Image
@@ -140,6 +147,7 @@ class Cell:
     properties: Mapping[str, str]
     facts: MatrixFacts = field(default_factory=MatrixFacts)
     includes: tuple[Include, ...] = ()
+    stated_memory_mib: int | None = None
 
     @cached_property
     def id(self) -> str:
@@ -171,6 +179,11 @@ class Cell:
     def driver(self) -> str | None:
         """The version of the image's driver, HOST_DRIVER if it is the node's, None in a CPU-only cell."""
         return None if self.cuda is None else self.axes.get("driver", HOST_DRIVER)
+
+    @property
+    def gpu_memory_mib(self) -> int | None:
+        """The memory that each GPU needs, in MiB; None if none is stated, and in a CPU-only cell."""
+        return None if self.cuda is None else self.stated_memory_mib
 
     @property
     def claims_flags(self) -> bool:

@@ -66,6 +66,7 @@ def make_variant(cell: Cell, flags: frozenset[str], reference: str) -> Variant:
         vendor=cell.facts.get_vendor(march) if march else None,
         oldest_driver=cell.facts.get_oldest_driver(cell.cuda),
         axes=cell.own_axes,
+        gpu_memory_mib=cell.gpu_memory_mib,
         facts=tuple((fact, CLAIM) for fact, claimed in claims.items() if claimed),
     )
 
@@ -101,6 +102,7 @@ def list_candidates(matrix: Matrix, expansion: Expansion, image: Image) -> Candi
             variants=tuple(map(promise_variant, cells)),
             prefer=image.prefer,
             defaults=image.defaults,
+            default_order=image.default_order,
         ),
         plain_pull={
             platform: make_reference(image.name, image.version, cell) for platform, cell in plain_pull.items()

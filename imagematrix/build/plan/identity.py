@@ -76,11 +76,13 @@ def identify(
             **({"compiler": cell.properties["compiler"]} if "compiler" in cell.properties else {}),
             **({"cpu code": CLAIM} if cell.claims_flags else {}),
             **({"device code": CLAIM} if cell.claims_code else {}),
+            **({"memory": f"{cell.gpu_memory_mib} MiB"} if cell.gpu_memory_mib else {}),
             **({"optional device code": json.dumps(list(cell.optional_code))} if cell.optional_code else {}),
             **({"warm_up": compute_digest(write_warm_up(cell.warm_up).encode())} if cell.warm_up else {}),
             # These decide which image of a version each node gets, so a version cannot change them.
             **({"prefer": ",".join(cell.image.prefer)} if cell.image.prefer else {}),
             **({"defaults": ",".join(map("=".join, cell.image.defaults))} if cell.image.defaults else {}),
+            **({"default order": json.dumps(cell.image.default_order)} if cell.image.default_order else {}),
             **(build_inputs.list_components(cell.image) if build_inputs else {}),
             # The version of the trim rules, because they decide the bytes; the program's release does not.
             **({TRIM: rules.VERSION} if trims else {}),

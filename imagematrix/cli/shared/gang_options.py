@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from imagematrix.cli.shared.inputs import find_catalog
-from imagematrix.cli.shared.output import print_json, print_text
+from imagematrix.cli.shared.output import print_info, print_json, print_text
 from imagematrix.images.catalog.sources import require_not_built_on
 from imagematrix.selection.fleet.hosts import load_hosts
 from imagematrix.selection.gang.gang import NothingFitsAll
@@ -68,6 +68,8 @@ def print_gang_selection(
             print_json(error.gang.to_json())
         raise
     require_not_built_on(image, catalog, [variant.reference for variant in gang.variants])
+    for warning in () if json else gang.warnings:
+        print_info(f"imagematrix: {warning.text}")
     if json:
         print_json(gang.to_json())
     elif request.alike is None:

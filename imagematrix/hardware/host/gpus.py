@@ -34,6 +34,8 @@ NOT_QUERIED = (
     "NVML was not queried: memory and MIG mode of the GPUs are unknown, and the brand except of data-centre "
     "parts; a dump of `nvidia-smi -q -x` has them"
 )
+MEMINFO, KIB = "/proc/meminfo", 1024
+TOTAL = re.compile(r"^MemTotal: +(\d{1,15}) kB$", re.MULTILINE | re.ASCII)
 NVIDIA = "nvidia"  # the kernel driver's name in /sys/bus/pci/drivers
 DENIED = frozenset({4, 17})  # NVML_ERROR_NO_PERMISSION, _OPERATING_SYSTEM: a cgroup or the node's mode
 # nvmlGpuVirtualizationMode_t: a vGPU in a guest; hosts that provide vGPUs or shared graphics (vSGA).
@@ -106,6 +108,7 @@ def find_gpus(
     if dump is not None:
         driver, merged, remarks = dump
         driver, mismatch = _compare_dump(driver, kernel)
+        merged = _add_shared_memory(tree, merged)
         warnings = [*remarks, *mismatch, *_describe_problems(merged, kernel, complete=True)]
         return driver, merged, nvidia.list_nodes(tree) or (), warnings
 
@@ -117,6 +120,7 @@ def find_gpus(
         # node.
         driver = replace(driver, user_mode=nvidia.read_user_mode(tree))
     merged, withheld = _merge_sources(tree, kernel, nodes, nvml)
+    merged = _add_shared_memory(tree, merged)
 
     if withheld:
         warnings.append(f"{', '.join(withheld)}: not assigned to this container or job, ignored")
@@ -140,6 +144,15 @@ def find_gpus(
     if driver is not None or kernel.loaded:
         warnings += _describe_missing(merged, nodes)
     return driver, merged, nodes or (), warnings
+
+
+def _add_shared_memory(tree: Tree, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """Return `gpus`; those that share the CPUs' memory with all of it, as far as the kernel can give it."""
+    if not any(gpu.memory_shared for gpu in gpus):
+        return gpus
+    total = TOTAL.search(tree.read_text(MEMINFO) or "")
+    mib = int(total[1]) // KIB if total else None
+    return tuple(replace(gpu, memory_mib=mib) if gpu.memory_shared else gpu for gpu in gpus)
 
 
 def _merge_sources(
@@ -261,6 +274,7 @@ def _make_gpu(index: int, sources: _GpuSources, kernel: Kernel, nodes: tuple[str
         memory_mib=nvml.memory_mib if nvml else None,
         mig=mig,
         state=_find_problem(sources, kernel, nodes) or _get_mode(nvml, name, mig),
+        memory_shared=nvml is not None and nvml.shares_memory,
     )
 
 

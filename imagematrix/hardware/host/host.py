@@ -100,7 +100,8 @@ class Gpu(Record):
     ("nvidia", "geforce", "tesla", ...), from NVML or from the name of a data-centre part. `mig` is None if
     MIG is disabled or unknown, a tuple (perhaps empty) if it is enabled. `state` is "ok", "vgpu" (which needs
     the node's own driver), or the reason why the GPU cannot be used: "lost", "failed", "unconfirmed",
-    "no-permission", "no-node", "no-module", "excluded", "vgpu-host", "mig-empty".
+    "no-permission", "no-node", "no-module", "excluded", "vgpu-host", "mig-empty". With `memory_shared`, it
+    has no memory of its own, and `memory_mib` is all of the CPUs' memory.
     """
 
     index: int
@@ -114,11 +115,20 @@ class Gpu(Record):
     memory_mib: int | None = None
     mig: tuple[MigDevice, ...] | None = None
     state: str = "ok"
+    memory_shared: bool = False
 
     @property
     def usable(self) -> bool:
         """Whether a container can use it."""
         return self.state in {"ok", "vgpu"}
+
+    @property
+    def least_memory_mib(self) -> int | None:
+        """The MiB of the GPU, or of its smallest MIG device, which share none; None if one is unknown."""
+        if not self.mig:
+            return self.memory_mib
+        sizes = [device.memory_mib for device in self.mig]
+        return None if None in sizes else min(size for size in sizes if size is not None)
 
     @property
     def last_branch(self) -> int | None:
@@ -139,7 +149,12 @@ class Gpu(Record):
         """The GPU in a message: its index and, if known, its name."""
         return f"GPU {self.index}" + (f" ({self.name})" if self.name else "")
 
-    to_json = describe_fields  # an element of the Host document's `gpus`
+    def to_json(self) -> dict[str, object]:
+        """Return one element of the Host document's `gpus`."""
+        data = describe_fields(self)
+        if not self.memory_shared:  # as of nearly every GPU, and in older documents
+            del data["memory_shared"]
+        return data
 
 
 class Accelerator(Record):
@@ -307,6 +322,7 @@ def _read_gpu(gpu: Fields, normalize_address: Callable[[str], str | None]) -> Gp
         mig=tuple(_read_mig_device(device) for device in gpu.list_objects("mig")) if gpu.has("mig") else None,
         # Any word: a newer release may have further states, none of which counts as usable here.
         state=gpu.get_text("state"),
+        memory_shared=gpu.get_boolean("memory_shared"),
     )
     if not result.state:
         raise gpu.fail("state", 'is empty (expected one such as "ok")')

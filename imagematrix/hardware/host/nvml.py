@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 20.0  # initialising eight idle GPUs takes about ten
 
 # Codes of nvmlReturn_t.
+NOT_SUPPORTED = 3
 NO_PERMISSION = 4
 NOT_LOADED = 9
 NO_LIBRARY = 12
@@ -70,6 +71,11 @@ class NvmlGpu:
     persistence: int | None = None
     fabric: int | None = None
     errors: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether it has no memory of its own, as GB10: NVML then does not support the question for it."""
+        return self.errors.get("memory") == NOT_SUPPORTED and self.mig is None
 
     @property
     def is_reached(self) -> bool:

@@ -24,6 +24,7 @@ ROOT = "nvidia_smi_log"
 VERSIONS = ("kmd_version", "driver_version")
 SOURCE = "nvidia-smi -q -x"
 LOST = "gpu is lost"
+UNSUPPORTED = ("N/A", "[N/A]", "Not Supported", "[Not Supported]")
 # nvidia-smi's words for a vGPU in a guest, and for hosts that provide vGPUs or shared graphics.
 GUEST, HOSTS = "vgpu", frozenset({"host vgpu", "host vsga"})
 
@@ -101,6 +102,7 @@ class _GpuElement:
         self.values: dict[str, str] = {"bus_id": identity}
         self.mig: list[dict[str, str]] = []
         self.lost = False
+        self.has_no_memory = False
 
 
 class _Dump:
@@ -174,6 +176,7 @@ class _Dump:
             values, key = gpu.mig[-1], WANTED_MIG.get("/".join(path[2:]))
         else:
             values, key = gpu.values, WANTED.get("/".join(path))
+            gpu.has_no_memory = gpu.has_no_memory or (key == "memory" and text in UNSUPPORTED)
         # Besides values there are "N/A", "[Not Supported]", "Unknown Error", "Insufficient Permissions" ...
         if key and text and not re.match(r"\[|N/A|Unknown Error|GPU |Insufficient|Requested|Not ", text):
             values[key] = text
@@ -201,6 +204,8 @@ def _make_gpu(index: int, facts: _GpuElement) -> Gpu:
         memory_mib=_parse_mebibytes(values.get("memory", "")),
         mig=mig,
         state=_get_state(facts, mig),
+        # GB10 and the like share the CPUs' memory, and do not support the question for their own.
+        memory_shared=facts.has_no_memory and mig is None and not facts.lost,
     )
 
 

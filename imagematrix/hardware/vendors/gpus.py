@@ -96,6 +96,15 @@ def find_capabilities(name: str) -> tuple[str, ...]:
     return tuple(sorted(capabilities, key=versions.make_sort_key))
 
 
+def find_products_with_less_memory(mib: int) -> Mapping[str, int]:
+    """Return products that have a little less memory, at most a tenth of it, each with what NVML reports.
+
+    A product that is sold with 16 GiB reports less, so that a need of 16 GiB leaves it out.
+    """
+    table: Mapping[str, int] = _data.load("gpus.json")["memory_mib"]
+    return {name: size for name, size in table.items() if size < mib <= size + size // 10}
+
+
 def _split_words(name: str) -> list[str]:
     return re.findall(r"[a-z0-9.]+", name.lower())
 

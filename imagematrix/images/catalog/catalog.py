@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from imagematrix.common.json_documents import Fields
     from imagematrix.images.catalog.warm_image import WarmImage
 
+    DefaultOrder = tuple[tuple[str, tuple[str, ...]], ...]  # axes, each with its values
+
 SCHEMA = "imagematrix.catalog/v1"
 MODES = ("exact", "compat", "host")
 # The source of a need: read from the image's bytes; claimed by labels; CPU flags for which most of a file is
@@ -33,6 +35,7 @@ CODE = re.compile(r"\d{2,3}[af]?", re.ASCII)
 # The name of an axis, and a value that is safe in a tag, a shell word and a Dockerfile.
 AXIS = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", re.ASCII)
+MOST_MIB = 99_999_999  # of a GPU's memory that a variant can need: 95 TiB
 # The name of a library, as of a Python package, and its version or several, such as 2.27.3 or openmpi-5.0.7.
 LIBRARY = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}", re.ASCII)
 LIBRARY_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+,-]{0,255}", re.ASCII)
@@ -185,7 +188,7 @@ class Variant(Record, many=True):
     `requires` are expressions as in NVIDIA_REQUIRE_CUDA, all of which have to hold;
     hardware.vendors.requirements parses them. `libraries` are the frameworks and the libraries through which
     the ranks of a job talk, sorted, each with its version, None if unknown; it is None if no audit has looked
-    for any.
+    for any. `gpu_memory_mib` is the memory that each GPU needs in total, None if nothing is stated.
     """
 
     reference: str
@@ -208,6 +211,7 @@ class Variant(Record, many=True):
     device_code: tuple[Code, ...] = ()
     libraries: tuple[tuple[str, str | None], ...] | None = None
     partial_flags: frozenset[str] = frozenset()
+    gpu_memory_mib: int | None = None
 
     @property
     def gpu(self) -> bool:
@@ -249,6 +253,7 @@ class Variant(Record, many=True):
             **({"facts": dict(self.facts)} if self.facts else {}),
             **({"requires": list(self.requires)} if self.requires else {}),
             **({"libraries": dict(self.libraries)} if self.libraries is not None else {}),
+            **({"memory": {"gpu_mib": self.gpu_memory_mib}} if self.gpu_memory_mib is not None else {}),
         }
 
     @classmethod
@@ -261,8 +266,9 @@ class Catalog(Record):
     """The variants of `image`:`version`. No two have the same reference.
 
     `prefer` are the CRITERIA that are compared first, before the others. `defaults` has values for some of
-    the variants' own axes, used if a question leaves the axis open. `warm` are the warm images of the
-    variants.
+    the variants' own axes, used if a question leaves the axis open. Where `default_order` has several values
+    of such an axis, of which that in `defaults` is the first, the first with a variant that fits is used; of
+    several such axes, the first in the alphabet varies least. `warm` are the warm images of the variants.
     """
 
     image: str
@@ -271,6 +277,7 @@ class Catalog(Record):
     prefer: tuple[str, ...] = ()
     defaults: tuple[tuple[str, str], ...] = ()
     warm: tuple[WarmImage, ...] = ()
+    default_order: DefaultOrder = ()
 
     def to_json(self) -> dict[str, object]:
         """Return the Catalog document."""
@@ -280,6 +287,7 @@ class Catalog(Record):
             "version": self.version,
             "prefer": list(self.prefer),
             **({"defaults": dict(self.defaults)} if self.defaults else {}),
+            **({"default_order": describe_default_order(self.default_order)} if self.default_order else {}),
             "variants": [variant.to_json() for variant in self.variants],
             **({"warm": [warm_image.to_json() for warm_image in self.warm]} if self.warm else {}),
         }
@@ -301,12 +309,14 @@ class Catalog(Record):
                 raise item.fail("reference", f"{variant.reference} occurs twice")
             references.add(variant.reference)
             variants.append(variant)
+        defaults = read_own_axes(fields, "defaults")
         catalog = cls(
             image=fields.get_text("image"),
             version=fields.get_text("version"),
             variants=tuple(variants),
             prefer=read_preference(fields, "prefer"),
-            defaults=read_own_axes(fields, "defaults"),
+            defaults=defaults,
+            default_order=read_default_order(fields, "default_order", defaults),
             warm=_read_warm_images(fields) if fields.has("warm") else (),
         )
         return catalog.keep(catalog.variants) if catalog.warm else catalog
@@ -320,6 +330,10 @@ class Catalog(Record):
     def without_warm(self) -> Catalog:
         """Return the catalog without warm images, so that the variants themselves are started."""
         return replace(self, warm=()) if self.warm else self
+
+    def without_defaults(self) -> Catalog:
+        """Return the catalog without defaults, so that a question decides all axes or leaves them open."""
+        return replace(self, defaults=(), default_order=())
 
     def named(self, name: str) -> Catalog | None:
         """Return the part of the catalog that `name` refers to: all of it, or one variant.
@@ -335,7 +349,7 @@ class Catalog(Record):
         variants = tuple(
             [variant for variant in self.variants if name == variant.reference or version == variant.digest]
         )
-        return replace(self.keep(variants), defaults=()) if variants else None
+        return self.keep(variants).without_defaults() if variants else None
 
     def known_as(self, name: str) -> Catalog | None:
         """Return the part that `name` refers to where an image may have another name than in the catalog.
@@ -346,7 +360,7 @@ class Catalog(Record):
         """
         matches = tuple(variant for variant in self.variants if variant.reference == name)
         if matches:
-            return replace(self.keep(matches), defaults=())
+            return self.keep(matches).without_defaults()
         image, version = split_version(name)
         path, repository = _get_repository(image), _get_repository(self.image)
         shortened = path == image and repository.endswith(f"/{path}")
@@ -393,6 +407,7 @@ def _read_variant(fields: Fields, cache: dict[str, Any]) -> Variant:
         partial_flags=fields.get_words("partial_cpu_flags")
         if fields.has("partial_cpu_flags")
         else frozenset(),
+        gpu_memory_mib=_read_gpu_memory(fields) if fields.has("memory") else None,
     )
 
 
@@ -418,6 +433,30 @@ def read_own_axes(fields: Fields, key: str) -> tuple[tuple[str, str], ...]:
     return tuple(
         [(axis, axes.get_matching(axis, VALUE, "the value of an axis")) for axis in sorted(axes.data)]
     )
+
+
+def describe_default_order(default_order: DefaultOrder) -> dict[str, list[str]]:
+    """Return the order of defaults as documents and labels have it."""
+    return {axis: list(values) for axis, values in default_order}
+
+
+def read_default_order(fields: Fields, key: str, defaults: tuple[tuple[str, str], ...]) -> DefaultOrder:
+    """Return an object's axes with their values in order, sorted by axis.
+
+    Raises UsageError if a value is invalid or occurs twice, or if the first is not that in `defaults`.
+    """
+    listed = fields.get_object_or_none(key)
+    if listed is None:
+        return ()
+    firsts, order = dict(defaults), []
+    for axis in sorted(listed.data):
+        values = listed.get_texts(axis)
+        if not all(VALUE.fullmatch(value) for value in values) or len({*values}) < len(values):
+            raise listed.fail(axis, "it is not a list of different values of an axis")
+        if values[:1] != (firsts.get(axis),):
+            raise listed.fail(axis, "its first value is not the one in `defaults`")
+        order.append((axis, values))
+    return tuple(order)
 
 
 def _read_platform(fields: Fields, key: str) -> str:
@@ -528,6 +567,14 @@ def _read_requires(fields: Fields, key: str) -> tuple[str, ...]:
         except UsageError as error:
             raise fields.fail(key, str(error)) from error
     return expressions
+
+
+def _read_gpu_memory(fields: Fields) -> int | None:
+    memory = fields.get_object_or_empty("memory")
+    mib = memory.get_integer_or_none("gpu_mib")
+    if mib is not None and not 0 < mib <= MOST_MIB:
+        raise memory.fail("gpu_mib", f"{mib} is not an amount from 1 to {MOST_MIB} MiB")
+    return mib
 
 
 def _read_driver(fields: Fields, key: str) -> UserModeDriver | None:

@@ -106,6 +106,7 @@ def load_catalogs(image: str | None = None, policies: Sequence[SignaturePolicy] 
             variants=tuple(members[reference][0] for reference in sorted(members)),
             prefer=terms.prefer,
             defaults=terms.defaults,
+            default_order=terms.default_order,
             warm=tuple(warm_images.get((name, version), ())),
         )
         catalogs.append(catalog.keep(catalog.variants) if catalog.warm else catalog)

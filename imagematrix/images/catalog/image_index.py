@@ -196,6 +196,7 @@ def make_catalog(image: str, version: str, entries: Sequence[IndexEntry]) -> Cat
         variants=tuple(variants.values()),
         prefer=terms.prefer,
         defaults=terms.defaults,
+        default_order=terms.default_order,
     )
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 
 from imagematrix.common import json_documents
 from imagematrix.common.record import Record
 from imagematrix.errors import UsageError
-from imagematrix.images.catalog.catalog import Variant, read_own_axes, read_preference
+from imagematrix.images.catalog.catalog import Variant, read_default_order, read_own_axes, read_preference
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
+
+    from imagematrix.images.catalog.catalog import DefaultOrder
 
 IMAGE = "io.imagematrix.image"  # the image's name, without a version
 VERSION = "io.imagematrix.version"  # the image's version
@@ -22,6 +25,7 @@ INPUT = "io.imagematrix.input"  # the input digest
 INPUTS = "io.imagematrix.inputs"  # the components of the input digest, as JSON
 PREFER = "io.imagematrix.prefer"  # `prefer` of the matrix, separated by commas; absent if not set
 DEFAULTS = "io.imagematrix.defaults"  # `defaults` of the matrix, as JSON; absent if not set
+DEFAULT_ORDER = "io.imagematrix.default_order"  # `defaults` with several values, as JSON; absent without any
 DEVELOPMENT = "io.imagematrix.development"  # `true` if the image may be replaced; absent otherwise
 OPTIONAL = "io.imagematrix.optional"  # `optional_device_code` of the matrix, as JSON; absent if not set
 SIZE = "io.imagematrix.size"  # the size of the layers in the registry, in bytes; only in an index
@@ -30,7 +34,7 @@ WARM = "io.imagematrix.warm"  # what a warm image says of itself, as JSON; only 
 WARM_UP = "io.imagematrix.warm_up"  # `warm_up` of the matrix, as JSON; absent if not set
 
 # Also annotations of manifests, so that a registry needs no second request for the labels.
-ANNOTATED = (VERSION, CELL, INPUT, INPUTS, PREFER, DEFAULTS, VARIANT)
+ANNOTATED = (VERSION, CELL, INPUT, INPUTS, PREFER, DEFAULTS, DEFAULT_ORDER, VARIANT)
 OF_THE_STORE = ("reference", "digest", "size")
 # Settings of an image that a container gets, by their names in an image's configuration.
 SETTINGS = (
@@ -53,9 +57,12 @@ class Terms(Record):
 
     prefer: tuple[str, ...] = ()
     defaults: tuple[tuple[str, str], ...] = ()
+    default_order: DefaultOrder = ()
 
     def __str__(self) -> str:
-        return " ".join([",".join(self.prefer) or "the usual order", *map("=".join, self.defaults)])
+        ordered = {axis: ",".join(values) for axis, values in self.default_order}
+        defaults = [f"{axis}={ordered.get(axis, value)}" for axis, value in self.defaults]
+        return " ".join([",".join(self.prefer) or "the usual order", *defaults])
 
 
 def make_tag(version: str, cell: str, input_digest: str) -> str:
@@ -126,14 +133,23 @@ def read_terms(labels: Mapping[str, str], reference: str) -> Terms:
     """Return the terms that an image's labels state; raise UsageError if they are damaged or unknown."""
     text = labels.get(PREFER)
     names = str(text).split(",") if text else []
-    defaults = _parse_object(labels, DEFAULTS, reference) if DEFAULTS in labels else {}
-    fields = json_documents.Fields({PREFER: names, DEFAULTS: defaults}, reference)
-    return Terms(prefer=read_preference(fields, PREFER), defaults=read_own_axes(fields, DEFAULTS))
+    stated = {
+        label: _parse_object(labels, label, reference)
+        for label in (DEFAULTS, DEFAULT_ORDER)
+        if label in labels
+    }
+    fields = json_documents.Fields({PREFER: names, **stated}, reference)
+    defaults = read_own_axes(fields, DEFAULTS)
+    return Terms(
+        prefer=read_preference(fields, PREFER),
+        defaults=defaults,
+        default_order=read_default_order(fields, DEFAULT_ORDER, defaults),
+    )
 
 
 def require_equal_terms(name: str, stated: Iterable[Terms]) -> Terms:
     """Return the terms that all variants of `name` state; raise UsageError if they differ."""
-    first, *rest = sorted(set(stated), key=lambda terms: (terms.prefer, terms.defaults)) or [Terms()]
+    first, *rest = sorted(set(stated), key=attrgetter("prefer", "defaults", "default_order")) or [Terms()]
     if rest:
         differing = " and ".join(map(str, (first, *rest)))
         raise UsageError(

@@ -6,7 +6,6 @@ Each manifest of the index has its variant in its annotations, with the same nam
 from __future__ import annotations
 
 from imagematrix.common.image_reference import DIGEST, Reference
-from imagematrix.common.record import replace
 from imagematrix.common.suggestions import SLIP, suggest_nearest
 from imagematrix.common.text import quote_word, shorten_words
 from imagematrix.errors import UnknownImageError
@@ -69,9 +68,8 @@ def load_catalog(name: str, policies: Sequence[SignaturePolicy] = ()) -> Catalog
         return version_catalog
     if named and is_variant:
         # A named variant leaves no axis for defaults to decide.
-        return replace(
-            image_index.make_catalog(reference.name, named.annotations[labels.VERSION], [named]), defaults=()
-        )
+        version = named.annotations[labels.VERSION]
+        return image_index.make_catalog(reference.name, version, [named]).without_defaults()
     entries = [named] if named else (index or image_index.read_index(manifest, name)).entries
     if named and named.warm:
         remedy = "name the version, or a variant of it"

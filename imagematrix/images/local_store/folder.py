@@ -66,7 +66,8 @@ def find_store_folder(site: Site, option: str | None = None, *, named: str = "")
 class StoredName(Record):
     """What a catalog says of an image: `references` are its names there, `variant` is its entry.
 
-    `image` and `version` are those of the catalog, and `terms` its `prefer` and `defaults`.
+    `image` and `version` are those of the catalog, and `terms` its `prefer`, `defaults` and
+    `default_order`.
     """
 
     references: tuple[str, ...]

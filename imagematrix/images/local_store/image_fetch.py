@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from imagematrix.images.local_store.holder import Holder
     from imagematrix.images.local_store.origins import ImageOrigin, ImageParts
 
+TERMS = ("prefer", "defaults", "default_order")  # of a catalog, which all its variants share
 PARTS = ("images", "catalogs", "leases", "locks", "new", "partial")
 STALE_S = 14 * 24 * 3600  # seconds after which the downloads of an image that nobody asks for are removed
 
@@ -68,7 +69,7 @@ class CatalogEntry:
             image=self.catalog["image"],
             version=self.catalog["version"],
             variant=self.variant,
-            terms={key: self.catalog[key] for key in ("prefer", "defaults") if key in self.catalog},
+            terms={key: self.catalog[key] for key in TERMS if key in self.catalog},
         )
 
 

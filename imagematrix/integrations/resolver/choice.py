@@ -27,7 +27,8 @@ class ResolvedTag:
     """The variant that answers a tag, and the GPUs that it was chosen for.
 
     `tag` is the same for all tags that request the same. `fits` of the version's `variants` fit; this one is
-    the best. `warm` is its warm image that fits, which is the answer if it can be had.
+    the best. `warm` is its warm image that fits, which is the answer if it can be had. `warnings` are
+    sentences about what the choice assumes or gives up.
     """
 
     tag: str
@@ -37,11 +38,13 @@ class ResolvedTag:
     fits: int
     variants: int
     warm: WarmImage | None = None
+    warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         gpus = f"for GPUs {', '.join(self.gpus)}" if self.gpus else "without a GPU"
         warm = f", as its warm image {self.warm.reference}" if self.warm else ""
-        return f"{self.reference} {gpus}, the best of {self.fits} that fit out of {self.variants}{warm}"
+        number = f"the best of {self.fits} that fit out of {self.variants}"
+        return "; ".join([f"{self.reference} {gpus}, {number}{warm}", *self.warnings])
 
 
 def resolve_tag(nodes: HostSources, tag: str, catalog: Catalog) -> ResolvedTag:
@@ -78,6 +81,7 @@ def resolve_tag(nodes: HostSources, tag: str, catalog: Catalog) -> ResolvedTag:
         gpus=gpus,
         fits=len(selection.fits),
         variants=len(selection.decision.catalog.variants),
+        warnings=tuple([warning.text for warning in selection.warnings]),
         warm=selection.warm if request.node_class is None and _allows_warm_images(selection) else None,
     )
 

@@ -228,7 +228,7 @@ def make_request(
     choice = find_candidates(host.gpus, gpus_spec)
     if args.vram_mib is not None and args.gpus is None:  # for a share, one GPU is the default
         choice = find_candidates(choice.first, 1)
-    choices = find_feasible_gpu_sets(host, catalog, choice, args.where)
+    choices = find_feasible_gpu_sets(host, catalog, choice, args.where, vram_mib=args.vram_mib)
     if args.vram_mib is not None:
         # Without GPUs known to be too small, unless no choice has enough others. GPUs with unknown memory
         # stay: this only prefers images, and the claim refuses such GPUs.
@@ -236,7 +236,9 @@ def make_request(
         choices = tuple(choice for choice in large if choice.enough) or choices
 
     def select_image(host: Host, gpus: Wanted) -> Selection:
-        selection = select(host, catalog, gpus=gpus, allow_cpu=args.allow_cpu, where=args.where)
+        selection = select(
+            host, catalog, gpus=gpus, allow_cpu=args.allow_cpu, where=args.where, vram_mib=args.vram_mib
+        )
         if not catalog.warm:
             return selection
         from imagematrix.launcher.docker.warm_start import allow_warm_image, count_container_cpus

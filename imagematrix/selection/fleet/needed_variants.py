@@ -55,7 +55,7 @@ def find_needed_variants(
 
     The defaults of the catalog play no part. Raises UsageError if `always` has more than `limit`.
     """
-    selector = Selector(replace(catalog, defaults=()), keep=len(hosts))
+    selector = Selector(catalog.without_defaults(), keep=len(hosts))
     fleet = group_by_hardware(hosts, selector.explain)
     decisions = [
         (kind, decision)
@@ -102,7 +102,7 @@ def _get_choice(decision: Decision) -> Variant:
 def _make_selectors(catalog: Catalog) -> list[Selector]:
     """Return a selector for each combination of the image's own axes."""
     groups = group_values((variant.axes, variant) for variant in catalog.variants)
-    return [Selector(replace(catalog, variants=tuple(group), defaults=())) for group in groups.values()]
+    return [Selector(replace(catalog, variants=tuple(group)).without_defaults()) for group in groups.values()]
 
 
 def _find_excluded_hosts(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu, Host
     from imagematrix.images.catalog.catalog import Catalog, Variant
-    from imagematrix.selection.rule import RuleResult
+    from imagematrix.selection.rule import RuleResult, RuleWarning
 
 SCHEMA = "imagematrix.gang/v1"
 SHOWN = 20  # reasons in a message
@@ -86,7 +86,7 @@ class Gang(Record):
     `alike` are the libraries of which their variants must have the same versions, None for one variant on all
     hosts. If nothing fits all hosts, the members are the largest set that one variant serves, or variants
     that are alike do, and `left` has the others. `unknown` says of how many variants the version of such a
-    library is unknown.
+    library is unknown. `warnings` are about a complete gang: that its values are not the first defaults.
     """
 
     catalog: Catalog
@@ -94,6 +94,7 @@ class Gang(Record):
     members: tuple[GangMember, ...]
     left: tuple[ExcludedHosts, ...] = ()
     unknown: tuple[tuple[str, int], ...] = ()
+    warnings: tuple[RuleWarning, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -137,6 +138,7 @@ class Gang(Record):
             "members": [member.to_json() for member in self.members],
             "left": [excluded.to_json() for excluded in self.left],
             "unknown": dict(self.unknown),
+            **({"warnings": [warning.to_json() for warning in self.warnings]} if self.warnings else {}),
         }
 
 

@@ -24,6 +24,7 @@ from imagematrix.selection.gang.gang import ExcludedHosts, Gang, GangMember, Not
 from imagematrix.selection.hardware_key import (
     get_gpu_kind,
     keep_distinct_gpus,
+    make_gpu_facts_getter,
     make_hardware_key,
     make_order_key,
 )
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from imagematrix.selection.gang.compatibility import Alike
     from imagematrix.selection.order import Criterion
     from imagematrix.selection.query import Query, Where
-    from imagematrix.selection.rule import RuleResult
+    from imagematrix.selection.rule import RuleResult, RuleWarning
     from imagematrix.selection.selector import Selector
     from imagematrix.selection.verdicts import VariantSet
 
@@ -102,7 +103,24 @@ def select_gang(
     serving = _find_serving_classes(_group_compatible_variants(query, names), kinds)
     if not serving:
         raise _make_refusal(query, names, kinds)
-    return Gang(catalog=query.catalog, alike=names, members=_choose_members(query, serving, kinds))
+    return Gang(
+        catalog=query.catalog,
+        alike=names,
+        members=_choose_members(query, serving, kinds),
+        warnings=_warn_of_defaults(query, serving, kinds),
+    )
+
+
+def _warn_of_defaults(
+    query: Query, serving: Sequence[VariantSet], kinds: Sequence[_HostKind]
+) -> tuple[RuleWarning, ...]:
+    """Return the warning that the gang's values are not the first defaults, if so."""
+    if not query.default_order:
+        return ()
+    from imagematrix.selection.default_values import warn_of_later_default
+
+    chosen = query.index.keep_first_defaults(reduce(or_, serving))
+    return tuple(warn_of_later_default(query, chosen, [kind.targets[0] for kind in kinds]))
 
 
 class _HostKind(Record):
@@ -138,7 +156,9 @@ def _group_by_hardware(
 ) -> list[_HostKind]:
     """Return the kinds of hardware among the hosts, in the order of their first names; raise UsageError."""
     allow_cpu = allow_cpu or gpus == NONE
-    flags = selector.query.index.flags
+    # Hosts of a gang may all differ, so only what the catalog's variants need tells kinds apart.
+    index = selector.query.index
+    flags, get_gpu_facts = index.flags, make_gpu_facts_getter(index.facts)
     kinds: dict[Hashable, _HostKind] = {}
     errors: list[tuple[str, UsageError]] = []
     for name, host in hosts.items():
@@ -147,7 +167,10 @@ def _group_by_hardware(
         except UsageError as error:
             errors.append((name, error))
             continue
-        key = choice.count, make_hardware_key(host, choice.gpus, allow_cpu=allow_cpu, flags=flags)
+        hardware = make_hardware_key(
+            host, choice.gpus, allow_cpu=allow_cpu, flags=flags, get_gpu_facts=get_gpu_facts
+        )
+        key = choice.count, hardware
         if key not in kinds:
             kinds[key] = _make_kind(selector, host, choice, allow_cpu=allow_cpu)
         kinds[key].hosts[name] = host, choice
@@ -188,6 +211,7 @@ def _find_positions(selector: Selector, host: Host, choice: Choice, *, allow_cpu
     """
     if choice.count == len(choice.gpus) or len(set(map(get_gpu_kind, choice.gpus))) == 1:
         return [tuple(range(choice.count))]
+    index = selector.query.index
     position_by_id = {id(gpu): position for position, gpu in enumerate(choice.gpus)}
     preferred = [
         tuple(position_by_id[id(gpu)] for gpu in narrowed.gpus[: choice.count])
@@ -195,7 +219,9 @@ def _find_positions(selector: Selector, host: Host, choice: Choice, *, allow_cpu
     ]
     sufficient = sorted(
         tuple(sorted(gpus)[: choice.count])
-        for gpus in find_variant_gpu_sets(selector.query.index, host, choice.gpus, allow_cpu=allow_cpu)
+        for gpus in find_variant_gpu_sets(
+            index, host, choice.gpus, among=index.everything, allow_cpu=allow_cpu
+        )
         if len(gpus) >= choice.count
     )
     return list(dict.fromkeys([*preferred, *sufficient]))
@@ -218,7 +244,10 @@ def _choose_members(
     groups = group_values(((kind.fitting, tuple(map(make_order_key, kind.targets))), kind) for kind in kinds)
     kinds = [group[0] for group in groups.values()]
 
-    # The preferred choices of GPUs come before all criteria.
+    # The first default values come before the preferred choices of GPUs, and these before all criteria.
+    # All variants of a class have equal values.
+    chosen = index.keep_first_defaults(reduce(or_, classes))
+    classes = [variants for variants in classes if variants & chosen]
     rows = [[kind.find_cell(variants) for kind in kinds] for variants in classes]
     least = min(max(target for target, _ in row) for row in rows)
     rows = [row for row in rows if max(target for target, _ in row) == least]

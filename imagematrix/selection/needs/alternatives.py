@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 ACCELERATORS, KIND, DIFFERS = NODE_FACTS = ("accelerators", "driver.kind", "driver.user_mode_differs")
 VERSION, LAST_BRANCH = "driver.version", "gpus.last_branch"
+# Facts of which the least among all GPUs counts, with the field of a Need that has it.
+BOUNDS = {LAST_BRANCH: "limit", "gpus.least_memory_mib": "memory_mib"}
 LISTED = {"ok", "vgpu"}  # the states of GPUs that NVIDIA's software lists
 ANY = ValueClass((), ())  # stands for all values of a fact that no rule compares
 
@@ -215,11 +217,11 @@ class _Table:
                     "computes",
                     tuple(sorted(code for first, last in spans for code in range(first, last + 1))),
                 )
-            elif fact == LAST_BRANCH:
+            elif fact in BOUNDS:
                 # The least of all GPUs decides: a condition includes all greater ones.
                 if value_classes != self._grid.value_classes[fact][-len(value_classes) :]:
                     raise self._make_unsupported_error(fact)
-                yield "limit", value_classes[0].shown[0]
+                yield BOUNDS[fact], value_classes[0].shown[0]
             elif fact == "gpus.data_centre":
                 if value_classes[0].shown != (True,):
                     raise self._make_unsupported_error(fact)

@@ -12,6 +12,7 @@ from itertools import zip_longest
 from operator import itemgetter
 
 from imagematrix.hardware.vendors import versions
+from imagematrix.images.catalog.catalog import MOST_MIB
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ OLDEST: Version = (100, 0)  # lower versions are Tegra drivers, which are compar
 LEAST, PARTS = 2, 4  # numbers in a driver version
 GREATEST = 9999  # the greatest number in one
 UNKNOWN_COMPUTE = -1  # among capabilities: an unknown one
+UNKNOWN_MEMORY = -1  # among amounts of memory: an unknown one
 NEWEST = 9999  # in place of a driver branch: the newest driver supports the GPU
 REST = "none of these"  # a value that no rule compares with
 
@@ -255,6 +257,9 @@ BRANCHES = NumberScale(
     starts=lambda branch: (int(str(branch)),),
     value=lambda branch: None if branch == NEWEST else branch,
     last=NEWEST,
+)
+MEMORY = NumberScale(
+    starts=lambda mib: (int(str(mib)),), value=lambda mib: mib, last=MOST_MIB, unknown=UNKNOWN_MEMORY
 )
 
 

@@ -16,7 +16,7 @@ class Need:
     `arch` is as in a platform ("amd64"); the node has the CPU flags `flags`, and lacks those in `without`. It
     has GPUs, or none (`gpus`), and signs of other `accelerators`, or none. Every GPU has a capability in
     `computes` (times ten, sorted), a state in `states` and a brand in `brands`, is a data-centre part if
-    `data_centre`, and the driver branch `limit` supports it.
+    `data_centre`, the driver branch `limit` supports it, and it has `memory_mib` or more.
 
     A driver is `loaded`, or not. It has the version `driver`, or is not older than `oldest`, older than
     `below`, and not one in `other_than`; the kind of its kernel modules is in `modules`, and the version of
@@ -33,6 +33,7 @@ class Need:
     brands: tuple[str, ...] | None = None
     data_centre: bool = False
     limit: int | None = None
+    memory_mib: int | None = None
     loaded: bool | None = None
     driver: str | None = None
     oldest: Version | None = None

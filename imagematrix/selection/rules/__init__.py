@@ -9,6 +9,7 @@ from imagematrix.selection.rules import (
     driver_gpu,
     driver_host,
     fatbin,
+    memory,
     nvidia_require,
     platform,
 )
@@ -24,6 +25,7 @@ RULES = (
     driver_cuda.RULE,
     device_code.RULE,
     fatbin.RULE,
+    memory.RULE,
     cpu.RULE,
     nvidia_require.RULE,
 )

@@ -11,7 +11,7 @@ from hypothesis import given
 from strategies import allowed, catalogs, hosts, variants
 
 from imagematrix.common.record import Record, replace
-from imagematrix.hardware.host.host import Accelerator, Cpu, Driver, Gpu, Host, MigDevice
+from imagematrix.hardware.host.host import Accelerator, Cpu, Driver, Gpu, Host
 from imagematrix.selection.decision import Decision
 from imagematrix.selection.hardware_key import FACTS, LABEL, make_hardware_key
 from imagematrix.selection.order import BY_NAME
@@ -31,9 +31,10 @@ OTHERS = {
     "gpus.minor": 9,
     "gpus.uuid": "GPU-9",
     "gpus.pci_bus_id": "0000:99:00.0",
-    "gpus.memory_mib": 9,
-    "gpus.mig": (MigDevice(uuid=None, profile=None, gpu_instance=9, compute_instance=9),),
+    "gpus.memory_shared": True,
 }
+# Facts that a rule reads only by way of a property, which is the fact that it declares.
+COMPUTED = {"gpus.least_memory_mib": {"gpus.memory_mib", "gpus.mig"}}
 UNREAD = OTHERS.keys() - FACTS - LABEL
 
 
@@ -51,6 +52,9 @@ class Recorder(Double):
     def __getattr__(self, name):
         if name not in type(self.record).__slots__:
             result = getattr(type(self.record), name)  # properties and methods read fields
+            if f"{self.path}.{name}" in COMPUTED:
+                self.reads.add(f"{self.path}.{name}")
+                return result.fget(self.record)
             return result.fget(self) if isinstance(result, property) else partial(result, self)
         value = getattr(self.record, name)
         path = f"{self.path}.{name}" if self.path else name
@@ -119,7 +123,8 @@ def test_every_declared_fact_is_read(rule, make):
     gpus = [make.gpu(), make.gpu(brand="geforce"), make.gpu(state="vgpu"), make.gpu(compute="7.0")]
     drivers = [make.umd("exact", "590.44.01"), make.umd("compat", "590.44.01", (550,)), make.umd("host")]
     some = [
-        make.variant(driver=driver, compressed_fatbin=True, requires=("driver>=999",)) for driver in drivers
+        make.variant(driver=driver, compressed_fatbin=True, requires=("driver>=999",), gpu_memory_mib=16384)
+        for driver in drivers
     ]
     every = set()
     for host in (make.host(), *(make.host(gpu, kind="open") for gpu in gpus)):
@@ -135,7 +140,8 @@ def test_every_host_field_is_classified():
     fields = {
         f"{path}.{name}" if path else name for path, owner in OWNERS.items() for name in owner.__slots__
     }
-    assert fields - OWNERS.keys() == FACTS | LABEL | UNREAD
+    through = frozenset().union(*COMPUTED.values())
+    assert fields - OWNERS.keys() == (FACTS - COMPUTED.keys()) | LABEL | UNREAD | through
 
 
 def changed(host, facts):
@@ -175,7 +181,7 @@ def test_hosts_that_differ_in_a_fact_are_different_hardware(make):
         "accelerators": replace(host, accelerators=(Accelerator(kind="wsl", where="/dev/dxg"),)),
     }
     for fact in (FACTS | LABEL) - others.keys():
-        path, _, name = fact.rpartition(".")
+        path, _, name = ("gpus.memory_mib" if fact in COMPUTED else fact).rpartition(".")
         if path == "gpus":
             others[fact] = replace(host, gpus=tuple(replace(gpu, **{name: "other"}) for gpu in host.gpus))
         else:

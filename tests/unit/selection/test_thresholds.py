@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import COMPUTES, DRIVERS, FLAGS, SIGNS, allowed, hosts, variants
+from strategies import COMPUTES, DRIVERS, FLAGS, SIGNS, allowed, hosts, mig_devices, variants
 
 from imagematrix.common.record import replace
 from imagematrix.hardware.host.host import Driver
@@ -23,7 +23,7 @@ REQUIRES = (
     ("driver>550.54. brand!=geforce arch<=7.5.1",),
     ("cuda<12.1",),
 )
-ORDERED = {"driver.version", "gpus.compute", "gpus.last_branch"}
+ORDERED = {"driver.version", "gpus.compute", "gpus.last_branch", "gpus.least_memory_mib"}
 FURTHER = ["384.81", "390.46", "470.57.02", "471.0", "535.261", "535.261.3", "550.54.14", "590.1.1"]
 OTHERS: dict[str, Any] = {
     "arch": st.sampled_from(["x86_64", "aarch64", "riscv64"]),
@@ -38,7 +38,8 @@ OTHERS: dict[str, Any] = {
     "name": st.sampled_from(["NVIDIA L40S", "GeForce", "Tesla", None]),
     "pci_device_id": st.sampled_from(["26b9", "1db5", "1b06", "102d", None]),
     "state": st.sampled_from(["ok", "vgpu", "lost", "failed"]),
-    "memory_mib": st.integers(1, 9),
+    "memory_mib": st.one_of(st.integers(1, 9), st.sampled_from([6999, 7001, 15360, 40447, 99_999_999])),
+    "mig": mig_devices,
 }
 
 
@@ -121,7 +122,10 @@ def test_hosts_that_a_rule_does_not_tell_apart_get_the_same_verdict(data, host, 
 def test_only_facts_that_a_rule_reads_are_stated(rule, make):
     some = [
         make.variant(
-            driver=make.umd(mode, "550.163.01", branches), compressed_fatbin=True, requires=("cuda>1",)
+            driver=make.umd(mode, "550.163.01", branches),
+            compressed_fatbin=True,
+            requires=("cuda>1",),
+            gpu_memory_mib=16384,
         )
         for mode, branches in (("exact", ()), ("compat", (535,)), ("host", ()))
     ]

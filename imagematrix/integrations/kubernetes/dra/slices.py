@@ -12,7 +12,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-from imagematrix.hardware.gpu_request.choice import get_memory_mib, list_units
+from imagematrix.hardware.gpu_request.choice import list_units
 from imagematrix.hardware.vendors import versions
 from imagematrix.integrations.kubernetes.nodes import labels
 
@@ -105,7 +105,7 @@ def make_devices(host: Host, without: Mapping[str, str]) -> tuple[Device, ...]:
     for name, unit in name_devices(host).items():
         if unit.usable and name not in without:
             device: Device = {"name": name, "attributes": dict(_make_attributes(host, unit, class_name))}
-            if mib := get_memory_mib(unit):
+            if mib := unit.least_memory_mib:
                 device["capacity"] = {"memory": {"value": f"{mib}Mi"}}
             devices.append(device)
     return tuple(devices)
@@ -198,6 +198,7 @@ def _make_attributes(host: Host, unit: Gpu, class_name: str) -> Iterator[tuple[s
     numbers = {
         "index": unit.index,
         "minor": unit.minor,
+        "memoryMib": unit.least_memory_mib,
         "lastDriverBranch": unit.last_branch,
     }
     yield from ((key, {"int": number}) for key, number in numbers.items() if number is not None)

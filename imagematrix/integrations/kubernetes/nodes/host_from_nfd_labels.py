@@ -35,7 +35,7 @@ DRIVER_MINOR = "nvidia.com/cuda.driver-version.minor"
 DRIVER_REVISION = "nvidia.com/cuda.driver-version.revision"
 # The same in earlier releases of GPU feature discovery.
 OLD_DRIVER = ("nvidia.com/cuda.driver.major", "nvidia.com/cuda.driver.minor", "nvidia.com/cuda.driver.rev")
-STRATEGY = "nvidia.com/mig.strategy"
+STRATEGY, MIXED = "nvidia.com/mig.strategy", "mixed"
 VGPU = "nvidia.com/vgpu.present"
 RESOURCE = "nvidia.com/gpu"
 ACCELERATORS = (
@@ -129,7 +129,8 @@ def _read_gpus(
             name=our_labels.restore_spaces(name),
             compute=compute if valid else None,
             brand=products.get_brand(our_labels.restore_spaces(name)),
-            memory_mib=None if mig else parse_natural(labels.get(MEMORY, "")),
+            # In MIG mode, the label has the memory of the MIG devices.
+            memory_mib=None if labels.get(STRATEGY) == MIXED else parse_natural(labels.get(MEMORY, "")),
             mig=() if mig else None,  # in MIG mode, with devices that no label describes
             state="vgpu" if virtual else "ok",
         )

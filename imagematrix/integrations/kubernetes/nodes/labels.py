@@ -12,12 +12,12 @@ import shlex
 from collections import Counter
 from functools import cache
 
-from imagematrix.common.json_documents import DIGITS
+from imagematrix.common.json_documents import DIGITS, parse_natural
 from imagematrix.hardware.vendors import gpus, macros, marches, versions
-from imagematrix.selection.hardware_key import FACTS
 from imagematrix.selection.needs.equivalence import (
     BRANCHES,
     COMPUTES,
+    MEMORY,
     NEWEST,
     NameScale,
     TruthScale,
@@ -43,6 +43,7 @@ USER_MODE = f"{PREFIX}driver.user-mode"
 COUNT, GPU_STATES, DATA_CENTRE = f"{PREFIX}gpu.count", f"{PREFIX}gpu.states", f"{PREFIX}gpu.data-centre"
 LEAST, GREATEST = f"{PREFIX}gpu.compute-min", f"{PREFIX}gpu.compute-max"
 DRIVER_LIMIT = f"{PREFIX}gpu.driver-limit"
+LEAST_MEMORY = f"{PREFIX}gpu.memory-min"
 COMPUTE, BRAND = f"{PREFIX}gpu-compute.", f"{PREFIX}gpu-brand."
 KIND, NAME = f"{PREFIX}gpu-kind.", f"{PREFIX}gpu-name."
 ACCELERATORS = f"{PREFIX}accelerators"
@@ -50,7 +51,6 @@ ACCELERATORS = f"{PREFIX}accelerators"
 LONGEST = 63  # characters of a value, and of a key after its prefix
 VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
 DEVICE = re.compile("[0-9a-f]{4}", re.ASCII)
-MEMORY = "gpus.memory_mib"
 KINDS = 16  # kinds of GPUs in a node that labels describe
 NONE, OTHER, UNKNOWN = "none", "other", "unknown"  # no value; a value not listed here; an unknown value
 BRANDS = (*sorted(gpus.BRANDS.values()), NONE, OTHER)
@@ -70,7 +70,7 @@ STATES = (
 MODULE_KINDS = ("open", "proprietary")
 SAME, DIFFERS = "same", "differs"  # whether the user-mode driver has the version of the kernel modules
 # The facts that Hosts from these labels have.
-GPU_FACTS = ("brand", "compute", "index", "memory_mib", "name", "pci_device_id", "state")
+GPU_FACTS = ("brand", "compute", "index", "least_memory_mib", "memory_mib", "name", "pci_device_id", "state")
 CARRIED = frozenset(
     {
         *("accelerators", "arch", "cpu.flags", "cpu.vendor"),
@@ -136,8 +136,6 @@ def make_class_name(labels: Mapping[str, str]) -> str:
     distinguishing = []
     for key in sorted(labels):
         value = labels[key]
-        if key.startswith(KIND) and MEMORY not in FACTS:  # unless a rule reads it, memory does not count
-            value = value.rpartition("_")[0]
         if key.startswith(DISTINGUISHING) or key in (DRIVER, MODULES) or (key, value) == (USER_MODE, DIFFERS):
             distinguishing.append(f"{key}={value}")
     digest = hashlib.sha256("\n".join(distinguishing).encode()).hexdigest()[:8]
@@ -193,6 +191,7 @@ VOCABULARY = Vocabulary(
         "gpus.brand": NameScale(names=BRANDS[:-2], unknown=NONE, other=OTHER),
         "gpus.data_centre": TruthScale(),
         "gpus.last_branch": BRANCHES,
+        "gpus.least_memory_mib": MEMORY,
     },
     flags=get_flag_vocabulary,
 )
@@ -232,6 +231,8 @@ def _make_gpu_labels(host_gpus: tuple[Gpu, ...]) -> dict[str, str]:
         LEAST: str(min(computes)),
         GREATEST: str(max(computes)),
         DRIVER_LIMIT: str(min(limits, default=NEWEST)),
+        # Unknown memory is below any that an image needs.
+        LEAST_MEMORY: str(min(parse_natural(gpu["memory"]) or 0 for gpu in facts)),
         DATA_CENTRE: str(proved).lower(),
         **_count_values(COMPUTE, (gpu["compute"] for gpu in facts)),
         **_count_values(BRAND, (gpu["brand"] for gpu in facts)),
@@ -248,7 +249,7 @@ def _make_gpu_facts(gpu: Gpu) -> dict[str, str]:
         "brand": brand if brand in BRANDS else OTHER,
         "device": device if DEVICE.fullmatch(device) else NONE,
         "state": gpu.state if gpu.state in STATES else OTHER,
-        "memory": str(gpu.memory_mib)[:DIGITS] if gpu.memory_mib is not None else UNKNOWN,
+        "memory": UNKNOWN if gpu.least_memory_mib is None else str(gpu.least_memory_mib)[:DIGITS],
         "name": make_label_value(gpu.name or ""),
     }
 

@@ -207,6 +207,8 @@ def _match_our_driver_and_gpus(need: Need) -> list[Requirement]:
         expressions.append(match_value_in(our_labels.DATA_CENTRE, "true"))
     if need.limit is not None:
         expressions.append(match_above(our_labels.DRIVER_LIMIT, need.limit - 1))
+    if need.memory_mib is not None:
+        expressions.append(match_above(our_labels.LEAST_MEMORY, need.memory_mib - 1))
     return expressions
 
 
@@ -287,6 +289,10 @@ def _match_nvidia_driver_and_gpus(need: Need) -> Iterator[list[Requirement]]:
     common = [match_above(host_from_nfd_labels.GPU_COUNT, 0)]
     if "vgpu" not in (need.states or ("vgpu",)):
         common.append(match_value_not_in(host_from_nfd_labels.VGPU, "true"))
+    if need.memory_mib is not None:
+        # The label has the memory of whole GPUs, where some may be in MIG mode.
+        common.append(match_value_not_in(host_from_nfd_labels.STRATEGY, host_from_nfd_labels.MIXED))
+        common.append(match_above(host_from_nfd_labels.MEMORY, need.memory_mib - 1))
     if need.driver:
         drivers = [[match_value_in(host_from_nfd_labels.DRIVER_FULL, need.driver)]]
     else:

@@ -60,6 +60,8 @@ def _make_conditions(need: Need) -> Iterator[str]:
     if need.limit is not None:
         branch = "lastDriverBranch"
         yield f"({_match_no_attribute(branch)} || {_get_attribute(branch)} >= {need.limit})"
+    if need.memory_mib is not None:
+        yield f"{_match_attribute('memoryMib')} && {_get_attribute('memoryMib')} >= {need.memory_mib}"
 
 
 def _match_driver(need: Need) -> Iterator[str]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DRIVER = "gpu.nvidia.com"
 ATTRIBUTES = f'device.attributes["{DRIVER}"]'
+CAPACITY = f'device.capacity["{DRIVER}"]'
 LISTED = ("ok",)
 PARTS = 3  # numbers in a semantic version
 
@@ -61,6 +62,8 @@ def _make_conditions(need: Need) -> tuple[str, ...] | None:
         compute, intervals = f"{ATTRIBUTES}.cudaComputeCapability", find_intervals(computes)
         alternatives = [" && ".join(match_compute_between(compute, *interval)) for interval in intervals]
         conditions.append(join_alternatives(alternatives))
+    if need.memory_mib is not None:
+        conditions.append(f'{CAPACITY}.memory.compareTo(quantity("{need.memory_mib}Mi")) >= 0')
     if need.data_centre:
         brands = sorted(gpus.DATA_CENTRE_BRANDS.intersection(need.brands or our_labels.BRANDS))
         quoted, other_names = ", ".join(f'"{brand}"' for brand in brands), "|".join(gpus.OTHER_NAMES)

@@ -119,6 +119,35 @@ def test_defaults_are_in_labels_and_identity(planned):
     assert "defaults" not in usual.identity.components
 
 
+def test_an_order_of_defaults_is_in_labels_and_identity(planned):
+    stated = add_option("defaults: {python: ['3.13', '3.11'], cc: gcc-14}")
+    item, _ = planned(OWN, stated, only=GPU).with_status("build")
+    terms = labels.read_terms(labels_of(item), item.reference)
+    assert terms.defaults == (("cc", "gcc-14"), ("python", "3.13"))
+    assert terms.default_order == (("python", ("3.13", "3.11")),)
+    assert str(terms) == "the usual order cc=gcc-14 python=3.13,3.11"
+    assert labels_of(item)[labels.DEFAULTS] == '{"cc":"gcc-14","python":"3.13"}'  # as older selectors read it
+    assert labels_of(item)[labels.DEFAULT_ORDER] == '{"python":["3.13","3.11"]}'
+    assert labels.DEFAULT_ORDER in labels.select_annotations(labels_of(item))
+    assert item.identity.components["default order"] == '[["python", ["3.13", "3.11"]]]'
+    other, _ = planned(OWN, add_option("defaults: {python: '3.13', cc: gcc-14}"), only=GPU).with_status(
+        "build"
+    )
+    assert labels.DEFAULT_ORDER not in labels_of(other)
+    assert "default order" in item.identity.find_changed_components(other.identity.components)
+    assert "default order" not in other.identity.components
+
+
+def test_memory_is_in_labels_and_identity(planned):
+    usual, _ = planned(OWN, only=GPU).with_status("build")
+    item, _ = planned(OWN, add_option("memory: 15000MiB"), only=GPU).with_status("build")
+    variant = labels.read_variant(labels_of(item), reference=item.reference, digest=None, size=None)
+    assert (variant.gpu_memory_mib, variant.source("memory")) == (15000, "claim")
+    assert item.identity.components["memory"] == "15000 MiB"
+    assert "memory" not in usual.identity.components
+    assert "memory" not in labels_of(usual)[labels.VARIANT]
+
+
 def test_renamed_axis_changes_the_identity(planned):
     first, _ = planned(OWN, only=f"{GPU},cc=gcc-14").with_status("build")
     renamed = tuple(text.replace("  cc:", "  compiled:") for text in OWN)

@@ -341,7 +341,16 @@ def test_unquoted_version_keeps_its_trailing_zero(project):
         (add_option("defaults: {pyton: '3.13'}"), "'pyton' is not an axis of this matrix"),
         (add_option("defaults: {march: znver4}"), "march is decided by the node's hardware"),
         (add_option("defaults: [python]"), "defaults: expected a map, found a list"),
-        (add_option("defaults: {march: [znver4]}"), "the default of march: expected a word"),
+        (add_option("defaults: {march: [znver4]}"), "march is decided by the node's hardware"),
+        (add_option("defaults: {march: {a: b}}"), "the default of march: expected a list, found a map"),
+        (add_option("memory: 16"), "7:13: '16' is not an amount of memory such as 15000MiB or 16GiB"),
+        (add_option("memory: 0GiB"), "'0GiB' is not an amount of memory"),
+        (add_option("memory: 999TiB"), "'999TiB' is not an amount of memory"),
+        (add_option("memory: [16GiB]"), "memory: expected a word, found a list"),
+        (add_option("memry: 16GiB"), "did you mean 'memory'?"),
+        (('base: "debian:trixie"', "memory: 16GiB"), "memory belongs to an image, or under `properties`"),
+        (add_include("{cuda: '12.4', memory: 16GiB}"), "memory belongs to an image, or under `properties`"),
+        (('base: "debian:trixie"', "memry: 16GiB"), "'memry' is not a known property\n  did you mean"),
         (add_option("plain_pull: znver4"), "plain_pull: expected a map"),
         (add_option("plain_pull: {marhc: znver4}"), "did you mean 'march'?"),
         (add_option("plain_pull: {march: znver5}"), "did you mean 'znver4'?"),
@@ -520,6 +529,23 @@ def test_defaults_must_be_values_of_own_axes(project):
     assert image.defaults == (("python", "3.13"),)
     with pytest.raises(MatrixError, match=r"the axis python has no value '3\.12'\n  did you mean '3\.13'\?"):
         load_matrix(project(OWN, add_option("defaults: {python: 3.12}")))
+
+
+def test_defaults_may_be_a_list_in_order(project):
+    (image,) = load_matrix(project(OWN, add_option("defaults: {python: ['3.13', '3.11']}"))).images
+    assert image.defaults == (("python", "3.13"),)
+    assert image.default_order == (("python", ("3.13", "3.11")),)
+    (image,) = load_matrix(project(OWN, add_option("defaults: {python: ['3.13']}"))).images
+    assert (image.defaults, image.default_order) == ((("python", "3.13"),), ())
+    for stated, fault in (
+        ("['3.13', '3.12']", r"the axis python has no value '3\.12'\n  did you mean '3\.13'\?"),
+        ("['3.13', '3.13']", r"the default '3\.13' occurs twice"),
+        ("[]", "the axis python has no default value\n  remove the line"),
+        ("[[]]", "the default of python: expected a word, found a list"),
+        ("", "the default of python: expected a word, found nothing"),
+    ):
+        with pytest.raises(MatrixError, match=fault):
+            load_matrix(project(OWN, add_option(f"defaults: {{python: {stated}}}")))
 
 
 def test_default_may_be_a_value_added_by_include(project):

@@ -488,6 +488,44 @@ def test_a_dump_on_a_host_without_a_driver(captured, dumps):
     host = probe(captured({"proc/cpuinfo": CPUINFO}), smi=str(dumps / "615-gb10.xml"))
     assert host.driver.version == "615.23"
     assert host.warnings == ("GPU 0 (NVIDIA GB10): could not read memory size",)
+    assert (only(host).memory_mib, only(host).memory_shared) == (None, True)
+
+
+MEMINFO = "MemTotal:       127600748 kB\nMemFree:        99999999 kB\n"
+
+
+def test_a_gpu_that_shares_the_cpus_memory_has_all_of_it(captured, gpu, dumps):
+    dumped = probe(captured({"proc/cpuinfo": CPUINFO, "proc/meminfo": MEMINFO}), smi=dumps / "615-gb10.xml")
+    refused = replace(L40S, memory_mib=None, errors={"memory": 3})
+    asked_ = asked(captured(gpu() | {"proc/meminfo": MEMINFO}), replace(GOOD, gpus=(refused,)))
+    for host in (dumped, asked_):
+        assert host.warnings == ()
+        assert (only(host).memory_mib, only(host).memory_shared) == (124610, True)
+        assert only(host).to_json()["memory_shared"] is True
+        assert Host.from_json(host.to_json()) == host
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"memory_mib": 46068},
+        {"memory_mib": None, "errors": {"memory": 4}},  # no permission
+        {"memory_mib": None, "errors": {"memory": 3}, "mig": ()},  # a MIG device has memory of its own
+    ],
+)
+def test_other_gpus_share_no_memory(captured, gpu, change):
+    files = gpu() | {"proc/meminfo": MEMINFO}
+    host = asked(captured(files), replace(GOOD, gpus=(replace(L40S, **change),)))
+    assert (only(host).memory_mib, only(host).memory_shared) == (change["memory_mib"], False)
+    assert "memory_shared" not in only(host).to_json()
+
+
+@pytest.mark.parametrize("text", ["", "MemTotal: many kB\n", "MemTotal: 1", "\0" * 100])
+def test_memory_that_the_kernel_does_not_tell_is_unknown(captured, dumps, text):
+    tree = captured({"proc/cpuinfo": CPUINFO, "proc/meminfo": text})
+    host = probe(tree, smi=dumps / "615-gb10.xml")
+    assert (only(host).memory_mib, only(host).memory_shared) == (None, True)
+    assert host.warnings == ("GPU 0 (NVIDIA GB10): could not read memory size",)
 
 
 def test_contradictory_options(captured, dumps):

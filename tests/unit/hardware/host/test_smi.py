@@ -86,6 +86,7 @@ def test_615_names_the_kernel_mode_driver(dumps):
     driver, (only,), warnings = smi.read_dump(dumps / "615-gb10.xml")
     assert driver.version == "615.23"
     assert (only.pci_bus_id, only.compute, only.memory_mib) == ("000f:01:00.0", "12.1", None)
+    assert only.memory_shared
     assert warnings == ()
 
 

@@ -224,6 +224,52 @@ def test_deeply_nested_value_is_rejected():
         Catalog.from_json(document(ENTRY | {"ptx": nested}) | {"variants": [ENTRY | {"ptx": nested}]})
 
 
+def test_memory_and_order_of_defaults_round_trip():
+    entries = [ENTRY | {"memory": {"gpu_mib": 16384}}, ENTRY | {"reference": "training:v1-y"}]
+    stated = {"defaults": {"python": "3.13"}, "default_order": {"python": ["3.13", "3.12"]}}
+    catalog = parsed(*entries, **stated)
+    assert [one.gpu_memory_mib for one in catalog.variants] == [16384, None]
+    assert catalog.default_order == (("python", ("3.13", "3.12")),)
+    assert catalog.to_json() == document(*entries, **stated) | {"prefer": [], "variants": entries}
+    assert parsed(ENTRY | {"memory": {}}).variants[0].gpu_memory_mib is None
+    named = catalog.named("training:v1-y")
+    assert (named.defaults, named.default_order) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("memory", "complaint"),
+    [
+        (16384, "memory: expected an object, found a number"),
+        ({"gpu_mib": "16GiB"}, "memory: gpu_mib: expected an integer, found a string"),
+        ({"gpu_mib": True}, "gpu_mib: expected an integer, found true or false"),
+        ({"gpu_mib": 0}, "gpu_mib: 0 is not an amount from 1 to 99999999 MiB"),
+        ({"gpu_mib": -1}, "gpu_mib: -1 is not an amount"),
+        ({"gpu_mib": 100_000_000}, "gpu_mib: 100000000 is not an amount"),
+    ],
+)
+def test_invalid_memory_is_rejected(memory, complaint):
+    with pytest.raises(UsageError, match=re.escape(complaint)):
+        parsed(ENTRY | {"memory": memory})
+
+
+@pytest.mark.parametrize(
+    ("order", "complaint"),
+    [
+        ({"python": ["3.12", "3.13"]}, "default_order: python: its first value is not the one in `defaults`"),
+        ({"python": []}, "its first value is not the one in `defaults`"),
+        ({"cc": ["gcc-14"]}, "cc: its first value is not the one in `defaults`"),
+        ({"python": ["3.13", "3.13"]}, "it is not a list of different values of an axis"),
+        ({"python": ["3.13", "\x1b[31m"]}, "it is not a list of different values of an axis"),
+        ({"python": "3.13"}, "default_order: python: expected a list, found a string"),
+        ({"python": [3]}, "default_order: python[0]: expected a string, found a number"),
+        (["python"], "default_order: expected an object, found a list"),
+    ],
+)
+def test_an_invalid_order_of_defaults_is_rejected(order, complaint):
+    with pytest.raises(UsageError, match=re.escape(complaint)):
+        parsed(ENTRY, defaults={"python": "3.13"}, default_order=order)
+
+
 def test_equal_parts_are_shared():
     one, other = parsed(ENTRY, ENTRY | {"reference": "training:v1-y"}).variants
     assert one.driver is other.driver

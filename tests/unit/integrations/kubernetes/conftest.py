@@ -64,6 +64,8 @@ class Cluster:
             host_from_nfd_labels.MEMORY: str(gpu.memory_mib or 0),
             host_from_nfd_labels.VGPU: str(gpu.state == "vgpu").lower(),
         }
+        if any(one.mig is not None for one in seen):
+            labels[host_from_nfd_labels.STRATEGY] = host_from_nfd_labels.MIXED
         if gpu.compute:
             major, minor = gpu.compute.split(".")
             labels |= {host_from_nfd_labels.MAJOR: major, host_from_nfd_labels.MINOR: minor}

@@ -7,8 +7,11 @@ import pytest
 
 from imagematrix.errors import UsageError
 from imagematrix.hardware.host.probe import probe_hardware
+from imagematrix.images.catalog.catalog import Catalog, UserModeDriver, Variant
 from imagematrix.integrations.resolver import node
-from imagematrix.integrations.resolver.node import ReloadedHost
+from imagematrix.integrations.resolver.audit_log import ResolverLog
+from imagematrix.integrations.resolver.choice import resolve_tag
+from imagematrix.integrations.resolver.node import HostSources, ReloadedHost
 
 HOSTS = Path(__file__).parents[3] / "hosts"
 
@@ -70,3 +73,39 @@ def test_machine_is_probed_again_when_it_changes(monkeypatch, tmp_path):
     folder.rmdir()
     probed.read_host()
     assert probes.count({}) == 3
+
+
+def test_the_log_says_that_a_default_is_not_the_first():
+    file = HOSTS / "icelake-l40s.json"
+    variants = tuple(
+        Variant(
+            reference=f"t:v1-{name}",
+            digest=f"sha256:{number:064}",
+            platform="linux/amd64",
+            cuda="12.4",
+            cubins=("89",),
+            driver=UserModeDriver(mode="host"),
+            axes=(("precision", name),),
+            gpu_memory_mib=mib,
+        )
+        for number, (name, mib) in enumerate((("fp16", 60000), ("int8", 30000)))
+    )
+    catalog = Catalog(
+        image="t",
+        version="v1",
+        variants=variants,
+        defaults=(("precision", "fp16"),),
+        default_order=(("precision", ("fp16", "int8")),),
+    )
+    nodes = HostSources(this_node=ReloadedHost.from_file(file), classes={})
+    lines: list[str] = []
+    log = ResolverLog(lines.append)
+    for _ in range(2):
+        log.log_choice("t:v1", resolve_tag(nodes, "v1", catalog), [])
+    (line,) = lines
+    assert line.startswith("t:v1 is t:v1-int8 for GPUs ")
+    assert line.endswith(
+        "; precision int8: fp16 does not fit: "
+        "it needs 60000 MiB of GPU memory, and GPU 0 (NVIDIA L40S) has 46068 MiB"
+    )
+    assert resolve_tag(nodes, "v1-precisionint8", catalog).warnings == ()

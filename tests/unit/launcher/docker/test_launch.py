@@ -20,6 +20,7 @@ from imagematrix.launcher.docker.plan import plan_launch
 from imagematrix.launcher.docker.share import Mps, Share
 from imagematrix.launcher.gpu_claims.locks import Locks, release_locks
 from imagematrix.launcher.launch import launch, make_create_arguments
+from imagematrix.selection.selector import select
 
 
 class Engine(Double):
@@ -152,6 +153,20 @@ def test_a_share_that_no_gpu_has_room_for_is_an_error(make):
         UsageError, match=r"requested 1 GPU with 90000 MiB, 0 present: GPU 0 .* has 80000 MiB"
     ):
         launch(make.selection(make.gpu(0, memory_mib=80_000)), share=Share(vram_mib=90_000), client=engine)
+    assert engine.requests == []
+
+
+@pytest.mark.usefixtures("_nodes_work")
+def test_a_share_that_is_less_than_the_variant_needs_is_an_error(make):
+    engine, selection = Engine(), make.selection(make.gpu(0, memory_mib=80_000))
+    catalog = selection.decision.catalog
+    needing = replace(catalog, variants=(replace(catalog.variants[0], gpu_memory_mib=16384),))
+    chosen = select(selection.host, needing)
+    with pytest.raises(
+        UsageError, match="needs 16384 MiB of GPU memory, and the share has 8192 MiB"
+    ) as caught:
+        launch(chosen, share=Share(vram_mib=8192), client=engine)
+    assert caught.value.remedy == "select with vram_mib=8192, or launch with a larger share"
     assert engine.requests == []
 
 

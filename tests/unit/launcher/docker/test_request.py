@@ -107,6 +107,33 @@ def test_a_share_needs_a_large_enough_gpu(request_for, make):
         request_for("--vram 200Gi", small, large).plan_on_any()
 
 
+def test_an_image_has_to_fit_the_share(request_for, make):
+    own = catalog("80")
+    small, large = (
+        replace(own.variants[0], reference=f"t:v1-{name}", gpu_memory_mib=mib, axes=(("precision", name),))
+        for name, mib in (("int8", 8000), ("fp16", 20000))
+    )
+    own = replace(
+        own,
+        variants=(small, large),
+        defaults=(("precision", "fp16"),),
+        default_order=(("precision", ("fp16", "int8")),),
+    )
+    gpus = make.gpu(0, memory_mib=40_000), make.gpu(1, memory_mib=40_000)
+    for line, selected in (("", "fp16"), ("--vram 24Gi", "fp16"), ("--vram 8Gi", "int8")):
+        selection, _ = request_for(line, *gpus, catalog=own).plan_on_any()
+        assert selection.selected == f"t:v1-{selected}"
+        assert [one.kind for one in selection.warnings] == (["default"] if selected == "int8" else [])
+    request = request_for("--vram 8Gi", *gpus, catalog=own)
+    doubts = [text for text, _ in request.find_doubts(*request.plan_on_any())]
+    assert doubts[0] == (
+        "precision int8: fp16 does not fit: it needs 20000 MiB of GPU memory, and the share has 8192 MiB"
+    )
+    with pytest.raises(NothingFits, match="the share has 4096 MiB") as caught:
+        request_for("--vram 4Gi", *gpus, catalog=own).plan_on_any()
+    assert caught.value.remedy == "pass --vram 8000Mi or more"
+
+
 def test_mps_of_another_node_uses_the_defaults(request_for, make):
     assert request_for("--mps-threads 25", make.gpu()).share.mps == Mps(threads=25)
     assert request_for("", make.gpu()).share.mps is None

@@ -38,6 +38,7 @@ def test_only_variants_about_which_a_fact_decides_need_it(make, fact):
         make.variant(),
         make.variant(driver=make.umd("compat", "560.35.05")),
         make.variant(driver=make.umd("host"), requires=("brand=tesla,driver>=535",)),
+        make.variant(gpu_memory_mib=16384),
         make.cpu_variant(),
     )
     refused = 0

@@ -70,6 +70,7 @@ def test_a_device_has_the_facts_of_its_gpu(host):
         "resource.kubernetes.io/pciBusID": gpu.pci_bus_id,
         "index": 3,
         "minor": 3,
+        "memoryMib": 143771,
         "dataCentre": True,
         "cudaComputeCapability": "9.0.0",
         "driverVersion": "550.163.1",

@@ -54,6 +54,7 @@ REQUIRES = (
 )
 
 
+MIB = 1024 * 1024
 ARM = [marches.get_required_flags(march, "gcc-14") for march in ("armv8-a", "armv8.2-a", "neoverse-v2")]
 
 
@@ -92,6 +93,7 @@ def some_variants(count):
                 ARM if platform == "linux/arm64" else [*strategies.FLAGS.values(), frozenset()]
             ),
             requires=random.choice(REQUIRES),
+            gpu_memory_mib=random.choice(strategies.MEMORY),
         )
     for number, flags in enumerate(strategies.FLAGS.values()):
         yield Variant(reference=f"t:cpu{number}", digest=None, platform="linux/amd64", cpu_flags=flags)
@@ -261,10 +263,12 @@ def chosen(expression, host, gpu):
             "productName": celtypes.StringType(gpu.name or "unknown"),
         }
     )
+    capacity = celtypes.MapType({"memory": celtypes.IntType((gpu.least_memory_mib or 0) * MIB)})
     device = celtypes.MapType(
         {
             "driver": celtypes.StringType(DRIVER),
             "attributes": celtypes.MapType({celtypes.StringType(DRIVER): attributes}),
+            "capacity": celtypes.MapType({celtypes.StringType(DRIVER): capacity}),
         }
     )
     return bool(cel(expression, device=device))
@@ -289,6 +293,17 @@ def test_every_profile_and_every_shipped_variant(hosts, cluster, shipped_catalog
                 placed += 1
                 assert right
     assert placed > 0
+
+
+def test_a_need_of_memory_in_each_form(make):
+    variant = make.variant(gpu_memory_mib=24576)
+    (term,) = make_terms_for_our_labels(needs(variant))
+    assert {"key": "imagematrix.io/gpu.memory-min", "operator": "Gt", "values": ["24575"]} in term
+    (term,) = make_terms_for_foreign_labels(needs(variant, listed=True))
+    assert {"key": "nvidia.com/gpu.memory", "operator": "Gt", "values": ["24575"]} in term
+    expression = make_nvidia_selector(needs(variant, listed=True))
+    assert 'device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("24576Mi")) >= 0' in expression
+    assert '"memoryMib" in gpu && gpu.memoryMib >= 24576' in dra_selectors.make_selector(needs(variant))
 
 
 def test_an_exact_driver_and_a_cubin_take_few_requirements(make):
