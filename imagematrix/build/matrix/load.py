@@ -13,7 +13,7 @@ from imagematrix.build.matrix.document import NodeReader
 from imagematrix.build.matrix.facts_reader import FactsReader
 from imagematrix.build.matrix.folders import is_below, resolve_inside
 from imagematrix.build.matrix.image_test import ImageTest
-from imagematrix.build.matrix.matrix import Exclude, Image, Include, Matrix, PlainPullCells
+from imagematrix.build.matrix.matrix import NO_CUDA, Exclude, Image, Include, Matrix, PlainPullCells
 from imagematrix.build.matrix.matrix_facts import MatrixFacts
 from imagematrix.build.matrix.problems import Mark, MatrixError, Problem
 from imagematrix.build.matrix.warm_up_reader import WarmUpReader
@@ -39,7 +39,12 @@ TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,40}", re.ASCII)
 OUTSIDE = "absolute names, .. and links that lead outside are rejected"
 TOP = ("schema", "templates", "images", "axes", "properties", "exclude", "include", "facts", "compression")
 TYPO = 0.9  # the similarity of words that differ in one letter; high, as properties may have any name
-MISPLACED = f"{axis_values.DRIVER_FROM} belongs to a version of the axis driver, under `properties`"
+# Where properties that name a driver's files belong.
+MISPLACED = {
+    axis_values.DRIVER_FROM: "belongs to a version of the axis driver, under `properties`",
+    axis_values.COMPAT_FROM: "belongs to the value compat of the axis driver, or to a release of the axis "
+    "cuda, under `properties`",
+}
 TEMPLATE = "template: app/Dockerfile.j2"
 IMAGES = f"images: {{app: {{version: v1, {TEMPLATE}}}}}"
 BUILD_INPUT_KEYS = ("secrets", "ssh", "build_args")
@@ -416,20 +421,41 @@ class _MatrixReader(NodeReader):
                     remedy = suggest_nearest(value, axes[axis]) or f"it has {', '.join(axes[axis])}"
                     self._add_problem(f"the axis {axis} has no value {value!r}", at, remedy)
                 texts = self._read_property_texts(fields, f"the properties of {axis} {value}", axes)
-                if axis_values.DRIVER_FROM in texts and isinstance(fields, document.Mapping):
-                    self._check_driver_from(axis, value, *fields.entries[axis_values.DRIVER_FROM])
+                if isinstance(fields, document.Mapping):
+                    for name in texts.keys() & MISPLACED:
+                        self._check_driver_source(name, axis, value, *fields.entries[name])
                 properties[axis][value] = texts
+        self._check_compat_from(properties, node)
         return properties
 
-    def _check_driver_from(self, axis: str, value: str, mark: Mark, node: document.Node) -> None:
-        scheme, separator, _ = (self._read_text(node, axis_values.DRIVER_FROM) or "").partition("://")
-        if axis != "driver" or value == axis_values.HOST_DRIVER:
-            self._add_problem(MISPLACED, mark)
+    def _check_driver_source(self, name: str, axis: str, value: str, mark: Mark, node: document.Node) -> None:
+        """Check the property of a value that names a driver's files."""
+        is_in_place = axis == "driver" and value not in axis_values.DRIVER_MODES
+        if name == axis_values.COMPAT_FROM:
+            is_in_place = (axis, value) == ("driver", axis_values.COMPAT_DRIVER) or (
+                axis == "cuda" and value != NO_CUDA
+            )
+        scheme, separator, _ = (self._read_text(node, name) or "").partition("://")
+        if not is_in_place:
+            self._add_problem(f"{name} {MISPLACED[name]}", mark)
         elif separator and scheme != "https":
+            self._add_problem(f"{name}: {scheme}:// is not supported", node.mark, "use https://, or a path")
+
+    def _check_compat_from(
+        self, properties: dict[str, dict[str, dict[str, str]]], node: document.Node
+    ) -> None:
+        """Check that a cell has cuda-compat from one place."""
+        name = axis_values.COMPAT_FROM
+        by_axis = {
+            axis: [value for value, texts in properties.get(axis, {}).items() if name in texts]
+            for axis in ("driver", "cuda")
+        }
+        if all(by_axis.values()):
+            remedy = "keep one of them"
             self._add_problem(
-                f"{axis_values.DRIVER_FROM}: {scheme}:// is not supported",
+                f"{name} is at the value compat of the axis driver, and at CUDA {', '.join(by_axis['cuda'])}",
                 node.mark,
-                "use https://, or a path",
+                remedy,
             )
 
     def _read_property_texts(self, node: document.Node, what: str, axes: Iterable[str]) -> dict[str, str]:
@@ -449,12 +475,10 @@ class _MatrixReader(NodeReader):
             self._add_problem(
                 f"a property cannot be called {name!r}, which is {kind}", mark, "choose another name"
             )
-        elif name != axis_values.DRIVER_FROM and (
-            guess := suggest_nearest(name, [axis_values.DRIVER_FROM], likeness=TYPO)
-        ):
+        elif name not in MISPLACED and (guess := suggest_nearest(name, MISPLACED, likeness=TYPO)):
             self._add_problem(f"{name!r} is not a known property", mark, guess)
         elif bad := axis_values.find_unsafe_character(
-            axis_values.PLACEHOLDER.sub("", text) if name == axis_values.DRIVER_FROM else text
+            axis_values.PLACEHOLDERS[name].sub("", text) if name in axis_values.PLACEHOLDERS else text
         ):
             remedy = "write it in the template itself"
             self._add_problem(f"{name}: {bad!r} could break out of a Dockerfile instruction", at, remedy)
@@ -507,8 +531,8 @@ class _MatrixReader(NodeReader):
                     axis_texts[name] = text
                 elif guess := axis_values.suggest_axis(name, axes, likeness=SLIP):
                     self._add_problem(f"{name!r} is not an axis of this matrix", mark, guess)
-                elif name == axis_values.DRIVER_FROM:
-                    self._add_problem(MISPLACED, mark)
+                elif name in MISPLACED:
+                    self._add_problem(f"{name} {MISPLACED[name]}", mark)
                 elif self._is_property(name, mark, text, value.mark, axes):
                     properties[name] = text
             yield Include(axes=axis_texts, properties=properties, mark=item.mark)

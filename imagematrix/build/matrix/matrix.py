@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from imagematrix.build.matrix.axis_values import HOST_DRIVER, is_covered
+from imagematrix.build.matrix.axis_values import COMPAT_DRIVER, DRIVER_MODES, HOST_DRIVER, is_covered
 from imagematrix.build.matrix.matrix_facts import MatrixFacts
 from imagematrix.common.image_reference import make_tag_word
 from imagematrix.common.record import replace
 from imagematrix.hardware.gpu_request.spec import NONE
 from imagematrix.hardware.vendors import device_code
-from imagematrix.images.catalog.catalog import HARDWARE
+from imagematrix.images.catalog.catalog import HARDWARE, UserModeDriver
 from imagematrix.images.oci.compression import DEFAULT, Compression
 
 TYPE_CHECKING = False
@@ -132,7 +132,8 @@ class Cell:
 
     `axes` has the values of the axes that apply to this cell: a CPU-only cell has neither `compute` nor
     `driver`. `properties` are the properties of all its values, merged. `facts` are the facts of the matrix.
-    `includes` are the entries that added the cell, or gave it properties.
+    `includes` are the entries that added the cell, or gave it properties. `compat` is the cuda-compat that it
+    takes, None if it takes none or as long as it was not read.
     """
 
     image: Image
@@ -140,6 +141,7 @@ class Cell:
     properties: Mapping[str, str]
     facts: MatrixFacts = field(default_factory=MatrixFacts)
     includes: tuple[Include, ...] = ()
+    compat: UserModeDriver | None = None
 
     @cached_property
     def id(self) -> str:
@@ -169,8 +171,24 @@ class Cell:
 
     @property
     def driver(self) -> str | None:
-        """The version of the image's driver, HOST_DRIVER if it is the node's, None in a CPU-only cell."""
+        """The version of the image's driver, or one of DRIVER_MODES; None in a CPU-only cell."""
         return None if self.cuda is None else self.axes.get("driver", HOST_DRIVER)
+
+    @property
+    def driver_version(self) -> str | None:
+        """The version of the user-mode driver in the image; None if it has none, or while it is unknown."""
+        if self.driver in DRIVER_MODES:
+            return self.compat.version if self.compat else None
+        return self.driver
+
+    @property
+    def user_mode_driver(self) -> UserModeDriver | None:
+        """Where the image's libcuda comes from, as a catalog states it, None in a CPU-only cell."""
+        if self.driver == COMPAT_DRIVER:
+            return self.compat or UserModeDriver(mode=COMPAT_DRIVER)
+        if self.driver is None or self.driver == HOST_DRIVER:
+            return UserModeDriver(mode=HOST_DRIVER) if self.driver else None
+        return UserModeDriver(mode="exact", version=self.driver)
 
     @property
     def claims_flags(self) -> bool:
