@@ -48,6 +48,22 @@ def unpacked(tmp_path_factory):
     return complete(tmp_path_factory.mktemp("driver"), VERSION)
 
 
+# Prints the libcuda that a program loads, and the CUDA release of it.
+SHOW = """\
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+int main(void) {
+    void *libcuda = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!libcuda) return puts(dlerror()), 1;
+    int (*version)(int *) = dlsym(libcuda, "cuDriverGetVersion"), release = 0;
+    Dl_info found;
+    if (version) version(&release);
+    if (!dladdr(dlsym(libcuda, "cuInit"), &found)) return 2;
+    printf("%s %d\\n", found.dli_fname, release);
+    return 0;
+}
+"""
 BRANCHES = (535, 550, 570, 580)  # for which the simulated cuda-compat is
 TESLA, NVIDIA = 2, 14  # brands of NVML
 
@@ -91,6 +107,13 @@ def package(libraries, target, compression="xz"):
     words = ("dpkg-deb", f"-Z{compression}", "-z1", "--build", "--root-owner-group", tree, target)
     subprocess.run(words, check=True, capture_output=True)
     shutil.rmtree(tree)
+    return target
+
+
+def compile_show(target):
+    """Compile the program that shows which libcuda is loaded; return its path."""
+    command = ("gcc", "-x", "c", "-", "-o", target, "-ldl")
+    subprocess.run(command, input=SHOW, check=True, text=True)
     return target
 
 

@@ -425,7 +425,6 @@ class _MatrixReader(NodeReader):
                     for name in texts.keys() & MISPLACED:
                         self._check_driver_source(name, axis, value, *fields.entries[name])
                 properties[axis][value] = texts
-        self._check_compat_from(properties, node)
         return properties
 
     def _check_driver_source(self, name: str, axis: str, value: str, mark: Mark, node: document.Node) -> None:
@@ -440,23 +439,6 @@ class _MatrixReader(NodeReader):
             self._add_problem(f"{name} {MISPLACED[name]}", mark)
         elif separator and scheme != "https":
             self._add_problem(f"{name}: {scheme}:// is not supported", node.mark, "use https://, or a path")
-
-    def _check_compat_from(
-        self, properties: dict[str, dict[str, dict[str, str]]], node: document.Node
-    ) -> None:
-        """Check that a cell has cuda-compat from one place."""
-        name = axis_values.COMPAT_FROM
-        by_axis = {
-            axis: [value for value, texts in properties.get(axis, {}).items() if name in texts]
-            for axis in ("driver", "cuda")
-        }
-        if all(by_axis.values()):
-            remedy = "keep one of them"
-            self._add_problem(
-                f"{name} is at the value compat of the axis driver, and at CUDA {', '.join(by_axis['cuda'])}",
-                node.mark,
-                remedy,
-            )
 
     def _read_property_texts(self, node: document.Node, what: str, axes: Iterable[str]) -> dict[str, str]:
         texts = {}

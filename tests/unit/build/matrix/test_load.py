@@ -242,9 +242,6 @@ def test_compat_from_belongs_to_the_driver_or_to_a_release(project):
     assert matrix.get_properties("driver", "host") == {}
     release = ('"12.4": {', '"12.4": {compat_from: a, ')
     assert load_matrix(project(COMPAT, release)).get_properties("cuda", "12.4")["compat_from"] == "a"
-    assert "at the value compat of the axis driver, and at CUDA 12.4\n  keep one of them" in message(
-        project(COMPAT, release, add_properties(text))
-    )
     without_cuda = ("none: {", "none: {compat_from: a, ")
     assert "compat_from belongs to" in message(project(COMPAT, without_cuda))
     assert "compat_from belongs to" in message(project(COMPAT, add_include("{compat_from: a}")))
