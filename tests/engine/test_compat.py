@@ -45,24 +45,30 @@ find usr -name 'lib*.so.*.*' -type f -exec cp {} /out ';'
 """
 
 
+@pytest.fixture(scope="module")
+def debian_compat(engine, tmp_path_factory):
+    """A folder with Debian's driver, whose libcuda has the note; and its version."""
+    folder = tmp_path_factory.mktemp("debian") / "compat"
+    engine.docker("run", "--name", "fetching", "debian:trixie", "sh", "-c", FETCH)
+    engine.docker("cp", "fetching:/out", str(folder))
+    (libcuda,) = folder.glob("libcuda.so.*")
+    add_note(libcuda, branches=(470, 535, 550))
+    return folder, libcuda.name.removeprefix("libcuda.so.")
+
+
 @pytest.fixture
-def project(engine, tmp_path):
-    """A folder with a matrix, whose cuda-compat is Debian's driver with the note; and its version."""
+def project(debian_compat, tmp_path):
+    """A folder with a matrix and a template, whose driver is Debian's as a cuda-compat; and its version."""
+    source, version = debian_compat
     for folder in ("files", "templates"):
         (tmp_path / folder).mkdir()
-    engine.docker("run", "--name", "fetching", "debian:trixie", "sh", "-c", FETCH)
-    engine.docker("cp", "fetching:/out", str(tmp_path / "drivers"))
-    (tmp_path / "drivers").rename(tmp_path / "compat")
-    (tmp_path / "drivers").mkdir()
-    (tmp_path / "compat").rename(tmp_path / "drivers/compat")
-    (libcuda,) = (tmp_path / "drivers/compat").glob("libcuda.so.*")
-    add_note(libcuda, branches=(470, 535, 550))
+    shutil.copytree(source, tmp_path / "drivers" / "compat")
     shutil.copy(ROOT / "templates" / "macros.j2", tmp_path / "templates")
     shutil.copy(CODE, tmp_path / "files" / "code.fatbin")
     compile_show(tmp_path / "files" / "show")
     (tmp_path / "templates" / "forward.j2").write_text(TEMPLATE)
     (tmp_path / "matrix.yaml").write_text(MATRIX)
-    return tmp_path, libcuda.name.removeprefix("libcuda.so.")
+    return tmp_path, version
 
 
 @pytest.mark.long
@@ -119,6 +125,7 @@ def test_a_cell_with_cuda_compat_is_built_audited_and_selected(engine, project):
 @pytest.mark.long
 def test_a_line_for_the_folder_in_a_file_of_ldconfig_stops_the_build(engine, project):
     folder, _ = project
+    (folder / "matrix.yaml").write_text(MATRIX.replace("version: v1", "version: v2"))
     line = "RUN echo /usr/local/cuda/compat > /etc/ld.so.conf.d/cuda-compat.conf\n"
     text = TEMPLATE.replace("COPY code.fatbin", f"{line}COPY code.fatbin")
     (folder / "templates" / "forward.j2").write_text(text)
