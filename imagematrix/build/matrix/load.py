@@ -422,7 +422,7 @@ class _MatrixReader(NodeReader):
                     self._add_problem(f"the axis {axis} has no value {value!r}", at, remedy)
                 texts = self._read_property_texts(fields, f"the properties of {axis} {value}", axes)
                 if isinstance(fields, document.Mapping):
-                    for name in texts.keys() & MISPLACED:
+                    for name in filter(texts.__contains__, MISPLACED):
                         self._check_driver_source(name, axis, value, *fields.entries[name])
                 properties[axis][value] = texts
         return properties

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from imagematrix.build.matrix.axis_values import COMPAT_DRIVER, DRIVER_MODES, HOST_DRIVER, is_covered
+from imagematrix.build.matrix.axis_values import DRIVER_MODES, HOST_DRIVER, is_covered
 from imagematrix.build.matrix.matrix_facts import MatrixFacts
 from imagematrix.common.image_reference import make_tag_word
 from imagematrix.common.record import replace
@@ -184,10 +184,10 @@ class Cell:
     @property
     def user_mode_driver(self) -> UserModeDriver | None:
         """Where the image's libcuda comes from, as a catalog states it, None in a CPU-only cell."""
-        if self.driver == COMPAT_DRIVER:
-            return self.compat or UserModeDriver(mode=COMPAT_DRIVER)
-        if self.driver is None or self.driver == HOST_DRIVER:
-            return UserModeDriver(mode=HOST_DRIVER) if self.driver else None
+        if self.driver is None or self.compat:
+            return self.compat
+        if self.driver in DRIVER_MODES:
+            return UserModeDriver(mode=self.driver)
         return UserModeDriver(mode="exact", version=self.driver)
 
     @property

@@ -125,7 +125,7 @@ def copy_driver(driver: DriverFolder, parent: Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Package:
+class _Contents:
     """What a driver consists of, and where an image has it.
 
     `libraries` are the names of the files that it has if they are present, `required` of those that it must
@@ -144,8 +144,8 @@ class _Package:
     origin: str
 
 
-def _describe_driver(version: str, arch: str) -> _Package:
-    return _Package(
+def _list_driver_contents(version: str, arch: str) -> _Contents:
+    return _Contents(
         name=f"the driver {version}",
         version=version,
         arch=arch,
@@ -156,7 +156,7 @@ def _describe_driver(version: str, arch: str) -> _Package:
     )
 
 
-def _describe_compat(versions: Sequence[str], arch: str, source: Path | str) -> _Package:
+def _list_compat_contents(versions: Sequence[str], arch: str, source: Path | str) -> _Contents:
     """Return what a cuda-compat with these versions of libcuda consists of; raise UsageError if not one."""
     origin = "name NVIDIA's package cuda-compat instead, or the folder `compat` in it"
     if not versions:
@@ -165,7 +165,7 @@ def _describe_compat(versions: Sequence[str], arch: str, source: Path | str) -> 
         shown = shorten_words(versions, SHOWN, more=", …")
         raise UsageError(f"{source} has several libcuda: {shown}", remedy="keep the files of one version")
     (version,) = versions
-    return _Package(
+    return _Contents(
         name=f"cuda-compat {version}",
         version=version,
         arch=arch,
@@ -182,45 +182,45 @@ def _collect_files(folder: Path, version: str, arch: str, source: Path | str) ->
     present = {path.name: path.resolve() for path in folder.iterdir() if path.is_file()}
     if version == COMPAT_DRIVER:
         versions = sorted({match[1] for match in map(COMPAT_LIBCUDA.fullmatch, present) if match})
-        package = _describe_compat(versions, arch, source)
+        contents = _list_compat_contents(versions, arch, source)
     else:
-        package = _describe_driver(version, arch)
-    queue = [name for name in package.libraries if name in present]
-    missing = set(package.required - present.keys())
+        contents = _list_driver_contents(version, arch)
+    queue = [name for name in contents.libraries if name in present]
+    missing = set(contents.required - present.keys())
     files: dict[str, Path] = {}
     links: dict[str, str] = {}
     compat: UserModeDriver | None = None
     while queue:
         name = queue.pop()
-        files[f"{package.place}/{name}"] = present[name]
-        headers, library = _check_library(present[name], name, source, package)
-        if library and library.name == LIBCUDA and package.is_compat:
+        files[f"{contents.place}/{name}"] = present[name]
+        headers, library = _check_library(present[name], name, source, contents)
+        if library and library.name == LIBCUDA and contents.is_compat:
             compat = _describe_note(library, f"{source}/{name}")
         if headers.soname and headers.soname != name:
-            links[f"{package.place}/{headers.soname}"] = name
+            links[f"{contents.place}/{headers.soname}"] = name
         for need in filter(DRIVER_LIBRARY.fullmatch, headers.needed):
-            versioned = f"{need.partition('.so')[0]}.so.{package.version}"
+            versioned = f"{need.partition('.so')[0]}.so.{contents.version}"
             file = versioned if versioned in present else need
             if file not in present:
                 missing.add(versioned)
-            elif f"{package.place}/{file}" not in files and file not in queue:
+            elif f"{contents.place}/{file}" not in files and file not in queue:
                 queue.append(file)
     if missing:
         lost = {name.partition(".so")[0] for name in missing}
         other_versions = sorted(name for name in present if name.partition(".so")[0] in lost)
         has = f"; it has {shorten_words(other_versions, SHOWN, more=', …')}" if other_versions else ""
         raise UsageError(
-            f"{package.name} in {source} is not complete: it lacks {', '.join(sorted(missing))}{has}",
-            remedy=package.origin,
+            f"{contents.name} in {source} is not complete: it lacks {', '.join(sorted(missing))}{has}",
+            remedy=contents.origin,
         )
-    listing = _copy_layout(files, links, package.folders, None)
+    listing = _copy_layout(files, links, contents.folders, None)
     return DriverFolder(
-        source=source, files=files, links=links, folders=package.folders, listing=listing, compat=compat
+        source=source, files=files, links=links, folders=contents.folders, listing=listing, compat=compat
     )
 
 
 def _check_library(
-    path: Path, name: str, source: Path | str, package: _Package
+    path: Path, name: str, source: Path | str, contents: _Contents
 ) -> tuple[Elf, DriverLibrary | None]:
     """Return the headers of a library of `source`, and which one of the driver it is.
 
@@ -230,19 +230,19 @@ def _check_library(
     with path.open("rb") as file:
         window = Window(file, 0, path.stat().st_size)
         headers = elf.read_elf(window)
-        if headers is None or headers.damaged or headers.machine != MACHINES[package.arch]:
-            raise UsageError(f"{path_text} is not a library for {package.arch}")
+        if headers is None or headers.damaged or headers.machine != MACHINES[contents.arch]:
+            raise UsageError(f"{path_text} is not a library for {contents.arch}")
         match = DRIVER_LIBRARY.fullmatch(headers.soname or "")
         if match is None or match[1] != name.partition(".so")[0]:
             raise UsageError(f"{path_text} has the soname {headers.soname}")
         library = driver_file.identify_driver(name, headers, window)
     # Of cuda-compat, only libcuda has the note.
-    kinds = ("compat",) if package.is_compat and match[1] == LIBCUDA else ("exact",)
+    kinds = ("compat",) if contents.is_compat and match[1] == LIBCUDA else ("exact",)
     if library and library.kind not in kinds:
         kind = KINDS[library.kind]
-        raise UsageError(f"{path_text} is {kind}, not from {package.name}")
-    if library and library.version != package.version:
-        raise UsageError(f"{path_text} is from the driver {library.version}, not {package.version}")
+        raise UsageError(f"{path_text} is {kind}, not from {contents.name}")
+    if library and library.version != contents.version:
+        raise UsageError(f"{path_text} is from the driver {library.version}, not {contents.version}")
     return headers, library
 
 
