@@ -261,6 +261,8 @@ class InputFinder:
             raise UsageError(
                 f"{source} of the driver {version} not found", remedy=suggest_nearest(name, names)
             )
+        if not source.is_file():  # reading a pipe or a device may never end
+            raise UsageError(f"{source} of the driver {version} is neither a file nor a folder")
         folder = installer.unpack_installer(source, version, platform, self._against.on_progress)
         return driver.read_driver_folder(folder, version, platform, source)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import os
 import shutil
 import subprocess
 import tarfile
@@ -298,6 +299,17 @@ def test_a_cell_without_its_compat_fails_alone(planned, folder, changes, templat
     assert {item.why.removeprefix(f"{folder.parents[1]}/") for item in failed} == {why}
     assert all(item.error.remedy for item in failed[:1]) is (why.startswith("the template") is False)
     assert found.with_status("build")
+
+
+@pytest.mark.parametrize("name", ["compat_from", "driver_from"])
+def test_what_is_no_file_is_not_read(planned, tmp_path, name):
+    os.mkfifo(tmp_path / "pipe")
+    value = "compat" if name == "compat_from" else "550.163.01"
+    properties = add_properties(f"driver: {{{value}: {{{name}: pipe}}}}")
+    template = BOTH.replace("'compat'", f"'{value}'")
+    only = NEW.replace("compat", value)
+    (item,) = planned(FROM_FOLDER[0], properties, only=only, template=template).with_status("failed")
+    assert item.why == f"{tmp_path}/pipe of the driver {value} is neither a file nor a folder"
 
 
 def test_a_release_may_have_its_own(planned, folder):
