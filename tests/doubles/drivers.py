@@ -73,8 +73,10 @@ def add_note(libcuda, branches=BRANCHES, brands=(TESLA, NVIDIA)):
     text = json.dumps({"Format": 1, "CUDA Version": "13.0", "Driver": branches, "Device": brands}).encode()
     note = libcuda.with_name("note")
     note.write_bytes(struct.pack("<III", 19, len(text), 1) + b"NVIDIA Corporation\0\0" + text)
-    words = ("--add-section", f".note.cuda.fwd_compatibility={note}", libcuda)
-    subprocess.run(["objcopy", *words], check=True)
+    name = ".note.cuda.fwd_compatibility"
+    # NVIDIA's hook finds the text by the alignment, which is set only in a section that is there.
+    for words in (("--add-section", f"{name}={note}"), ("--set-section-alignment", f"{name}=4")):
+        subprocess.run(["objcopy", *words, libcuda], check=True)
     note.unlink()
     return libcuda
 

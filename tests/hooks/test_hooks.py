@@ -117,7 +117,7 @@ def engine(folder):
     (folder / "bin").mkdir()
     (folder / "bin/nvidia-container-runtime-hook").symlink_to(folder / "hook-legacy")
     runtimes = {f"nvidia-{mode}": {"path": f"{folder}/runtime-{mode}"} for mode in MODES}
-    settings = {"runtimes": runtimes, "default-runtime": "nvidia-legacy", "cdi-spec-dirs": [f"{folder}/cdi"]}
+    settings = {"runtimes": runtimes, "default-runtime": "nvidia-legacy"}
     started = Engine("containerd", settings=settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
@@ -228,8 +228,8 @@ def forward(engine, folder):
     assert done.returncode == 0, done.stderr
     devices = [_describe_node(folder, name, version) for name, version in NODES.items()]
     spec = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices}
-    (folder / "cdi").mkdir()
-    (folder / "cdi" / "nvidia.json").write_text(json.dumps(spec))
+    (engine.folder / "cdi").mkdir()
+    (engine.folder / "cdi" / "nvidia.json").write_text(json.dumps(spec))
     return done.stdout.strip()
 
 
