@@ -13,6 +13,7 @@ import pytest
 from drivers import BRANCHES, VERSION, add_note, library, package
 from matrices import add_properties
 
+from imagematrix.build.matrix.expand import expand_matrix
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.matrix.promised_variants import list_candidates, promise_variant
 from imagematrix.build.plan import installer, lock
@@ -252,6 +253,16 @@ def test_a_cell_has_what_the_note_states(planned, carry_out, folder):
     (result,) = carry_out(found)
     assert result.status == "built"
     assert json.loads(result.labels[labels.VARIANT])["driver"] == COMPAT.to_json()
+
+
+def test_the_version_in_an_image_is_known_once_it_was_read(project, folder):
+    path = project(("550.163.01]", "550.163.01, compat, host]"), FROM_FOLDER[1], template=BOTH)
+    unread = {cell.driver: cell.driver_version for cell in expand_matrix(load_matrix(path)).cells}
+    versions = {None: None, "host": None, "535.261.03": "535.261.03", "550.163.01": "550.163.01"}
+    assert unread == versions | {"compat": None}
+    read_cells = expand_with_compat(load_matrix(path)).cells
+    assert {cell.driver: cell.driver_version for cell in read_cells} == versions | {"compat": VERSION}
+    assert folder.is_dir()
 
 
 def test_other_cells_stay_as_they_are(planned, folder, tmp_path):
