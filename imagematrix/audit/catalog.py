@@ -8,6 +8,7 @@ counts as another image.
 from __future__ import annotations
 
 from imagematrix.audit import warnings
+from imagematrix.audit.binaries.driver_file import describe_driver
 from imagematrix.audit.contradictions import describe_contradictions, read_claims
 from imagematrix.audit.images.libraries import RUNTIME, list_runtimes
 from imagematrix.audit.proven_facts import find_proven_facts
@@ -15,7 +16,7 @@ from imagematrix.audit.warnings import REQUIRE
 from imagematrix.common.image_reference import shorten_name, split_version
 from imagematrix.common.record import replace
 from imagematrix.errors import AuditError, UsageError
-from imagematrix.hardware.vendors import cuda, gpus, requirements, versions
+from imagematrix.hardware.vendors import cuda, requirements, versions
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import (
     BYTES,
@@ -281,14 +282,5 @@ def _find_driver(audited: Audit) -> UserModeDriver | None:
         driver = library.driver
         if not library.loaded or driver.name != MAIN or driver.kind == "stub" or driver.version is None:
             continue
-        if driver.kind != "compat":
-            return UserModeDriver(mode="exact", version=driver.version)
-        note = driver.compat
-        brands = [gpus.BRANDS[brand] for brand in (note.brands if note else ()) if brand in gpus.BRANDS]
-        return UserModeDriver(
-            mode="compat",
-            version=driver.version,
-            branches=note.branches if note else (),
-            brands=tuple(sorted(brands)),
-        )
+        return describe_driver(driver)
     return None

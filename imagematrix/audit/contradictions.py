@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
+from imagematrix.audit.binaries.driver_file import describe_driver
 from imagematrix.audit.binaries.elf import AARCH64, X86_64
 from imagematrix.audit.images import device_code_entries
 from imagematrix.audit.images.image import AuditedImage
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from imagematrix.audit.images.layer import Layer
-    from imagematrix.audit.report import Audit
-    from imagematrix.images.catalog.catalog import Code, Variant
+    from imagematrix.audit.report import Audit, DriverFile
+    from imagematrix.images.catalog.catalog import Code, UserModeDriver, Variant
 
 # By the architecture of a platform: the machine number in ELF headers, and the name in the kernel.
 MACHINES = {"amd64": (X86_64, "x86_64"), "arm64": (AARCH64, "aarch64")}
@@ -213,15 +214,34 @@ def _compare_driver(audited: Audit, variant: Variant) -> Iterator[Contradiction]
         actual = tuple(f"{claimed[0]} in {copy.path}" for copy in copies)
         yield Contradiction(fact="driver", claimed=claimed, actual=actual, path=library.path)
 
-    # The note of a libcuda of cuda-compat lists the kernel branches for which it is.
-    branches = set(variant.driver.branches if variant.driver and variant.driver.mode == "compat" else ())
-    for library in main:
-        noted = library.driver.compat.branches if library.driver.compat else ()
-        if not branches <= set(noted):
-            claimed, actual = (
-                tuple(f"for branch {branch}" for branch in sorted(numbers)) for numbers in (branches, noted)
-            )
-            yield Contradiction(fact="driver", claimed=claimed, actual=actual, path=library.path)
+    if variant.driver and variant.driver.mode == "compat":
+        yield from _compare_compat(main, variant.driver)
+
+
+def _compare_compat(libcudas: Sequence[DriverFile], promised: UserModeDriver) -> Iterator[Contradiction]:
+    """Yield what is promised of cuda-compat and not in its note, and that the loader does not find it."""
+    for library in libcudas:
+        noted = describe_driver(library.driver)
+        for word, claimed, actual in (
+            ("branch", promised.branches, noted.branches),
+            ("brand", promised.brands, noted.brands),
+        ):
+            if not {*claimed} <= {*actual}:
+                yield Contradiction(
+                    fact="driver",
+                    claimed=tuple(f"for {word} {item}" for item in sorted({*claimed})),
+                    actual=tuple(f"for {word} {item}" for item in sorted({*actual})),
+                    path=library.path,
+                )
+    if libcudas and not any(library.loaded for library in libcudas):
+        yield Contradiction(
+            fact="driver",
+            claimed=(f"{promised.version}, found by the dynamic loader",),
+            actual=(),
+            path=libcudas[0].path,
+            sentence=f"the dynamic loader does not find {libcudas[0].path}",
+            remedy="in the template, pass version=driver to linker_cache_stage, and copy the stage's cache",
+        )
 
 
 def _find_unproven_code(audited: Audit, variant: Variant) -> Iterator[Contradiction]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from imagematrix.audit.binaries import driver_loading
 from imagematrix.audit.binaries.host_code import NAMES
+from imagematrix.audit.binaries.library_versions import LINKED as NCCL
 from imagematrix.audit.contradictions import get_machine, get_oldest_admitted_driver, group_by_path
 from imagematrix.audit.images.libraries import RUNTIME
 from imagematrix.audit.report import requires_level
@@ -13,11 +14,11 @@ from imagematrix.images.catalog.catalog import CLAIM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from collections.abc import Set as AbstractSet
 
     from imagematrix.audit.report import Audit, ExaminedFile
-    from imagematrix.images.catalog.catalog import Variant
+    from imagematrix.images.catalog.catalog import UserModeDriver, Variant
 
 NO_GPUS = "none"  # value of the runtime's variable for the driver alone
 REQUIRE = "NVIDIA_REQUIRE_"
@@ -132,6 +133,23 @@ def warn_of_runtime(audited: Audit, variant: Variant) -> Iterator[str]:
                 f"{library.path} is the runtime of CUDA {library.version}, which needs driver {oldest} "
                 f"or newer, and {has}"
             )
+
+
+def warn_of_nvml(driver: UserModeDriver | None, versions: Iterable[tuple[str, str | None]]) -> Iterator[str]:
+    """Yield a warning if NCCL is in an image whose driver comes without NVML.
+
+    NCCL loads libnvidia-ml when it starts, and ends with an error without it; see ncclNvmlEnsureInitialized
+    in its src/misc/nvmlwrap.cc. It has to be that of the node's driver, which no image for several drivers
+    can bring. `versions` are those of the libraries in the image.
+    """
+    if driver is None or driver.mode != "compat":
+        return
+    for version in [version for name, version in versions if name == NCCL]:
+        library = f"NCCL {version}" if version else "NCCL"
+        yield (
+            f"{library} ends with an error where it finds no libnvidia-ml of the node's driver, and "
+            "cuda-compat has none: use an exact variant, or let NVIDIA's runtime add the node's driver"
+        )
 
 
 def warn_of_unlabelled(audited: Audit, cpu_flags: frozenset[str] | None = None) -> Iterator[str]:

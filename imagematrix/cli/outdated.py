@@ -99,13 +99,13 @@ def _find_hosts_by_cell(
     file: Path, contexts: Sequence[Path], fleet: Mapping[str, Host]
 ) -> dict[str, tuple[str, ...]]:
     """Return the hosts that would choose each cell of the whole matrix, as `plan --for` decides."""
-    from imagematrix.build.matrix.expand import expand_matrix
     from imagematrix.build.matrix.load import load_matrix
     from imagematrix.build.matrix.promised_variants import list_candidates
+    from imagematrix.build.plan.cell_inputs import expand_with_compat
     from imagematrix.selection.fleet.needed_variants import group_hosts_by_choice
 
     matrix = load_matrix(file, contexts=contexts)
-    expansion = expand_matrix(matrix)
+    expansion = expand_with_compat(matrix)
     catalogs = [list_candidates(matrix, expansion, image).catalog for image in matrix.images]
     return {
         name: hosts for catalog in catalogs for name, hosts in group_hosts_by_choice(fleet, catalog).items()

@@ -16,6 +16,7 @@ from imagematrix.cli.shared.build_session import (
     make_shard_filter,
     plan_and_compare,
     warn_of_lost,
+    warn_of_nvml,
     warn_of_unseen,
 )
 from imagematrix.cli.shared.host_filter import load_host_needs
@@ -112,6 +113,7 @@ def command(
         _print_plan(plan)
     warn_of_lost(plan)
     warn_of_unseen(plan)
+    warn_of_nvml(plan)
     unserved = needs.find_unserved_error() if needs else None
     if unserved:
         print_error(unserved)

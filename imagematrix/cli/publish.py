@@ -89,7 +89,8 @@ def command(
 
     With --sign, the signatures are there before the version. COSIGN_PASSWORD is the password of KEY.
     """
-    from imagematrix.build.matrix.expand import expand_matrix, find_plain_pull_cells
+    from imagematrix.build.matrix.expand import find_plain_pull_cells
+    from imagematrix.build.plan.cell_inputs import expand_with_compat
     from imagematrix.build.publish.publish import IndexSelection, publish
     from imagematrix.common.image_reference import split_published_version
     from imagematrix.images.oci.registry import Registry
@@ -103,7 +104,7 @@ def command(
     matrix = _find_matrix(image, version, file)
     listed = [entry for entry in matrix.images if entry.name == image] if matrix else []
     entry = next((entry for entry in listed if entry.version == version), None)
-    declared = (matrix, expand_matrix(matrix), entry) if matrix and entry else None
+    declared = (matrix, expand_with_compat(matrix), entry) if matrix and entry else None
     needed = _NeededCells(needs, declared, image, version) if needs else None
     # --choose takes a reference, or only its tag.
     chosen = {reference.removeprefix(f"{image}:") for reference in choose or ()}

@@ -68,12 +68,14 @@ def command(
                 *audit_warnings.warn_of_march(audit, variant),
                 *audit_warnings.warn_of_runtime(audit, variant),
             ]
-        warnings += [*warn_of_unread(audit.contents), *problems]
         is_foreign = audit.objects and not any(True for _ in audit.gpu_code)  # for other vendors' GPUs only
+        needs = variant or (None if is_foreign else make_unlabelled_entry(audit)[0])
+        warnings += audit_warnings.warn_of_nvml(needs.driver if needs else None, audit.versions)
+        warnings += [*warn_of_unread(audit.contents), *problems]
         judged.append(
             _JudgedAudit(
                 audit=audit,
-                needs=variant or (None if is_foreign else make_unlabelled_entry(audit)[0]),
+                needs=needs,
                 contradictions=contradictions,
                 warnings=warnings,
                 components=components,

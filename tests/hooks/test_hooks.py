@@ -1,7 +1,8 @@
 """Programs of NVIDIA that add the node's driver to containers: they leave images with a driver alone.
 
 NVIDIA's container runtime is built from its published module. Below it, a script stands for
-nvidia-container-cli, which needs a GPU, and notes how it is called.
+nvidia-container-cli, which needs a GPU, and notes how it is called. For the same reason, the specification
+that has the node's driver added is written here, with the hooks that `nvidia-ctk cdi generate` writes.
 """
 
 import json
@@ -11,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from drivers import VERSION, compat, compile_show, library
 from engines import ROOT, Engine, require
 from processes import new_folder, remove_folder, remove_leftovers
 
@@ -44,6 +46,39 @@ axes:
 TEMPLATE = """\
 FROM asking:1
 {% if cuda %}LABEL com.nvidia.cuda.version={{ cuda }}{% endif %}
+"""
+# The versions of drivers of nodes, beside a cuda-compat 580.159.04 for four branches.
+NODES = {
+    "older": "570.133.20",
+    "oldest": "535.261.03",
+    "older-patch": "580.65.06",
+    "equal": VERSION,
+    "newer-patch": "580.160.01",
+    "newer": "590.44.01",
+    "unlisted": "560.35.05",
+}
+COMPAT = "/usr/local/cuda/compat/libcuda.so.1"
+NODE = "/lib/x86_64-linux-gnu/libcuda.so.1"
+FORWARD = """\
+schema: imagematrix.matrix/v1
+images:
+  forward: {version: v1, template: it.j2, device_code: claim, context: files}
+axes:
+  cuda: ["13.0"]
+  driver: [compat]
+properties:
+  driver:
+    compat: {compat_from: compat}
+"""
+FORWARD_TEMPLATE = """\
+{% import "macros.j2" as debian %}
+FROM debian:trixie AS body
+COPY show /opt/
+{{ debian.driver_stage(driver_base, driver) }}
+{{ debian.linker_cache_stage("body", version=driver) }}
+FROM body
+COPY --link --from=linker-cache /etc/ld.so.cache /etc/ld.so.cache
+COPY --link --from=driver /driver/ /
 """
 # The name of an image, and its axes.
 MADE = (("loud", "cuda: [none]"), ("bare", 'cuda: ["12.4"]\n  compute: ["9.0"]\n  driver: [host]'))
@@ -176,3 +211,75 @@ def test_the_hook_of_enroot_asks_for_a_driver_only_in_images_without_one(
     subprocess.run(["bash", ENROOT / "conf/hooks/98-nvidia.sh"], env=place, check=True)
     assert [("--device=all" in call) for call in calls()] == ([True] if image == "bare" else [])
     assert Path(tmp_path / "environ").read_text() == "".join(f"{line}\n" for line in variables)
+
+
+@pytest.fixture(scope="session")
+def forward(engine, folder):
+    """An image with a cuda-compat, and CDI devices that add the drivers of NODES to a container."""
+    project = folder / "forward"
+    for name in ("templates", "files"):
+        (project / name).mkdir(parents=True)
+    compat(project / "compat", VERSION)
+    compile_show(project / "files" / "show")
+    shutil.copy(ROOT / "templates" / "macros.j2", project / "templates")
+    (project / "templates" / "it.j2").write_text(FORWARD_TEMPLATE)
+    (project / "matrix.yaml").write_text(FORWARD)
+    done = engine.imagematrix("build", cwd=project)
+    assert done.returncode == 0, done.stderr
+    devices = [_describe_node(folder, name, version) for name, version in NODES.items()]
+    spec = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices}
+    (engine.folder / "cdi").mkdir()
+    (engine.folder / "cdi" / "nvidia.json").write_text(json.dumps(spec))
+    return done.stdout.strip()
+
+
+def _describe_node(folder, name, version):
+    """Return the CDI device with the driver of a node, and NVIDIA's hooks for it."""
+    libcuda = library(folder / "nodes" / name, "libcuda", version)
+    place = "/usr/lib/x86_64-linux-gnu"
+    program = str(TOOLKIT / "nvidia-cdi-hook")
+    hooks = (
+        ("create-symlinks", "--link", f"libcuda.so.1::{place}/libcuda.so"),
+        ("enable-cuda-compat", f"--host-driver-version={version}"),
+        ("update-ldcache", "--folder", place),
+    )
+    return {
+        "name": name,
+        "containerEdits": {
+            "mounts": [
+                {
+                    "hostPath": str(libcuda),
+                    "containerPath": f"{place}/{libcuda.name}",
+                    "options": ["ro", "nosuid", "nodev", "rbind", "rprivate"],
+                }
+            ],
+            "hooks": [
+                {"hookName": "createContainer", "path": program, "args": ["nvidia-cdi-hook", *words]}
+                for words in hooks
+            ],
+        },
+    }
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_the_newer_of_the_nodes_driver_and_cuda_compat_is_loaded(engine, forward, folder, node):
+    """NVIDIA's hooks decide by the note, as the rule driver-compat does."""
+    run = ("run", "--rm", "--runtime", "runc")
+    seen = engine.docker(*run, "--device", f"nvidia.com/gpu={node}", forward, "/opt/show").stdout.split()[0]
+    document = json.loads(H200.read_text())
+    host = folder / f"{node}.json"
+    host.write_text(json.dumps(document | {"driver": document["driver"] | {"version": NODES[node]}}))
+    explained = engine.imagematrix("explain", "--json", "--host", host, "forward:v1")
+    (candidate,) = json.loads(explained.stdout)["candidates"]
+    rules = {rule["rule"]: rule["ok"] for rule in candidate["rules"]}
+    assert seen == (COMPAT if rules["driver-compat"] else NODE)
+    assert rules["driver-compat"] is (node.startswith("old"))
+    assert engine.docker(*run, forward, "/opt/show").stdout.split()[0] == COMPAT  # as our launch starts it
+
+
+def test_a_line_in_ld_so_conf_would_load_the_older_one(engine, forward):
+    """Why the folder is only in the cache."""
+    line = "RUN echo /usr/local/cuda/compat > /etc/ld.so.conf.d/000-cuda.conf\n"
+    engine.docker("build", "-t", "with-line:1", "-", input=f"FROM {forward}\n{line}")
+    run = ("run", "--rm", "--runtime", "runc", "--device", "nvidia.com/gpu=newer")
+    assert engine.docker(*run, "with-line:1", "/opt/show").stdout.split()[0] == COMPAT

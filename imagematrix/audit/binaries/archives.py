@@ -1,4 +1,4 @@
-"""Reading the members of archives: static libraries, and zip files such as wheels."""
+"""Reading the members of archives: static libraries, packages of Debian, and zip files such as wheels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UNREADABLE = (
     NotImplementedError,
     RuntimeError,
 )
-MEMBER = 60  # bytes of a member's header in a static library
+MEMBER = 60  # bytes of a member's header in an archive of ar(5)
 END = b"`\n"  # the last two bytes of that header
 ELF = b"\x7fELF"
 MOST = 200_000  # members
@@ -43,17 +43,20 @@ INFLATED = 8 << 30  # bytes; limit for all members of a zip after decompression
 PIECE = 1 << 20
 
 
-def list_members(window: Window) -> Iterator[tuple[str, Window]]:
+def list_objects(window: Window) -> Iterator[tuple[str, Window]]:
     """Yield the name and the bytes of each ELF object in a static library, up to the first damaged header."""
+    return ((name, part) for name, part in list_members(window) if part.read_at(0, len(ELF)) == ELF)
+
+
+def list_members(window: Window) -> Iterator[tuple[str, Window]]:
+    """Yield the name and the bytes of each member of an archive of ar(5), up to the first damaged header."""
     at = len(AR)
     for _ in range(MOST):
         head = window.read_at(at, MEMBER)
         size = head[48:58].strip()
         if head[58:60] != END or not size.isdigit():
             return
-        part = window.get_part(at + MEMBER, int(size))
-        if part.read_at(0, len(ELF)) == ELF:
-            yield head[:16].decode("ascii", "replace").rstrip(" /"), part
+        yield head[:16].decode("ascii", "replace").rstrip(" /"), window.get_part(at + MEMBER, int(size))
         at += MEMBER + int(size) + int(size) % 2  # members begin at even offsets (ar(5))
 
 

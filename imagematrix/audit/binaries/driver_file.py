@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imagematrix.audit.binaries.notes import Compat, read_compat
-from imagematrix.hardware.vendors import user_mode
+from imagematrix.hardware.vendors import gpus, user_mode
+from imagematrix.images.catalog.catalog import UserModeDriver
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,3 +50,17 @@ def identify_driver(path: str, elf: Elf | None, window: Window) -> DriverLibrary
         kind = "exact"
     version = None if kind == "stub" else version
     return DriverLibrary(name=by_name[0], kind=kind, version=version, compat=note)
+
+
+def describe_driver(libcuda: DriverLibrary) -> UserModeDriver:
+    """Return the driver of an image whose loader takes this libcuda, which is no stub.
+
+    The branches and brands of cuda-compat are those of its note; there are none if it has no note.
+    """
+    if libcuda.kind != "compat":
+        return UserModeDriver(mode="exact", version=libcuda.version)
+    note = libcuda.compat or Compat()
+    brands = [gpus.BRANDS[brand] for brand in note.brands if brand in gpus.BRANDS]
+    return UserModeDriver(
+        mode="compat", version=libcuda.version, branches=note.branches, brands=tuple(sorted(brands))
+    )

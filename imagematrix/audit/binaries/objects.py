@@ -162,7 +162,7 @@ def _has_cudart(headers: Elf, window: Window) -> bool:
 
 def _examine_static_library(window: Window) -> File | None:
     """Return the device code of all objects in a static library, or None if there is none."""
-    members = [_examine_elf(name, part, elf.read_elf(part)) for name, part in archives.list_members(window)]
+    members = [_examine_elf(name, part, elf.read_elf(part)) for name, part in archives.list_objects(window)]
     readable = [member for member in members if member is not None]
     code = device_code.merge_device_code(member.code for member in readable)
     if not code:

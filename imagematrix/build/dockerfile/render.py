@@ -239,7 +239,11 @@ def compute_variables(cell: Cell) -> dict[str, str | None]:
         "cflags": f"-O2 {option}" if option else "-O2",
         **_name_build_variables(compute),
         **_name_installer_variables(
-            cell.platform, cell.cuda, cell.driver, march, cell.facts.march.get(march) if march else None
+            cell.platform,
+            cell.cuda,
+            cell.driver_version,
+            march,
+            cell.facts.march.get(march) if march else None,
         ),
     }
 
@@ -270,7 +274,7 @@ def _name_installer_variables(
     Without a driver in the image, a node's driver is only known to run the cell's CUDA release. `march_facts`
     is what the matrix says about its march.
     """
-    supported = cuda.get_newest_cuda(driver) if driver and driver != HOST_DRIVER else None
+    supported = cuda.get_newest_cuda(driver) if driver else None
     flags = (
         march_facts.flags if march_facts else marches.get_common_flags(march) if march else frozenset[str]()
     )

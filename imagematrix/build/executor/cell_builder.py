@@ -433,6 +433,7 @@ class CellBuilder:
         if warnings and item.cell.image.strict_march:
             raise AuditError("; ".join(warnings))
         warnings += audit_warnings.warn_of_runtime(audited, entry)
+        warnings += audit_warnings.warn_of_nvml(entry.driver, audited.versions)
         entry = proven_facts.with_flags(audited, entry)
         proven = record.replace(
             entry, facts=proven_facts.find_proven_facts(audited, entry), libraries=audited.versions

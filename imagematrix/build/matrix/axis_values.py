@@ -25,10 +25,17 @@ RESERVED = frozenset(
     | {"archspec", "driver_cuda", "torch_backend"}
 )
 HOST_DRIVER = "host"  # no driver in the image: the node's NVIDIA runtime injects its own
+COMPAT_DRIVER = "compat"  # cuda-compat in the image, which states its version and what it supports
+DRIVER_MODES = (HOST_DRIVER, COMPAT_DRIVER)  # values of the axis driver that are no version
 DRIVER_FROM = "driver_from"  # the property of a driver with the folder or the installer that has its files
+COMPAT_FROM = "compat_from"  # the same for cuda-compat: a folder or a package
 MEMORY = "memory"  # the property of a value of an own axis with the memory that each GPU needs
 MEBIBYTE = 1024 * 1024
-PLACEHOLDER = re.compile(r"\{(?:version|arch)\}")  # in `driver_from`
+# The placeholders in the properties that name files of a driver.
+PLACEHOLDERS = {
+    DRIVER_FROM: re.compile(r"\{(?:version|arch)\}"),
+    COMPAT_FROM: re.compile(r"\{arch\}"),
+}
 PLATFORMS = ("linux/amd64", "linux/arm64")
 GLOB = re.compile(r"[!-~]{1,200}", re.ASCII)  # of files
 GIVEN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)  # of secrets and SSH agents
@@ -116,8 +123,8 @@ def is_glob(value: str) -> bool:
 
 
 def is_covered(glob: str, axis: str, value: str) -> bool:
-    """Whether the properties of `glob` hold for `value`; the driver mode `host` is no version of a driver."""
-    is_version = axis != "driver" or value != HOST_DRIVER
+    """Whether the properties of `glob` hold for `value`; a driver mode is no version of a driver."""
+    is_version = axis != "driver" or value not in DRIVER_MODES
     return is_glob(glob) and is_version and fnmatchcase(value, glob)
 
 
@@ -185,9 +192,9 @@ def _mention_facts(remedy: str | None) -> str:
 
 
 def _check_driver(value: str, _: MatrixFacts) -> Complaint | None:
-    if value == HOST_DRIVER or DRIVER.fullmatch(value):
+    if value in DRIVER_MODES or DRIVER.fullmatch(value):
         return None
     return (
         f"{value!r} is not a driver version such as 550.163.01",
-        f"or {HOST_DRIVER!r}, for none in the image",
+        f"or {HOST_DRIVER!r}, for none in the image, or {COMPAT_DRIVER!r}, for cuda-compat",
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagematrix.build.matrix.axis_values import HOST_DRIVER
 from imagematrix.hardware.vendors import cpuid, cuda, device_code, marches
 
 TYPE_CHECKING = False
@@ -63,8 +62,8 @@ def explain_toolkit_target(cell: Cell) -> str | None:
 
 def explain_driver_cuda(cell: Cell) -> str | None:
     """Return that the driver in the image is too old for its CUDA release, or None."""
-    driver = cell.driver
-    if driver is None or driver == HOST_DRIVER or cell.cuda is None:
+    driver = cell.driver_version
+    if driver is None or cell.cuda is None:
         return None
     stated = cell.facts.get_oldest_driver(cell.cuda)
     if cuda.can_run_cuda(cell.cuda, driver, stated):
@@ -72,7 +71,8 @@ def explain_driver_cuda(cell: Cell) -> str | None:
     lowest = cuda.get_lowest_driver(cell.cuda, stated)
     if lowest is None:  # the selector could not decide either, so no host would get the image
         return f"the driver that CUDA {cell.cuda} needs is unknown; state it under `facts` in matrix.yaml"
-    return f"driver {driver} is too old for CUDA {cell.cuda}, which needs {lowest}"
+    kind = "cuda-compat" if cell.compat else "driver"
+    return f"{kind} {driver} is too old for CUDA {cell.cuda}, which needs {lowest}"
 
 
 def explain_march_platform(cell: Cell) -> str | None:

@@ -13,7 +13,7 @@ from imagematrix.build.matrix.document import NodeReader
 from imagematrix.build.matrix.facts_reader import FactsReader
 from imagematrix.build.matrix.folders import is_below, resolve_inside
 from imagematrix.build.matrix.image_test import ImageTest
-from imagematrix.build.matrix.matrix import Exclude, Image, Include, Matrix, PlainPullCells
+from imagematrix.build.matrix.matrix import NO_CUDA, Exclude, Image, Include, Matrix, PlainPullCells
 from imagematrix.build.matrix.matrix_facts import MatrixFacts
 from imagematrix.build.matrix.problems import Mark, MatrixError, Problem
 from imagematrix.build.matrix.warm_up_reader import WarmUpReader
@@ -42,12 +42,13 @@ TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,40}", re.ASCII)
 OUTSIDE = "absolute names, .. and links that lead outside are rejected"
 TOP = ("schema", "templates", "images", "axes", "properties", "exclude", "include", "facts", "compression")
 TYPO = 0.9  # the similarity of words that differ in one letter; high, as properties may have any name
-MISPLACED_MEMORY = (
-    f"{axis_values.MEMORY} belongs to an image, or under `properties` to a value of an axis of your own"
-)
-MISPLACED = f"{axis_values.DRIVER_FROM} belongs to a version of the axis driver, under `properties`"
-MISPLACED_IN_INCLUDE = {axis_values.DRIVER_FROM: MISPLACED, axis_values.MEMORY: MISPLACED_MEMORY}
-KNOWN_PROPERTIES = (axis_values.DRIVER_FROM, axis_values.MEMORY)  # all others are the author's own
+# Where the properties belong that mean something here; all others are the author's own.
+MISPLACED = {
+    axis_values.DRIVER_FROM: "belongs to a version of the axis driver, under `properties`",
+    axis_values.COMPAT_FROM: "belongs to the value compat of the axis driver, or to a release of the axis "
+    "cuda, under `properties`",
+    axis_values.MEMORY: "belongs to an image, or under `properties` to a value of an axis of your own",
+}
 ROUND = 1000  # MiB: drivers differ by some in what they report of the same product
 TEMPLATE = "template: app/Dockerfile.j2"
 IMAGES = f"images: {{app: {{version: v1, {TEMPLATE}}}}}"
@@ -455,32 +456,28 @@ class _MatrixReader(NodeReader):
                     self._add_problem(f"the axis {axis} has no value {value!r}", at, remedy)
                 texts = self._read_property_texts(fields, f"the properties of {axis} {value}", axes)
                 if isinstance(fields, document.Mapping):
-                    self._check_known_properties(axis, value, texts, fields)
+                    for name in filter(texts.__contains__, MISPLACED):
+                        self._check_known_property(name, axis, value, *fields.entries[name])
                 properties[axis][value] = texts
         return properties
 
-    def _check_known_properties(
-        self, axis: str, value: str, texts: Iterable[str], fields: document.Mapping
-    ) -> None:
-        if axis_values.DRIVER_FROM in texts:
-            self._check_driver_from(axis, value, *fields.entries[axis_values.DRIVER_FROM])
-        if axis_values.MEMORY in texts:
-            mark, node = fields.entries[axis_values.MEMORY]
-            if axis in HARDWARE:
-                self._add_problem(MISPLACED_MEMORY, mark)
-            else:
-                self._read_memory(node)
-
-    def _check_driver_from(self, axis: str, value: str, mark: Mark, node: document.Node) -> None:
-        scheme, separator, _ = (self._read_text(node, axis_values.DRIVER_FROM) or "").partition("://")
-        if axis != "driver" or value == axis_values.HOST_DRIVER:
-            self._add_problem(MISPLACED, mark)
-        elif separator and scheme != "https":
-            self._add_problem(
-                f"{axis_values.DRIVER_FROM}: {scheme}:// is not supported",
-                node.mark,
-                "use https://, or a path",
-            )
+    def _check_known_property(self, name: str, axis: str, value: str, mark: Mark, node: document.Node) -> None:
+        """Check whether a property of MISPLACED is in its place, and what it says."""
+        is_in_place = {
+            axis_values.DRIVER_FROM: axis == "driver" and value not in axis_values.DRIVER_MODES,
+            axis_values.COMPAT_FROM: (axis, value) == ("driver", axis_values.COMPAT_DRIVER)
+            or (axis == "cuda" and value != NO_CUDA),
+            axis_values.MEMORY: axis not in HARDWARE,
+        }[name]
+        if not is_in_place:
+            self._add_problem(f"{name} {MISPLACED[name]}", mark)
+        elif name == axis_values.MEMORY:
+            self._read_memory(node)
+        else:
+            scheme, separator, _ = (self._read_text(node, name) or "").partition("://")
+            if separator and scheme != "https":
+                remedy = "use https://, or a path"
+                self._add_problem(f"{name}: {scheme}:// is not supported", node.mark, remedy)
 
     def _read_property_texts(self, node: document.Node, what: str, axes: Iterable[str]) -> dict[str, str]:
         texts = {}
@@ -499,12 +496,10 @@ class _MatrixReader(NodeReader):
             self._add_problem(
                 f"a property cannot be called {name!r}, which is {kind}", mark, "choose another name"
             )
-        elif name not in KNOWN_PROPERTIES and (
-            guess := suggest_nearest(name, KNOWN_PROPERTIES, likeness=TYPO)
-        ):
+        elif name not in MISPLACED and (guess := suggest_nearest(name, MISPLACED, likeness=TYPO)):
             self._add_problem(f"{name!r} is not a known property", mark, guess)
         elif bad := axis_values.find_unsafe_character(
-            axis_values.PLACEHOLDER.sub("", text) if name == axis_values.DRIVER_FROM else text
+            axis_values.PLACEHOLDERS[name].sub("", text) if name in axis_values.PLACEHOLDERS else text
         ):
             remedy = "write it in the template itself"
             self._add_problem(f"{name}: {bad!r} could break out of a Dockerfile instruction", at, remedy)
@@ -557,8 +552,8 @@ class _MatrixReader(NodeReader):
                     axis_texts[name] = text
                 elif guess := axis_values.suggest_axis(name, axes, likeness=SLIP):
                     self._add_problem(f"{name!r} is not an axis of this matrix", mark, guess)
-                elif name in MISPLACED_IN_INCLUDE:
-                    self._add_problem(MISPLACED_IN_INCLUDE[name], mark)
+                elif name in MISPLACED:
+                    self._add_problem(f"{name} {MISPLACED[name]}", mark)
                 elif self._is_property(name, mark, text, value.mark, axes):
                     properties[name] = text
             yield Include(axes=axis_texts, properties=properties, mark=item.mark)

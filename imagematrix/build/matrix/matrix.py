@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from imagematrix.build.matrix.axis_values import HOST_DRIVER, is_covered
+from imagematrix.build.matrix.axis_values import DRIVER_MODES, HOST_DRIVER, is_covered
 from imagematrix.build.matrix.matrix_facts import MatrixFacts
 from imagematrix.common.image_reference import make_tag_word
 from imagematrix.common.record import replace
 from imagematrix.hardware.gpu_request.spec import NONE
 from imagematrix.hardware.vendors import device_code
-from imagematrix.images.catalog.catalog import HARDWARE
+from imagematrix.images.catalog.catalog import HARDWARE, UserModeDriver
 from imagematrix.images.oci.compression import DEFAULT, Compression
 
 TYPE_CHECKING = False
@@ -139,7 +139,8 @@ class Cell:
     `axes` has the values of the axes that apply to this cell: a CPU-only cell has neither `compute` nor
     `driver`. `properties` are the properties of all its values, merged. `facts` are the facts of the matrix.
     `includes` are the entries that added the cell, or gave it properties. `stated_memory_mib` is the most
-    memory that the image or a value of its own axes states, None if none does.
+    memory that the image or a value of its own axes states, None if none does. `compat` is the cuda-compat
+    that it takes, None if it takes none or as long as it was not read.
     """
 
     image: Image
@@ -148,6 +149,7 @@ class Cell:
     facts: MatrixFacts = field(default_factory=MatrixFacts)
     includes: tuple[Include, ...] = ()
     stated_memory_mib: int | None = None
+    compat: UserModeDriver | None = None
 
     @cached_property
     def id(self) -> str:
@@ -177,13 +179,29 @@ class Cell:
 
     @property
     def driver(self) -> str | None:
-        """The version of the image's driver, HOST_DRIVER if it is the node's, None in a CPU-only cell."""
+        """The version of the image's driver, or one of DRIVER_MODES; None in a CPU-only cell."""
         return None if self.cuda is None else self.axes.get("driver", HOST_DRIVER)
 
     @property
     def gpu_memory_mib(self) -> int | None:
         """The memory that each GPU needs, in MiB; None if none is stated, and in a CPU-only cell."""
         return None if self.cuda is None else self.stated_memory_mib
+
+    @property
+    def driver_version(self) -> str | None:
+        """The version of the user-mode driver in the image; None if it has none, or while it is unknown."""
+        if self.driver in DRIVER_MODES:
+            return self.compat.version if self.compat else None
+        return self.driver
+
+    @property
+    def user_mode_driver(self) -> UserModeDriver | None:
+        """Where the image's libcuda comes from, as a catalog states it, None in a CPU-only cell."""
+        if self.driver is None or self.compat:
+            return self.compat
+        if self.driver in DRIVER_MODES:
+            return UserModeDriver(mode=self.driver)
+        return UserModeDriver(mode="exact", version=self.driver)
 
     @property
     def claims_flags(self) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagematrix.build.matrix.axis_values import HOST_DRIVER
+from imagematrix.build.matrix.axis_values import COMPAT_DRIVER
 from imagematrix.build.matrix.expand import find_plain_pull_cells
 from imagematrix.build.matrix.feasibility import ANY_COMPILER, find_infeasibility
 from imagematrix.common.record import replace
 from imagematrix.hardware.vendors import device_code, marches
-from imagematrix.images.catalog.catalog import CLAIM, UNKNOWN, Catalog, UserModeDriver, Variant
+from imagematrix.images.catalog.catalog import CLAIM, UNKNOWN, Catalog, Variant
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,18 +48,13 @@ def make_variant(cell: Cell, flags: frozenset[str], reference: str) -> Variant:
     """
     claims = {"cpu_flags": cell.claims_flags, "cubins": cell.claims_code}
     march, compute = cell.axes.get("march"), cell.axes.get("compute")
-    driver: UserModeDriver | None = None
-    if cell.driver == HOST_DRIVER:
-        driver = UserModeDriver(mode="host")
-    elif cell.driver is not None:
-        driver = UserModeDriver(mode="exact", version=cell.driver)
     return Variant(
         reference=reference,
         digest=None,
         platform=cell.platform,
         cuda=cell.cuda,
         cubins=(device_code.make_target(compute),) if compute else (),
-        driver=driver,
+        driver=cell.user_mode_driver,
         march=march,
         cpu_flags=flags,
         signed_returns=flags >= marches.SIGNING,
@@ -90,9 +85,16 @@ def promise_variant(cell: Cell) -> Variant:
 
 
 def list_candidates(matrix: Matrix, expansion: Expansion, image: Image) -> Candidates:
-    """Return the candidates that the feasible cells of an image are."""
+    """Return the candidates that the feasible cells of an image are.
+
+    Cells whose cuda-compat was not read are none: nothing tells which hosts they fit.
+    """
     cells = [
-        cell for cell in expansion.cells if cell.image.name == image.name and not find_infeasibility(cell)
+        cell
+        for cell in expansion.cells
+        if cell.image.name == image.name
+        and not find_infeasibility(cell)
+        and not (cell.driver == COMPAT_DRIVER and cell.compat is None)
     ]
     plain_pull = find_plain_pull_cells(matrix, expansion, image)
     return Candidates(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from imagematrix.build.matrix.axis_values import HOST_DRIVER
 from imagematrix.build.outdated.finding import AgeFinding
 from imagematrix.common.image_reference import Reference
 from imagematrix.errors import EngineError, ImagematrixError, UnknownImageError
@@ -49,8 +48,8 @@ def check_drivers(items: Sequence[Planned], today: dt.date) -> Iterator[AgeFindi
     """Yield the drivers whose branch is past its end, or has a newer release, by the table."""
     users: dict[str, list[Planned]] = {}
     for item in items:
-        if item.cell.driver not in (None, HOST_DRIVER):
-            users.setdefault(str(item.cell.driver), []).append(item)
+        if item.cell.driver_version:
+            users.setdefault(item.cell.driver_version, []).append(item)
     for driver in sorted(users, key=versions.make_sort_key):
         branch = driver_branches.get_branch(driver)
         if branch is None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Generic, TypeVar
 
 from imagematrix.build.dockerfile.dockerfile import find_frontend
-from imagematrix.build.matrix.axis_values import DRIVER_FROM
+from imagematrix.build.matrix.axis_values import COMPAT_DRIVER, COMPAT_FROM, DRIVER_FROM
+from imagematrix.build.matrix.expand import expand_matrix
 from imagematrix.build.plan import context, driver, identity, installer
 from imagematrix.build.plan.build_inputs import BuildInputs
 from imagematrix.build.plan.context_files import ContextFiles
 from imagematrix.build.plan.download import HTTPS
-from imagematrix.build.plan.plan import Planned, PlanStatus
+from imagematrix.build.plan.lock import locate_lock, read_lock
+from imagematrix.build.plan.plan import PlanContext, Planned, PlanStatus
 from imagematrix.build.plan.remote_driver import RemoteDriver
 from imagematrix.build.trim import program
 from imagematrix.common.suggestions import suggest_nearest
@@ -23,11 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from imagematrix.build.matrix.matrix import Cell
+    from imagematrix.build.matrix.expand import Expansion
+    from imagematrix.build.matrix.matrix import Cell, Matrix
     from imagematrix.build.plan.context import Listing
     from imagematrix.build.plan.driver import DriverFolder
     from imagematrix.build.plan.identity import Identity
-    from imagematrix.build.plan.plan import PlanContext
     from imagematrix.build.plan.remote_driver import LockedDriver
 
 K = TypeVar("K")
@@ -70,6 +73,15 @@ class RenderedCell:
     error: EngineError | UsageError | None
 
 
+def expand_with_compat(matrix: Matrix) -> Expansion:
+    """Return the cells of a matrix, with what their cuda-compat states where its files or its lock tell.
+
+    Raises MatrixError as `expand_matrix` does, and UsageError if the lock file is damaged.
+    """
+    _, drivers = read_lock(locate_lock(matrix.path))
+    return InputFinder(PlanContext(drivers=drivers), matrix.path.parent).read_compat(expand_matrix(matrix))
+
+
 class InputFinder:
     """Finds what decides the identities of cells, beside their Dockerfiles.
 
@@ -88,6 +100,25 @@ class InputFinder:
         self._against = against
         self._folder = folder
         self._read_drivers = Lookup(self._read_driver)
+
+    def read_compat(self, expansion: Expansion) -> Expansion:
+        """Return an expansion whose cells have what their cuda-compat states.
+
+        If it cannot be read, the cell stays without, and `identify_cell` reports the error.
+        """
+        if all(cell.driver != COMPAT_DRIVER for cell in expansion.cells):
+            return expansion
+        return replace(expansion, cells=tuple(map(self._read_compat, expansion.cells)))
+
+    def _read_compat(self, cell: Cell) -> Cell:
+        source = _expand_driver_source(cell) if cell.driver == COMPAT_DRIVER else None
+        with contextlib.suppress(EngineError, UsageError):
+            if source:
+                return replace(cell, compat=self._read_cell_driver(cell, source).compat)
+        return cell
+
+    def _read_cell_driver(self, cell: Cell, source: str) -> DriverFolder | RemoteDriver:
+        return self._read_drivers((source, cell.axes["driver"], cell.platform))
 
     def identify_cell(self, rendered: RenderedCell) -> Planned:
         """Return a cell with its identity; without it if a base's digest or a build argument is unknown.
@@ -129,20 +160,26 @@ class InputFinder:
         )
 
     def _find_driver(self, rendered: RenderedCell, source: str | None) -> DriverFolder | RemoteDriver | None:
-        """Return the driver that a cell takes from `driver_from`, or None; raise an error if it cannot.
+        """Return the driver that a cell takes from files that the matrix names, or None.
 
-        If it is built on another image of the matrix, it can get the driver from that image.
+        If it is built on another image of the matrix, it can get the driver from that image. Raises an error
+        if it cannot have its driver.
         """
         cell = rendered.cell
         uses_source = driver.CONTEXT in rendered.contexts
+        if cell.driver == COMPAT_DRIVER and not source:
+            remedy = f"name a folder or a package: `{COMPAT_FROM}: drivers/cuda-compat.deb`"
+            raise UsageError(f"the driver {COMPAT_DRIVER} has no {COMPAT_FROM}", remedy=remedy)
         if uses_source and not source:
             version = cell.axes.get("driver")
             raise UsageError(f"the driver {version} has neither driver_base nor {DRIVER_FROM}")
         if not uses_source and source and not rendered.needs:
-            raise UsageError(f"the template takes the driver from elsewhere, not from {DRIVER_FROM}")
-        if not uses_source or not source:
+            name = _get_source_property(cell)
+            raise UsageError(f"the template takes the driver from elsewhere, not from {name}")
+        if not source or not (uses_source or cell.driver == COMPAT_DRIVER):
             return None
-        return self._read_drivers((source, cell.axes["driver"], cell.platform))
+        found = self._read_cell_driver(cell, source)
+        return found if uses_source else None
 
     def _require_bases(self, rendered: RenderedCell) -> None:
         """Raise the error of the first image that a cell cannot be built on, or UsageError."""
@@ -197,6 +234,9 @@ class InputFinder:
 
     def _find_remote_driver(self, address: str, version: str, platform: str) -> RemoteDriver:
         locked = self._against.drivers.get(address)
+        if locked and (version == COMPAT_DRIVER) != bool(locked.compat):
+            remedy = "run `imagematrix lock --upgrade`, and commit the file"
+            raise UsageError(f"the lock file has {address} as another kind of driver", remedy=remedy)
         if locked:
             remote = RemoteDriver(address=address, version=version, platform=platform, locked=locked)
         elif self._against.resolve_driver:
@@ -221,6 +261,8 @@ class InputFinder:
             raise UsageError(
                 f"{source} of the driver {version} not found", remedy=suggest_nearest(name, names)
             )
+        if not source.is_file():  # reading a pipe or a device may never end
+            raise UsageError(f"{source} of the driver {version} is neither a file nor a folder")
         folder = installer.unpack_installer(source, version, platform, self._against.on_progress)
         return driver.read_driver_folder(folder, version, platform, source)
 
@@ -240,7 +282,11 @@ class InputFinder:
             self.bases[name] = digest
 
 
+def _get_source_property(cell: Cell) -> str:
+    return COMPAT_FROM if cell.driver == COMPAT_DRIVER else DRIVER_FROM
+
+
 def _expand_driver_source(cell: Cell) -> str | None:
     """Return the path or address that the driver of a cell comes from; None if it has none."""
-    name = cell.properties.get(DRIVER_FROM)
+    name = cell.properties.get(_get_source_property(cell))
     return driver.expand_driver_source(name, cell.axes["driver"], cell.platform) if name else None

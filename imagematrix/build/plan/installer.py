@@ -1,15 +1,17 @@
-"""A driver in NVIDIA's installer or archive: its libraries, unpacked without running anything of it.
+"""A driver in NVIDIA's installer, archive or package: its libraries, unpacked without running anything of it.
 
 An installer, NVIDIA-Linux-ARCH-VERSION.run, is a shell script of makeself followed by a compressed tar, with
 the libraries at its root and a description in `.manifest`. An archive, nvidia_driver-linux-ARCH-VERSION-
-archive.tar.xz, has them in `lib`. Both are untrusted: only libraries with names of the driver are written,
-under these names.
+archive.tar.xz, has them in `lib`. A package of cuda-compat, a .deb, is an archive of ar(5) with a compressed
+tar, data.tar, which has them in `compat`. All are untrusted: only regular files with names of the driver's
+libraries are written, under these names.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import lzma
 import os
 import posixpath
@@ -18,6 +20,9 @@ import shutil
 import tarfile
 import zlib
 
+from imagematrix.audit.binaries.archives import AR, list_members
+from imagematrix.audit.binaries.window import Window
+from imagematrix.build.matrix.axis_values import COMPAT_DRIVER, COMPAT_FROM, DRIVER_FROM
 from imagematrix.build.plan import driver
 from imagematrix.common import files
 from imagematrix.common.temp_folder import lock_abandoned, make_owned_folder
@@ -42,23 +47,25 @@ LINE = re.compile(rb'^[ \t]*skip="?(\d{1,6})"?[ \t\r]*$', re.MULTILINE)
 MOST_LINES = 16  # of these in a header, which has one
 NESTED = re.compile(rb"^offset=`head -n \d", re.MULTILINE)  # a CUDA installer, which contains one of a driver
 MANIFEST = ".manifest"
+DATA = "data.tar"  # the member of a package with its files; its name may go on with that of a compression
 MEMORY = 256 << 20  # bytes for decompression; xz -9 needs 65 MiB
 MOST_FILES = 20_000  # a driver of branch 550 has some 500
 MOST_BYTES = 8 << 30  # of the tar; that of a driver has some 1 GB
 PIECE = 1 << 20
+ROOT = ""
 DRAFT = "draft-"
 
 
 def unpack_installer(
     file: Path, version: str, platform: str, on_progress: Callable[[str], None], digest: str | None = None
 ) -> Path:
-    """Return the folder with the libraries of the driver in the installer or archive `file`.
+    """Return the folder with the libraries of the driver in the installer, archive or package `file`.
 
     `digest` is that of the file, if it is known.
 
-    They are unpacked once, to the cache, if they are a complete driver `version` for `platform`;
-    `on_progress` is told before that, because it takes up to a minute. Raises UsageError if they are not, or
-    if `file` is damaged: then the cache stays as it was.
+    They are unpacked once, to the cache, if they are a complete driver `version` for `platform`, or for
+    COMPAT_DRIVER a complete cuda-compat; `on_progress` is told before that, because it takes up to a minute.
+    Raises UsageError if they are not, or if `file` is damaged: then the cache stays as it was.
     """
     cache = files.get_cache_folder("drivers")
     if cache is None:
@@ -96,18 +103,21 @@ def _unpack_to_cache(target: Path, file: Path, stream: BinaryIO, version: str, p
 
 
 def _unpack(stream: BinaryIO, file: Path, version: str, folder: Path) -> None:
-    is_script = _seek_payload(stream, file)
+    payload, place = (
+        _find_package_data(stream, file) if version == COMPAT_DRIVER else _find_payload(stream, file)
+    )
+    is_script = place == ROOT
     has_description = not is_script
-    start = stream.tell()
-    magic = stream.read(len(XZ))
-    stream.seek(start)
-    content = _BoundedStream(_XzStream(stream) if magic == XZ else DecompressedStream(stream))
+    start = payload.tell()
+    magic = payload.read(len(XZ))
+    payload.seek(start)
+    content = _BoundedStream(_XzStream(payload) if magic == XZ else DecompressedStream(payload))
     with open_tar(content) as archive:
         for count, member in enumerate(archive):
             if count > MOST_FILES:
                 raise tarfile.ReadError(f"more than {MOST_FILES} files")
             folder_name, name = posixpath.split(posixpath.normpath(member.name))
-            is_there = not folder_name if is_script else posixpath.basename(folder_name) == "lib"
+            is_there = posixpath.basename(folder_name) == place
             content_file = archive.extractfile(member) if is_there and member.isfile() else None
             if content_file and is_script and name == MANIFEST:
                 # The second line is the driver's version.
@@ -126,10 +136,32 @@ def _unpack(stream: BinaryIO, file: Path, version: str, folder: Path) -> None:
         raise UsageError(f"{file} is not an installer of a driver: it has no {MANIFEST}")
 
 
-def _seek_payload(stream: BinaryIO, file: Path) -> bool:
-    """Place `stream` at its compressed tar, and return whether a script comes before it."""
+def _find_package_data(stream: BinaryIO, file: Path) -> tuple[BinaryIO, str]:
+    """Return the compressed tar in a package, at its begin, and the name of the folder with the libraries."""
+    window = Window(stream, 0, file.stat().st_size)
+    if window.read_at(0, len(AR)) != AR:
+        raise UsageError(
+            f"{file} is neither a folder nor a package of cuda-compat",
+            remedy="such as cuda-compat-12-8_VERSION_amd64.deb",
+        )
+    parts = [part for name, part in list_members(window) if name.startswith(DATA)]
+    if len(parts) != 1:
+        raise tarfile.ReadError(f"it has {len(parts)} members {DATA}")
+    return io.BufferedReader(parts[0]), "compat"
+
+
+def _find_payload(stream: BinaryIO, file: Path) -> tuple[BinaryIO, str]:
+    """Return `stream` at its compressed tar, and the name of the folder in it with the libraries.
+
+    This is ROOT if a script comes before the tar.
+    """
     stream.seek(0)
     head = stream.read(HEAD)
+    if head.startswith(AR):
+        raise UsageError(
+            f"{file} is a package of Debian, not one of NVIDIA's installers or archives",
+            remedy=f"{DRIVER_FROM} takes the driver of a node, {COMPAT_FROM} takes cuda-compat",
+        )
     if not head.startswith(SCRIPT):
         if not head.startswith(MAGIC):
             raise UsageError(
@@ -137,7 +169,7 @@ def _seek_payload(stream: BinaryIO, file: Path) -> bool:
                 remedy="such as NVIDIA-Linux-x86_64-VERSION.run",
             )
         stream.seek(0)
-        return False
+        return stream, "lib"
     offset = next((at for at in _find_payloads(head) if head.startswith(MAGIC, at)), None)
     if offset is None and NESTED.search(head):
         raise UsageError(
@@ -147,7 +179,7 @@ def _seek_payload(stream: BinaryIO, file: Path) -> bool:
     if offset is None:
         raise UsageError(f"{file} is not an installer of a driver: no archive follows its script")
     stream.seek(offset)
-    return True
+    return stream, ROOT
 
 
 def _find_payloads(head: bytes) -> Iterator[int]:

@@ -12,11 +12,13 @@ import os
 import stat
 from pathlib import Path
 
+from imagematrix.build.matrix.axis_values import COMPAT_DRIVER
 from imagematrix.build.plan.context import LOCK
 from imagematrix.build.plan.remote_driver import LockedDriver
 from imagematrix.common import files, json_documents
 from imagematrix.common.image_reference import DIGEST
 from imagematrix.errors import UsageError
+from imagematrix.images.catalog.catalog import read_user_mode_driver
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +63,12 @@ def make_lock_document(bases: Mapping[str, str], drivers: Mapping[str, LockedDri
     """Return the Lock document."""
     base_entries = [{"name": name, "digest": digest} for name, digest in sorted(bases.items())]
     driver_entries = [
-        {"address": address, "file": locked.file, "driver": locked.driver}
+        {
+            "address": address,
+            "file": locked.file,
+            "driver": locked.driver,
+            **({"compat": locked.compat.to_json()} if locked.compat else {}),
+        }
         for address, locked in sorted(drivers.items())
     ]
     return {
@@ -142,8 +149,11 @@ def _parse_drivers(fields: json_documents.Fields) -> dict[str, LockedDriver]:
         address = item.get_text("address")
         if address in drivers:
             raise item.fail("address", f"{address} occurs twice")
+        compat = read_user_mode_driver(item, "compat") if item.has("compat") else None
+        if compat and compat.mode != COMPAT_DRIVER:
+            raise item.fail("compat", f"its mode is {compat.mode}")
         drivers[address] = LockedDriver(
-            file=_parse_digest(item, "file"), driver=_parse_digest(item, "driver")
+            file=_parse_digest(item, "file"), driver=_parse_digest(item, "driver"), compat=compat
         )
     return drivers
 

@@ -61,11 +61,12 @@ def plan(
     comparison = StoreComparison(against, inputs.list_context)
     with Renderer(matrix.templates, names, matrix.property_names) as renderer:
         expansion = expand_matrix(matrix)
-        skipped = find_skipped(matrix, expansion) if find_skipped else {}
+        skipped = find_skipped(matrix, inputs.read_compat(expansion)) if find_skipped else {}
         if platforms:
             expansion = select_platforms(expansion, platforms)
         if expression:
             expansion = select_cells(expansion, expression, matrix)
+        expansion = inputs.read_compat(expansion)
         planner = _Planner(matrix, renderer, inputs, comparison)
         items = comparison.reuse_earlier_versions(tuple(planner.plan_cells(expansion, skipped)))
     references = (item.reference for item in items if isinstance(item, Planned))

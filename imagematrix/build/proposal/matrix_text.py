@@ -68,7 +68,9 @@ def describe_unserved(proposed: ProposedCells) -> list[str]:
 
 def _check_drivers(drivers: str, versions: Sequence[str]) -> None:
     remedy = f"such as {DRIVERS}"
-    if bad := axis_values.find_unsafe_character(axis_values.PLACEHOLDER.sub("", drivers)):
+    if bad := axis_values.find_unsafe_character(
+        axis_values.PLACEHOLDERS[axis_values.DRIVER_FROM].sub("", drivers)
+    ):
         raise UsageError(f"--drivers: {bad!r} is not allowed in {axis_values.DRIVER_FROM}", remedy=remedy)
     scheme, separator, _ = drivers.partition("://")
     if not drivers or (separator and scheme != "https"):

@@ -137,7 +137,7 @@ def _find_sections(window: Window, head: bytes, headers: Elf | None) -> Iterator
     if headers:
         yield from _find_object_sections(window, headers)
     elif head.startswith(archives.AR):
-        for _, member in archives.list_members(window):
+        for _, member in archives.list_objects(window):
             member_headers = elf.read_elf(member)
             if member_headers:
                 yield from _find_object_sections(member, member_headers)

@@ -325,6 +325,27 @@ def warn_of_unseen(plan: Plan) -> None:
         )
 
 
+def warn_of_nvml(plan: Plan) -> None:
+    """Report images with NCCL that are planned with cuda-compat, which has no NVML.
+
+    NCCL is known to be in an image if a variant of it was built.
+    """
+    from imagematrix.audit import warnings
+    from imagematrix.build.plan.plan import Planned
+    from imagematrix.images.catalog import labels
+
+    items = [item for item in plan.items if isinstance(item, Planned)]
+    for item in {item.cell.image.name: item for item in items if item.cell.compat}.values():
+        name = item.cell.image.name
+        built = [other for other in items if other.cell.image.name == name and labels.VARIANT in other.labels]
+        for other in built:
+            entry = labels.read_variant(other.labels, reference=other.reference, digest=None, size=None)
+            texts = [*warnings.warn_of_nvml(item.cell.compat, entry.libraries or ())]
+            if texts:
+                warn(f"{name}: {texts[0]}")
+                break
+
+
 def make_development_push_error(image: str, version: str) -> UsageError:
     """Return the error that refuses to push a version that may still change."""
     remedy = "remove `development` from matrix.yaml, and set a final version"

@@ -391,7 +391,7 @@ def _read_variant(fields: Fields, cache: dict[str, Any]) -> Variant:
         ptx=fields.read_cached("ptx", _read_ptx, cache),
         device_code=fields.read_cached("device_code", _read_device_code, cache),
         compressed_fatbin=fields.get_boolean("compressed_fatbin"),
-        driver=fields.read_cached("driver", _read_driver, cache),
+        driver=fields.read_cached("driver", read_user_mode_driver, cache),
         march=fields.get_text_or_none("march"),
         cpu_flags=fields.get_words("cpu_flags"),
         vendor=fields.get_text_or_none("vendor"),
@@ -577,7 +577,8 @@ def _read_gpu_memory(fields: Fields) -> int | None:
     return mib
 
 
-def _read_driver(fields: Fields, key: str) -> UserModeDriver | None:
+def read_user_mode_driver(fields: Fields, key: str) -> UserModeDriver | None:
+    """Return the `driver` object of a variant, or None; raise UsageError if it is invalid."""
     driver = fields.get_object_or_none(key)
     if driver is None:
         return None

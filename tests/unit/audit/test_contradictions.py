@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from compiling import compiled
+from drivers import add_note
 from fatbins import entry, fat
 from images import hardlink, link
 
@@ -223,6 +224,9 @@ def test_driver_component_of_another_version_contradicts(judged, libcuda, built)
 
 
 COMPAT = UserModeDriver(mode="compat", version="575.57.08", branches=(470, 535))
+COMPAT_PATH = "usr/local/cuda/compat/libcuda.so.575.57.08"
+COMPAT_LINK = link("usr/local/cuda/compat/libcuda.so.1", "libcuda.so.575.57.08")
+COMPAT_FOUND = ["LD_LIBRARY_PATH=/usr/local/cuda/compat"]
 
 
 @pytest.mark.parametrize(
@@ -241,9 +245,32 @@ def test_missing_or_different_compat_note_contradicts(judged, libcuda, tmp_path,
         (tmp_path / "note").write_text(note)
         section = f".note.cuda.fwd_compatibility={tmp_path / 'note'}"
         subprocess.run(["objcopy", "--add-section", section, library], check=True)
-    path = "usr/local/cuda/compat/libcuda.so.575.57.08"
-    broken = judged(gpu(driver=COMPAT), [(path, library.read_bytes())])
-    assert broken == [("driver", one, f"/{path}") for one in expected]
+    layer = [(COMPAT_PATH, library.read_bytes()), COMPAT_LINK]
+    broken = judged(gpu(driver=COMPAT), layer, env=COMPAT_FOUND)
+    assert broken == [("driver", one, f"/{COMPAT_PATH}") for one in expected]
+
+
+def test_brands_that_the_note_lacks_contradict(judged, libcuda, tmp_path):
+    library = tmp_path / "it.so"
+    library.write_bytes(libcuda("575.57.08"))
+    add_note(library, branches=(470, 535), brands=(2,))
+    layer = [(COMPAT_PATH, library.read_bytes()), COMPAT_LINK]
+    claimed = replace(COMPAT, brands=("tesla",))
+    assert judged(gpu(driver=claimed), layer, env=COMPAT_FOUND) == []
+    claimed = replace(COMPAT, brands=("nvidia", "tesla"))
+    expected = [("driver", "for brand tesla", f"/{COMPAT_PATH}")]
+    assert judged(gpu(driver=claimed), layer, env=COMPAT_FOUND) == expected
+
+
+def test_a_compat_that_the_loader_does_not_find_contradicts(audited_layers, libcuda, tmp_path):
+    library = tmp_path / "it.so"
+    library.write_bytes(libcuda("575.57.08"))
+    add_note(library, branches=(470, 535))
+    own = {labels.VARIANT: labels.write_variant(gpu(driver=COMPAT))}
+    found = audited_layers([(COMPAT_PATH, library.read_bytes()), COMPAT_LINK], labels=own)
+    (broken,) = find_contradictions(found, read_claims(found))
+    assert str(broken) == f"the dynamic loader does not find /{COMPAT_PATH}"
+    assert "pass version=driver to linker_cache_stage" in suggest_remedy([broken])
 
 
 def test_asking_nvidia_s_runtime_for_gpus_contradicts(judged, libcuda):

@@ -8,7 +8,7 @@ from compiling import choosing, compiled
 
 from imagematrix.audit.contradictions import describe_contradictions
 from imagematrix.audit.proven_facts import find_proven_facts, with_flags
-from imagematrix.audit.warnings import warn_of_march, warn_of_runtime, warn_of_unlabelled
+from imagematrix.audit.warnings import warn_of_march, warn_of_nvml, warn_of_runtime, warn_of_unlabelled
 from imagematrix.common.record import replace
 from imagematrix.hardware.vendors import marches
 from imagematrix.images.catalog.catalog import UserModeDriver, Variant
@@ -231,3 +231,19 @@ def test_the_driver_of_the_image_counts(warned):
 )
 def test_runtimes_that_the_drivers_run_give_no_warnings(warned, versions, facts):
     assert warned(*versions, **facts) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "versions", "expected"),
+    [
+        ("compat", {"nccl": "2.27.3", "torch": "2.8.0"}, ["NCCL 2.27.3 ends with an error"]),
+        ("compat", {"nccl": None}, ["NCCL ends with an error"]),
+        ("compat", {"torch": "2.8.0"}, []),
+        ("exact", {"nccl": "2.27.3"}, []),
+        (None, {"nccl": "2.27.3"}, []),
+    ],
+)
+def test_nccl_needs_nvml_which_cuda_compat_lacks(mode, versions, expected):
+    driver = UserModeDriver(mode=mode, version="575.57.08") if mode else None
+    found = [text.partition(" where ")[0] for text in warn_of_nvml(driver, versions.items())]
+    assert found == expected

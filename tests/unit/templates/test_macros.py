@@ -49,6 +49,17 @@ def test_driver_is_copied_from_a_folder(macro, tmp_path):
     assert text == "FROM scratch AS driver\nCOPY --from=imagematrix-driver / /driver/\n"
 
 
+def test_compat_is_only_in_the_linker_cache(macro):
+    compat = ("550.163.01", "compat"), properties("{compat: {compat_from: new, driver_base: unused}}")
+    assert macro(DRIVER, *compat) == "FROM scratch AS driver\nCOPY --from=imagematrix-driver / /driver/\n"
+    cache = '{{ debian.linker_cache_stage("body", version=driver) }}'
+    text = macro(cache, *compat)
+    assert text.startswith("FROM body AS linker-cache\nCOPY --from=driver /driver/ /\nRUN if grep ")
+    assert text.endswith("    ldconfig /usr/local/cuda/compat\n")
+    plain = "FROM body AS linker-cache\nCOPY --from=driver /driver/ /\nRUN ldconfig\n"
+    assert macro(cache) == macro('{{ debian.linker_cache_stage("body") }}') == plain
+
+
 def test_host_mode_installs_no_driver(macro):
     assert macro(DRIVER, ("550.163.01", "host")) == "FROM scratch AS driver\nWORKDIR /driver\n"
 

@@ -213,6 +213,40 @@ def test_driver_from_requires_a_version_of_the_driver_axis(project, tmp_path):
     assert misplaced in message(project(add_include("{driver_from: new}")))
 
 
+COMPAT = ("550.163.01]", "550.163.01, compat, host]")
+
+
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [
+        (
+            "driver: {550.163.01: {compat_from: a}}",
+            "13:25: compat_from belongs to the value compat of the axis driver, or to a release of the axis",
+        ),
+        ("driver: {'*': {compat_from: a}}", "13:18: compat_from belongs to the value compat"),
+        ("driver: {host: {compat_from: a}}", "13:19: compat_from belongs to the value compat"),
+        ("driver: {compat: {driver_from: a}}", "13:21: driver_from belongs to a version of the axis driver"),
+        ("driver: {compat: {compat_form: a}}", "did you mean 'compat_from'?"),
+        ("driver: {compat: {compat_from: 'a/{version}'}}", "compat_from: '{' could break out"),
+        ("driver: {compat: {compat_from: 'http://a/b'}}", "compat_from: http:// is not supported"),
+    ],
+)
+def test_compat_from_is_checked_with_a_position(project, properties, expected):
+    assert expected in message(project(COMPAT, add_properties(properties)))
+
+
+def test_compat_from_belongs_to_the_driver_or_to_a_release(project):
+    text = 'driver: {compat: {compat_from: "a_{arch}.deb"}, "*": {driver_from: b}}'
+    matrix = load_matrix(project(COMPAT, add_properties(text)))
+    assert matrix.get_properties("driver", "compat") == {"compat_from": "a_{arch}.deb"}
+    assert matrix.get_properties("driver", "host") == {}
+    release = ('"12.4": {', '"12.4": {compat_from: a, ')
+    assert load_matrix(project(COMPAT, release)).get_properties("cuda", "12.4")["compat_from"] == "a"
+    without_cuda = ("none: {", "none: {compat_from: a, ")
+    assert "compat_from belongs to" in message(project(COMPAT, without_cuda))
+    assert "compat_from belongs to" in message(project(COMPAT, add_include("{compat_from: a}")))
+
+
 def test_properties_of_a_glob_hold_for_values_without_their_own(project):
     globs = "driver: {'55*': {driver_from: a}, 550.163.01: {driver_from: b}, '*': {driver_from: c, more: d}}"
     drivers = ("550.163.01]", "host, 550.163.01, 550.54.15, 580.159.04]")

@@ -134,7 +134,7 @@ class Cell(Double):
     """As much of a Cell as the checks read."""
 
     def __init__(self, driver, name="cell"):
-        self.driver, self.id = driver, name
+        self.driver_version, self.id = driver, name
         self.image = type("Image", (), {"name": "training", "version": "v1"})()
 
 
@@ -153,7 +153,6 @@ class Cell(Double):
         ("550.163.01", dt.date(2026, 1, 1), "end of 550", "NVIDIA no longer lists the branch 550"),
         ("999.1.1", dt.date(2026, 1, 1), None, "the table of driver branches lacks it"),
         ("540.4.0", dt.date(2026, 1, 1), None, "the table of driver branches lacks it"),
-        ("host", dt.date(2026, 1, 1), None, None),
         (None, dt.date(2026, 1, 1), None, None),
     ],
 )
