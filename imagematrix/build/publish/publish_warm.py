@@ -19,7 +19,7 @@ from imagematrix.common.text import quote_word
 from imagematrix.errors import AuditError, TagMovedError, UnknownImageError, UsageError
 from imagematrix.images.catalog import image_index, labels
 from imagematrix.images.catalog.signature_guard import make_guard
-from imagematrix.images.catalog.warm_image import make_warm_tag, read_warm_config
+from imagematrix.images.catalog.warm_image import make_warm_tag
 from imagematrix.images.catalog.warm_up import read_warm_up
 from imagematrix.images.oci.compression import DEFAULT_LEVELS, Compression
 from imagematrix.images.oci.decompression import GZIP, ZSTD
@@ -293,7 +293,7 @@ def _read_staged_image(repository: Registry, tag: str, most_layers: int | None =
         raise UsageError(f"{where} is no image with a layer of caches")
     if most_layers is not None and len(image.layers) > most_layers:
         raise UsageError(f"{where} has {len(image.layers)} layers; expected the layer of caches alone")
-    label = read_warm_config(repository.fetch_small_blob(image.config.digest), where)
+    label = labels.read_warm_label(repository.fetch_small_blob(image.config.digest), where)
     if label is None:
         raise UsageError(f"{where} is no warm image: it has no label {labels.WARM}")
     return _StagedImage(label=label, layer=image.layers[-1])

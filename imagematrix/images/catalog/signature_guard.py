@@ -20,7 +20,7 @@ from imagematrix.common.image_reference import (
 )
 from imagematrix.errors import SignatureError
 from imagematrix.images.catalog import image_index, labels
-from imagematrix.images.catalog.warm_image import make_warm_tag, read_warm_config
+from imagematrix.images.catalog.warm_image import make_warm_tag
 from imagematrix.images.oci.manifest import Descriptor, ImageManifest, parse_manifest
 from imagematrix.images.oci.registry import Registry
 from imagematrix.images.trust.policy import collect_requirements
@@ -165,7 +165,7 @@ def _read_warm_label(source: ManifestSource, name: str, digest: str) -> WarmLabe
     image = parse_manifest(_find_image(source, name, digest).raw, name, Descriptor)
     if not isinstance(image, ImageManifest) or image.config is None:
         return None
-    return read_warm_config(source.read_content(name, image.config.digest), name)
+    return labels.read_warm_label(source.read_content(name, image.config.digest), name)
 
 
 def get_signed_digest(variant: Variant) -> str:

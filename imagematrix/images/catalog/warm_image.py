@@ -254,20 +254,6 @@ def parse_warm_label(text: object) -> WarmLabel | None:
         return None
 
 
-def read_warm_config(raw: bytes, where: str) -> WarmLabel | None:
-    """Return the label in an image's configuration; None if it has none, or inherits it from its base.
-
-    Raises UsageError, which names `where`, if it is damaged or newer.
-    """
-    from imagematrix.images.catalog.labels import WARM, read_config_labels
-
-    text = read_config_labels(raw, where).get(WARM)
-    if text is None:
-        return None
-    described = f"{where}: the label {WARM}"
-    return WarmLabel.from_json(parse_json(text, described), described)
-
-
 def compute_key(base: str, warm_up: object, inputs: Mapping[str, str], match: WarmMatch) -> str:
     """Return the digest of everything that decides what a warm-up compiles, known before it runs.
 

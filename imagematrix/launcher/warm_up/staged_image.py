@@ -11,8 +11,7 @@ import shutil
 from dataclasses import dataclass
 
 from imagematrix.errors import TagMovedError, UsageError
-from imagematrix.images.catalog.labels import WARM
-from imagematrix.images.catalog.warm_image import read_warm_config
+from imagematrix.images.catalog.labels import WARM, read_warm_label
 from imagematrix.images.oci.layout import INDEX_FILE, MARK, NAME, VERSION, get_blob_path
 from imagematrix.images.oci.manifest import (
     CONFIG,
@@ -157,7 +156,7 @@ def _read_label(registry: Registry, raw: bytes, name: str) -> WarmLabel | None:
         manifest = parse_manifest(raw, name, Descriptor)
         if not isinstance(manifest, ImageManifest) or manifest.config is None:
             return None
-        return read_warm_config(registry.fetch_small_blob(manifest.config.digest), name)
+        return read_warm_label(registry.fetch_small_blob(manifest.config.digest), name)
     except UsageError:
         return None
 
