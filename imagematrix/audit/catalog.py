@@ -57,8 +57,9 @@ def make_catalog(
 
     `cpu_flags` are those that images without labels need, None if their files tell. `on_doubt` is called with
     a text for each claim that was ignored, and for each doubt. Raises AuditError if an image contradicts its
-    labels or is for AMD's GPUs; UsageError if two images have the same reference, or if their labels disagree
-    on the preferred order or the default axes.
+    labels or is for AMD's GPUs; UsageError if two images have the same reference, if their labels disagree on
+    the preferred order or the default axes, or if one has the caches of a warm image, which are for certain
+    hardware only.
     """
     variants: list[Variant] = []
     terms_of_variants: list[labels.Terms] = []
@@ -68,6 +69,11 @@ def make_catalog(
             variants.append(_make_labelled_entry(audited, variant))
             terms_of_variants.append(labels.read_terms(audited.image.labels, audited.image.reference))
             continue
+        if labels.WARM in audited.image.labels:
+            message = (
+                f"{audited.image.reference} is a warm image or built on one: its caches are for some nodes"
+            )
+            raise UsageError(message, remedy="adopt the variant, or an image that is built on the variant")
         entry, ignored = make_unlabelled_entry(audited, cpu_flags)
         for text in (*ignored, *warnings.warn_of_unlabelled(audited, cpu_flags)):
             on_doubt(f"{audited.image.reference}: {text}")

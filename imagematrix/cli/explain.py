@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from imagematrix.cli.shared.inputs import apply_warm_settings, find_catalog, load_node
+from imagematrix.cli.shared.inputs import apply_warm_settings, count_usable_cpus, find_catalog, load_node
 from imagematrix.cli.shared.output import escape_text, fold_paragraph, print_json, print_lines
 from imagematrix.common.text import shorten_words
 from imagematrix.errors import UsageError
@@ -64,8 +64,7 @@ def command(
         allow_cpu=allow_cpu,
         where=parse_where(where or ()),
     )
-    if host is None and root is None:
-        selection = selection.on_this_machine()
+    selection = count_usable_cpus(selection, host, root)
     if json:
         print_json(selection.to_json())
     else:

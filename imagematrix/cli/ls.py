@@ -43,7 +43,7 @@ def command(
     where: Where = None,
     size: Annotated[
         bool,
-        typer.Option("--size", help="Show the size that each variant adds to the others, and the total."),
+        typer.Option("--size", help="Show the size that each image adds to the others, and the total."),
     ] = False,
     before: Annotated[
         str | None,
@@ -230,21 +230,26 @@ def _print_upgrade_sizes(catalog: Catalog, before: str, policy: Path | None, *, 
 
 
 def _print_sizes(sizes: Sizes, upgrade: Sequence[str] = (), heading: str = "") -> None:
-    """Print a table of the sizes of a version's variants, and their total; `upgrade` is one more column."""
-    has_pulls = any(variant.pull is not None for variant in sizes.variants)
+    """Print a table of the sizes of a version's images, and their total.
+
+    `upgrade` is one more column, for the variants: a warm image has no predecessor.
+    """
+    images = sizes.images
+    added = (*sizes.compute_added(), *sizes.compute_added_by_warm())
+    has_pulls = any(image.pull is not None for image in images)
     rows = [
         (
-            escape_text(variant.variant.reference),
-            format_megabytes(variant.size),
+            escape_text(image.image.reference),
+            format_megabytes(image.size),
             format_megabytes(adds),
-            *([format_megabytes(variant.pull)] if has_pulls else []),
-            *upgrade[row : row + 1],
+            *([format_megabytes(image.pull)] if has_pulls else []),
+            *((upgrade[row : row + 1] or ["-"]) if upgrade else []),
         )
-        for row, (variant, adds) in enumerate(zip(sizes.variants, sizes.compute_added(), strict=True))
+        for row, (image, adds) in enumerate(zip(images, added, strict=True))
     ]
     headings = [*(["to pull"] if has_pulls else []), *([escape_text(heading)] if upgrade else [])]
     print_table(("reference", "size", "adds", *headings), rows)
-    kinds = {variant.compressed for variant in sizes.variants}
+    kinds = {image.compressed for image in images}
     kind = "partly compressed"
     if len(kinds) == 1:
         kind = "compressed" if kinds == {True} else "uncompressed"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.cli.shared.inputs import choose_variant, load_node, print_gpu_remark
+from imagematrix.cli.shared.inputs import choose_variant, count_usable_cpus, load_node, print_gpu_remark
 from imagematrix.cli.shared.output import print_json, print_text, warn
 from imagematrix.common.image_reference import split_version
 from imagematrix.common.settings import DOCKER, read_site
@@ -84,8 +84,7 @@ def command(
         policy=policy,
         no_warm=no_warm,
     )
-    if host is None and root is None:
-        selection = selection.on_this_machine()
+    selection = count_usable_cpus(selection, host, root)
     is_part = split_version(image)[1] not in (None, selection.version)
     options = FetchOptions(unpacked=unpacked, max_size=max_bytes)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.cli.shared.inputs import choose_variant, load_node, print_gpu_remark
+from imagematrix.cli.shared.inputs import choose_variant, count_usable_cpus, load_node, print_gpu_remark
 from imagematrix.cli.shared.output import print_info, print_json, print_text
 from imagematrix.errors import ImagematrixError, ProbeError, UnservedError, UsageError
 from imagematrix.images.catalog.sources import require_not_built_on
@@ -84,8 +84,7 @@ def command(
             _print_classad(image, None)  # without a line, HTCondor would keep the attribute of the last call
         raise
     require_not_built_on(image, catalog, [str(selection.selected)])
-    if host is None and root is None:
-        selection = selection.on_this_machine()
+    selection = count_usable_cpus(selection, host, root)
     if json:
         print_json(selection.to_json())
     elif format == CLASSAD:

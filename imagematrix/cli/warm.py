@@ -74,8 +74,10 @@ def command(
     from imagematrix.cli.shared.warm_up_starter import open_starter
     from imagematrix.images.oci.registry import Registry
     from imagematrix.launcher.docker.options import RunArgs, parse_seconds
+    from imagematrix.launcher.launch_session import UnusedGpus
     from imagematrix.launcher.warm_up.input_folders import hash_inputs, parse_inputs
     from imagematrix.launcher.warm_up.plan_warm_up import make_warm_up_plan
+    from imagematrix.launcher.warm_up.program_run import WarmUpStart
     from imagematrix.launcher.warm_up.staged_image import require_new_folder
     from imagematrix.selection.query import parse_where
 
@@ -97,7 +99,10 @@ def command(
         request, warm_up, user = _request_warm_up(starter)
         folders = parse_inputs(inputs or (), warm_up)
         plan = make_warm_up_plan(request, warm_up, hash_inputs(folders), user)
-        warm_engine = starter.make_engine(plan, request, folders)
+        start = WarmUpStart(
+            request=request, gpus=UnusedGpus(on_wait=print_info), warm_up=warm_up, folders=folders
+        )
+        warm_engine = starter.make_engine(plan, start)
         kept, is_adopted = _keep_warm_layer(plan, warm_engine, registry, to)
     reference = f"{registry.name}:{plan.tag}" if registry else None
     if json:

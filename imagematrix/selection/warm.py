@@ -6,9 +6,9 @@ fact that is unknown on either side never matches.
 
 from __future__ import annotations
 
-from imagematrix.common.record import Record
+from imagematrix.common.record import Record, replace
 from imagematrix.common.text import shorten_words
-from imagematrix.images.catalog.warm_image import LABEL_SCHEMA
+from imagematrix.images.catalog.warm_image import LABEL_SCHEMA, WarmMatch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SHOWN = 8  # flags that are listed
 UNKNOWN = "unknown"
+OF_A_START = ("gpus.count", "cpus")  # facts that differ between starts on one host
 
 
 class Mismatch(Record):
@@ -68,6 +69,16 @@ def choose_warm_image(warm_images: Iterable[WarmImage], host: Host, gpus: Sequen
     )
     chosen = next((verdict.image for verdict in verdicts if verdict.mismatch is None), None)
     return WarmChoice(image=chosen, verdicts=verdicts)
+
+
+def may_be_started(image: WarmImage, host: Host) -> bool:
+    """Whether the match of a warm image holds for some start on a host, on any of its GPUs and CPUs."""
+    facts = tuple([fact for fact in image.match.facts if fact[0] not in OF_A_START])
+    relaxed = replace(image, match=WarmMatch(facts=facts))
+    devices = [device for gpu in host.gpus for device in _list_devices(gpu)]
+    return any(
+        _find_mismatch(relaxed, host, passed) is None for passed in ([], *([device] for device in devices))
+    )
 
 
 class _Device(Record):

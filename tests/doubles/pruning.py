@@ -52,9 +52,12 @@ class NodeEngine:
         }
         return number
 
-    def add_warm(self, base, version="v1", *, image="training", names=()):
-        """Add the warm image of a variant with a digest, as a node pulls it; return its ID."""
-        label = warm_label(base)
+    def add_warm(self, base, version="v1", *, image="training", names=(), **changes):
+        """Add the warm image of a variant with a digest, as a node pulls it; return its ID.
+
+        `changes` are of its label.
+        """
+        label = warm_label(base, **changes)
         own = {labels.WARM: json.dumps(label), labels.CELL: f"warm {version}"}
         number = self.add_labelled(own, image, [*names], pulled=True)
         del own[labels.CELL], own[labels.CONTENT]

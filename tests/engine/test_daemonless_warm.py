@@ -52,6 +52,7 @@ class Node:
     def __init__(self, engine, folder, user):
         self.engine = engine
         self.folder = folder
+        self.is_root = not user
         self.command = [*engine.inside, *user, sys.executable, "-P", "-m", "imagematrix"]
         self.environment = {
             "PATH": os.environ["PATH"],
@@ -76,11 +77,15 @@ class Node:
             **how,
         )
 
-    def warm(self, name, *options):
-        """Run a warm-up to its end; return its exit code, what it printed and what it said."""
-        with self.start("warm", "--engine", "oci", name, *options) as process:
+    def call(self, *words):
+        """Run a command to its end; return its exit code, what it printed and what it said."""
+        with self.start(*words) as process:
             out, said = process.communicate(timeout=300)
         return process.returncode, out, said
+
+    def warm(self, name, *options):
+        """Run a warm-up to its end; see `call`."""
+        return self.call("warm", "--engine", "oci", name, *options)
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +185,31 @@ def test_a_layer_is_proved_and_has_the_bytes_that_docker_s_has(node, engine, ima
     assert {key: label[key] for key in ("base", "key", "match", "inputs")} == {
         key: other[key] for key in ("base", "key", "match", "inputs")
     }
+
+
+@BOTH_USERS
+def test_what_is_published_of_it_starts_without_compiling(node, images, registry, write):
+    """Charliecloud, if it is installed, starts it like any image."""
+    version = images["usual" if node.is_root else "limited"]  # each publishes its own
+    program = write(PROGRAM)
+    code, staged, said = node.warm(version, program, "--staging", f"{registry.address}/staging/daemonless")
+    assert code == 0, said
+    code, _, said = node.call("publish", version, "--warm", staged.partition("@")[0], "--yes")
+    assert code == 0, said
+    # The store has the version as it was before.
+    code, pulled, said = node.call("pull", version, "--to", node.folder / "store")
+    assert code == 0, said
+    assert "-warm-" in pulled
+    mount = f"{program.rpartition('=')[2]}:/program"
+    words = ("-e", "NUMBA_DEBUG_CACHE=1", "-v", mount, version, "sh", "/program/run")
+    has_charliecloud = shutil.which("ch-run") and not node.is_root
+    for engine in ("oci", "charliecloud") if has_charliecloud else ("oci",):
+        code, printed, said = node.call("run", "--engine", engine, *words)
+        assert code == 0, said
+        assert "[cache] data loaded from" in printed
+    code, printed, said = node.call("run", "--engine", "oci", "--no-warm", *words)
+    assert code == 0, said
+    assert "[cache] data saved to" in printed
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import jsonschema
@@ -39,6 +40,16 @@ REFUSED = {
     ),
     "leaves nothing": ("true", ["left nothing to keep"]),
 }
+# The command, whose second start has a variable more, of which the program makes its key.
+ADDING = """\
+import sys
+from imagematrix.cli import main
+from imagematrix.launcher.warm_up.program_run import WarmUpStart
+
+usual = WarmUpStart.make_environment
+WarmUpStart.make_environment = lambda start, way: usual(start, way) | ({"KEY": "2"} if way.image else {})
+main()
+"""
 INDUCTOR = f"$TORCHINDUCTOR_CACHE_DIR/ab/c{'a' * 51}.cpp"
 COUNTING = f"""\
 mkdir -p $TORCHINDUCTOR_CACHE_DIR/ab
@@ -186,6 +197,16 @@ def test_nothing_is_kept_of_a_program_that(node, images, write, tmp_path, name):
     done = warm(node, images["usual"], write(program), "--to", tmp_path / "out")
     assert done.returncode == 1, done.stderr
     assert [text for text in expected if text not in done.stderr] == [], done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_variable_that_only_the_second_start_has_is_named(node, images, write, tmp_path):
+    words = ("warm", images["usual"], write(PROGRAM), "--to", tmp_path / "out")
+    command = [*node.inside, sys.executable, "-c", ADDING, *words]
+    done = subprocess.run(command, env=node.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "numba missed its cache:" in done.stderr
+    assert "variables of the two starts differ:\n  KEY" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

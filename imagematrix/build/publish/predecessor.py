@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from imagematrix.build.stores.sizes import SizedVariant, Sizes
+    from imagematrix.build.stores.sizes import SizedImage, Sizes
     from imagematrix.images.catalog.catalog import Catalog, Variant
 
 
@@ -32,13 +32,13 @@ def find_predecessors(new: Sizes, old: Sizes) -> list[Predecessor | None]:
     return [_find_predecessor(variant, new.catalog, old) for variant in new.variants]
 
 
-def _find_predecessor(new: SizedVariant, catalog: Catalog, old: Sizes) -> Predecessor | None:
-    variant, cell = new.variant, _parse_cell(new.variant, catalog)
-    same_cell = [sized for sized in old.variants if cell and _parse_cell(sized.variant, old.catalog) == cell]
+def _find_predecessor(new: SizedImage[Variant], catalog: Catalog, old: Sizes) -> Predecessor | None:
+    variant, cell = new.image, _parse_cell(new.image, catalog)
+    same_cell = [sized for sized in old.variants if cell and _parse_cell(sized.image, old.catalog) == cell]
     hardware = _make_hardware_key(variant)
-    same_hardware = [sized for sized in old.variants if _make_hardware_key(sized.variant) == hardware]
-    closest = max((_count_common(variant, sized.variant) for sized in same_hardware), default=None)
-    near = [sized for sized in same_hardware if _count_common(variant, sized.variant) == closest]
+    same_hardware = [sized for sized in old.variants if _make_hardware_key(sized.image) == hardware]
+    closest = max((_count_common(variant, sized.image) for sized in same_hardware), default=None)
+    near = [sized for sized in same_hardware if _count_common(variant, sized.image) == closest]
     predecessors = [_compare_layers(new, sized) for sized in same_cell or near]
     known = [predecessor for predecessor in predecessors if predecessor is not None]
     if not known or len(known) < len(predecessors):
@@ -46,12 +46,12 @@ def _find_predecessor(new: SizedVariant, catalog: Catalog, old: Sizes) -> Predec
     return max(known, key=lambda predecessor: (predecessor.pull, predecessor.reference))
 
 
-def _compare_layers(new: SizedVariant, old: SizedVariant) -> Predecessor | None:
+def _compare_layers(new: SizedImage[Variant], old: SizedImage[Variant]) -> Predecessor | None:
     if new.parts is None or old.parts is None or new.compressed != old.compressed:
         return None
     present = {part.digest for part in old.parts}
     layers = {part.digest: part.size for part in new.parts if part.digest not in present}
-    return Predecessor(reference=old.variant.reference, pull=sum(layers.values()))
+    return Predecessor(reference=old.image.reference, pull=sum(layers.values()))
 
 
 def _parse_cell(variant: Variant, catalog: Catalog) -> str | None:

@@ -19,7 +19,7 @@ from imagematrix.common.text import quote_word
 from imagematrix.errors import AuditError, TagMovedError, UnknownImageError, UsageError
 from imagematrix.images.catalog import image_index, labels
 from imagematrix.images.catalog.signature_guard import make_guard
-from imagematrix.images.catalog.warm_image import WarmLabel, make_warm_tag
+from imagematrix.images.catalog.warm_image import make_warm_tag
 from imagematrix.images.catalog.warm_up import read_warm_up
 from imagematrix.images.oci.compression import DEFAULT_LEVELS, Compression
 from imagematrix.images.oci.decompression import GZIP, ZSTD
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
     from imagematrix.images.catalog.image_index import IndexEntry
+    from imagematrix.images.catalog.warm_image import WarmLabel
     from imagematrix.images.catalog.warm_up import WarmUp
     from imagematrix.images.oci.byte_stream import ByteStream
     from imagematrix.images.trust.policy import SignaturePolicy
@@ -292,13 +293,9 @@ def _read_staged_image(repository: Registry, tag: str, most_layers: int | None =
         raise UsageError(f"{where} is no image with a layer of caches")
     if most_layers is not None and len(image.layers) > most_layers:
         raise UsageError(f"{where} has {len(image.layers)} layers; expected the layer of caches alone")
-    raw = repository.fetch_small_blob(image.config.digest)
-    own = json_documents.Fields(json_documents.parse_json(raw, where), where).get_object_or_empty("config")
-    text = own.get_text_map("Labels").get(labels.WARM)
-    if text is None:
+    label = labels.read_warm_label(repository.fetch_small_blob(image.config.digest), where)
+    if label is None:
         raise UsageError(f"{where} is no warm image: it has no label {labels.WARM}")
-    described = f"{where}: the label {labels.WARM}"
-    label = WarmLabel.from_json(json_documents.parse_json(text, described), described)
     return _StagedImage(label=label, layer=image.layers[-1])
 
 

@@ -13,7 +13,7 @@ from imagematrix.common.suggestions import suggest_nearest
 from imagematrix.errors import EngineError, UnknownImageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import Catalog
-from imagematrix.images.catalog.engine import FULL
+from imagematrix.images.catalog.engine import FULL, get_repository_digest
 from imagematrix.images.catalog.warm_image import get_warm_version, parse_warm_label
 from imagematrix.images.engine import containers, images, transport
 
@@ -290,18 +290,24 @@ def decide_retention(
 def _make_catalog(
     inspected: Mapping[str, Mapping[str, Any]], name: str, version: str, candidates: list[PruneCandidate]
 ) -> Catalog:
-    variants = {
-        reference: labels.read_variant(
-            labels.get_labels(inspected[candidate.id]),
-            reference=reference,
-            digest=None,
-            size=candidate.size,
-        )
-        for candidate in candidates
-        if labels.VARIANT in labels.get_labels(inspected[candidate.id])  # and no warm image
-        if (reference := f"{name}:{candidate.tag}")
-    }
-    return Catalog(image=name, version=version, variants=tuple(variants.values()))
+    """Return the variants and the warm images that an engine has of a version.
+
+    A node that started a warm image need not have its variant.
+    """
+    variants, warm_images = {}, {}
+    for candidate in candidates:
+        image = inspected[candidate.id]
+        image_labels = labels.get_labels(image)
+        reference, digest = f"{name}:{candidate.tag}", get_repository_digest(image, name)
+        if labels.VARIANT in image_labels:
+            variants[reference] = labels.read_variant(
+                image_labels, reference=reference, digest=digest, size=candidate.size
+            )
+        elif label := parse_warm_label(image_labels.get(labels.WARM)):
+            warm_images[reference] = label.make_image(reference, digest, candidate.size)
+    return Catalog(
+        image=name, version=version, variants=tuple(variants.values()), warm=tuple(warm_images.values())
+    )
 
 
 def _describe_age(image: Mapping[str, Any], newer_s: int, now: dt.datetime) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from imagematrix.common.text import shorten_words
 from imagematrix.hardware.vendors.versions import make_natural_key
 from imagematrix.selection.selector import Selector
+from imagematrix.selection.warm import may_be_started
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,19 +69,24 @@ class Retention:
 
         A host is served if it gets an image, or may choose one of several that differ in the image's own
         axes. `lost` are the references of variants whose images are gone: what would choose one is not
-        served.
+        served. Where a catalog has a warm image without its variant, whose facts are then unknown, that
+        serves the hosts for which its match may hold.
         """
         hosts: dict[str, tuple[str, ...]] = {}
         remaining = dict(self.hosts)
         for version in reversed(sort_versions(catalogs)):
             if not remaining:
                 break
-            selector = Selector(catalogs[version], keep=len(remaining))
+            catalog = catalogs[version]
+            selector = Selector(catalog, keep=len(remaining))
+            bases = {variant.digest for variant in catalog.variants}
+            alone = [image for image in catalog.warm if image.base not in bases]
             served = []
             for name, host in remaining.items():
                 selection = selector.explain(host)
                 chosen = {selection.selected} if selection.selected else selection.fits
-                if chosen and chosen.isdisjoint(lost):
+                has_variant = chosen and chosen.isdisjoint(lost)
+                if has_variant or any(may_be_started(image, host) for image in alone):
                     served.append(name)
             hosts[version] = tuple(sorted(served))
             for name in served:

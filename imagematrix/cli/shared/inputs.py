@@ -114,6 +114,11 @@ def choose_variant(
         raise
 
 
+def count_usable_cpus(selection: Selection, file: Path | None, root: Path | None) -> Selection:
+    """Return a selection with the CPUs that this process may use, unless its host is a saved one."""
+    return selection.on_this_machine() if file is None and root is None else selection
+
+
 def print_gpu_remark(selection: Selection, gpus: str | None) -> None:
     """Print which GPUs an answer is for, if the request `gpus` could be served by GPUs of another kind, too.
 

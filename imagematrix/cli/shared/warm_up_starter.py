@@ -9,9 +9,6 @@ from imagematrix.cli.shared.output import print_info
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from docker import DockerClient
 
     from imagematrix.cli.shared.daemonless import DaemonlessLaunch
@@ -21,6 +18,7 @@ if TYPE_CHECKING:
     from imagematrix.launcher.docker.options import RunArgs
     from imagematrix.launcher.docker.plan import Launch
     from imagematrix.launcher.docker.request import LaunchRequest
+    from imagematrix.launcher.warm_up.program_run import WarmUpStart
     from imagematrix.launcher.warm_up.warm_up_session import WarmUpEngine, WarmUpPlan
     from imagematrix.selection.selection import Selection
 
@@ -40,10 +38,8 @@ class WarmUpStarter(Protocol):
         """Fetch the selected variant by its digest; return its warm-up, and its user, empty for root."""
         ...
 
-    def make_engine(
-        self, plan: WarmUpPlan, request: LaunchRequest, folders: Mapping[str, Path]
-    ) -> WarmUpEngine:
-        """Return what starts the warm-up of a plan, with the folders of its inputs."""
+    def make_engine(self, plan: WarmUpPlan, start: WarmUpStart) -> WarmUpEngine:
+        """Return what starts the warm-up of a plan."""
         ...
 
 
@@ -74,16 +70,12 @@ class _DockerStarter:
         with PullDisplay(str(selection.selected)) as display:
             return pull_base(selection, self._client, display)
 
-    def make_engine(
-        self, plan: WarmUpPlan, request: LaunchRequest, folders: Mapping[str, Path]
-    ) -> WarmUpEngine:
+    def make_engine(self, plan: WarmUpPlan, start: WarmUpStart) -> WarmUpEngine:
         """Return what starts the warm-up; see WarmUpStarter."""
-        from imagematrix.launcher.launch_session import UnusedGpus
         from imagematrix.launcher.warm_up.container_run import ContainerRuns
         from imagematrix.launcher.warm_up.docker_warm_up import DockerWarmUp
 
-        runs = ContainerRuns(self._client, request, UnusedGpus(on_wait=print_info), plan.warm_up, folders)
-        return DockerWarmUp(self._client, plan.name, runs)
+        return DockerWarmUp(self._client, plan.name, ContainerRuns(self._client, start))
 
 
 class _StoreStarter:
@@ -114,15 +106,11 @@ class _StoreStarter:
         config = Fields(self._image.config, self._image.digest).get_object_or_empty("config")
         return require_warm_up(self._image.config, variant), config.get_text_or_none("User") or ""
 
-    def make_engine(
-        self, plan: WarmUpPlan, request: LaunchRequest, folders: Mapping[str, Path]
-    ) -> WarmUpEngine:
+    def make_engine(self, _: WarmUpPlan, start: WarmUpStart) -> WarmUpEngine:
         """Return what starts the warm-up; see WarmUpStarter."""
-        from imagematrix.launcher.launch_session import UnusedGpus
         from imagematrix.launcher.warm_up.daemonless_warm_up import DaemonlessWarmUp
 
-        gpus = UnusedGpus(on_wait=print_info)
-        return DaemonlessWarmUp(self._launch, self._image, request, gpus, plan.warm_up, folders)
+        return DaemonlessWarmUp(self._launch, self._image, start)
 
 
 def open_starter(args: RunArgs, engine: str | None, stack: contextlib.ExitStack) -> WarmUpStarter:

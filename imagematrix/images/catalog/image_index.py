@@ -101,11 +101,10 @@ class VersionIndex:
         entries = [entry for entry in self.require_intact().entries if entry.ours]
         if not entries:
             return None
-        catalog = make_catalog(image, version, entries)
-        if len(entries) == len(self.entries):
-            return catalog
-        warm_images = _read_warm_images(image, version, [entry for entry in self.entries if entry.warm])
-        return replace(catalog, warm=warm_images).keep(catalog.variants) if warm_images else catalog
+        warm_images = (
+            [entry for entry in self.entries if entry.warm] if len(entries) < len(self.entries) else ()
+        )
+        return make_catalog(image, version, entries, warm_images)
 
 
 def read_index(manifest: Manifest, name: str) -> VersionIndex:
@@ -173,8 +172,13 @@ def write_index(entries: Iterable[IndexEntry], image: str, version: str) -> byte
     return json.dumps(data, indent=1, sort_keys=True).encode()
 
 
-def make_catalog(image: str, version: str, entries: Sequence[IndexEntry]) -> Catalog:
-    """Return the catalog of the variants in an index; raise UsageError if one is damaged."""
+def make_catalog(
+    image: str, version: str, entries: Sequence[IndexEntry], warm_entries: Sequence[IndexEntry] = ()
+) -> Catalog:
+    """Return the catalog of the variants in an index, and of those warm images that belong to one of them.
+
+    Raises UsageError if a variant is damaged; a damaged warm image is left out.
+    """
     name = f"{image}:{version}"
     variants: dict[str, Variant] = {}
     for entry in entries:
@@ -190,7 +194,7 @@ def make_catalog(image: str, version: str, entries: Sequence[IndexEntry]) -> Cat
     terms = labels.require_equal_terms(
         name, (labels.read_terms(entry.annotations, name) for entry in entries)
     )
-    return Catalog(
+    catalog = Catalog(
         image=image,
         version=version,
         variants=tuple(variants.values()),
@@ -198,6 +202,8 @@ def make_catalog(image: str, version: str, entries: Sequence[IndexEntry]) -> Cat
         defaults=terms.defaults,
         default_order=terms.default_order,
     )
+    warm_images = _read_warm_images(image, version, warm_entries)
+    return replace(catalog, warm=warm_images).keep(catalog.variants) if warm_images else catalog
 
 
 def _read_warm_images(image: str, version: str, entries: Sequence[IndexEntry]) -> tuple[WarmImage, ...]:

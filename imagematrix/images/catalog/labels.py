@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from imagematrix.images.catalog.catalog import DefaultOrder
+    from imagematrix.images.catalog.warm_image import WarmLabel
 
 IMAGE = "io.imagematrix.image"  # the image's name, without a version
 VERSION = "io.imagematrix.version"  # the image's version
@@ -178,6 +179,20 @@ def read_config_labels(raw: bytes, where: str) -> Mapping[str, str]:
     """Return the labels in an image's configuration; none if they are inherited from another image."""
     image = json_documents.Fields(json_documents.parse_json(raw, where), where)
     return {} if has_inherited(image.data) else image.get_object_or_empty("config").get_text_map("Labels")
+
+
+def read_warm_label(raw: bytes, where: str) -> WarmLabel | None:
+    """Return the label of a warm image in its configuration; None if it has none, or has inherited it.
+
+    Raises UsageError, which names `where`, if it is damaged or newer.
+    """
+    from imagematrix.images.catalog.warm_image import WarmLabel
+
+    text = read_config_labels(raw, where).get(WARM)
+    if text is None:
+        return None
+    described = f"{where}: the label {WARM}"
+    return WarmLabel.from_json(json_documents.parse_json(text, described), described)
 
 
 def has_inherited(image: Mapping[str, Any]) -> bool:

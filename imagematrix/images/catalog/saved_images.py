@@ -1,7 +1,8 @@
 """The catalogs of images in an OCI layout (`oci:FOLDER`) or in an archive (`FILE.tar`).
 
-The variants are those whose configurations have our labels; the annotations of an index count for the size in
-a registry only. Images that others built on a variant have its labels, too, and are no variants.
+The variants are those whose configurations have our labels, and their warm images those whose label names one
+of them; the annotations of an index count for the size in a registry only. Images that others built on a
+variant have its labels, too, and are no variants.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.images.local_store.origins import ImageOrigin
     from imagematrix.images.trust.policy import SignaturePolicy
+
+    # An entry as in the index of a version, with the image and the version of a variant; None for a warm
+    # image, whose label names its variant only.
+    NamedEntry = tuple[tuple[str, str] | None, image_index.IndexEntry]
 
 DEEPEST = 3  # levels of nested indexes
 MOST = 10_000  # manifests
@@ -55,14 +60,18 @@ def load_catalogs(name: str) -> list[Catalog]:
     Raises UnknownImageError if it has no variant, and what `catalog` raises.
     """
     groups: dict[tuple[str, str], list[image_index.IndexEntry]] = {}
-    for (image, version), entry in _list_entries(name):
-        entries = groups.setdefault((image, version), [])
+    warm_images = []
+    for named, entry in _list_entries(name):
+        if named is None:
+            warm_images.append(entry)
+            continue
+        entries = groups.setdefault(named, [])
         if entry.digest not in [listed.digest for listed in entries]:
             entries.append(entry)
     if not groups:
         raise UnknownImageError(f"{name} has no variant of imagematrix")
     return [
-        image_index.make_catalog(image, version, entries)
+        image_index.make_catalog(image, version, entries, warm_images)
         for (image, version), entries in sorted(groups.items())
     ]
 
@@ -74,7 +83,7 @@ def open_source(name: str) -> ImageOrigin:
     return LayoutOrigin(_read_layout(name)) if name.startswith(LAYOUT) else ArchiveOrigin(Path(name))
 
 
-def _list_entries(name: str) -> Iterator[tuple[tuple[str, str], image_index.IndexEntry]]:
+def _list_entries(name: str) -> Iterator[NamedEntry]:
     if name.startswith(LAYOUT):
         folder = _read_layout(name)
         yield from _read_listed(folder.read_index(), folder.find_small_blob, name, DEEPEST)
@@ -107,8 +116,8 @@ def _read_layout(name: str) -> LayoutFolder:
 
 def _read_listed(
     raw: bytes, blob: Callable[[str], bytes | None], name: str, depth: int
-) -> Iterator[tuple[tuple[str, str], image_index.IndexEntry]]:
-    """Yield the variants that an index lists, directly or through other indexes."""
+) -> Iterator[NamedEntry]:
+    """Yield the variants and warm images that an index lists, directly or through other indexes."""
     index = parse_manifest(raw, name, Descriptor)
     if not isinstance(index, ImageIndex):
         raise UsageError(f"{name}: {INDEX_FILE} is not an index")
@@ -125,17 +134,18 @@ def _read_listed(
             yield from _make_entry(config, entry.digest, sum(layer.size for layer in inner.layers), name)
 
 
-def _make_entry(
-    config: bytes, digest: str, size: int | None, name: str
-) -> Iterator[tuple[tuple[str, str], image_index.IndexEntry]]:
-    """Yield image and version, and the entry as in the index of a version, if an image is a variant."""
+def _make_entry(config: bytes, digest: str, size: int | None, name: str) -> Iterator[NamedEntry]:
+    """Yield the entry of an image as in the index of a version, if it is a variant or a warm image."""
     try:
         config_labels = labels.read_config_labels(config, name)
     except UsageError:  # the configuration of some artifact
         return
-    if not {*OURS} <= config_labels.keys():
+    is_variant = {*OURS} <= config_labels.keys()
+    if not is_variant and labels.WARM not in config_labels:
         return
-    annotations = {key: config_labels[key] for key in labels.ANNOTATED if key in config_labels}
+    # A variant that was built on a warm image has its label, too.
+    kept = labels.ANNOTATED if is_variant else (labels.WARM,)
+    annotations = {key: config_labels[key] for key in kept if key in config_labels}
     if size is not None:
         annotations[labels.SIZE] = str(size)
     entry = image_index.IndexEntry(
@@ -145,4 +155,4 @@ def _make_entry(
         annotations=annotations,
         platform=image_index.make_platform(None),
     )
-    yield (config_labels[labels.IMAGE], config_labels[labels.VERSION]), entry
+    yield (config_labels[labels.IMAGE], config_labels[labels.VERSION]) if is_variant else None, entry

@@ -20,7 +20,7 @@ from imagematrix.common.image_reference import (
 )
 from imagematrix.errors import SignatureError
 from imagematrix.images.catalog import image_index, labels
-from imagematrix.images.catalog.warm_image import WarmLabel, make_warm_tag
+from imagematrix.images.catalog.warm_image import make_warm_tag
 from imagematrix.images.oci.manifest import Descriptor, ImageManifest, parse_manifest
 from imagematrix.images.oci.registry import Registry
 from imagematrix.images.trust.policy import collect_requirements
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from imagematrix.images.catalog.catalog import Catalog, Variant
-    from imagematrix.images.catalog.warm_image import WarmImage
+    from imagematrix.images.catalog.warm_image import WarmImage, WarmLabel
     from imagematrix.images.oci.manifest import Manifest
     from imagematrix.images.trust.policy import SignaturePolicy
     from imagematrix.images.trust.signature import Key, ManifestSource, Requirement
@@ -165,8 +165,7 @@ def _read_warm_label(source: ManifestSource, name: str, digest: str) -> WarmLabe
     image = parse_manifest(_find_image(source, name, digest).raw, name, Descriptor)
     if not isinstance(image, ImageManifest) or image.config is None:
         return None
-    text = labels.read_config_labels(source.read_content(name, image.config.digest), name).get(labels.WARM)
-    return WarmLabel.from_json(json_documents.parse_json(text, name), name) if text else None
+    return labels.read_warm_label(source.read_content(name, image.config.digest), name)
 
 
 def get_signed_digest(variant: Variant) -> str:

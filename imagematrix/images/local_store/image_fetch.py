@@ -274,12 +274,19 @@ class _Fetch:
 
 
 def _keep_catalog(store: ImageStore, published: CatalogEntry) -> None:
-    """Keep the catalog for selections from the store, unless it is there."""
+    """Keep the catalog for selections from the store, unless it is there.
+
+    What starts variants only, such as a step on several nodes, has a catalog without warm images. Those that
+    the store knows stay: a version never loses one.
+    """
     catalog = published.catalog
     if published.part:
         return
     with contextlib.suppress(UsageError):  # a damaged one is replaced
-        if store.load_catalog(catalog["image"], catalog["version"]) == catalog:
+        known = store.load_catalog(catalog["image"], catalog["version"])
+        if known and "warm" in known:
+            catalog = {"warm": known["warm"], **catalog}
+        if known == catalog:
             return
     store.put_catalog(catalog)
 

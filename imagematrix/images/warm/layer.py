@@ -20,7 +20,7 @@ from imagematrix.images.oci.compression import compress
 from imagematrix.images.oci.decompression import DecompressedStream, HashedStream
 from imagematrix.images.oci.layer_entries import LONGEST_PATH, WHITEOUT, list_members
 from imagematrix.images.oci.tar import open_tar
-from imagematrix.images.warm.tools import KEPT, ROOT, classify_path
+from imagematrix.images.warm.tools import KEPT, ROOT, classify_path, find_tool
 from imagematrix.images.warm.warm_file import (
     FOLDER_MODE,
     KINDS,
@@ -100,7 +100,7 @@ def write_layer(files: Iterable[WarmFile], to: IO[bytes], compression: Compressi
         diff_id=f"sha256:{tar.hexdigest()}",
         unpacked=unpacked,
         paths=tuple(paths),
-        tools=_name_tools(paths),
+        tools=tuple(sorted({found[0].name for found in map(find_tool, paths) if found})),
     )
 
 
@@ -132,7 +132,7 @@ def check_layer(stream: ByteStream, digest: str, max_size: int) -> WarmLayer:
         diff_id=content.digest,
         unpacked=check.unpacked,
         paths=tuple(check.paths),
-        tools=_name_tools(check.paths),
+        tools=tuple(sorted(check.tools)),
     )
 
 
@@ -141,6 +141,7 @@ class _LayerCheck:
 
     def __init__(self, max_size: int) -> None:
         self.paths: list[str] = []
+        self.tools: set[str] = set()
         self.unpacked = 0
         self.written = hashlib.sha256()
         self.length = 0
@@ -211,6 +212,7 @@ class _LayerCheck:
         found = classify_path(path)
         if found is None or found[1] != KEPT:
             raise AuditError(f"{path[:200]!r} is no file that a tool of the table keeps")
+        self.tools.add(found[0].name)
         kind = member.type
         if member.isreg():
             kind, size, target = tarfile.REGTYPE, member.size, ""
@@ -270,8 +272,3 @@ def _make_header(file: WarmFile) -> bytes:
     info.size = file.size
     info.linkname = file.target.lstrip("/") if file.kind == tarfile.LNKTYPE else file.target
     return info.tobuf(tarfile.PAX_FORMAT)
-
-
-def _name_tools(paths: Iterable[str]) -> tuple[str, ...]:
-    found = (classify_path(path) for path in paths)
-    return tuple(sorted({tool.name for tool, _ in filter(None, found)}))

@@ -98,4 +98,10 @@ def explain_tag(nodes: HostSources, tag: str, catalog: Catalog) -> str:
 
 
 def _decide_request(request: TagRequest, host: Host, catalog: Catalog) -> Selection:
-    return explain(host, catalog, gpus=request.gpus, where=dict(request.where))
+    """Return the selection for all GPUs of a host: what the container gets of it, only its engine knows.
+
+    A warm image that was made for other GPUs than these costs a missed cache. One that was made for a number
+    of CPUs would keep to it, so nothing matches that.
+    """
+    selection = explain(host, catalog, gpus=request.gpus, where=dict(request.where))
+    return selection.with_usable_cpus(None) if catalog.warm else selection

@@ -13,7 +13,6 @@ from imagematrix.images.engine.transport import convert_errors
 from imagematrix.images.oci.tar import open_tar
 from imagematrix.images.warm.tools import ROOT
 from imagematrix.launcher.launch import DockerApi
-from imagematrix.launcher.launch_session import LaunchSession
 from imagematrix.launcher.warm_up.compilers import FOLDER, RECORD
 from imagematrix.launcher.warm_up.folder_states import read_states
 from imagematrix.launcher.warm_up.leftovers import make_owner_label
@@ -27,24 +26,19 @@ from imagematrix.launcher.warm_up.program_run import (
     explain_size,
     explain_timeout,
     list_outside,
-    make_way_request,
     read_lines,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from docker import DockerClient
 
     from imagematrix.hardware.host.host import Host
-    from imagematrix.images.catalog.warm_up import WarmUp
     from imagematrix.launcher.docker.plan import Launch
-    from imagematrix.launcher.docker.request import LaunchRequest
-    from imagematrix.launcher.launch_session import GpuSource
     from imagematrix.launcher.warm_up.folder_states import FileState
-    from imagematrix.launcher.warm_up.program_run import StartWay
+    from imagematrix.launcher.warm_up.program_run import StartWay, WarmUpStart
     from imagematrix.selection.selection import Selection
 
 BILLION = 1_000_000_000
@@ -52,25 +46,11 @@ LOG = {"max-size": "256m"}  # of the engine's own files, whatever its setting is
 
 
 class ContainerRuns:
-    """Starts a warm-up's command on GPUs of this node, each time in a new container of the engine `client`.
+    """Starts of a warm-up's program, each in a new container of `client`, which none of it outlives."""
 
-    `folders` are the inputs, by name. The container gets nothing else of the node, and its processes end with
-    it.
-    """
-
-    def __init__(
-        self,
-        client: DockerClient,
-        request: LaunchRequest,
-        gpus: GpuSource,
-        warm_up: WarmUp,
-        folders: Mapping[str, Path],
-    ) -> None:
+    def __init__(self, client: DockerClient, start: WarmUpStart) -> None:
         self._client = client
-        self._request = request
-        self._gpus = gpus
-        self._warm_up = warm_up
-        self._folders = folders
+        self._start = start
 
     def run(
         self,
@@ -84,8 +64,7 @@ class ContainerRuns:
         EngineError.
         """
         starter = _WarmStart(self._client, self._make_options(way), way.image)
-        request = make_way_request(self._request, way, self._warm_up)
-        container = LaunchSession(request=request, gpus=self._gpus).run(starter).id or ""
+        container = self._start.make_session(way).run(starter).id or ""
         try:
             started = time.monotonic()
             why = self._watch(container)
@@ -114,14 +93,10 @@ class ContainerRuns:
         """Return the options of docker-py's `containers.create`."""
         from docker.types import LogConfig, Mount
 
-        paths = dict(self._warm_up.inputs)
-        mounts = [
-            Mount(paths[name], str(folder), type="bind", read_only=True)
-            for name, folder in self._folders.items()
-        ]
+        mounts = [Mount(target, folder, type="bind", read_only=True) for folder, target in self._start.mounts]
         options: dict[str, object] = {
-            "entrypoint": list(self._warm_up.command),
-            "environment": {**dict(self._warm_up.environment), **way.variables},
+            "entrypoint": list(self._start.warm_up.command),
+            "environment": self._start.make_environment(way),
             "labels": make_owner_label(),
             "log_config": LogConfig(type=LogConfig.types.JSON, config=LOG),
             "read_only": way.read_only,
@@ -130,16 +105,17 @@ class ContainerRuns:
             mounts.append(Mount(FOLDER, None, type="volume"))
         if way.user is not None:
             options["user"] = way.user
-        if self._warm_up.network == "none":
+        if not self._start.has_network:
             options["network_mode"] = "none"
-        return {**options, **_limit_cpus(self._request.host), "mounts": mounts}
+        return {**options, **_limit_cpus(self._start.request.host), "mounts": mounts}
 
     def _watch(self, container: str) -> str | None:
         """Wait for the end of a container; return why its program failed, None if it did not."""
         from requests.exceptions import ConnectionError as NoAnswerError
         from requests.exceptions import ReadTimeout
 
-        deadline, pause = time.monotonic() + self._warm_up.timeout_s, LOOK_S
+        warm_up = self._start.warm_up
+        deadline, pause = time.monotonic() + warm_up.timeout_s, LOOK_S
         while (left := deadline - time.monotonic()) > 0:
             try:
                 with convert_errors(ReadTimeout, NoAnswerError):
@@ -147,15 +123,15 @@ class ContainerRuns:
             except (ReadTimeout, NoAnswerError):  # it is running, or the engine is gone, which a look finds
                 before = time.monotonic()
                 if self._is_too_large(container):
-                    return explain_size(self._warm_up)
+                    return explain_size(warm_up)
                 pause = max(LOOK_S, LOOKS * (time.monotonic() - before))
             else:
                 return explain_code(code)
-        return explain_timeout(self._warm_up)
+        return explain_timeout(warm_up)
 
     def _is_too_large(self, container: str) -> bool:
         """Whether the caches have more than the warm-up's `max_size`, of what the container has written."""
-        most = self._warm_up.max_size
+        most = self._start.warm_up.max_size
         if container_files.measure_written(self._client, container) <= most:
             return False
         return sum(state.size for state in list_caches(self._client, container).values()) > most
@@ -163,7 +139,7 @@ class ContainerRuns:
     def _list_written(self, container: str) -> tuple[str, ...]:
         """Return what a container wrote elsewhere than in the caches; mount points count as written, too."""
         written = container_files.list_written(self._client, container)
-        return list_outside(written, dict(self._warm_up.inputs).values())
+        return list_outside(written, dict(self._start.warm_up.inputs).values())
 
 
 def read_record(client: DockerClient, container: str) -> bytes:

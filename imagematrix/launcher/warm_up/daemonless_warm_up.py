@@ -28,7 +28,6 @@ from imagematrix.launcher.daemonless.options import Bind, ContainerOptions
 from imagematrix.launcher.daemonless.places import SYSTEM
 from imagematrix.launcher.daemonless.start import run_container
 from imagematrix.launcher.daemonless.watched_container import WatchedContainer
-from imagematrix.launcher.launch_session import LaunchSession
 from imagematrix.launcher.warm_up.compilers import FOLDER, RECORD, TEST_CALL, list_programs, write_stubs
 from imagematrix.launcher.warm_up.overlay_changes import (
     NO_CHANGES,
@@ -48,7 +47,6 @@ from imagematrix.launcher.warm_up.program_run import (
     explain_size,
     explain_timeout,
     list_outside,
-    make_way_request,
     read_lines,
 )
 from imagematrix.launcher.warm_up.warm_up_session import ProofImage
@@ -61,12 +59,10 @@ if TYPE_CHECKING:
     from imagematrix.images.local_store.folder import ImageStore, StoredImage
     from imagematrix.launcher.daemonless.runtime import Runtime
     from imagematrix.launcher.docker.plan import Launch
-    from imagematrix.launcher.docker.request import LaunchRequest
     from imagematrix.launcher.gpu_claims.gpu_claim import Claim
-    from imagematrix.launcher.launch_session import GpuSource
     from imagematrix.launcher.warm_up.compilers import ImagePrograms
     from imagematrix.launcher.warm_up.folder_states import FileState
-    from imagematrix.launcher.warm_up.program_run import StartWay
+    from imagematrix.launcher.warm_up.program_run import StartWay, WarmUpStart
     from imagematrix.selection.selection import Selection
 
 OF_NODE = ("/etc/hostname",)  # not for a container that has its own
@@ -101,29 +97,14 @@ class StoreEngine(Protocol):
 
 
 class DaemonlessWarmUp:
-    """Starts a warm-up's command from `image`, each time in a new container, on GPUs of this node.
-
-    `folders` are the inputs, by name. The container gets nothing else of the node, and its processes end with
-    it.
-    """
+    """Starts of a warm-up's program from `image`, each in a new container, which none of it outlives."""
 
     is_always_root = True
 
-    def __init__(
-        self,
-        engine: StoreEngine,
-        image: StoredImage,
-        request: LaunchRequest,
-        gpus: GpuSource,
-        warm_up: WarmUp,
-        folders: Mapping[str, Path],
-    ) -> None:
+    def __init__(self, engine: StoreEngine, image: StoredImage, start: WarmUpStart) -> None:
         self._engine = engine
         self._image = image
-        self._request = request
-        self._gpus = gpus
-        self._warm_up = warm_up
-        self._folders = folders
+        self._start = start
         self._before: dict[str | None, Mapping[str, FileState]] = {}  # of the variant, and of proof images
 
     def list_base_caches(self) -> Mapping[str, FileState]:
@@ -146,9 +127,7 @@ class DaemonlessWarmUp:
                     return _make_failed_run(str(error), self._before[way.image], container)
                 return dataclasses.replace(run, record=_read_record(record) if way.image else b"")
 
-            request = make_way_request(self._request, way, self._warm_up)
-            session = LaunchSession(request=request, gpus=self._gpus)
-            return session.run(_StoreStart(self._engine, start))
+            return self._start.make_session(way).run(_StoreStart(self._engine, start))
 
     @contextlib.contextmanager
     def make_proof_image(self, layer: Iterable[bytes]) -> Iterator[ProofImage]:
@@ -157,9 +136,8 @@ class DaemonlessWarmUp:
             tars = [folder / "stubs.tar", folder / "caches.tar"]
             with tars[1].open("wb") as file:
                 file.writelines(layer)
-            programs = read_image(
-                self._image, lambda root: _write_programs(root, tars[0], dict(self._warm_up.inputs).values())
-            )
+            places = dict(self._start.warm_up.inputs).values()
+            programs = read_image(self._image, lambda root: _write_programs(root, tars[0], places))
             merged = MergedImage([LayerFile(open=partial(_open_tar, tar), name=tar.name) for tar in tars])
             files = folder / "files"
             write_folder(files, merged.list_members())
@@ -192,14 +170,10 @@ class DaemonlessWarmUp:
     def _make_container(
         self, launch: Launch, image: StoredImage, way: StartWay, record: str
     ) -> ContainerSpec:
-        program, *words = self._warm_up.command
-        paths = dict(self._warm_up.inputs)
-        inputs = (
-            Bind(source=str(folder), target=paths[name], read_only=True)
-            for name, folder in self._folders.items()
-        )
+        program, *words = self._start.warm_up.command
+        inputs = (Bind(source=folder, target=target, read_only=True) for folder, target in self._start.mounts)
         options = ContainerOptions(
-            environment={**dict(self._warm_up.environment), **way.variables},
+            environment=self._start.make_environment(way),
             binds=(*inputs, *((Bind(source=record, target=FOLDER),) if way.image else ())),
             labels={},
             folder=None,
@@ -218,7 +192,7 @@ class DaemonlessWarmUp:
             name=f"imagematrix-{os.getpid()}",
             home="/root",
         )
-        has_network = self._warm_up.network != "none"
+        has_network = self._start.has_network
         kept = OF_NODE if has_network else OF_NODE + OF_NETWORK
         return replace(
             container,
@@ -237,7 +211,7 @@ class DaemonlessWarmUp:
         caches: Path | None,
     ) -> EndedRun:
         with self._open_container(container, image, claim) as watched:
-            watch = _Watch(watched, self._warm_up)
+            watch = _Watch(watched, self._start.warm_up)
             lines = read_lines(watch.read_pieces(), read_line)
             why = explain_code(watched.wait_for_end())
             seconds = time.monotonic() - watched.started

@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 from imagematrix.common.record import replace
 from imagematrix.images.catalog.warm_up import is_overlapping
 from imagematrix.images.warm.tools import ROOT
+from imagematrix.launcher.launch_session import LaunchSession
 from imagematrix.launcher.warm_up.compilers import FOLDER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
     from imagematrix.images.catalog.warm_up import WarmUp
     from imagematrix.launcher.docker.request import LaunchRequest
+    from imagematrix.launcher.launch_session import GpuSource
     from imagematrix.launcher.warm_up.folder_states import FileState
 
 LOOK_S = 2.0  # between two looks at the size of the caches; a look takes at most a tenth of the time
@@ -62,11 +65,40 @@ class EndedRun:
         return sum(state.size for state in self.states.values())
 
 
-def make_way_request(request: LaunchRequest, way: StartWay, warm_up: WarmUp) -> LaunchRequest:
-    """Return the request of a start. With the caches it waits for GPUs, which another may have now."""
-    if way.image is None:
-        return request
-    return replace(request, args=replace(request.args, wait_s=max(request.args.wait_s, warm_up.timeout_s)))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUpStart:
+    """What each start of a warm-up's program gets: GPUs of this node, and the inputs in `folders`, by name.
+
+    The container gets nothing else of the node.
+    """
+
+    request: LaunchRequest
+    gpus: GpuSource
+    warm_up: WarmUp
+    folders: Mapping[str, Path]
+
+    @property
+    def has_network(self) -> bool:
+        """Whether the program has a network."""
+        return self.warm_up.network != "none"
+
+    @property
+    def mounts(self) -> list[tuple[str, str]]:
+        """The folders of this node that are mounted, read-only, each with its path in the container."""
+        paths = dict(self.warm_up.inputs)
+        return [(str(folder), paths[name]) for name, folder in self.folders.items()]
+
+    def make_environment(self, way: StartWay) -> dict[str, str]:
+        """Return the variables of the program when it is started in a way."""
+        return {**dict(self.warm_up.environment), **way.variables}
+
+    def make_session(self, way: StartWay) -> LaunchSession:
+        """Return the launch of a start. With the caches it waits for GPUs, which another may have now."""
+        request = self.request
+        if way.image is not None:
+            wait_s = max(request.args.wait_s, self.warm_up.timeout_s)
+            request = replace(request, args=replace(request.args, wait_s=wait_s))
+        return LaunchSession(request=request, gpus=self.gpus)
 
 
 def read_lines(pieces: Iterable[bytes], read_line: Callable[[str], object]) -> tuple[str, ...]:

@@ -10,10 +10,8 @@ import json
 import shutil
 from dataclasses import dataclass
 
-from imagematrix.common.json_documents import Fields, parse_json
 from imagematrix.errors import TagMovedError, UsageError
-from imagematrix.images.catalog.labels import WARM
-from imagematrix.images.catalog.warm_image import WarmLabel
+from imagematrix.images.catalog.labels import WARM, read_warm_label
 from imagematrix.images.oci.layout import INDEX_FILE, MARK, NAME, VERSION, get_blob_path
 from imagematrix.images.oci.manifest import (
     CONFIG,
@@ -29,6 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from imagematrix.images.catalog.warm_image import WarmLabel
     from imagematrix.images.oci.compression import Compression
     from imagematrix.images.oci.registry import Registry
     from imagematrix.images.warm.layer import WarmLayer
@@ -157,9 +156,7 @@ def _read_label(registry: Registry, raw: bytes, name: str) -> WarmLabel | None:
         manifest = parse_manifest(raw, name, Descriptor)
         if not isinstance(manifest, ImageManifest) or manifest.config is None:
             return None
-        config = Fields(parse_json(registry.fetch_small_blob(manifest.config.digest), name), name)
-        text = config.get_object_or_empty("config").get_text_map("Labels").get(WARM, "")
-        return WarmLabel.from_json(parse_json(text.encode(), name), name)
+        return read_warm_label(registry.fetch_small_blob(manifest.config.digest), name)
     except UsageError:
         return None
 

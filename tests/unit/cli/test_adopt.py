@@ -599,6 +599,14 @@ OWN = {
 TAG = f"training:v1-sm80-{'a' * 12}"
 
 
+def test_a_warm_image_is_not_adopted(adopt):
+    """As a variant it would start on any node; what is built on it has the same caches."""
+    caches = ("var/cache/warm/numba/x.nbi", b"compiled")
+    message = adopt(Parts(tar(caches), labels={labels.WARM: "damaged or not"}), code=2)
+    assert "is a warm image or built on one" in message
+    assert "adopt the variant" in message
+
+
 def test_labelled_image_keeps_its_labels(adopt):
     (variant,) = adopt(Parts(tar(CUBIN), labels=OWN))
     assert variant["reference"] == TAG

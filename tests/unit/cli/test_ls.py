@@ -4,7 +4,9 @@ import json
 
 from images import Parts, tar
 
+from imagematrix.common.record import replace
 from imagematrix.images.catalog.catalog import Catalog, UserModeDriver, Variant
+from imagematrix.images.catalog.warm_image import WarmImage, WarmMatch
 
 
 def test_table_lists_all_variants(cli, engine, shipped_catalog):
@@ -194,6 +196,43 @@ def pushed(server, name, version, variants):
         reference = f"{server.address}/{name}:{version}-{cell}-0123456789ab"
         made.append(Variant(reference=reference, digest=parts.digest, platform="linux/amd64", **facts))
     return Catalog(image=f"{server.address}/{name}", version=version, variants=tuple(made))
+
+
+def test_size_counts_warm_images(cli, server, tmp_path, conforms):
+    """Each by its own layer: those of its variant are there in any case, and still the variant's."""
+    old = pushed(server, "ml/t", "v0", [("one", ["base", "old"], {})])
+    published = pushed(server, "ml/t", "v1", [("one", ["base", "one"], {}), ("two", ["base", "two"], {})])
+    files = {"warm-a": ["base", "one", "caches"], "warm-b": ["base", "one", "other caches"]}
+    described = pushed(server, "ml/t", "v1", [(cell, parts, {}) for cell, parts in files.items()])
+    warm = [
+        WarmImage(
+            base=str(published.variants[0].digest),
+            reference=one.reference,
+            digest=str(one.digest),
+            match=WarmMatch(),
+        )
+        for one in described.variants
+    ]
+    lost = replace(warm[0], reference=warm[0].reference.replace("-a-", "-c-"), digest=f"sha256:{'0' * 64}")
+    paths = {}
+    for catalog in (old, replace(published, warm=(*warm, lost))):
+        paths[catalog.version] = tmp_path / f"{catalog.version}.json"
+        paths[catalog.version].write_text(json.dumps(catalog.to_json()))
+    document = sizes_of(cli, conforms, "--catalog", paths["v1"])
+    sizes = {digest: layer["size"] for digest, layer in document["layers"].items()}
+    assert document["total"] == sum(sizes.values())
+    assert len(sizes) == 5
+    rows = {row["reference"]: row for row in (*document["variants"], *document["warm"])}
+    for reference, row in rows.items():
+        layers = [sizes[layer] for layer in row["layers"]]
+        expected = (sum(layers), layers[-1]) if layers else (None, None)
+        assert (row["size"], row["adds"]) == expected, reference
+    assert {row["base"] for row in document["warm"]} == {published.variants[0].digest}
+    out = cli("ls", "--size", "--catalog", paths["v1"]).out
+    assert [line.split()[0] for line in out.splitlines()[2:-2]] == [*rows]
+    upgrade = cli("ls", "--catalog", paths["v1"], "--from", paths["v0"])
+    assert [line.split()[-1] for line in upgrade.out.splitlines()[2:-2]].count("-") == 3
+    assert "warm" not in sizes_of(cli, conforms, "--catalog", paths["v0"])
 
 
 def exact(version, cubin="90"):

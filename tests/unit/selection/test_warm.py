@@ -16,7 +16,7 @@ from imagematrix.hardware.host.host import Driver, Host, MigDevice
 from imagematrix.images.catalog.warm_image import FACTS, WarmImage, WarmMatch
 from imagematrix.selection.gang.gang_selection import select_gang
 from imagematrix.selection.selector import explain
-from imagematrix.selection.warm import _COMPARISONS, choose_warm_image
+from imagematrix.selection.warm import _COMPARISONS, choose_warm_image, may_be_started
 
 BASE, OTHER = (f"sha256:{digit * 64}" for digit in "ab")
 NUMBERS = itertools.count()
@@ -82,6 +82,30 @@ def test_every_fact_has_a_comparison():
 def test_a_host_gets_what_was_made_on_it(node):
     assert mismatch(describe(node, node.gpus), node) is None
     assert mismatch({}, node) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"cpus": 1}, True),
+        ({"gpus": {"count": 1, "name": "NVIDIA L40S"}}, True),
+        ({"gpus": {"count": 1, "name": "NVIDIA L40S", "mig": "1g.10gb"}}, False),
+        ({"gpus": {"name": "NVIDIA H100"}}, True),
+        ({"gpus": {"name": "NVIDIA H200"}}, False),
+        ({"cpu": {"vendor": "AuthenticAMD"}}, False),
+        ({"kernel": "6.1"}, False),
+    ],
+)
+def test_some_start_may_get_it_on_other_gpus_and_cpus_than_another(node, make, changes, expected):
+    mixed = replace(node, gpus=(*node.gpus, make.gpu(2, name="NVIDIA H100")))
+    without_gpus = describe(node, ())
+    assert may_be_started(warm(without_gpus | changes), mixed) is expected
+
+
+def test_without_gpus_some_start_may_get_what_states_none(make):
+    assert may_be_started(warm({"cpus": 2}), make.host(driver=None))
+    assert not may_be_started(warm({"gpus": {"count": 1}, "gpus.compute": None}), make.host(driver=None))
 
 
 @pytest.mark.parametrize(

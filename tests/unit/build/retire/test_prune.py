@@ -173,7 +173,7 @@ def test_an_engine_that_refuses_is_told_and_a_second_run_completes(node):
     assert len(node.images) == 1
 
 
-def test_warm_images_go_with_their_version(node, profiles):
+def test_warm_images_go_with_their_version(node):
     bases = [f"sha256:{digit * 64}" for digit in "ab"]
     old, new = (node.add_warm(base, version) for base, version in zip(bases, ("v1", "v2"), strict=True))
     mine = node.add_warm(f"sha256:{'c' * 64}", "v1", names=["mine:prod"])
@@ -185,7 +185,26 @@ def test_warm_images_go_with_their_version(node, profiles):
     plan = survey_engine(NEWEST, now=NOW)
     assert len(plan.images) == 5
     assert {image.id for image in plan.removals} == {old}
-    assert survey_engine(Retention(hosts={"a": Host.load(profiles["genoa-h200"])}), now=NOW).images
     prune()
     assert {new, mine, built_on_it, both} <= node.images.keys()
     assert old not in node.images
+
+
+def test_a_warm_image_stays_for_the_hosts_that_would_start_it(node, variant, profiles):
+    """By its match where its variant is not there, and else with its variant."""
+    laptop = Host.load(profiles["laptop"])
+    keep = Retention(hosts={"laptop": laptop})
+    here, there = {"cpu": {"vendor": laptop.cpu.vendor}, "cpus": 1}, {"cpu": {"vendor": "another"}}
+    alone = {
+        version: node.add_warm(f"sha256:{number * 64}", version, match=match)
+        for version, number, match in (("v1", "a", here), ("v2", "b", here), ("v3", "c", there))
+    }
+    base = node.add("znver4", "v4", VARIANT=variant("znver4"))
+    beside = node.add_warm(base, "v4", match=here)
+    shown = survey_engine(keep, now=NOW)
+    assert [image.id for image in shown.images if image.is_kept] == [alone["v2"]]
+    assert shown.unserved == ()
+    assert {image.id for image in shown.removals} == {alone["v1"], alone["v3"], base, beside}
+    served = node.add("x86-64-v2", "v4", VARIANT=variant("x86-64-v2"))
+    shown = survey_engine(keep, now=NOW)
+    assert {image.id for image in shown.images if image.is_kept} == {base, beside, served}

@@ -7,7 +7,7 @@ import pytest
 from images import Parts, archived, digest, index, layout, saved, tar
 from publishing import labels_of, tag
 from signing import Signer
-from storing import LAYERS, variant
+from storing import LAYERS, variant, warm
 
 from imagematrix.errors import AuditError, SignatureError, UnknownImageError, UsageError
 from imagematrix.images.catalog import labels
@@ -36,6 +36,31 @@ def test_the_variants_are_those_whose_configurations_say_so(tmp_path, two, kind)
     assert [one.digest for one in catalog.variants] == [image.digest for image in two]
     assert catalog.variants[0].size == sum(len(two[0].blobs[layer]) for layer in two[0].layers)
     assert open_catalog(name) == catalog == open_catalog(name, image="training")
+
+
+@pytest.mark.parametrize("kind", ["layout", "archive"])
+def test_warm_images_are_those_of_the_variants_that_are_there(tmp_path, two, kind):
+    """What is built on a warm image as a variant has its label, too, and is a variant."""
+    fitting, tag_of_it = warm(two[0])
+    of_another, _ = warm(variant("absent")[0])
+    damaged = Parts(tar("x"), labels={labels.WARM: "{"})
+    own = labels_of("three") | {labels.WARM: json.dumps({"base": two[0].digest})}
+    images = (fitting, of_another, damaged, Parts(tar("built"), labels=own), *two)
+    if kind == "layout":
+        name = f"oci:{layout(tmp_path / 'l', *images)}"
+    else:
+        name = archived(tmp_path / "a.tar", *images)
+    catalog = open_catalog(name, image="training:v1")
+    assert len(catalog.variants) == 3
+    (one,) = catalog.warm
+    assert (one.reference, one.digest, one.base) == (f"training:{tag_of_it}", fitting.digest, two[0].digest)
+    assert one.size == sum(len(fitting.blobs[layer]) for layer in fitting.layers)
+    assert open_catalog(name, image=f"training:{variant('two')[1]}").warm == ()
+
+
+def test_warm_images_alone_are_no_catalog(tmp_path, two):
+    with pytest.raises(UnknownImageError, match="has no variant of imagematrix"):
+        open_catalog(f"oci:{layout(tmp_path / 'l', warm(two[0])[0])}")
 
 
 def test_an_archive_of_an_old_engine_has_the_digest_of_its_configuration(tmp_path):

@@ -122,6 +122,14 @@ def test_a_name_that_is_damaged_damages_the_image(image_store, image, fetch):
     assert image_store.find(image.digest).names == (PUBLISHED.name,)
 
 
+def test_a_catalog_without_warm_images_does_not_remove_those_of_the_store(image_store, image, fetch):
+    known, more = [{"reference": "t:v1-warm-a-b"}], [{"reference": "t:v1-warm-a-c"}]
+    for given, kept in ((known, known), (None, known), (more, more)):
+        catalog = CATALOG | ({"warm": given} if given else {})
+        fetch(image.digest, replace(PUBLISHED, catalog=catalog))
+        assert image_store.load_catalog("t", "v1") == CATALOG | {"warm": kept}
+
+
 def test_a_part_of_a_catalog_does_not_replace_it(image_store, image, fetch):
     fetch(image.digest, replace(PUBLISHED, part=True))
     assert image_store.load_catalog("t", "v1") is None
