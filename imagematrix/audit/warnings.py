@@ -10,7 +10,7 @@ from imagematrix.audit.report import requires_level
 from imagematrix.audit.runtime_requirements import REQUIRE, parse_requirements
 from imagematrix.common.text import shorten_words
 from imagematrix.hardware.vendors import cuda, marches, runtime, versions
-from imagematrix.images.catalog.catalog import CLAIM
+from imagematrix.images.catalog.catalog import BYTES, CLAIM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -155,9 +155,9 @@ def warn_of_requirements(audited: Audit, variant: Variant) -> Iterator[str]:
 
 
 def _find_oldest_driver_of_code(variant: Variant) -> str | None:
-    """Return the oldest driver with which some of the code runs, None if the CUDA release is unknown."""
+    """Return the oldest driver with which some of the code runs, None if bytes and labels do not tell."""
     admitted = get_oldest_admitted_driver(variant)
-    if admitted is None:
+    if admitted is None or dict(variant.facts).get("cuda", BYTES) != BYTES:
         return None
     needed = [admitted, *([cuda.COMPRESSED_FATBIN_DRIVER] if variant.compressed_fatbin else [])]
     for code in variant.code:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from imagematrix.selection.needs.statement import Assumption
 
 SYSTEMS = ("runpod",)
+PEOPLE = "arch,cpu-flags,driver,gpu-name"  # facts that people know of a node
 NAMES = {
-    "last_branch": "GPUs that this driver branch supports:",
     "states": "GPU state",
     "brands": "GPU brand",
     "modules": "kernel modules",
@@ -39,6 +39,7 @@ NAMES = {
     "accelerators": "other accelerators:",
     "data_centre": "data-centre GPUs:",
 }
+SHOWN_VARIANTS = 2  # variants that an assumption is about
 WORDS = {True: "yes", False: "no", None: "unknown"}
 SHOWN = 6  # names of GPUs in a line of text; --json has all
 
@@ -78,6 +79,9 @@ def command(
 ) -> None:
     """Print what each variant of an image, and the version as a whole, needs from a node.
 
+    Without --knows, the text is about what people know of a node: driver, GPUs and CPU. --json has all facts
+    that rules compare: a node meets its conditions if and only if the variant fits.
+
     With --knows, print a statement about nodes in these facts: every node that meets it, and for which the
     listed assumptions hold, runs the variant. If there is none, the exit code is 3.
     """
@@ -96,7 +100,8 @@ def command(
     if json:
         print_json(needs.to_json())
     elif needs.variants:
-        print_text(*_format_needs(needs))
+        shown = knowledge or _parse_knowledge(PEOPLE)
+        print_text(*_format_needs(find_image_needs(narrowed, shown, injects=injects, allow_cpu=allow_cpu)))
     needs.require_variants()
 
 
@@ -132,14 +137,7 @@ def _print_requests(catalog: Catalog, *, json: bool) -> None:
     if json:
         print_json(needs.to_json() | {"bodies": bodies})
     else:
-        common = _list_common_assumptions(needs)
-        own = [
-            f"{one.variant.reference}: assumed: {assumption.text}"
-            for one in needs.variants
-            for assumption in one.assumptions
-            if assumption not in common
-        ]
-        for line in (*_format_assumptions(needs), *own, *_format_left_out(needs)):
+        for line in (*_format_assumptions(needs), *_format_left_out(needs)):
             print_info(line)
         for body in bodies:
             print_document(f"{dumps(body)}\n")
@@ -147,7 +145,6 @@ def _print_requests(catalog: Catalog, *, json: bool) -> None:
 
 
 def _format_needs(needs: ImageNeeds) -> Iterator[str]:
-    common = _list_common_assumptions(needs)
     for one in needs.variants:
         mode = f"driver mode {drivers.get_driver_mode(one.variant)}" if one.variant.gpu else "for CPUs only"
         facts = [one.variant.platform, mode, *([f"CUDA {one.variant.cuda}"] if one.variant.cuda else [])]
@@ -159,9 +156,6 @@ def _format_needs(needs: ImageNeeds) -> Iterator[str]:
             asked = " and ".join(one.variant.requires)
             than = "stricter than its code" if one.stricter == "image" else "no stricter than its code"
             yield from fold_paragraph("  ", f"the image's own NVIDIA_REQUIRE_* is {than}: {asked}")
-        for assumption in one.assumptions:
-            if assumption not in common:
-                yield from fold_paragraph("  ", f"assumed: {assumption.text}")
     yield from _format_left_out(needs)
     yield ""
     least = "; ".join(_describe_least(needs.describe_least()))
@@ -169,15 +163,15 @@ def _format_needs(needs: ImageNeeds) -> Iterator[str]:
     yield from _format_assumptions(needs)
 
 
-def _list_common_assumptions(needs: ImageNeeds) -> list[Assumption]:
-    """Return the assumptions that all variants share."""
-    first, *others = [one.assumptions for one in needs.variants] or [()]
-    return [assumption for assumption in first if all(assumption in more for more in others)]
-
-
 def _format_assumptions(needs: ImageNeeds) -> Iterator[str]:
-    for assumption in _list_common_assumptions(needs):
-        yield from fold_paragraph("", f"assumed: {assumption.text}")
+    """Yield each assumption once, with the variants that it is about if others do without it."""
+    references: dict[Assumption, list[str]] = {}
+    for one in needs.variants:
+        for assumption in one.assumptions:
+            references.setdefault(assumption, []).append(one.variant.reference)
+    for assumption, about in references.items():
+        names = "" if len(about) == len(needs.variants) else f" for {shorten_words(about, SHOWN_VARIANTS)}"
+        yield from fold_paragraph("", f"assumed{names}: {assumption.text}")
 
 
 def _format_left_out(needs: ImageNeeds) -> Iterator[str]:

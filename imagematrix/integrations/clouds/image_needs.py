@@ -24,7 +24,7 @@ from imagematrix.selection.needs.statement import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from typing import Any
 
     from imagematrix.images.catalog.catalog import Catalog, Variant
@@ -88,11 +88,12 @@ class VariantNeeds:
         """Return the conditions of an alternative, all of which hold; a fact without one is absent."""
         need = alternative.need
         names = alternative.gpu_names if self.knowledge else list_product_names(need)
+        codes = need.computes if need.computes is not None else _list_codes(alternative.gpu_names)
         return {
             **self._describe_driver(alternative),
             **({"gpus": need.gpus} if need.gpus is not None else {}),
             **({"vendor": VENDOR} if need.gpus else {}),
-            **({"computes": describe_computes(need.computes)} if need.computes is not None else {}),
+            **({"computes": describe_computes(codes)} if codes else {}),
             **({"gpu_names": list(names)} if names else {}),
             **({"last_branch": None if need.limit == NEWEST else need.limit} if need.limit else {}),
             **self._describe_cpu(need),
@@ -151,7 +152,7 @@ class ImageNeeds:
         needs = [alternative.need for one in self.variants for alternative in one.alternatives]
         codes = {code for need in needs for code in need.computes or () if code >= 0}
         names = {name for one in self.variants for other in one.alternatives for name in other.gpu_names}
-        codes |= {code for name in names for code in _list_product_codes(name)}
+        codes.update(_list_codes(names))
         levels = {marches.get_level(need.flags) for need in needs if need.arch == "amd64"}
         releases = {one.variant.cuda for one in self.variants if one.variant.cuda}
         return {
@@ -273,8 +274,10 @@ def _find_stricter(
     return CODE if set(alone) == set(alternatives) else IMAGE
 
 
-def _list_product_codes(name: str) -> Iterator[int]:
-    return (int(product.compute.replace(".", "")) for product in gpus.find_products(name) if product.compute)
+def _list_codes(names: Iterable[str]) -> tuple[int, ...]:
+    """Return the capabilities of GPUs with these names, times ten, sorted."""
+    computes = {product.compute for name in names for product in gpus.find_products(name) if product.compute}
+    return tuple(sorted(int(compute.replace(".", "")) for compute in computes))
 
 
 def list_product_names(need: Need) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from imagematrix.common.suggestions import require_known
-from imagematrix.hardware.vendors import gpus, versions
+from imagematrix.hardware.vendors import device_code, gpus, versions
 from imagematrix.selection.needs.partial_scales import (
     AlikeDriverScale,
     AlikeScale,
@@ -89,7 +89,7 @@ class Knowledge:
             return _group_names(self.gpu_names)
         if GPU_COMPUTE in self.words:
             return _group_computes()
-        return (_make_kind(gpus.list_products()),)
+        return (_make_kind(_list_products()),)
 
     @lru_cache(maxsize=256)  # noqa: B019 - a command has few
     def make_vocabulary(self, kind: GpuKind | None) -> Vocabulary:
@@ -139,11 +139,17 @@ def parse_words(text: str, vocabulary: Vocabulary) -> frozenset[str]:
     return frozenset(words)
 
 
+def _list_products() -> tuple[Product, ...]:
+    """Return the products without those of Tegra, whose drivers are in no order with others."""
+    tegra = device_code.list_tegra_capabilities()
+    return tuple(product for product in gpus.list_products() if product.compute not in tegra)
+
+
 def _group_names(names: tuple[str, ...]) -> tuple[GpuKind, ...]:
     """Return the kinds of GPUs with these names, or with those in the table, without unknown names."""
     by_name: dict[str, list[Product]] = {name: [*gpus.find_products(name)] for name in names}
     if not names:
-        for product in gpus.list_products():
+        for product in _list_products():
             by_name.setdefault(product.name, []).append(product)
     kinds: dict[GpuKind, list[str]] = {}
     for name, products in by_name.items():
@@ -154,7 +160,7 @@ def _group_names(names: tuple[str, ...]) -> tuple[GpuKind, ...]:
 
 def _group_computes() -> tuple[GpuKind, ...]:
     by_compute: dict[str, list[Product]] = {}
-    for product in gpus.list_products():
+    for product in _list_products():
         by_compute.setdefault(str(product.compute), []).append(product)
     return tuple(
         replace(_make_kind(by_compute[compute]), compute=compute)

@@ -74,9 +74,14 @@ def test_the_text(cli, write_catalog, kinds):
     text = cli("needs", *write_catalog(*kinds.values())).out
     assert f"{REGISTRY}:v1-0: linux/amd64, driver mode host, CUDA 12.4" in text
     assert "needs driver 525.60.13 or newer (driver-cuda)" in text
-    assert "needs driver 580.65.06; NVIDIA GPUs 9.0 to 9.9" in text
-    assert "data-centre GPUs: yes" in text
-    assert "needs no GPU; other accelerators: no" in text
+    assert "needs driver 580.65.06; NVIDIA GPUs 9.0: " in text
+    assert "needs driver 535.0 or newer (driver-compat), older than 536.0; NVIDIA GPUs 8.0, 8.6" in text
+    assert "needs no GPU\n" in text
+    assert "CPU x86-64-v3" in text
+    facts = "driver,gpu-name,driver-kind,driver-user-mode-differs,gpu-state,accelerators"
+    told = cli("needs", *write_catalog(*kinds.values()), "--knows", facts).out
+    assert "kernel modules open or unknown; another user-mode driver than the kernel modules: no" in told
+    assert "needs no GPU; other accelerators: no" in told
     assert f"{REGISTRY}:v1 as a whole: linux/amd64" in text
 
 
