@@ -62,6 +62,7 @@ CALLS = (
     (f"select training:v1 --catalog catalog.json --host {HOST}", 0),
     (f"explain training:v1 --catalog catalog.json --host {HOST}", 0),
     (f"coverage --catalog catalog.json {HOST}", 0),
+    ("needs training:v1 --catalog catalog.json", 0),
     ("pull training:v1", NO_ENGINE),
     ("prune --keep 2", NO_ENGINE),
     ("run training:v1", NO_ENGINE),

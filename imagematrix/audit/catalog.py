@@ -12,7 +12,7 @@ from imagematrix.audit.binaries.driver_file import describe_driver
 from imagematrix.audit.contradictions import describe_contradictions, read_claims
 from imagematrix.audit.images.libraries import RUNTIME, list_runtimes
 from imagematrix.audit.proven_facts import find_proven_facts
-from imagematrix.audit.warnings import REQUIRE
+from imagematrix.audit.runtime_requirements import list_runtime_requires, parse_requirements
 from imagematrix.common.image_reference import shorten_name, split_version
 from imagematrix.common.record import replace
 from imagematrix.errors import AuditError, UsageError
@@ -31,15 +31,13 @@ from imagematrix.images.catalog.catalog import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
     from imagematrix.audit.images.image import AuditedImage
     from imagematrix.audit.report import Audit
     from imagematrix.hardware.vendors.requirements import Condition, Expression
 
 OURS = (labels.IMAGE, labels.VERSION, labels.CELL, labels.INPUT)
-JETPACK = f"{REQUIRE}JETPACK"  # for Tegra; NVIDIA's runtime ignores it elsewhere
-DISABLED = "NVIDIA_DISABLE_REQUIRE"
 CUDA_LABEL = "com.nvidia.cuda.version"
 CUDA_VARIABLE = "CUDA_VERSION"
 LOWER = (">=", ">", "=")  # comparisons that set a lower bound
@@ -102,6 +100,7 @@ def _make_labelled_entry(audited: Audit, variant: Variant) -> Variant:
         size=audited.image.size,
         facts=tuple(sorted({**dict(variant.facts), **dict(find_proven_facts(audited, variant))}.items())),
         libraries=audited.versions,
+        runtime_requires=list_runtime_requires(audited.image.environment),
     )
 
 
@@ -156,7 +155,8 @@ def make_unlabelled_entry(
     image, reference = audited.image, _name_image(audited.image)
     if audited.objects and not any(True for _ in audited.gpu_code):
         raise AuditError(f"{reference} is for AMD's GPUs: {', '.join(audited.objects)}")
-    expressions, ignored = _parse_requirements(image.environment)
+    by_variable, ignored = parse_requirements(image.environment)
+    expressions = [*by_variable.values()]
     release, _ = _find_release(audited, expressions)
     facts = find_sources(audited) | ({} if cpu_flags is None else {"cpu_flags": CLAIM})
     if cpu_flags is None:
@@ -182,6 +182,7 @@ def make_unlabelled_entry(
         requires=tuple(
             map(requirements.format_requirement, filter(None, map(_drop_cuda_bounds, expressions)))
         ),
+        runtime_requires=list_runtime_requires(image.environment),
         libraries=audited.versions,
     )
     return variant, ignored
@@ -192,7 +193,7 @@ def find_sources(audited: Audit) -> dict[str, str]:
 
     An image for CPUs only has no CUDA release and no driver, and the bytes prove that it has no device code.
     """
-    release, source = _find_release(audited, _parse_requirements(audited.image.environment)[0])
+    release, source = _find_release(audited, parse_requirements(audited.image.environment)[0].values())
     has_code = any(True for _ in audited.gpu_code)
     has_runtime = any(library.name == RUNTIME for library in audited.libraries)
     facts = {"cpu_flags": find_cpu_source(audited, UNKNOWN), "cubins": BYTES}
@@ -206,21 +207,6 @@ def find_cpu_source(audited: Audit, undecided: str) -> str:
     if audited.is_decided:
         return BYTES
     return PROBABLE if audited.probable_flags else undecided
-
-
-def _parse_requirements(environment: Mapping[str, str]) -> tuple[list[Expression], tuple[str, ...]]:
-    """Return the requirements in an image's variables, and an error for each that cannot be parsed."""
-    expressions: list[Expression] = []
-    ignored: list[str] = []
-    if environment.get(DISABLED, "").lower() == "true":
-        return expressions, ()
-    for name, value in sorted(environment.items()):
-        if name.startswith(REQUIRE) and not name.startswith(JETPACK):
-            try:
-                expressions.append(requirements.parse_requirement(value))
-            except UsageError as error:
-                ignored.append(f"{name}: {error}")
-    return expressions, tuple(ignored)
 
 
 def _drop_cuda_bounds(expression: Expression) -> Expression:

@@ -8,9 +8,10 @@ from imagematrix.audit.binaries.library_versions import LINKED as NCCL
 from imagematrix.audit.contradictions import get_machine, get_oldest_admitted_driver, group_by_path
 from imagematrix.audit.images.libraries import RUNTIME
 from imagematrix.audit.report import requires_level
+from imagematrix.audit.runtime_requirements import REQUIRE, parse_requirements
 from imagematrix.common.text import shorten_words
-from imagematrix.hardware.vendors import marches, runtime, versions
-from imagematrix.images.catalog.catalog import CLAIM
+from imagematrix.hardware.vendors import cuda, marches, runtime, versions
+from imagematrix.images.catalog.catalog import BYTES, CLAIM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from imagematrix.audit.report import Audit, ExaminedFile
+    from imagematrix.hardware.vendors.requirements import Expression
     from imagematrix.images.catalog.catalog import UserModeDriver, Variant
 
 NO_GPUS = "none"  # value of the runtime's variable for the driver alone
-REQUIRE = "NVIDIA_REQUIRE_"
 SHOWN = 3  # files or functions that a sentence names
 
 
@@ -150,6 +151,53 @@ def warn_of_nvml(driver: UserModeDriver | None, versions: Iterable[tuple[str, st
             f"{library} ends with an error where it finds no libnvidia-ml of the node's driver, and "
             "cuda-compat has none: use an exact variant, or let NVIDIA's runtime add the node's driver"
         )
+
+
+def warn_of_requirements(audited: Audit, variant: Variant) -> Iterator[str]:
+    """Yield a warning for each NVIDIA_REQUIRE_* that asks for a newer driver than the code.
+
+    NVIDIA's runtime compares it where it adds the node's driver. An image with a driver of its own is started
+    without that, so its requirements do not count.
+    """
+    oldest = None if variant.driver and variant.driver.version else _find_oldest_driver_of_code(variant)
+    if oldest is None:
+        return
+    for name, expression in parse_requirements(audited.image.environment)[0].items():
+        asked = _find_oldest_driver_asked(expression)
+        if asked and versions.make_sort_key(asked) > versions.make_sort_key(oldest):
+            yield (
+                f"{name} asks for driver {asked} or newer, and the code runs from driver {oldest} on: where "
+                f"NVIDIA's runtime adds the node's driver, it refuses the drivers between; state "
+                f'`ENV {name}="driver>={oldest}"` in the Dockerfile'
+            )
+
+
+def _find_oldest_driver_of_code(variant: Variant) -> str | None:
+    """Return the oldest driver with which some of the code runs, None if bytes and labels do not tell."""
+    admitted = get_oldest_admitted_driver(variant)
+    if admitted is None or dict(variant.facts).get("cuda", BYTES) != BYTES:
+        return None
+    needed = [admitted, *([cuda.COMPRESSED_FATBIN_DRIVER] if variant.compressed_fatbin else [])]
+    for code in variant.code:
+        if code.ptx and not code.cubins:  # the driver compiles it, which minor versions do not cover
+            needed += cuda.list_drivers_that_compile(ptx.isa for ptx in code.ptx)[:1]
+    return max(needed, key=versions.make_sort_key)
+
+
+def _find_oldest_driver_asked(expression: Expression) -> str | None:
+    """Return the oldest driver of the alternatives for any GPU; None if they ask for none."""
+    firsts = cuda.list_first_drivers()
+    asked = []
+    for alternative in expression:
+        if any(condition.name in ("arch", "brand") for condition in alternative):
+            continue
+        bounds = ["0.0"]
+        for condition in alternative:
+            if condition.compare in (">=", ">", "="):
+                release = condition.name == "cuda"
+                bounds.append(firsts.get(condition.value, "0.0") if release else condition.value)
+        asked.append(max(bounds, key=versions.make_sort_key))
+    return min(asked, key=versions.make_sort_key, default=None)
 
 
 def warn_of_unlabelled(audited: Audit, cpu_flags: frozenset[str] | None = None) -> Iterator[str]:

@@ -28,7 +28,7 @@ GROUPS = {
     "Every day": ("init", "build", "publish", "select", "run"),
     "Build": ("validate", "plan", "render", "lock", "outdated", "bump", "report", "trim", "export", "schema"),
     "Publish and keep": ("warm", "copy", "verify", "adopt", "ls", "prune", "retire"),
-    "Choose and run": ("explain", "pull"),
+    "Choose and run": ("explain", "needs", "pull"),
     "Nodes and fleets": ("probe", "gpus", "doctor", "coverage"),
     "Clusters": ("kubernetes", "slurm", "swarm", "resolver", "oci-task"),
     "Help": ("help",),

@@ -49,7 +49,6 @@ def command(
     Nothing is started. Images built by other tools are supported too.
     """
     from imagematrix.audit import warnings as audit_warnings
-    from imagematrix.audit.catalog import make_unlabelled_entry
     from imagematrix.audit.contradictions import find_contradictions, read_claims
     from imagematrix.audit.document import estimate_fat_size, make_document
     from imagematrix.audit.sbom.components import list_components, warn_of_unread
@@ -68,9 +67,10 @@ def command(
                 *audit_warnings.warn_of_march(audit, variant),
                 *audit_warnings.warn_of_runtime(audit, variant),
             ]
-        is_foreign = audit.objects and not any(True for _ in audit.gpu_code)  # for other vendors' GPUs only
-        needs = variant or (None if is_foreign else make_unlabelled_entry(audit)[0])
+        needs = variant or _find_unlabelled_needs(audit)
         warnings += audit_warnings.warn_of_nvml(needs.driver if needs else None, audit.versions)
+        if needs:
+            warnings += audit_warnings.warn_of_requirements(audit, needs)
         warnings += [*warn_of_unread(audit.contents), *problems]
         judged.append(
             _JudgedAudit(
@@ -106,6 +106,14 @@ def command(
     wrong = sum(1 for image in judged if image.contradictions)
     if wrong:
         raise AuditError(f"the bytes of {format_count(wrong, 'image')} contradict the labels")
+
+
+def _find_unlabelled_needs(audit: Audit) -> Variant | None:
+    """Return what `adopt` would write about an image; None if it is for other vendors' GPUs only."""
+    from imagematrix.audit.catalog import make_unlabelled_entry
+
+    is_foreign = audit.objects and not any(True for _ in audit.gpu_code)
+    return None if is_foreign else make_unlabelled_entry(audit)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from imagematrix.audit import proven_facts
 from imagematrix.audit import warnings as audit_warnings
 from imagematrix.audit.contradictions import audit_layers, find_contradictions, suggest_remedy
 from imagematrix.audit.images import device_code_entries
+from imagematrix.audit.runtime_requirements import list_runtime_requires
 from imagematrix.build.dockerfile.dockerfile import find_last_base
 from imagematrix.build.dockerfile.steps import Recipe
 from imagematrix.build.executor import labels
@@ -436,7 +437,10 @@ class CellBuilder:
         warnings += audit_warnings.warn_of_nvml(entry.driver, audited.versions)
         entry = proven_facts.with_flags(audited, entry)
         proven = record.replace(
-            entry, facts=proven_facts.find_proven_facts(audited, entry), libraries=audited.versions
+            entry,
+            facts=proven_facts.find_proven_facts(audited, entry),
+            libraries=audited.versions,
+            runtime_requires=list_runtime_requires(image.layout_image.environment),
         )
         return proven, tuple(warnings)
 

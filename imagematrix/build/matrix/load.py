@@ -461,7 +461,9 @@ class _MatrixReader(NodeReader):
                 properties[axis][value] = texts
         return properties
 
-    def _check_known_property(self, name: str, axis: str, value: str, mark: Mark, node: document.Node) -> None:
+    def _check_known_property(
+        self, name: str, axis: str, value: str, mark: Mark, node: document.Node
+    ) -> None:
         """Check whether a property of MISPLACED is in its place, and what it says."""
         is_in_place = {
             axis_values.DRIVER_FROM: axis == "driver" and value not in axis_values.DRIVER_MODES,

@@ -16,7 +16,7 @@ from imagematrix.hardware.vendors import _data, versions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 COMPRESSED_FATBIN_DRIVER = "550.54.14"  # the oldest driver that reads the output of nvcc --compress-mode
 
@@ -77,7 +77,7 @@ def get_newest_cuda(driver: str) -> str | None:
     if versions.is_tegra(driver):
         return None
     key = versions.make_sort_key(driver)
-    drivers = _list_first_drivers()
+    drivers = list_first_drivers()
     supported = [name for name, first in drivers.items() if versions.make_sort_key(first) <= key]
     return supported[-1] if supported else None
 
@@ -116,7 +116,7 @@ def list_drivers() -> tuple[str, ...]:
 def find_verdict_bounds(holds: Callable[[str | None], bool]) -> tuple[str, ...]:
     """Return the drivers at which a condition on what `get_newest_cuda` returns changes its verdict."""
     verdict, bounds = holds(None), []
-    for name, first in _list_first_drivers().items():
+    for name, first in list_first_drivers().items():
         if holds(name) is not verdict:
             verdict = not verdict
             bounds.append(first)
@@ -139,8 +139,19 @@ def get_newest_ptx_isa(driver: str) -> str | None:
     return None if supported is None else load_releases()[supported].ptx_isa
 
 
+def list_drivers_that_compile(isas: Iterable[str]) -> list[str]:
+    """Return the first drivers of the releases that compile PTX of one of these ISAs, oldest first."""
+    least = min(map(versions.make_sort_key, isas))
+    releases = load_releases()
+    return [
+        first
+        for name, first in list_first_drivers().items()
+        if versions.make_sort_key(releases[name].ptx_isa or "0") >= least
+    ]
+
+
 @cache
-def _list_first_drivers() -> Mapping[str, str]:
+def list_first_drivers() -> Mapping[str, str]:
     """Return the first driver that supports each release, by the release's name, oldest first."""
     listed = {
         # From 13.0 on, NVIDIA lists a driver for the major version alone.

@@ -15,6 +15,7 @@ from imagematrix.hardware.vendors import _data, cuda, device_code, versions
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
 # nvmlBrandType_t of nvml.h
 BRANDS: Mapping[int, str] = MappingProxyType(
@@ -70,15 +71,53 @@ def get_product(pci_device_id: str) -> Product | None:
     device_id = pci_device_id.lower().removeprefix("0x")
     table = _data.load("gpus.json")
     for row in table["chips"].values():
-        name = row["devices"].get(device_id)
-        if name is not None:
-            return Product(
-                pci_device_id=device_id,
-                name=name,
-                compute=row["compute"],
-                last_branch=table["last_branches"].get(device_id, row["last_branch"]),
-            )
+        if device_id in row["devices"]:
+            return _make_product(device_id, row)
     return None
+
+
+@cache
+def list_products() -> tuple[Product, ...]:
+    """Return all products whose compute capability is known, in the order of the table."""
+    return tuple(
+        _make_product(device_id, row)
+        for row in _data.load("gpus.json")["chips"].values()
+        for device_id in row["devices"]
+        if row["compute"]
+    )
+
+
+def get_date() -> str:
+    """Return the day as of which the table has the products: "2026-08-22"."""
+    date: str = _data.load("gpus.json")["as_of"]
+    return date
+
+
+@lru_cache(maxsize=256)
+def find_products(name: str) -> tuple[Product, ...]:
+    """Return the products that a driver may mean by a name such as "NVIDIA H100 80GB HBM3"; empty if unknown.
+
+    Names in the table end in other words than those of drivers. So words at the end, such as "80GB HBM3", are
+    left out until some product has the others next to each other.
+    """
+    words = _split_words(name.removeprefix("NVIDIA "))
+    for count in range(len(words), 0, -1):
+        joined = "".join(words[:count])
+        products = [
+            product for product in list_products() if joined in _join_neighbours(_split_words(product.name))
+        ]
+        if products:
+            return tuple(products)
+    return ()
+
+
+def _make_product(device_id: str, row: Mapping[str, Any]) -> Product:
+    return Product(
+        pci_device_id=device_id,
+        name=row["devices"][device_id],
+        compute=row["compute"],
+        last_branch=_data.load("gpus.json")["last_branches"].get(device_id, row["last_branch"]),
+    )
 
 
 def find_capabilities(name: str) -> tuple[str, ...]:
@@ -88,10 +127,9 @@ def find_capabilities(name: str) -> tuple[str, ...]:
     """
     joined = "".join(_split_words(name))
     capabilities = {
-        row["compute"]
-        for row in _data.load("gpus.json")["chips"].values()
-        for product_name in row["devices"].values()
-        if row["compute"] and joined and joined in _join_neighbours(_split_words(product_name))
+        product.compute
+        for product in list_products()
+        if product.compute and joined and joined in _join_neighbours(_split_words(product.name))
     }
     return tuple(sorted(capabilities, key=versions.make_sort_key))
 

@@ -186,7 +186,9 @@ class Variant(Record, many=True):
     `signed_returns` marks aarch64 code that signs return addresses with instructions that not every CPU has.
     `facts` are the sources of "cubins" (and `ptx`), "driver", "cuda" and "cpu_flags", sorted; see `source`.
     `requires` are expressions as in NVIDIA_REQUIRE_CUDA, all of which have to hold;
-    hardware.vendors.requirements parses them. `libraries` are the frameworks and the libraries through which
+    hardware.vendors.requirements parses them. `runtime_requires` are those in the image's own variables
+    NVIDIA_REQUIRE_*, as written: NVIDIA's runtime compares them where it adds the node's driver, even if the
+    code needs less. `libraries` are the frameworks and the libraries through which
     the ranks of a job talk, sorted, each with its version, None if unknown; it is None if no audit has looked
     for any. `gpu_memory_mib` is the memory that each GPU needs in total, None if nothing is stated.
     """
@@ -212,6 +214,7 @@ class Variant(Record, many=True):
     libraries: tuple[tuple[str, str | None], ...] | None = None
     partial_flags: frozenset[str] = frozenset()
     gpu_memory_mib: int | None = None
+    runtime_requires: tuple[str, ...] = ()
 
     @property
     def gpu(self) -> bool:
@@ -252,6 +255,7 @@ class Variant(Record, many=True):
             **({"axes": dict(self.axes)} if self.axes else {}),
             **({"facts": dict(self.facts)} if self.facts else {}),
             **({"requires": list(self.requires)} if self.requires else {}),
+            **({"runtime_requires": list(self.runtime_requires)} if self.runtime_requires else {}),
             **({"libraries": dict(self.libraries)} if self.libraries is not None else {}),
             **({"memory": {"gpu_mib": self.gpu_memory_mib}} if self.gpu_memory_mib is not None else {}),
         }
@@ -402,7 +406,8 @@ def _read_variant(fields: Fields, cache: dict[str, Any]) -> Variant:
         axes=fields.read_cached("axes", read_own_axes, cache),
         signed_returns=fields.get_boolean("signed_returns"),
         facts=fields.read_cached("facts", _read_facts, cache),
-        requires=_read_requires(fields, "requires") if fields.has("requires") else (),
+        requires=_read_requires(fields, "requires"),
+        runtime_requires=_read_requires(fields, "runtime_requires"),
         libraries=fields.read_cached("libraries", _read_libraries, cache),
         partial_flags=fields.get_words("partial_cpu_flags")
         if fields.has("partial_cpu_flags")
@@ -558,6 +563,8 @@ def _read_libraries(fields: Fields, key: str) -> tuple[tuple[str, str | None], .
 
 
 def _read_requires(fields: Fields, key: str) -> tuple[str, ...]:
+    if not fields.has(key):
+        return ()
     from imagematrix.hardware.vendors import requirements
 
     expressions = fields.get_texts(key)

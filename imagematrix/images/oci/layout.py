@@ -129,6 +129,12 @@ class LayoutImage:
         return document
 
     @property
+    def environment(self) -> dict[str, str]:
+        """The variables that its containers inherit."""
+        words = self.configuration.get("config", {}).get("Env") or ()
+        return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+    @property
     def parts(self) -> tuple[SizedLayer, ...]:
         """Its layers, the lowest first, with their sizes in a registry."""
         sizes = ((layer.digest, layer.size) for layer in self._layers)

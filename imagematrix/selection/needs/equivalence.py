@@ -193,7 +193,7 @@ def _split_versions(texts: tuple[str, ...]) -> tuple[Interval, ...]:
     starts = sorted({OLDEST} | {bound for bound in bounds if bound > OLDEST})
     intervals: list[Interval] = []
     for start, end in zip_longest(starts, starts[1:]):
-        last = (GREATEST,) * PARTS if end is None else _find_version_before(end)
+        last = (GREATEST,) * PARTS if end is None else find_version_before(end)
         intervals.append((start, end, (_make_distinct_text(start, texts), _make_distinct_text(last, texts))))
     return tuple(intervals)
 
@@ -232,7 +232,7 @@ def _find_least_valid_version(version: Version) -> Version | None:
     return version
 
 
-def _find_version_before(end: Version) -> Version:
+def find_version_before(end: Version) -> Version:
     """Return the last version below one."""
     if end[-1]:
         return (*end[:-1], end[-1] - 1, *[GREATEST] * (PARTS - len(end)))

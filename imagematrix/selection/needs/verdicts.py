@@ -160,7 +160,8 @@ class Judge:
         return _Sample(Host, "", known)
 
 
-@lru_cache(maxsize=256)
+# A statement judges each rule for each kind of GPUs in the table of products.
+@lru_cache(maxsize=1024)
 def get_judge(applied: AppliedRule, scope: Scope) -> Judge:
     """Return the judge of a rule, which all variants with equal needs share."""
     return Judge(applied, scope)

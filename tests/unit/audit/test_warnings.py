@@ -8,10 +8,16 @@ from compiling import choosing, compiled
 
 from imagematrix.audit.contradictions import describe_contradictions
 from imagematrix.audit.proven_facts import find_proven_facts, with_flags
-from imagematrix.audit.warnings import warn_of_march, warn_of_nvml, warn_of_runtime, warn_of_unlabelled
+from imagematrix.audit.warnings import (
+    warn_of_march,
+    warn_of_nvml,
+    warn_of_requirements,
+    warn_of_runtime,
+    warn_of_unlabelled,
+)
 from imagematrix.common.record import replace
 from imagematrix.hardware.vendors import marches
-from imagematrix.images.catalog.catalog import UserModeDriver, Variant
+from imagematrix.images.catalog.catalog import Ptx, UserModeDriver, Variant
 
 STARTER = Path(__file__).parents[3] / "templates/cpu/hello.c"
 SUM = "for (int i = 0; i < 64; i++) a[i] = a[i] * 3.5 + i; return a[3];"
@@ -247,3 +253,45 @@ def test_nccl_needs_nvml_which_cuda_compat_lacks(mode, versions, expected):
     driver = UserModeDriver(mode=mode, version="575.57.08") if mode else None
     found = [text.partition(" where ")[0] for text in warn_of_nvml(driver, versions.items())]
     assert found == expected
+
+
+HOST = UserModeDriver(mode="host")
+OLD_BRANCH = "brand=tesla,driver>=535,driver<536"
+
+
+@pytest.mark.parametrize(
+    ("value", "facts", "asked", "oldest"),
+    [
+        (f"cuda>=12.8 {OLD_BRANCH}", {"cuda": "12.8", "cubins": ("90",)}, "570.26", "525.60.13"),
+        ("cuda>=13.0", {"cuda": "12.4", "compressed_fatbin": True}, "580.65.06", "550.54.14"),
+        ("cuda>=12.8", {"cuda": "12.4", "ptx": (Ptx(target="80", isa="8.4"),)}, "570.26", "550.54.14"),
+        ("driver>=550.1", {"cuda": "12.4", "cubins": ("90",)}, "550.1", "525.60.13"),
+    ],
+)
+def test_a_requirement_that_asks_for_more_than_the_code(audited, value, facts, asked, oldest):
+    report = audited(("etc/x", b""), env=[f"NVIDIA_REQUIRE_CUDA={value}"])
+    variant = Variant(reference="t:x", digest=None, platform="linux/amd64", driver=HOST, **facts)
+    (text,) = warn_of_requirements(report, variant)
+    assert text.startswith(f"NVIDIA_REQUIRE_CUDA asks for driver {asked} or newer")
+    assert f"runs from driver {oldest} on" in text
+    assert f'state `ENV NVIDIA_REQUIRE_CUDA="driver>={oldest}"`' in text
+
+
+@pytest.mark.parametrize(
+    ("environment", "facts"),
+    [
+        ({"NVIDIA_REQUIRE_CUDA": "cuda>=12.0"}, {"cuda": "12.4", "driver": HOST}),
+        ({"NVIDIA_REQUIRE_CUDA": OLD_BRANCH}, {"cuda": "12.4", "driver": HOST}),
+        ({"NVIDIA_REQUIRE_CUDA": "cuda>=13.0"}, {"cuda": "12.4", "driver": EXACT}),
+        ({"NVIDIA_REQUIRE_CUDA": "cuda>=13.0", "NVIDIA_DISABLE_REQUIRE": "true"}, {"cuda": "12.4"}),
+        ({"NVIDIA_REQUIRE_JETPACK": "cuda>=13.0"}, {"cuda": "12.4"}),
+        ({"NVIDIA_REQUIRE_CUDA": "nonsense"}, {"cuda": "12.4"}),
+        ({"NVIDIA_REQUIRE_CUDA": "cuda>=13.0"}, {}),
+        ({"NVIDIA_REQUIRE_CUDA": "cuda>=13.0"}, {"cuda": "13.0", "facts": (("cuda", "claim"),)}),
+        ({}, {"cuda": "12.4"}),
+    ],
+)
+def test_a_requirement_that_asks_for_no_more_than_the_code(audited, environment, facts):
+    report = audited(("etc/x", b""), env=[f"{name}={value}" for name, value in environment.items()])
+    variant = Variant(reference="t:x", digest=None, platform="linux/amd64", cubins=("90",), **facts)
+    assert list(warn_of_requirements(report, variant)) == []

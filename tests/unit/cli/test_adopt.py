@@ -86,6 +86,7 @@ def test_facts_from_bytes_outrank_claims(adopt):
         "cpu_flags": [],
         "vendor": None,
         "size": len(image.blobs[image.layers[0]]),
+        "runtime_requires": [OFFICIAL],
         "libraries": {},
         "facts": {"cpu_flags": "bytes", "cubins": "bytes", "cuda": "bytes", "driver": "bytes"},
     }
@@ -579,6 +580,7 @@ def test_conditions_not_settled_by_bytes_are_kept(adopt):
     env += ["NVIDIA_REQUIRE_JETPACK=csv-mounts=all"]
     (variant,) = adopt(Parts(tar(CUBIN), env=env))
     assert variant["requires"] == ["arch>=8.0", "driver<560"]
+    assert variant["runtime_requires"] == ["arch>=8.0", "cuda>=12.4,driver<560"]
 
 
 def test_invalid_conditions_are_reported_and_ignored(cli, tmp_path):

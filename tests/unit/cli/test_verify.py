@@ -114,6 +114,13 @@ def test_engine_version_verifies_all_its_variants(cli, engine, shipped_catalog, 
     assert cli("verify", "training:v2").code == 4
 
 
+def test_a_requirement_beyond_the_code_is_told(cli, tmp_path):
+    """NVIDIA's runtime refuses nodes on which the code would run; this image's release is read from bytes."""
+    asking = Parts(CUBIN, env=["NVIDIA_REQUIRE_CUDA=cuda>=13.0"])
+    out = cli("verify", layout(tmp_path / "asking", asking)).out
+    assert "warning        NVIDIA_REQUIRE_CUDA asks for driver 580.65.06 or newer, and the code runs" in out
+
+
 def test_claims_that_decide_are_shown(cli, tmp_path):
     """`select` compares a host with them, so whoever asks what an image needs is told."""
     require = "NVIDIA_REQUIRE_CUDA=cuda>=12.4,driver>=550"

@@ -8,6 +8,7 @@ import kubernetes_validate
 import pytest
 import typer
 import yaml
+from jsonschema import Draft202012Validator, ValidationError
 from scheduling import admitted
 
 from imagematrix.cli.app import make_app
@@ -35,6 +36,7 @@ from imagematrix.integrations.kubernetes.workloads.placement import (
 from imagematrix.selection.selection import NothingFits
 from imagematrix.selection.selector import explain
 
+FLAVORS = Path(__file__).parent / "kueue_flavors.json"  # with its source
 RELEASES = ("1.34", "1.37")
 DIGEST = f"sha256:{'1' * 64}"
 BUILT_IN = ("job", "deployment", "daemonset")
@@ -292,6 +294,17 @@ def test_a_flavor_selects_the_nodes_of_its_class(grouped, cluster, make):
     unlabelled = of(cluster, {"a": cluster.foreign(make.host(make.gpu(0)))}, make.catalog(make.variant()))
     with pytest.raises(UsageError, match=r"lack the label imagematrix\.io/class"):
         list(make_flavors(unlabelled))
+
+
+def test_a_flavor_is_valid_by_the_schemas_of_kueue(grouped):
+    """Those of every version that it serves; Kueue says that v1beta1 is deprecated."""
+    served = json.loads(FLAVORS.read_text())["versions"]
+    for one in make_flavors(grouped):
+        assert one["apiVersion"].removeprefix("kueue.x-k8s.io/") in served
+        for schema in served.values():
+            Draft202012Validator(schema).validate(one)
+    with pytest.raises(ValidationError):
+        Draft202012Validator(served["v1beta2"]).validate({"spec": {"nodeLabels": ["a"]}})
 
 
 def test_an_artifact_matches_the_nodes_that_the_variant_fits(hosts, cluster, shipped_catalog):
