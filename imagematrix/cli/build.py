@@ -23,6 +23,7 @@ from imagematrix.cli.shared.options import (
     AllowContext,
     AtMost,
     BuildArgs,
+    Builders,
     DurationsFiles,
     File,
     ForHosts,
@@ -83,12 +84,7 @@ def command(
     frozen: Annotated[
         bool, typer.Option("--frozen", help="Fail if imagematrix.lock lacks a base image.")
     ] = False,
-    builder: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[=JOBS]", help="Build on this builder of buildx, JOBS at a time; repeatable."
-        ),
-    ] = None,
+    builder: Builders = None,
     attest: Annotated[
         list[str] | None,
         typer.Option(
@@ -227,12 +223,13 @@ def _build_plan(
     """Build a plan of the matrix in `file`."""
     from imagematrix.build.executor.build import build
     from imagematrix.build.executor.cell_builder import BuildBackend
+    from imagematrix.build.plan.builder_choice import fail_missing, with_executions
 
     builder = session.builder  # an engine that cannot build is an error first
     if session.builds_in_classic_store:
         print_info(CLASSIC)
     build(
-        plan,
+        fail_missing(with_executions(plan, session.list_platforms(plan))),
         BuildBackend(builder, session.store, session.layers, session.tester),
         jobs=session.jobs,
         logs=file.parent / ".imagematrix" / "logs",

@@ -1,0 +1,73 @@
+"""The builders of a plan's cells: each is built on the one that suits it best, and some cannot be built."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from imagematrix.build.dockerfile.dockerfile import list_run_platforms
+from imagematrix.build.dockerfile.platforms import BUILDER, TARGET
+from imagematrix.build.plan.execution import (
+    BuilderPlatforms,
+    Execution,
+    ExecutionKind,
+    describe_missing,
+    suggest_emulator,
+)
+from imagematrix.build.plan.flags import STAGE
+from imagematrix.build.plan.plan import Plan, Planned, PlanStatus
+from imagematrix.errors import BuildError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def with_executions(plan: Plan, builders: Sequence[BuilderPlatforms]) -> Plan:
+    """Return `plan` with how the builds of its cells would run, each on the builder that suits it best."""
+    if not builders:
+        return plan
+    items = tuple(
+        replace(item, execution=find_execution(item, builders))
+        if isinstance(item, Planned) and item.status is PlanStatus.BUILD
+        else item
+        for item in plan.items
+    )
+    return replace(plan, items=items)
+
+
+def find_execution(item: Planned, builders: Sequence[BuilderPlatforms]) -> Execution:
+    """Return how the build of a cell would run on one of `builders`, of which there is at least one."""
+    target = item.cell.platform
+    run = frozenset([TARGET])  # of a Dockerfile without other platforms, which may run programs
+    if "--platform" in item.dockerfile or all(builder.native != target for builder in builders):
+        run = list_run_platforms(item.dockerfile, [STAGE] if "march" in item.cell.axes else ())
+    executions = [_execute(target, run, builder) for builder in builders]
+    order = list(ExecutionKind)
+    return min(executions, key=lambda one: (bool(one.missing), order.index(one.kind)))
+
+
+def _execute(target: str, run: frozenset[str], builder: BuilderPlatforms) -> Execution:
+    names = {TARGET: target, BUILDER: builder.native}
+    foreign = {names.get(platform, platform) for platform in run} - {builder.native}
+    if foreign:
+        kind = ExecutionKind.EMULATED
+    else:
+        kind = ExecutionKind.NATIVE if target == builder.native else ExecutionKind.CROSS
+    missing = tuple(sorted(foreign - builder.emulated))
+    return Execution(kind=kind, builder=builder.name, native=builder.native, missing=missing)
+
+
+def fail_missing(plan: Plan) -> Plan:
+    """Return `plan` with the cells failed whose builds cannot run, so that none of them starts."""
+    items = tuple(
+        _fail(item, item.execution)
+        if isinstance(item, Planned) and item.execution and item.execution.missing
+        else item
+        for item in plan.items
+    )
+    return replace(plan, items=items)
+
+
+def _fail(item: Planned, execution: Execution) -> Planned:
+    error = BuildError(describe_missing(execution), remedy=suggest_emulator(execution))
+    return replace(item, status=PlanStatus.FAILED, why=str(error), error=error)
