@@ -161,6 +161,7 @@ def command(
     from imagematrix.build.executor.caches import ExternalCaches
     from imagematrix.build.executor.result import combine_failures, make_build_document
     from imagematrix.build.plan.build_inputs import parse_build_inputs
+    from imagematrix.build.plan.builder_choice import fail_missing, with_executions
     from imagematrix.build.plan.plan import Plan
     from imagematrix.cli.shared.progress import KINDS
     from imagematrix.cli.shared.rebuild_loop import RebuildLoop
@@ -191,7 +192,7 @@ def command(
         try:
             session = stack.enter_context(open_build_session(options))
             tester = session.tester
-            make_plan = partial(
+            plan_matrix = partial(
                 lock_and_plan,
                 file,
                 session.plan_context,
@@ -202,8 +203,13 @@ def command(
                 contexts=allow_context or (),
                 needs=needs,
             )
+
+            def make_plan() -> Plan:
+                plan = narrow(plan_matrix())
+                return fail_missing(with_executions(plan, session.list_platforms(plan)))
+
             build_plan = partial(_build_plan, session, file, fail_fast=fail_fast, verify=verify)
-            rounds.run(lambda: narrow(make_plan()), build_plan, verify=verify, is_due=tester.is_due)
+            rounds.run(make_plan, build_plan, verify=verify, is_due=tester.is_due)
         except BaseException as ended:  # noqa: BLE001 - the outcome is reported in any case
             cause = ended
         with _defer_interrupts():
@@ -223,13 +229,12 @@ def _build_plan(
     """Build a plan of the matrix in `file`."""
     from imagematrix.build.executor.build import build
     from imagematrix.build.executor.cell_builder import BuildBackend
-    from imagematrix.build.plan.builder_choice import fail_missing, with_executions
 
     builder = session.builder  # an engine that cannot build is an error first
     if session.builds_in_classic_store:
         print_info(CLASSIC)
     build(
-        fail_missing(with_executions(plan, session.list_platforms(plan))),
+        plan,
         BuildBackend(builder, session.store, session.layers, session.tester),
         jobs=session.jobs,
         logs=file.parent / ".imagematrix" / "logs",

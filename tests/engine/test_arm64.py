@@ -35,12 +35,11 @@ def arm_engine(engine):
         engine.docker("rmi", "--force", *arm)
 
 
-@pytest.fixture(scope="module")
-def quickstart(arm_engine):
-    """What `make quickstart PLATFORM=linux/arm64` prints."""
+def run_quickstart(engine):
+    """Return what `make quickstart PLATFORM=linux/arm64` prints."""
     done = subprocess.run(
         [ROOT / "ci/quickstart"],
-        env=arm_engine.environment | {"PLATFORM": "linux/arm64"},
+        env=engine.environment | {"PLATFORM": "linux/arm64"},
         capture_output=True,
         text=True,
         check=False,
@@ -49,8 +48,36 @@ def quickstart(arm_engine):
     return done.stdout
 
 
+@pytest.fixture(scope="module")
+def quickstart(arm_engine):
+    """What the quickstart for arm64 prints without an emulator."""
+    return run_quickstart(arm_engine)
+
+
 def inspect(engine, name):
     return json.loads(engine.docker("image", "inspect", name).stdout)[0]
+
+
+def emulate(engine, image, folder, cpu):
+    """Run the program of an image for a few steps on a processor of QEMU, and return its report.
+
+    No emulator is registered with the kernel, which all containers of the machine would use.
+    """
+    container = engine.docker("create", "--platform", "linux/arm64", image).stdout.strip()
+    with subprocess.Popen(
+        ["docker", "export", container], env=engine.environment, stdout=subprocess.PIPE
+    ) as exported:
+        subprocess.run(["tar", "-C", folder, "-xf", "-"], stdin=exported.stdout, check=True)
+    program = [folder / "usr/local/bin/train", "--steps", "20"]
+    cubin = folder / "usr/local/share/training/kernel.cubin"
+    options = ["--cubin", cubin] if cubin.exists() else []
+    done = subprocess.run(
+        ["qemu-aarch64", "-cpu", cpu, "-L", folder, *program, *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return json.loads(done.stdout)
 
 
 def test_quickstart_builds_and_audits_without_an_emulator(quickstart, arm_engine):
@@ -68,6 +95,14 @@ def test_image_is_for_arm64_and_built_on_the_index(quickstart, arm_engine):  # n
     inputs = labels.read_components(image["Config"]["Labels"])
     assert inputs["platform"] == "linux/arm64"
     assert inputs[f"base {INDEX}"] == inspect(arm_engine, INDEX)["Id"]
+
+
+def test_image_runs_on_the_oldest_processor(quickstart, arm_engine, tmp_path):  # noqa: ARG001 - it builds it
+    chosen = arm_engine.imagematrix("select", "training:v1", "--host", HOST, "--gpus", "none").stdout.strip()
+    report = emulate(arm_engine, chosen, tmp_path, "cortex-a53")
+    assert report["march"] == "armv8-a"
+    assert report["error"] is None
+    assert report["final_loss"] < report["initial_loss"]
 
 
 def test_nodes_of_this_machine_do_not_get_it(quickstart, arm_engine):  # noqa: ARG001 - it builds the image
@@ -96,6 +131,9 @@ def test_image_for_a_gpu_has_the_driver_for_its_architecture(arm_engine, tmp_pat
     assert audit["cubins"] == ["90"]
     loaded = {one["path"]: one["loaded"] for one in audit["drivers"]}
     assert loaded["/usr/lib/aarch64-linux-gnu/libcuda.so.550.163.01"] is True
+    report = emulate(arm_engine, chosen, tmp_path, "max")
+    assert report["libcuda"] == "550.163.01", "the dynamic linker finds it without a cache"
+    assert report["driver_cuda"] == 12040
 
 
 @pytest.fixture
@@ -132,6 +170,29 @@ def test_stage_that_needs_an_emulator_fails_before_it_starts(arm_engine, matrix)
     assert done.returncode == 6
     assert "the builder default has no emulator" in done.stderr
     assert "exec format error" not in done.stderr
+
+
+@pytest.fixture
+def emulator():
+    """An emulator for arm64, which the kernel has for as long as the test runs."""
+    subprocess.run([ROOT / "ci/emulator", "register"], check=True)
+    yield
+    subprocess.run([ROOT / "ci/emulator", "undo"], check=True)
+
+
+@pytest.mark.long
+def test_with_an_emulator_programs_for_arm64_run(arm_engine, matrix, emulator):  # noqa: ARG001 - it is for the kernel
+    entry = Path("/proc/sys/fs/binfmt_misc/imagematrix-aarch64").read_text()
+    assert "\nflags: F\n" in entry, "set-uid programs get no credentials"
+    checked = arm_engine.imagematrix("doctor")
+    assert "builds for linux/arm64 can run its programs, by imagematrix-aarch64" in checked.stdout
+    path = matrix("FROM {{ base }} AS compiler\nRUN uname -m > /machine\n" + END)
+    planned = arm_engine.imagematrix("plan", "-f", path)
+    assert "emulated, on linux/amd64" in planned.stdout
+    assert "cannot be built" not in planned.stderr
+    again = run_quickstart(arm_engine)
+    assert "\n$ docker run --rm --platform linux/arm64 training:v1-linux-arm64-cpu-armv8-a-" in again
+    assert '{"march": "armv8-a"' in again
 
 
 def test_base_of_one_platform_is_an_error_in_a_cross_build(arm_engine, matrix):

@@ -1,4 +1,4 @@
-"""The builders of a plan's cells: each is built on the one that suits it best, and some cannot be built."""
+"""How the builds of a plan's cells would run on their builders, and which of them cannot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def with_executions(plan: Plan, builders: Sequence[BuilderPlatforms]) -> Plan:
-    """Return `plan` with how the builds of its cells would run, each on the builder that suits it best."""
+    """Return `plan` with how the builds of its cells would run on `builders`, if there are any."""
     if not builders:
         return plan
     items = tuple(
@@ -36,14 +36,24 @@ def with_executions(plan: Plan, builders: Sequence[BuilderPlatforms]) -> Plan:
 
 
 def find_execution(item: Planned, builders: Sequence[BuilderPlatforms]) -> Execution:
-    """Return how the build of a cell would run on one of `builders`, of which there is at least one."""
+    """Return how the build of a cell would run on `builders`, of which there is at least one.
+
+    buildx uses the machine of a builder that suits a cell best. But any of several builders may get the cell,
+    so that the one that suits it least counts.
+    """
     target = item.cell.platform
     run = frozenset([TARGET])  # of a Dockerfile without other platforms, which may run programs
-    if "--platform" in item.dockerfile or all(builder.native != target for builder in builders):
+    if "--platform" in item.dockerfile or any(builder.native != target for builder in builders):
         run = list_run_platforms(item.dockerfile, [STAGE] if "march" in item.cell.axes else ())
-    executions = [_execute(target, run, builder) for builder in builders]
-    order = list(ExecutionKind)
-    return min(executions, key=lambda one: (bool(one.missing), order.index(one.kind)))
+    by_builder: dict[str, list[Execution]] = {}
+    for builder in builders:
+        by_builder.setdefault(builder.name, []).append(_execute(target, run, builder))
+    return max((min(executions, key=_rank) for executions in by_builder.values()), key=_rank)
+
+
+def _rank(execution: Execution) -> tuple[bool, int]:
+    """Return how little an execution suits a cell."""
+    return bool(execution.missing), list(ExecutionKind).index(execution.kind)
 
 
 def _execute(target: str, run: frozenset[str], builder: BuilderPlatforms) -> Execution:

@@ -1,5 +1,7 @@
 """How the build of a cell would run, on which builder, and what is missing."""
 
+from dataclasses import replace
+
 import pytest
 from matrices import add_axis
 
@@ -58,12 +60,17 @@ def test_stage_that_names_a_platform_runs_there(executions):
     assert result["linux/amd64"].missing == result["linux/arm64"].missing == ("linux/arm64",)
 
 
-@pytest.mark.parametrize(
-    ("builders", "chosen"),
-    [((X86, EMULATING, ARM), "arm"), ((X86, EMULATING), "big"), ((EMULATING, ARM), "arm")],
-)
-def test_builder_that_suits_best(executions, builders, chosen):
-    assert executions(RUNS, *builders)["linux/arm64"].builder == chosen
+def test_machine_of_a_builder_that_suits_best(executions):
+    machines = X86, replace(EMULATING, name="default"), replace(ARM, name="default")
+    assert executions(RUNS, *machines)["linux/arm64"].native == "linux/arm64"
+    emulated = executions(RUNS, *machines[:2])["linux/arm64"]
+    assert (emulated.kind, emulated.missing) == (ExecutionKind.EMULATED, ())
+
+
+def test_any_of_several_builders_may_get_a_cell(executions):
+    result = executions(RUNS, ARM, EMULATING, X86)["linux/arm64"]
+    assert (result.builder, result.missing) == ("default", ("linux/arm64",))
+    assert executions(RUNS, ARM, EMULATING)["linux/arm64"].builder == "big"
 
 
 def test_without_a_builder_nothing_is_said(executions):
