@@ -1,4 +1,5 @@
 # make quickstart   set everything up, build the shipped images, and run the image that fits this machine
+#                   PLATFORM=linux/arm64 cross-compiles an image for arm64 instead, without an emulator
 # make test         set everything up and run every test
 # make gpu-check    check imagematrix on this machine's NVIDIA GPU; fails without one
 # make gpu-bundle   write dist/gpu-bundle.tar.gz, which runs these checks on a machine with only Python

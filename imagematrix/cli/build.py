@@ -23,6 +23,7 @@ from imagematrix.cli.shared.options import (
     AllowContext,
     AtMost,
     BuildArgs,
+    Builders,
     DurationsFiles,
     File,
     ForHosts,
@@ -83,12 +84,7 @@ def command(
     frozen: Annotated[
         bool, typer.Option("--frozen", help="Fail if imagematrix.lock lacks a base image.")
     ] = False,
-    builder: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[=JOBS]", help="Build on this builder of buildx, JOBS at a time; repeatable."
-        ),
-    ] = None,
+    builder: Builders = None,
     attest: Annotated[
         list[str] | None,
         typer.Option(
@@ -165,6 +161,7 @@ def command(
     from imagematrix.build.executor.caches import ExternalCaches
     from imagematrix.build.executor.result import combine_failures, make_build_document
     from imagematrix.build.plan.build_inputs import parse_build_inputs
+    from imagematrix.build.plan.builder_choice import fail_missing, with_executions
     from imagematrix.build.plan.plan import Plan
     from imagematrix.cli.shared.progress import KINDS
     from imagematrix.cli.shared.rebuild_loop import RebuildLoop
@@ -195,7 +192,7 @@ def command(
         try:
             session = stack.enter_context(open_build_session(options))
             tester = session.tester
-            make_plan = partial(
+            plan_matrix = partial(
                 lock_and_plan,
                 file,
                 session.plan_context,
@@ -206,8 +203,13 @@ def command(
                 contexts=allow_context or (),
                 needs=needs,
             )
+
+            def make_plan() -> Plan:
+                plan = narrow(plan_matrix())
+                return fail_missing(with_executions(plan, session.list_platforms(plan)))
+
             build_plan = partial(_build_plan, session, file, fail_fast=fail_fast, verify=verify)
-            rounds.run(lambda: narrow(make_plan()), build_plan, verify=verify, is_due=tester.is_due)
+            rounds.run(make_plan, build_plan, verify=verify, is_due=tester.is_due)
         except BaseException as ended:  # noqa: BLE001 - the outcome is reported in any case
             cause = ended
         with _defer_interrupts():

@@ -15,7 +15,9 @@ from imagematrix.cli.shared.build_session import (
     find_build_method,
     make_shard_filter,
     plan_and_compare,
+    warn_of_equal_marches,
     warn_of_lost,
+    warn_of_missing_emulators,
     warn_of_nvml,
     warn_of_unseen,
 )
@@ -24,6 +26,7 @@ from imagematrix.cli.shared.options import (
     AllowContext,
     AtMost,
     BuildArgs,
+    Builders,
     DurationsFiles,
     File,
     ForHosts,
@@ -66,6 +69,7 @@ def command(
     push: Annotated[
         bool, typer.Option("--push", help="Compare with the registry, as `build --push` does.")
     ] = False,
+    builder: Builders = None,
     shard: ShardOf = None,
     durations: DurationsFiles = None,
     build_arg: BuildArgs = None,
@@ -103,6 +107,7 @@ def command(
             inputs=inputs,
             contexts=allow_context or (),
             needs=needs,
+            builders=builder or (),
         )
     )
     if matrix:
@@ -114,6 +119,8 @@ def command(
     warn_of_lost(plan)
     warn_of_unseen(plan)
     warn_of_nvml(plan)
+    warn_of_equal_marches(plan)
+    warn_of_missing_emulators(plan)
     unserved = needs.find_unserved_error() if needs else None
     if unserved:
         print_error(unserved)
@@ -186,5 +193,7 @@ def _print_plan(plan: Plan) -> None:
 
 
 def _describe_reason(item: Planned | Dropped) -> str:
-    rule = item.rule if isinstance(item, Dropped) else None
-    return ": ".join(filter(None, (rule, item.why)))
+    if isinstance(item, Dropped):
+        return ": ".join(filter(None, (item.rule, item.why)))
+    how = item.execution.describe_foreign() if item.execution else None
+    return "; ".join(filter(None, (item.why, how)))

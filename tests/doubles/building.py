@@ -73,6 +73,7 @@ class FakeBackend:
     def __init__(self, folder):
         self.folder = folder
         self.macros = dict(MACROS)
+        self.single = set()  # the bases that are images of one platform
         self.layers = None
         self.errors = {}
         self.missing = set()
@@ -106,6 +107,11 @@ class FakeBackend:
 
     def add_early_labels(self, order, promise):
         return order if self.has_manifests else replace(order, labels=promise())
+
+    platform = "linux/amd64"  # of its machine
+
+    def is_index(self, reference, digest):
+        return digest == self.resolve(reference) and reference not in self.single
 
     def resolve(self, reference):
         self.calls.append(("resolve", reference))
@@ -161,7 +167,7 @@ class FakeBackend:
         self.calls.append(("export", dockerfile, sources.context))
         if "export" in self.errors:
             raise self.errors["export"]
-        return self.macros
+        return {"cc": "#define __x86_64__ 1"} | {f"cc{option}": text for option, text in self.macros.items()}
 
     def export_base_layers(self, base, sources, together):  # noqa: ARG002
         self.calls.append(("base", base, sources))

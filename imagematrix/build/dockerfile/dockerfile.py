@@ -17,6 +17,12 @@ from imagematrix.build.dockerfile.instructions import (
     parse_instructions,
     read_instructions,
 )
+from imagematrix.build.dockerfile.platforms import (
+    TARGET,
+    find_builder_image_faults,
+    find_stage_platforms,
+    names_builder,
+)
 from imagematrix.common.suggestions import SLIP, suggest_nearest
 from imagematrix.errors import UsageError
 
@@ -84,6 +90,23 @@ def find_last_base(dockerfile: str) -> str | None:
             name = begins.get(base.lower(), base)
             begins[step.stage] = name
     return None if name == "scratch" else name
+
+
+def list_run_platforms(dockerfile: str, targets: Collection[str] = ()) -> frozenset[str]:
+    """Return the platforms whose programs a build runs, as `find_stage_platforms` names them.
+
+    Only the stages that it needs count: the last one, the stages `targets`, and those that they are built
+    from.
+    """
+    steps = read_instructions(dockerfile)
+    platforms = {step.start: platform for step, platform, _ in find_stage_platforms(steps)}
+    platform = TARGET
+    running: set[str] = set()
+    for step in _find_needed_steps(steps, targets):
+        platform = platforms.get(step.start, platform)
+        if step.command == "run":
+            running.add(platform)
+    return frozenset(running)
 
 
 def find_missing_sources(
@@ -233,6 +256,8 @@ def _find_external_images(dockerfile: str, steps: Sequence[Instruction]) -> tupl
                 images.append(name)
         if step.stage:
             internal.add(step.stage)
+    if names_builder(dockerfile):
+        faults += find_builder_image_faults(steps)
     return images, faults[:MOST]
 
 

@@ -76,7 +76,8 @@ class Instruction:
     """An instruction, the images that it names, and the stage that it begins ("" for an unnamed one).
 
     `start` is its offset, `copied` are the paths in the context that it reads, as they are written: perhaps
-    patterns, or with variables. `arguments` is the text after its name if it is ARG, else "".
+    patterns, or with variables. `arguments` is the text after its name if it is ARG, else "". `platform` is
+    what a FROM names as the stage's platform, else "".
     """
 
     start: int
@@ -85,6 +86,7 @@ class Instruction:
     stage: str | None = None
     copied: tuple[Name, ...] = ()
     arguments: str = ""
+    platform: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +272,9 @@ def _parse_instruction(text: str, raw: str, start: int) -> Instruction:
                 f"FROM {arguments}".strip(), "write FROM IMAGE, or FROM IMAGE AS NAME"
             )
         base = _parse_name(words[0], rf"(?<=\s)({re.escape(words[0])})(?=\s|\\|$)", raw, start)
-        return Instruction(start, command, (base,), words[2].lower() if len(words) > 1 else "")
+        stage = words[2].lower() if len(words) > 1 else ""
+        platforms = [flag.partition("=")[2] for flag in flags if flag.startswith("--platform=")]
+        return Instruction(start, command, (base,), stage, platform=platforms[-1] if platforms else "")
     if command == "add":
         _require_fixed(flags, arguments)
     names = tuple(_find_sources(command, flags, raw, start))

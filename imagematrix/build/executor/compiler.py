@@ -1,7 +1,9 @@
 """The CPU flags that a march needs, from the compiler in the image, while the first images are built.
 
 A template's stage named `compiler` contains the compiler of its code. It is run once to print the predefined
-macros (`cc -march=M -dM -E`) of all marches that it is used with; labels contain the result.
+macros (`cc -march=M -dM -E`) of all marches that it is used with; labels contain the result. The stage of a
+cross build may have a `cc` for the machine that builds, and the compiler of the code beside it: the first
+that makes code for the cell's architecture answers.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from imagematrix.build.dockerfile.dockerfile import truncate_after_stage
 from imagematrix.build.matrix.feasibility import ARCHES
 from imagematrix.build.plan.flags import STAGE, look_up_flags
 from imagematrix.errors import BuildError
-from imagematrix.hardware.vendors import marches
+from imagematrix.hardware.vendors import macros, marches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     Export = Callable[[str, BuildSources], Mapping[str, str]]
 
-ABSENT = "no-cc"  # the file that stands for a stage without a compiler
+COMPILERS = ("cc", "{arch}-linux-gnu-gcc")  # the second is the name of GCC's compilers for one architecture
 
 
 class Compilers:
@@ -83,11 +85,11 @@ class Compilers:
         if compiler is None:
             return look_up_flags(item.cell, march)
         option = item.cell.facts.get_option(march)
-        macros = compiler.query_macros(sources).get(option)
-        if macros is None:
+        text = compiler.query_macros(sources).get(option)
+        if text is None:
             raise _make_unknown_flags_error(item, option)
         stated = item.cell.facts.get_flags(march) or frozenset()
-        return marches.get_flags_from_macros(macros, ARCHES[item.cell.platform], march) | stated
+        return marches.get_flags_from_macros(text, ARCHES[item.cell.platform], march) | stated
 
 
 class _Compiler:
@@ -97,24 +99,24 @@ class _Compiler:
         self.user = user
         self.options: set[str] = set()
         self.item: Planned | None = None
+        self._arch = ARCHES[user.cell.platform]
+        self._names = tuple(name.format(arch=self._arch) for name in COMPILERS)
         self._stage = stage
         self._export = export
         self._lock = threading.Lock()
         self._answer: Mapping[str, str] | BuildError | None = None
 
     def query_macros(self, sources: BuildSources) -> Mapping[str, str]:
-        """Return the macros by option, without options that the compiler does not know."""
+        """Return the macros by option, without options that the compiler does not know.
+
+        Raises BuildError if no compiler of the stage makes code for the architecture of its cells.
+        """
         with self._lock:
             if self._answer is None:
                 try:
-                    self._answer = self._export(self.dockerfile, sources)
+                    self._answer = self._choose_answer(self._export(self.dockerfile, sources))
                 except BuildError as error:
                     self._answer = error  # the next cell would fail in the same way
-            if not isinstance(self._answer, BuildError) and ABSENT in self._answer:
-                self._answer = BuildError(
-                    f"the template's stage {STAGE!r} has no command cc",
-                    remedy="install a compiler in it, and link it: ln -s /usr/bin/gcc-14 /usr/local/bin/cc",
-                )
             if isinstance(self._answer, BuildError):
                 raise self._answer
             return self._answer
@@ -126,16 +128,33 @@ class _Compiler:
 
     @property
     def dockerfile(self) -> str:
-        """What is built to run it."""
-        words = " ".join(sorted(self.options))
+        """What is built to run it: for each compiler a file with its macros, and one for each option."""
+        options = " ".join(["''", *sorted(self.options)])
         script = (
-            f"command -v cc > /dev/null || touch /macros/{ABSENT}; for option in {words}; do "
-            'cc "$option" -dM -E -x c /dev/null > "/macros/$option" || rm "/macros/$option"; done'
+            f"for cc in {' '.join(self._names)}; do for option in {options}; do "
+            '"$cc" $option -dM -E -x c /dev/null > "/macros/$cc$option" || rm "/macros/$cc$option"; '
+            "done; done"
         )
         return (
-            f"{self._stage}\nFROM {STAGE} AS imagematrix-macros\nRUN mkdir /macros && {script}\n"
+            f"{self._stage}\nFROM {STAGE} AS imagematrix-macros\nRUN mkdir /macros; {script}\n"
             "FROM scratch\nCOPY --from=imagematrix-macros /macros /\n"
         )
+
+    def _choose_answer(self, files: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the macros of the first compiler for the architecture; raise BuildError if there is none."""
+        arches = {name: macros.find_arch(files[name]) for name in self._names if name in files}
+        for name, arch in arches.items():
+            if arch == self._arch:
+                return {option: files[name + option] for option in self.options if name + option in files}
+        command, cross_command = self._names
+        if arches:
+            found = ", ".join(f"{name} makes code for {arch or 'another'}" for name, arch in arches.items())
+            message = f"the template's stage {STAGE!r} has no compiler for {self._arch}: its {found}"
+            remedy = f"install {cross_command} in it, or link your compiler for {self._arch} to {command}"
+        else:
+            message = f"the template's stage {STAGE!r} has no command {command}"
+            remedy = f"install a compiler in it, and link it: ln -s /usr/bin/gcc-14 /usr/local/bin/{command}"
+        raise BuildError(message, remedy=remedy)
 
 
 def _make_unknown_flags_error(item: Planned, option: str) -> BuildError:

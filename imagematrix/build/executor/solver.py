@@ -19,6 +19,7 @@ from imagematrix.build.executor import child_process
 from imagematrix.build.executor.caches import CacheUse
 from imagematrix.build.plan import identity
 from imagematrix.build.plan.build_inputs import PROXIES, scrub_environment
+from imagematrix.build.plan.execution import BuilderPlatforms
 from imagematrix.build.plan.protocols import StoppedError
 from imagematrix.common.files import name_file_in_errors
 from imagematrix.common.temp_folder import make_full_disk_remedy
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 STEP = re.compile(r"#\d+ \[(?!internal)([^]]+)\] (.+)")
 ENGINE_DRIVER = re.compile(r"^Driver: +docker$", re.MULTILINE)
+PLATFORMS = re.compile(r"^Platforms: +(\S.*)$", re.MULTILINE)  # of one machine of a builder
 GRACE = 10  # seconds until a stopped build is killed
 GONE = "code = Unavailable"  # gRPC's message for a lost server
 UNRESOLVED = "failed to resolve source metadata"
@@ -93,13 +95,7 @@ class Solver:
         """Whether the builder is the engine of a docker context."""
         if self._builder is None:
             return False
-        command = [self._command, "inspect", self._builder]
-        process = subprocess.run(command, check=False, capture_output=True, text=True)
-        if "no builder" in process.stderr:
-            raise UsageError(f"builder {self._builder!r} not found", remedy="see `docker buildx ls`")
-        if process.returncode:
-            raise _make_broken_engine_error(process.stderr)
-        return bool(ENGINE_DRIVER.search(process.stdout))
+        return bool(ENGINE_DRIVER.search(_inspect_builder(self._command, self._builder)))
 
     def has_image(self, reference: str, digest: str) -> bool:
         """Whether a build finds the image with `digest` by its name, in an engine of its own."""
@@ -201,6 +197,28 @@ class Solver:
                 process.wait(max(0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 child_process.signal_child(process, signal.SIGKILL)
+
+
+def read_builder_platforms(builder: str | None) -> list[BuilderPlatforms]:
+    """Return the platforms of the machines of a builder of buildx, that of the engine if it is None.
+
+    Raises EngineError or UsageError.
+    """
+    name = builder or endpoint.get_context()
+    lists = PLATFORMS.findall(_inspect_builder(_find_buildx(), name))
+    nodes = [[platform.strip(" *") for platform in text.split(",")] for text in lists]
+    # BuildKit lists the platform of the machine first.
+    return [BuilderPlatforms(name=name, native=node[0], emulated=frozenset(node[1:])) for node in nodes]
+
+
+def _inspect_builder(buildx: str, builder: str) -> str:
+    """Return what buildx tells of a builder; raise UsageError if there is none of this name."""
+    process = subprocess.run([buildx, "inspect", builder], check=False, capture_output=True, text=True)
+    if "no builder" in process.stderr:
+        raise UsageError(f"builder {builder!r} not found", remedy="see `docker buildx ls`")
+    if process.returncode:
+        raise _make_broken_engine_error(process.stderr)
+    return process.stdout
 
 
 def _find_buildx() -> str:

@@ -8,6 +8,8 @@ from imagematrix.hardware.vendors import cpuid, cuda, device_code, marches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
     from imagematrix.build.matrix.matrix import Cell
 
 ANY_COMPILER = "gcc"  # all of its versions
@@ -40,12 +42,30 @@ def find_unseen_flags(cell: Cell) -> frozenset[str]:
     march = cell.axes.get("march")
     if march is None:
         return frozenset()
+    return find_march_flags(cell, march) - cpuid.list_visible_flags(cell.facts.get_arch(march))
+
+
+def find_march_flags(cell: Cell, march: str) -> frozenset[str]:
+    """Return the flags that code for the march of `cell` needs, as far as known before it is built."""
     flags = cell.facts.get_flags(march)
     if flags is None:
-        flags = (
-            marches.get_required_flags(march, cell.properties.get("compiler") or ANY_COMPILER) or frozenset()
-        )
-    return flags - cpuid.list_visible_flags(cell.facts.get_arch(march))
+        flags = marches.get_required_flags(march, cell.properties.get("compiler") or ANY_COMPILER)
+    return flags or frozenset()
+
+
+def find_equal_marches(cells: Iterable[Cell]) -> list[tuple[str, ...]]:
+    """Return the marches, in order, whose images fit the same hosts and rank the same, by their needs.
+
+    Only images of one compiler are compared.
+    """
+    groups: dict[Hashable, dict[str, None]] = {}
+    for cell in cells:
+        march = cell.axes.get("march")
+        flags = find_march_flags(cell, march) if march else None
+        if march and flags:
+            key = cell.platform, cell.properties.get("compiler"), flags, cell.facts.get_vendor(march)
+            groups.setdefault(key, {})[march] = None
+    return list(dict.fromkeys(tuple(names) for names in groups.values() if len(names) > 1))
 
 
 def explain_toolkit_target(cell: Cell) -> str | None:

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Generic, TypeVar
 
 from imagematrix.build.dockerfile.dockerfile import find_frontend
+from imagematrix.build.dockerfile.platforms import list_builder_bases
 from imagematrix.build.matrix.axis_values import COMPAT_DRIVER, COMPAT_FROM, DRIVER_FROM
 from imagematrix.build.matrix.expand import expand_matrix
 from imagematrix.build.plan import context, driver, identity, installer
@@ -100,6 +101,7 @@ class InputFinder:
         self._against = against
         self._folder = folder
         self._read_drivers = Lookup(self._read_driver)
+        self._require_index = Lookup(self._check_index)
 
     def read_compat(self, expansion: Expansion) -> Expansion:
         """Return an expansion whose cells have what their cuda-compat states.
@@ -182,7 +184,11 @@ class InputFinder:
         return found if uses_source else None
 
     def _require_bases(self, rendered: RenderedCell) -> None:
-        """Raise the error of the first image that a cell cannot be built on, or UsageError."""
+        """Raise the error of the first image that a cell cannot be built on, or UsageError.
+
+        An image that is also used for the machine that builds has to be an index: the digest of one
+        platform's image would depend on the builder, and so would the identity.
+        """
         for name in rendered.images:
             need = rendered.needs.get(name)
             if need and need.error:
@@ -198,6 +204,21 @@ class InputFinder:
                 raise type(error)(message, remedy=remedy)
             if error:
                 raise error
+        for name in list_builder_bases(rendered.dockerfile):
+            if name in self.bases:
+                self._require_index(name)
+
+    def _check_index(self, name: str) -> None:
+        """Raise UsageError if a base is known to be the image of one platform."""
+        with contextlib.suppress(EngineError):  # a registry that does not answer stops the build, too
+            if self._against.is_index and not self._against.is_index(name, self.bases[name]):
+                raise UsageError(
+                    f"the base image {name} is for one platform, but stages take it for the machine that "
+                    "builds (FROM --platform=$BUILDPLATFORM)",
+                    remedy="name an index of images for all platforms, as registries have it, and run "
+                    "`imagematrix lock --upgrade`; or build on machines of the image's platform only, and "
+                    "leave out --platform",
+                )
 
     def _identify(
         self, rendered: RenderedCell, its_driver: DriverFolder | RemoteDriver | None

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from imagematrix.build.matrix.matrix import Cell
     from imagematrix.build.plan.context import Listing
     from imagematrix.build.plan.driver import DriverFolder
+    from imagematrix.build.plan.execution import Execution
     from imagematrix.build.plan.identity import Identity
     from imagematrix.build.plan.protocols import Store, StoredVariant
     from imagematrix.build.plan.remote_driver import LockedDriver, RemoteDriver
@@ -34,7 +35,9 @@ class PlanContext:
 
     Images belong in `store`; missing ones are adopted from `engine` if it has them, or built. `locked` are
     the known digests of base images. `resolve` returns the digest of any other image, or raises UsageError or
-    EngineError; without it, or if the lock is `frozen`, nothing is resolved. `find_recorded` returns the
+    EngineError; without it, or if the lock is `frozen`, nothing is resolved. `is_index` returns whether the
+    image with a name and a digest is an index of images for several platforms, or raises the same. Without
+    it, that is not checked. `find_recorded` returns the
     listing of the context with a digest, if it was recorded. `build_inputs` are those from the command line.
     `on_progress` is told what takes long. `drivers` are the locked drivers by https address; `resolve_driver`
     returns any other, from its address, version and platform, or raises UsageError or EngineError. With
@@ -42,6 +45,7 @@ class PlanContext:
     """
 
     resolve: Callable[[str], str] | None = None
+    is_index: Callable[[str, str], bool] | None = None
     store: Store | None = None
     engine: Store | None = None
     locked: Mapping[str, str] = field(default_factory=dict)
@@ -101,7 +105,8 @@ class Planned:
     has an image of the cell that was built from other inputs. `driver` is the user-mode driver that it takes
     from a folder, or None. `earlier` is the reference of an image of another version, built from the same
     inputs, whose layers it adopts. `labels` are those of the image of the same inputs in a store, if there is
-    one. `error` is why it failed; `why` has its message.
+    one. `execution` is how its build would run; None if it is not built, or if no builder is known. `error`
+    is why it failed; `why` has its message.
     """
 
     cell: Cell
@@ -116,6 +121,7 @@ class Planned:
     driver: DriverFolder | RemoteDriver | None = None
     earlier: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    execution: Execution | None = None
     error: ImagematrixError | None = None
 
     @property
@@ -132,6 +138,7 @@ class Planned:
             input=self.identity.digest if self.identity else None,
             changed=list(self.difference.components) if self.difference else [],
             files=list(self.difference.files) if self.difference else [],
+            execution=self.execution.to_json() if self.execution else None,
         ) | {"from": self.earlier}
 
 
@@ -210,6 +217,7 @@ def _item_to_json(item: Planned | Dropped, **facts: object) -> dict[str, object]
         "changed": [],
         "files": [],
         "nearest_host": None,
+        "execution": None,
     } | facts
 
 

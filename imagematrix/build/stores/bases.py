@@ -11,7 +11,7 @@ from imagematrix.common.image_reference import Reference
 from imagematrix.common.text import quote_word
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.images.engine import transport
-from imagematrix.images.oci.manifest import Descriptor, ImageIndex, parse_manifest
+from imagematrix.images.oci.manifest import INDEXES, Descriptor, ImageIndex, parse_manifest
 from imagematrix.images.oci.registry import Registry
 
 TYPE_CHECKING = False
@@ -31,11 +31,21 @@ def resolve_in_registry(client: docker.DockerClient, reference: str) -> str:
 
     Raises UsageError if the registry has no such image, EngineError if it does not answer.
     """
+    return str(_describe_in_registry(client, reference)["digest"])
+
+
+def is_index_in_registry(client: docker.DockerClient, reference: str) -> bool:
+    """Whether an image is an index of images for several platforms; raises as `resolve_in_registry`."""
+    return _describe_in_registry(client, reference)["mediaType"] in INDEXES
+
+
+def _describe_in_registry(client: docker.DockerClient, reference: str) -> dict[str, Any]:
+    """Return the descriptor of an image in its registry; raise as `resolve_in_registry`."""
     import docker
 
     with transport.convert_errors():
         try:
-            return str(client.api.inspect_distribution(reference)["Descriptor"]["digest"])
+            return dict(client.api.inspect_distribution(reference)["Descriptor"])
         except docker.errors.APIError as error:
             if error.is_server_error():
                 message = f"the registry of the image {reference} cannot be reached"

@@ -9,6 +9,7 @@ import time
 from functools import cached_property
 from typing import Any, Self
 
+from imagematrix.build.matrix.feasibility import ARCHES
 from imagematrix.build.plan.protocols import IMAGE, BuiltImage, StoredImageInfo
 from imagematrix.build.stores import bases
 from imagematrix.build.stores.names import Tagger, TemporaryNames, find_variant
@@ -20,7 +21,7 @@ from imagematrix.images.engine import images, system, transport
 from imagematrix.images.oci import layout
 from imagematrix.images.oci.archive import ImageArchive
 from imagematrix.images.oci.compression import GZIP_REMEDY
-from imagematrix.images.oci.manifest import Descriptor, ImageManifest, parse_manifest
+from imagematrix.images.oci.manifest import Descriptor, ImageIndex, ImageManifest, parse_manifest
 from imagematrix.images.oci.parts import SizedLayer, read_history_layers
 
 TYPE_CHECKING = False
@@ -101,6 +102,12 @@ class EngineStore:
     def version(self) -> str | None:
         """The version of Docker, None if the engine is another."""
         return system.get_docker_version(self._transport)
+
+    @property
+    def platform(self) -> str | None:
+        """The platform of its machine, such as linux/amd64; None if it is none that images are built for."""
+        arch = self._info.get("Architecture")
+        return next((platform for platform, machine in ARCHES.items() if machine == arch), None)
 
     @property
     def has_manifests(self) -> bool:
@@ -187,6 +194,18 @@ class EngineStore:
         digest = bases.resolve_in_registry(self._client, reference)
         bases.require_in_registry(reference, digest)
         return digest
+
+    def is_index(self, reference: str, digest: str) -> bool:
+        """Whether a base image with `digest` is an index of images for several platforms.
+
+        Raises UsageError or EngineError if neither the engine nor the registry of the image can tell.
+        """
+        image = self._find_id(reference, digest) if self.has_manifests else None
+        if image is None:
+            return bases.is_index_in_registry(self._client, f"{reference.partition('@')[0]}@{digest}")
+        with self.save(image) as exported:
+            manifest = ImageArchive(exported, reference, lambda *_: None).read_document(digest)
+        return isinstance(parse_manifest(manifest, reference, Descriptor), ImageIndex)
 
     def is_published(self, reference: str) -> bool:
         """Whether the engine can find this image in its registry."""

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 
 from imagematrix.cli.shared.output import print_info, warn
 from imagematrix.common.json_documents import parse_natural
-from imagematrix.common.text import quote_word
+from imagematrix.common.text import format_count, quote_word
 from imagematrix.errors import EngineError, UsageError
 
 TYPE_CHECKING = False
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from imagematrix.audit.images.layers import Layers
     from imagematrix.build.executor.caches import ExternalCaches
     from imagematrix.build.plan.build_inputs import BuildInputs
+    from imagematrix.build.plan.execution import BuilderPlatforms
     from imagematrix.build.plan.explanation import BuildMethod
     from imagematrix.build.plan.plan import Plan, PlanContext
     from imagematrix.build.plan.protocols import Builder
@@ -129,6 +130,26 @@ class BuildSession:
         self._stack.enter_context(builder)
         return builder
 
+    def list_platforms(self, plan: Plan) -> list[BuilderPlatforms]:
+        """Return the platforms of the builders, for the cells of `plan`; raise EngineError or UsageError.
+
+        The engine tells that of its machine, so buildx is asked only if more may be needed.
+        """
+        from imagematrix.build.executor.solver import read_builder_platforms
+        from imagematrix.build.plan.execution import BuilderPlatforms
+        from imagematrix.build.plan.plan import PlanStatus
+        from imagematrix.images.engine import endpoint
+
+        to_build = plan.with_status(PlanStatus.BUILD)
+        native = self._engine.platform
+        if not self._options.builders and (not to_build or native is None):
+            return []
+        if not self._options.builders and all(
+            item.cell.platform == native and "--platform" not in item.dockerfile for item in to_build
+        ):
+            return [BuilderPlatforms(name=endpoint.get_context(), native=str(native))]
+        return [platforms for name, _ in self._builders for platforms in read_builder_platforms(name)]
+
     @property
     def plan_context(self) -> PlanContext:
         """The stores with which this session compares a matrix."""
@@ -136,6 +157,7 @@ class BuildSession:
 
         return PlanContext(
             resolve=self._engine.resolve,
+            is_index=self._engine.is_index,
             store=self.store,
             engine=self._adopted_from,
             build_inputs=self._options.inputs,
@@ -267,21 +289,33 @@ def plan_and_compare(
     inputs: BuildInputs | None = None,
     contexts: Sequence[Path] = (),
     needs: HostNeeds | None = None,
+    builders: Sequence[str] = (),
 ) -> Plan:
-    """Return the plan compared with the engine or the registries, or with nothing if no engine answers."""
+    """Return the plan compared with the engine or the registries, or with nothing if no engine answers.
+
+    It says how the missing images would be built on `builders`, without any by the engine.
+    """
+    from imagematrix.build.plan.builder_choice import with_executions
     from imagematrix.build.plan.plan import PlanContext
 
     with contextlib.ExitStack() as stack:
+        session = None
         try:
-            session = stack.enter_context(open_build_session(BuildOptions(push=push, inputs=inputs)))
+            options = BuildOptions(push=push, inputs=inputs, builders=builders)
+            session = stack.enter_context(open_build_session(options))
             context = session.plan_context
         except EngineError as error:
             # A plan is also useful on machines that cannot build, such as a laptop.
             print_info(f"{error}; every feasible cell is shown as to build")
             context = PlanContext(build_inputs=inputs)
-        return plan_with_lock(
+        plan = plan_with_lock(
             file, context, only, platforms=platforms, push=push, contexts=contexts, needs=needs
         )
+        try:
+            return with_executions(plan, session.list_platforms(plan)) if session else plan
+        except EngineError as error:
+            print_info(f"{error}; how the images would be built is not known")
+            return plan
 
 
 def find_build_method() -> BuildMethod:
@@ -344,6 +378,30 @@ def warn_of_nvml(plan: Plan) -> None:
             if texts:
                 warn(f"{name}: {texts[0]}")
                 break
+
+
+def warn_of_equal_marches(plan: Plan) -> None:
+    """Report marches between which only the spelling of their images' tags would choose."""
+    from imagematrix.build.matrix.feasibility import find_equal_marches
+    from imagematrix.build.plan.plan import Planned
+
+    for names in find_equal_marches(item.cell for item in plan.items if isinstance(item, Planned)):
+        warn(
+            f"code for the marches {' and '.join(names)} needs the same CPU flags: "
+            "hosts would get the image that is first by name",
+            f"keep {names[0]} only",
+        )
+
+
+def warn_of_missing_emulators(plan: Plan) -> None:
+    """Report what no builder can run, so that builds would not start."""
+    from imagematrix.build.plan.execution import describe_missing, suggest_emulator
+    from imagematrix.build.plan.plan import Planned
+
+    executions = [item.execution for item in plan.items if isinstance(item, Planned) and item.execution]
+    for execution in dict.fromkeys(one for one in executions if one.missing):
+        cells = format_count(executions.count(execution), "cell")
+        warn(f"{cells} cannot be built: {describe_missing(execution)}", suggest_emulator(execution))
 
 
 def make_development_push_error(image: str, version: str) -> UsageError:

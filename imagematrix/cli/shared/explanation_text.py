@@ -79,7 +79,9 @@ def _list_sentences(explanation: CellExplanation) -> Iterator[str]:
     if method and method.error:
         yield f"it cannot be built here: {method.error}"
     elif method:
-        yield f"to be built for {item.cell.platform}, {LAYOUTS if method.layouts else CLASSIC}"
+        foreign = item.execution.describe_foreign() if item.execution else None
+        where = f"{item.cell.platform} ({foreign})" if foreign else item.cell.platform
+        yield f"to be built for {where}, {LAYOUTS if method.layouts else CLASSIC}"
 
 
 def _format_input(component: Input, *, compared: bool) -> tuple[str, ...]:

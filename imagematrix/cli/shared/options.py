@@ -39,6 +39,14 @@ Platforms = Annotated[
         help="Select the cells for these platforms only, such as linux/arm64; repeatable.",
     ),
 ]
+Builders = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--builder",
+        metavar="NAME[=JOBS]",
+        help="Build on this builder of buildx, JOBS at a time; repeatable.",
+    ),
+]
 ForHosts = Annotated[
     list[Path] | None,
     typer.Option(

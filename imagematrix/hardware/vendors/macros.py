@@ -187,6 +187,7 @@ AARCH64 = {
 }
 
 FLAGS: Mapping[str, Mapping[str, str]] = {"x86_64": X86_64, "aarch64": AARCH64}
+ARCHES = {"__x86_64__": "x86_64", "__aarch64__": "aarch64"}
 
 # Cores, other than plain architecture versions, with instructions as in `list_unannounced_flags`. Features of
 # every core from Armv8.4 on (ilrcpc, uscat) are listed only where CPUs without them have all others:
@@ -215,6 +216,14 @@ def parse_flags(text: str, arch: str) -> frozenset[str]:
     """
     names = FLAGS[arch]
     return frozenset(flag for macro in _list_defined(text) & names.keys() for flag in names[macro].split())
+
+
+def find_arch(text: str) -> str | None:
+    """Return the architecture that a compiler makes code for, "x86_64" or "aarch64"; None if it is another.
+
+    `text` is the output of `cc -dM -E -x c /dev/null`.
+    """
+    return next((ARCHES[macro] for macro in sorted(_list_defined(text) & ARCHES.keys())), None)
 
 
 def signs_returns(text: str) -> bool:

@@ -18,6 +18,7 @@ from imagematrix.images.catalog.warm_up import check_cache_folder
 from imagematrix.images.engine.releases import ZSTD_LAYERS, ZSTD_REMEDY
 from imagematrix.images.warm.tools import ROOT, load_tools
 from imagematrix.launcher.docker.plan import SELECTED
+from imagematrix.launcher.doctor.emulators import FOLDER
 from imagematrix.launcher.gpu_claims import pods
 
 TYPE_CHECKING = False
@@ -408,6 +409,30 @@ def _advise_on_state(gpu: Gpu, kernel: KernelFacts) -> str:
     }.get(gpu.state, "nvidia-smi")
 
 
+def _check_emulators(facts: NodeFacts) -> Verdicts:
+    """Only builds depend on them: `run` and `select` never choose another architecture."""
+    if facts.emulators is None:
+        return
+    foreign = [one for one in facts.emulators if one.arch != facts.host.arch]
+    for emulator in foreign:
+        what = f"{emulator.name} for {emulator.platform}"
+        remove = f"echo -1 > {FOLDER}/{emulator.name}"
+        if not emulator.works_in_containers:
+            yield _make_warning(
+                f"{what} lacks the flag F: builds and containers do not find {emulator.interpreter}",
+                f"register it with the flag F; this removes it: {remove}",
+            )
+        elif emulator.keeps_credentials:
+            yield _make_warning(
+                f"{what} has the flag C: set-uid programs of images get the credentials of their owners",
+                f"register it with the flag F only; this removes it: {remove}",
+            )
+        else:
+            yield _make_ok(f"builds for {emulator.platform} can run its programs, by {emulator.name}")
+    if not foreign:
+        yield _make_ok("none: builds for another architecture have to be cross builds, or run elsewhere")
+
+
 CHECKS: dict[str, Callable[[NodeFacts], Verdicts]] = {
     "module": _check_module,
     "library": _check_library,
@@ -429,4 +454,5 @@ CHECKS: dict[str, Callable[[NodeFacts], Verdicts]] = {
     "image": _check_image,
     "caches": _check_caches,
     "mounts": _check_mounts,
+    "emulators": _check_emulators,
 }

@@ -12,7 +12,7 @@ from imagematrix.common.settings import DOCKER
 from imagematrix.errors import EngineError, ProbeError
 from imagematrix.images.engine import containers, endpoint, system
 from imagematrix.launcher.docker import devices
-from imagematrix.launcher.doctor import daemonless, kernel
+from imagematrix.launcher.doctor import daemonless, emulators, kernel
 from imagematrix.launcher.doctor.daemonless import DaemonlessFacts
 from imagematrix.launcher.doctor.kernel import KernelFacts
 from imagematrix.launcher.gpu_claims import locks, pods
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Host
     from imagematrix.hardware.host.nvml import Nvml
     from imagematrix.images.engine.containers import RunningContainer
+    from imagematrix.launcher.doctor.emulators import Emulator
 
     Remedies = tuple[tuple[str, str], ...]  # problems, each with its remedy
 
@@ -84,7 +85,8 @@ class NodeFacts:
     that a launch with all GPUs passes, each with its remedy, and `doubts` those that only this user has;
     `unlinked` are the nodes without a link in /dev/char, each with the name of the missing link.
     `environment` is set if a variable names a GPU that does not exist, `locks_error` if GPUs cannot be
-    locked. `daemonless` is what a launch without a daemon would find. `kubelet` states whether this user may
+    locked. `daemonless` is what a launch without a daemon would find. `emulators` are those for other
+    architectures, None if unknown. `kubelet` states whether this user may
     query the node's kubelet, None if there is no kubelet, and `kubelet_error` is set if kubelet does not
     answer. `kernel` has further facts of the kernel. For a saved host `is_live` is false, and only host and
     image are set.
@@ -107,6 +109,7 @@ class NodeFacts:
     image: ImageFacts | None = None
     kernel: KernelFacts = field(default_factory=KernelFacts)
     daemonless: DaemonlessFacts = field(default_factory=DaemonlessFacts)
+    emulators: tuple[Emulator, ...] | None = None
     is_live: bool = True
 
 
@@ -169,6 +172,7 @@ def gather_facts(
         image=image,
         kernel=kernel.read_kernel_facts(host),
         daemonless=daemonless_facts,
+        emulators=emulators.list_emulators(),
     )
 
 

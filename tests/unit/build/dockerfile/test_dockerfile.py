@@ -28,7 +28,7 @@ HASH = "b" * 40
         ("FROM debian:trixie\n", ("debian:trixie",)),
         ("from debian as a\nFROM a AS b\nFROM A\n", ("debian",)),
         ("FROM debian AS one\nFROM one\nFROM debian\nFROM other\n", ("debian", "other")),
-        ("FROM --platform=$BUILDPLATFORM golang@sha256:12\n", ("golang@sha256:12",)),
+        ("FROM --platform=$BUILDPLATFORM golang@sha256:12 AS a\nFROM scratch\n", ("golang@sha256:12",)),
         ("FROM scratch\n", ()),
         ("# FROM a\n\n   FROM b   \n", ("b",)),
         ("FROM \\\n  # a comment between\n\n  debian \\\n AS x\n", ("debian",)),

@@ -18,6 +18,7 @@ from imagematrix.build.executor.buildx import BuildxOptions
 from imagematrix.build.executor.caches import ExternalCaches
 from imagematrix.build.executor.classic_builder import ClassicBuilder
 from imagematrix.build.executor.layout_builder import LayoutBuilder
+from imagematrix.build.executor.solver import read_builder_platforms
 from imagematrix.build.plan.protocols import BuildRequest, BuildSources, SharedPrefix, StoppedError
 from imagematrix.errors import BuildError, EngineError, UsageError
 from imagematrix.images.catalog import labels
@@ -645,6 +646,26 @@ def test_unwritable_log_ends_the_build(script, order):
     script("echo begun; exec sleep 60")
     with ClassicBuilder(Docker()) as builder, pytest.raises(OSError, match="No space left"):
         make(builder, order, Full())
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("Platforms:        linux/amd64, linux/386", [("linux/amd64", {"linux/386"})]),
+        ("Platforms:        linux/arm64*", [("linux/arm64", set())]),
+        (
+            "Name: a\nPlatforms: linux/amd64, linux/arm64\nLabels:\nName: b\nPlatforms: linux/arm64",
+            [("linux/amd64", {"linux/arm64"}), ("linux/arm64", set())],
+        ),
+        ("Status: inactive", []),
+        ("Platforms:\nLabels:", []),
+    ],
+)
+def test_platforms_of_a_builder_s_machines(script, lines, expected):
+    script(inspect=f"echo '{lines}'")
+    found = read_builder_platforms("mine")
+    assert [(one.native, one.emulated) for one in found] == expected
+    assert {one.name for one in found} <= {"mine"}
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ FROM debian:{suite} AS compiler
 RUN apt-get install g++
 
 FROM compiler AS imagematrix-macros
-RUN mkdir /macros && command -v cc > /dev/null || touch /macros/no-cc; for option in {options}; do \
-cc "$option" -dM -E -x c /dev/null > "/macros/$option" || rm "/macros/$option"; done
+RUN mkdir /macros; for cc in cc x86_64-linux-gnu-gcc; do for option in '' {options}; do \
+"$cc" $option -dM -E -x c /dev/null > "/macros/$cc$option" || rm "/macros/$cc$option"; done; done
 FROM scratch
 COPY --from=imagematrix-macros /macros /
 """
@@ -67,9 +67,9 @@ def test_compiler_is_that_of_the_image_s_own_arguments(planned, backend):
 
     def export(dockerfile, sources):
         seen.append(sources.args)
-        return {"-march=x86-64-v3": real(dockerfile, sources)["-march=x86-64-v3"]} | (
-            {"-march=znver4": "#define __AVX__ 1"} if sources.args["GCC"] == "14" else {}
-        )
+        answer = real(dockerfile, sources)
+        del answer["cc-march=znver4"]
+        return answer | ({"cc-march=znver4": "#define __AVX__ 1"} if sources.args["GCC"] == "14" else {})
 
     backend.export = export
     compilers = Compilers(items, backend.export)
@@ -113,7 +113,7 @@ def test_table_gives_flags_without_a_compiler_stage(flags, backend):
 
 
 def test_stage_without_cc_is_named(flags, backend):
-    backend.macros = {"no-cc": ""}
+    backend.export = lambda *_: {}
     with pytest.raises(BuildError, match="the template's stage 'compiler' has no command cc") as caught:
         flags(only="cuda=none")
     assert "ln -s /usr/bin/gcc-14 /usr/local/bin/cc" in caught.value.remedy
@@ -136,3 +136,51 @@ def test_cell_without_a_march_needs_no_flags(flags):
         template="FROM debian AS compiler\n",
     )
     assert result == {"cpu": frozenset()}
+
+
+ARM = """\
+    schema: imagematrix.matrix/v1
+    images: {training: {version: v1, template: training.j2, context: .}}
+    axes: {platform: [linux/arm64], march: [neoverse-v2]}
+    properties: {march: {neoverse-v2: {compiler: gcc-14}}}
+    """
+STAGE = "FROM --platform=$BUILDPLATFORM debian:trixie AS compiler\nFROM debian:trixie\n"
+NATIVE = "#define __x86_64__ 1\n#define __AVX2__ 1\n"
+CROSS = "#define __aarch64__ 1\n#define __ARM_FEATURE_SVE2 1\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        # On a builder of the other architecture, cc is that of the machine, and rejects the core.
+        {"cc": NATIVE, "aarch64-linux-gnu-gcc": CROSS, "aarch64-linux-gnu-gcc-mcpu=neoverse-v2": CROSS},
+        {"cc": NATIVE, "cc-mcpu=neoverse-v2": NATIVE}
+        | {"aarch64-linux-gnu-gcc": CROSS, "aarch64-linux-gnu-gcc-mcpu=neoverse-v2": CROSS},
+        # On a builder of the same architecture, and where a template links its cross compiler, it is cc.
+        {"cc": CROSS, "cc-mcpu=neoverse-v2": CROSS, "aarch64-linux-gnu-gcc": CROSS},
+    ],
+)
+def test_compiler_for_the_cell_s_architecture_answers(flags, backend, answer):
+    backend.export = lambda *_: answer
+    assert flags(text=ARM, template=STAGE) == {"linux-arm64-neoverse-v2": frozenset({"sve2"})}
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        ({"cc": NATIVE, "cc-mcpu=neoverse-v2": NATIVE}, "its cc makes code for x86_64"),
+        ({"cc": "", "cc-mcpu=neoverse-v2": ""}, "its cc makes code for another"),
+    ],
+)
+def test_no_answer_for_another_architecture_is_taken(flags, backend, answer, found):
+    backend.export = lambda *_: answer
+    with pytest.raises(BuildError, match="has no compiler for aarch64") as caught:
+        flags(text=ARM, template=STAGE)
+    assert found in str(caught.value)
+    assert "install aarch64-linux-gnu-gcc in it" in caught.value.remedy
+
+
+def test_march_unknown_to_the_cross_compiler_is_a_build_error(flags, backend):
+    backend.export = lambda *_: {"cc": NATIVE, "aarch64-linux-gnu-gcc": CROSS}
+    with pytest.raises(BuildError, match="does not support -mcpu=neoverse-v2"):
+        flags(text=ARM, template=STAGE)

@@ -2,7 +2,12 @@
 
 import pytest
 
-from imagematrix.build.matrix.feasibility import Infeasible, find_infeasibility, find_unseen_flags
+from imagematrix.build.matrix.feasibility import (
+    Infeasible,
+    find_equal_marches,
+    find_infeasibility,
+    find_unseen_flags,
+)
 from imagematrix.build.matrix.matrix import Cell, Image
 from imagematrix.build.matrix.matrix_facts import March, MatrixFacts
 
@@ -92,3 +97,28 @@ def test_stated_flags_that_no_host_shows():
     assert find_unseen_flags(Cell(image=image, axes={"march": "znver9"}, properties={}, facts=facts)) == {
         "avx12"
     }
+
+
+def marches(*names, compiler="gcc-14", platform="linux/arm64"):
+    return [cell(compiler, platform=platform, march=name) for name in names]
+
+
+def test_marches_between_which_only_names_would_choose():
+    equal = marches("neoverse-n1", "neoverse-v2", "neoverse-n2", "neoverse-v2", "cortex-x925")
+    assert find_equal_marches(equal) == [("neoverse-v2", "neoverse-n2", "cortex-x925")]
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        marches("neoverse-n1", "neoverse-v2"),
+        marches("neoverse-v2") + marches("neoverse-n2", compiler="clang-19"),
+        # The vendor's own image is preferred.
+        [cell("gcc-14", march="x86-64-v2"), cell("gcc-14", march="nehalem")],
+        # Nothing is known of them.
+        marches("unheard-of", "unknown"),
+        [cell(cuda="none"), cell(cuda="12.4")],
+    ],
+)
+def test_marches_that_differ(cells):
+    assert find_equal_marches(cells) == []

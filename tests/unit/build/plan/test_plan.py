@@ -12,7 +12,7 @@ from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan.context import STATE, load_listing
 from imagematrix.build.plan.plan import DropStatus, PlanContext, PlanStatus
 from imagematrix.build.plan.planner import plan
-from imagematrix.errors import TagMovedError, UsageError
+from imagematrix.errors import EngineError, TagMovedError, UsageError
 from imagematrix.images.catalog.labels import DEVELOPMENT
 
 ONE = "cuda=12.4,compute=8.9,driver=550.163.01,march=znver4"
@@ -39,6 +39,7 @@ def test_missing_images_are_to_be_built(planned, conforms):
         "changed": [],
         "files": [],
         "nearest_host": None,
+        "execution": None,
     }
     conforms(plan.to_json())
 
@@ -232,3 +233,48 @@ def test_missing_base_fails_its_cells(planned, backend, tmp_path):
     assert list(plan.unresolved) == ["other:1"]
     assert sorted(plan.bases) == ["debian:bookworm", "debian:trixie"]
     assert backend.calls.count(("resolve", "other:1")) == 1
+
+
+BUILDER_STAGE = "FROM --platform=$BUILDPLATFORM debian:1 AS compiler\nFROM debian:2\n"
+
+
+@pytest.fixture
+def planned_with_indexes(project, backend):
+    """Call it with the names of bases that are indexes, to get the plan of a cell with a cross build."""
+
+    def call(*indexes, template=BUILDER_STAGE, error=None):
+        asked = []
+
+        def is_index(name, digest):
+            asked.append((name, digest))
+            if error:
+                raise error
+            return name in indexes
+
+        against = PlanContext(resolve=backend.resolve, is_index=is_index, store=backend)
+        made = plan(load_matrix(project(template=template)), against, expression="cuda=none")
+        assert all(asked == backend.resolve(name) for name, asked in asked)
+        return made, [name for name, _ in asked]
+
+    return call
+
+
+def test_base_for_the_machine_that_builds_is_an_index(planned_with_indexes):
+    made, asked = planned_with_indexes("debian:1")
+    assert {item.status for item in made.items} == {"build"}
+    assert asked == ["debian:1"], "only that base, and once for all cells"
+    made, _ = planned_with_indexes("debian:2")
+    assert {item.status for item in made.items} == {"failed"}
+    assert made.items[0].why.startswith("the base image debian:1 is for one platform, but stages take it for")
+    assert made.items[0].error.remedy.startswith("name an index of images for all platforms")
+
+
+def test_other_bases_may_be_of_one_platform(planned_with_indexes):
+    made, asked = planned_with_indexes(template="FROM debian:1 AS compiler\nFROM debian:2\n")
+    assert {item.status for item in made.items} == {"build"}
+    assert asked == []
+
+
+def test_plan_needs_no_registry_for_locked_bases(planned_with_indexes):
+    made, _ = planned_with_indexes(error=EngineError("the registry cannot be reached"))
+    assert {item.status for item in made.items} == {"build"}

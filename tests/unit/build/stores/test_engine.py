@@ -19,7 +19,7 @@ from imagematrix.common.temp_folder import make_owned_folder
 from imagematrix.errors import EngineError, TagMovedError, UsageError
 from imagematrix.images.catalog import labels
 from imagematrix.images.oci.layout import LayoutImage
-from imagematrix.images.oci.manifest import INDEX
+from imagematrix.images.oci.manifest import DOCKER_LIST, IMAGE, INDEX, compute_digest
 from imagematrix.images.oci.parts import SizedLayer
 
 DIGEST, OTHER = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
@@ -116,6 +116,44 @@ def test_base_in_a_registry_that_brings_inputs_from_elsewhere_is_refused(engine,
     assert docker.resolve(name) == docker.resolve_newest(name) == digest
     server.close()
     assert docker.resolve(name) == digest, "only the engine can read this registry"
+
+
+def test_platform_is_that_of_the_engine_s_machine(engine):
+    for machine, platform in (("x86_64", "linux/amd64"), ("aarch64", "linux/arm64"), ("s390x", None)):
+        tell(engine, "GET", "/info", {"Architecture": machine})
+        assert EngineStore().platform == platform
+    tell(engine, "GET", "/info", {})
+    assert EngineStore().platform is None
+
+
+SINGLE = json.dumps({"mediaType": IMAGE, "config": {"digest": DIGEST, "size": 1}, "layers": []}).encode()
+SEVERAL = json.dumps({"mediaType": INDEX, "manifests": [{"digest": DIGEST, "size": 1}]}).encode()
+
+
+@pytest.mark.parametrize(("document", "expected"), [(SINGLE, False), (SEVERAL, True)])
+def test_engine_tells_whether_a_base_is_an_index(engine, docker, document, expected):
+    digest = compute_digest(document)
+    exported = io.BytesIO()
+    with tarfile.open(fileobj=exported, mode="w") as archive:
+        member = tarfile.TarInfo(f"blobs/sha256/{digest[7:]}")
+        member.size = len(document)
+        archive.addfile(member, io.BytesIO(document))
+    tell(engine, "GET", "/images/base:1/json", {"Id": digest})
+    engine.responses["GET", f"/images/{digest}/get"] = 200, exported.getvalue()
+    assert docker.is_index("base:1", digest) is expected
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(IMAGE, False), (INDEX, True), (DOCKER_LIST, True)])
+@pytest.mark.parametrize("present", [None, OTHER])
+def test_registry_tells_it_of_a_base_that_the_engine_lacks(engine, docker, kind, expected, present):
+    answer = {"Id": present} if present else {"message": "no such image"}
+    tell(engine, "GET", "/images/base:1/json", answer, 200 if present else 404)
+    descriptor = {"digest": DIGEST, "mediaType": kind}
+    tell(engine, "GET", f"/distribution/base:1@{DIGEST}/json", {"Descriptor": descriptor})
+    assert docker.is_index("base:1", DIGEST) is expected
+    tell(engine, "GET", f"/distribution/base:1@{DIGEST}/json", {"message": "timeout"}, 500)
+    with pytest.raises(EngineError, match="cannot be reached"):
+        docker.is_index("base:1", DIGEST)
 
 
 def test_base_of_another_tool_is_named_by_its_digest(engine, docker):

@@ -12,6 +12,7 @@ from imagematrix.hardware.host.nvml import Nvml, NvmlGpu
 from imagematrix.images.engine.containers import ContainerMount, PassedDevices, RunningContainer
 from imagematrix.images.warm.tools import ROOT
 from imagematrix.launcher.doctor.checks import CHECKS, make_doctor_document, run_checks
+from imagematrix.launcher.doctor.emulators import Emulator
 from imagematrix.launcher.doctor.kernel import KernelFacts
 from imagematrix.launcher.doctor.node_facts import EngineFacts, ImageFacts, NodeFacts
 
@@ -352,3 +353,28 @@ def test_stale_nodes_and_selinux_are_reported():
     labelled = replace(kernel(selinux=True), engine=replace(GOOD.engine, selinux=True))
     assert bad(labelled)[0][3] == "setsebool -P container_use_devices 1"
     assert bad(kernel(selinux=True)) == []
+
+
+def emulated(flags, platform="linux/arm64"):
+    emulator = Emulator(name="qemu", platform=platform, interpreter="/usr/bin/qemu", flags=flags)
+    return [one for one in run_checks(replace(GOOD, emulators=(emulator,))) if one.check == "emulators"]
+
+
+def test_emulators_that_builds_can_use():
+    (finding,) = emulated("F")
+    assert (finding.severity, finding.saw) == ("ok", "builds for linux/arm64 can run its programs, by qemu")
+    (none,) = [one for one in run_checks(replace(GOOD, emulators=())) if one.check == "emulators"]
+    assert (none.severity, none.saw.partition(":")[0]) == ("ok", "none")
+    (own,) = emulated("F", "linux/amd64")
+    assert own.saw == none.saw
+
+
+@pytest.mark.parametrize(
+    ("flags", "saw"),
+    [("OP", "do not find /usr/bin/qemu"), ("CF", "get the credentials of their owners")],
+)
+def test_emulators_with_other_flags_are_warned_of(flags, saw):
+    (finding,) = emulated(flags)
+    assert finding.severity == "warning"
+    assert saw in finding.saw
+    assert "echo -1 > /proc/sys/fs/binfmt_misc/qemu" in finding.remedy

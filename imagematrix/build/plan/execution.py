@@ -1,0 +1,69 @@
+"""How the build of a cell would run: on machines of its platform, as a cross build, or with an emulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ExecutionKind(StrEnum):
+    """Whose programs a build runs.
+
+    Those of its platform on such a machine, only those of the machine that builds, or those of its platform
+    on another machine.
+    """
+
+    NATIVE = "native"
+    CROSS = "cross"
+    EMULATED = "emulated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuilderPlatforms:
+    """The platforms of the builder `name`: that of its machine, and those for which it has an emulator."""
+
+    name: str
+    native: str
+    emulated: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """How the build of a cell would run on `builder`, whose machine has the platform `native`.
+
+    `missing` are the platforms whose programs the build runs, but no builder can.
+    """
+
+    kind: ExecutionKind
+    builder: str
+    native: str
+    missing: tuple[str, ...] = ()
+
+    def describe_foreign(self) -> str | None:
+        """Return how the build would run in a few words, None if it is native."""
+        return None if self.kind is ExecutionKind.NATIVE else f"{self.kind}, on {self.native}"
+
+    def to_json(self) -> dict[str, object]:
+        """Return `execution` of a cell in the Plan document."""
+        return {
+            "kind": self.kind,
+            "builder": self.builder,
+            "native": self.native,
+            "missing": list(self.missing),
+        }
+
+
+def describe_missing(execution: Execution) -> str:
+    """Return why the build of a cell cannot run."""
+    platforms = " and ".join(execution.missing)
+    return f"its build runs programs for {platforms}, and the builder {execution.builder} has no emulator"
+
+
+def suggest_emulator(execution: Execution) -> str:
+    """Return what lets the build of a cell run."""
+    arches = ",".join(platform.partition("/")[2].partition("/")[0] for platform in execution.missing)
+    return (
+        f"register one: `docker run --privileged --rm tonistiigi/binfmt --install {arches}`; or pass "
+        "--builder with a builder on such a machine; or begin the stages that run programs with "
+        "FROM --platform=$BUILDPLATFORM, and cross-compile"
+    )
