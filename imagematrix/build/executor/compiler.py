@@ -13,7 +13,7 @@ from imagematrix.build.dockerfile.dockerfile import truncate_after_stage
 from imagematrix.build.matrix.feasibility import ARCHES
 from imagematrix.build.plan.flags import STAGE, look_up_flags
 from imagematrix.errors import BuildError
-from imagematrix.hardware.vendors import marches
+from imagematrix.hardware.vendors import marches, vector_length
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,6 +86,12 @@ class Compilers:
         macros = compiler.query_macros(sources).get(option)
         if macros is None:
             raise _make_unknown_flags_error(item, option)
+        if bits := vector_length.get_bits_from_macros(macros):
+            raise BuildError(
+                f"the compiler of {item.cell.id} makes code for vectors of {bits} bits, "
+                "which computes wrong results on CPUs with another length",
+                remedy=f"let cc compile with {vector_length.OPTION}=scalable",
+            )
         stated = item.cell.facts.get_flags(march) or frozenset()
         return marches.get_flags_from_macros(macros, ARCHES[item.cell.platform], march) | stated
 
