@@ -170,6 +170,15 @@ def parse_arch(text: str) -> str | None:
     return _guess_arch(fields, _intersect_flags(fields))
 
 
+def guess_arch(flags: frozenset[str]) -> str | None:
+    """Return the 64-bit architecture whose CPUs have these flags, or None."""
+    if "lm" in flags:  # long mode
+        return "x86_64"
+    if "asimd" in flags:  # the 64-bit name; a 32-bit kernel has "neon"
+        return "aarch64"
+    return None
+
+
 def has_equal_cpus(text: str) -> bool:
     """Whether all processors are of one model and have the same flags; true if only one is described."""
     fields = _parse_fields(text)
@@ -248,11 +257,7 @@ def _guess_arch(fields: dict[str, list[str]], flags: frozenset[str]) -> str | No
     name = fields.get("architecture", [""])[0]
     if name.isidentifier() and name.isascii():
         return name
-    if "lm" in flags:  # long mode
-        return "x86_64"
-    if "asimd" in flags:  # the 64-bit name; a 32-bit kernel has "neon"
-        return "aarch64"
-    return None
+    return guess_arch(flags)
 
 
 def _get_vendor(fields: dict[str, list[str]]) -> str | None:
