@@ -174,7 +174,7 @@ def parse_arch(text: str) -> str | None:
     return _guess_arch(fields, _intersect_flags(fields))
 
 
-def guess_arch(flags: frozenset[str]) -> str | None:
+def infer_arch(flags: frozenset[str]) -> str | None:
     """Return the 64-bit architecture whose CPUs have these flags, or None."""
     if "lm" in flags:  # long mode
         return "x86_64"
@@ -261,7 +261,7 @@ def _guess_arch(fields: dict[str, list[str]], flags: frozenset[str]) -> str | No
     name = fields.get("architecture", [""])[0]
     if name.isidentifier() and name.isascii():
         return name
-    return guess_arch(flags)
+    return infer_arch(flags)
 
 
 def _get_vendor(fields: dict[str, list[str]]) -> str | None:

@@ -125,7 +125,7 @@ def _read_processors(tree: Tree) -> tuple[str, Cpu, list[str]]:
     machine = _read_arch(tree, text)
     processors, remarks = cpu.parse_cpu(text)
     warnings = list(remarks)
-    described = cpu.guess_arch(processors.flags)
+    described = cpu.infer_arch(processors.flags)
     if {machine, described} == EMULATED:
         processors = Cpu(vendor=None, model=None, flags=frozenset(), level=None)
         warnings.append(

@@ -1,8 +1,8 @@
 """Real CPUs of arm64, each as Linux showed it in /proc/cpuinfo, and the code that fits them.
 
-The files in `cpuinfo` are those of other projects, as they publish them: `a510-a710-a715-x3` is from util-linux
-2.41.5 (tests/ts/lscpu/dumps/arm-A510-A710-A715-X3.tar.gz), all others are from archspec 0.2.7 on PyPI (folder
-archspec/json/tests/targets, files linux-NAME), under the Apache licence 2.0 or the MIT licence.
+The files in `cpuinfo` are those of other projects, as they publish them: `a510-a710-a715-x3` is from
+util-linux 2.41.5 (tests/ts/lscpu/dumps/arm-A510-A710-A715-X3.tar.gz), all others are from archspec 0.2.7 on
+PyPI (archspec/json/tests/targets, files linux-NAME), under the Apache licence 2.0 or the MIT licence.
 """
 
 from pathlib import Path
