@@ -5,20 +5,17 @@ machine. The features of a CPU are read from its CPUID leaves, as the kernel doe
 """
 
 import shutil
-import signal
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from emulating import accepted, compiled_marches, compiler_name, killed
 
 import imagematrix as im
-from imagematrix.hardware.vendors import marches
 
 pytestmark = pytest.mark.long
 
 HERE = Path(__file__).parent
-SIGILL = -signal.SIGILL
 MODELS = (
     *("qemu64", "Nehalem", "Westmere", "SandyBridge", "IvyBridge", "Haswell", "Broadwell", "Skylake-Client"),
     *("Opteron_G3", "Opteron_G4", "EPYC", "EPYC-Rome", "EPYC-Milan", "Haswell-noTSX", "max"),
@@ -91,32 +88,22 @@ BITS = {
 REGISTERS = ("eax", "ebx", "ecx", "edx")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _tools():
+    if not (shutil.which("gcc") and shutil.which("qemu-x86_64")):
+        pytest.fail("needs gcc and qemu-user: run `make engine`")
+
+
 @pytest.fixture(scope="module")
 def compiler():
     """The local gcc, as the table names it."""
-    if not (shutil.which("gcc") and shutil.which("qemu-x86_64")):
-        pytest.fail("needs gcc and qemu-user: run `make engine`")
-    major = subprocess.run(["gcc", "-dumpversion"], capture_output=True, text=True, check=True).stdout.strip()
-    return f"gcc-{major}"
+    return compiler_name("gcc")
 
 
 @pytest.fixture(scope="module")
-def programs(compiler, tmp_path_factory):
+def programs(tmp_path_factory):
     """The program by march, compiled without QEMU."""
-    folder = tmp_path_factory.mktemp("programs")
-    marches_ = sorted(
-        march for march in marches.list_known_names(compiler) if marches.get_arch(march) == "x86_64"
-    )
-
-    def compiled(march):
-        program = folder / march
-        options = ("-O3", "-static", f"-march={march}", "-o", program, HERE / "vectors.c", "-lm")
-        done = subprocess.run(["gcc", *options], capture_output=True, text=True, check=False)
-        # 32-bit CPUs are in gcc's list, too.
-        return march, program if done.returncode == 0 else None
-
-    with ThreadPoolExecutor(2) as pool:
-        result = {march: program for march, program in pool.map(compiled, marches_) if program}
+    result = compiled_marches(tmp_path_factory.mktemp("programs"), "gcc", "x86_64")
     assert len(result) > 40
     return result
 
@@ -128,52 +115,35 @@ def cpuid(tmp_path_factory):
     return program
 
 
-def flags(output):
+def flags(start, cpuid):
     """Return the kernel's names of the flags in CPUID."""
+    output = subprocess.run([*start, cpuid], capture_output=True, text=True, check=True).stdout
     result = set()
     for line in output.splitlines():
         leaf, subleaf, *values = line.split()
         for register, value in zip(REGISTERS, values, strict=True):
             names = BITS.get((leaf, subleaf, register), {})
             result |= {name for bit, name in names.items() if int(value, 16) >> bit & 1}
-    return result
-
-
-def verdicts(programs, compiler, has, start):
-    """Return the marches that the rule accepts, and those of them that died of SIGILL."""
-    allowed = [march for march in programs if marches.get_required_flags(march, compiler) <= has]
-
-    def dies(march):
-        done = subprocess.run([*start, programs[march]], capture_output=True, check=False)
-        return done.returncode in (SIGILL, 128 + signal.SIGILL)
-
-    with ThreadPoolExecutor(2) as pool:
-        return allowed, [march for march, died in zip(allowed, pool.map(dies, allowed), strict=True) if died]
+    return frozenset(result)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_code_that_the_rule_accepts_runs_without_sigill(model, programs, compiler, cpuid):
     start = ["qemu-x86_64", "-cpu", model]
-    has = flags(subprocess.run([*start, cpuid], capture_output=True, text=True, check=True).stdout)
-    allowed, died = verdicts(programs, compiler, has, start)
+    allowed = accepted(programs, compiler, flags(start, cpuid))
     assert "x86-64" in allowed
-    assert not died
+    assert not killed(allowed, start)
 
 
 def test_accepted_code_runs_on_this_machine(programs, compiler):
-    allowed, died = verdicts(programs, compiler, im.probe().cpu.flags, [])
+    allowed = accepted(programs, compiler, im.probe().cpu.flags)
     assert "x86-64" in allowed
-    assert not died
+    assert not killed(allowed)
 
 
 def test_the_program_distinguishes_cpus(programs, compiler, cpuid):
     """Without this, the tests above would prove nothing."""
     start = ["qemu-x86_64", "-cpu", "Nehalem"]
-    has = flags(subprocess.run([*start, cpuid], capture_output=True, text=True, check=True).stdout)
-    refused = [march for march in programs if not marches.get_required_flags(march, compiler) <= has]
-    died = [
-        march
-        for march in refused
-        if subprocess.run([*start, programs[march]], capture_output=True, check=False).returncode == SIGILL
-    ]
-    assert {"haswell", "skylake-avx512", "znver3", "x86-64-v3"} <= set(died)
+    allowed = accepted(programs, compiler, flags(start, cpuid))
+    refused = {march: program for march, program in programs.items() if march not in allowed}
+    assert {"haswell", "skylake-avx512", "znver3", "x86-64-v3"} <= killed(refused, start)

@@ -32,6 +32,9 @@ int main(int argc, char **argv) {
     for (int i = 0; i < N; i++) bits += words[i] ? (uint64_t)__builtin_clzll(words[i]) + (uint64_t)__builtin_ctzll(words[i]) : 0;
     for (int i = 0; i < N; i++) bits ^= (words[i] >> (i % 63)) & ~words[(i + 3) % N];
     for (int i = 0; i < N; i++) sum += (double)c[i] + y[i] + i32[i] + other[i];
+    int32_t dot = 0;
+    for (int i = 0; i < N; i++) dot += (int8_t)bytes[i] * (int8_t)other[i];
+    bits += (uint64_t)__atomic_fetch_add(&dot, 1, __ATOMIC_SEQ_CST);
     uint32_t swapped = 0;
     for (int i = 0; i < N; i++) swapped += __builtin_bswap32((uint32_t)words[i]);
     printf("%.3f %llu %u\n", sum, (unsigned long long)bits, swapped);

@@ -25,6 +25,7 @@ from imagematrix.build.dockerfile.platforms import (
 )
 from imagematrix.common.suggestions import SLIP, suggest_nearest
 from imagematrix.errors import UsageError
+from imagematrix.hardware.vendors import vector_length
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -133,6 +134,17 @@ def find_missing_sources(
             if problem and len(faults) < MOST:
                 faults.append(Fault(problem[0], name.at, problem[1]))
     return faults
+
+
+def find_fixed_vectors(dockerfile: str) -> list[Fault]:
+    """Return a fault for each compiler option, outside comments, that fixes the length of vectors."""
+    faults = []
+    for option in vector_length.find_options(dockerfile):
+        line = dockerfile[dockerfile.rfind("\n", 0, option.start()) + 1 : option.end()]
+        if not is_blank_or_comment(line):
+            message = vector_length.explain_option(option[0])
+            faults.append(Fault(message, option.start(), vector_length.REMEDY))
+    return faults[:MOST]
 
 
 def _find_needed_steps(steps: Sequence[Instruction], targets: Collection[str]) -> list[Instruction]:

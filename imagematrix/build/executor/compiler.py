@@ -15,7 +15,7 @@ from imagematrix.build.dockerfile.dockerfile import truncate_after_stage
 from imagematrix.build.matrix.feasibility import ARCHES
 from imagematrix.build.plan.flags import STAGE, look_up_flags
 from imagematrix.errors import BuildError
-from imagematrix.hardware.vendors import macros, marches
+from imagematrix.hardware.vendors import macros, marches, vector_length
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,6 +88,12 @@ class Compilers:
         text = compiler.query_macros(sources).get(option)
         if text is None:
             raise _make_unknown_flags_error(item, option)
+        if bits := vector_length.get_bits_from_macros(text):
+            raise BuildError(
+                f"the compiler of {item.cell.id} makes code for vectors of {bits} bits, "
+                "which computes wrong results on CPUs with another length",
+                remedy=f"let cc compile with {vector_length.OPTION}=scalable",
+            )
         stated = item.cell.facts.get_flags(march) or frozenset()
         return marches.get_flags_from_macros(text, ARCHES[item.cell.platform], march) | stated
 

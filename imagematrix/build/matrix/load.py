@@ -20,7 +20,7 @@ from imagematrix.build.matrix.warm_up_reader import WarmUpReader
 from imagematrix.common import units
 from imagematrix.common.suggestions import SLIP, suggest_nearest
 from imagematrix.errors import UsageError
-from imagematrix.hardware.vendors import gpus
+from imagematrix.hardware.vendors import gpus, vector_length
 from imagematrix.images.catalog import axis_conditions
 from imagematrix.images.catalog.catalog import AXIS, CRITERIA, HARDWARE
 from imagematrix.images.oci.compression import DEFAULT
@@ -285,7 +285,10 @@ class _MatrixReader(NodeReader):
                 remedy = "pass proxies with `imagematrix build --proxy`" if "PROXY" in name.upper() else None
                 self._add_problem(f"{name!r} cannot be a build argument of an image", mark, remedy)
             empty = isinstance(value, document.Scalar) and value.text is None
-            arguments[name] = None if empty else self._read_text(value, name)
+            text = arguments[name] = None if empty else self._read_text(value, name)
+            for option in vector_length.find_options(text or ""):
+                message = vector_length.explain_option(option[0])
+                self._add_problem(message, value.mark, vector_length.REMEDY)
         return tuple(sorted(arguments.items()))
 
     def _read_strict_march(self, node: document.Node | None) -> bool:

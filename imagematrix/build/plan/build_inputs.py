@@ -15,6 +15,7 @@ from pathlib import Path
 from imagematrix.build.plan.protocols import BuildSources
 from imagematrix.common.suggestions import suggest_nearest
 from imagematrix.errors import UsageError
+from imagematrix.hardware.vendors import vector_length
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,6 +100,10 @@ class BuildInputs:
                     suggest_nearest(name, declared) or "declare it in matrix.yaml for the image that uses it"
                 )
                 raise UsageError(f"{option}: no image declares {name!r}", remedy=remedy)
+        for name, value in sorted(self.args.items()):
+            for compiler_option in vector_length.find_options(value):
+                message = vector_length.explain_option(compiler_option[0])
+                raise UsageError(f"--build-arg {name}: {message}", remedy=vector_length.REMEDY)
         for image in images:
             for name, default in image.build_args:
                 if default is None and name not in self.args:

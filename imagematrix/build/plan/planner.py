@@ -158,12 +158,18 @@ class _Planner:
         try:
             text = complete_dockerfile(rendering.text, cell, self._inputs.build_inputs.args)
             images = dockerfiles.list_bases(text)
-            faults = self._find_missing_sources(cell, text) if cell.image.context is None else []
+            faults = dockerfiles.find_fixed_vectors(text)
+            if cell.image.context is None:
+                faults += self._find_missing_sources(cell, text)
             if cell.image.warm_up:
                 faults += find_cache_faults(text)
         except DockerfileError as error:
             cause, text, images = error, error.dockerfile, ()
-            faults = [*error.faults, *dockerfiles.find_faults(text)]
+            faults = [
+                *error.faults,
+                *dockerfiles.find_faults(text),
+                *dockerfiles.find_fixed_vectors(text),
+            ]
             with contextlib.suppress(UsageError):  # of a context that cannot be read
                 faults += self._find_missing_sources(cell, text)
         if faults:

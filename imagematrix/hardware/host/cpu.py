@@ -49,11 +49,15 @@ PARTS = {
     (0x41, 0xD4D): "Cortex-A715",
     (0x41, 0xD4E): "Cortex-X3",
     (0x41, 0xD4F): "Neoverse-V2",
+    (0x41, 0xD83): "Neoverse-V3AE",
     (0x41, 0xD84): "Neoverse-V3",
     (0x41, 0xD85): "Cortex-X925",
     (0x41, 0xD87): "Cortex-A725",
     (0x41, 0xD8E): "Neoverse-N3",
+    (0x43, 0x0AF): "ThunderX2-99xx",
     (0x46, 0x001): "A64FX",
+    (0x4E, 0x010): "Olympus",
+    (0x6D, 0xD49): "Azure-Cobalt-100",
     (0xC0, 0xAC3): "Ampere-1",
     (0xC0, 0xAC4): "Ampere-1a",
 }
@@ -170,6 +174,15 @@ def parse_arch(text: str) -> str | None:
     return _guess_arch(fields, _intersect_flags(fields))
 
 
+def infer_arch(flags: frozenset[str]) -> str | None:
+    """Return the 64-bit architecture whose CPUs have these flags, or None."""
+    if "lm" in flags:  # long mode
+        return "x86_64"
+    if "asimd" in flags:  # the 64-bit name; a 32-bit kernel has "neon"
+        return "aarch64"
+    return None
+
+
 def has_equal_cpus(text: str) -> bool:
     """Whether all processors are of one model and have the same flags; true if only one is described."""
     fields = _parse_fields(text)
@@ -248,11 +261,7 @@ def _guess_arch(fields: dict[str, list[str]], flags: frozenset[str]) -> str | No
     name = fields.get("architecture", [""])[0]
     if name.isidentifier() and name.isascii():
         return name
-    if "lm" in flags:  # long mode
-        return "x86_64"
-    if "asimd" in flags:  # the 64-bit name; a 32-bit kernel has "neon"
-        return "aarch64"
-    return None
+    return infer_arch(flags)
 
 
 def _get_vendor(fields: dict[str, list[str]]) -> str | None:

@@ -8,7 +8,7 @@ from imagematrix.common.record import replace
 from imagematrix.errors import ProbeError, UsageError
 from imagematrix.hardware.host import cpu
 from imagematrix.hardware.host.accelerator_hints import find_hints
-from imagematrix.hardware.host.host import Host, get_machine_name
+from imagematrix.hardware.host.host import Cpu, Host, get_machine_name
 from imagematrix.hardware.host.tree import Tree
 
 TYPE_CHECKING = False
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from imagematrix.hardware.host.gpus import Dump
-    from imagematrix.hardware.host.host import Accelerator, Cpu, Driver, Gpu
+    from imagematrix.hardware.host.host import Accelerator, Driver, Gpu
     from imagematrix.hardware.host.nvml import Nvml
     from imagematrix.hardware.host.pci import Function
 
 CPUINFO = "/proc/cpuinfo"
 LSCPU = ("/lscpu.json", "/lscpu.txt")  # output of `lscpu -J` or `lscpu`, instead of it in a captured tree
 SIGN = "avx_vnni"  # no CPU without it has flags that kernels do not print: spare the others the reading
+# Older releases of QEMU show programs that they emulate the /proc/cpuinfo of the machine on which they run.
+EMULATED = frozenset({"x86_64", "aarch64"})
 CPUINFO_LIMIT = 16 * 1024 * 1024  # bytes; about 11,000 CPUs
 
 
@@ -117,28 +119,41 @@ def _read_processors(tree: Tree) -> tuple[str, Cpu, list[str]]:
     # Files of these names in the root of a running host could be anybody's.
     for path in LSCPU if text is None and not tree.live else ():
         text = text or tree.read_text(path)
-    if text is not None:
-        processors, remarks = cpu.parse_cpu(text)
-        warnings = list(remarks)
-        if SIGN in processors.flags:
-            from imagematrix.hardware.host import cpuid
+    if text is None:
+        processors, warnings = _read_from_library(tree)
+        return _read_arch(tree, ""), processors, warnings
+    machine = _read_arch(tree, text)
+    processors, remarks = cpu.parse_cpu(text)
+    warnings = list(remarks)
+    described = cpu.infer_arch(processors.flags)
+    if {machine, described} == EMULATED:
+        processors = Cpu(vendor=None, model=None, flags=frozenset(), level=None)
+        warnings.append(
+            f"CPU unknown: {CPUINFO[1:]} describes one of {described}, but this machine, which is probably "
+            f"emulated, is {machine}: only code for the baseline architecture is known to run"
+        )
+    elif SIGN in processors.flags:
+        from imagematrix.hardware.host import cpuid
 
-            unprinted, unknown = cpuid.read_unprinted_flags(
-                tree, processors.flags, alike=cpu.has_equal_cpus(text)
-            )
-            processors = replace(processors, flags=processors.flags | unprinted)
-            warnings += unknown
-    elif tree.live:
-        processors, remarks = cpu.read_from_library()
-        warnings = list(remarks)
-    else:
+        unprinted, unknown = cpuid.read_unprinted_flags(
+            tree, processors.flags, alike=cpu.has_equal_cpus(text)
+        )
+        processors = replace(processors, flags=processors.flags | unprinted)
+        warnings += unknown
+    return machine, processors, warnings
+
+
+def _read_from_library(tree: Tree) -> tuple[Cpu, list[str]]:
+    """Return the processors where there is no text about them, and warnings; only those of a running host."""
+    if not tree.live:
         reason = tree.warnings[-1] if tree.warnings else f"{CPUINFO[1:]} not found"
         raise ProbeError(
             f"not a captured host: {reason}",
             remedy="copy at least /proc/cpuinfo (or the output of `lscpu -J` as lscpu.json), "
             "/proc/driver/nvidia and the names of /dev/nvidia* into it",
         )
-    return _read_arch(tree, text or ""), processors, warnings
+    processors, remarks = cpu.read_from_library()
+    return processors, list(remarks)
 
 
 def _read_arch(tree: Tree, text: str) -> str:

@@ -41,7 +41,7 @@ def make_features(host: Host) -> tuple[str, ...]:
     features += [f"{GPUS}{len(gpus)}"] if gpus else []
     features += sorted({f"{GPU}{make_word(gpu.name)}" for gpu in gpus if gpu.name})
     features += sorted({f"{COMPUTE}{gpu.compute}" for gpu in gpus if gpu.compute})
-    features += [f"{PREFIX}{host.cpu.level}"] if host.cpu.level else []
+    features.append(f"{PREFIX}{host.cpu.level or host.arch}")  # not all architectures have levels
     return tuple(features)
 
 

@@ -6,6 +6,7 @@ a single host it is what `select` returns.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import reduce
 from operator import or_
@@ -365,6 +366,12 @@ def _explain_exclusion(gang: Gang, hosts: int) -> str:
 
 
 def _find_remedy(query: Query, gang: Gang, kinds: Sequence[_HostKind]) -> Remedy:
+    machines = Counter(host.arch for kind in kinds for host, _ in kind.hosts.values())
+    if len(machines) > 1:
+        counts = " and ".join(
+            f"{format_count(count, 'host')} of {machine}" for machine, count in sorted(machines.items())
+        )
+        return Remedy(words=f"{counts} have no platform in common: choose for each architecture by itself")
     if gang.unknown:
         unknown = ", ".join(
             f"{name} is unknown of {format_count(number, 'variant')}" for name, number in gang.unknown

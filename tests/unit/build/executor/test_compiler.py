@@ -96,6 +96,15 @@ def test_march_unknown_to_the_compiler_is_a_build_error(flags, backend):
     assert "a base image with a newer compiler" in caught.value.remedy
 
 
+def test_compiler_of_vectors_of_one_length_is_a_build_error(flags, backend):
+    backend.macros["-march=znver4"] = "#define __ARM_FEATURE_SVE_BITS 256\n"
+    with pytest.raises(
+        BuildError, match="compiler of cpu-znver4 makes code for vectors of 256 bits"
+    ) as caught:
+        flags(only="cuda=none")
+    assert "-msve-vector-bits=scalable" in caught.value.remedy
+
+
 def test_failed_compiler_query_is_not_repeated(planned, backend):
     backend.errors["export"] = BuildError("no such package")
     items = planned(only="cuda=none").with_status("build")

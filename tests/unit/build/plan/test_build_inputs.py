@@ -122,6 +122,10 @@ def test_missing_inputs_fail_before_any_build(planned, backend, carry_out):
         (BuildInputs(ssh={"other": "x"}, args={"INDEX": "x"}), "--ssh: no image declares 'other'"),
         (BuildInputs(args={"INDEX": "x", "TOPS": "y"}), "--build-arg: no image declares 'TOPS'"),
         (BuildInputs(), "needs a value for the build argument INDEX"),
+        (
+            BuildInputs(args={"INDEX": "-O3 -msve-vector-bits=256"}),
+            "--build-arg INDEX: -msve-vector-bits=256 fixes the length of vectors",
+        ),
     ],
 )
 def test_undeclared_inputs_are_rejected(project, given, message):
@@ -141,6 +145,7 @@ def test_undeclared_inputs_are_rejected(project, given, message):
         "build_args: {SOURCE_DATE_EPOCH: 1}",
         "build_args: {https_proxy: x}",
         "build_args: {A: [x]}",
+        "build_args: {CFLAGS: -O3 -msve-vector-bits=256}",
     ],
 )
 def test_invalid_declarations_are_rejected(project, line):

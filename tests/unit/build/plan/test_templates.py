@@ -59,6 +59,27 @@ def test_all_faults_of_all_cells_are_reported_at_their_places(planned):
     assert details.count("did you mean 'compiler'? An image of this name is written compilr:latest") == 1
 
 
+FIXED_VECTORS = """\
+FROM {{ base }} AS compiler
+# no -msve-vector-bits=256 here
+ENV CFLAGS="{{ cflags }} -msve-vector-bits=scalable"
+RUN cc {{ cflags }} \\
+    -msve-vector-bits={{ 128 * 2 }} a.c
+"""
+
+
+@pytest.mark.parametrize("more", ["", "COPYY a b\n"])
+def test_a_fixed_vector_length_is_a_fault_at_its_place(planned, more):
+    with pytest.raises(TemplateError) as caught:
+        planned(template=FIXED_VECTORS + more)
+    assert messages(caught.value)[0] == (
+        "training.j2:5:5: -msve-vector-bits=256 fixes the length of vectors: on CPUs with another length, "
+        "code computes wrong results (in training:v1 cpu-x86-64-v3 and 11 other cells)"
+    )
+    assert "write -msve-vector-bits=scalable" in f"{caught.value.remedy} {caught.value.details}"
+    assert len(messages(caught.value)) == (2 if more else 1)
+
+
 def test_a_template_with_faults_is_read_once_for_all_cells(planned, monkeypatch):
     read_text, read = Path.read_text, []
 

@@ -558,6 +558,23 @@ def test_architectures(captured):
     assert "uname -m" in caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("machine", "features"),
+    [("aarch64", "flags : fpu lm avx2 avx_vnni"), ("x86_64", "Features : fp asimd atomics")],
+)
+def test_an_emulated_host_that_shows_another_cpu_proves_no_flag(captured, machine, features):
+    host = probe(captured({"proc/cpuinfo": f"vendor_id : A\n{features}\n", "proc/sys/kernel/arch": machine}))
+    assert (host.arch, host.cpu) == (machine, Cpu(vendor=None, model=None, flags=frozenset(), level=None))
+    (warning,) = (text for text in host.warnings if "CPU unknown" in text)
+    assert f"which is probably emulated, is {machine}" in warning
+
+
+@pytest.mark.parametrize("machine", ["i686", "ppc64le"])
+def test_a_host_of_another_machine_name_keeps_its_flags(captured, machine):
+    host = probe(captured({"proc/cpuinfo": "flags : lm avx2", "proc/sys/kernel/arch": machine}))
+    assert host.cpu.flags == {"lm", "avx2"}
+
+
 def test_the_running_host():
     host = probe(nvml=False)
     assert host.arch == os.uname().machine

@@ -22,6 +22,7 @@ def test_features_say_what_decides_about_images(host, profiles):
         *("im-driver-550.163.01", "im-cuda-12.4", "im-gpus-8", "im-gpu-nvidia-h200", "im-compute-9.0"),
         "im-x86-64-v4",
     )
+    assert make_features(Host.load(profiles["grace-hopper"]))[-1] == "im-aarch64"
     mixed = make_features(Host.load(profiles["mixed"]))
     assert {"im-gpus-2", "im-gpu-tesla-t4", "im-compute-7.5", "im-compute-8.0"} <= {*mixed}
     assert not any(

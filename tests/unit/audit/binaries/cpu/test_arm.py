@@ -32,6 +32,39 @@ WORDS = {
     0x04E30041: "sve",  # add z1.d, z2.d, z3.d
     0x45009841: "svei8mm",  # smmla z1.s, z2.b, z0.b
     0x45C30041: "sve2",  # saddlb z1.d, z2.s, z3.s
+    0x04323B12: "sve2",  # eor3 z18.d, z18.d, z18.d, z24.d
+    0x04AB366A: "sve2",  # xar z10.d, z10.d, z19.d, #53
+    0x04636041: "sve2",  # mul z1.h, z2.h, z3.h
+    0x044D911A: "sve2",  # urshr z26.s, p4/m, z26.s, #24
+    0x04CF8091: "sve2",  # sqshlu z17.d, p0/m, z17.d, #36
+    0x05700EF9: "sve2",  # ext z25.b, {z23.b-z24.b}, #131
+    0x05AD964E: "sve2",  # splice z14.s, p5, {z18.s-z19.s}
+    0x05622A76: "sve2",  # tbl z22.h, {z19.h-z20.h}, z2.h
+    0x25350008: "sve2",  # whilege p8.b, w0, w21
+    0x25350408: "sve",  # whilelt p8.b, w0, w21
+    0x25B63331: "sve2",  # whilerw p1.s, x25, x22
+    0x649087E2: "sve2",  # faddp z2.s, p1/m, z2.s, z31.s
+    0x64BD4263: "sve2",  # fmlalb z3.s, z19.h, z5.h[6]
+    0x64BB80F2: "sve2",  # fmlalb z18.s, z7.h, z27.h
+    0x6488A9CA: "sve2",  # fcvtnt z10.h, p2/m, z14.s
+    0x651CA8B2: "sve2",  # flogb z18.s, p2/m, z5.s
+    0x650ABAD1: "sve2",  # fcvtx z17.s, p6/m, z22.d
+    0x851CB0A3: "sve2",  # ldnt1w {z3.s}, p4/z, [z5.s, x28]
+    0xE580371E: "sve2",  # stnt1d {z30.d}, p5, [z24.d, x0]
+    0x64608360: "svebf16",  # bfdot z0.s, z27.h, z0.h
+    0x64FA485F: "svebf16",  # bfmlalb z31.s, z2.h, z2.h[7]
+    0x658ABEA8: "svebf16",  # bfcvt z8.h, p7/m, z21.s
+    0x64A1E76E: "svef32mm",  # fmmla z14.s, z27.s, z1.s
+    0x05AB0013: "svef64mm",  # zip1 z19.q, z0.q, z11.q
+    0xA52D1724: "svef64mm",  # ld1row {z4.s}, p5/z, [x25, x13, lsl #2]
+    0x4522E320: "sveaes",  # aese z0.b, z0.b, z25.b
+    0x452CF064: "svesm4",  # sm4ekey z4.s, z3.s, z12.s
+    0x4526F5E4: "svesha3",  # rax1 z4.d, z15.d, z6.d
+    0x4518B526: "svebitperm",  # bdep z6.b, z9.b, z24.b
+    0x5F3258D3: "fphp",  # fmls h19, h6, v2.h[7]
+    0x5F079020: "fphp",  # fmul h0, h1, v7.h[0]
+    0x0F1CE59C: "asimdhp",  # scvtf v28.4h, v12.4h, #4
+    0x2F1CFD5D: "asimdhp",  # fcvtzu v29.4h, v10.4h, #4
     0xD503233F: "",  # paciasp
     0x8B030041: "",  # add x1, x2, x3
 }
