@@ -71,6 +71,8 @@ class _AheadStream:
             self._ended = not isinstance(piece, bytes) or not piece
             if isinstance(piece, BaseException):
                 raise piece
+            if size >= len(piece):
+                return piece
             self._rest = memoryview(piece)
         part, self._rest = self._rest[:size], self._rest[size:]
         return bytes(part)
