@@ -50,6 +50,7 @@ class LayerDownload:
         self._on_layer = on_layer
         self._lock = threading.Lock()
         self._complete = False
+        self._refusal: AuditError | None = None
 
     def count_missing_bytes(self) -> int:
         """Return how many bytes are to be received."""
@@ -64,6 +65,8 @@ class LayerDownload:
         OSError.
         """
         with self._lock:  # an image may have a layer twice
+            if self._refusal:
+                raise self._refusal
             if not self._complete:
                 with self._receive() as stream:
                     yield stream
@@ -95,17 +98,19 @@ class LayerDownload:
         """Read to the end; remove the file and raise AuditError if it is not what the manifest names."""
         while stream.read(PIECE):
             pass
-        remedy = "run this again; if it stays so, the registry's storage or a proxy is damaged"
         if stream.digest != self._digest:
-            self._path.unlink()
-            message = f"the content of blob {self._digest} does not match its digest"
-            raise AuditError(message, remedy=remedy)
-        if stream.received != self._size:
-            self._path.unlink()
-            raise AuditError(
-                f"blob {self._digest} has {stream.received} bytes, and its manifest says {self._size}",
-                remedy="pull an image that was built and pushed whole",
+            self._refusal = AuditError(
+                f"the content of blob {self._digest} does not match its digest",
+                remedy="run this again; if it stays so, the registry's storage or a proxy is damaged",
             )
+        elif stream.received != self._size:
+            self._refusal = AuditError(
+                f"blob {self._digest} has {stream.received} bytes, and its manifest says {self._size}",
+                remedy="build and push the image again, with a tool that writes its manifest as it is",
+            )
+        if self._refusal:
+            self._path.unlink()
+            raise self._refusal
 
 
 class _ArrivingStream:

@@ -197,8 +197,10 @@ class MergedImage:
         yield from self._list_folders_and_links()
         for number, wanted in enumerate(self._wanted):
             if wanted:
-                listing = self._list_written_files if self._contents else self._list_files
-                yield from listing(number, wanted)
+                if self._contents:
+                    yield from self._list_written_files(self._contents, number, wanted)
+                else:
+                    yield from self._list_files(self._layers[number], wanted)
         for file, (first, *more_paths) in self._names.items():
             for path in more_paths:
                 yield _make_member(path, tarfile.LNKTYPE, file.attributes, target=first)
@@ -221,15 +223,15 @@ class MergedImage:
             )
             yield _make_member(path, tarfile.SYMTYPE, attributes, target=link.target)
 
-    def _list_written_files(self, number: int, wanted: Mapping[int, _Content]) -> Iterator[MergedFile]:
-        assert self._contents is not None  # noqa: S101 - for the type checker
+    def _list_written_files(
+        self, contents: ContentWriter, number: int, wanted: Mapping[int, _Content]
+    ) -> Iterator[MergedFile]:
         for place, file in wanted.items():
-            written = self._contents.get_path(number, place)
+            written = contents.get_path(number, place)
             path = self._names[file][0]
             yield _make_member(path, tarfile.REGTYPE, file.attributes, size=file.size, written=written)
 
-    def _list_files(self, number: int, wanted: Mapping[int, _Content]) -> Iterator[MergedFile]:
-        layer = self._layers[number]
+    def _list_files(self, layer: LayerFile, wanted: Mapping[int, _Content]) -> Iterator[MergedFile]:
         with self._open_layer(layer) as archive:
             for place, member in enumerate(list_members(archive)):
                 file = wanted.get(place)

@@ -49,7 +49,8 @@ def read(download):
 
 
 def test_it_is_received_once_and_only_as_it_is_read(make_download, server, tmp_path):
-    received, layers = [], []
+    received: list[int] = []
+    layers: list[int] = []
     download = make_download(on_bytes=received.append, on_layer=lambda: layers.append(1))
     assert download.count_missing_bytes() == SIZE
     with download.open() as stream:
@@ -69,6 +70,16 @@ def test_two_readers_share_one_download(make_download, server):
         reader.join()
     assert found == [CONTENT] * 3
     assert server.count("GET", LAYER) == 1
+
+
+def test_what_was_refused_is_not_received_again_for_a_second_reader(make_download, kept, server, tmp_path):
+    kept[LAYER] = CHANGED
+    download = make_download()
+    for _ in range(2):
+        with pytest.raises(AuditError, match="does not match its digest"):
+            read(download)
+    assert server.count("GET", LAYER) == 1
+    assert not (tmp_path / "layer").exists()
 
 
 @pytest.mark.parametrize("error", [ValueError("damaged"), EOFError("cut"), AuditError("not a tar")])
