@@ -189,3 +189,44 @@ def test_two_pulls_among_faults_leave_no_half_image(disk, image):
     disk.fail()
     ended(started(disk, image), codes=(0,))
     assert require_whole(disk, image)
+
+
+class SmallDisk:
+    """A tmpfs, whose size can be set."""
+
+    def __init__(self, folder):
+        self.path = folder / "mounted"
+        self.path.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", self.path], check=True)
+
+    def resize(self, kib):
+        subprocess.run(["mount", "-o", f"remount,size={kib}k", self.path], check=True)
+
+    def end(self):
+        subprocess.run(["umount", "--lazy", self.path], check=True)
+
+
+@pytest.fixture
+def small_disk():
+    folder = new_folder()
+    made = SmallDisk(folder)
+    yield made
+    made.end()
+    remove_folder(folder)
+
+
+@pytest.mark.parametrize("how", [(), ("--unpacked",)])
+def test_a_disk_that_fills_at_any_point_holds_no_half_image(small_disk, image, how):
+    store = ImageStore(small_disk.path / "store")
+    codes = []
+    for kib in range(100, 1500, 100):
+        small_disk.resize(kib)
+        codes.append(ended(started(small_disk, image, *how)))
+        assert require_whole(small_disk, image) == (codes[-1] == 0)
+        if codes[-1] == 0:
+            break
+        new = Path(store.path, "new")
+        assert not new.exists() or not [*new.iterdir()], "what a full disk ended takes no space"
+    assert codes[0] != 0
+    assert codes[-1] == 0
+    assert listed(store, "new") == listed(store, "partial") == listed(store, "locks") == []

@@ -1,7 +1,8 @@
 """Writing an image's files into a folder, as an ordinary user, who owns all of them then.
 
 Each folder of a path is opened by its name in the one before and no link is followed, so nothing is written
-outside. Folders get their modes and times at the end, because they may not be writable.
+outside. Folders get their modes and times at the end, because they may not be writable. The content of files
+may come before it is known where they belong: it is then written under numbers, and renamed.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import tarfile
+from pathlib import Path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
     from typing import Self
 
     from imagematrix.images.local_store.merged_image import MergedFile
@@ -33,9 +34,7 @@ def write_folder(
     a folder that gives its group to what is in it: of other groups, a container of an ordinary user knows
     none, and the kernel copies no file of theirs when it is changed.
     """
-    path.mkdir(ALL)
-    os.chown(path, -1, os.getegid())
-    path.chmod(ALL)  # the new folder has the setgid bit of the one that it is in
+    _make_own_folder(path)
     folders: list[MergedFile] = []
     with _Inside(path) as inside:
         for member in members:
@@ -52,6 +51,34 @@ def write_folder(
             os.utime(descriptor, (folder.mtime, folder.mtime))
 
 
+class WrittenContents:
+    """The contents of files in the new folder `path`, by the number of their layer and their place in it.
+
+    No name that a layer has is used, so whatever the layer says, its files are in its own folder. Before each
+    file, `require_space` gets its size. Writing raises what that does, OSError, and AuditError for a file
+    that is truncated.
+    """
+
+    def __init__(self, path: Path, require_space: Callable[[int], object]) -> None:
+        self._path = path
+        self._require_space = require_space
+        _make_own_folder(path)
+
+    def write(self, layer: int, place: int, file: MergedFile) -> None:
+        """Write the content of a file, by any thread; the files of a layer come in order."""
+        self._require_space(file.size)
+        path = self.get_path(layer, place)
+        try:
+            _write_file(path, file, lambda _: None)
+        except FileNotFoundError:  # the first of its layer
+            Path(path).parent.mkdir(ALL)
+            _write_file(path, file, lambda _: None)
+
+    def get_path(self, layer: int, place: int) -> str:
+        """Return the path of what was written."""
+        return f"{self._path}/{layer}/{place}"
+
+
 def remove_tree(path: Path) -> None:
     """Remove a folder with everything in it, whatever the modes of this user's folders; raise OSError."""
     with contextlib.suppress(PermissionError):  # the folder of another user, who may let a group write there
@@ -62,6 +89,12 @@ def remove_tree(path: Path) -> None:
     finally:
         os.close(descriptor)
     path.rmdir()
+
+
+def _make_own_folder(path: Path) -> None:
+    path.mkdir(ALL)
+    os.chown(path, -1, os.getegid())
+    path.chmod(ALL)  # the new folder has the setgid bit of the one that it is in
 
 
 def _empty_folder(folder: int) -> None:
@@ -131,7 +164,17 @@ def _write_member(inside: _Inside, member: MergedFile, on_bytes: Callable[[int],
         os.symlink(member.target, name, dir_fd=folder)
         os.utime(name, (member.mtime, member.mtime), dir_fd=folder, follow_symlinks=False)
         return
-    descriptor = os.open(name, NEW, 0o600, dir_fd=folder)
+    if member.written:
+        os.rename(member.written, name, dst_dir_fd=folder)
+    else:
+        _write_file(name, member, on_bytes, folder)
+
+
+def _write_file(
+    path: str, member: MergedFile, on_bytes: Callable[[int], object], folder: int | None = None
+) -> None:
+    """Write a regular file at a `path` in an open `folder`, with its mode and time."""
+    descriptor = os.open(path, NEW, 0o600, dir_fd=folder)
     try:
         for piece in member.read_pieces(on_bytes):
             rest = memoryview(piece)

@@ -1,5 +1,8 @@
 """Bringing an image into a store: its layers, merged into a squashfs or a folder, which then appears at once.
 
+Layers are received, checked and read side by side. For a folder, what is in their files is written meanwhile,
+under numbers in a folder of this command; files get their names when all layers are what the image names.
+
 One process fetches an image, on whatever machine; others wait for it. What it writes has names that no other
 command takes for an image, until the last step, a rename. If it is killed, the next one removes what it left,
 except for downloads, which go on from where they were.
@@ -8,6 +11,7 @@ except for downloads, which go on from where they were.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import io
 import json
@@ -30,7 +34,7 @@ from imagematrix.images.local_store.folder import (
     StoredName,
     put_name,
 )
-from imagematrix.images.local_store.folder_writer import remove_tree, write_folder
+from imagematrix.images.local_store.folder_writer import WrittenContents, remove_tree, write_folder
 from imagematrix.images.local_store.locks import hold_lock, remove_dead_files
 from imagematrix.images.local_store.merged_image import LayerFile, MergedImage
 from imagematrix.images.local_store.squashfs_writer import require_mksquashfs, write_squashfs
@@ -194,9 +198,11 @@ class _Fetch:
                     open=lambda: io.BytesIO(tar), name="what is added", digest=tar_digest, tar=tar_digest
                 )
             )
-        image = MergedImage(layers)
         new.mkdir()
+        written = Path(f"{new}.layers")
         try:
+            contents = WrittenContents(written, self._room.require_space) if how.unpacked else None
+            image = MergedImage(layers, contents=contents)
             stored = self._write_image(new, image, published, parts, unpacked=how.unpacked)
             document = new / DOCUMENT
             document.write_text(json.dumps(stored.to_json(), indent=1) + "\n")
@@ -206,7 +212,7 @@ class _Fetch:
             _sync_path(document)
             _sync_path(new)
             if find_present():
-                remove_tree(new)
+                _remove_trees(new, written)
                 return
             if place.exists():  # a damaged one, or one of the other kind
                 self._require_unused()
@@ -214,13 +220,9 @@ class _Fetch:
             _rename_folder(new, place)
             _sync_path(place.parent)
         except BaseException:
-            with contextlib.suppress(OSError):
-                remove_tree(new)
+            _remove_trees(new, written)
             raise
-        for leftover in (partial, Path(f"{new}.gone")):
-            if leftover.exists():
-                with contextlib.suppress(OSError):  # a later command sweeps it
-                    remove_tree(leftover)
+        _remove_trees(partial, written, Path(f"{new}.gone"))
         self._room.make_space(0, kept=self._digest)
 
     def _write_image(
@@ -231,9 +233,8 @@ class _Fetch:
         root = new / ROOTS[kind]
         checksum = None
         if unpacked:
-            self._room.require_space(image.size)
             write_folder(root, image.list_members())
-            os.sync()
+            _sync_file_system(root)
             size = image.size
         else:
             write_squashfs(root, image.list_members(), image.latest)
@@ -315,6 +316,13 @@ def _remove_leftovers(store: ImageStore, locked_name: str) -> None:
                 remove_tree(path)
 
 
+def _remove_trees(*paths: Path) -> None:
+    """Remove folders that may exist; a later command sweeps what cannot be removed now."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            remove_tree(path)
+
+
 def _rename_folder(path: Path, to: Path) -> None:
     """Rename a folder; raise OSError, but not if only the answer to the request was lost."""
     try:
@@ -322,6 +330,19 @@ def _rename_folder(path: Path, to: Path) -> None:
     except OSError:
         if path.exists() or not to.exists():
             raise
+
+
+def _sync_file_system(path: Path) -> None:
+    """Wait until the file system of `path` has all on its disk; raise OSError if that failed.
+
+    sync(2) would wait for the disks of everybody else, and tell of no error.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+    finally:
+        os.close(descriptor)
 
 
 def _sync_path(path: Path) -> None:

@@ -1,15 +1,19 @@
 """The layers of an image as one stream of its files, each at its final path and once.
 
-Layers are read twice: first their headers, which give the tree that a container sees, then the content of the
-files that are left in it. So no unpacked copy is needed. Folders come first, then links, then files in the
-order in which the layers have them, then further names of files.
+Layers are read twice: first their headers, side by side while they arrive, which give the tree that a
+container sees, then the content of the files that are left in it. So no unpacked copy is needed. Or else the
+content of all files is written at the first reading, under numbers, and they get their names later. Folders
+come first, then links, then files in the order in which the layers have them, then further names of files.
 """
 
 from __future__ import annotations
 
 import contextlib
 import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from typing import Protocol
 
 from imagematrix.errors import AuditError
 from imagematrix.images.oci import layer_entries
@@ -21,6 +25,7 @@ from imagematrix.images.oci.layer_entries import (
     read_to_the_end,
     require_dense,
 )
+from imagematrix.images.oci.read_ahead import read_ahead
 from imagematrix.images.oci.tar import open_tar
 from imagematrix.images.oci.tree import Folder, Hardlink, ImageTree, Symlink
 
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
 
     from imagematrix.images.oci.byte_stream import ByteStream
 
+AT_ONCE = 4  # layers that arrive and are unpacked side by side, each by three threads with some 10 MiB
 PIECE = 1 << 20  # bytes of content to read at once
 LATEST = (1 << 32) - 1  # the last time that squashfs can have, in seconds since 1970
 PERMISSIONS = 0o7777
@@ -57,7 +63,8 @@ class MergedFile:
     """A file of the merged image at `path`, absolute, and its `content` if it is a regular file of `size`.
 
     `kind` is a type of tarfile: a regular file, a folder, a symbolic link to `target`, or another name of the
-    regular file at the path `target`, which came before.
+    regular file at the path `target`, which came before. If its content was written already, it is in the
+    file `written`, with its mode and time.
     """
 
     path: str
@@ -69,6 +76,7 @@ class MergedFile:
     size: int = 0
     target: str = ""
     content: ByteStream | None = None
+    written: str | None = None
 
     def read_pieces(self, on_bytes: Callable[[int], object]) -> Iterator[bytes]:
         """Yield the content; `on_bytes` is told the bytes of each piece when the next one is wanted.
@@ -83,6 +91,16 @@ class MergedFile:
             yield piece
             remaining -= len(piece)
             on_bytes(len(piece))
+
+
+class ContentWriter(Protocol):
+    """Keeps the content of files whose final names are not known yet."""
+
+    def write(self, layer: int, place: int, file: MergedFile) -> None:
+        """Write the content of a file, which has its `place` in a layer, by any thread; raise OSError."""
+
+    def get_path(self, layer: int, place: int) -> str:
+        """Return the path of what was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,23 +141,31 @@ class _ListedLayer:
     emptied: frozenset[str]
 
 
+class _StoppedError(Exception):
+    """Another layer cannot be read."""
+
+
 class MergedImage:
     """The merged files of `layers`, the lowest first. Reads their headers; raises AuditError.
+
+    With `contents`, it also has the content of their files written, and raises what that does. `on_bytes` is
+    told the bytes of the tars as they are read, by any thread.
 
     `left_out` is the number of device nodes, pipes and sockets, which no user can make. `size` are the bytes
     of all files, `latest` is the latest of all times.
     """
 
     def __init__(
-        self, layers: Sequence[LayerFile], on_bytes: Callable[[int], object] = lambda _: None
+        self,
+        layers: Sequence[LayerFile],
+        on_bytes: Callable[[int], object] = lambda _: None,
+        contents: ContentWriter | None = None,
     ) -> None:
         self._layers = layers
         self._report = on_bytes
-        listed: list[_ListedLayer] = []
-        for layer in layers:
-            listed.append(self._list_layer(layer))
-            if sum(len(listed_layer.entries) for listed_layer in listed) > layer_entries.MOST:
-                raise AuditError(f"the layers have more than {layer_entries.MOST} files")
+        self._contents = contents
+        self._stopped = threading.Event()
+        listed = self._list_layers()
         self._tree: ImageTree[_Content] = ImageTree(listed)
         self._names: dict[_Content, list[str]] = {}
         self.left_out = 0
@@ -169,9 +195,12 @@ class MergedImage:
     def list_members(self) -> Iterator[MergedFile]:
         """Yield all members; the content of each has to be read before the next. Raises AuditError."""
         yield from self._list_folders_and_links()
-        for layer, wanted in zip(self._layers, self._wanted, strict=True):
+        for number, wanted in enumerate(self._wanted):
             if wanted:
-                yield from self._list_files(layer, wanted)
+                if self._contents:
+                    yield from self._list_written_files(self._contents, number, wanted)
+                else:
+                    yield from self._list_files(self._layers[number], wanted)
         for file, (first, *more_paths) in self._names.items():
             for path in more_paths:
                 yield _make_member(path, tarfile.LNKTYPE, file.attributes, target=first)
@@ -194,6 +223,14 @@ class MergedImage:
             )
             yield _make_member(path, tarfile.SYMTYPE, attributes, target=link.target)
 
+    def _list_written_files(
+        self, contents: ContentWriter, number: int, wanted: Mapping[int, _Content]
+    ) -> Iterator[MergedFile]:
+        for place, file in wanted.items():
+            written = contents.get_path(number, place)
+            path = self._names[file][0]
+            yield _make_member(path, tarfile.REGTYPE, file.attributes, size=file.size, written=written)
+
     def _list_files(self, layer: LayerFile, wanted: Mapping[int, _Content]) -> Iterator[MergedFile]:
         with self._open_layer(layer) as archive:
             for place, member in enumerate(list_members(archive)):
@@ -207,7 +244,23 @@ class MergedImage:
                 path = self._names[file][0]
                 yield _make_member(path, tarfile.REGTYPE, file.attributes, size=file.size, content=checked)
 
-    def _list_layer(self, layer: LayerFile) -> _ListedLayer:
+    def _list_layers(self) -> list[_ListedLayer]:
+        """List all layers side by side; if one cannot be read, the others are given up."""
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            listing = [pool.submit(self._list_layer, number) for number in range(len(self._layers))]
+            try:
+                count = 0
+                for listed in as_completed(listing):
+                    count += len(listed.result().entries)
+                    _require_few(count)
+            except BaseException:
+                self._stopped.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+        return [listed.result() for listed in listing]
+
+    def _list_layer(self, number: int) -> _ListedLayer:
+        layer = self._layers[number]
         listing: LayerListing[_Content] = LayerListing()
         with self._open_layer(layer, tar=layer.tar) as archive:
             for place, member in enumerate(list_members(archive)):
@@ -217,6 +270,12 @@ class MergedImage:
                 entry = _make_entry(member, listing.read_link(member), place, path)
                 if path != "/" or isinstance(entry, Folder):
                     listing.add(path, entry)
+                if self._contents and isinstance(entry, _Content) and not entry.special:
+                    content = archive.extractfile(member)
+                    file = _make_member(
+                        path, tarfile.REGTYPE, entry.attributes, size=entry.size, content=content
+                    )
+                    self._contents.write(number, place, file)
         return _ListedLayer(
             digest=layer.name,
             entries=listing.entries,
@@ -227,16 +286,26 @@ class MergedImage:
     @contextlib.contextmanager
     def _open_layer(self, layer: LayerFile, tar: str | None = None) -> Iterator[tarfile.TarFile]:
         """Open the tar of a layer; at the end, compare its digests and raise AuditError."""
-        with _convert_errors(layer), layer.open() as stream:
+        with _convert_errors(layer), contextlib.ExitStack() as stack:
+            stream = stack.enter_context(layer.open())
             raw = HashedStream(stream, layer.digest) if layer.digest else None
-            expanded = DecompressedStream(raw or stream)
+            arriving = stack.enter_context(read_ahead(raw or stream))
+            expanded = DecompressedStream(arriving)
             content = HashedStream(expanded, tar) if tar else None
-            with open_tar(_ObservedStream(content or expanded, self._report)) as archive:
+            unpacked = stack.enter_context(read_ahead(content or expanded))
+            with open_tar(_ObservedStream(unpacked, self._note_bytes)) as archive:
                 yield archive
-                read_to_the_end(archive, expanded if content is None else content, expanded)
+                read_to_the_end(archive, unpacked, expanded)
+            while arriving.read(PIECE):  # what the decompressor left
+                pass
             for hashed in (raw, content):
                 if hashed:
                     hashed.finish()
+
+    def _note_bytes(self, size: int) -> None:
+        if self._stopped.is_set():
+            raise _StoppedError
+        self._report(size)
 
 
 @contextlib.contextmanager
@@ -300,6 +369,7 @@ def _make_member(
     size: int = 0,
     target: str = "",
     content: ByteStream | None = None,
+    written: str | None = None,
 ) -> MergedFile:
     return MergedFile(
         path=path,
@@ -311,7 +381,14 @@ def _make_member(
         size=size,
         target=target,
         content=content,
+        written=written,
     )
+
+
+def _require_few(files: int) -> None:
+    """Raise AuditError if layers have too many files."""
+    if files > layer_entries.MOST:
+        raise AuditError(f"the layers have more than {layer_entries.MOST} files")
 
 
 def _require_bounded(path: str) -> None:

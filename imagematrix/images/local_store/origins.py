@@ -1,15 +1,13 @@
 """The origins of images: a registry, an OCI layout, or an archive; and their layers as files to read.
 
-Layers of a registry and of an archive are written to a folder first: those of a registry because an
-interrupted download goes on from there, those of an archive because it can only be read from its beginning.
+Layers of a registry and of an archive are kept in a folder: those of a registry while they are read, because
+an interrupted download goes on from there; those of an archive because that is read from its beginning only.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import threading
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -17,6 +15,7 @@ from typing import Protocol, TypeVar
 from imagematrix.common import json_documents
 from imagematrix.common.json_documents import Fields
 from imagematrix.errors import AuditError, UnknownImageError
+from imagematrix.images.local_store.layer_download import LayerDownload
 from imagematrix.images.local_store.merged_image import LayerFile
 from imagematrix.images.oci.archive import ImageArchive
 from imagematrix.images.oci.decompression import HashedStream
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from imagematrix.images.oci.layout import LayoutFolder
     from imagematrix.images.oci.registry import Registry
 
-AT_ONCE = 4  # downloads
 PIECE = 1 << 20
 
 L = TypeVar("L")
@@ -69,7 +67,7 @@ class ImageOrigin(Protocol):
         """Return the parts of the image with a digest; raise UnknownImageError, AuditError, EngineError."""
 
     def count_missing_bytes(self, parts: ImageParts, folder: Path) -> int:
-        """Return how many bytes `fetch_layers` will write to a folder."""
+        """Return how many bytes of layers will be written to a folder."""
 
     def fetch_layers(
         self,
@@ -78,9 +76,9 @@ class ImageOrigin(Protocol):
         on_bytes: Callable[[int], object],
         on_layer: Callable[[], object],
     ) -> Sequence[LayerFile]:
-        """Return the layers, which are written to `folder` if need be.
+        """Return the layers, which are written to `folder` if need be, now or as they are read.
 
-        Raises what `read_parts` does, and OSError.
+        Raises what `read_parts` does, and OSError; so does the reading of the layers.
 
         `on_bytes` is told the bytes of each piece, by any thread, and `on_layer` is called after each layer.
         """
@@ -103,13 +101,8 @@ class RegistryOrigin:
 
     def count_missing_bytes(self, parts: ImageParts, folder: Path) -> int:
         """Return how many bytes are missing; see ImageOrigin."""
-        missing = 0
-        for digest, size in zip(parts.layers, parts.sizes, strict=True):
-            path = _get_layer_path(folder, digest)
-            partial_path = _get_partial_path(path)
-            if not path.exists():
-                missing += size - (min(partial_path.stat().st_size, size) if partial_path.exists() else 0)
-        return missing
+        downloads = self._make_downloads(parts, folder, lambda _: None, lambda: None)
+        return sum(download.count_missing_bytes() for download in downloads.values())
 
     def fetch_layers(
         self,
@@ -119,54 +112,26 @@ class RegistryOrigin:
         on_layer: Callable[[], object],
     ) -> Sequence[LayerFile]:
         """Return the layers; see ImageOrigin."""
-        sizes = dict(zip(parts.layers, parts.sizes, strict=True))
-        stopped = threading.Event()
+        downloads = self._make_downloads(parts, folder, on_bytes, on_layer)
+        return [
+            LayerFile(open=downloads[digest].open, name=digest, tar=tar)
+            for digest, tar in zip(parts.layers, parts.tars, strict=True)
+        ]
 
-        def receive(size: int) -> None:
-            if stopped.is_set():
-                raise AuditError("another layer cannot be read")
-            on_bytes(size)
-
-        def fetch(digest: str) -> None:
-            if not stopped.is_set():
-                self._fetch(digest, sizes[digest], folder, receive)
-                on_layer()
-
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            try:
-                for fetched in as_completed([pool.submit(fetch, digest) for digest in sizes]):
-                    fetched.result()
-            finally:
-                stopped.set()
-        return _list_layer_files(parts, folder)
-
-    def _fetch(self, digest: str, size: int, folder: Path, on_bytes: Callable[[int], object]) -> None:
-        """Download a layer, from where an earlier command stopped."""
-        path = _get_layer_path(folder, digest)
-        if path.exists():
-            return
-        part = _get_partial_path(path)
-        with part.open("a+b") as file:
-            file.seek(0)
-            hashed = hashlib.sha256()
-            while piece := file.read(PIECE):
-                hashed.update(piece)
-            start = file.tell()
-            if start < size:
-                with self._registry.open(digest, start) as stream:
-                    while file.tell() < size and (piece := stream.read(min(PIECE, size - file.tell()))):
-                        file.write(piece)
-                        hashed.update(piece)
-                        on_bytes(len(piece))
-            file.flush()
-            os.fsync(file.fileno())
-        if f"sha256:{hashed.hexdigest()}" != digest:
-            part.unlink()
-            raise AuditError(
-                f"the content of blob {digest} does not match its digest",
-                remedy="run this again; if it stays so, the registry's storage or a proxy is damaged",
+    def _make_downloads(
+        self,
+        parts: ImageParts,
+        folder: Path,
+        on_bytes: Callable[[int], object],
+        on_layer: Callable[[], object],
+    ) -> Mapping[str, LayerDownload]:
+        """Return a download for each digest."""
+        return {
+            digest: LayerDownload(
+                self._registry, digest, size, _get_layer_path(folder, digest), on_bytes, on_layer
             )
-        part.rename(path)
+            for digest, size in zip(parts.layers, parts.sizes, strict=True)
+        }
 
 
 class LayoutOrigin:
@@ -298,7 +263,7 @@ def _read_config(raw: bytes, name: str, layers: tuple[str, ...], sizes: tuple[in
 
 
 def _list_layer_files(parts: ImageParts, folder: Path) -> list[LayerFile]:
-    """Return layers that are in a folder, where their own digests have been checked."""
+    """Return the layers of an archive that are in a folder, where their own digests have been checked."""
     return [
         LayerFile(open=partial(_open_file, _get_layer_path(folder, layer)), name=layer, tar=tar)
         for layer, tar in zip(parts.layers, parts.tars, strict=True)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from imagematrix.images.oci.byte_stream import ByteStream
 
-BUFFER = 1 << 16  # bytes; tarfile copies the rest of its buffer at each read
+PIECE = 1 << 20  # bytes to read at once
 LONGEST = 1 << 20  # bytes of an extended header; names have at most 4096
 LARGEST = (1 << 63) - 1  # bytes of a member; engines keep its size in 64 bits
 # Types of extended headers, which describe the next member and are read in one piece.
@@ -40,7 +40,7 @@ class _StrictTar(tarfile.TarFile):
 
     extended = b""
     whole = True  # the member and all its extended headers were read
-    ending: _Ending | None = None
+    ending: _ForwardFile | None = None
     data_end = 0
 
     def next(self) -> tarfile.TarInfo | None:
@@ -109,37 +109,71 @@ class _Member(tarfile.TarInfo):
         return member
 
 
-class _Ending:
-    """A stream whose last block is filled with zeros, and of which the end may be read once.
+class _ForwardFile:
+    """A stream as tarfile reads a file, but only forward; the last block is filled with zeros.
 
-    tarfile skips a member by as many reads as the size in its header takes, whatever they return. `size` is
-    the number of bytes read so far, without these zeros.
+    tarfile's own class for streams copies all bytes several times. The end may be read once: tarfile skips a
+    member by its size, whatever there is. `size` is the number of bytes that came so far, without the zeros.
     """
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
         self._ended = self._filled = False
+        self._position = 0
+        self._ahead = memoryview(b"")
         self.size = 0
 
-    def read(self, size: int = -1, /) -> bytes:
-        piece = self._stream.read(size)
+    def tell(self) -> int:
+        """Return how far it was read."""
+        return self._position
+
+    def seek(self, position: int) -> None:
+        """Skip what is before a position; raise tarfile.StreamError if it was passed already."""
+        if position < self._position:
+            raise tarfile.StreamError("seeking backwards is not allowed")
+        while self._position < position:
+            self._take(position - self._position)
+
+    def read(self, size: int) -> bytes:
+        """Return the next `size` bytes, fewer at the end."""
+        part = self._take(size)
+        if len(part) == size or not part:
+            return bytes(part)
+        parts = [part]
+        while (missing := size - sum(map(len, parts))) and not self._is_exhausted:
+            parts.append(self._take(missing))
+        return b"".join(parts)
+
+    @property
+    def _is_exhausted(self) -> bool:
+        if not self._ahead:
+            self._ahead = memoryview(self._receive())
+        return not self._ahead
+
+    def _take(self, size: int) -> memoryview:
+        """Return some of the next bytes, none at the end; raise tarfile.ReadError after it."""
+        if size and self._is_exhausted:
+            if self._ended:
+                raise tarfile.ReadError("unexpected end of data")
+            self._ended = True
+        part, self._ahead = self._ahead[:size], self._ahead[size:]
+        self._position += len(part)
+        return part
+
+    def _receive(self) -> bytes:
+        piece = b"" if self._filled else self._stream.read(PIECE)
         self.size += len(piece)
         if not piece and not self._filled:
             self._filled = True
             piece = bytes(-self.size % tarfile.BLOCKSIZE)
-        if not piece and self._ended:
-            raise tarfile.ReadError("unexpected end of data")
-        self._ended = not piece
         return piece
 
 
 def open_tar(stream: ByteStream) -> tarfile.TarFile:
     """Open a stream as a tar whose members are read in order; reading it raises tarfile.TarError."""
-    ending = _Ending(stream)
-    archive: _StrictTar = _StrictTar.open(  # type: ignore[call-overload]  # it only reads
-        fileobj=ending, mode="r|", bufsize=BUFFER, tarinfo=_Member
-    )
-    archive.ending = ending
+    file = _ForwardFile(stream)
+    archive = _StrictTar(fileobj=file, tarinfo=_Member)  # type: ignore[arg-type]  # it only reads
+    archive.ending = file
     return archive
 
 

@@ -4,9 +4,11 @@ import contextlib
 import errno
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,9 @@ from images import MANIFEST, archived, index, layout, link, saved, tar
 from storing import CATALOG, LAYERS, NEEDS_SQUASHFS, PUBLISHED, from_registry, listed, put, variant
 
 from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
+from imagematrix.images.local_store import image_fetch
 from imagematrix.images.local_store.eviction import get_lock_path, remove_stored_image
+from imagematrix.images.local_store.folder_writer import WrittenContents, write_folder
 from imagematrix.images.local_store.image_fetch import CatalogEntry, FetchOptions, FetchWatcher, fetch_image
 from imagematrix.images.local_store.locks import hold_lock
 from imagematrix.images.local_store.origins import ArchiveOrigin, LayoutOrigin
@@ -366,6 +370,133 @@ def test_a_damaged_archive_is_refused(image_store, tmp_path, part):
     with pytest.raises(AuditError, match=r"does not match its digest|cannot be read"):
         fetch_image(image_store, lambda: contextlib.nullcontext(ArchiveOrigin(path)), image.digest, PUBLISHED)
     assert listed(image_store, "images") == listed(image_store, "new") == []
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_layer_that_is_not_what_it_was_called_leaves_only_the_others(server, image_store, fetch, wrong):
+    """While others were unpacked beside it."""
+    image, name = variant("cpu", *(tar((f"d/{n}", os.urandom(400_000))) for n in range(2)))
+    put(server, (image, name))
+    blobs = server.repository("ml/training").blobs
+    right = blobs[image.layers[wrong]]
+    blobs[image.layers[wrong]] = blobs[image.layers[1 - wrong]]
+    with pytest.raises(AuditError, match="does not match its digest"):
+        fetch(image.digest, unpacked=True)
+    assert listed(image_store, "images") == listed(image_store, "new") == []
+    sizes = [path.stat().st_size for path in Path(image_store.path, "partial", image.digest[7:]).iterdir()]
+    assert len(sizes) <= 1, "of the wrong one nothing is kept"
+    blobs[image.layers[wrong]] = right
+    assert sorted(files(fetch(image.digest, unpacked=True).root)) == ["d/0", "d/1"]
+
+
+def test_until_all_layers_are_right_no_file_has_its_name(server, image_store, fetch, monkeypatch):
+    image, name = variant("cpu", tar(("etc/first", b"1")), tar(("etc/second", b"2")))
+    put(server, (image, name))
+    whole, seen = threading.Event(), []
+    get_path = WrittenContents.get_path
+
+    def watch(contents, layer, place):
+        path = get_path(contents, layer, place)
+        if not whole.is_set():
+            seen.append(Path(path).relative_to(image_store.path).parts)
+        return path
+
+    def note(*words):
+        whole.set()
+        return write_folder(*words)
+
+    monkeypatch.setattr(WrittenContents, "get_path", watch)
+    monkeypatch.setattr(image_fetch, "write_folder", note)
+    assert sorted(files(fetch(image.digest, unpacked=True).root)) == ["etc/first", "etc/second"]
+    assert sorted({(part, layer, place) for part, _, layer, place in seen}) == [
+        ("new", "0", "0"),
+        ("new", "1", "0"),
+    ]
+    assert all(folder.startswith(image.digest[7:]) and ".layers" in folder for _, folder, _, _ in seen)
+
+
+def test_a_layer_that_an_image_has_twice_is_downloaded_once(server, fetch):
+    layer = tar(("d/f", os.urandom(100_000)))
+    image, name = variant("cpu", layer, tar("d/.wh.f"), layer)
+    put(server, (image, name))
+    assert sorted(files(fetch(image.digest, unpacked=True).root)) == ["d/f"]
+    assert server.count("GET", f"blobs/{image.layers[0]}") == 1
+
+
+def test_a_file_for_which_there_is_no_room_is_not_begun(server, image_store, fetch, monkeypatch):
+    image, name = variant("cpu", tar(("small", b"1"), ("large", bytes(9_000_000))))
+    put(server, (image, name))
+    state = os.statvfs("/")
+    nearly = os.statvfs_result([*state[:4], 5_000_000 // state.f_frsize, *state[5:]])
+    monkeypatch.setattr(os, "statvfs", lambda _: nearly)
+    with pytest.raises(UsageError, match="bytes left, and the image needs 9000000"):
+        fetch(image.digest, unpacked=True)
+    assert listed(image_store, "images") == listed(image_store, "new") == []
+
+
+def test_files_belong_to_the_users_group_in_a_folder_that_gives_its_own(image_store, fetch, image):
+    new = Path(image_store.path, "new")
+    new.mkdir(parents=True)
+    with contextlib.suppress(PermissionError):  # only root may give a folder to any group
+        os.chown(new, -1, 4711)
+    new.chmod(0o2775)
+    root = Path(fetch(image.digest, unpacked=True).root)
+    assert {path.lstat().st_gid for path in (root, *root.rglob("*"))} == {os.getegid()}
+
+
+PULL = """
+import sys
+sys.path.insert(0, sys.argv.pop())
+from storing import PUBLISHED
+from imagematrix.images.local_store.folder import ImageStore
+from imagematrix.images.local_store.image_fetch import FetchOptions, fetch_image
+from imagematrix.images.oci.registry import Registry
+from imagematrix.images.local_store.origins import RegistryOrigin
+import contextlib
+store, name, digest, kind = sys.argv[1:]
+
+@contextlib.contextmanager
+def source():
+    with Registry(name) as registry:
+        yield RegistryOrigin(registry)
+
+fetch_image(ImageStore(store), source, digest, PUBLISHED, FetchOptions(unpacked=kind == "folder"))
+"""
+
+
+@pytest.mark.parametrize("kind", ["folder", "squashfs"])
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.long)])
+def test_pulls_that_are_killed_at_random_leave_nothing_that_counts(server, image_store, kind, kills):
+    members = [[(f"d{n % 9}/{n}", os.urandom(5000)) for n in range(layer, 800, 4)] for layer in range(4)]
+    image, name = variant("cpu", *(tar(*layer) for layer in members))
+    put(server, (image, name))
+    doubles = Path(__file__).parents[3] / "doubles"
+    command = [sys.executable, "-c", PULL, image_store.path, f"{server.address}/ml/training"]
+    command += [image.digest, kind, doubles]
+    begin = time.monotonic()
+    subprocess.run(command, check=True, timeout=300)
+    taken = time.monotonic() - begin
+    for _ in range(kills):
+        if image_store.find(image.digest):
+            assert remove_stored_image(image_store, image.digest)
+        with subprocess.Popen(command) as process:
+            time.sleep(random.uniform(0.3, 1.0) * taken)  # noqa: S311
+            process.kill()
+        found = image_store.find(image.digest)
+        if found and kind == "folder":
+            assert len(files(found.root)) == 800
+    found = fetch_image(
+        image_store, from_registry(server), image.digest, PUBLISHED, FetchOptions(unpacked=kind == "folder")
+    )
+    if kind == "folder":
+        contents = {path: content for layer in members for path, content in layer}
+        assert files(found.root) == contents
+    else:
+        subprocess.run(["unsquashfs", "-lls", found.root], check=True, stdout=subprocess.DEVNULL)
+    assert remove_stored_image(image_store, image.digest)
+    fetch_image(image_store, from_registry(server), image.digest, PUBLISHED)
+    for part in ("new", "locks", "partial"):
+        assert listed(image_store, part) == []
 
 
 FETCH = """
