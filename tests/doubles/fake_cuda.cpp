@@ -5,6 +5,8 @@
 // After its first thousand kernels it rests before each: jobs that compute until they are stopped leave the processor
 // to the tests beside them.
 //
+// If CUDA_CACHE_PATH is set, it takes seconds to compile PTX, and keeps a file for it there.
+//
 // FAKE_CUDA=cuModuleLoadData=209 makes that function fail; FAKE_CUDA=idle makes kernels do nothing.
 //
 // -DDEVICE, -DMAJOR and -DMINOR simulate another GPU. With -DNODES it requires the device nodes that CUDA
@@ -13,12 +15,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <ucontext.h>
 #include <unistd.h>
 
@@ -29,6 +33,7 @@
 #endif
 
 constexpr int CUDA = 12040;
+constexpr unsigned COMPILING_S = 10;
 constexpr int PTX = 84;  // the PTX ISA version of that CUDA release, times ten
 
 struct Index {
@@ -150,6 +155,32 @@ bool has_nodes() {
 
 std::map<std::string, std::string> modules;
 
+// Compiles PTX, or finds it in the folder for that.
+void compile(const char* image) {
+    const char* folder = std::getenv("CUDA_CACHE_PATH");
+    const char* disabled = std::getenv("CUDA_CACHE_DISABLE");
+    if (folder == nullptr || (disabled != nullptr && std::strcmp(disabled, "1") == 0)) {
+        return;
+    }
+    char key[17];
+    std::snprintf(key, sizeof key, "%016zx", std::hash<std::string>{}(image));
+    std::string path = folder;
+    for (const std::string& name : {std::string(), "/" + std::string(1, key[0]), "/" + std::string(1, key[1])}) {
+        mkdir((path += name).c_str(), 0755);
+    }
+    path += "/" + std::string(key);
+    if (access(path.c_str(), R_OK) == 0) {
+        return;
+    }
+    sleep(COMPILING_S);
+    for (const std::string& written : {path, std::string(folder) + "/index"}) {
+        if (std::FILE* file = std::fopen(written.c_str(), "w")) {
+            std::fputs(key, file);
+            std::fclose(file);
+        }
+    }
+}
+
 // The targets are as `imagematrix.audit.binaries.cubin` reads them, the errors as the driver 580.159.04 gives them. There
 // is no code for a family on these GPUs.
 int loaded(const char* image) {
@@ -173,7 +204,11 @@ int loaded(const char* image) {
         return 222;
     }
     const unsigned own = 10 * MAJOR + MINOR;
-    return (suffix == 'a' || suffix == 'f' ? target == own : target <= own) ? 0 : 218;
+    if (suffix == 'a' || suffix == 'f' ? target != own : target > own) {
+        return 218;
+    }
+    compile(image);
+    return 0;
 }
 
 }  // namespace

@@ -1,16 +1,21 @@
-"""Real tools on CPUs, from a warm-up to a warm image that starts without compiling: Numba."""
+"""torch.compile, Numba and JAX on CPUs, from a warm-up to a warm image that starts without compiling."""
 
 import json
+import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import cpu_frameworks
 import pytest
+from cpu_frameworks import COMMAND, ENVIRONMENT, FRAMEWORKS, PLACE, read_seconds
 from engines import Registry
 
+from imagematrix.images.warm.tools import find_tools
+from imagematrix.launcher.warm_up.proof import SignReader
+
+pytestmark = pytest.mark.long
+
 SHIPPED = Path(__file__).parents[2]
-PACKAGES = {"numba": "numba==0.68.1"}
 # Python and a compiler; the packages are an input.
 TEMPLATE = """\
 FROM debian:trixie
@@ -20,37 +25,35 @@ RUN apt-get update -q && apt-get install -qy --no-install-recommends g++ python3
 {{ debian.warm_caches() }}
 USER 1000
 """
-# Each prints the seconds from its start, imports included, to its first result, and how long the model took.
-PROGRAMS = {
-    "numba": """\
-import time
-started = time.monotonic()
-import numba
-import numpy
-
-
-@numba.njit(cache=True, parallel=False)
-def price(paths, steps):
-    total = numpy.zeros(paths)
-    for path in range(paths):
-        for step in range(steps):
-            total[path] += numpy.sin(path + step) * numpy.exp(-step)
-    return numpy.sort(total).mean() + numpy.median(total) + numpy.percentile(total, 90)
-
-began = time.monotonic()
-value = price(100, 10)
-now = time.monotonic()
-print(f"result {value:.4f} after {now - started:.1f} s, {now - began:.1f} s of the model")
-""",
-}
-# What is left of the entries with each ending after the first start; later starts may not write them.
-POISON = """
-import glob, os
-for path in glob.glob(os.environ["NUMBA_CACHE_DIR"] + "/*/*.{ending}"):
-    with open(path, "r+b") as file:
-        file.truncate({size})
+# Added before a program; without the bytecode of an earlier start, a start would compile Python as well.
+WHICH_START = """\
+import os, sys
+sys.argv[1:] = ["2"]  # a small one
+is_first = not os.listdir("/var/cache/warm")
+is_read_only = bool(os.statvfs("/").f_flag & os.ST_RDONLY)
+is_image_user = os.getuid() == 1000 and not is_read_only
 """
-WAYS = {"image-user", "root", "uid-12345"}
+# Added behind it: what is left of the entries with such names after the first start.
+POISON = """
+import glob
+for path in glob.glob("/var/cache/warm/{pattern}") if is_first else ():
+    os.truncate(path, {size})
+"""
+POISONED = [
+    *[("torch", "inductor/fxgraph/*/*/*", 100), ("torch", "inductor/*/*.so", 100)],
+    *[("numba", "numba/*/*.nbc", 100), ("numba", "numba/*/*.nbi", 40)],
+    ("jax", "jax/*-cache", 100),
+]
+# What puts something else into the keys of a framework.
+OTHER_KEY = {
+    "torch": "import torch._inductor.config as config; config.cpp.min_chunk_size += 1",
+    "numba": 'os.environ["NUMBA_CPU_NAME"] = "generic"',
+    "jax": 'os.environ["JAX_ENABLE_X64"] = "1"',
+}
+PROVED, MISSED, FAILS_WITHOUT = "proved", "missed", "fails-without"
+OTHER_WAYS = ("read-only", "root", "uid-12345")
+# With a root that is read-only and no other folder to write to, these fail whether they compile or not.
+NEEDS_TO_WRITE = ("torch", "numba")
 
 
 @pytest.fixture(scope="module")
@@ -61,49 +64,52 @@ def registry(engine):
 
 
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory):
-    """Call it with a framework to get the folder with it, for the Python of the image."""
-    made = []
+def packages(engine, version, tmp_path_factory):
+    """Call it with a framework to get the folder with it, which has the bytecode of what it imports."""
+    made = {}
 
     def install(name):
-        folder = tmp_path_factory.mktemp(name)
-        made.append(folder)
-        words = ("--python-version", "3.13", "--only-binary=:all:", "--no-compile", "--target", folder)
-        pip = [sys.executable, "-m", "pip", "install", "-q", *words, PACKAGES[name]]
-        subprocess.run(pip, check=True)
-        folder.chmod(0o755)
-        (folder / "program.py").write_text(PROGRAMS[name])
-        return folder
+        if name not in made:
+            made[name] = cpu_frameworks.install(name, tmp_path_factory.mktemp(name))
+            done = run(engine, version[name], made[name], options=("--user", "root", "--no-warm"))
+            assert done.returncode == 0, done.stderr
+        return made[name]
 
     yield install
-    for folder in made:
+    for folder in made.values():
         shutil.rmtree(folder)
+
+
+@pytest.fixture
+def changed(packages):
+    """Call it with a framework and code to get its folder with this code before and behind its program."""
+    kept = {}
+
+    def change(name, before, behind=""):
+        program = packages(name) / "program.py"
+        kept[program] = text = program.read_text()
+        program.write_text(f"{WHICH_START}{before}\n{text}{behind}")
+        return program.parent
+
+    yield change
+    for program, text in kept.items():
+        program.write_text(text)
 
 
 @pytest.fixture(scope="module")
 def version(engine, registry, tmp_path_factory):
-    """Call it with a framework to get the name of a published version that warms its program up."""
+    """By framework, the name of a published version that warms its program up."""
     folder = tmp_path_factory.mktemp("project")
     for name in ("context", "templates"):
         (folder / name).mkdir()
     (folder / "templates/it.j2").write_text(TEMPLATE)
     shutil.copy(SHIPPED / "templates/macros.j2", folder / "templates")
-    images = {name: f"{registry.address}/ml/{name}" for name in PROGRAMS}
+    images = {name: f"{registry.address}/ml/{name}" for name in FRAMEWORKS}
+    warm_up = {"command": COMMAND, "environment": ENVIRONMENT, "inputs": {"packages": PLACE}}
+    described = {"version": "v1", "template": "it.j2", "context": "context", "warm_up": warm_up}
     matrix = {
         "schema": "imagematrix.matrix/v1",
-        "images": {
-            image: {
-                "version": "v1",
-                "template": "it.j2",
-                "context": "context",
-                "warm_up": {
-                    "command": ["python3", "/opt/packages/program.py"],
-                    "environment": {"PYTHONPATH": "/opt/packages"},
-                    "inputs": {"packages": "/opt/packages"},
-                },
-            }
-            for image in images.values()
-        },
+        "images": dict.fromkeys(images.values(), described),
         "axes": {"march": ["any"]},
         "facts": {"march": {"any": {"flags": ["sse2"]}}},
     }
@@ -116,39 +122,142 @@ def version(engine, registry, tmp_path_factory):
     return {name: f"{image}:v1" for name, image in images.items()}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("name", "tool"), [("numba", "numba")])
-def test_what_it_compiles_is_compiled_once(engine, registry, version, packages, name, tool):
-    folder = packages(name)
-    mount = ("-v", f"{folder}:/opt/packages", "-e", "PYTHONPATH=/opt/packages")
-    command = (version[name], "python3", "/opt/packages/program.py")
-    # It writes the bytecode of what the program imports, so that no later start compiles Python.
-    first = engine.imagematrix("run", "--rm", "--user", "root", *mount, *command)
-    assert first.returncode == 0, first.stderr
-    staging = f"{registry.address}/staging/{name}"
-    words = (version[name], "--input", f"packages={folder}", "--staging", staging, "--json")
-    warmed = engine.imagematrix("warm", *words)
+def run(engine, image, folder, *, options=()):
+    """Start the program of a framework as a node does."""
+    environment = [word for name, value in ENVIRONMENT.items() for word in ("-e", f"{name}={value}")]
+    words = ("--rm", "-v", f"{folder}:{PLACE}", *environment, *options, image, *COMMAND)
+    return engine.imagematrix("run", *words)
+
+
+def warm(engine, image, folder, *options, **how):
+    return engine.imagematrix("warm", image, "--input", f"packages={folder}", "--json", *options, **how)
+
+
+def publish_warm(engine, registry, image, folder, **how):
+    """Warm up and publish the warm image; return what `warm` says of it."""
+    staging = f"{registry.address}/staging/it"
+    warmed = warm(engine, image, folder, "--staging", staging, **how)
     assert warmed.returncode == 0, warmed.stderr
     document = json.loads(warmed.stdout)
-    assert tool in document["tools"]
-    # With a root that is read-only, Numba fails whether it compiles or not.
-    assert {way for way, proof in document["proofs"].items() if proof == "proved"} >= WAYS, document["proofs"]
-    published = engine.imagematrix("publish", "--warm", document["reference"], "--yes", version[name])
+    published = engine.imagematrix("publish", "--warm", document["reference"], "--yes", image)
     assert published.returncode == 0, published.stderr
+    return document
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_what_it_compiles_is_compiled_once(engine, registry, version, packages, name):
+    folder = packages(name)
+    document = publish_warm(engine, registry, version[name], folder)
+    assert FRAMEWORKS[name].tool in document["tools"]
+    read_only = FAILS_WITHOUT if name in NEEDS_TO_WRITE else PROVED
+    assert document["proofs"] == {
+        **dict.fromkeys(("image-user", *OTHER_WAYS), PROVED),
+        "read-only": read_only,
+    }
     seconds = []
     for options in (("--no-warm",), ()):
-        done = engine.imagematrix("run", *options, "--rm", *mount, *command)
+        done = run(engine, version[name], folder, options=options)
         assert done.returncode == 0, done.stderr
-        seconds.append(float(done.stdout.partition(" after ")[2].partition(" s")[0]))
+        seconds.append(read_seconds(done.stdout))
     assert seconds[1] < seconds[0] / 2, seconds
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("ending", "size"), [("nbc", 100), ("nbi", 40)])
-def test_a_poisoned_entry_of_numba_is_found(engine, version, packages, ending, size):
-    folder = packages("numba")
-    with (folder / "program.py").open("a") as program:
-        program.write(POISON.format(ending=ending, size=size))
-    warmed = engine.imagematrix("warm", version["numba"], "--input", f"packages={folder}")
+@pytest.mark.parametrize(("name", "pattern", "size"), POISONED)
+def test_a_poisoned_entry_is_found(engine, version, changed, name, pattern, size):
+    folder = changed(name, "", POISON.format(pattern=pattern, size=size))
+    warmed = warm(engine, version[name], folder)
     assert warmed.returncode == 1, warmed.stderr
     assert "the caches are not used, so nothing is kept" in warmed.stderr
+    assert f"{FRAMEWORKS[name].tool} missed its cache:" in warmed.stderr
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_key_of_the_second_start_that_differs_is_found(engine, version, changed, name):
+    folder = changed(name, f"if not is_first: {OTHER_KEY[name]}")
+    warmed = warm(engine, version[name], folder)
+    assert warmed.returncode == 1, warmed.stderr
+    assert f"{FRAMEWORKS[name].tool} missed its cache:" in warmed.stderr
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_key_that_differs_in_the_other_ways_is_found_in_each(engine, version, changed, name):
+    folder = changed(name, f"if not is_image_user: {OTHER_KEY[name]}")
+    warmed = warm(engine, version[name], folder)
+    assert warmed.returncode == 0, warmed.stderr
+    read_only = FAILS_WITHOUT if name in NEEDS_TO_WRITE else MISSED
+    expected = {"image-user": PROVED, **dict.fromkeys(OTHER_WAYS, MISSED), "read-only": read_only}
+    assert json.loads(warmed.stdout)["proofs"] == expected
+
+
+@pytest.mark.parametrize(
+    ("question", "is_compiling"),
+    [
+        ("g++ --version", False),
+        ("g++ -dumpfullversion", False),
+        ("g++ -print-prog-name=cc1plus", False),
+        ("echo 'int it;' | g++ -x c++ -c -o /dev/null -", True),
+    ],
+)
+def test_a_question_to_the_compiler_passes_and_a_compilation_does_not(
+    engine, version, changed, question, is_compiling
+):
+    folder = changed("numba", f"import subprocess; subprocess.run({question!r}, shell=True, check=True)")
+    warmed = warm(engine, version["numba"], folder)
+    if is_compiling:
+        assert warmed.returncode == 1, warmed.stderr
+        assert "it called compilers:" in warmed.stderr
+        assert "/cc1plus" in warmed.stderr
+    else:
+        assert warmed.returncode == 0, warmed.stderr
+
+
+def find_verdict(engine, image, document, *options):
+    """Return what `select` chooses, and its verdict on the warm image of which `warm` said this."""
+    tag = document["reference"].partition("@")[0].rpartition(":")[2]
+    done = engine.imagematrix("select", image, "--gpus", "none", "--json", *options)
+    assert done.returncode == 0, done.stderr
+    selection = json.loads(done.stdout)
+    (candidate,) = [one for one in selection["warm_images"] if f":{tag}" in one["reference"]]
+    return selection, candidate
+
+
+def test_another_cpu_keeps_to_the_variant(engine, registry, version, packages, tmp_path):
+    image = version["numba"]
+    document = publish_warm(engine, registry, image, packages("numba"))
+    host = json.loads(engine.imagematrix("probe", "--json").stdout)
+    selection, verdict = find_verdict(engine, image, document)
+    assert (selection["warm"], verdict["matches"]) == (verdict["digest"], True)
+    flags = set(host["cpu"]["flags"])
+    for other, field in (
+        ({"flags": sorted(flags - {"avx2"})}, "cpu.flags"),
+        ({"flags": sorted(flags | {"amx_tile"})}, "cpu.without"),
+        ({"vendor": "another"}, "cpu.vendor"),
+        ({"model": "another"}, "cpu.name"),
+    ):
+        (tmp_path / "host.json").write_text(json.dumps({**host, "cpu": {**host["cpu"], **other}}))
+        selection, verdict = find_verdict(engine, image, document, "--host", tmp_path / "host.json")
+        assert (selection["warm"], verdict["matches"], verdict["field"]) == (None, False, field)
+        explained = engine.imagematrix("explain", image, "--gpus", "none", "--host", tmp_path / "host.json")
+        assert field in explained.stdout
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this machine has one CPU")
+@pytest.mark.parametrize(("name", "is_in_key"), [("torch", True), ("jax", False)])
+def test_caches_of_one_cpu_are_not_for_two(engine, registry, version, packages, name, is_in_key):
+    """Forced, torch compiles anew, because its key has the number; JAX finds its code for one CPU."""
+    folder, image = packages(name), version[name]
+    one = min(os.sched_getaffinity(0))
+    document = publish_warm(
+        engine, registry, image, folder, preexec_fn=lambda: os.sched_setaffinity(0, {one})
+    )
+    assert document["match"]["cpus"] == 1
+    _, verdict = find_verdict(engine, image, document)
+    assert (verdict["field"], verdict["need"]) == ("cpus", "1")
+    forced = f"{image.removesuffix(':v1')}@{verdict['digest']}"
+    signs = SignReader(find_tools([FRAMEWORKS[name].tool]))
+    variables = {**ENVIRONMENT, **signs.variables}
+    words = [word for pair in variables.items() for word in ("-e", "=".join(pair))]
+    done = engine.docker("run", "--rm", "-v", f"{folder}:{PLACE}", *words, forced, *COMMAND)
+    for line in f"{done.stdout}\n{done.stderr}".splitlines():
+        signs.read_line(line)
+    assert any("missed its cache" in doubt for doubt in signs.list_doubts()) == is_in_key

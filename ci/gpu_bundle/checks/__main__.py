@@ -29,6 +29,7 @@ import engine  # noqa: E402
 import loads  # noqa: E402
 import pytorch  # noqa: E402
 import root  # noqa: E402
+import warm_caches  # noqa: E402
 from machine import FailedError, Machine, NotTriedError  # noqa: E402
 from report import FAILED, NOT_TRIED, PASSED, Mask, Result, written  # noqa: E402
 
@@ -49,6 +50,7 @@ TIERS = (
     ("Without a daemon", daemonless.CHECKS),
     ("An engine", engine.CHECKS),
     ("PyTorch", pytorch.CHECKS),
+    ("Warm caches", warm_caches.CHECKS),
 )
 
 

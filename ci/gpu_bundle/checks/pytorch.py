@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 OPERATORS = Path(__file__).parent / "operators.py"
 PLACES = ("/opt/conda/bin/python3", "/usr/local/bin/python3", "/usr/bin/python3")
 FIND = """\
-import json, torch
+import importlib.util, json, torch
 gpu = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
 version, cuda = torch.__version__, torch.version.cuda
-print(json.dumps({"folder": torch.__path__[0], "version": version, "cuda": cuda, "gpu": gpu}))
+print(json.dumps({"folder": torch.__path__[0], "version": version, "cuda": cuda, "gpu": gpu,
+                  "triton": importlib.util.find_spec("triton") is not None}))
 """
 IMPORT_S, COPY_S, RUN_S = 60.0, 120.0, 120.0
 FEWEST = 200  # operators that must have a result
@@ -33,18 +34,22 @@ CPU = "cpu"
 
 
 class Torch(NamedTuple):
-    """A PyTorch: the Python that has it, its folder, and the compute capability of the GPU that it uses."""
+    """A PyTorch: the Python that has it, its folder, and the compute capability of the GPU that it uses.
+
+    `has_triton` is for a Python that has Triton, too.
+    """
 
     python: str
     folder: Path
     version: str
     cuda: str | None
     compute: str | None
+    has_triton: bool
 
 
 def computes_the_same(machine: Machine, show: Callable[[str], None]) -> str:
     """Check that this machine's PyTorch, copied and trimmed to its GPU, computes what it computed before."""
-    torch = _found(machine)
+    torch = machine.once(find_pytorch)
     if not torch.compute:
         raise NotTriedError(f"PyTorch {torch.version} (CUDA {torch.cuda}) finds no GPU")
     return _compared(machine, show, torch, torch.compute, "cuda")
@@ -54,7 +59,7 @@ def on_the_cpu(compute: str) -> Check:
     """Return the same check for machines without a GPU, which computes on the CPU."""
 
     def check(machine: Machine, show: Callable[[str], None]) -> str:
-        torch = _found(machine)
+        torch = machine.once(find_pytorch)
         return f"{_compared(machine, show, torch, compute, CPU)}; no device code ran: this was on the CPU"
 
     check.__doc__ = f"Check that this machine's PyTorch, copied and trimmed to {compute}, computes the same."
@@ -64,7 +69,7 @@ def on_the_cpu(compute: str) -> Check:
 CHECKS: tuple[Check, ...] = (computes_the_same,)
 
 
-def _found(machine: Machine) -> Torch:
+def find_pytorch(machine: Machine) -> Torch:
     """Return the first PyTorch of the machine's Pythons; raise NotTriedError."""
     own = (os.environ.get(name) for name in ("VIRTUAL_ENV", "CONDA_PREFIX"))
     pythons = [sys.executable, *(f"{folder}/bin/python3" for folder in own if folder)]
@@ -75,7 +80,14 @@ def _found(machine: Machine) -> Torch:
             if done.code == 0:
                 document = done.json()
                 compute = ".".join(map(str, document["gpu"])) if document["gpu"] else None
-                return Torch(python, Path(document["folder"]), document["version"], document["cuda"], compute)
+                return Torch(
+                    python,
+                    Path(document["folder"]),
+                    document["version"],
+                    document["cuda"],
+                    compute,
+                    document["triton"],
+                )
     raise NotTriedError("no Python of this machine has PyTorch")
 
 

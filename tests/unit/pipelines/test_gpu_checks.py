@@ -141,7 +141,8 @@ import json, os, sys
 site = os.environ.get("PYTHONPATH", {site!r})
 state = {site!r} + "/runs"
 if sys.argv[1] == "-c":
-    print(json.dumps({{"folder": {site!r} + "/torch", "version": "9.9", "cuda": "12.8", "gpu": {gpu}}}))
+    print(json.dumps({{"folder": {site!r} + "/torch", "version": "9.9", "cuda": "12.8", "gpu": {gpu},
+                      "triton": True}}))
 elif names := sys.argv[4:]:
     print(json.dumps({{name: ["1", "2"] if name in ("unstable", "seldom") else ["1"] for name in names}}))
 else:
@@ -224,3 +225,77 @@ def test_too_few_operators_prove_nothing(pytorch, module):
 def test_pytorch_that_finds_no_gpu_is_not_tried(pytorch, module):
     with pytest.raises(module("machine").NotTriedError, match=r"PyTorch 9.9 \(CUDA 12.8\) finds no GPU"):
         pytorch(gpu="None")
+
+
+# A program with the cache of Numba's row, as the variables say.
+CACHING = """
+import os, pathlib
+file = pathlib.Path(os.environ["NUMBA_CACHE_DIR"], "app_" + "0" * 40, "app.f-1.py313.1.nbc")
+file.parent.mkdir(parents=True, exist_ok=True)
+if {missed}:
+    file.write_bytes(b"code")
+    said = "saved to"
+else:
+    said = "loaded from"
+if os.environ.get("NUMBA_DEBUG_CACHE"):
+    print("[cache] data", said, file)
+"""
+FINDING = CACHING.format(missed="not file.exists()")
+
+
+@pytest.fixture
+def start_twice(module, machine, evidence):
+    """Call it with a program to get what a check says of its caches."""
+
+    def check(code):
+        own = module("warm_caches")
+        program = own.Program("numba", (sys.executable, "-c", code), {})
+        return own._start_twice(machine, evidence.append, program)
+
+    return check
+
+
+def test_a_second_start_that_finds_what_a_layer_keeps_passes(start_twice, evidence):
+    assert start_twice(FINDING).endswith(" s with 1 file of numba")
+    assert evidence[0] == "1 file of numba"
+    assert "data loaded from" in evidence[1]
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (CACHING.format(missed="True"), "numba missed its cache"),
+        (FINDING.replace("loaded", "taken"), "does not say that it used its cache"),
+        (FINDING + "(file.parent / 'x').touch()", "no tool of the table writes"),
+        (FINDING + "(file.parent / f'{os.getpid()}.py313.1.nbc').touch()", "new, changed"),
+        (FINDING.replace("NUMBA_CACHE_DIR", "CUPY_CACHE_DIR"), "no tool of the table"),
+        (FINDING + "assert said == 'saved to'", "it failed with exit code 1"),
+        ("pass", "numba has left nothing in its cache"),
+    ],
+)
+def test_a_second_start_that_needs_more_fails(start_twice, module, code, why):
+    with pytest.raises(module("machine").FailedError, match=why):
+        start_twice(code)
+
+
+def test_a_program_that_does_not_start_proves_nothing_of_its_caches(start_twice, module):
+    with pytest.raises(module("machine").NotTriedError, match=r"numba does not work here: .*no cc"):
+        start_twice("raise SystemExit('no cc')")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "has_triton", "compilers", "why"),
+    [
+        (None, True, "sh", "PyTorch 9.9 .* finds no GPU"),
+        ("9.0", False, "sh", "the Python with PyTorch 9.9 has no Triton"),
+        ("9.0", True, "no such program", "this machine has no C compiler"),
+    ],
+)
+def test_a_check_of_triton_says_what_it_lacks(module, machine, monkeypatch, gpu, has_triton, compilers, why):
+    own = module("warm_caches")
+    torch = module("pytorch").Torch("python3", Path("/torch"), "9.9", "12.8", gpu, has_triton)
+    monkeypatch.setattr(own, "find_pytorch", lambda _: torch)
+    monkeypatch.setattr(own, "COMPILERS", (compilers,))
+    for check in (own.finds_triton_kernels, own.finds_inductor_graphs):
+        with pytest.raises(module("machine").NotTriedError, match=why):
+            check(machine, print)
