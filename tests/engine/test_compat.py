@@ -135,5 +135,5 @@ def test_a_line_for_the_folder_in_a_file_of_ldconfig_stops_the_build(engine, pro
     # Without `version`, nothing would load it.
     (folder / "templates" / "forward.j2").write_text(TEMPLATE.replace(", version=driver", ""))
     done = engine.imagematrix("build", cwd=folder)
-    assert done.returncode == 6
+    assert done.returncode == 9
     assert "the dynamic loader does not find /usr/local/cuda/compat/libcuda.so." in done.stderr
