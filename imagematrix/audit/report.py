@@ -15,6 +15,7 @@ from imagematrix.audit.images.contents import list_contents
 from imagematrix.audit.images.loader import Loader
 from imagematrix.audit.images.python_packages import STACKS, get_stack_release, get_version, list_packages
 from imagematrix.audit.source_guards import PackagedCode, find_source_guards
+from imagematrix.hardware.host.host import get_machine_name
 from imagematrix.hardware.vendors import guarded_files, marches, user_mode
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import BYTES, SOURCE, TABLE
@@ -277,7 +278,7 @@ def audit_image(image: AuditedImage, optional: Sequence[str] = ()) -> Audit:
     `optional` are globs of files with device code that some GPUs do not use, besides those in the labels.
     """
     tree = ImageTree(image.layers)
-    installed, damaged = list_packages(tree)
+    installed, damaged = list_packages(tree, get_machine_name("".join(image.platform.split("/")[1:2])))
     owners, versions = _find_owners(installed)
     files = sorted(_list_files(tree, owners, versions), key=lambda examined: examined.path)
     listed = tuple(

@@ -39,6 +39,21 @@ FOR_CUDA = re.compile(r"(?:.+-)?cu(?:da|\d\d)\w*(?:-.+)?|nvidia-.+|py(?:cuda|opt
 REQUIRES_CUDA = re.compile(
     r"(?:cuda|nvidia[-_.](?:cuda|nv))[-_.\w]*(?!.*;.*\bextra\b)", re.ASCII | re.IGNORECASE
 )
+MACHINES = frozenset({"x86_64", "aarch64"})
+# The other variables of a requirement's marker, the same wherever an audit runs.
+LINUX = {
+    "os_name": "posix",
+    "sys_platform": "linux",
+    "platform_system": "Linux",
+    "extra": "",
+    "implementation_name": "cpython",
+    "platform_python_implementation": "CPython",
+    "python_version": "3.12",
+    "python_full_version": "3.12.0",
+    "implementation_version": "3.12.0",
+    "platform_release": "",
+    "platform_version": "",
+}
 CLASSIFIER = re.compile(r"License :: (?:OSI Approved :: )?(.+)")
 END = re.compile(rb"\r?\n\r?\n")  # of the headers, before the description
 LOCAL = re.compile(r"\+(?:\w+\.)?cu(\d{2})(\d)\b")  # 2.8.0+cu128
@@ -73,8 +88,11 @@ class Package:
     for_cuda: bool = False
 
 
-def list_packages(tree: ImageTree[PlainFile]) -> tuple[list[Package], list[str]]:
-    """Return the packages, and the paths of metadata that states no name or no version."""
+def list_packages(tree: ImageTree[PlainFile], machine: str) -> tuple[list[Package], list[str]]:
+    """Return the packages, and the paths of metadata that states no name or no version.
+
+    `machine` is that of the image, as uname(2) names it: packages have requirements for some machines only.
+    """
     texts: dict[str, dict[str, tuple[str, bytes]]] = {}
     for path, file in tree.list_files():
         if file.text is not None and METADATA_FILES.fullmatch(path):
@@ -105,10 +123,26 @@ def list_packages(tree: ImageTree[PlainFile]) -> tuple[list[Package], list[str]]
                 files=dict(list_recorded_files(folder, files.get(RECORD, ("", b""))[1])),
                 metadata=path,
                 license=_get_license(headers),
-                for_cuda=any([FOR_CUDA.fullmatch(name), *map(REQUIRES_CUDA.match, requirements)]),
+                for_cuda=FOR_CUDA.fullmatch(name) is not None
+                or any(_requires_cuda(requirement, machine) for requirement in requirements),
             )
         )
     return packages, damaged
+
+
+def _requires_cuda(requirement: str, machine: str) -> bool:
+    """Whether a requirement names a package for CUDA, and is not for other machines only."""
+    if not REQUIRES_CUDA.match(requirement):
+        return False
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        marker = Requirement(requirement).marker
+    except InvalidRequirement:  # an audit reads what pip may refuse
+        return True
+    if marker is None or marker.evaluate({**LINUX, "platform_machine": machine}):
+        return True
+    return not any(marker.evaluate({**LINUX, "platform_machine": other}) for other in MACHINES - {machine})
 
 
 def get_stack_release(package: Package, tree: ImageTree[PlainFile]) -> str | None:

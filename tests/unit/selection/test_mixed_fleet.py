@@ -7,7 +7,7 @@ import pytest
 from imagematrix.selection.fleet.coverage import compute_coverage
 from imagematrix.selection.gang.gang import NothingFitsAll
 from imagematrix.selection.gang.gang_selection import select_gang
-from imagematrix.selection.selection import NothingFits
+from imagematrix.selection.selection import NothingFits, Selection
 from imagematrix.selection.selector import select, select_many
 
 HOPPER = {"compute": "9.0", "name": "NVIDIA H200"}
@@ -44,7 +44,8 @@ CHOSEN = {"grace": "t:gpu-arm", "graviton": "t:arm-n1", "genoa": "t:gpu-x86", "r
 def test_each_host_gets_its_architecture_whatever_the_order(make, hosts, variants):
     for order in permutations(variants):
         chosen = select_many(hosts, make.catalog(*order))
-        assert {name: one.variant.reference for name, one in zip(hosts, chosen, strict=True)} == CHOSEN
+        references = [one.variant.reference for one in chosen if isinstance(one, Selection)]
+        assert dict(zip(hosts, references, strict=True)) == CHOSEN
 
 
 def test_a_foreign_architecture_is_never_chosen(make, hosts, variants):

@@ -40,6 +40,8 @@ def package(name, source=LOADS, path="it/driver.py", requires="", others=()):
         package(
             "it", b"  from cuda import nvrtc\n", requires="Requires-Dist: nvidia-cuda-nvrtc; os_name!=''"
         ),
+        package("it", requires='Requires-Dist: nvidia-cuda-nvrtc; platform_machine == "x86_64"'),
+        package("it", requires='Requires-Dist: nvidia-cuda-nvrtc; platform_machine == "x86_64'),
         package("it-cu13", b"find('libnvJitLink.so.13')\n"),
         package("nvidia-it-dsl", b'load("libnvvm.so")\n'),
         # triton brings CUPTI
@@ -59,6 +61,8 @@ def test_packages_for_cuda_that_load_a_compiler_are_for_gpus(adopted, members):
         package("numba"),  # also compiles for CPUs
         package("it", requires='Requires-Dist: cuda-bindings; extra == "gpu"'),
         package("it", requires="Requires-Dist: nvidia-ml-py"),
+        # so does PyTorch 2.8 for arm64, which computes on the CPU only
+        package("it", requires='Requires-Dist: nvidia-cuda-nvrtc; platform_machine == "aarch64"'),
     ],
 )
 def test_packages_that_also_work_without_cuda_are_noted(adopted, members):
