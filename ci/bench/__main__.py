@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import assigning
 import building
+import caching
 import compressing
 import daemonless
 import matching
@@ -62,6 +63,7 @@ GROUPS: dict[str, Group] = QUICK | {
     "tensorflow": packaged.tensorflow,
     "upgrades": upgrading.rows,
     "prebuilt": packaged.prebuilt,
+    "warm": caching.rows,
     "run": running.rows,
     "daemonless": daemonless.rows,
     "rootless": rootless.rows,
@@ -73,7 +75,7 @@ GROUPS: dict[str, Group] = QUICK | {
     "shipped": building.shipped,
 }
 # Groups that are measured with --large, or by their name.
-LARGE = ("compression", "layers", "official", "tensorflow", "upgrades", "prebuilt", "cluster")
+LARGE = ("compression", "layers", "official", "tensorflow", "upgrades", "prebuilt", "warm", "cluster")
 PULLS = 3  # cold starts of each image of a framework
 # Bytecode exists after the first round, as in an installed package; coverage is off.
 DROPPED = ("PYTHONDONTWRITEBYTECODE", "COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
