@@ -190,9 +190,10 @@ class Cell:
     @property
     def driver_version(self) -> str | None:
         """The version of the user-mode driver in the image; None if it has none, or while it is unknown."""
-        if self.driver in DRIVER_MODES:
+        driver = self.driver
+        if driver in DRIVER_MODES:
             return self.compat.version if self.compat else None
-        return self.driver
+        return driver
 
     @property
     def user_mode_driver(self) -> UserModeDriver | None:

@@ -108,7 +108,7 @@ class InputFinder:
 
         If it cannot be read, the cell stays without, and `identify_cell` reports the error.
         """
-        if all(cell.driver != COMPAT_DRIVER for cell in expansion.cells):
+        if all(cell.axes.get("driver") != COMPAT_DRIVER for cell in expansion.cells):
             return expansion
         return replace(expansion, cells=tuple(map(self._read_compat, expansion.cells)))
 
