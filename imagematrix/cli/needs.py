@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 SYSTEMS = ("runpod",)
 PEOPLE = "arch,cpu-flags,driver,gpu-name"  # facts that people know of a node
 NAMES = {
+    "unknown_compute": "or of an unknown capability:",
+    "last_branch": "GPUs supported up to driver branch",
     "states": "GPU state",
     "brands": "GPU brand",
     "modules": "kernel modules",

@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from imagematrix.common.record import replace
+from imagematrix.common.text import quote_word
 from imagematrix.errors import UnservedError, UsageError
 from imagematrix.hardware.vendors import cuda, gpus, marches, versions
 from imagematrix.integrations.kubernetes.nodes.labels import VOCABULARY
 from imagematrix.selection import drivers
-from imagematrix.selection.needs.equivalence import NEWEST, OLDEST, TOP
+from imagematrix.selection.needs.equivalence import NEWEST, OLDEST, TOP, UNKNOWN_COMPUTE
 from imagematrix.selection.needs.grid import find_intervals
 from imagematrix.selection.needs.knowledge import CUDA, DRIVER, Knowledge
 from imagematrix.selection.needs.node_needs import derive_needs
 from imagematrix.selection.needs.statement import (
     Alternative,
+    Assumption,
     derive_statement,
     find_limiting_rules,
     find_missing_facts,
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Catalog, Variant
     from imagematrix.selection.needs.equivalence import Version
     from imagematrix.selection.needs.need import Need
-    from imagematrix.selection.needs.statement import Assumption
 
 SCHEMA = "imagematrix.image-needs/v1"
 VENDOR = "nvidia"
@@ -38,6 +39,11 @@ EXACT = "exact"
 IMAGE, CODE = "image", "code"  # whose condition is the stricter
 # The fields of a Need that have another form in the document.
 SHAPED = frozenset({"arch", "flags", "gpus", "computes", "limit", "driver", "oldest", "below", "other_than"})
+# Catalogs of earlier releases do not have them.
+NO_REQUIREMENTS = Assumption(
+    fact="nvidia-require",
+    text="the image's own NVIDIA_REQUIRE_* ask for no more than its code: the catalog has none of them",
+)
 SHOWN_MISSING = 3  # sets of missing facts in a sentence
 
 
@@ -94,6 +100,7 @@ class VariantNeeds:
             **({"gpus": need.gpus} if need.gpus is not None else {}),
             **({"vendor": VENDOR} if need.gpus else {}),
             **({"computes": describe_computes(codes)} if codes else {}),
+            **({"unknown_compute": True} if UNKNOWN_COMPUTE in codes else {}),
             **({"gpu_names": list(names)} if names else {}),
             **({"last_branch": None if need.limit == NEWEST else need.limit} if need.limit else {}),
             **self._describe_cpu(need),
@@ -190,7 +197,7 @@ class ImageNeeds:
         raise UnservedError(
             f"no statement about nodes proves that they run {name}",
             *(f"{one.reference}: {one.reason}" for one in self.left_out),
-            remedy="leave out --knows, or let the node choose: `imagematrix run IMAGE`",
+            remedy=f"let the node choose: `imagematrix run {quote_word(name)}`",
         )
 
 
@@ -203,7 +210,10 @@ def find_image_needs(
     """
     rows = [
         _find_variant_needs(
-            _write_requirements(variant) if injects else variant, knowledge, injects, allow_cpu
+            _write_requirements(variant) if injects else variant,
+            knowledge,
+            injects=injects,
+            allow_cpu=allow_cpu,
         )
         for variant in catalog.variants
     ]
@@ -222,10 +232,7 @@ def _write_requirements(variant: Variant) -> Variant:
 
 
 def _find_variant_needs(
-    variant: Variant,
-    knowledge: Knowledge | None,
-    injects: bool,  # noqa: FBT001 - the caller names it
-    allow_cpu: bool,  # noqa: FBT001
+    variant: Variant, knowledge: Knowledge | None, *, injects: bool, allow_cpu: bool
 ) -> VariantNeeds | LeftOut:
     if injects and drivers.get_driver_mode(variant) == EXACT:
         own = drivers.get_baked_driver(variant)
@@ -241,7 +248,10 @@ def _find_variant_needs(
         variant=variant,
         knowledge=knowledge,
         alternatives=alternatives,
-        assumptions=list_assumptions(variant, knowledge, alternatives) if knowledge else (),
+        assumptions=(
+            *(list_assumptions(variant, knowledge, alternatives) if knowledge else ()),
+            *((NO_REQUIREMENTS,) if injects and variant.gpu and not variant.runtime_requires else ()),
+        ),
         stricter=_find_stricter(variant, knowledge, alternatives, allow_cpu=allow_cpu),
     )
 

@@ -104,6 +104,17 @@ def test_some_facts(cli, conforms, write_catalog, kinds):
     assert f"left out: {REGISTRY}:v1-1: it has driver 580.65.06 inside" in text
 
 
+def test_code_that_is_unknown_admits_any_gpu(cli, conforms, write_catalog, make):
+    variant = make.variant(driver=make.umd("host"), cubins=(), facts=(("cubins", "unknown"),))
+    document = conforms(json.loads(cli("needs", *write_catalog(variant), "--json").out))
+    assert any(way.get("unknown_compute") for way in document["variants"][0]["needs"])
+
+
+def test_a_catalog_without_requirements_is_taken_at_its_word(cli, write_catalog, kinds):
+    document = json.loads(cli("needs", *write_catalog(kinds["host"]), "--injects", "--json").out)
+    assert [one["fact"] for one in document["variants"][0]["assumptions"]] == ["nvidia-require"]
+
+
 def test_an_upper_bound_of_the_release(cli, write_catalog, make):
     variant = make.variant(driver=make.umd("host"), requires=("cuda>=12.4,cuda<13.0",))
     result = cli("needs", *write_catalog(variant), "--knows", "cuda,gpu-compute,cpu-level", "--json")
