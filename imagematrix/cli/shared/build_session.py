@@ -341,9 +341,9 @@ def warn_of_lost(plan: Plan) -> None:
         print_info(f"the registry lost {reference}, which is not in this plan: {remedy}")
 
 
-def warn_of_unseen(plan: Plan) -> None:
-    """Report the marches whose images would fit no host."""
-    from imagematrix.build.matrix.feasibility import find_unseen_flags
+def warn_of_marches(plan: Plan) -> None:
+    """Report marches whose images would fit no host, and those between which only names would choose."""
+    from imagematrix.build.matrix.feasibility import find_equal_marches, find_unseen_flags
     from imagematrix.build.plan.plan import Planned
 
     cells = {
@@ -357,14 +357,7 @@ def warn_of_unseen(plan: Plan) -> None:
             f"march {march} needs CPU flags that are seen on no host: {', '.join(sorted(flags))}",
             "check their names; kernels do not print them, and the probe does not read them from CPUID",
         )
-
-
-def warn_of_equal_marches(plan: Plan) -> None:
-    """Report marches between which only the spelling of their images' tags would choose."""
-    from imagematrix.build.matrix.feasibility import find_equal_marches
-    from imagematrix.build.plan.plan import Planned
-
-    for names in find_equal_marches(item.cell for item in plan.items if isinstance(item, Planned)):
+    for names in find_equal_marches(cells.values()):
         warn(
             f"code for the marches {' and '.join(names)} needs the same CPU flags: "
             "hosts would get the image that is first by name",
