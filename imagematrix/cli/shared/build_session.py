@@ -130,8 +130,14 @@ class BuildSession:
         self._stack.enter_context(builder)
         return builder
 
-    def list_platforms(self, plan: Plan) -> list[BuilderPlatforms]:
-        """Return the platforms of the builders, for the cells of `plan`; raise EngineError or UsageError.
+    def plan_executions(self, plan: Plan) -> Plan:
+        """Return `plan` with how its builds would run; raise EngineError or UsageError."""
+        from imagematrix.build.plan.builder_choice import with_executions
+
+        return with_executions(plan, self._list_platforms(plan))
+
+    def _list_platforms(self, plan: Plan) -> list[BuilderPlatforms]:
+        """Return the platforms of the builders for the cells of `plan`.
 
         The engine tells that of its machine, so buildx is asked only if more may be needed.
         """
@@ -295,7 +301,6 @@ def plan_and_compare(
 
     It says how the missing images would be built on `builders`, without any by the engine.
     """
-    from imagematrix.build.plan.builder_choice import with_executions
     from imagematrix.build.plan.plan import PlanContext
 
     with contextlib.ExitStack() as stack:
@@ -312,7 +317,7 @@ def plan_and_compare(
             file, context, only, platforms=platforms, push=push, contexts=contexts, needs=needs
         )
         try:
-            return with_executions(plan, session.list_platforms(plan)) if session else plan
+            return session.plan_executions(plan) if session else plan
         except EngineError as error:
             print_info(f"{error}; how the images would be built is not known")
             return plan
