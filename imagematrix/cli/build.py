@@ -49,7 +49,7 @@ from imagematrix.errors import ImagematrixError, UsageError
 EXAMPLE = "imagematrix build --only 'cuda>=12.4'"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from imagematrix.build.executor.image_tester import ImageTester
     from imagematrix.build.executor.result import Result
@@ -161,7 +161,6 @@ def command(
     from imagematrix.build.executor.caches import ExternalCaches
     from imagematrix.build.executor.result import combine_failures, make_build_document
     from imagematrix.build.plan.build_inputs import parse_build_inputs
-    from imagematrix.build.plan.builder_choice import fail_missing, with_executions
     from imagematrix.build.plan.plan import Plan
     from imagematrix.cli.shared.progress import KINDS
     from imagematrix.cli.shared.rebuild_loop import RebuildLoop
@@ -192,7 +191,7 @@ def command(
         try:
             session = stack.enter_context(open_build_session(options))
             tester = session.tester
-            plan_matrix = partial(
+            make_plan = partial(
                 lock_and_plan,
                 file,
                 session.plan_context,
@@ -203,13 +202,9 @@ def command(
                 contexts=allow_context or (),
                 needs=needs,
             )
-
-            def make_plan() -> Plan:
-                plan = narrow(plan_matrix())
-                return fail_missing(with_executions(plan, session.list_platforms(plan)))
-
             build_plan = partial(_build_plan, session, file, fail_fast=fail_fast, verify=verify)
-            rounds.run(make_plan, build_plan, verify=verify, is_due=tester.is_due)
+            plan_builds = partial(_plan_builds, session, narrow, make_plan)
+            rounds.run(plan_builds, build_plan, verify=verify, is_due=tester.is_due)
         except BaseException as ended:  # noqa: BLE001 - the outcome is reported in any case
             cause = ended
         with _defer_interrupts():
@@ -221,6 +216,15 @@ def command(
             _report_outcome(rounds.plan, results, error, document, json=json, junit=junit)
     if error:
         raise error
+
+
+def _plan_builds(
+    session: BuildSession, narrow: Callable[[Plan], Plan], make_plan: Callable[[], Plan]
+) -> Plan:
+    """Return the part of a plan to build, in which the cells have failed that no builder can build."""
+    from imagematrix.build.plan.builder_choice import fail_missing
+
+    return fail_missing(session.plan_executions(narrow(make_plan())))
 
 
 def _build_plan(

@@ -15,11 +15,10 @@ from imagematrix.cli.shared.build_session import (
     find_build_method,
     make_shard_filter,
     plan_and_compare,
-    warn_of_equal_marches,
     warn_of_lost,
+    warn_of_marches,
     warn_of_missing_emulators,
     warn_of_nvml,
-    warn_of_unseen,
 )
 from imagematrix.cli.shared.host_filter import load_host_needs
 from imagematrix.cli.shared.options import (
@@ -117,9 +116,8 @@ def command(
     else:
         _print_plan(plan)
     warn_of_lost(plan)
-    warn_of_unseen(plan)
     warn_of_nvml(plan)
-    warn_of_equal_marches(plan)
+    warn_of_marches(plan)
     warn_of_missing_emulators(plan)
     unserved = needs.find_unserved_error() if needs else None
     if unserved:

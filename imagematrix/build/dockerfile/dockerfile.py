@@ -18,10 +18,10 @@ from imagematrix.build.dockerfile.instructions import (
     read_instructions,
 )
 from imagematrix.build.dockerfile.platforms import (
+    BUILDER_VARIABLE,
     TARGET,
     find_builder_image_faults,
     find_stage_platforms,
-    names_builder,
 )
 from imagematrix.common.suggestions import SLIP, suggest_nearest
 from imagematrix.errors import UsageError
@@ -268,7 +268,7 @@ def _find_external_images(dockerfile: str, steps: Sequence[Instruction]) -> tupl
                 images.append(name)
         if step.stage:
             internal.add(step.stage)
-    if names_builder(dockerfile):
+    if BUILDER_VARIABLE in dockerfile:
         faults += find_builder_image_faults(steps)
     return images, faults[:MOST]
 

@@ -13,19 +13,13 @@ if TYPE_CHECKING:
     from imagematrix.build.dockerfile.instructions import Instruction
 
 BUILDER = "$BUILDPLATFORM"  # BuildKit's name for the platform of the machine that builds
+BUILDER_VARIABLE = "BUILDPLATFORM"  # few Dockerfiles have it, and the others need not be read for platforms
 TARGET = "$TARGETPLATFORM"  # and for the platform of the image, which is the default of a stage
 BRACED = re.compile(r"\$\{(\w+)\}", re.ASCII)
 
 
-def names_builder(dockerfile: str) -> bool:
-    """Whether a Dockerfile mentions the platform of the machine that builds."""
-    return BUILDER.removeprefix("$") in dockerfile
-
-
 def list_builder_bases(dockerfile: str) -> tuple[str, ...]:
     """Return the external images that are used for the machine that builds, in order, each once."""
-    if not names_builder(dockerfile):  # almost always
-        return ()
     begins = find_stage_platforms(parse_by_paragraph(dockerfile))
     names = (step.names[0].text for step, platform, external in begins if external and platform == BUILDER)
     return tuple(dict.fromkeys(names))

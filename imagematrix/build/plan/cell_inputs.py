@@ -8,7 +8,7 @@ from functools import cache
 from typing import Generic, TypeVar
 
 from imagematrix.build.dockerfile.dockerfile import find_frontend
-from imagematrix.build.dockerfile.platforms import list_builder_bases
+from imagematrix.build.dockerfile.platforms import BUILDER_VARIABLE, list_builder_bases
 from imagematrix.build.matrix.axis_values import COMPAT_DRIVER, COMPAT_FROM, DRIVER_FROM
 from imagematrix.build.matrix.expand import expand_matrix
 from imagematrix.build.plan import context, driver, identity, installer
@@ -204,9 +204,10 @@ class InputFinder:
                 raise type(error)(message, remedy=remedy)
             if error:
                 raise error
-        for name in list_builder_bases(rendered.dockerfile):
-            if name in self.bases:
-                self._require_index(name)
+        if BUILDER_VARIABLE in rendered.dockerfile:
+            for name in list_builder_bases(rendered.dockerfile):
+                if name in self.bases:
+                    self._require_index(name)
 
     def _check_index(self, name: str) -> None:
         """Raise UsageError if a base is known to be the image of one platform."""

@@ -130,8 +130,14 @@ class BuildSession:
         self._stack.enter_context(builder)
         return builder
 
-    def list_platforms(self, plan: Plan) -> list[BuilderPlatforms]:
-        """Return the platforms of the builders, for the cells of `plan`; raise EngineError or UsageError.
+    def plan_executions(self, plan: Plan) -> Plan:
+        """Return `plan` with how its builds would run; raise EngineError or UsageError."""
+        from imagematrix.build.plan.builder_choice import with_executions
+
+        return with_executions(plan, self._list_platforms(plan))
+
+    def _list_platforms(self, plan: Plan) -> list[BuilderPlatforms]:
+        """Return the platforms of the builders for the cells of `plan`.
 
         The engine tells that of its machine, so buildx is asked only if more may be needed.
         """
@@ -295,7 +301,6 @@ def plan_and_compare(
 
     It says how the missing images would be built on `builders`, without any by the engine.
     """
-    from imagematrix.build.plan.builder_choice import with_executions
     from imagematrix.build.plan.plan import PlanContext
 
     with contextlib.ExitStack() as stack:
@@ -312,7 +317,7 @@ def plan_and_compare(
             file, context, only, platforms=platforms, push=push, contexts=contexts, needs=needs
         )
         try:
-            return with_executions(plan, session.list_platforms(plan)) if session else plan
+            return session.plan_executions(plan) if session else plan
         except EngineError as error:
             print_info(f"{error}; how the images would be built is not known")
             return plan
@@ -341,9 +346,9 @@ def warn_of_lost(plan: Plan) -> None:
         print_info(f"the registry lost {reference}, which is not in this plan: {remedy}")
 
 
-def warn_of_unseen(plan: Plan) -> None:
-    """Report the marches whose images would fit no host."""
-    from imagematrix.build.matrix.feasibility import find_unseen_flags
+def warn_of_marches(plan: Plan) -> None:
+    """Report marches whose images would fit no host, and those between which only names would choose."""
+    from imagematrix.build.matrix.feasibility import find_equal_marches, find_unseen_flags
     from imagematrix.build.plan.plan import Planned
 
     cells = {
@@ -356,6 +361,12 @@ def warn_of_unseen(plan: Plan) -> None:
         warn(
             f"march {march} needs CPU flags that are seen on no host: {', '.join(sorted(flags))}",
             "check their names; kernels do not print them, and the probe does not read them from CPUID",
+        )
+    for names in find_equal_marches(cells.values()):
+        warn(
+            f"code for the marches {' and '.join(names)} needs the same CPU flags: "
+            "hosts would get the image that is first by name",
+            f"keep {names[0]} only",
         )
 
 
@@ -378,19 +389,6 @@ def warn_of_nvml(plan: Plan) -> None:
             if texts:
                 warn(f"{name}: {texts[0]}")
                 break
-
-
-def warn_of_equal_marches(plan: Plan) -> None:
-    """Report marches between which only the spelling of their images' tags would choose."""
-    from imagematrix.build.matrix.feasibility import find_equal_marches
-    from imagematrix.build.plan.plan import Planned
-
-    for names in find_equal_marches(item.cell for item in plan.items if isinstance(item, Planned)):
-        warn(
-            f"code for the marches {' and '.join(names)} needs the same CPU flags: "
-            "hosts would get the image that is first by name",
-            f"keep {names[0]} only",
-        )
 
 
 def warn_of_missing_emulators(plan: Plan) -> None:
