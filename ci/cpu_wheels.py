@@ -6,7 +6,7 @@ Each wheel of cpu_wheels.toml is downloaded by its hash and adopted as the only 
 runs under QEMU, in an environment with what pip installs besides. An answer is wrong if an image that fits
 ends with SIGILL, or if one is refused that runs. The exit code is 1 if there is a wrong one without a reason.
 Each wheel writes its row of the table in PAGE. PYTHON is an interpreter of Python 3.12, for which the wheels
-are. All of them take an hour or more, and 3 GB of disk.
+are; those for arm64 have the Python of `ci/arm64`. All of them take hours, and 3 GB of disk.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 import frameworks
 
+sys.path.append(str(frameworks.ROOT / "tests/doubles"))  # behind this folder
+
+from emulating import ARM_PYTHON, arm_flags, fetch_arm64, on_arm
+
 import imagematrix as im
 from imagematrix.common.record import replace
 from imagematrix.hardware.vendors import marches
@@ -36,8 +40,13 @@ if TYPE_CHECKING:
 
 WHEELS = Path(__file__).with_suffix(".toml")
 PAGE = frameworks.ROOT / "docs/reference/cpu-wheels.md"
-MARKED = re.compile(r"(?<=<!-- wheels -->\n).*?(?=<!-- end -->)", re.DOTALL)
-MODELS = ("Nehalem", "SandyBridge", "Haswell")  # of QEMU
+MARKED = r"(?<=<!-- wheels: {} -->\n).*?(?=<!-- end -->)"
+# QEMU's models by machine.
+MODELS = {
+    "x86_64": ("Nehalem", "SandyBridge", "Haswell"),
+    "aarch64": ("cortex-a72", "neoverse-n1", "neoverse-v1"),
+}
+ARM_PYTHON_RELEASE = "3.13"
 FITS, REFUSED = "fits", "refused"
 RUNS, SIGILL, REFUSES = "runs", "SIGILL", "refuses itself"
 LIMIT = 1800  # seconds of a program under QEMU
@@ -50,36 +59,41 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--python", default="python3.12", help="an interpreter of Python 3.12")
+    parser.add_argument("--machine", choices=MODELS, help="of the wheels; without it, both")
     parser.add_argument("names", nargs="*", metavar="NAME")
     options = parser.parse_args()
-    python = shutil.which(options.python)
-    if python is None or shutil.which("qemu-x86_64") is None:
+    python, machines = shutil.which(options.python), [options.machine] if options.machine else list(MODELS)
+    if "x86_64" in machines and (python is None or shutil.which("qemu-x86_64") is None):
         parser.error(f"needs {options.python} and qemu-user: install them, or name a Python with --python")
+    if "aarch64" in machines:
+        fetch_arm64()
     right = True
     for wheel in wheels():
-        if options.names and wheel["name"].split()[0] not in options.names:
+        machine = wheel["machine"]
+        if machine not in machines or (options.names and wheel["name"].split()[0] not in options.names):
             continue
         started = time.monotonic()
         with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-            variant, answers, outcomes = _tried(Path(folder), python, wheel)
+            variant, answers, outcomes = _tried(Path(folder), python or "", wheel)
         wrong = judged(answers, outcomes)
         right &= not wrong or "why" in wheel
         seconds = time.monotonic() - started
-        print(
-            f"{wheel['name']}: {' '.join(sorted(variant.cpu_flags)) or 'none'} ({seconds:.0f} s)", flush=True
-        )
-        for model in MODELS:
+        flags = " ".join(sorted(variant.cpu_flags)) or "none"
+        print(f"{wheel['name']} for {machine}: {flags} ({seconds:.0f} s)", flush=True)
+        for model in answers:
             print(f"  {model}: {answers[model]}, {outcomes[model]}{', wrong' * (model in wrong)}", flush=True)
-        _write(
-            wheel["name"], row(wheel, variant, answers, outcomes, time.strftime("%Y-%m-%d", time.gmtime()))
-        )
+        date = time.strftime("%Y-%m-%d", time.gmtime())
+        _write(machine, wheel["name"], row(wheel, variant, answers, outcomes, date))
     return 0 if right else 1
 
 
 def wheels() -> list[dict[str, Any]]:
-    """Return the wheels of cpu_wheels.toml."""
-    listed: list[dict[str, Any]] = tomllib.loads(WHEELS.read_text())["wheel"]
-    return listed
+    """Return the wheels of cpu_wheels.toml, each with its machine."""
+    return [
+        {"machine": machine, **wheel}
+        for machine, listed in tomllib.loads(WHEELS.read_text()).items()
+        for wheel in listed
+    ]
 
 
 def judged(answers: Mapping[str, str], outcomes: Mapping[str, str]) -> list[str]:
@@ -107,35 +121,46 @@ def _tried(
     folder: Path, python: str, wheel: Mapping[str, Any]
 ) -> tuple[im.Variant, dict[str, str], dict[str, str]]:
     """Return the variant of a wheel, and by CPU what `select` says of it and what its code does."""
-    downloaded = frameworks.downloaded(folder / "wheels", wheel["wheels"])
+    machine = wheel["machine"]
+    release = () if machine == "x86_64" else (machine, ARM_PYTHON_RELEASE)
+    downloaded = frameworks.downloaded(folder / "wheels", wheel["wheels"], *release)
     environment = folder / "environment"
-    subprocess.run([python, "-m", "venv", environment], check=True)
-    pip: list[str | Path] = [
-        environment / "bin/python",
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--disable-pip-version-check",
-    ]
-    subprocess.run([*pip, *downloaded, *wheel.get("needs", ())], check=True)
-    catalog = frameworks.adopted(folder, downloaded)
+    needed: list[str | Path] = [*downloaded, *wheel.get("needs", ())]
+    if machine == "x86_64":
+        subprocess.run([python, "-m", "venv", environment], check=True)
+        _install(environment / "bin/python", needed)
+    else:
+        options = frameworks.foreign_options(machine, ARM_PYTHON_RELEASE)
+        _install(sys.executable, ["--target", environment, *options, *needed])
+    catalog = frameworks.adopted(folder, downloaded, frameworks.ARCHITECTURES[machine])
     (variant,) = catalog.variants
-    answers = {model: _answer(variant, model) for model in MODELS}
-    outcomes = {model: _outcome(environment / "bin/python", model, wheel["runs"]) for model in MODELS}
+    answers = {model: _answer(variant, machine, model) for model in MODELS[machine]}
+    outcomes = {model: _outcome(environment, machine, model, wheel["runs"]) for model in MODELS[machine]}
     return variant, answers, outcomes
 
 
-def _answer(variant: im.Variant, model: str) -> str:
+def _install(python: str | Path, words: Sequence[str | Path]) -> None:
+    subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *words], check=True)
+
+
+def _answer(variant: im.Variant, machine: str, model: str) -> str:
     """Return what the rule `cpu` says of such a CPU; some wheels also have device code."""
-    flags = marches.get_required_flags(model.lower(), "gcc-14") or frozenset()
-    host = im.Host.load(frameworks.HOST)
+    if machine == "x86_64":
+        flags = marches.get_required_flags(model.lower(), "gcc-14") or frozenset()
+    else:
+        flags = arm_flags(model)
+    host = im.Host.load(frameworks.HOSTS[machine])
     target = Target(host=replace(host, cpu=replace(host.cpu, flags=flags)), gpus=())
     return FITS if cpu.RULE.is_satisfied(target, variant) else REFUSED
 
 
-def _outcome(python: Path, model: str, code: str) -> str:
-    command: Sequence[str | Path] = ["qemu-x86_64", "-cpu", model, python, "-c", code]
+def _outcome(environment: Path, machine: str, model: str, code: str) -> str:
+    """Return what Python code does on such a CPU, with the packages of an environment."""
+    if machine == "x86_64":
+        start: list[str | Path] = ["qemu-x86_64", "-cpu", model, environment / "bin/python"]
+    else:
+        start = on_arm(model, ["-E", f"PYTHONPATH={environment}", ARM_PYTHON])
+    command = [*start, "-c", code]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=LIMIT)
     if done.returncode == 0:
         return RUNS
@@ -145,15 +170,16 @@ def _outcome(python: Path, model: str, code: str) -> str:
     return REFUSES
 
 
-def _write(name: str, cells: Sequence[str]) -> None:
+def _write(machine: str, name: str, cells: Sequence[str]) -> None:
     """Write the row of a wheel into the page; the rows are in the order of cpu_wheels.toml."""
-    page = PAGE.read_text()
-    lines = dict(re.findall(r"^(\| (.*?) \|.*\n)", (MARKED.search(page) or [""])[0], re.MULTILINE))
+    page, marked = PAGE.read_text(), re.compile(MARKED.format(machine), re.DOTALL)
+    lines = dict(re.findall(r"^(\| (.*?) \|.*\n)", (marked.search(page) or [""])[0], re.MULTILINE))
     rows = {title: line for line, title in lines.items()} | {name: f"| {' | '.join(cells)} |\n"}
-    head = ["Wheel", "Flags", "Source", *MODELS, "Difference", "Date"]
+    head = ["Wheel", "Flags", "Source", *MODELS[machine], "Difference", "Date"]
     table = f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n"
-    table += "".join(rows[wheel["name"]] for wheel in wheels() if wheel["name"] in rows)
-    PAGE.write_text(MARKED.sub(lambda _: f"\n{table}\n", page))
+    names = (wheel["name"] for wheel in wheels() if wheel["machine"] == machine)
+    table += "".join(rows[title] for title in names if title in rows)
+    PAGE.write_text(marked.sub(lambda _: f"\n{table}\n", page))
 
 
 if __name__ == "__main__":

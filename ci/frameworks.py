@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = Path(__file__).with_suffix(".toml")
 PAGE = ROOT / "docs/reference/frameworks.md"
-HOST = ROOT / "tests/hosts/genoa-h200.json"
+# By machine, a host with GPUs, and the architecture of images.
+HOSTS = {
+    machine: ROOT / f"tests/hosts/{name}.json"
+    for machine, name in (("x86_64", "genoa-h200"), ("aarch64", "grace-hopper"))
+}
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 MARKED = re.compile(r"(?<=<!-- frameworks -->\n).*?(?=<!-- end -->)", re.DOTALL)
 SITE = "usr/lib/python3/site-packages"
 SCHEMES = {"purelib": SITE, "platlib": SITE, "data": "usr", "scripts": "usr/bin"}  # of NAME.data folders
@@ -65,10 +70,12 @@ def compare(names: Sequence[str] = ()) -> bool:
             continue
         started = time.monotonic()
         with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-            wheels = downloaded(Path(folder) / "wheels", image["wheels"])
+            machine = image.get("machine", "x86_64")
+            wheels = downloaded(Path(folder) / "wheels", image["wheels"], machine)
             wrong = [text for wheel in wheels for text in _unguarded(wheel)]
-            catalog = adopted(Path(folder), wheels)
-        answers = {compute: _answer(catalog, compute, image.get("driver", DRIVER)) for compute in GPUS}
+            catalog = adopted(Path(folder), wheels, ARCHITECTURES[machine])
+        driver, host = image.get("driver", DRIVER), HOSTS[machine]
+        answers = {compute: _answer(catalog, compute, driver, host) for compute in GPUS}
         other = differing(image, answers)
         if bool(other) != ("why" in image):
             wrong.append(f"differs from its documentation on {', '.join(other) or 'no GPU'}")
@@ -115,15 +122,22 @@ def _write(name: str, cells: list[str]) -> None:
     PAGE.write_text(MARKED.sub(lambda _: f"\n{table}\n", page))
 
 
-def downloaded(folder: Path, requirements: Iterable[str]) -> list[Path]:
+def downloaded(
+    folder: Path, requirements: Iterable[str], machine: str = "x86_64", python: str = PYTHON
+) -> list[Path]:
     """Return the wheels that pip downloads to a new folder for requirements with hashes."""
     folder.mkdir()
     (folder / "wheels.txt").write_text("\n".join(requirements))
-    words = ["-q", "--no-deps", "--only-binary=:all:", "--require-hashes", f"--python-version={PYTHON}"]
-    words += [f"--platform={platform}" for platform in PLATFORMS]
+    words = ["-q", "--no-deps", "--require-hashes", *foreign_options(machine, python)]
     pip = [sys.executable, "-m", "pip", "download", *words, "-d", str(folder)]
     subprocess.run([*pip, "-r", str(folder / "wheels.txt")], check=True)
     return sorted(folder.glob("*.whl"))
+
+
+def foreign_options(machine: str, python: str) -> list[str]:
+    """Return the options with which pip takes wheels for another machine and another Python than its own."""
+    platforms = (f"--platform={platform}" for platform in PLATFORMS[machine])
+    return ["--only-binary=:all:", f"--python-version={python}", *platforms]
 
 
 def _unguarded(wheel: Path) -> Iterator[str]:
@@ -143,7 +157,7 @@ def _unguarded(wheel: Path) -> Iterator[str]:
                     yield f"{other} names {module}, too"
 
 
-def adopted(folder: Path, wheels: Iterable[Path]) -> im.Catalog:
+def adopted(folder: Path, wheels: Iterable[Path], architecture: str = "amd64") -> im.Catalog:
     """Return the catalog of an image with the files of wheels, which it removes: a layout with one layer."""
     blobs = folder / "layout/blobs/sha256"
     blobs.mkdir(parents=True)
@@ -158,7 +172,7 @@ def adopted(folder: Path, wheels: Iterable[Path]) -> im.Catalog:
     layer.rename(blobs / own)
     described = {"digest": f"sha256:{own}", "size": (blobs / own).stat().st_size}
     kind = "application/vnd.oci.image"
-    system = {"os": "linux", "architecture": "amd64"}
+    system = {"os": "linux", "architecture": architecture}
     config = {**system, "rootfs": {"type": "layers", "diff_ids": [f"sha256:{own}"]}}
     manifest = {
         "schemaVersion": 2,
@@ -223,9 +237,9 @@ class _Hashed:
         return self._file.write(piece)
 
 
-def _answer(catalog: im.Catalog, compute: str, driver: str) -> str:
-    """Return whether `select` takes the image for a host with one GPU, and what code runs there."""
-    host = json.loads(HOST.read_text())
+def _answer(catalog: im.Catalog, compute: str, driver: str, path: Path) -> str:
+    """Return whether `select` takes the image for a host with one such GPU, and what code runs there."""
+    host = json.loads(path.read_text())
     gpu = host["gpus"][0] | {"compute": compute, "name": GPUS[compute], "pci_device_id": None}
     kind = "proprietary" if compute in CLOSED else "open"
     module = host["driver"] | {"version": driver, "user_mode": driver, "kind": kind}

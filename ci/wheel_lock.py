@@ -19,10 +19,16 @@ from pathlib import Path
 
 PIN = re.compile(r"(?m)^([\w.-]+)==([^\s;]+)")
 GLIBC = 41  # minor version of Debian 13's
-PLATFORMS = (
-    *(f"manylinux_2_{minor}_x86_64" for minor in range(GLIBC, 4, -1)),
-    *("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"),
-)
+PLATFORMS = {
+    machine: (
+        *(f"manylinux_2_{minor}_{machine}" for minor in range(GLIBC, oldest - 1, -1)),
+        *(f"{name}_{machine}" for name in (*former, "linux")),
+    )
+    for machine, oldest, former in (
+        ("x86_64", 5, ("manylinux2014", "manylinux2010", "manylinux1")),
+        ("aarch64", 17, ("manylinux2014",)),
+    )
+}
 
 
 def main() -> None:
@@ -66,7 +72,7 @@ def _hashes(folder: Path, python: str, pins: dict[str, str]) -> dict[str, str]:
     (folder / "pins.txt").write_text("\n".join(f"{package}=={version}" for package, version in pins.items()))
     words = ["-q", "--dry-run", "--ignore-installed", "--no-deps", "--only-binary=:all:", "--report=-"]
     words += [f"--target={folder / 'none'}", "--implementation=cp", f"--python-version={python}"]
-    words += [f"--platform={platform}" for platform in PLATFORMS]
+    words += [f"--platform={platform}" for platform in PLATFORMS["x86_64"]]
     pip = [sys.executable, "-m", "pip", "install", *words, "-r", str(folder / "pins.txt")]
     report = json.loads(subprocess.run(pip, check=True, stdout=subprocess.PIPE, text=True).stdout)
     return {
