@@ -132,33 +132,28 @@ class _ForwardFile:
         if position < self._position:
             raise tarfile.StreamError("seeking backwards is not allowed")
         while self._position < position:
-            self._take(position - self._position)
+            self.read(min(position - self._position, PIECE))
 
     def read(self, size: int) -> bytes:
-        """Return the next `size` bytes, fewer at the end."""
-        part = self._take(size)
-        if len(part) == size or not part:
-            return bytes(part)
+        """Return the next `size` bytes, fewer at the end; raise tarfile.ReadError after it."""
+        part, self._ahead = bytes(self._ahead[:size]), self._ahead[size:]
+        if len(part) < size:
+            part = self._read_more(part, size)
+        self._position += len(part)
+        return part
+
+    def _read_more(self, part: bytes, size: int) -> bytes:
         parts = [part]
-        while (missing := size - sum(map(len, parts))) and not self._is_exhausted:
-            parts.append(self._take(missing))
-        return b"".join(parts)
-
-    @property
-    def _is_exhausted(self) -> bool:
-        if not self._ahead:
-            self._ahead = memoryview(self._receive())
-        return not self._ahead
-
-    def _take(self, size: int) -> memoryview:
-        """Return some of the next bytes, none at the end; raise tarfile.ReadError after it."""
-        if size and self._is_exhausted:
+        missing = size - len(part)
+        while missing and (piece := self._receive()):
+            parts.append(piece[:missing])
+            self._ahead = memoryview(piece)[missing:]
+            missing -= len(parts[-1])
+        if missing == size:
             if self._ended:
                 raise tarfile.ReadError("unexpected end of data")
             self._ended = True
-        part, self._ahead = self._ahead[:size], self._ahead[size:]
-        self._position += len(part)
-        return part
+        return b"".join(parts)
 
     def _receive(self) -> bytes:
         piece = b"" if self._filled else self._stream.read(PIECE)
