@@ -22,6 +22,7 @@
 # make test-page    look at the page of a fleet in Chromium, at phone and desk width, light, dark and printed
 # make test-ray     install Ray, and run its tests on local nodes
 # make test-cpu-wheels run official wheels on CPUs of QEMU, and compare them with what adopt says
+# make test-arm    run code, and imagematrix itself, on CPUs of arm64 of QEMU
 # make test-recipes build the recipes that take gigabytes, such as PyTorch, and train with them
 # make clean        undo quickstart
 
@@ -33,7 +34,7 @@ RELEASE := trixie
 # Tests start the program more than a thousand times; without bytecode, each start takes 0.6 s longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart counts bench-smoke fuzz test beside python packages bases slurm lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs pages bench program zipapp test-long test-engines test-apptainer test-cluster test-kubernetes test-slurm test-chart test-hooks test-page test-ray test-cpu-wheels test-recipes clean
+.PHONY: quickstart counts bench-smoke fuzz test beside python packages bases slurm lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs pages bench program zipapp test-long test-engines test-apptainer test-cluster test-kubernetes test-slurm test-chart test-hooks test-page test-ray test-cpu-wheels test-arm test-recipes clean
 
 quickstart:
 	@ci/quickstart
@@ -197,9 +198,14 @@ test-ray: $(VENV)/.dev
 	$(BIN)/uv pip install -q --python .cache/ray --group dev -e . ray==2.60.0
 	.cache/ray/bin/python -m pytest tests/ray
 
-# Needs Python 3.12 and the Python Package Index; WHEELS='polars duckdb' for only some. Not part of `make test`.
+# Needs Python 3.12 and the Python Package Index; WHEELS='polars duckdb' or '--machine aarch64' for only some. Not part
+# of `make test`.
 test-cpu-wheels: packages $(VENV)/.dev
 	$(BIN)/python ci/cpu_wheels.py $(WHEELS)
+
+# Needs root and packages of Debian 13, which ci/arm64 unpacks. The tests belong to `make test-long`, too.
+test-arm: packages $(VENV)/.dev
+	$(BIN)/python -m pytest tests/engine/test_arm_truth.py tests/engine/test_arm_node.py
 
 # Needs an engine, the Python Package Index and 20 GB of disk. Not part of `make test`.
 test-recipes: $(VENV)/.dev
