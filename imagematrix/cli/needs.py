@@ -183,7 +183,7 @@ def _format_left_out(needs: ImageNeeds) -> Iterator[str]:
 
 def _describe_conditions(conditions: Mapping[str, Any]) -> Iterator[str]:
     """Yield the conditions of a need in words; those without words of their own by their keys."""
-    shown = {"driver", "cuda", "gpus", "vendor", "computes", "gpu_names", "cpu"}
+    shown = {"driver", "cuda", "gpus", "vendor", "computes", "gpu_names", "memory_mib", "cpu"}
     if "driver" in conditions:
         yield _describe_driver(conditions["driver"])
     if "cuda" in conditions:
@@ -217,6 +217,8 @@ def _describe_gpus(conditions: Mapping[str, Any]) -> str:
     words = "NVIDIA GPUs"
     if "computes" in conditions:
         words += f" {_format_computes(conditions['computes'])}"
+    if "memory_mib" in conditions:
+        words += f" with {conditions['memory_mib']} MiB or more"
     names = conditions.get("gpu_names", [])
     return f"{words}: {shorten_words(names, SHOWN)}" if names else words
 
@@ -239,6 +241,7 @@ def _describe_least(least: Mapping[str, Any]) -> Iterator[str]:
     if least["cuda"]:
         yield f"CUDA {', '.join(least['cuda'])}"
     if least["computes"]:
-        yield f"NVIDIA GPUs {_format_computes(least['computes'])}"
+        memory = f" with {least['memory_mib']} MiB or more" if least["memory_mib"] else ""
+        yield f"NVIDIA GPUs {_format_computes(least['computes'])}{memory}"
     if least["cpu_level"]:
         yield f"CPU from {least['cpu_level']} on"

@@ -162,11 +162,13 @@ class ImageNeeds:
         codes.update(_list_codes(names))
         levels = {marches.get_level(need.flags) for need in needs if need.arch == "amd64"}
         releases = {one.variant.cuda for one in self.variants if one.variant.cuda}
+        memory = min((need.memory_mib or 0 for need in needs if need.gpus), default=0)
         return {
             "platforms": sorted({one.variant.platform for one in self.variants}),
             "driver": self._find_oldest_driver(),
             "cuda": sorted(releases, key=versions.make_sort_key),
             "computes": describe_computes(sorted(codes)),
+            "memory_mib": memory or None,
             "cpu_level": min(levels, key=marches.get_level_rank, default=None),
         }
 

@@ -43,6 +43,21 @@ def kinds(make):
     }
 
 
+def test_memory(cli, conforms, write_catalog, kinds):
+    large = replace(kinds["host"], gpu_memory_mib=24_000)
+    asked = write_catalog(large, replace(large, gpu_memory_mib=15_000))
+    document = conforms(json.loads(cli("needs", *asked, "--json").out))
+    needed = [one["needs"][0]["memory_mib"] for one in document["variants"]]
+    assert (needed, document["least"]["memory_mib"]) == ([24_000, 15_000], 15_000)
+    known = "arch,cpu-flags,cuda,gpu-compute,gpu-least-memory-mib"
+    text = " ".join(cli("needs", *asked, "--knows", known).out.split())
+    assert "with 24000 MiB or more" in text
+    assert "with 15000 MiB or more" in text.partition(" as a whole: ")[2]
+    refused = cli("needs", *asked, "--knows", "cuda,gpu-name")
+    assert refused.code == 3
+    assert "more facts: gpu-least-memory-mib" in refused.err
+
+
 def test_all_facts(cli, conforms, write_catalog, kinds):
     result = cli("needs", *write_catalog(*kinds.values()), "--json")
     document = conforms(json.loads(result.out))
