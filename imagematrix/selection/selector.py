@@ -11,7 +11,7 @@ from imagematrix.hardware.gpu_request.spec import ALL, NONE, find_candidates
 from imagematrix.hardware.host.host import Host
 from imagematrix.images.catalog.catalog import Catalog
 from imagematrix.selection.decision import Decision
-from imagematrix.selection.hardware_key import FACTS, get_gpu_kind, make_gpu_facts_getter, make_hardware_key
+from imagematrix.selection.hardware_key import get_gpu_kind, make_hardware_key
 from imagematrix.selection.query import Query, normalize_where
 from imagematrix.selection.selection import NothingFits, Selection, require_selected
 from imagematrix.selection.selection_target import Target
@@ -123,15 +123,13 @@ class Selector:
     It caches the decisions for `keep` kinds.
     """
 
-    __slots__ = ("_decisions", "_get_gpu_facts", "_gpu_sets", "_keep", "query")
+    __slots__ = ("_decisions", "_gpu_sets", "_keep", "query")
 
     def __init__(self, catalog: Catalog, where: WhereKey = (), *, keep: int = DECISIONS) -> None:
         self.query = Query(catalog, where)
         self._decisions: dict[Hashable, Decision] = {}
         self._gpu_sets: dict[Hashable, tuple[tuple[int, ...], ...]] = {}
         self._keep = keep
-        # Where conditions leave out variants, reasons depend on what their rules read, too.
-        self._get_gpu_facts = make_gpu_facts_getter(FACTS if self.query.wanted else self.query.index.facts)
 
     def select(
         self, host: Host, *, gpus: Wanted = None, allow_cpu: bool = False, vram_mib: int | None = None
@@ -156,9 +154,7 @@ class Selector:
             choice = find_candidates(host.gpus, gpus)
             chosen = self.find_feasible_gpu_sets(host, choice, vram_mib=vram_mib)[0].first
         allow_cpu = allow_cpu or gpus == NONE  # the word consents to leaving accelerators unused
-        key = make_hardware_key(
-            host, chosen, allow_cpu=allow_cpu, vram_mib=vram_mib, get_gpu_facts=self._get_gpu_facts
-        )
+        key = make_hardware_key(host, chosen, allow_cpu=allow_cpu, vram_mib=vram_mib)
         decision = self._decisions.get(key)
         if decision is None:
             target = Target(host=host, gpus=chosen, allow_cpu=allow_cpu, vram_mib=vram_mib)

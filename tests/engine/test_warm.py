@@ -279,6 +279,8 @@ def test_what_a_killed_one_leaves_is_removed_by_the_next(node, images, write, wh
         if when == "proving":
             assert any("proving" in line for line in process.stderr)
             time.sleep(3)
+            while not node.docker("ps", "-q").stdout.strip():
+                time.sleep(0.1)
         os.killpg(process.pid, signal.SIGKILL)
     left = node.docker("ps", "-q").stdout.split()
     (owner,) = [label for label in node.inspect(left[0])["Config"]["Labels"] if label.endswith("_owner")]

@@ -125,7 +125,7 @@ def copy_driver(driver: DriverFolder, parent: Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Contents:
+class _DriverContents:
     """What a driver consists of, and where an image has it.
 
     `libraries` are the names of the files that it has if they are present, `required` of those that it must
@@ -144,8 +144,8 @@ class _Contents:
     origin: str
 
 
-def _list_driver_contents(version: str, arch: str) -> _Contents:
-    return _Contents(
+def _list_driver_contents(version: str, arch: str) -> _DriverContents:
+    return _DriverContents(
         name=f"the driver {version}",
         version=version,
         arch=arch,
@@ -156,7 +156,7 @@ def _list_driver_contents(version: str, arch: str) -> _Contents:
     )
 
 
-def _list_compat_contents(versions: Sequence[str], arch: str, source: Path | str) -> _Contents:
+def _list_compat_contents(versions: Sequence[str], arch: str, source: Path | str) -> _DriverContents:
     """Return what a cuda-compat with these versions of libcuda consists of; raise UsageError if not one."""
     origin = "name NVIDIA's package cuda-compat instead, or the folder `compat` in it"
     if not versions:
@@ -165,7 +165,7 @@ def _list_compat_contents(versions: Sequence[str], arch: str, source: Path | str
         shown = shorten_words(versions, SHOWN, more=", …")
         raise UsageError(f"{source} has several libcuda: {shown}", remedy="keep the files of one version")
     (version,) = versions
-    return _Contents(
+    return _DriverContents(
         name=f"cuda-compat {version}",
         version=version,
         arch=arch,
@@ -220,7 +220,7 @@ def _collect_files(folder: Path, version: str, arch: str, source: Path | str) ->
 
 
 def _check_library(
-    path: Path, name: str, source: Path | str, contents: _Contents
+    path: Path, name: str, source: Path | str, contents: _DriverContents
 ) -> tuple[Elf, DriverLibrary | None]:
     """Return the headers of a library of `source`, and which one of the driver it is.
 

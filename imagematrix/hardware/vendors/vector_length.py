@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 OPTION = "-msve-vector-bits"
-VALUE = re.compile(rf"""{OPTION}=(?!scalable(?![^\s"'`;,)\]\\]))[^\s"'`;,)\]\\]*""")
+END = r"""\s"'`;,)\]\\"""  # what may follow an option in a shell, a Dockerfile, a list or a program
+VALUE = re.compile(rf"{OPTION}=(?!scalable(?![^{END}]))[^{END}]*")
 MACRO = re.compile(r"^#define __ARM_FEATURE_SVE_BITS (\d+)", re.MULTILINE)
 REMEDY = f"remove it, or write {OPTION}=scalable"
 

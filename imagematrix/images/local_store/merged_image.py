@@ -141,7 +141,7 @@ class _ListedLayer:
     emptied: frozenset[str]
 
 
-class _StoppedError(Exception):
+class _OtherLayerFailedError(Exception):
     """Another layer cannot be read."""
 
 
@@ -304,7 +304,7 @@ class MergedImage:
 
     def _note_bytes(self, size: int) -> None:
         if self._stopped.is_set():
-            raise _StoppedError
+            raise _OtherLayerFailedError
         self._report(size)
 
 

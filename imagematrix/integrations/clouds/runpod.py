@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 
 from imagematrix.common.image_reference import split_version
+from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
 from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host
 from imagematrix.hardware.vendors import cuda, gpus, versions
@@ -132,9 +133,10 @@ def _make_body(name: str, offer: Offer) -> dict[str, Any]:
 def _name_by_digest(variant: Variant) -> str:
     image, _ = split_version(variant.reference)
     if variant.digest is None or "/" not in image:
+        name = f"registry.example.com/ml/{image}:VERSION"
         raise UsageError(
             f"{variant.reference} is in no registry, from which RunPod could pull it by its digest",
             remedy="publish the version, and name it with its registry: "
-            f"`imagematrix needs registry.example.com/ml/{image}:VERSION --for runpod`",
+            f"`imagematrix needs {quote_word(name)} --for runpod`",
         )
     return f"{image}@{variant.digest}"

@@ -362,15 +362,6 @@ def test_selector_cache_is_bounded(make):
         assert len(selector._decisions) <= 2
 
 
-def test_memory_that_no_variant_needs_makes_no_kind_of_hardware(make):
-    hosts = [make.host(make.gpu(memory_mib=memory)) for memory in (15_360, 24_564)]
-    for needed, kinds in ((None, 1), (20_000, 2)):
-        selector = Selector(make.catalog(make.variant(gpu_memory_mib=needed)))
-        for host in hosts:
-            selector.explain(host)
-        assert len(selector._decisions) == kinds
-
-
 NEWER = "580.95.05"
 
 

@@ -29,7 +29,7 @@ from imagematrix.errors import UsageError
     ],
 )
 def test_values_are_written_out(arguments, base, expected):
-    text = f"{arguments}\nFROM --platform=$BUILDPLATFORM {base} AS one\nFROM one\n"
+    text = f"{arguments}\nFROM --platform=$BUILDPLATFORM {base} AS one\nFROM scratch\nCOPY --from=one / /\n"
     written = with_bases_written_out(text, {})
     assert written == text.replace(f" {base} ", f" {expected} ")
     assert [name for name in list_bases(written) if name != "f:1"] == [expected]
