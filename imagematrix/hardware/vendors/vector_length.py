@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 OPTION = "-msve-vector-bits"
 END = r"""\s"'`;,)\]\\"""  # what may follow an option in a shell, a Dockerfile, a list or a program
-VALUE = re.compile(rf"{OPTION}=(?!scalable(?![^{END}]))[^{END}]*")
+VALUE = re.compile(OPTION + "=(?!scalable(?![^" + END + "]))[^" + END + "]*")
 MACRO = re.compile(r"^#define __ARM_FEATURE_SVE_BITS (\d+)", re.MULTILINE)
 REMEDY = f"remove it, or write {OPTION}=scalable"
 
