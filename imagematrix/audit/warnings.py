@@ -168,7 +168,7 @@ def warn_of_requirements(audited: Audit, variant: Variant) -> Iterator[str]:
             yield (
                 f"{name} asks for driver {asked} or newer, and the code runs from driver {oldest} on: where "
                 f"NVIDIA's runtime adds the node's driver, it refuses the drivers between; state "
-                f'`ENV {name}="driver>={oldest}"` in the Dockerfile'
+                f'ENV {name}="driver>={oldest}" in the Dockerfile'
             )
 
 
