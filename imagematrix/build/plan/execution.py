@@ -65,7 +65,7 @@ def suggest_emulator(execution: Execution) -> str:
     """Return what lets the build of a cell run."""
     arches = ",".join(platform.partition("/")[2].partition("/")[0] for platform in execution.missing)
     return (
-        f"register one: `docker run --privileged --rm tonistiigi/binfmt --install {quote_word(arches)}`; or pass "
-        "--builder with a builder on such a machine; or begin the stages that run programs with "
+        f"register one: `docker run --privileged --rm tonistiigi/binfmt --install {quote_word(arches)}`; or "
+        "pass --builder with a builder on such a machine; or begin the stages that run programs with "
         "FROM --platform=$BUILDPLATFORM, and cross-compile"
     )
