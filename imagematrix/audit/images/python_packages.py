@@ -134,15 +134,17 @@ def _requires_cuda(requirement: str, machine: str) -> bool:
     """Whether a requirement names a package for CUDA, and is not for other machines only."""
     if not REQUIRES_CUDA.match(requirement):
         return False
-    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.markers import UndefinedEnvironmentName
+    from packaging.requirements import Requirement
 
     try:
         marker = Requirement(requirement).marker
-    except InvalidRequirement:  # an audit reads what pip may refuse
+        if marker is None or marker.evaluate({**LINUX, "platform_machine": machine}):
+            return True
+        others = [{**LINUX, "platform_machine": other} for other in MACHINES - {machine}]
+        return not any(map(marker.evaluate, others))
+    except (ValueError, UndefinedEnvironmentName):  # an audit reads what pip may refuse
         return True
-    if marker is None or marker.evaluate({**LINUX, "platform_machine": machine}):
-        return True
-    return not any(marker.evaluate({**LINUX, "platform_machine": other}) for other in MACHINES - {machine})
 
 
 def get_stack_release(package: Package, tree: ImageTree[PlainFile]) -> str | None:

@@ -42,6 +42,8 @@ def package(name, source=LOADS, path="it/driver.py", requires="", others=()):
         ),
         package("it", requires='Requires-Dist: nvidia-cuda-nvrtc; platform_machine == "x86_64"'),
         package("it", requires='Requires-Dist: nvidia-cuda-nvrtc; platform_machine == "x86_64'),
+        package("it", requires='Requires-Dist: nvidia-cuda-nvrtc; sys_platform === "linux"'),
+        package("it", requires='Requires-Dist: nvidia-cuda-nvrtc; "gpu" in extras'),
         package("it-cu13", b"find('libnvJitLink.so.13')\n"),
         package("nvidia-it-dsl", b'load("libnvvm.so")\n'),
         # triton brings CUPTI
