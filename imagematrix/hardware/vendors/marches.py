@@ -170,6 +170,11 @@ def get_level(flags: AbstractSet[str]) -> str | None:
     return level
 
 
+def get_level_flags(level: str | None) -> frozenset[str]:
+    """Return all flags of a psABI level, with those of the levels below; none without one."""
+    return frozenset[str]().union(*(added for _, added in LEVELS[: get_level_rank(level)]))
+
+
 def get_level_rank(level: str | None) -> int:
     """Return the number of a psABI level, 1 to 4; 0 without one."""
     return RANKS.get(level or "", 0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from imagematrix.common.record import replace
 from imagematrix.common.text import quote_word
 from imagematrix.errors import UnservedError, UsageError
-from imagematrix.hardware.vendors import cuda, gpus, marches, versions
+from imagematrix.hardware.vendors import cuda, device_code, gpus, marches, versions
 from imagematrix.integrations.kubernetes.nodes.labels import VOCABULARY
 from imagematrix.selection import drivers
 from imagematrix.selection.needs.equivalence import NEWEST, OLDEST, TOP, UNKNOWN_COMPUTE
@@ -160,7 +160,7 @@ class ImageNeeds:
         codes = {code for need in needs for code in need.computes or () if code >= 0}
         names = {name for one in self.variants for other in one.alternatives for name in other.gpu_names}
         codes.update(_list_codes(names))
-        levels = {marches.get_level(need.flags) for need in needs if need.arch == "amd64"}
+        levels = {need.cpu_level for need in needs if need.arch == "amd64"}
         releases = {one.variant.cuda for one in self.variants if one.variant.cuda}
         memory = min((need.memory_mib or 0 for need in needs if need.gpus), default=0)
         return {
@@ -289,7 +289,7 @@ def _find_stricter(
 def _list_codes(names: Iterable[str]) -> tuple[int, ...]:
     """Return the capabilities of GPUs with these names, times ten, sorted."""
     computes = {product.compute for name in names for product in gpus.find_products(name) if product.compute}
-    return tuple(sorted(int(compute.replace(".", "")) for compute in computes))
+    return tuple(sorted(int(device_code.make_target(compute)) for compute in computes))
 
 
 def list_product_names(need: Need) -> tuple[str, ...]:
@@ -302,7 +302,7 @@ def list_product_names(need: Need) -> tuple[str, ...]:
             {
                 product.name
                 for product in gpus.list_products()
-                if product.compute and int(product.compute.replace(".", "")) in codes
+                if product.compute and int(device_code.make_target(product.compute)) in codes
             }
         )
     )

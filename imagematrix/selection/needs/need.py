@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from imagematrix.hardware.vendors import marches
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     Version = tuple[int, ...]
@@ -41,3 +43,8 @@ class Need:
     other_than: frozenset[str] = frozenset()
     modules: tuple[str | None, ...] | None = None
     differs: bool | None = None
+
+    @property
+    def cpu_level(self) -> str | None:
+        """The highest psABI level whose flags it has; None below the first, or not x86."""
+        return marches.get_level(self.flags) if self.arch == "amd64" else None

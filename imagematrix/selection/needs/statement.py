@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from imagematrix.hardware.host.host import Cpu, Driver, Gpu, Host
-from imagematrix.hardware.vendors import cuda, gpus, marches, versions
+from imagematrix.hardware.vendors import cuda, device_code, gpus, marches, versions
 from imagematrix.selection.needs.equivalence import find_version_before
 from imagematrix.selection.needs.knowledge import (
     ARCH,
@@ -81,7 +81,7 @@ def derive_statement(
 
 
 def _list_codes(kinds: list[GpuKind]) -> tuple[int, ...]:
-    return tuple(sorted(int(kind.compute.replace(".", "")) for kind in kinds if kind.compute))
+    return tuple(sorted(int(device_code.make_target(kind.compute)) for kind in kinds if kind.compute))
 
 
 def split_flags(need: Need, knowledge: Knowledge | None) -> tuple[str | None, frozenset[str], frozenset[str]]:
@@ -91,11 +91,8 @@ def split_flags(need: Need, knowledge: Knowledge | None) -> tuple[str | None, fr
     known.
     """
     words = knowledge.words if knowledge else {CPU_FLAGS}
-    level = marches.get_level(need.flags) if need.arch == "amd64" else None
-    if not words & {CPU_FLAGS, CPU_LEVEL}:
-        level = None
-    implied = {flag for _, added in marches.LEVELS[: marches.get_level_rank(level)] for flag in added}
-    further = need.flags - implied
+    level = need.cpu_level if words & {CPU_FLAGS, CPU_LEVEL} else None
+    further = need.flags - marches.get_level_flags(level)
     return (level, further, frozenset()) if CPU_FLAGS in words else (level, frozenset(), further)
 
 
@@ -118,7 +115,8 @@ def _list_assumptions(
     for need in needs.values():
         _, _, assumed = split_flags(need, knowledge)
         if assumed:
-            yield Assumption(fact=CPU_FLAGS, text=f"the CPUs have {describe_flags(assumed, need.arch)}")
+            text = f"the CPUs have {_describe_flags(replace(need, flags=assumed))}"
+            yield Assumption(fact=CPU_FLAGS, text=text)
     for fact, (_, text) in ASSUMED.items():
         if fact in compared and make_word(fact) not in words:
             yield Assumption(fact=make_word(fact), text=text)
@@ -134,11 +132,10 @@ def _list_assumptions(
         )
 
 
-def describe_flags(flags: frozenset[str], arch: str) -> str:
-    """Return CPU flags in words, those of a psABI level by its name."""
-    level = marches.get_level(flags) if arch == "amd64" else None
-    implied = {flag for _, added in marches.LEVELS[: marches.get_level_rank(level)] for flag in added}
-    return " ".join([*([level] if level else []), *sorted(flags - implied)])
+def _describe_flags(need: Need) -> str:
+    """Return the CPU flags of a need in words, those of a psABI level by its name."""
+    level, further, _ = split_flags(need, None)
+    return " ".join([*([level] if level else []), *sorted(further)])
 
 
 def find_missing_facts(

@@ -43,10 +43,10 @@ def make_terms_for_our_labels(needs: Iterable[Need]) -> tuple[Term, ...]:
     """Return the terms on our own labels that admit a node if, and only if, one of the needs holds."""
     terms = []
     for need in needs:
-        level, requirements = _get_level(need), []
+        level, requirements = need.cpu_level, []
         if level:
             requirements.append(match_above(our_labels.LEVEL, marches.get_level_rank(level) - 1))
-        further = sorted(need.flags - _get_implied_flags(level))
+        further = sorted(need.flags - marches.get_level_flags(level))
         requirements += [match_label(f"{our_labels.FLAG}{flag}") for flag in further]
         requirements += [match_no_label(f"{our_labels.FLAG}{flag}") for flag in sorted(need.without)]
         requirements += _match_our_driver_and_gpus(need)
@@ -165,16 +165,6 @@ def match_below(key: str, bound: int) -> Requirement:
     return {"key": key, "operator": "Lt", "values": [str(bound)]}
 
 
-def _get_level(need: Need) -> str | None:
-    """Return the highest psABI level whose flags a need has; None below the first, or not x86."""
-    return marches.get_level(need.flags) if need.arch == "amd64" else None
-
-
-def _get_implied_flags(level: str | None) -> frozenset[str]:
-    rank = marches.get_level_rank(level)
-    return frozenset(chain.from_iterable(added for _, added in marches.LEVELS[:rank]))
-
-
 def _match_platform(arch: str, *, alone: bool) -> list[Requirement]:
     """Return the requirements on the platform. Only nodes with Linux have labels of facts."""
     return [
@@ -265,9 +255,9 @@ def _match_our_computes(need: Need) -> list[Requirement]:
 def _match_nfd_flags(need: Need) -> list[Requirement] | None:
     if need.without:
         return None
-    level = _get_level(need)
+    level = need.cpu_level
     proving = cpuid.get_proving_flags(level) if level else frozenset[str]()
-    further = need.flags - _get_implied_flags(level)
+    further = need.flags - marches.get_level_flags(level)
     names = cpuid.get_nfd_names("aarch64" if need.arch == "arm64" else "x86_64")
     if not further <= names.keys():
         return None
