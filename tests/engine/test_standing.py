@@ -128,7 +128,7 @@ class Standing:
     def judge(self):
         assert self.wrong == []
         assert min(self.answered.values()) > 0
-        assert self.late == []
+        assert self.late == [], "\n".join(self.late)
         assert self.memory < self.granted, f"{self.memory / MIB:.0f} MiB"
 
 

@@ -28,22 +28,22 @@ from imagematrix.integrations.http_service.pace import Pace, Traffic
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 LOOK_S = 0.5  # between looks at the pace of clients
-SHORT_S = 1.0  # for which a client may be slow while others wait for its place
+SHORT_S = 0.5  # for which a client may be slow while others wait for its place
 MOMENT_S = 0.05  # between looks for closed connections
 YOUNG_S, YOUNG_TURNS = 0.25, 12  # of the loop: enough for a handshake and a request in a flood of them
 KNOWN = 1_024  # addresses that got answers, to remember
 OUTSIDE = 2_048  # clients that wait for a place, but no more than half of the files that may be open
 ADMIT_S = 0.02  # between looks for a place for those outside
-BATCH = 8, 64  # clients to admit in a turn of the loop, at least and at most
-ADMITTED = 1_000  # in a second, if turns are long: a handshake takes a millisecond
+BATCH = 16  # clients to admit in a turn of the loop: with more, all of them wait longer for its next turn
 RECORD = 5  # bytes of the head of a record of TLS: its type, a version, and its length (RFC 8446, 5.1)
 HANDSHAKE = b"\x16"  # the type of a client's first record
 CLOSED, CLOSE_WAIT = 7, 8  # of include/net/tcp_states.h
+MANY = 4  # the part of all places that makes a crowd
 SMALL = 1 << 16  # bytes of a body that take no room: less than the buffers of a connection
 
 # Each request has a context of its own, which timers may keep for seconds after the answer.
@@ -143,6 +143,7 @@ class Connections:
         self._turn = 0  # of those in which clients may be admitted
         self._all: dict[int, _Connection] = {}  # by file descriptor
         self._unfinished: dict[_Connection, None] = {}  # those without a whole request, the oldest first
+        self._slow: list[_Connection] = []  # at the last look at their pace, the slowest first
         self._answer_bytes = 0  # that all answers keep
         self._forgot_closed = -math.inf  # when closed connections were last looked for
         self._peers: Counter[str] = Counter()
@@ -152,7 +153,8 @@ class Connections:
         self._outside: dict[socket.socket, _Arrival] = {}  # the newest last
         self._most_outside = min(OUTSIDE, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._strangers: dict[socket.socket, str] = {}  # those of them that ask, with their addresses
-        self._known: dict[socket.socket, str] = {}  # the same, of addresses that got answers before
+        # The same, by address, of those addresses that got answers before; the next in turn is first.
+        self._known: OrderedDict[str, dict[socket.socket, None]] = OrderedDict()
         self._answered_peers: OrderedDict[str, None] = OrderedDict()  # the newest last
         self._admitted = 0  # in all
         self._somebody_asks = asyncio.Event()
@@ -193,8 +195,11 @@ class Connections:
         self._loop.remove_reader(client)
         with contextlib.suppress(OSError):  # as above
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-        arrival = self._outside[client]
-        (self._known if arrival.peer in self._answered_peers else self._strangers)[client] = arrival.peer
+        peer = self._outside[client].peer
+        if peer in self._answered_peers:
+            self._known.setdefault(peer, {})[client] = None
+        else:
+            self._strangers[client] = peer
         self._somebody_asks.set()
 
     def _turn_away(self, client: socket.socket) -> None:
@@ -204,33 +209,37 @@ class Connections:
         client.close()
 
     def _is_asking(self, client: socket.socket) -> bool:
-        return client in self._known or client in self._strangers
+        return client in self._strangers or client in self._known.get(self._outside[client].peer, ())
 
     def _forget_asking(self, client: socket.socket) -> None:
-        self._known.pop(client, None)
         self._strangers.pop(client, None)
+        peer = self._outside[client].peer
+        self._known.get(peer, {}).pop(client, None)
+        if not self._known.get(peer):
+            self._known.pop(peer, None)
 
     async def _admit(self, server: web.Server, tls: ssl.SSLContext | None) -> None:
         """Give places to the clients that ask, a few in each turn of the loop.
 
-        Clients of known addresses, which got answers before, go before strangers, except that every eighth
-        place is for a stranger. Known clients are few, so the oldest goes first, and all get their turn soon.
-        Strangers may be any number, so the newest goes first: with the oldest first, all would get their turn
-        too late. An address that has all its connections does not hold up the others.
+        Known addresses, which got answers before, go before strangers, except that every eighth place is for
+        a stranger. They get places in turns. Of one address, and of all strangers, the newest client goes
+        first: in a flood, with the oldest first, all would get their turn too late. An address that has all
+        its connections does not hold up the others.
         """
-        last = _get_time()
         while True:
             await self._somebody_asks.wait()
             self._turn += 1
-            least, most = BATCH
-            admitted, batch, last = 0, int(ADMITTED * (_get_time() - last)), _get_time()
-            batch = max(least, min(batch, most))
+            admitted = 0
             self._full = False
             self._crowded.clear()
-            known, strangers = deque(self._known.items()), [*self._strangers.items()]
-            while (known or strangers) and admitted < batch and not self._full:
-                is_known = known and (self._admitted % 8 or not strangers)
-                client, peer = known.popleft() if is_known else strangers.pop()
+            known, strangers = deque(self._known), [*self._strangers.items()]
+            while (known or strangers) and admitted < BATCH and not self._full:
+                is_known = bool(known) and (self._admitted % 8 > 0 or not strangers)
+                if is_known:
+                    peer = known.popleft()
+                    client = next(reversed(self._known[peer]))
+                else:
+                    client, peer = strangers.pop()
                 # A client that only sends no more could read an answer, but would have to send for TLS.
                 state = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
                 if state == CLOSED or (tls is not None and state == CLOSE_WAIT):
@@ -243,8 +252,12 @@ class Connections:
                     self._open_connection(client, peer, server, tls)
                     admitted += 1
                     self._admitted += 1
+                    if peer in self._known:
+                        self._known.move_to_end(peer)
                 else:
                     self._full = True
+                if is_known and peer in self._known and peer not in self._crowded:
+                    known.append(peer)
             if not self._strangers and not self._known:
                 self._somebody_asks.clear()
             await asyncio.sleep(0 if admitted else ADMIT_S)
@@ -289,7 +302,7 @@ class Connections:
             error.__traceback__ = None
             return
         connection.close = transport.abort
-        if self._all.get(connection.descriptor) is not connection:  # it was dropped meanwhile
+        if not self._is_current(connection):  # it was dropped meanwhile
             transport.abort()
 
     async def serve(self, server: web.Server, tls: ssl.SSLContext | None) -> None:
@@ -312,6 +325,10 @@ class Connections:
                 else:
                     if connection.get_slow_s() >= self._limits.slow_s:
                         self._drop(connection)
+            # It changes only here that a connection is slow, and whoever needs a place asks for the slowest:
+            # among all connections, that would take longer than to answer a request.
+            slow = [each for each in self._all.values() if each.get_slow_s() >= SHORT_S - LOOK_S]
+            self._slow = sorted(slow, key=lambda connection: connection.pace.since)
 
     async def end(self) -> None:
         """End all: clients may be in their handshake, not answer the closing of TLS, or read nothing."""
@@ -355,13 +372,18 @@ class Connections:
             self._free_body(connection)
         if self._full or connection.peer in self._crowded:
             response.force_close()  # or its next request would come before those who wait
+        is_crowded = len(self._all) + len(self._outside) > self._limits.clients // MANY
+        if is_crowded and not request.content.is_eof():
+            # To read the rest of a refused body takes as much time as several other requests.
+            protocol = request.protocol
+            task.add_done_callback(lambda _: protocol.force_close())
         return response
 
     def _reserve_answer(self, connection: _Connection, size: int) -> None:
         while self._answer_bytes + size > self._limits.answers:
-            reading = [connection for connection in self._all.values() if connection.answer_size]
-            if not self._drop_slowest(reading):
-                raise web.HTTPTooManyRequests(text=f"{len(reading)} answers are being read: try again later")
+            if not self._drop_slowest(lambda connection: connection.answer_size > 0):
+                reading = sum(connection.answer_size > 0 for connection in self._all.values())
+                raise web.HTTPTooManyRequests(text=f"{reading} answers are being read: try again later")
         connection.answer_size += size
         self._answer_bytes += size
 
@@ -406,7 +428,7 @@ class Connections:
             self._answered_peers.popitem(last=False)
         self._free_body(connection)
         self._free_answer(connection)
-        if self._all.get(connection.descriptor) is not connection:
+        if not self._is_current(connection):
             return
         self._unfinished.pop(connection, None)
         self._unfinished[connection] = None  # as the newest
@@ -425,14 +447,17 @@ class Connections:
             if gives_way:
                 self._drop(connection)
                 return True
-        return self._drop_slowest(filter(is_eligible, self._all.values()))
+        return self._drop_slowest(is_eligible)
 
-    def _drop_slowest(self, connections: Iterable[_Connection]) -> bool:
-        slowest = max(connections, key=_Connection.get_slow_s, default=None)
-        if slowest is None or slowest.get_slow_s() < SHORT_S:
-            return False
-        self._drop(slowest)
-        return True
+    def _drop_slowest(self, is_eligible: Callable[[_Connection], bool]) -> bool:
+        """Drop the connection that has been slow for longest; return False if none is slow."""
+        now = _get_time()
+        for connection in self._slow:
+            is_slow = connection.pace.owed and now - connection.pace.since >= SHORT_S
+            if is_slow and self._is_current(connection) and is_eligible(connection):
+                self._drop(connection)
+                return True
+        return False
 
     def _drop(self, connection: _Connection) -> None:
         self._forget(connection)
@@ -448,8 +473,12 @@ class Connections:
             if connection.is_closed:
                 self._forget(connection)
 
+    def _is_current(self, connection: _Connection) -> bool:
+        """Whether a connection was neither forgotten nor dropped."""
+        return self._all.get(connection.descriptor) is connection
+
     def _forget(self, connection: _Connection) -> None:
-        if self._all.get(connection.descriptor) is connection:
+        if self._is_current(connection):
             del self._all[connection.descriptor]
             self._peers[connection.peer] -= 1
             if not self._peers[connection.peer]:

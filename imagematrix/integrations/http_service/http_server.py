@@ -13,6 +13,9 @@ import logging
 import os
 import resource
 import socket
+import sys
+from asyncio.selector_events import _SelectorTransport  # type: ignore[attr-defined]
+from asyncio.sslproto import SSLProtocol
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -33,11 +36,12 @@ LINGER_S = 1.0  # for which the rest of a refused body is read, so that its clie
 QUEUE = 4_096  # clients that the kernel lets wait: a lost one comes again only after a second
 BATCH = 512  # clients to accept before others get their turn
 RETRY_S = 0.05  # after a client that could not be accepted
+SWITCH_S = 0.0005  # for which a busy event loop keeps other threads waiting after each of their calls
 FILES = 4_096  # for clients, and what is read for them
 MAPPED = 1 << 17  # bytes of a block
 M_MMAP_THRESHOLD = -3  # in malloc.h
 SENDING = 1 << 17  # bytes that the kernel queues for a client
-RECEIVING = 1 << 16  # and from it: asyncio reads all of them at once, into several buffers if it is TLS
+RECEIVING = 1 << 16  # and from it, and that are read at once: TLS has several such buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +127,15 @@ def _prepare_process() -> None:
     The limit of open files is often 1,024, for old programs. Large blocks are mapped on their own by malloc,
     so that the system has their memory back when they are freed. Otherwise the size from which malloc does
     that grows to that of the bodies and answers that were freed, and the blocks of later ones lie between
-    small ones that stay: glibc's mallopt(3), M_MMAP_THRESHOLD.
+    small ones that stay: glibc's mallopt(3), M_MMAP_THRESHOLD. So asyncio gets smaller buffers than its own
+    of 256 KiB: to map one for each read takes four times as long as to read.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < FILES:
         with contextlib.suppress(OSError):  # a service may be forbidden to change limits
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(FILES, hard), hard))
+    sys.setswitchinterval(SWITCH_S)
+    _SelectorTransport.max_size = SSLProtocol.max_size = RECEIVING
     with contextlib.suppress(AttributeError):  # another C library
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED)
 

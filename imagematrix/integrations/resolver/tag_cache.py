@@ -110,9 +110,10 @@ class TagCache:
         """
         name = get_version(tag)
         _, earlier = self._versions.get((repository, name)) or (0.0, None)
+        begun = time.monotonic()
         try:
             # If the version is known, it can answer for the tag, so the wait is short.
-            version = await self._find_version(repository, tag, hurry=earlier is not None)
+            version = await self._find_version(repository, tag, begun, hurry=earlier is not None)
         except EngineError:
             if earlier is None:
                 raise
@@ -120,7 +121,7 @@ class TagCache:
             manifest = await self.find_manifest(repository, digest) if digest else None
             version = replace(earlier, manifest=manifest, catalog=None) if manifest else None
         if version is None and name != tag:
-            version = await self._find_version(repository, name)
+            version = await self._find_version(repository, name, begun)
             version = version if version and version.catalog else None
         if version is None:
             raise UnknownImageError(f"{repository}:{tag} not found")
@@ -140,11 +141,13 @@ class TagCache:
             return key, version
         return None
 
-    async def _find_version(self, repository: str, tag: str, *, hurry: bool = False) -> CachedTag | None:
+    async def _find_version(
+        self, repository: str, tag: str, begun: float, *, hurry: bool = False
+    ) -> CachedTag | None:
         """Return the upstream's version for a tag, or the last known one if the upstream does not answer.
 
-        The wait for the upstream ends after PATIENCE_S if the last answer is known or with `hurry`, and
-        sooner if that answer is recent.
+        The wait for the upstream ends PATIENCE_S after `begun` if the last answer is known or with `hurry`,
+        and sooner if that answer is recent.
         """
         key = repository, tag
         at, earlier = self._versions.get(key) or (self._absent.get(key) or -math.inf, None)
@@ -153,7 +156,7 @@ class TagCache:
         recent = time.monotonic() - at < RECENT_S
         task = _share_task(self._tasks, key, partial(self._refresh_version, key))
         try:
-            patience_s = min(BRIEF_S, PATIENCE_S) if recent else PATIENCE_S
+            patience_s = begun + (min(BRIEF_S, PATIENCE_S) if recent else PATIENCE_S) - time.monotonic()
             return await asyncio.wait_for(task, patience_s if recent or earlier or hurry else None)
         except TimeoutError as error:
             unavailable = EngineError("the upstream does not answer")

@@ -16,22 +16,24 @@ class TimedSemaphore:
 
     The keys for which requests wait get their turns one after the other, so that a flood of requests with
     one key delays no other. Of those with one key the newest goes first: in a flood, the oldest wait until
-    they give up, and a client that comes now gets an answer. To be used in one event loop.
+    they give up, and a client that comes now gets an answer. At most `most_waiting` requests wait; of more,
+    the oldest of the key with the most is refused. To be used in one event loop.
     """
 
-    def __init__(self, count: int, longest_s: float) -> None:
-        self._free, self._longest_s = count, longest_s
+    def __init__(self, count: int, longest_s: float, most_waiting: int) -> None:
+        self._free, self._longest_s, self._most_waiting = count, longest_s, most_waiting
         self._waiting: OrderedDict[Hashable, list[asyncio.Future[None]]] = OrderedDict()  # the newest last
 
     @contextlib.asynccontextmanager
     async def take_turn(self, key: Hashable) -> AsyncIterator[None]:
-        """Wait for a turn, which lasts as long as the block."""
+        """Wait for a turn, which lasts as long as the block; raise QueueFull if it is refused."""
         loop = asyncio.get_running_loop()
         if self._free:
             self._free -= 1
         else:
             begin = loop.create_future()
             self._waiting.setdefault(key, []).append(begin)
+            self._refuse_oldest()
             try:
                 await begin
             except asyncio.CancelledError:
@@ -43,6 +45,16 @@ class TimedSemaphore:
             timer = loop.call_later(self._longest_s, turn.close)
             turn.callback(timer.cancel)
             yield
+
+    def _refuse_oldest(self) -> None:
+        """Refuse a request if too many wait."""
+        if sum(map(len, self._waiting.values())) > self._most_waiting:
+            key = max(self._waiting, key=lambda each: len(self._waiting[each]))
+            oldest = self._waiting[key].pop(0)
+            if not self._waiting[key]:
+                del self._waiting[key]
+            if not oldest.done():  # or it has left
+                oldest.set_exception(asyncio.QueueFull())
 
     def _begin_next(self) -> None:
         while self._waiting:

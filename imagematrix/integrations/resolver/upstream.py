@@ -32,9 +32,10 @@ LAYOUT = "oci:"  # prefix of an upstream that is an OCI layout
 REPOSITORIES = 256  # repositories whose logins are kept
 PIECE = 1 << 16  # bytes to forward at once; a connection holds up to five such pieces
 KEPT = 288 << 10  # bytes of a blob that are in memory while its client reads nothing
-TURN = 16  # pieces to forward in a turn of the event loop, so that other clients get theirs
+TURN = 32  # pieces to forward in a turn of the event loop, so that other clients get theirs
 OPENING = 8  # blobs to open at once, as a registry reads ahead for each
 OPENING_S = 0.25  # after which others are opened while one is not answered
+OPENING_WAITING = 150  # requests that wait for that, so that there are always places for others
 CONNECT_S = 10
 SILENCE_S = 60
 UNAUTHORIZED = 401
@@ -87,7 +88,7 @@ class RegistryUpstream:
         self._repositories: OrderedDict[str, Registry] = OrderedDict()
         self._lock = threading.Lock()
         self._turns = asyncio.Semaphore(TURN)
-        self._openings = TimedSemaphore(OPENING, OPENING_S)
+        self._openings = TimedSemaphore(OPENING, OPENING_S, OPENING_WAITING)
         self._session: aiohttp.ClientSession | None = None
 
     def find_manifest(self, repository: str, reference: str) -> Manifest | None:
@@ -129,16 +130,22 @@ class RegistryUpstream:
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: an invalid address
                 reason = str(error) or type(error).__name__
                 raise EngineError(f"the registry {self._name} cannot be read: {reason}") from error
+            except asyncio.QueueFull:
+                message = "too many requests wait for the upstream: try again later"
+                raise web.HTTPTooManyRequests(text=message) from None
             size = answer.content_length
             reserve_memory(KEPT if size is None else min(size, KEPT))
             headers = {name: answer.headers[name] for name in ANSWER_HEADERS if name in answer.headers}
             response = web.StreamResponse(status=answer.status, headers=headers)
             await response.prepare(request)
             try:
+                has_begun = False
                 async for piece in answer.content.iter_chunked(PIECE):
-                    async with self._turns:
-                        await asyncio.sleep(0)
+                    if has_begun:  # a small blob waits for none of the large ones
+                        async with self._turns:
+                            await asyncio.sleep(0)
                     await response.write(piece)
+                    has_begun = True
             except (aiohttp.ClientPayloadError, aiohttp.ServerTimeoutError) as error:
                 # An answer that has begun can only be aborted: the engine notices that it is truncated.
                 raise ConnectionResetError(str(error)) from error

@@ -17,7 +17,7 @@ from aiohttp.web_protocol import RequestHandler
 from coroutines import until
 from downloading import certify
 
-from imagematrix.integrations.http_service import connections
+from imagematrix.integrations.http_service import connections, http_server
 from imagematrix.integrations.http_service.connections import Limits, read_body, reserve_memory
 from imagematrix.integrations.http_service.http_server import Address, serve_http
 
@@ -289,10 +289,11 @@ async def test_half_of_the_files_that_may_be_open_are_for_others_than_those_outs
 
 
 async def test_addresses_that_got_answers_come_before_strangers(tmp_path):
-    """Of them the oldest, but for each eighth."""
+    """They come in turns, and of each the newest, but for each eighth place."""
     good = HEAD % 4 + b"good"
     async with Service(tmp_path, clients=1, peer=1) as service:
-        assert await service.ask(data=b"good") == (200, "4")
+        for known in ("127.0.0.1", "127.0.0.3"):
+            assert b"200 OK" in await (await service.connect(good, known)).readline()
         await service.hold(1)
         ended = []
 
@@ -304,10 +305,12 @@ async def test_addresses_that_got_answers_come_before_strangers(tmp_path):
         for number in range(8):
             for name, source in (("stranger", "127.0.0.2"), (number, "127.0.0.1")):
                 ends.append(asyncio.create_task(end(name, await service.connect(good, source))))
+            if number < 2:
+                ends.append(asyncio.create_task(end("ab"[number], await service.connect(good, "127.0.0.3"))))
         service.go.set()
-        await until(lambda: len(ended) == 9)
-        assert ended[:6] == [0, 1, 2, 3, 4, 5]
-        assert ended.count("stranger") == 1
+        await until(lambda: len(ended) == 11)
+        assert [name for name in ended if name != "stranger"][:6] == [7, "b", 6, "a", 5, 4]
+        assert ended.count("stranger") in (1, 2)
         for task in ends:
             task.cancel()
 
@@ -393,6 +396,20 @@ async def test_a_body_that_is_too_large_is_refused(tmp_path, chunked):
         data = pieces() if chunked else BytesIO(bytes(40 << 15))
         assert (await service.ask(data=data))[0] == 413
         assert await service.ask(data=b"good") == (200, "4")
+
+
+@pytest.mark.parametrize("clients", [1, 100])
+async def test_the_rest_of_a_refused_body_is_not_read_in_a_crowd(tmp_path, monkeypatch, clients):
+    monkeypatch.setattr(http_server, "LINGER_S", 600.0)
+    async with Service(tmp_path, clients=clients) as service:
+        reader, writer = await asyncio.open_connection(service.address.host, service.address.port)
+        service.stack.callback(writer.close)
+        writer.write(HEAD % (40 << 20) + bytes(30 << 20))
+        assert b" 413 " in await asyncio.wait_for(reader.readline(), PATIENCE_S)
+        if clients == 1:
+            await dropped(reader)
+        else:
+            await until(lambda: writer.transport.get_write_buffer_size() == 0)
 
 
 @pytest.mark.parametrize("tls", [False, True])

@@ -24,6 +24,7 @@ from imagematrix.images.oci.manifest import INDEX
 from imagematrix.images.oci.registry import Registry
 from imagematrix.integrations.http_service.connections import Limits
 from imagematrix.integrations.resolver import tag_cache
+from imagematrix.integrations.resolver import upstream as upstream_module
 
 LAYER = b"cpu-v3" * 1000
 
@@ -196,6 +197,21 @@ def test_upstream_logins_are_renewed(front, upstream, published, docker_login):
     assert node.pull("v1") == published.digests["cpu-v3"]
     for _ in range(5):
         assert node.get(f"/v2/ml/training/blobs/{digest(LAYER)}").content == LAYER
+
+
+@pytest.mark.usefixtures("published")
+def test_a_small_blob_waits_for_none_of_the_large_ones(front, monkeypatch):
+    monkeypatch.setattr(upstream_module, "TURN", 0)  # as if they had all turns
+    assert front().get(f"/v2/ml/training/blobs/{digest(LAYER)}").content == LAYER
+
+
+@pytest.mark.usefixtures("published")
+def test_so_many_requests_for_blobs_that_more_are_refused(front, monkeypatch):
+    monkeypatch.setattr(upstream_module, "OPENING", 0)
+    monkeypatch.setattr(upstream_module, "OPENING_WAITING", 0)
+    answer = front().get(f"/v2/ml/training/blobs/{digest(LAYER)}")
+    assert answer.status_code == 429
+    assert answer.json()["errors"][0]["code"] == "TOOMANYREQUESTS"
 
 
 def test_redirects_of_blobs_are_followed(front, upstream, published, docker_login, monkeypatch):

@@ -4,7 +4,7 @@ import asyncio
 
 from imagematrix.integrations.resolver.timed_semaphore import TimedSemaphore
 
-LONG_S = 600
+LONG_S, MANY = 600, 100
 
 
 async def test_each_key_has_its_turn_and_the_newest_of_a_key_goes_first():
@@ -15,7 +15,7 @@ async def test_each_key_has_its_turn_and_the_newest_of_a_key_goes_first():
             order.append((key, number))
             await asyncio.sleep(0)
 
-    turns = TimedSemaphore(1, LONG_S)
+    turns = TimedSemaphore(1, LONG_S, MANY)
     async with turns.take_turn("first"):
         waiting = [asyncio.create_task(take(turns, "flood", number)) for number in range(4)]
         waiting.append(asyncio.create_task(take(turns, "other", 0)))
@@ -36,14 +36,14 @@ async def test_no_more_than_so_many_have_a_turn_and_all_get_one():
             now -= 1
             done += 1
 
-    turns = TimedSemaphore(3, LONG_S)
+    turns = TimedSemaphore(3, LONG_S, MANY)
     for _ in range(2):
         await asyncio.gather(*(take(turns, number % 7) for number in range(50)))
     assert (most, done) == (3, 100)
 
 
 async def test_who_leaves_takes_no_turn_from_others():
-    turns = TimedSemaphore(1, LONG_S)
+    turns = TimedSemaphore(1, LONG_S, MANY)
 
     async def take():
         async with turns.take_turn("key"):
@@ -67,10 +67,31 @@ async def test_who_leaves_takes_no_turn_from_others():
 
 
 async def test_a_long_turn_lets_another_begin():
-    turns = TimedSemaphore(1, 0.05)
+    turns = TimedSemaphore(1, 0.05, MANY)
     async with turns.take_turn("hangs"), asyncio.timeout(20), turns.take_turn("next"):
         pass
     async with turns.take_turn("last"):  # the turn that took too long is not given back twice
         late = asyncio.create_task(asyncio.wait_for(turns.take_turn("later").__aenter__(), 0.01))
         (error,) = await asyncio.gather(late, return_exceptions=True)
         assert isinstance(error, TimeoutError)
+
+
+async def test_of_too_many_the_oldest_of_the_key_with_the_most_is_refused():
+    async def take(turns, key):
+        try:
+            async with turns.take_turn(key):
+                return "turn"
+        except asyncio.QueueFull:
+            return "refused"
+
+    turns = TimedSemaphore(1, LONG_S, 3)
+    async with turns.take_turn("first"):
+        waiting = [
+            asyncio.create_task(take(turns, key)) for key in ("other", "flood", "flood", "flood", "flood")
+        ]
+        await asyncio.sleep(0)
+    assert await asyncio.gather(*waiting) == ["turn", "refused", "refused", "turn", "turn"]
+    turns = TimedSemaphore(1, LONG_S, 0)
+    async with turns.take_turn("first"):
+        assert await take(turns, "first") == "refused"
+    assert await take(turns, "first") == "turn"
