@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-from contextlib import contextmanager
 from dataclasses import dataclass
 
+from imagematrix.cli.shared.garbage import without_garbage_collection
 from imagematrix.cli.shared.inputs import find_catalog
 from imagematrix.cli.shared.output import print_info, print_json, print_text
 from imagematrix.images.catalog.sources import require_not_built_on
@@ -17,7 +16,7 @@ from imagematrix.selection.query import parse_where
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -32,19 +31,7 @@ class GangRequest:
     allow_cpu: bool
 
 
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Collect no garbage meanwhile: hosts are kept to the end, and collecting takes a third of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@_without_garbage_collection()
+@without_garbage_collection()  # which would take a third of the time
 def print_gang_selection(
     image: str, catalog: str | None, policy: Path | None, request: GangRequest, *, json: bool
 ) -> None:
