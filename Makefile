@@ -21,6 +21,7 @@
 # make test-hooks   start images with NVIDIA's container runtime, which is to leave them alone
 # make test-page    look at the page of a fleet in Chromium, at phone and desk width, light, dark and printed
 # make test-ray     install Ray, and run its tests on local nodes
+# make test-zun     install OpenStack Zun, and let its driver pull through the resolver
 # make test-cpu-wheels run official wheels on CPUs of QEMU, and compare them with what adopt says
 # make test-arm    run code, and imagematrix itself, on CPUs of arm64 of QEMU
 # make test-recipes build the recipes that take gigabytes, such as PyTorch, and train with them
@@ -34,7 +35,7 @@ RELEASE := trixie
 # Tests start the program more than a thousand times; without bytecode, each start takes 0.6 s longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart counts bench-smoke fuzz test beside python packages bases slurm lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs pages bench program zipapp test-long test-engines test-apptainer test-cluster test-kubernetes test-slurm test-chart test-hooks test-page test-ray test-cpu-wheels test-arm test-recipes clean
+.PHONY: quickstart counts bench-smoke fuzz test beside python packages bases slurm lint unit unit-lowest engine gpu gpu-check gpu-bundle wheel coverage docs pages bench program zipapp test-long test-engines test-apptainer test-cluster test-kubernetes test-slurm test-chart test-hooks test-page test-ray test-zun test-cpu-wheels test-arm test-recipes clean
 
 quickstart:
 	@ci/quickstart
@@ -197,6 +198,12 @@ test-ray: $(VENV)/.dev
 	$(BIN)/uv venv -q --clear --python $(BIN)/python .cache/ray
 	$(BIN)/uv pip install -q --python .cache/ray --group dev -e . ray==2.60.0
 	.cache/ray/bin/python -m pytest tests/ray
+
+# Needs root and the Python Package Index. Not part of `make test`.
+test-zun: packages $(VENV)/.dev
+	$(BIN)/uv venv -q --clear --python $(BIN)/python .cache/zun
+	$(BIN)/uv pip install -q --python .cache/zun zun==18.0.0
+	$(BIN)/python -m pytest tests/zun
 
 # Needs Python 3.12 and the Python Package Index; WHEELS='polars duckdb' or '--machine aarch64' for only some. Not part
 # of `make test`.
