@@ -327,7 +327,7 @@ class Connections:
                         self._drop(connection)
             # It changes only here that a connection is slow, and whoever needs a place asks for the slowest:
             # among all connections, that would take longer than to answer a request.
-            slow = [each for each in self._all.values() if each.get_slow_s() >= SHORT_S - LOOK_S]
+            slow = [connection for connection in self._all.values() if connection.pace.owed]
             self._slow = sorted(slow, key=lambda connection: connection.pace.since)
 
     async def end(self) -> None:
