@@ -24,12 +24,15 @@ SECONDS = re.compile(r"result \S+ after ([\d.]+) s$", re.MULTILINE)
 class Framework:
     """The `packages` of a framework, and its `program`; `tool` is its name in the table of tools.
 
+    `small` is the argument with which the program compiles less, if it takes one.
+
     Where `unused` names libraries, which nothing calls without a GPU, `packages` are all that is installed.
     """
 
     tool: str
     program: str
     packages: tuple[str, ...]
+    small: str = ""
     unused: tuple[str, ...] = ()
 
 
@@ -39,6 +42,7 @@ FRAMEWORKS = {
     "torch": Framework(
         tool="inductor",
         program="transformer.py",
+        small="0",
         packages=(
             *("torch==2.15.0", "nvidia-cuda-runtime==13.2.86", "nvidia-cuda-cupti==13.2.86"),
             *("filelock", "typing-extensions", "setuptools", "sympy", "mpmath", "networkx", "jinja2"),
@@ -51,7 +55,7 @@ FRAMEWORKS = {
         ),
     ),
     "numba": Framework(tool="numba", program="pricing.py", packages=("numba==0.68.1",)),
-    "jax": Framework(tool="jax", program="network.py", packages=("jax==0.10.2", "jaxlib==0.10.2")),
+    "jax": Framework(tool="jax", program="network.py", small="2", packages=("jax==0.10.2", "jaxlib==0.10.2")),
 }
 
 

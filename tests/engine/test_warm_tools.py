@@ -1,8 +1,12 @@
 """torch.compile, Numba and JAX on CPUs, from a warm-up to a warm image that starts without compiling."""
 
+import ctypes
 import json
 import os
+import re
+import shlex
 import shutil
+import signal
 from pathlib import Path
 
 import cpu_frameworks
@@ -15,6 +19,8 @@ from imagematrix.launcher.warm_up.proof import SignReader
 
 pytestmark = pytest.mark.long
 
+CPUINFO = Path("/proc/cpuinfo").read_text()
+CLONE_NEWNS, MS_BIND = 0x20000, 0x1000  # of linux/sched.h and linux/mount.h
 SHIPPED = Path(__file__).parents[2]
 # Python and a compiler; the packages are an input.
 TEMPLATE = """\
@@ -28,21 +34,29 @@ USER 1000
 # Added before a program; without the bytecode of an earlier start, a start would compile Python as well.
 WHICH_START = """\
 import os, sys
-sys.argv[1:] = ["2"]  # a small one
+sys.argv[1:] = ["{size}"]
 is_first = not os.listdir("/var/cache/warm")
 is_read_only = bool(os.statvfs("/").f_flag & os.ST_RDONLY)
 is_image_user = os.getuid() == 1000 and not is_read_only
 """
-# Added behind it: what is left of the entries with such names after the first start.
+# Added behind it: what is left of the entries with such names after the first start. They become new files,
+# because a program does not outlive that a library it has mapped is cut.
 POISON = """
 import glob
 for path in glob.glob("/var/cache/warm/{pattern}") if is_first else ():
-    os.truncate(path, {size})
+    with open(path, "rb") as file:
+        kept = file.read({size})
+    os.unlink(path)
+    with open(path, "wb") as file:
+        file.write(kept)
 """
+# What a framework does then: it compiles anew, or raises this.
 POISONED = [
-    *[("torch", "inductor/fxgraph/*/*/*", 100), ("torch", "inductor/*/*.so", 100)],
-    *[("numba", "numba/*/*.nbc", 100), ("numba", "numba/*/*.nbi", 40)],
-    ("jax", "jax/*-cache", 100),
+    ("torch", "inductor/fxgraph/*/*/*", 100, None),
+    ("torch", "inductor/*/*.so", 100, ".main.so: cannot read file data"),
+    ("numba", "numba/*/*.nbc", 100, "UnpicklingError: pickle data was truncated"),
+    ("numba", "numba/*/*.nbi", 40, "UnpicklingError: pickle data was truncated"),
+    ("jax", "jax/*-cache", 100, None),
 ]
 # What puts something else into the keys of a framework.
 OTHER_KEY = {
@@ -50,6 +64,29 @@ OTHER_KEY = {
     "numba": 'os.environ["NUMBA_CPU_NAME"] = "generic"',
     "jax": 'os.environ["JAX_ENABLE_X64"] = "1"',
 }
+# As if on a CPU of this level: what g++ compiles is for it, and no kernel runs, unless FORCED is set.
+V4 = "x86-64-v4"
+FLAGS_OF_V4 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+ON_V4 = f"""
+if "FORCED" not in os.environ:
+    os.makedirs("/tmp/v4", exist_ok=True)
+    with open("/tmp/v4/g++", "w") as file:
+        file.write("#!/bin/sh\\nfor word do shift; case $word in -march=native) word=-march={V4};; esac\\n")
+        file.write('set -- "$@" "$word"; done\\nexec /usr/bin/g++ "$@"\\n')
+    os.chmod("/tmp/v4/g++", 0o755)
+    os.environ["PATH"] = "/tmp/v4:" + os.environ["PATH"]
+    from torch._inductor.async_compile import AsyncCompile
+
+    def load_only(*given, load=AsyncCompile.cpp_pybinding):
+        kernel = load(*given)
+        if hasattr(kernel, "result"):
+            kernel.result()
+        return lambda *_: None
+
+    AsyncCompile.cpp_pybinding = load_only
+"""
+# Prints the names of the files in a cache that have loops for several threads.
+PARALLEL = "grep -rlF --include='*.cpp' 'omp parallel' /var/cache/warm"
 PROVED, MISSED, FAILS_WITHOUT = "proved", "missed", "fails-without"
 OTHER_WAYS = ("read-only", "root", "uid-12345")
 # With a root that is read-only and no other folder to write to, these fail whether they compile or not.
@@ -71,7 +108,8 @@ def packages(engine, version, tmp_path_factory):
     def install(name):
         if name not in made:
             made[name] = cpu_frameworks.install(name, tmp_path_factory.mktemp(name))
-            done = run(engine, version[name], made[name], options=("--user", "root", "--no-warm"))
+            options = ("--user", "root", "--no-warm")
+            done = run(engine, version[name], made[name], FRAMEWORKS[name].small, options=options)
             assert done.returncode == 0, done.stderr
         return made[name]
 
@@ -88,7 +126,8 @@ def changed(packages):
     def change(name, before, behind=""):
         program = packages(name) / "program.py"
         kept[program] = text = program.read_text()
-        program.write_text(f"{WHICH_START}{before}\n{text}{behind}")
+        which = WHICH_START.format(size=FRAMEWORKS[name].small)
+        program.write_text(f"{which}{before}\n{text}{behind}")
         return program.parent
 
     yield change
@@ -122,15 +161,27 @@ def version(engine, registry, tmp_path_factory):
     return {name: f"{image}:v1" for name, image in images.items()}
 
 
-def run(engine, image, folder, *, options=()):
+def run(engine, image, folder, *arguments, options=()):
     """Start the program of a framework as a node does."""
     environment = [word for name, value in ENVIRONMENT.items() for word in ("-e", f"{name}={value}")]
-    words = ("--rm", "-v", f"{folder}:{PLACE}", *environment, *options, image, *COMMAND)
+    words = ("--rm", "-v", f"{folder}:{PLACE}", *environment, *options, image, *COMMAND, *arguments)
     return engine.imagematrix("run", *words)
 
 
 def warm(engine, image, folder, *options, **how):
     return engine.imagematrix("warm", image, "--input", f"packages={folder}", "--json", *options, **how)
+
+
+def show_cpuinfo(path):
+    """Return what puts a file in the place of /proc/cpuinfo before a child starts, for it alone."""
+
+    def show():
+        libc = ctypes.CDLL(None, use_errno=True)
+        place = b"/proc/cpuinfo"
+        if libc.unshare(CLONE_NEWNS) or libc.mount(os.fsencode(path), place, None, MS_BIND, None):
+            raise OSError(ctypes.get_errno(), "no other /proc/cpuinfo")
+
+    return show
 
 
 def publish_warm(engine, registry, image, folder, **how):
@@ -162,13 +213,13 @@ def test_what_it_compiles_is_compiled_once(engine, registry, version, packages, 
     assert seconds[1] < seconds[0] / 2, seconds
 
 
-@pytest.mark.parametrize(("name", "pattern", "size"), POISONED)
-def test_a_poisoned_entry_is_found(engine, version, changed, name, pattern, size):
+@pytest.mark.parametrize(("name", "pattern", "size", "error"), POISONED)
+def test_a_poisoned_entry_is_found(engine, version, changed, name, pattern, size, error):
     folder = changed(name, "", POISON.format(pattern=pattern, size=size))
     warmed = warm(engine, version[name], folder)
     assert warmed.returncode == 1, warmed.stderr
     assert "the caches are not used, so nothing is kept" in warmed.stderr
-    assert f"{FRAMEWORKS[name].tool} missed its cache:" in warmed.stderr
+    assert (error or f"{FRAMEWORKS[name].tool} missed its cache:") in warmed.stderr
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -221,6 +272,13 @@ def find_verdict(engine, image, document, *options):
     return selection, candidate
 
 
+def start_forced(engine, image, verdict, folder, variables, command=COMMAND):
+    """Start a command in the warm image with this verdict, whatever its match says."""
+    forced = f"{image.removesuffix(':v1')}@{verdict['digest']}"
+    words = [word for pair in variables.items() for word in ("-e", "=".join(pair))]
+    return engine.docker("run", "--rm", "-v", f"{folder}:{PLACE}", *words, forced, *command, check=False)
+
+
 def test_another_cpu_keeps_to_the_variant(engine, registry, version, packages, tmp_path):
     image = version["numba"]
     document = publish_warm(engine, registry, image, packages("numba"))
@@ -243,21 +301,44 @@ def test_another_cpu_keeps_to_the_variant(engine, registry, version, packages, t
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this machine has one CPU")
 @pytest.mark.parametrize(("name", "is_in_key"), [("torch", True), ("jax", False)])
-def test_caches_of_one_cpu_are_not_for_two(engine, registry, version, packages, name, is_in_key):
-    """Forced, torch compiles anew, because its key has the number; JAX finds its code for one CPU."""
-    folder, image = packages(name), version[name]
+def test_caches_of_one_cpu_are_not_for_two(engine, registry, version, changed, name, is_in_key):
+    """Forced, torch compiles anew, because its key has the number; JAX finds its code for one CPU.
+
+    What torch compiled on one CPU has no parallel loop, so it keeps to one thread.
+    """
+    folder, image = changed(name, ""), version[name]
     one = min(os.sched_getaffinity(0))
     document = publish_warm(
         engine, registry, image, folder, preexec_fn=lambda: os.sched_setaffinity(0, {one})
     )
     assert document["match"]["cpus"] == 1
-    _, verdict = find_verdict(engine, image, document)
+    selection, verdict = find_verdict(engine, image, document)
+    assert selection["warm"] != verdict["digest"]
     assert (verdict["field"], verdict["need"]) == ("cpus", "1")
-    forced = f"{image.removesuffix(':v1')}@{verdict['digest']}"
     signs = SignReader(find_tools([FRAMEWORKS[name].tool]))
-    variables = {**ENVIRONMENT, **signs.variables}
-    words = [word for pair in variables.items() for word in ("-e", "=".join(pair))]
-    done = engine.docker("run", "--rm", "-v", f"{folder}:{PLACE}", *words, forced, *COMMAND)
+    words = ("sh", "-c", f"{PARALLEL}; echo ---; {shlex.join(COMMAND)} && {PARALLEL}; true")
+    done = start_forced(engine, image, verdict, folder, {**ENVIRONMENT, **signs.variables}, words)
+    assert read_seconds(done.stdout), done.stderr
     for line in f"{done.stdout}\n{done.stderr}".splitlines():
         signs.read_line(line)
     assert any("missed its cache" in doubt for doubt in signs.list_doubts()) == is_in_key
+    if name == "torch":
+        on_one, _, on_two = done.stdout.partition("---")
+        assert (on_one, ".cpp" in on_two) == ("", True)
+
+
+@pytest.mark.skipif("avx512f" in CPUINFO.split(), reason="this CPU has AVX-512")
+def test_code_for_a_cpu_with_more_flags_is_not_chosen_and_would_end_the_program(
+    engine, registry, version, changed, tmp_path
+):
+    folder, image = changed("torch", ON_V4), version["torch"]
+    shown = tmp_path / "cpuinfo"
+    shown.write_text(re.sub(r"(?m)^(flags\s*:.*)", rf"\1 {' '.join(FLAGS_OF_V4)}", CPUINFO))
+    document = publish_warm(engine, registry, image, folder, preexec_fn=show_cpuinfo(shown))
+    selection, verdict = find_verdict(engine, image, document)
+    assert selection["warm"] != verdict["digest"]
+    assert (verdict["matches"], verdict["field"]) == (False, "cpu.flags")
+    done = run(engine, image, folder, options=("-e", "FORCED=1"))
+    assert done.returncode == 0, done.stderr
+    done = start_forced(engine, image, verdict, folder, {**ENVIRONMENT, "FORCED": "1"})
+    assert done.returncode == 128 + signal.SIGILL, done.stderr

@@ -185,6 +185,8 @@ class _Proof:
         if not failures:
             return run
         lines = [f"the caches are not used, so nothing is kept: {failures[0]}", *failures[1:]]
+        if run.why and run.output:
+            lines += ["its last lines of output:", *shorten_lines(run.output[-SHOWN:], SHOWN)]
         if names := list_differing_variables(run, self._cold, signs):
             lines += ["variables of the two starts differ:", *shorten_lines(names, SHOWN)]
         if factors := list_differing_factors(folder / CACHES, folder / SECOND):

@@ -1,8 +1,9 @@
-"""A block of a transformer that PyTorch compiles for the CPU, with its gradients.
+"""Blocks of a transformer that PyTorch compiles for the CPU, with their gradients: transformer.py [BLOCKS].
 
 It prints the seconds from its start, imports included, to its first result.
 """
 
+import sys
 import time
 
 started = time.monotonic()
@@ -10,6 +11,7 @@ started = time.monotonic()
 import torch
 from torch import Tensor, nn
 
+BLOCKS = int(sys.argv[1]) if len(sys.argv) > 1 else 1
 HEADS, WIDTH, LENGTH, BATCH = 4, 64, 32, 8
 
 
@@ -31,7 +33,7 @@ class Block(nn.Module):
 
 
 torch.manual_seed(14)
-model = torch.compile(Block(WIDTH))
+model = torch.compile(nn.Sequential(*(Block(WIDTH) for _ in range(BLOCKS)), nn.LayerNorm(WIDTH), nn.GELU()))
 loss = model(torch.randn(BATCH, LENGTH, WIDTH)).square().mean()
 loss.backward()
 print(f"result {loss.item():.4f} after {time.monotonic() - started:.1f} s", flush=True)

@@ -200,6 +200,7 @@ def test_another_way_may_miss_and_the_label_says_so(tmp_path, way, other, outcom
             "writes '/var/cache/warm/numba/strange'",
         ),
         (Memory(hostile={None: {"line": MISS}}), "the caches are not used, so nothing is kept: numba missed"),
+        (Memory(hostile={None: {"why": "it failed"}}), "its last lines of output:\n  last words"),
         (Memory(hostile={None: {"record": b"/usr/bin/ptxas x\n"}}), "it called compilers:"),
         (Memory(sees=False), "calls of its compilers cannot be seen"),
         (Memory(lost=(CODE,)), "the engine read other files from the layer"),
