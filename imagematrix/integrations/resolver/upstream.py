@@ -35,7 +35,7 @@ KEPT = 288 << 10  # bytes of a blob that are in memory while its client reads no
 TURN = 32  # pieces to forward in a turn of the event loop, so that other clients get theirs
 OPENING = 8  # blobs to open at once, as a registry reads ahead for each
 OPENING_S = 0.25  # after which others are opened while one is not answered
-OPENING_WAITING = 150  # requests that wait for that, so that there are always places for others
+OPENING_WAITING = 250  # requests that wait for that, so that there are always places for others
 CONNECT_S = 10
 SILENCE_S = 60
 UNAUTHORIZED = 401
@@ -130,9 +130,9 @@ class RegistryUpstream:
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: an invalid address
                 reason = str(error) or type(error).__name__
                 raise EngineError(f"the registry {self._name} cannot be read: {reason}") from error
-            except asyncio.QueueFull:
-                message = "too many requests wait for the upstream: try again later"
-                raise web.HTTPTooManyRequests(text=message) from None
+            except asyncio.QueueFull:  # not 429, after which Docker does not try again
+                message = "too many requests wait for the upstream"
+                raise EngineError(message, remedy="try again later") from None
             size = answer.content_length
             reserve_memory(KEPT if size is None else min(size, KEPT))
             headers = {name: answer.headers[name] for name in ANSWER_HEADERS if name in answer.headers}

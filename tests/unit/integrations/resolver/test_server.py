@@ -210,8 +210,8 @@ def test_so_many_requests_for_blobs_that_more_are_refused(front, monkeypatch):
     monkeypatch.setattr(upstream_module, "OPENING", 0)
     monkeypatch.setattr(upstream_module, "OPENING_WAITING", 0)
     answer = front().get(f"/v2/ml/training/blobs/{digest(LAYER)}")
-    assert answer.status_code == 429
-    assert answer.json()["errors"][0]["code"] == "TOOMANYREQUESTS"
+    assert answer.status_code == 502
+    assert answer.json()["errors"][0]["code"] == "UNAVAILABLE"
 
 
 def test_redirects_of_blobs_are_followed(front, upstream, published, docker_login, monkeypatch):
