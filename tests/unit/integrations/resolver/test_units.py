@@ -17,7 +17,7 @@ def units(tmp_path):
         pytest.skip("systemd is not installed")
     files = []
     for block in pages.blocks(PAGE.read_text()):
-        if block.language == "ini":
+        if block.language == "ini" and block.mark[1].endswith((".service", ".path")):
             files.append(tmp_path / block.mark[1])
             files[-1].write_text(block.text.replace("/usr/local/bin/imagematrix", "/bin/true"))
     return files
