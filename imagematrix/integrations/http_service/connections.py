@@ -43,7 +43,7 @@ BATCH = 16  # clients to admit in a turn of the loop: with more, all of them wai
 RECORD = 5  # bytes of the head of a record of TLS: its type, a version, and its length (RFC 8446, 5.1)
 HANDSHAKE = b"\x16"  # the type of a client's first record
 CLOSED, CLOSE_WAIT = 7, 8  # of include/net/tcp_states.h
-MANY = 4  # the part of all places that makes a crowd
+BUSY = 0.25  # of all places: with more clients, no time is left for the rest of a refused body
 SMALL = 1 << 16  # bytes of a body that take no room: less than the buffers of a connection
 
 # Each request has a context of its own, which timers may keep for seconds after the answer.
@@ -130,8 +130,8 @@ class _Connection:
         asking = self.is_asking and not self.awaits_room
         self.pace = self.pace.update(_get_time(), traffic, asking=asking, least=least)
 
-    def get_slow_s(self) -> float:
-        return self.pace.get_slow_s(_get_time()) if self.pace.owed else 0.0
+    def get_slow_s(self, now: float) -> float:
+        return self.pace.get_slow_s(now) if self.pace.owed else 0.0
 
 
 class Connections:
@@ -143,7 +143,7 @@ class Connections:
         self._turn = 0  # of those in which clients may be admitted
         self._all: dict[int, _Connection] = {}  # by file descriptor
         self._unfinished: dict[_Connection, None] = {}  # those without a whole request, the oldest first
-        self._slow: list[_Connection] = []  # at the last look at their pace, the slowest first
+        self._slow: list[_Connection] = []  # those that owed something at the last look, the slowest first
         self._answer_bytes = 0  # that all answers keep
         self._forgot_closed = -math.inf  # when closed connections were last looked for
         self._peers: Counter[str] = Counter()
@@ -323,7 +323,7 @@ class Connections:
                 except OSError:  # it is closed
                     self._forget(connection)
                 else:
-                    if connection.get_slow_s() >= self._limits.slow_s:
+                    if connection.get_slow_s(_get_time()) >= self._limits.slow_s:
                         self._drop(connection)
             # It changes only here that a connection is slow, and whoever needs a place asks for the slowest:
             # among all connections, that would take longer than to answer a request.
@@ -372,8 +372,8 @@ class Connections:
             self._free_body(connection)
         if self._full or connection.peer in self._crowded:
             response.force_close()  # or its next request would come before those who wait
-        is_crowded = len(self._all) + len(self._outside) > self._limits.clients // MANY
-        if is_crowded and not request.content.is_eof():
+        is_busy = len(self._all) + len(self._outside) > BUSY * self._limits.clients
+        if is_busy and not request.content.is_eof():
             # To read the rest of a refused body takes as much time as several other requests.
             protocol = request.protocol
             task.add_done_callback(lambda _: protocol.force_close())
@@ -453,7 +453,7 @@ class Connections:
         """Drop the connection that has been slow for longest; return False if none is slow."""
         now = _get_time()
         for connection in self._slow:
-            is_slow = connection.pace.owed and now - connection.pace.since >= SHORT_S
+            is_slow = connection.get_slow_s(now) >= SHORT_S
             if is_slow and self._is_current(connection) and is_eligible(connection):
                 self._drop(connection)
                 return True

@@ -37,7 +37,9 @@ class TimedSemaphore:
             try:
                 await begin
             except asyncio.CancelledError:
-                if not begin.cancelled():  # its turn began before it left
+                if begin.cancelled():
+                    self._remove_waiting(key, begin)
+                else:  # its turn began before it left
                     self._begin_next()
                 raise
         with contextlib.ExitStack() as turn:  # which ends once: at the end of the block, or before
@@ -50,11 +52,17 @@ class TimedSemaphore:
         """Refuse a request if too many wait."""
         if sum(map(len, self._waiting.values())) > self._most_waiting:
             key = max(self._waiting, key=lambda each: len(self._waiting[each]))
-            oldest = self._waiting[key].pop(0)
-            if not self._waiting[key]:
-                del self._waiting[key]
-            if not oldest.done():  # or it has left
+            oldest = self._waiting[key][0]
+            self._remove_waiting(key, oldest)
+            if not oldest.cancelled():
                 oldest.set_exception(asyncio.QueueFull())
+
+    def _remove_waiting(self, key: Hashable, begin: asyncio.Future[None]) -> None:
+        waiting = self._waiting.get(key, [])
+        if begin in waiting:  # or its turn came as it left
+            waiting.remove(begin)
+            if not waiting:
+                del self._waiting[key]
 
     def _begin_next(self) -> None:
         while self._waiting:

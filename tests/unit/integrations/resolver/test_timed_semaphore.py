@@ -95,3 +95,19 @@ async def test_of_too_many_the_oldest_of_the_key_with_the_most_is_refused():
     async with turns.take_turn("first"):
         assert await take(turns, "first") == "refused"
     assert await take(turns, "first") == "turn"
+
+
+async def test_one_that_has_left_is_not_one_of_too_many():
+    async def take(turns, key):
+        async with turns.take_turn(key):
+            return "turn"
+
+    turns = TimedSemaphore(1, LONG_S, 2)
+    async with turns.take_turn("first"):
+        staying, leaving = (asyncio.create_task(take(turns, "key")) for _ in range(2))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        later = asyncio.create_task(take(turns, "key"))
+        await asyncio.sleep(0)
+    assert await asyncio.gather(staying, later) == ["turn", "turn"]
