@@ -21,6 +21,7 @@ from imagematrix.images.trust.policy import collect_requirements
 from imagematrix.images.trust.signature import is_signature, prove_signature
 from imagematrix.integrations.resolver.byte_cache import ENTRY, ByteCache
 from imagematrix.integrations.resolver.state import RecordingSource
+from imagematrix.integrations.resolver.upstream import make_crowd_error
 
 Result = TypeVar("Result")
 
@@ -263,7 +264,7 @@ class TagCache:
 def _require_free(places: asyncio.Semaphore) -> asyncio.Semaphore:
     """Return the places of those who wait; raise EngineError if all are taken."""
     if places.locked():
-        raise EngineError("too many requests wait for the upstream", remedy="try again later")
+        raise make_crowd_error()
     return places
 
 

@@ -67,6 +67,11 @@ class Upstream(ManifestSource, Protocol):
         ...
 
 
+def make_crowd_error() -> EngineError:
+    """Return the error for a request that is one too many."""
+    return EngineError("too many requests wait for the upstream", remedy="try again later")
+
+
 def open_upstream(name: str) -> Upstream:
     """Return the registry `name`, such as registry:5000 or registry:5000/mirror, or the layout "oci:FOLDER".
 
@@ -131,8 +136,7 @@ class RegistryUpstream:
                 reason = str(error) or type(error).__name__
                 raise EngineError(f"the registry {self._name} cannot be read: {reason}") from error
             except asyncio.QueueFull:  # not 429, after which Docker does not try again
-                message = "too many requests wait for the upstream"
-                raise EngineError(message, remedy="try again later") from None
+                raise make_crowd_error() from None
             size = answer.content_length
             reserve_memory(KEPT if size is None else min(size, KEPT))
             headers = {name: answer.headers[name] for name in ANSWER_HEADERS if name in answer.headers}
