@@ -11,7 +11,7 @@
 # make counts       write tests/growth/counts.json anew: how much each operation does, which a test compares
 # make bench-smoke  run each group of the benchmark once, with as little as possible, and judge no time
 # make fuzz         run the readers of images and `trim` on many damaged files, and property tests on new examples
-# make test-long    run the engine tests that are too long for make test
+# make test-long    run the tests that are too long for make test
 # make test-engines run the engine tests with other releases of Docker and Podman; NAMES=docker-forky for only one
 # make test-apptainer run the tests without a daemon with Apptainer
 # make test-cluster run the tests with several machines: swarms of real Docker engines, one with Spark
@@ -81,14 +81,14 @@ lint: $(VENV)/.dev
 
 unit: $(VENV)/.dev
 	rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest -n auto --durations=20 tests/unit
+	$(BIN)/coverage run -m pytest -n auto --durations=20 -m "not long" tests/unit
 
 # The unit tests with the oldest releases of the dependencies that pyproject.toml allows.
 unit-lowest: $(VENV)/.dev
 	$(BIN)/uv pip compile -q --resolution lowest-direct --all-extras pyproject.toml -o .cache/lowest.txt
 	$(BIN)/uv venv -q --clear --python $(BIN)/python .cache/lowest
 	$(BIN)/uv pip install -q --python .cache/lowest --group dev -r .cache/lowest.txt -e '.[all]'
-	.cache/lowest/bin/python -m pytest -q -n auto tests/unit
+	.cache/lowest/bin/python -m pytest -q -n auto -m "not long" tests/unit
 
 # The counts hold for Python 3.11 only.
 counts: $(VENV)/.dev
@@ -105,6 +105,7 @@ engine: bases slurm $(VENV)/.dev
 
 # Not part of `make test`.
 test-long: bases $(VENV)/.dev
+	$(BIN)/python -m pytest -n auto --durations=20 -m long tests/unit
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20 -m long tests/engine
 
 gpu: $(VENV)/.dev

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from imagematrix.cli.shared.inputs import choose_variant, count_usable_cpus, load_node, print_gpu_remark
-from imagematrix.cli.shared.output import print_json, print_text, warn
+from imagematrix.cli.shared.output import print_info, print_json, print_text, warn
 from imagematrix.common.image_reference import split_version
 from imagematrix.common.settings import DOCKER, read_site
 from imagematrix.common.text import quote_word
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         NvidiaSmi,
         Policy,
         Root,
+        Spread,
         ToStore,
         Unpacked,
         Where,
@@ -45,6 +46,7 @@ def command(
     to: ToStore = None,
     unpacked: Unpacked = False,
     max_size: MaxSize = None,
+    spread: Spread = None,
     no_warm: NoWarm = False,
     json: Json = False,
 ) -> None:
@@ -59,10 +61,12 @@ def command(
     from imagematrix.cli.shared.pull_image import PullDisplay
     from imagematrix.cli.shared.store_image import fetch_into_store
     from imagematrix.images.local_store.image_fetch import FetchOptions
+    from imagematrix.launcher.docker.options import parse_seconds
     from imagematrix.launcher.docker.plan import get_start_image
     from imagematrix.launcher.docker.pull import pull_start_image
     from imagematrix.launcher.docker.warm_start import fetch_start_image
 
+    longest_wait_s = parse_seconds(spread, "--spread") if spread else 0
     store = _find_store(to, is_required=unpacked or max_size is not None)
     max_bytes = _parse_max_size(read_site().choose_value("max_size", max_size))
     if store is None:
@@ -90,6 +94,8 @@ def command(
 
     def bring(chosen: Selection) -> str:
         start_image = get_start_image(chosen)
+        if longest_wait_s and not _is_present(chosen, store):
+            _wait_at_random(longest_wait_s)
         with PullDisplay(start_image.reference) as display:
             if store is None:
                 return pull_start_image(chosen, policy=policy, report=display)
@@ -104,6 +110,27 @@ def command(
     else:
         print_text(name)
         print_gpu_remark(selection, requested)
+
+
+def _is_present(chosen: Selection, store: ImageStore | None) -> bool:
+    from imagematrix.images.engine.images import inspect_image
+    from imagematrix.launcher.docker.plan import get_start_image
+
+    image = get_start_image(chosen)
+    if store:
+        return image.digest is not None and store.find(image.digest) is not None
+    name = split_version(image.reference)[0]
+    return inspect_image(f"{name}@{image.digest}" if image.digest else image.reference) is not None
+
+
+def _wait_at_random(longest_s: float) -> None:
+    """Wait, so that nodes that start a job together do not all ask the registry at the same time."""
+    import random
+    import time
+
+    wait = random.uniform(0, longest_s)  # noqa: S311
+    print_info(f"waiting {wait:.1f} s before the pull (--spread {longest_s:g})")
+    time.sleep(wait)
 
 
 def _find_store(to: str | None, *, is_required: bool) -> ImageStore | None:

@@ -168,8 +168,9 @@ class Server(Service):
     Docker-Content-Digest, `elsewhere` is the address for uploads. Without `deletes` nothing can be deleted,
     and without `ranges` blobs are sent whole. It answers `refusal` to a manifest with a layer in zstd.
 
-    With `strict`, it deletes neither a manifest that an index names nor one that has a tag, but single tags.
-    With `tells`, it tells which manifests have a subject.
+    With `busy`, every second request is answered with 429. With `strict`, it deletes neither a manifest that
+    an index names nor one that has a tag, but single tags. With `tells`, it tells which manifests have a
+    subject.
     """
 
     def __init__(self):
@@ -183,6 +184,7 @@ class Server(Service):
         self.pages = "http://another.example/v2/{name}/tags/list"
         self.silent = False
         self.deletes = True
+        self.busy = False
         self.strict = False
         self.tells = False
         self.ranges = True
@@ -246,6 +248,9 @@ def _handler(server):  # noqa: C901 - one method for each of HTTP's
                 self.close_connection = True
                 return
             self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if server.busy and len(server.requests) % 2 == 0:
+                self.answer(429)
+                return
             if fault and fault.then:
                 fault.then()
             if fault and fault.status:

@@ -96,7 +96,7 @@ def pytest_runtest_call(item):
     With it they take two to ten times as long, and they cover no additional lines.
     """
     tracer = sys.gettrace()
-    many = any(item.get_closest_marker(name) for name in ("hypothesis", "fuzz"))
+    many = any(item.get_closest_marker(name) for name in ("hypothesis", "fuzz", "many"))
     if many:
         sys.settrace(None)
     try:

@@ -204,6 +204,14 @@ MaxSize = Annotated[
         help="In a store: remove the images started least recently while the store has more, such as 200G.",
     ),
 ]
+Spread = Annotated[
+    str | None,
+    typer.Option(
+        "--spread",
+        metavar="SECONDS",
+        help="If the image is not there yet, wait first, at random up to so long: for many nodes at once.",
+    ),
+]
 NoWarm = Annotated[bool, typer.Option("--no-warm", help="Choose the variant itself, not a warm image of it.")]
 AllowCpu = Annotated[bool, typer.Option("--allow-cpu", help="If no GPU variant fits, accept a CPU-only one.")]
 Keep = Annotated[

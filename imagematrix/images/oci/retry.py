@@ -7,6 +7,7 @@ belong together. It would also wait as long as a registry demands, and its first
 from __future__ import annotations
 
 import contextlib
+import random
 import time
 from typing import TypeVar
 
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
     ErrorFactory = Callable[[requests.RequestException], ImagematrixError]
 
 TRIES = 3
-PAUSE = 0.3  # seconds, doubled from one try to the next
-PATIENCE = 60  # the longest Retry-After that is honored, in seconds
+# A registry that asks to come later is not broken: many nodes that pull at once all get their turn.
+BUSY, BUSY_TRIES = 429, 12
+PAUSE, LONGEST = 0.3, 10.0  # seconds: the first pause, doubled from one try to the next, and the longest
+PATIENCE = 60  # the seconds of Retry-After that are honored, in all
 INVALID = 400
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 # Codes of transient errors: one for a pushed manifest (see Registry.push_manifest), two for an upload whose
@@ -47,20 +50,23 @@ def call_with_retries(request: Callable[[], T], make_error: ErrorFactory) -> T:
 
     Raises what `make_error` returns for an error that lasts.
     """
-    attempt = 1
+    attempt, waited = 1, 0.0
     while True:
-        pause = PAUSE * 2 ** (attempt - 1)
+        # Nodes that were refused together do not come back together.
+        pause = min(PAUSE * 2 ** (attempt - 1), LONGEST) * random.uniform(0.5, 1.5)  # noqa: S311
         try:
             result = request()
         except (requests.RequestException, urllib3.exceptions.HTTPError) as raw:
             error = _convert_error(raw)
-            if attempt == TRIES or not isinstance(error, DROPPED) or isinstance(error, BAD_CERTIFICATE):
+            if attempt >= TRIES or not isinstance(error, DROPPED) or isinstance(error, BAD_CERTIFICATE):
                 raise make_error(error) from error
         else:
             wait = _get_wait_s(result) if isinstance(result, RegistryResponse) else None
-            if attempt == TRIES or wait is None or wait > PATIENCE:
+            tries = BUSY_TRIES if isinstance(result, RegistryResponse) and result.status == BUSY else TRIES
+            if attempt >= tries or wait is None or waited + wait > PATIENCE:
                 return result
-            pause = max(pause, wait)
+            pause += wait
+            waited += wait
         time.sleep(pause)
         attempt += 1
 

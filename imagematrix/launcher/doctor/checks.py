@@ -19,6 +19,7 @@ from imagematrix.images.engine.releases import ZSTD_LAYERS, ZSTD_REMEDY
 from imagematrix.images.warm.tools import ROOT, load_tools
 from imagematrix.launcher.docker.plan import SELECTED
 from imagematrix.launcher.doctor.emulators import FOLDER
+from imagematrix.launcher.doctor.pulls import list_pull_settings
 from imagematrix.launcher.gpu_claims import pods
 
 TYPE_CHECKING = False
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from imagematrix.hardware.host.host import Gpu
     from imagematrix.launcher.doctor.kernel import KernelFacts
     from imagematrix.launcher.doctor.node_facts import NodeFacts
+    from imagematrix.launcher.doctor.pulls import PullSetting
 
     Verdict = tuple[str, str, str | None]  # severity, observation, remedy
     Verdicts = Iterator[Verdict]
@@ -67,13 +69,16 @@ def run_checks(facts: NodeFacts) -> tuple[Finding, ...]:
     )
 
 
-def make_doctor_document(findings: Iterable[Finding]) -> dict[str, object]:
-    """Return the Doctor document."""
+def make_doctor_document(
+    findings: Iterable[Finding], settings: Iterable[PullSetting] = ()
+) -> dict[str, object]:
+    """Return the Doctor document, with the settings by which engines pull."""
     all_findings = list(findings)
     return {
         "schema": SCHEMA,
         "launches": all(finding.severity != ERROR for finding in all_findings),
         "findings": [finding.to_json() for finding in all_findings],
+        "pulls": [setting.to_json() for setting in settings],
     }
 
 
@@ -433,6 +438,26 @@ def _check_emulators(facts: NodeFacts) -> Verdicts:
         yield _make_ok("none: builds for another architecture have to be cross builds, or run elsewhere")
 
 
+def _check_pulls(facts: NodeFacts) -> Verdicts:
+    """Yield the settings of each way to pull in a line, and those to change in lines of their own."""
+    ways: dict[str, list[PullSetting]] = {}
+    for setting in list_pull_settings(facts.pulls):
+        file = f" ({setting.file})" if setting.file else ""
+        ways.setdefault(f"{setting.path}, {setting.engine} {setting.version}{file}", []).append(setting)
+    for way, settings in ways.items():
+        acting = ", ".join(f"{one.name} = {one.value}" for one in settings if one.acts)
+        ignored = ", ".join(f"{one.name} ({one.remark})" for one in settings if not one.acts)
+        said = [acting, f"no effect: {ignored}" if ignored else ""]
+        yield _make_ok(f"{way}: {'; '.join(filter(None, said))}")
+        for one in settings:
+            if one.remark and one.acts:
+                drop_in = f"imagematrix doctor --drop-in {one.engine}; it sets {one.name} = {one.advised}"
+                yield _make_warning(
+                    f"{way}: {one.name} = {one.value}: {one.remark}",
+                    one.remedy or drop_in,
+                )
+
+
 CHECKS: dict[str, Callable[[NodeFacts], Verdicts]] = {
     "module": _check_module,
     "library": _check_library,
@@ -455,4 +480,5 @@ CHECKS: dict[str, Callable[[NodeFacts], Verdicts]] = {
     "caches": _check_caches,
     "mounts": _check_mounts,
     "emulators": _check_emulators,
+    "pulls": _check_pulls,
 }

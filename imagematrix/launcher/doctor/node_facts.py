@@ -15,6 +15,8 @@ from imagematrix.launcher.docker import devices
 from imagematrix.launcher.doctor import daemonless, emulators, kernel
 from imagematrix.launcher.doctor.daemonless import DaemonlessFacts
 from imagematrix.launcher.doctor.kernel import KernelFacts
+from imagematrix.launcher.doctor.pull_facts import gather_pull_facts
+from imagematrix.launcher.doctor.pulls import DockerFacts, PullFacts
 from imagematrix.launcher.gpu_claims import locks, pods
 from imagematrix.launcher.gpu_claims.lock_folder import require_shared
 from imagematrix.selection.selection import NothingFits
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     Remedies = tuple[tuple[str, str], ...]  # problems, each with its remedy
 
 MODULES = "/proc/modules"
+CONTAINERD_STORE = "io.containerd.snapshotter.v1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +43,10 @@ class EngineFacts:
     """The engine at `address`: its version, the name of its machine, and its running containers.
 
     `cgroup_driver` manages their cgroups: "systemd" or "cgroupfs". `podman` is true for Podman, `devices` if
-    docker's command can pass devices to the engine, `selinux` if the engine labels containers. `tasks_locks`
-    is the lock folder of Swarm's tasks, None without our runtime. If the engine does not respond, `error` and
-    `remedy` are set and the rest is empty.
+    docker's command can pass devices to the engine, `selinux` if the engine labels containers,
+    `containerd_store` if images are in containerd's store. `tasks_locks` is the lock folder of Swarm's tasks,
+    None without our runtime. If the engine does not respond, `error` and `remedy` are set and the rest is
+    empty.
     """
 
     address: str = ""
@@ -52,6 +56,7 @@ class EngineFacts:
     podman: bool = False
     devices: bool = True
     selinux: bool = False
+    containerd_store: bool = False
     tasks_locks: str | None = None
     containers: tuple[RunningContainer, ...] = ()
     error: str | None = None
@@ -86,8 +91,8 @@ class NodeFacts:
     `unlinked` are the nodes without a link in /dev/char, each with the name of the missing link.
     `environment` is set if a variable names a GPU that does not exist, `locks_error` if GPUs cannot be
     locked. `daemonless` is what a launch without a daemon would find. `emulators` are those for other
-    architectures, None if unknown. `kubelet` states whether this user may
-    query the node's kubelet, None if there is no kubelet, and `kubelet_error` is set if kubelet does not
+    architectures, None if unknown, `pulls` the engines that pull images. `kubelet` states whether this user
+    may query the node's kubelet, None if there is no kubelet, and `kubelet_error` is set if kubelet does not
     answer. `kernel` has further facts of the kernel. For a saved host `is_live` is false, and only host and
     image are set.
     """
@@ -110,6 +115,7 @@ class NodeFacts:
     kernel: KernelFacts = field(default_factory=KernelFacts)
     daemonless: DaemonlessFacts = field(default_factory=DaemonlessFacts)
     emulators: tuple[Emulator, ...] | None = None
+    pulls: PullFacts = field(default_factory=PullFacts)
     is_live: bool = True
 
 
@@ -154,6 +160,7 @@ def gather_facts(
         pods.compute_pod_usage(host.gpus)
     except EngineError as error:
         kubelet_error = error
+    engine = _gather_engine_facts(tasks)
     return NodeFacts(
         host=host,
         nvml=nvml,
@@ -163,7 +170,7 @@ def gather_facts(
         unlinked=_find_unlinked(host.devices),
         machine=os.uname().nodename,
         docker=find_program("docker"),
-        engine=_gather_engine_facts(tasks),
+        engine=engine,
         environment=environment,
         kubelet=pods.check_access(),
         kubelet_error=kubelet_error,
@@ -173,7 +180,19 @@ def gather_facts(
         kernel=kernel.read_kernel_facts(host),
         daemonless=daemonless_facts,
         emulators=emulators.list_emulators(),
+        pulls=_gather_pulls(engine),
     )
+
+
+def gather_engine_pulls() -> PullFacts:
+    """Return only the facts about how the engines of this machine pull."""
+    return _gather_pulls(_gather_engine_facts(lambda _: None))
+
+
+def _gather_pulls(engine: EngineFacts) -> PullFacts:
+    if engine.error or engine.podman:
+        return gather_pull_facts(None)
+    return gather_pull_facts(DockerFacts(version=engine.version, containerd_store=engine.containerd_store))
 
 
 def _find_locks_error(engine: str) -> ProbeError | None:
@@ -229,6 +248,7 @@ def _gather_engine_facts(tasks: Callable[[Mapping[str, Any]], str | None]) -> En
             cgroup_driver=str(info.get("CgroupDriver") or ""),
             podman=system.is_podman(),
             devices=system.reports_system(),
+            containerd_store=any(CONTAINERD_STORE in row for row in info.get("DriverStatus") or ()),
             selinux=any("name=selinux" in str(option) for option in info.get("SecurityOptions") or ()),
             containers=tuple(containers.list_running()),
             tasks_locks=tasks(info),

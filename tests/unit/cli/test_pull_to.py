@@ -4,6 +4,9 @@ import json
 import os
 import re
 import shlex
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -52,6 +55,35 @@ def test_a_second_pull_has_nothing_to_do(pull, published, server):
     server.repository("ml/training").blobs.clear()
     result = pull(published)
     assert (result.code, result.out, result.err) == (0, f"{reference(published)}\n", "")
+
+
+def test_a_wait_at_random_comes_before_a_pull_only(pull, published, monkeypatch):
+    """Nodes that start a job together do not all ask the registry at the same time."""
+    waited = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    first = pull(published, "--spread", "30")
+    assert first.code == 0
+    (wait,) = waited
+    assert 0 <= wait <= 30
+    assert f"waiting {wait:.1f} s before the pull (--spread 30)" in first.err
+    assert pull(published, "--spread", "30").err == ""
+    assert len(waited) == 1
+    assert pull(published, "--spread", "soon").code == 2
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(20, marks=pytest.mark.long)])
+def test_all_nodes_that_a_busy_registry_refuses_end(published, server, profiles, tmp_path, count):
+    server.busy = True
+    words = [sys.executable, "-m", "imagematrix", "pull", published, "--host", profiles["genoa-h200"]]
+    words += ["--gpus", "none", "--spread", "1", "--to"]
+    pulls = [
+        subprocess.Popen([*words, str(tmp_path / f"node{number}")], stderr=subprocess.PIPE)
+        for number in range(count)
+    ]
+    said = [each.communicate(timeout=300)[1] for each in pulls]
+    assert [each.returncode for each in pulls] == [0] * count, said
+    digest = variant("two")[0].digest
+    assert all(ImageStore(tmp_path / f"node{number}").find(digest) for number in range(count))
 
 
 def test_a_pull_by_another_name_prints_that_name_and_both_are_listed(

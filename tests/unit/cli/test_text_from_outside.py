@@ -29,6 +29,7 @@ REACHED = {  # for each test, how many values reach the output at least
     "test_names_of_files": 14,
     "test_words_of_the_command_line": 0,  # some are refused without being shown
 }
+pytestmark = pytest.mark.many
 HEADERS = ("Location", "WWW-Authenticate", "Content-Type", "Docker-Content-Digest", "Retry-After", "Link")
 UNIT = Path(__file__).parents[1]
 

@@ -36,6 +36,15 @@ def command(
         typer.Option("--pause", metavar="IMAGE", help="The image of the container that stays in each pod."),
     ] = "registry.k8s.io/pause:3.10",
     pull_secret: PullSecret = None,
+    at_once: Annotated[
+        int | None,
+        typer.Option(
+            "--at-once",
+            min=1,
+            metavar="N",
+            help="Let at most N nodes of a class pull a new version at the same time; default: all.",
+        ),
+    ] = None,
     where: Where = None,
     allow_cpu: AllowCpu = False,
 ) -> None:
@@ -47,5 +56,7 @@ def command(
     require_registry(f"{grouped.catalog.image}:{grouped.catalog.version}")
     classes = choose_classes(grouped.classes, only or ())
     name = name or f"{make_default_name(grouped)[: LONGEST - len(SUFFIX)].rstrip('-')}{SUFFIX}"
-    print_manifests(make_prepull_manifests(name, classes, pause=pause, pull_secret=pull_secret))
+    print_manifests(
+        make_prepull_manifests(name, classes, pause=pause, pull_secret=pull_secret, at_once=at_once)
+    )
     warn_of_omitted(grouped, classes)

@@ -34,11 +34,17 @@ REQUESTS = {"cpu": "1m", "memory": "8Mi"}
 
 
 def make_prepull_manifests(
-    name: str, classes: Sequence[NodeClass], *, pause: str, pull_secret: str | None = None
+    name: str,
+    classes: Sequence[NodeClass],
+    *,
+    pause: str,
+    pull_secret: str | None = None,
+    at_once: int | None = None,
 ) -> list[Manifest]:
     """Return a ConfigMap with the program, and a DaemonSet for each class that gets an image.
 
-    `pause` is the image of the container that stays: a DaemonSet starts a pod again that ends. Raises
+    `pause` is the image of the container that stays: a DaemonSet starts a pod again that ends. At most
+    `at_once` nodes of a class pull a new version at the same time, by default all of them. Raises
     NothingFits if no class gets an image; UsageError if labels do not distinguish the nodes of a class from
     others, or the name is invalid.
     """
@@ -51,14 +57,22 @@ def make_prepull_manifests(
     return [
         make_manifest("v1", "ConfigMap", name, labels={LABEL: name}, binaryData=programs),
         *(
-            _make_daemonset(name, daemonset_name, placement, pause=pause, pull_secret=pull_secret)
+            _make_daemonset(
+                name, daemonset_name, placement, pause=pause, pull_secret=pull_secret, at_once=at_once
+            )
             for daemonset_name, placement in zip(names, placements, strict=True)
         ),
     ]
 
 
 def _make_daemonset(
-    name: str, daemonset_name: str, placement: Placement, *, pause: str, pull_secret: str | None
+    name: str,
+    daemonset_name: str,
+    placement: Placement,
+    *,
+    pause: str,
+    pull_secret: str | None,
+    at_once: int | None,
 ) -> Manifest:
     shared = {"resources": {"requests": REQUESTS}, "securityContext": make_security_context()}
     pull_container = {
@@ -82,8 +96,8 @@ def _make_daemonset(
         "containers": [{"name": "pause", "image": pause, **shared}],
         "volumes": [{"name": "program", "configMap": {"name": name, "defaultMode": 0o555}}],
     }
-    # By default, a new version would be pulled by one node after another.
-    update = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%"}}
+    # Kubernetes' own default would let one node after another pull a new version.
+    update = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": at_once or "100%"}}
     spec = {
         "selector": {"matchLabels": {LABEL: daemonset_name}},
         "updateStrategy": update,

@@ -14,7 +14,7 @@ from distribution import MANIFEST, Dripping, digest, error
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.images.oci.manifest import INDEX
 from imagematrix.images.oci.registry import Registry
-from imagematrix.images.oci.retry import TRIES
+from imagematrix.images.oci.retry import BUSY_TRIES, TRIES
 
 BLOB = b"blob" * 100_000
 RAW = json.dumps({"mediaType": INDEX, "manifests": []}).encode()
@@ -66,16 +66,17 @@ def test_pushed_content_is_read_back(registry, repository):
     ],
 )
 def test_transient_errors_are_retried(server, registry, repository, method, path, ask, result, how):
+    tries = BUSY_TRIES if how.get("status") == 429 else TRIES
     repository.put("v1", RAW, INDEX)
     repository.blobs[digest(b"1")] = b"1"
-    server.fails(method, path, times=TRIES - 1, **how)
+    server.fails(method, path, times=tries - 1, **how)
     assert ask(registry) == result
-    assert server.count(method, path) == TRIES
-    server.fails(method, path, times=TRIES, **how)
+    assert server.count(method, path) == tries
+    server.fails(method, path, times=tries, **how)
     with pytest.raises(EngineError) as caught:
         ask(registry)
     assert "same command continues from here" in caught.value.remedy
-    assert server.count(method, path) == 2 * TRIES
+    assert server.count(method, path) == 2 * tries
 
 
 def test_truncated_answer_is_requested_again(server, registry, repository):
@@ -155,6 +156,28 @@ def test_retry_after_is_honoured(server, registry, repository, monkeypatch):
         with pytest.raises(EngineError, match="answered 429"):
             registry.digest("v1")
     assert len(slept) == 5, "the wait is limited"
+
+
+def test_a_registry_that_is_busy_is_asked_more_often(server, registry, repository, monkeypatch):
+    """It is not broken; but a request does not wait for it without end."""
+    repository.put("v1", RAW, INDEX)
+    slept: list[float] = []
+    monkeypatch.setattr("imagematrix.images.oci.retry.time.sleep", slept.append)
+    monkeypatch.setattr("imagematrix.images.oci.retry.PAUSE", 0.3)
+    server.fails("HEAD", "v1", status=429, times=BUSY_TRIES - 1)
+    assert registry.digest("v1") == digest(RAW)
+    assert len(slept) == BUSY_TRIES - 1
+    assert [pause for pause in slept if not 0 < pause <= 15] == []
+    assert len({*slept}) > 1, "the pauses are random"
+    server.fails("HEAD", "v1", status=429, times=BUSY_TRIES)
+    with pytest.raises(EngineError, match="answered 429"):
+        registry.digest("v1")
+    server.faults.clear()
+    server.fails("HEAD", "v1", status=429, headers={"Retry-After": "25"}, times=BUSY_TRIES)
+    before = len(slept)
+    with pytest.raises(EngineError, match="answered 429"):
+        registry.digest("v1")
+    assert len(slept) - before == 2, "the wait is limited"
 
 
 @pytest.mark.parametrize("code", ["BLOB_UPLOAD_UNKNOWN", "BLOB_UPLOAD_INVALID"])
@@ -628,14 +651,15 @@ def test_interrupted_blob_transfer_is_resumed(server, registry, repository, rang
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_temporarily_refused_blob_transfer_is_retried(server, registry, repository, status):
+    tries = BUSY_TRIES if status == 429 else TRIES
     repository.blobs[digest(BLOB)] = BLOB
-    server.fails("GET", "blobs", status=status, times=TRIES - 1)
+    server.fails("GET", "blobs", status=status, times=tries - 1)
     assert whole(registry) == BLOB
-    assert server.count("GET", "blobs") == TRIES
-    server.fails("GET", "blobs", status=status, times=TRIES)
+    assert server.count("GET", "blobs") == tries
+    server.fails("GET", "blobs", status=status, times=tries)
     with pytest.raises(EngineError, match=f"answered {status} for"):
         whole(registry)
-    assert server.count("GET", "blobs") == 2 * TRIES
+    assert server.count("GET", "blobs") == 2 * tries
 
 
 def test_blob_request_waits_for_retry_after(server, registry, repository, monkeypatch):

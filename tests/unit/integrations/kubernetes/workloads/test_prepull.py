@@ -107,6 +107,14 @@ def test_the_pods_take_nothing_from_others_and_run_on_tainted_nodes(grouped):
     )
 
 
+def test_a_new_version_is_pulled_by_some_nodes_at_a_time(grouped):
+    for at_once, expected in ((None, "100%"), (5, 5)):
+        _, *daemonsets = make_prepull_manifests("warm", grouped, pause=PAUSE, at_once=at_once)
+        strategies = [one["spec"]["updateStrategy"] for one in daemonsets]
+        update = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": expected}}
+        assert strategies == [update] * len(daemonsets)
+
+
 def test_only_the_programs_that_the_images_need_are_written(grouped):
     arm = [one for one in grouped if one.nodes[0].name == "arm"]
     program, daemonset = make_prepull_manifests("warm", arm, pause=PAUSE)
