@@ -88,18 +88,39 @@ def folder():
     shutil.rmtree(made)
 
 
-@pytest.fixture(scope="module")
-def archive(engine, folder):
-    """An archive with the variant for an H200, as `docker save` writes it."""
-    engine.build_shipped(CELL)
-    listed = json.loads(engine.imagematrix("ls", "training:v1", "--json").stdout)["variants"]
-    # Other tests leave variants with another driver in the engine that all share.
-    reference = next(
-        one["reference"] for one in listed if "-drv550.163.01-sm90-x86-64-v3-" in one["reference"]
-    )
+@pytest.fixture(scope="session")
+def kept_archive(tmp_path_factory):
+    """Call it with an engine that may have the variant for an H200 to get an archive of it.
+
+    All workers share the archive of the first, because the variant takes minutes to build.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
     path = folder / "training.tar"
-    with path.open("wb") as file:
-        subprocess.run(["docker", "save", reference], env=engine.environment, stdout=file, check=True)
+
+    def keep(engine):
+        if not path.exists():
+            engine.build_shipped(CELL)
+            listed = json.loads(engine.imagematrix("ls", "training:v1", "--json").stdout)["variants"]
+            # Other tests leave variants with another driver in the engine that all share.
+            reference = next(
+                one["reference"] for one in listed if "-drv550.163.01-sm90-x86-64-v3-" in one["reference"]
+            )
+            part = path.with_name(f"{os.getpid()}.tar")
+            with part.open("wb") as file:
+                subprocess.run(["docker", "save", reference], env=engine.environment, stdout=file, check=True)
+            part.rename(path)
+        return path
+
+    return keep
+
+
+@pytest.fixture(scope="module")
+def archive(engine, folder, kept_archive):
+    """An archive with the variant for an H200, as `docker save` writes it, that the user can read."""
+    path = folder / "training.tar"
+    shutil.copy(kept_archive(engine), path)
     path.chmod(0o644)
     return path
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from engines import Engine, Registry, require
 from gpu_node import GpuNode, profiles
-from ordinary_user import _usable, archive, folder, stored, user  # noqa: F401 - fixtures
+from ordinary_user import _usable, archive, folder, kept_archive, stored, user  # noqa: F401 - fixtures
 from processes import remove_leftovers
 from xdist.scheduler import LoadScopeScheduling
 
@@ -52,8 +52,8 @@ GROUPS = (
         "shares",
         "tags",  # at the end, because it empties the build cache
     ),
-    ("daemonless_isolation", "daemonless_life"),
     ("warm", "warm_start", "names", "pull"),  # with the engine that has the classic store
+    ("daemonless_isolation", "daemonless_life"),  # with an image that the first group has built meanwhile
     ("daemonless_warm",),
     ("gpu_bundle",),
     ("templates",),

@@ -30,8 +30,10 @@ SOME = {"ONLY": "march=x86-64-v3"}
 
 
 @pytest.fixture(scope="module")
-def first(engine):
-    return quickstart(engine, **SOME)
+def first(engine, kept_archive):
+    done = quickstart(engine, **SOME)
+    kept_archive(engine)  # for the tests of another worker
+    return done
 
 
 @pytest.fixture(scope="module")

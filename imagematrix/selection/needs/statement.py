@@ -157,13 +157,21 @@ def find_missing_facts(
         found = tuple(
             further
             for further in combinations(lacking, size)
-            if derive_statement(
+            if _has_statement(
                 variant, replace(knowledge, words=knowledge.words.union(further)), allow_cpu=allow_cpu
             )
         )
         if found:
             return found
     return ()
+
+
+def _has_statement(variant: Variant, knowledge: Knowledge, *, allow_cpu: bool) -> bool:
+    """Whether `derive_statement` returns any: found with the first kind of GPU that has one."""
+    return any(
+        derive_needs(variant, knowledge.make_vocabulary(kind), allow_cpu=allow_cpu)
+        for kind in (knowledge.gpu_kinds if variant.gpu else (None,))
+    )
 
 
 def find_limiting_rules(variant: Variant, alternative: Alternative) -> tuple[str, ...]:

@@ -341,6 +341,7 @@ def folders():
         yield made
 
 
+@pytest.mark.many
 @needs_root
 def test_no_step_runs_two_images_while_another_user_takes_the_name_and_frees_it(folders):
     """Each task would store a catalog of its own, so that it shows whose they take."""
@@ -351,6 +352,7 @@ def test_no_step_runs_two_images_while_another_user_takes_the_name_and_frees_it(
     assert {path.parent.name for each in folders for path in stored(each)} >= {f"{USER}", f"{USER}.1"}
 
 
+@pytest.mark.many
 @needs_root
 def test_all_steps_start_while_another_user_takes_the_name_and_frees_it(folders):
     """Nothing was published meanwhile, so the tasks' catalogs are the same, wherever they are."""

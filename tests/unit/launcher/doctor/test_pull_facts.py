@@ -123,6 +123,8 @@ def test_docker_s_limit_is_in_its_command_line_or_its_file(monkeypatch, tmp_path
     (tmp_path / "daemon.json").write_text(json.dumps(file))
     words = ["import time; time.sleep(600)", "--config-file", str(tmp_path / "daemon.json"), *options]
     with subprocess.Popen([sys.executable, "-c", *words]) as process:
+        while not Path(f"/proc/{process.pid}/cmdline").read_bytes():  # the kernel sets it after the start
+            time.sleep(0.01)
         monkeypatch.setattr(pull_facts.endpoint, "get_listener_pid", lambda _: process.pid)
         found = gather_pull_facts(DockerFacts(version="29.7.0", containerd_store=True)).docker
         process.kill()
