@@ -156,11 +156,11 @@ def test_size_shows_the_size_of_a_pull(cli, engine, server, tmp_path, conforms, 
     images = Parts(base, own), Parts(base, other)
     repository = server.repository("ml/t")
     variants = []
-    for number, image in enumerate(images):
+    for image, arch in zip(images, ("amd64", "arm64"), strict=True):  # those of both share a layer
         repository.blobs |= image.blobs
-        repository.put(f"v{number}", image.raw, "application/vnd.oci.image.manifest.v1+json")
-        reference = f"{server.address}/ml/t:v{number}"
-        variants.append(Variant(reference=reference, digest=image.digest, platform="linux/amd64"))
+        repository.put(arch, image.raw, "application/vnd.oci.image.manifest.v1+json")
+        reference = f"{server.address}/ml/t:{arch}"
+        variants.append(Variant(reference=reference, digest=image.digest, platform=f"linux/{arch}"))
     lost = Variant(reference=f"{server.address}/ml/t:no", digest=None, platform="linux/amd64")
     path = tmp_path / "t.json"
     path.write_text(json.dumps(Catalog(image="t", version="v1", variants=(*variants, lost)).to_json()))

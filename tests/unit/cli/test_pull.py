@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+import time
 
 import pytest
 
@@ -50,6 +51,22 @@ def pulled(monkeypatch):
 
 def words(profiles, catalog_file, host="genoa-h200"):
     return ("pull", "training:v1", "--host", profiles[host], "--catalog", catalog_file)
+
+
+@pytest.mark.parametrize("present", [False, True])
+def test_a_wait_at_random_is_for_what_the_engine_lacks(
+    cli, profiles, catalog_file, pulled, monkeypatch, present
+):
+    asked, waited = [], []
+    monkeypatch.setattr(
+        "imagematrix.images.engine.images.inspect_image",
+        lambda name: asked.append(name) or ({"Id": "sha256:1"} if present else None),
+    )
+    monkeypatch.setattr(time, "sleep", waited.append)
+    result = cli(*words(profiles, catalog_file), "--spread", "2m")
+    assert result.code == 0
+    assert asked == pulled
+    assert [0 <= wait <= 120 for wait in waited] == ([] if present else [True])
 
 
 def test_the_variant_of_the_host_is_pulled(cli, profiles, catalog_file, pulled):
