@@ -77,7 +77,8 @@ class Selection(Record):
     def choose_warm(self) -> WarmChoice | None:
         """Return the choice among the variant's warm images, with the verdicts; None if it has none."""
         catalog, variant = self.decision.catalog, self.variant
-        warm_images = [image for image in catalog.warm if variant and image.base == variant.digest]
+        started = catalog.warm if catalog.starts_warm else ()
+        warm_images = [image for image in started if variant and image.base == variant.digest]
         if not warm_images:
             return None
         from imagematrix.selection.warm import choose_warm_image

@@ -272,7 +272,8 @@ class Catalog(Record):
     `prefer` are the CRITERIA that are compared first, before the others. `defaults` has values for some of
     the variants' own axes, used if a question leaves the axis open. Where `default_order` has several values
     of such an axis, of which that in `defaults` is the first, the first with a variant that fits is used; of
-    several such axes, the first in the alphabet varies least. `warm` are the warm images of the variants.
+    several such axes, the first in the alphabet varies least. `warm` are the warm images of the variants,
+    which are started in their place if `starts_warm`; that is not part of the document.
     """
 
     image: str
@@ -282,6 +283,7 @@ class Catalog(Record):
     defaults: tuple[tuple[str, str], ...] = ()
     warm: tuple[WarmImage, ...] = ()
     default_order: DefaultOrder = ()
+    starts_warm: bool = True
 
     def to_json(self) -> dict[str, object]:
         """Return the Catalog document."""
@@ -332,8 +334,11 @@ class Catalog(Record):
         return replace(self, variants=variants, warm=warm)
 
     def without_warm(self) -> Catalog:
-        """Return the catalog without warm images, so that the variants themselves are started."""
-        return replace(self, warm=()) if self.warm else self
+        """Return the catalog with the choice to start the variants themselves.
+
+        It has its warm images still: what keeps it, such as a store, keeps it for other choices, too.
+        """
+        return replace(self, starts_warm=False) if self.warm else self
 
     def without_defaults(self) -> Catalog:
         """Return the catalog without defaults, so that a question decides all axes or leaves them open."""

@@ -345,6 +345,17 @@ def test_a_warm_image_that_fits_is_pulled_in_place_of_its_variant(pull, server, 
     assert cli("ls", "--store", image_store.path).code == 0
 
 
+def test_a_store_without_warm_images_knows_of_them(pull, server, image_store):
+    """So that a later start may take one: `--no-warm` is about one pull."""
+    base = variant("two")
+    made = warm(base[0])
+    name = put(server, base, made)
+    assert pull(name, "--no-warm", "--unpacked").code == 0
+    assert image_store.find(made[0].digest) is None
+    (document,) = image_store.load_catalogs()
+    assert [one["digest"] for one in document["warm"]] == [made[0].digest]
+
+
 def write_catalog(image_store):
     """Return the file of the only catalog in a store."""
     (document,) = image_store.load_catalogs()
