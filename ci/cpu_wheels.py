@@ -130,8 +130,10 @@ def _tried(
         subprocess.run([python, "-m", "venv", environment], check=True)
         _install(environment / "bin/python", needed)
     else:
-        options = frameworks.foreign_options(machine, ARM_PYTHON_RELEASE)
-        _install(sys.executable, ["--target", environment, *options, *needed])
+        # pip would judge the conditions of requirements by this machine.
+        uv = (Path(sys.executable).with_name("uv"), "pip", "install", "-q", "--only-binary", ":all:")
+        options = ("--python-platform", f"{machine}-manylinux_2_40", "--python-version", ARM_PYTHON_RELEASE)
+        subprocess.run([*uv, "--target", environment, *options, *needed], check=True)
     catalog = frameworks.adopted(folder, downloaded, frameworks.ARCHITECTURES[machine])
     (variant,) = catalog.variants
     answers = {model: _answer(variant, machine, model) for model in MODELS[machine]}

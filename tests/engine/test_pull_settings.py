@@ -25,7 +25,7 @@ address = "{folder}/containerd.sock"
 @pytest.fixture
 def run_containerd(tmp_path):
     """Call it with a program and further lines of its file to start a containerd; its file is returned."""
-    started = []
+    started: list[subprocess.Popen[bytes]] = []
 
     def run(program, lines="", version=3):
         file = tmp_path / f"{len(started)}.toml"

@@ -445,7 +445,8 @@ def _check_pulls(facts: NodeFacts) -> Verdicts:
         file = f" ({setting.file})" if setting.file else ""
         ways.setdefault(f"{setting.path}, {setting.engine} {setting.version}{file}", []).append(setting)
     for way, settings in ways.items():
-        acting = ", ".join(f"{one.name} = {one.value}" for one in settings if one.acts)
+        known = [one for one in settings if one.acts and one.value is not None]
+        acting = ", ".join(f"{one.name} = {one.value}" for one in known)
         ignored = ", ".join(f"{one.name} ({one.remark})" for one in settings if not one.acts)
         said = [acting, f"no effect: {ignored}" if ignored else ""]
         yield _make_ok(f"{way}: {'; '.join(filter(None, said))}")

@@ -98,7 +98,7 @@ class _EngineProcess:
         os.close(self._folder)
 
     def read_words(self) -> list[str]:
-        return [os.fsdecode(word) for word in self._read("cmdline").split(b"\0")]
+        return [os.fsdecode(word) for word in self._read_file("cmdline").split(b"\0")]
 
     def may_be_started(self) -> bool:
         """Whether this user may trust its program: root only that of another process of root here."""
@@ -122,12 +122,12 @@ class _EngineProcess:
             os.close(program)
         return done.stdout.decode()
 
-    def _read(self, name: str) -> bytes:
+    def _read_file(self, name: str) -> bytes:
         with os.fdopen(os.open(name, os.O_RDONLY, dir_fd=self._folder), "rb") as file:
             return file.read(LIMIT)
 
     def _read_users(self) -> Iterator[int]:
-        for line in self._read("status").splitlines():
+        for line in self._read_file("status").splitlines():
             if line.startswith(b"Uid:"):
                 yield from map(int, line.split()[1:])
 

@@ -8,9 +8,8 @@ moby/moby#53081; containers.conf(5); docs/parallel-mode.md of soci-snapshotter.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field, fields
-
-from imagematrix.common.json_documents import DIGITS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     Release = tuple[int, ...]
 
+RELEASE = re.compile(r"v?(\d{1,9}(?:\.\d{1,9})*)(?!\d)", re.ASCII)
 TRANSFER, DIFF = "io.containerd.transfer.v1.local", "io.containerd.service.v1.diff-service"
 CRI_PLUGINS = (
     "io.containerd.cri.v1.images",
@@ -145,15 +145,8 @@ def list_pull_settings(facts: PullFacts) -> tuple[PullSetting, ...]:
 
 def parse_release(text: str) -> Release:
     """Return the numbers at the start of a release: (2, 2, 3) of "v2.2.3-rc.1", () of what has none."""
-    numbers: list[int] = []
-    for part in text.removeprefix("v").split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not 0 < len(digits) <= DIGITS:
-            break
-        numbers.append(int(digits))
-        if digits != part:
-            break
-    return tuple(numbers)
+    found = RELEASE.match(text)
+    return tuple(map(int, found[1].split("."))) if found else ()
 
 
 def _format_release(release: Release) -> str:
@@ -239,10 +232,7 @@ def _judge_setting(
     elif name == UNPACKS and isinstance(value, int):
         if release < KEEPS_WHITEOUTS:  # never faster than right
             if value > 1 and path.snapshotter == OVERLAYFS:
-                advised, remark = (
-                    1,
-                    "a file that a layer deletes is there again (containerd#13030, mended in 2.2.3)",
-                )
+                advised, remark = 1, "files that a layer deletes are there again: containerd#13030"
         elif value <= 1 < processors:
             advised, remark = min(processors, MOST_UNPACKS), "layers are unpacked one after the other"
     return PullSetting(

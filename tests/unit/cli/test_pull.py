@@ -57,7 +57,8 @@ def words(profiles, catalog_file, host="genoa-h200"):
 def test_a_wait_at_random_is_for_what_the_engine_lacks(
     cli, profiles, catalog_file, pulled, monkeypatch, present
 ):
-    asked, waited = [], []
+    asked: list[str] = []
+    waited: list[float] = []
     monkeypatch.setattr(
         "imagematrix.images.engine.images.inspect_image",
         lambda name: asked.append(name) or ({"Id": "sha256:1"} if present else None),

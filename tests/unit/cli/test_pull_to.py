@@ -59,7 +59,7 @@ def test_a_second_pull_has_nothing_to_do(pull, published, server):
 
 def test_a_wait_at_random_comes_before_a_pull_only(pull, published, monkeypatch):
     """Nodes that start a job together do not all ask the registry at the same time."""
-    waited = []
+    waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
     first = pull(published, "--spread", "30")
     assert first.code == 0

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import sys
+import tomllib
 
 import pytest
 
@@ -15,6 +16,7 @@ from imagematrix.launcher.docker.devices import DeviceProblem
 from imagematrix.launcher.doctor import node_facts as module
 from imagematrix.launcher.doctor.daemonless import DaemonlessFacts
 from imagematrix.launcher.doctor.node_facts import gather_facts
+from imagematrix.launcher.doctor.pulls import TRANSFER, UNPACKS, ContainerdFacts, DockerFacts, PullFacts
 from imagematrix.launcher.gpu_claims import pods
 from imagematrix.launcher.gpu_claims.locks import Locks
 
@@ -238,3 +240,55 @@ def test_device_nodes_without_a_dev_char_link_are_found(tmp_path):
     assert module._find_unlinked(paths, str(tmp_path)) == (("/dev/nvidia0", "/dev/char/1:3"),)
     (tmp_path / "dev/char/1:3").symlink_to("/dev/nvidia0")
     assert module._find_unlinked(paths, str(tmp_path)) == ()
+
+
+SLOW = PullFacts(
+    processors=4,
+    containerds=(
+        ContainerdFacts(version="2.4.2", file="/etc/k3s.toml", config={"plugins": {TRANSFER: {UNPACKS: 1}}}),
+    ),
+    docker=DockerFacts(version="29.7.0", containerd_store=True),
+)
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Let this machine have engines that pull slowly."""
+    monkeypatch.setattr("imagematrix.launcher.doctor.node_facts.gather_pull_facts", lambda _: SLOW)
+
+
+@pytest.mark.usefixtures("docker", "engine", "slow")
+def test_settings_of_pulls_are_told_with_the_command_that_changes_them(cli, conforms):
+    result = cli("doctor")
+    lines = [line.partition("pulls")[2].strip() for line in result.out.splitlines() if " pulls " in line]
+    assert lines[:2] == [
+        (
+            "CRI (transfer service), containerd 2.4.2 (/etc/k3s.toml): max_concurrent_unpacks = 1, "
+            "snapshotter = overlayfs"
+        ),
+        (
+            "CRI (transfer service), containerd 2.4.2 (/etc/k3s.toml): max_concurrent_unpacks = 1: "
+            "layers are unpacked one after the other"
+        ),
+    ]
+    assert "-> imagematrix doctor --drop-in containerd; it sets max_concurrent_unpacks = 4" in result.out
+    assert "-> imagematrix doctor --drop-in docker; it sets max-concurrent-downloads = 0" in result.out
+    document = conforms(json.loads(cli("doctor", "--json").out))
+    assert {one["engine"] for one in document["pulls"]} == {"containerd", "docker"}
+
+
+@pytest.mark.usefixtures("docker", "engine", "slow")
+def test_a_drop_in_is_the_file_and_nothing_else(cli):
+    result = cli("doctor", "--drop-in", "containerd")
+    assert (result.code, result.err) == (0, "")
+    assert tomllib.loads(result.out) == {"version": 3, "plugins": {TRANSFER: {UNPACKS: 4}}}
+    assert json.loads(cli("doctor", "--drop-in", "docker").out) == {"max-concurrent-downloads": 0}
+
+
+@pytest.mark.usefixtures("docker", "engine")
+def test_wrong_use_of_a_drop_in(cli, monkeypatch):
+    monkeypatch.setattr("imagematrix.launcher.doctor.node_facts.gather_pull_facts", lambda _: PullFacts())
+    cli("doctor", "--drop-in", "dockre").fails(2, "docker")
+    cli("doctor", "--drop-in", "docker").fails(8, "no docker of this machine answers")
+    for words in (("training:v1",), ("--json",), ("--host", "x")):
+        cli("doctor", "--drop-in", "docker", *words).fails(2, "--drop-in stands alone")

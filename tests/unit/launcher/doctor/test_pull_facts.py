@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from compiling import compiled
 
+from imagematrix.images.engine import endpoint
 from imagematrix.launcher.doctor import pull_facts
 from imagematrix.launcher.doctor.pull_facts import gather_pull_facts
-from imagematrix.launcher.doctor.pulls import DockerFacts
+from imagematrix.launcher.doctor.pulls import DockerFacts, PodmanFacts
 
 CONTAINERD = r"""
 #include <fcntl.h>
@@ -125,14 +126,14 @@ def test_docker_s_limit_is_in_its_command_line_or_its_file(monkeypatch, tmp_path
     with subprocess.Popen([sys.executable, "-c", *words]) as process:
         while not Path(f"/proc/{process.pid}/cmdline").read_bytes():  # the kernel sets it after the start
             time.sleep(0.01)
-        monkeypatch.setattr(pull_facts.endpoint, "get_listener_pid", lambda _: process.pid)
+        monkeypatch.setattr(endpoint, "get_listener_pid", lambda _: process.pid)
         found = gather_pull_facts(DockerFacts(version="29.7.0", containerd_store=True)).docker
         process.kill()
     assert found == DockerFacts(version="29.7.0", containerd_store=True, downloads=expected)
 
 
 def test_a_docker_on_another_machine_is_left_out(monkeypatch):
-    monkeypatch.setattr(pull_facts.endpoint, "get_listener_pid", lambda _: None)
+    monkeypatch.setattr(endpoint, "get_listener_pid", lambda _: None)
     assert gather_pull_facts(DockerFacts(version="29.7.0", containerd_store=True)).docker is None
 
 
@@ -162,7 +163,7 @@ def podman(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("podman")
 def test_podman_s_copies_are_in_its_settings(tmp_path, monkeypatch, text, expected):
     (tmp_path / "containers.conf").write_text(text)
-    assert gather_pull_facts(None).podman == pull_facts.PodmanFacts(version="5.8.6", copies=expected)
+    assert gather_pull_facts(None).podman == PodmanFacts(version="5.8.6", copies=expected)
     (tmp_path / "over.conf").write_text("[engine]\nimage_parallel_copies = 30\n")
     monkeypatch.setenv("CONTAINERS_CONF_OVERRIDE", str(tmp_path / "over.conf"))
     assert gather_pull_facts(None).podman.copies == 30
@@ -172,7 +173,7 @@ def test_the_files_of_podman_are_read_in_its_order(monkeypatch, tmp_path):
     monkeypatch.delenv("CONTAINERS_CONF", raising=False)
     monkeypatch.delenv("CONTAINERS_CONF_OVERRIDE", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr(pull_facts.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     (tmp_path / "containers/containers.conf.d").mkdir(parents=True)
     for name in ("20.conf", "10.conf", "not"):
         (tmp_path / "containers/containers.conf.d" / name).touch()

@@ -1,6 +1,7 @@
 """The settings by which engines pull: which way of pulling reads them, and what is advised."""
 
 import tomllib
+from typing import Any
 
 import pytest
 
@@ -116,33 +117,36 @@ def test_a_containerd_without_cri_has_only_ctr():
     assert {one.path for one in judge(disabled=[CRI])} == {"ctr"}
 
 
-def test_what_erofs_needs_is_told():
+@pytest.mark.parametrize(
+    ("kernel", "utils", "expected"),
+    [
+        (False, "1.8.6", "modprobe erofs"),
+        (True, None, "not installed"),
+        (True, "1.5", "1.5 are too old"),
+        (True, "1.8.6", None),
+    ],
+)
+def test_what_erofs_needs_is_told(kernel, utils, expected):
     unpack = {"unpack_config": [{"snapshotter": "overlayfs"}, {"snapshotter": "erofs", "differ": "erofs"}]}
-    erofs = {"cri": {"snapshotter": "erofs"}, "transfer": unpack}
-    for facts, expected in [
-        ({"mkfs_erofs": "1.8.6"}, "modprobe erofs"),
-        ({"kernel_erofs": True}, "not installed"),
-        ({"kernel_erofs": True, "mkfs_erofs": "1.5"}, "1.5 are too old"),
-        ({"kernel_erofs": True, "mkfs_erofs": "1.8.6"}, None),
-    ]:
-        found = find(judge(**erofs, **facts), "snapshotter")
-        assert found.value == "erofs"
-        assert (found.remark is None) == (expected is None)
-        assert expected is None or expected in f"{found.remark}; {found.remedy}"
+    settings = judge(cri={"snapshotter": "erofs"}, transfer=unpack, kernel_erofs=kernel, mkfs_erofs=utils)
+    found = find(settings, "snapshotter")
+    assert found.value == "erofs"
+    assert (found.remark is None) == (expected is None)
+    assert expected is None or expected in f"{found.remark}; {found.remedy}"
 
 
 def test_erofs_needs_its_differ():
     there = {"kernel_erofs": True, "mkfs_erofs": "1.8.6"}
     found = find(judge(cri={"snapshotter": "erofs"}, **there), "snapshotter")
     assert TRANSFER in found.remedy
-    local = {"cri": {"snapshotter": "erofs", "use_local_image_pull": True}, **there}
+    local: dict[str, Any] = {"cri": {"snapshotter": "erofs", "use_local_image_pull": True}, **there}
     assert find(judge(**local), "snapshotter", WITHOUT).remark
     differs = {DIFF: {"default": ["erofs", "walking"]}}
     assert find(judge(**local, plugins=differs), "snapshotter", WITHOUT).remark is None
 
 
 def test_soci_unpacks_side_by_side_by_a_setting_of_its_own():
-    soci = {"cri": {"snapshotter": "soci", "disable_snapshot_annotations": False}}
+    soci: dict[str, Any] = {"cri": {"snapshotter": "soci", "disable_snapshot_annotations": False}}
     assert "parallel_pull_unpack" in find(judge(**soci), "snapshotter", WITHOUT).remedy
     assert find(judge(**soci, soci_parallel=True), "snapshotter", WITHOUT).remedy is None
 
