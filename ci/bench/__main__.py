@@ -35,6 +35,7 @@ import running
 import scaling
 import selecting
 import serving
+import unpacking
 import upgrading
 import verifying
 from measure import Extent, Pace, Row, cells
@@ -59,6 +60,7 @@ GROUPS: dict[str, Group] = QUICK | {
     "matching": matching.rows,
     "compression": compressing.levels,
     "layers": compressing.layers,
+    "unpacks": unpacking.rows,
     "official": packaged.pytorch,
     "tensorflow": packaged.tensorflow,
     "upgrades": upgrading.rows,
@@ -75,7 +77,17 @@ GROUPS: dict[str, Group] = QUICK | {
     "shipped": building.shipped,
 }
 # Groups that are measured with --large, or by their name.
-LARGE = ("compression", "layers", "official", "tensorflow", "upgrades", "prebuilt", "warm", "cluster")
+LARGE = (
+    "compression",
+    "layers",
+    "unpacks",
+    "official",
+    "tensorflow",
+    "upgrades",
+    "prebuilt",
+    "warm",
+    "cluster",
+)
 PULLS = 3  # cold starts of each image of a framework
 # Bytecode exists after the first round, as in an installed package; coverage is off.
 DROPPED = ("PYTHONDONTWRITEBYTECODE", "COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")

@@ -60,9 +60,9 @@ def levels(folder: Path, _pace: Pace, extent: Extent) -> Iterator[Row]:
             blob = folder / "blob"
             start, used = time.perf_counter(), time.process_time()
             with blob.open("wb") as file:
-                file.writelines(compress(_pieces(layer), compression, deflate.count_threads()))
+                file.writelines(compress(pieces(layer), compression, deflate.count_threads()))
             taken, used = time.perf_counter() - start, time.process_time() - used
-            name = _pushed(engine, registry, [(blob, layer)], compression, f"l{compression.level}")
+            name = pushed(engine, registry, [(blob, layer)], compression, f"l{compression.level}")
             pulls = [
                 f"{network} {duration(median(_pull(engine, name, network) for _ in range(count)))}"
                 for network, count in rounds.items()
@@ -91,7 +91,7 @@ def layers(folder: Path, _pace: Pace, extent: Extent) -> Iterator[Row]:
                 taken = {}
                 for count in counts:
                     parts = list(_parts(folder, content, count, compression))
-                    name = _pushed(engine, registry, parts, compression, f"n{count}")
+                    name = pushed(engine, registry, parts, compression, f"n{count}")
                     taken[count] = median(pulling.docker_pull(engine, name) for _ in range(rounds))
                 for count, seconds in taken.items():
                     yield Row(
@@ -113,7 +113,7 @@ def _parts(folder: Path, content: Path, count: int, compression: Compression) ->
                 info.size = min(size, content.stat().st_size - number * size)
                 tar.addfile(info, file)
             with blob.open("wb") as target:
-                target.writelines(compress(_pieces(plain), compression, deflate.count_threads()))
+                target.writelines(compress(pieces(plain), compression, deflate.count_threads()))
             yield blob, plain
 
 
@@ -134,7 +134,8 @@ def _layer(folder: Path, extent: Extent) -> Path:
     return layer
 
 
-def _pieces(layer: Path) -> Iterator[bytes]:
+def pieces(layer: Path) -> Iterator[bytes]:
+    """Yield the bytes of a file."""
     with layer.open("rb") as file:
         yield from iter(lambda: file.read(PIECE), b"")
 
@@ -149,7 +150,7 @@ def _read(blob: Path) -> float:
     return time.perf_counter() - start
 
 
-def _pushed(
+def pushed(
     engine: Engine,
     registry: Registry,
     parts: Sequence[tuple[Path, Path]],
