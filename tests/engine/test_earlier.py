@@ -171,6 +171,7 @@ def test_an_engine_that_has_the_layers_in_another_form_gets_them(engine, build):
     assert contents(engine, second)[0] == contents(engine, first)[0]
 
 
+@pytest.mark.long
 def test_a_base_is_exported_once(engine, build, small):
     """There is disk space for the base, of which four cells need no more than one."""
     own = 4 * OWN

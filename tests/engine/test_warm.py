@@ -61,6 +61,12 @@ echo "fx graph cache hit for key f"
 
 # What reads and writes images in a way of its own in each store.
 BOTH_STORES = pytest.mark.parametrize("node", ["containerd", "classic"], indirect=True, scope="module")
+CLASSIC_IS_LONG = pytest.mark.parametrize(
+    "node",
+    ["containerd", pytest.param("classic", marks=pytest.mark.long)],
+    indirect=True,
+    scope="module",
+)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +179,7 @@ def test_it_is_staged_once(node, images, registry, write):
     assert other.stdout == "{reference}@{digest}\n".format(**told[1])
 
 
-@BOTH_STORES
+@CLASSIC_IS_LONG
 def test_what_is_published_of_it_starts_without_compiling(node, images, registry, write):
     option = write(PROGRAM)
     staged = warm(node, images["limited"], option, "--staging", f"{registry.address}/staging/published")
