@@ -452,7 +452,8 @@ def _check_pulls(facts: NodeFacts) -> Verdicts:
         yield _make_ok(f"{way}: {'; '.join(filter(None, said))}")
         for one in settings:
             if one.remark and one.acts:
-                drop_in = f"imagematrix doctor --drop-in {one.engine}; it sets {one.name} = {one.advised}"
+                command = f"imagematrix doctor --drop-in {quote_word(one.engine)}"
+                drop_in = f"{command}; it sets {one.name} = {one.advised}"
                 yield _make_warning(
                     f"{way}: {one.name} = {one.value}: {one.remark}",
                     one.remedy or drop_in,

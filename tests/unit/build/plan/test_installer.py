@@ -23,7 +23,7 @@ MANIFEST = f"NVIDIA Accelerated Graphics Driver for Linux-x86_64\n{VERSION}\nnvi
 COMPRESSED = {
     "xz": lzma.compress,
     "gzip": lambda raw: gzip.compress(raw, mtime=0),
-    "zstd": lambda raw: zstandard.ZstdCompressor().compress(raw),
+    "zstd": lambda raw: zstandard.ZstdCompressor(write_checksum=True).compress(raw),
 }
 LIBCUDA = f"libcuda.so.{VERSION}"
 
