@@ -59,8 +59,7 @@ def levels(folder: Path, _pace: Pace, extent: Extent) -> Iterator[Row]:
             compression = Compression(type=kind, level=level)
             blob = folder / "blob"
             start, used = time.perf_counter(), time.process_time()
-            with blob.open("wb") as file:
-                file.writelines(compress(pieces(layer), compression, deflate.count_threads()))
+            compress_layer(layer, blob, compression)
             taken, used = time.perf_counter() - start, time.process_time() - used
             name = pushed(engine, registry, [(blob, layer)], compression, f"l{compression.level}")
             pulls = [
@@ -112,8 +111,7 @@ def _parts(folder: Path, content: Path, count: int, compression: Compression) ->
                 info = tarfile.TarInfo(f"part{number}")
                 info.size = min(size, content.stat().st_size - number * size)
                 tar.addfile(info, file)
-            with blob.open("wb") as target:
-                target.writelines(compress(pieces(plain), compression, deflate.count_threads()))
+            compress_layer(plain, blob, compression)
             yield blob, plain
 
 
@@ -134,10 +132,11 @@ def _layer(folder: Path, extent: Extent) -> Path:
     return layer
 
 
-def pieces(layer: Path) -> Iterator[bytes]:
-    """Yield the bytes of a file."""
-    with layer.open("rb") as file:
-        yield from iter(lambda: file.read(PIECE), b"")
+def compress_layer(plain: Path, blob: Path, compression: Compression) -> None:
+    """Write a layer compressed, by all processors, as a build does."""
+    with plain.open("rb") as file, blob.open("wb") as target:
+        pieces = iter(lambda: file.read(PIECE), b"")
+        target.writelines(compress(pieces, compression, deflate.count_threads()))
 
 
 def _read(blob: Path) -> float:

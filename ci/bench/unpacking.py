@@ -27,8 +27,7 @@ from conftest import Registry
 from measure import Row, duration
 from samples import ROOT
 
-from imagematrix.images.oci import deflate
-from imagematrix.images.oci.compression import DEFAULT_LEVELS, Compression, compress
+from imagematrix.images.oci.compression import DEFAULT_LEVELS, Compression
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -129,18 +128,8 @@ def _programs(folder: Path) -> Path:
 
 def _images(folder: Path, engine: Engine, registry: Registry, wheels: Sequence[str]) -> dict[str, str]:
     """Push both images, and return their names."""
-    pip = (
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "-qq",
-        "--no-deps",
-        *pulling.TAGS,
-        "--dest",
-        folder / "wheels",
-    )
-    subprocess.run([*pip, *wheels], check=True)
+    pip = (sys.executable, "-m", "pip", "download", "-qq", "--no-deps", *pulling.TAGS)
+    subprocess.run([*pip, "--dest", folder / "wheels", *wheels], check=True)
     files = sorted((folder / "wheels").glob("*.whl"), key=lambda file: file.stat().st_size)
     base = _layer(folder, "base", _add_base)
     last = _layer(folder, "last", _add_whiteouts)
@@ -160,8 +149,7 @@ def _layer(folder: Path, name: str, fill: Callable[[tarfile.TarFile], None]) -> 
     plain, blob = folder / f"{name}.tar", folder / name
     with tarfile.open(plain, "w") as tar:
         fill(tar)
-    with blob.open("wb") as target:
-        target.writelines(compress(compressing.pieces(plain), COMPRESSION, deflate.count_threads()))
+    compressing.compress_layer(plain, blob, COMPRESSION)
     return blob, plain
 
 
