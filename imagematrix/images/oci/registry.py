@@ -24,7 +24,7 @@ from imagematrix.common.text import quote_word
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.images.oci.compression import GZIP_REMEDY, has_zstd
 from imagematrix.images.oci.manifest import MANIFESTS, Manifest, compute_digest
-from imagematrix.images.oci.retry import ResumedStream, call_with_retries
+from imagematrix.images.oci.retry import BUSY_TRIES, ResumedStream, call_with_retries
 from imagematrix.images.oci.transfer import HttpClient, RegistryResponse, get_cause
 from imagematrix.images.oci.url import Url
 
@@ -63,10 +63,14 @@ class Registry:
 
     Raises UsageError for an invalid name, as every method does for an invalid tag or digest. They raise
     EngineError if the registry cannot be reached or refuses. It is a context manager.
+
+    A request is sent at most `busy_tries` times while the registry asks to come later, which may take more
+    than a minute: a service whose own clients wait asks less often.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, busy_tries: int = BUSY_TRIES) -> None:
         self.name = name
+        self._busy_tries = busy_tries
         self._reference = Reference.parse(name)
         if self._reference.name != name:
             raise UsageError(f"invalid repository {name!r}: expected one without a tag and a digest")
@@ -280,7 +284,7 @@ class Registry:
         return self._send_with_retries(lambda: self._send_authorized(method, url, headers, data))
 
     def _send_with_retries(self, request: Callable[[], A]) -> A:
-        return call_with_retries(request, self._make_unreachable_error)
+        return call_with_retries(request, self._make_unreachable_error, busy_tries=self._busy_tries)
 
     def _send_authorized(
         self,

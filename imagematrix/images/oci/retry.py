@@ -45,10 +45,13 @@ BAD_CERTIFICATE = requests.exceptions.SSLError
 T = TypeVar("T")
 
 
-def call_with_retries(request: Callable[[], T], make_error: ErrorFactory) -> T:
+def call_with_retries(
+    request: Callable[[], T], make_error: ErrorFactory, *, busy_tries: int = BUSY_TRIES
+) -> T:
     """Return what `request` returns, which is called again after a transient error or response.
 
-    Raises what `make_error` returns for an error that lasts.
+    It is called at most `busy_tries` times while the answer is that the registry is busy. Raises what
+    `make_error` returns for an error that lasts.
     """
     attempt, waited = 1, 0.0
     while True:
@@ -62,7 +65,7 @@ def call_with_retries(request: Callable[[], T], make_error: ErrorFactory) -> T:
                 raise make_error(error) from error
         else:
             wait = _get_wait_s(result) if isinstance(result, RegistryResponse) else None
-            tries = BUSY_TRIES if isinstance(result, RegistryResponse) and result.status == BUSY else TRIES
+            tries = busy_tries if isinstance(result, RegistryResponse) and result.status == BUSY else TRIES
             if attempt >= tries or wait is None or waited + wait > PATIENCE:
                 return result
             pause += wait

@@ -24,6 +24,7 @@ from imagematrix.images.oci.layout import MARK, NAME, LayoutFolder, get_blob_pat
 from imagematrix.images.oci.manifest import Descriptor, ImageIndex, Manifest, parse_manifest
 from imagematrix.images.oci.redirects import Redirects
 from imagematrix.images.oci.registry import Registry
+from imagematrix.images.oci.retry import TRIES
 from imagematrix.images.trust.signature import ManifestSource
 from imagematrix.integrations.http_service.connections import reserve_memory
 from imagematrix.integrations.resolver.timed_semaphore import TimedSemaphore
@@ -190,7 +191,9 @@ class RegistryUpstream:
 
     def _get_registry(self, repository: str) -> Registry:
         with self._lock:
-            registry = self._repositories.pop(repository, None) or Registry(f"{self._name}/{repository}")
+            registry = self._repositories.pop(repository, None)
+            if registry is None:  # a thread waits with each request, and a client of ours with it
+                registry = Registry(f"{self._name}/{repository}", busy_tries=TRIES)
             self._repositories[repository] = registry
             if len(self._repositories) > REPOSITORIES:
                 self._repositories.popitem(last=False)

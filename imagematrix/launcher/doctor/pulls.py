@@ -114,7 +114,7 @@ class PullSetting:
     value: object
     acts: bool = True
     since: str | None = None
-    advised: object = None
+    advised: int | None = None
     remark: str | None = None
     remedy: str | None = None
 
@@ -173,8 +173,14 @@ def find_local_pull(config: Mapping[str, Any]) -> str | None:
 
 
 def format_drop_in(engine: str, settings: Iterable[PullSetting]) -> str:
-    """Return the file that gives an engine the advised values; empty if it needs none."""
-    advised = {one.name: one.advised for one in settings if one.engine == engine and one.advised is not None}
+    """Return the file that gives an engine the advised values; empty if it needs none.
+
+    Of several containerds, the least value counts: what one of them gets wrong is not advised for another.
+    """
+    advised: dict[str, int] = {}
+    for one in settings:
+        if one.engine == engine and one.advised is not None:
+            advised[one.name] = min(one.advised, advised.get(one.name, one.advised))
     if not advised:
         return ""
     if engine == "docker":

@@ -16,6 +16,7 @@ import requests
 from distribution import Dripping, digest
 from resolving import variant
 
+from imagematrix.images.oci.retry import BUSY_TRIES, TRIES
 from imagematrix.integrations.http_service import connections
 from imagematrix.integrations.http_service.connections import Limits
 from imagematrix.integrations.resolver import tag_cache
@@ -43,6 +44,16 @@ def process():
         one.kill()
         one.wait()
         one.stderr.close()
+
+
+def test_a_busy_upstream_is_not_asked_for_long(node, upstream, published):
+    """The threads that ask would all wait, and their clients with them."""
+    upstream.fails("HEAD", "/manifests/v1", status=429, times=BUSY_TRIES)
+    upstream.fails("GET", "/manifests/v1", status=429, times=BUSY_TRIES)
+    assert node.get("/v2/ml/training/manifests/v1").status_code >= 400
+    asked = [one for one in upstream.requests if one.path.endswith("/manifests/v1")]
+    assert len(asked) == TRIES
+    assert published.digests
 
 
 def test_layer_truncated_by_the_upstream_ends_early(node, upstream, published):

@@ -20,12 +20,10 @@ from imagematrix.launcher.doctor.pulls import DockerFacts, PodmanFacts
 
 CONTAINERD = r"""
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 int main(int count, char **words) {
     static char text[1 << 16];
-    if (getenv("ALONE") && count > 1 && strcmp(words[1], "--config")) return 1;
     for (int i = 1; i < count; i++) {
         if (!strcmp(words[i], "--version")) { write(1, "containerd example 2.4.2 c0ffee\n", 32); return 0; }
         if (!strcmp(words[i], "dump")) {

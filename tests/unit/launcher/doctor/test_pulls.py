@@ -79,6 +79,12 @@ def test_what_loses_whiteouts_is_advised_against(version):
     assert find(erofs, UNPACKS).advised is None
 
 
+def test_of_several_containerds_the_least_value_is_advised():
+    right, wrong = judge("2.4.2"), judge("2.2.2", transfer={UNPACKS: 2})
+    for settings in (right + wrong, wrong + right):
+        assert tomllib.loads(format_drop_in("containerd", settings))["plugins"][TRANSFER] == {UNPACKS: 1}
+
+
 @pytest.mark.parametrize(
     ("cri", "reason"),
     [
