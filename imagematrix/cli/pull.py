@@ -58,6 +58,8 @@ def command(
     or --max-size, and where containers start without a daemon. An image that is there is left as it is. With
     --json, the answer is the Selection.
     """
+    from functools import partial
+
     from imagematrix.cli.shared.pull_image import PullDisplay
     from imagematrix.cli.shared.store_image import fetch_into_store
     from imagematrix.images.local_store.image_fetch import FetchOptions
@@ -94,12 +96,13 @@ def command(
 
     def bring(chosen: Selection) -> str:
         start_image = get_start_image(chosen)
-        if longest_wait_s and not _is_present(chosen, store):
-            _wait_at_random(longest_wait_s)
+        before_pull = partial(_wait_at_random, longest_wait_s)
         with PullDisplay(start_image.reference) as display:
             if store is None:
-                return pull_start_image(chosen, policy=policy, report=display)
-            stored = fetch_into_store(chosen, store, catalog, policy, options, display, part=is_part)
+                return pull_start_image(chosen, policy=policy, report=display, before_pull=before_pull)
+            stored = fetch_into_store(
+                chosen, store, catalog, policy, options, display, part=is_part, before_pull=before_pull
+            )
             return f"{start_image.reference.partition('@')[0]}@{stored.digest}"
 
     selection, name = fetch_start_image(selection, bring, policy, warn)
@@ -112,22 +115,13 @@ def command(
         print_gpu_remark(selection, requested)
 
 
-def _is_present(chosen: Selection, store: ImageStore | None) -> bool:
-    from imagematrix.images.engine.images import inspect_image
-    from imagematrix.launcher.docker.plan import get_start_image
-
-    image = get_start_image(chosen)
-    if store:
-        return image.digest is not None and store.find(image.digest) is not None
-    name = split_version(image.reference)[0]
-    return inspect_image(f"{name}@{image.digest}" if image.digest else image.reference) is not None
-
-
 def _wait_at_random(longest_s: float) -> None:
     """Wait, so that nodes that start a job together do not all ask the registry at the same time."""
     import random
     import time
 
+    if not longest_s:
+        return
     wait = random.uniform(0, longest_s)  # noqa: S311
     print_info(f"waiting {wait:.1f} s before the pull (--spread {longest_s:g})")
     time.sleep(wait)

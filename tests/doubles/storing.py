@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from images import MANIFEST, Parts, tar
+from processes import new_folder, remove_folder
 from publishing import VARIANT, labels_of, tag, warm_label
 
 from imagematrix.images.catalog import image_index, labels
@@ -96,3 +97,11 @@ def from_registry(server, repository="ml/training"):
 @pytest.fixture
 def image_store(tmp_path):
     return ImageStore(tmp_path / "store")
+
+
+@pytest.fixture
+def shared_folder():
+    """A folder that other users can enter, unlike those of pytest."""
+    folder = new_folder()
+    yield folder
+    remove_folder(folder)

@@ -229,6 +229,22 @@ def test_a_download_that_was_killed_goes_on(registry, home, store):
     assert listed(store, "partial") == listed(store, "new") == listed(store, "locks") == []
 
 
+def test_the_next_version_receives_only_the_layers_that_are_new(registry, home, store):
+    large = tar(("f", os.urandom(5_000_000)))
+    first, tag = variant("cpu", large, version="first", packed=bytes)
+    second, other = variant("cpu", large, tar(("g", os.urandom(1_000_000))), version="second", packed=bytes)
+    for image, its_tag, version in ((first, tag, "first"), (second, other, "second")):
+        result = pull(home, push(registry, (image, its_tag), version=version))
+        assert result.returncode == 0, result.stderr
+    assert re.search(r": 1\.0 MB in \d", result.stderr), result.stderr
+    assert layer_answers(registry, second) == [len(large)], "once, for the first version"
+    assert len(listed(store, "layers")) == 2
+    assert Path(unsquashed(store.find(second.digest), home / "root"), "f").stat().st_size == 5_000_000
+    removed = run(home, "prune", "--store", store.path, "--protect", "first", "--yes")
+    assert store.list_digests() == [first.digest], removed.stderr
+    assert len(listed(store, "layers")) == 1
+
+
 def test_several_machines_share_a_store(registry, home):
     image, tag = variant("cpu", tar(("f", os.urandom(20_000_000))), version="shared", packed=bytes)
     name = push(registry, (image, tag), version="shared")

@@ -18,6 +18,7 @@ from imagematrix.common.text import quote_word
 from imagematrix.errors import EngineError
 from imagematrix.images.catalog.catalog import Catalog, Variant
 from imagematrix.images.local_store.eviction import find_other_owner, remove_stored_image
+from imagematrix.images.local_store.layer_cache import LayerCache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def survey_store(
 
 
 def remove_image(store: ImageStore, image: PruneCandidate) -> None:
-    """Remove an image from a store, and the catalog of its version if it was the last one of that.
+    """Remove an image from a store, with layers and the catalog of its version if no other image has them.
 
     Raises EngineError if a container has started from it meanwhile, UsageError if the folder refuses, or its
     disk is full and the reserve for this is spent.
@@ -98,9 +99,9 @@ def remove_image(store: ImageStore, image: PruneCandidate) -> None:
     with store.convert_errors(full=remedy):
         if not remove_stored_image(store, image.id):
             raise EngineError(f"{image.names[0]} is in use now", remedy="run this again")
-        remaining = {
-            (name.image, name.version) for image in store.list_intact_images() for name in image.names
-        }
+        images = store.list_intact_images()
+        LayerCache(store).remove_unused(images)
+        remaining = {(name.image, name.version) for image in images for name in image.names}
         for name in stored.names:
             if (name.image, name.version) not in remaining:
                 store.drop_catalog(name.image, name.version)

@@ -9,6 +9,7 @@ from imagematrix.launcher.docker.fetch import fetch_selected
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from imagematrix.cli.shared.pull_image import PullDisplay
@@ -27,9 +28,15 @@ def fetch_into_store(
     display: PullDisplay,
     *,
     part: bool,
+    before_pull: Callable[[], object] = lambda: None,
 ) -> StoredImage:
     """Return the image of a selection in a store, fetched if it is missing; raise as `fetch_selected`."""
-    watcher = FetchWatcher(on_progress=display, on_wait=_report_waiting, on_eviction=_report_evicted)
+    watcher = FetchWatcher(
+        before_pull=before_pull,
+        on_progress=display,
+        on_wait=_report_waiting,
+        on_eviction=_report_evicted,
+    )
     return fetch_selected(
         selection, store, catalog=catalog, part=part, policy=policy, how=how, watcher=watcher
     )

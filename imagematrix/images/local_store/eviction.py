@@ -1,4 +1,4 @@
-"""Room in a store: what is free, and the images that make room for another one."""
+"""Room in a store: what is free, and the layers and images that make room for another one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
 from imagematrix.images.local_store import disk_reserve
 from imagematrix.images.local_store.folder_writer import remove_tree
+from imagematrix.images.local_store.layer_cache import LayerCache
 from imagematrix.images.local_store.locks import hold_lock
 
 TYPE_CHECKING = False
@@ -27,13 +28,14 @@ class StoreRoom:
         self, store: ImageStore, max_size: int | None, evicted: Callable[[StoredImage], object]
     ) -> None:
         self._store = store
+        self._layers = LayerCache(store)
         self._max_size = max_size
         self._evicted = evicted
 
     def require_space(self, size: int) -> None:
-        """Raise UsageError if the disk has no room for some bytes."""
-        state = os.statvfs(self._store.path)
-        free = state.f_bavail * state.f_frsize
+        """Raise UsageError if the disk has no room for some bytes, also without the layers that are kept."""
+        while (free := _count_free_bytes(self._store)) < size and self._layers.remove_oldest():
+            pass
         if free < size:
             raise UsageError(
                 f"{self._store} has {free} bytes left, and the image needs {size}",
@@ -43,10 +45,10 @@ class StoreRoom:
             )
 
     def make_space(self, size: int, kept: str | None = None) -> None:
-        """Remove images until one of a `size` fits, the least recently started first; raise UsageError.
+        """Remove layers, then images until one of a `size` fits; raise UsageError.
 
-        Those that containers run from stay, those that this user cannot remove, and the one with the digest
-        `kept`.
+        The images started least recently go first. Those that containers run from stay, those that this user
+        cannot remove, and the one with the digest `kept`.
         """
         if self._max_size is None:
             return
@@ -56,6 +58,8 @@ class StoreRoom:
             self._store.list_intact_images(), key=lambda image: self._store.get_last_start(image.digest)
         )
         total = sum(image.size for image in images)
+        while total + self._layers.size + size > self._max_size and self._layers.remove_oldest():
+            pass
         for image in images:
             if total + size <= self._max_size:
                 return
@@ -116,6 +120,11 @@ def remove_stored_image(store: ImageStore, digest: str) -> bool:
         disk_reserve.call_with_reserve(store, lambda: remove_tree(gone))
     disk_reserve.fill_reserve(store)
     return True
+
+
+def _count_free_bytes(store: ImageStore) -> int:
+    state = os.statvfs(store.path)
+    return state.f_bavail * state.f_frsize
 
 
 def _list_folders(path: str) -> Iterator[Path]:

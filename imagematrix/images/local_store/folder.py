@@ -3,6 +3,7 @@
     images/HEX/       an image by the digest of its manifest: image.json, and root.squashfs or root/
     catalogs/         the catalogs of the versions that something was pulled of, as they were then
     leases/           a file for each container that runs from an image
+    layers/           layers of the images as they came from a registry
     locks/ new/ partial/ reserve/   what commands use that bring and remove images
 
 An image appears by renaming its folder, complete, and never changes. This module is on the path of `run`, so

@@ -3,6 +3,8 @@
 Layers are received, checked and read side by side. For a folder, what is in their files is written meanwhile,
 under numbers in a folder of this command; files get their names when all layers are what the image names.
 
+The layers stay as they came, for images that share them, while nothing else needs the room.
+
 One process fetches an image, on whatever machine; others wait for it. What it writes has names that no other
 command takes for an image, until the last step, a rename. If it is killed, the next one removes what it left,
 except for downloads, which go on from where they were.
@@ -28,6 +30,7 @@ from imagematrix.images.local_store.eviction import StoreRoom, get_lock_path
 from imagematrix.images.local_store.folder import (
     DOCUMENT,
     FOLDER,
+    FULL,
     ROOTS,
     SQUASHFS,
     StoredImage,
@@ -35,6 +38,7 @@ from imagematrix.images.local_store.folder import (
     put_name,
 )
 from imagematrix.images.local_store.folder_writer import WrittenContents, remove_tree, write_folder
+from imagematrix.images.local_store.layer_cache import LayerCache
 from imagematrix.images.local_store.locks import hold_lock, remove_dead_files
 from imagematrix.images.local_store.merged_image import LayerFile, MergedImage
 from imagematrix.images.local_store.squashfs_writer import require_mksquashfs, write_squashfs
@@ -49,7 +53,7 @@ if TYPE_CHECKING:
     from imagematrix.images.local_store.origins import ImageOrigin, ImageParts
 
 TERMS = ("prefer", "defaults", "default_order")  # of a catalog, which all its variants share
-PARTS = ("images", "catalogs", "leases", "locks", "new", "partial")
+PARTS = ("images", "catalogs", "leases", "layers", "locks", "new", "partial")
 STALE_S = 14 * 24 * 3600  # seconds after which the downloads of an image that nobody asks for are removed
 
 
@@ -94,10 +98,12 @@ class FetchOptions:
 class FetchWatcher:
     """What is called during a fetch.
 
-    `on_progress` gets how far the download is, `on_wait` the process that is waited for if another one
-    fetches the image, `on_eviction` each image that was removed to make room.
+    `before_pull` is called if the store lacks the image. `on_progress` gets how far the download is,
+    `on_wait` the process that is waited for if another one fetches the image, `on_eviction` each image that
+    was removed to make room.
     """
 
+    before_pull: Callable[[], object] = lambda: None
     on_progress: Callable[[PullProgress], object] = ignore_progress
     on_wait: Callable[[Holder], object] = lambda _: None
     on_eviction: Callable[[StoredImage], object] = lambda _: None
@@ -135,6 +141,7 @@ def fetch_image(
         return image
     if not how.unpacked:
         require_mksquashfs()
+    watcher.before_pull()
     with store.convert_errors():
         for name in PARTS:
             Path(store.path, name).mkdir(parents=True, exist_ok=True)
@@ -168,6 +175,7 @@ class _Fetch:
         self._digest = digest
         self._on_progress = on_progress
         self._room = room
+        self._cache = LayerCache(store)
         self._lock = threading.Lock()
         self._layers = self._downloaded = self._received = 0
 
@@ -179,6 +187,22 @@ class _Fetch:
         how: FetchOptions,
     ) -> None:
         """Fetch the image, unless another process brings it meanwhile that was thought to be dead."""
+        try:
+            self._try_once(source, published, find_present, how)
+        except OSError as error:  # such as for a quota, of which the file system says nothing before
+            if error.errno not in FULL or not self._cache.size:
+                raise
+            self._cache.remove_unused(())
+            self._downloaded = self._received = 0
+            self._try_once(source, published, find_present, how)
+
+    def _try_once(
+        self,
+        source: ImageOrigin,
+        published: CatalogEntry,
+        find_present: Callable[[], StoredImage | None],
+        how: FetchOptions,
+    ) -> None:
         place = Path(self._store.get_folder(self._digest))
         partial = Path(self._store.path, "partial", place.name)
         new = Path(self._store.path, "new", f"{place.name}.{os.urandom(8).hex()}")
@@ -186,6 +210,8 @@ class _Fetch:
         os.utime(partial)  # for `_remove_leftovers`
         parts = source.read_parts(self._digest)
         self._layers = len({*parts.layers})
+        if source.is_remote:
+            self._cache.take_layers(parts, partial)
         expected = parts.size + parts.size // 4  # a squashfs is a little larger than the compressed layers
         self._room.make_space(expected)
         self._room.require_space(source.count_missing_bytes(parts, partial) + expected)
@@ -222,7 +248,10 @@ class _Fetch:
         except BaseException:
             _remove_trees(new, written)
             raise
+        if source.is_remote:
+            self._cache.keep_layers(parts, partial)
         _remove_trees(partial, written, Path(f"{new}.gone"))
+        self._cache.remove_unused(self._store.list_intact_images())
         self._room.make_space(0, kept=self._digest)
 
     def _write_image(

@@ -61,7 +61,9 @@ class ImageParts:
 
 
 class ImageOrigin(Protocol):
-    """Where images come from."""
+    """Where images come from. `is_remote`: it takes longer to read a layer there than from a disk."""
+
+    is_remote: bool
 
     def read_parts(self, digest: str) -> ImageParts:
         """Return the parts of the image with a digest; raise UnknownImageError, AuditError, EngineError."""
@@ -86,6 +88,8 @@ class ImageOrigin(Protocol):
 
 class RegistryOrigin:
     """The repository of a registry."""
+
+    is_remote = True
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -128,7 +132,7 @@ class RegistryOrigin:
         """Return a download for each digest."""
         return {
             digest: LayerDownload(
-                self._registry, digest, size, _get_layer_path(folder, digest), on_bytes, on_layer
+                self._registry, digest, size, get_layer_path(folder, digest), on_bytes, on_layer
             )
             for digest, size in zip(parts.layers, parts.sizes, strict=True)
         }
@@ -136,6 +140,8 @@ class RegistryOrigin:
 
 class LayoutOrigin:
     """A folder with an OCI layout. Its layers are read where they are."""
+
+    is_remote = False
 
     def __init__(self, folder: LayoutFolder) -> None:
         self._folder = folder
@@ -168,6 +174,8 @@ class LayoutOrigin:
 class ArchiveOrigin:
     """An archive of `docker save`, or of an OCI layout; it is read from its beginning for each image."""
 
+    is_remote = False
+
     def __init__(self, path: Path) -> None:
         self._path = path
 
@@ -192,7 +200,7 @@ class ArchiveOrigin:
     def count_missing_bytes(self, parts: ImageParts, folder: Path) -> int:
         """Return how many bytes are missing; see ImageOrigin."""
         pairs = zip(parts.layers, parts.sizes, strict=True)
-        return sum(size for name, size in pairs if not _get_layer_path(folder, name).exists())
+        return sum(size for name, size in pairs if not get_layer_path(folder, name).exists())
 
     def fetch_layers(
         self,
@@ -206,7 +214,7 @@ class ArchiveOrigin:
         def copy(name: str, digest: str | None, content: ByteStream) -> bool:
             if name not in parts.layers:
                 return True
-            path = _get_layer_path(folder, name)
+            path = get_layer_path(folder, name)
             hashed = HashedStream(content, digest or "")
             with _get_partial_path(path).open("wb") as file:
                 while piece := hashed.read(PIECE):
@@ -265,7 +273,7 @@ def _read_config(raw: bytes, name: str, layers: tuple[str, ...], sizes: tuple[in
 def _list_layer_files(parts: ImageParts, folder: Path) -> list[LayerFile]:
     """Return the layers of an archive that are in a folder, where their own digests have been checked."""
     return [
-        LayerFile(open=partial(_open_file, _get_layer_path(folder, layer)), name=layer, tar=tar)
+        LayerFile(open=partial(_open_file, get_layer_path(folder, layer)), name=layer, tar=tar)
         for layer, tar in zip(parts.layers, parts.tars, strict=True)
     ]
 
@@ -274,7 +282,7 @@ def _open_file(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def _get_layer_path(folder: Path, layer: str) -> Path:
+def get_layer_path(folder: Path, layer: str) -> Path:
     """Return the path of a layer in a folder; the name of an archive's file may be anything."""
     return folder / hashlib.sha256(layer.encode(errors="surrogateescape")).hexdigest()
 

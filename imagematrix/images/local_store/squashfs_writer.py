@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import subprocess
 import tarfile
@@ -13,6 +12,7 @@ from typing import cast
 from imagematrix.common.programs import find_program
 from imagematrix.common.text import make_headline
 from imagematrix.errors import EngineError, UsageError
+from imagematrix.images.local_store.folder import FULL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ REMEDY = "`apt install squashfs-tools` (4.5 or newer), or pull with --unpacked, 
 LEVEL = 1  # of zstd: of TensorFlow's files, level 3 makes 5 % less in 1.5 times the time
 MEMORY = "512M"  # for its queues: by default, a quarter of the machine, of which a job may have less
 BLOCK = tarfile.BLOCKSIZE
-FULL = "No space left on device"
 LONGEST = 1 << 16  # bytes of its messages
 
 
@@ -95,8 +94,9 @@ def write_squashfs(
         errors.seek(0)
         messages = errors.read(LONGEST).decode(errors="replace")
     if process.returncode or not complete:
-        if FULL in messages:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        for code in FULL:
+            if os.strerror(code) in messages:
+                raise OSError(code, os.strerror(code), str(path))
         raise EngineError(f"{PROGRAM}: {make_headline(messages)}", remedy=REMEDY)
 
 

@@ -55,9 +55,13 @@ def pull_start_image(
     *,
     policy: str | PathLike[str] | None = None,
     report: Callable[[PullProgress], object] = ignore_progress,
+    before_pull: Callable[[], object] = lambda: None,
     client: docker.DockerClient | None = None,
 ) -> str:
-    """Pull the image to start for a selection as `pull` does, but the warm image or none if one fits."""
+    """Pull the image to start for a selection as `pull` does, but the warm image or none if one fits.
+
+    `before_pull` is called if the engine lacks the image.
+    """
     variant = selection.variant
     if variant is None:
         raise UsageError("cannot pull: nothing was selected")
@@ -66,7 +70,14 @@ def pull_start_image(
     digests = find_engine_digests(selection, partial(images.inspect_image, transport=engine))
     image = get_start_image(selection)
     reference = format_start_name(image, digests)
-    pull_unless_present(reference, image.digest, variant.platform, on_progress=report, client=client)
+    pull_unless_present(
+        reference,
+        image.digest,
+        variant.platform,
+        before_pull=before_pull,
+        on_progress=report,
+        client=client,
+    )
     if "@" in reference:
         return reference
     details = images.require_image(reference, engine)
@@ -80,6 +91,7 @@ def pull_unless_present(
     digest: str | None,
     platform: str | None,
     *,
+    before_pull: Callable[[], object] = lambda: None,
     on_progress: Callable[[PullProgress], object] = ignore_progress,
     client: docker.DockerClient | None = None,
 ) -> None:
@@ -98,6 +110,7 @@ def pull_unless_present(
     exact = f"{image}@{digest}" if digest else name
     if images.inspect_image(exact, engine) is None:
         require_unpackable(exact, engine)
+        before_pull()
         pull_into_engine(exact, platform=platform, on_progress=on_progress, client=client)
     if exact != name and images.inspect_image(name, engine) is None:
         images.tag_image(exact, image, str(tag), client)

@@ -38,7 +38,7 @@ def pulled(monkeypatch):
     """The references that are pulled, with the options; the engine has none of them before."""
     calls = []
 
-    def pull(selection, *, policy, report):
+    def pull(selection, *, policy, report, before_pull):  # noqa: ARG001 - as the real one
         assert policy is None, "no line of these tests gives one"
         calls.append(selection.selected)
         report(PullProgress(layers=2, downloaded=1, received=5_000_000))
@@ -54,20 +54,22 @@ def words(profiles, catalog_file, host="genoa-h200"):
 
 
 @pytest.mark.parametrize("present", [False, True])
-def test_a_wait_at_random_is_for_what_the_engine_lacks(
-    cli, profiles, catalog_file, pulled, monkeypatch, present
-):
-    asked: list[str] = []
+def test_a_wait_at_random_comes_before_a_pull_only(cli, profiles, catalog_file, monkeypatch, present):
+    done: list[str] = []
     waited: list[float] = []
+    monkeypatch.setattr("imagematrix.images.engine.system.get_remote_name", lambda: None)
     monkeypatch.setattr(
         "imagematrix.images.engine.images.inspect_image",
-        lambda name: asked.append(name) or ({"Id": "sha256:1"} if present else None),
+        lambda *_, **__: {"Id": "sha256:1"} if present or "pull" in done else None,
     )
-    monkeypatch.setattr(time, "sleep", waited.append)
-    result = cli(*words(profiles, catalog_file), "--spread", "2m")
-    assert result.code == 0
-    assert asked == pulled
-    assert [0 <= wait <= 120 for wait in waited] == ([] if present else [True])
+    monkeypatch.setattr("imagematrix.launcher.docker.pull.require_unpackable", lambda *_: None)
+    monkeypatch.setattr(
+        "imagematrix.launcher.docker.pull.pull_into_engine", lambda *_, **__: done.append("pull")
+    )
+    monkeypatch.setattr(time, "sleep", lambda wait: (done.append("wait"), waited.append(wait)))
+    assert cli(*words(profiles, catalog_file), "--spread", "2m").code == 0
+    assert done == ([] if present else ["wait", "pull"])
+    assert all(0 <= wait <= 120 for wait in waited)
 
 
 def test_the_variant_of_the_host_is_pulled(cli, profiles, catalog_file, pulled):

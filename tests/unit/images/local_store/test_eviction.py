@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from images import tar
-from processes import new_folder, remove_folder
+from ordinary_user import AS_USER
 from storing import NEEDS_SQUASHFS, PUBLISHED, from_registry, listed, put, variant
 
 from imagematrix.errors import UsageError
@@ -19,9 +19,6 @@ from imagematrix.images.local_store.locks import hold_lock
 
 pytestmark = NEEDS_SQUASHFS
 
-# Another user, who may read this checkout, wherever it is.
-OTHER = ["setpriv", "--reuid", "4711", "--regid", "4711", "--clear-groups", "--inh-caps=+dac_read_search"]
-OTHER += ["--ambient-caps=+dac_read_search"]
 BY_OTHER = """
 import sys
 from imagematrix.images.local_store.eviction import StoreRoom, find_other_owner, remove_stored_image
@@ -31,13 +28,6 @@ StoreRoom(store, 0, lambda _: None).make_space(0, kept="none")
 digests = store.list_digests()
 print([(find_other_owner(store, digest), remove_stored_image(store, digest)) for digest in digests])
 """
-
-
-@pytest.fixture
-def shared_folder():
-    folder = new_folder()
-    yield folder
-    remove_folder(folder)
 
 
 @pytest.fixture
@@ -142,7 +132,7 @@ def test_an_image_whose_folders_another_user_owns_stays_as_it_is(server, shared_
         shared.chmod(0o777)
 
     def by_other():
-        words = [*OTHER, sys.executable, "-c", BY_OTHER, store.path]
+        words = [*AS_USER, sys.executable, "-c", BY_OTHER, store.path]
         return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
     assert by_other() == "[('root', False)]"
