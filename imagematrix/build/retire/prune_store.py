@@ -93,15 +93,15 @@ def remove_image(store: ImageStore, image: PruneCandidate) -> None:
     stored = store.find(image.id)
     if stored is None:
         return
-    remedy = (
-        f"free a few kB there, such as with `rm -rf {quote_word(f'{store}/partial')}`, and run this again"
-    )
+    parts = " ".join(quote_word(f"{store}/{part}") for part in ("layers", "partial"))
+    remedy = f"free a few kB there, such as with `rm -rf {parts}`, and run this again"
     with store.convert_errors(full=remedy):
         if not remove_stored_image(store, image.id):
             raise EngineError(f"{image.names[0]} is in use now", remedy="run this again")
-        images = store.list_intact_images()
-        LayerCache(store).remove_unused(images)
-        remaining = {(name.image, name.version) for image in images for name in image.names}
+        LayerCache(store).remove_unused()
+        remaining = {
+            (name.image, name.version) for image in store.list_intact_images() for name in image.names
+        }
         for name in stored.names:
             if (name.image, name.version) not in remaining:
                 store.drop_catalog(name.image, name.version)

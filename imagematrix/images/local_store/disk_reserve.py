@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from imagematrix.images.local_store.folder import FULL
+from imagematrix.images.local_store.layer_cache import LayerCache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,21 +31,30 @@ def fill_reserve(store: ImageStore) -> None:
     folder = Path(store.path, PART)
     with contextlib.suppress(OSError):
         folder.mkdir(exist_ok=True)
-        for number in range(FILES):
-            with contextlib.suppress(FileExistsError), Path(folder, str(number)).open("xb") as file:
-                file.write(os.urandom(SIZE))  # a file system that compresses gives zeros no room
+        for path in (folder / str(number) for number in range(FILES)):
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_size < SIZE:  # it was made when the disk was full
+                    path.unlink()
+            try:
+                with path.open("xb") as file:
+                    file.write(os.urandom(SIZE))  # a file system that compresses gives zeros no room
+            except FileExistsError:
+                continue
+            except OSError:
+                path.unlink()
+                raise
 
 
 def call_with_reserve(store: ImageStore, action: Callable[[], T]) -> T:
-    """Return what `action` returns; while the disk is too full for it, a file of the reserve makes room.
+    """Return what `action` returns; while the disk is too full for it, layers or the reserve make room.
 
-    Raises what `action` raises, such as OSError if the reserve is spent.
+    Raises what `action` raises, such as OSError if nothing is left of both.
     """
     while True:
         try:
             return action()
         except OSError as error:
-            if error.errno not in FULL or not _spend_file(store):
+            if error.errno not in FULL or not (LayerCache(store).remove_oldest() or _spend_file(store)):
                 raise
 
 

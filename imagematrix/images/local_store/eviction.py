@@ -7,7 +7,6 @@ import pwd
 from contextlib import ExitStack
 from pathlib import Path
 
-from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
 from imagematrix.images.local_store import disk_reserve
 from imagematrix.images.local_store.folder_writer import remove_tree
@@ -34,14 +33,14 @@ class StoreRoom:
 
     def require_space(self, size: int) -> None:
         """Raise UsageError if the disk has no room for some bytes, also without the layers that are kept."""
-        while (free := _count_free_bytes(self._store)) < size and self._layers.remove_oldest():
-            pass
+        free = _count_free_bytes(self._store)
+        if free < size <= free + self._layers.size:
+            while (free := _count_free_bytes(self._store)) < size and self._layers.remove_oldest():
+                pass
         if free < size:
             raise UsageError(
-                f"{self._store} has {free} bytes left, and the image needs {size}",
-                remedy=(
-                    f"free space there, such as with `imagematrix prune --store {quote_word(self._store)}`"
-                ),
+                f"{self._store} has {free} bytes left, and the image needs {size} more",
+                remedy=self._store.pruning,
             )
 
     def make_space(self, size: int, kept: str | None = None) -> None:
@@ -58,8 +57,11 @@ class StoreRoom:
             self._store.list_intact_images(), key=lambda image: self._store.get_last_start(image.digest)
         )
         total = sum(image.size for image in images)
-        while total + self._layers.size + size > self._max_size and self._layers.remove_oldest():
-            pass
+        if total + size <= self._max_size:
+            while total + self._layers.size + size > self._max_size and self._layers.remove_oldest():
+                pass
+            return
+        self._layers.remove_all()
         for image in images:
             if total + size <= self._max_size:
                 return
@@ -118,6 +120,7 @@ def remove_stored_image(store: ImageStore, digest: str) -> bool:
             gone.rename(place)
             return False
         disk_reserve.call_with_reserve(store, lambda: remove_tree(gone))
+    store.forget_starts(digest)
     disk_reserve.fill_reserve(store)
     return True
 

@@ -167,6 +167,14 @@ class ImageStore:
     def __str__(self) -> str:
         return self.path
 
+    @property
+    def pruning(self) -> str:
+        """What to do when its disk is full."""
+        return (
+            f"free space there, such as with `imagematrix prune --store {quote_word(self)} --keep 1 --yes`, "
+            "which leaves the newest version of each image"
+        )
+
     @contextlib.contextmanager
     def convert_errors(self, full: str | None = None) -> Iterator[None]:
         """Raise UsageError for an OSError; `full` is the remedy for a full disk, by default to prune."""
@@ -176,9 +184,7 @@ class ImageStore:
             where = f"{error.filename or self}: {error.strerror or error}"
             if error.errno in FULL:
                 raise UsageError(
-                    f"the disk of {self} is full ({where})",
-                    remedy=full
-                    or f"free space there, such as with `imagematrix prune --store {quote_word(self)}`",
+                    f"the disk of {self} is full ({where})", remedy=full or self.pruning
                 ) from error
             remedy = "name a store that you may write to" if error.errno in READ_ONLY else None
             raise UsageError(f"the store {self} cannot be used: {where}", remedy=remedy) from error
@@ -194,17 +200,19 @@ class ImageStore:
         """
         folder = self.get_folder(digest)
         document = os.path.join(folder, DOCUMENT)
-        if not os.path.isdir(folder):
-            return None
         try:
             image = _parse_image(json_documents.Fields(json_documents.read_json(document), document), folder)
         except UsageError as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in GONE:
+                return None  # it was never there, or another process removes it, which renames the folder
             raise _make_damage_error(folder, str(error), error.remedy) from error
         if image.digest != digest:
             raise _make_damage_error(folder, f"its {DOCUMENT} is of {image.digest}")
         try:
             state = os.stat(image.root)  # noqa: PTH116
         except OSError as error:
+            if not os.path.exists(document):
+                return None
             raise _make_damage_error(folder, f"{image.root}: {error.strerror}") from error
         if image.kind == SQUASHFS and state.st_size != image.size:
             raise _make_damage_error(
@@ -216,11 +224,6 @@ class ImageStore:
         """Return the digests of all images, sorted."""
         names = _list_names(os.path.join(self.path, "images"))
         return [digest for name in names if DIGEST.fullmatch(digest := f"sha256:{name}")]
-
-    def list_images(self) -> list[StoredImage]:
-        """Return all images, sorted by digest; raise UsageError if one is damaged."""
-        images = (self.find(digest) for digest in self.list_digests())
-        return [image for image in images if image]  # one may have gone meanwhile
 
     def list_intact_images(self) -> list[StoredImage]:
         """Return the images that are not damaged, sorted by digest."""
@@ -276,10 +279,7 @@ class ImageStore:
         process, also if it executes another program. For other machines, `Lease.renew` has to be called.
         Raises EngineError if it cannot be written, unless that is because the user may not write there.
         """
-        started = os.path.join(self.get_folder(digest), STARTED)
-        with contextlib.suppress(OSError):  # such as a read-only store
-            os.close(os.open(started, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666))
-            os.utime(started)
+        self._note_start(digest)
         holder = Holder.from_pid(pid)
         name = f"{_get_hex(digest)}.{holder.host[:64].replace('/', '-')}.{holder.pid}.{holder.token}"
         folder = os.path.join(self.path, "leases")
@@ -335,17 +335,38 @@ class ImageStore:
 
     def get_pull_time(self, digest: str) -> float:
         """Return when an image came, in seconds since 1970."""
-        return self._get_time(digest, DOCUMENT)
+        return _get_time(os.path.join(self.get_folder(digest), DOCUMENT))
 
     def get_last_start(self, digest: str) -> float:
         """Return when a container was last started from an image, or when the image came if none was."""
-        return max(self.get_pull_time(digest), self._get_time(digest, STARTED))
+        return max(self.get_pull_time(digest), *map(_get_time, self._list_start_notes(digest)))
 
-    def _get_time(self, digest: str, name: str) -> float:
-        try:
-            return os.stat(os.path.join(self.get_folder(digest), name)).st_mtime  # noqa: PTH116
-        except OSError:
-            return 0.0
+    def forget_starts(self, digest: str) -> None:
+        """Remove what was noted of an image beside its folder, which is gone."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._list_start_notes(digest)[1])
+
+    def _note_start(self, digest: str) -> None:
+        if not os.path.isdir(self.get_folder(digest)):
+            return
+        for path in self._list_start_notes(digest):
+            with contextlib.suppress(OSError):  # such as in a read-only store
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+                with contextlib.suppress(OSError):
+                    os.fchmod(descriptor, 0o666)  # whatever the umask: others start it too
+                os.close(descriptor)
+                os.utime(path)
+                return
+
+    def _list_start_notes(self, digest: str) -> tuple[str, str]:
+        """Return the files whose times are that of the last start.
+
+        The second is of users who may write to leases only, as where others pull the images.
+        """
+        return (
+            os.path.join(self.get_folder(digest), STARTED),
+            os.path.join(self.path, "leases", f".{STARTED}-{_get_hex(digest)}"),
+        )
 
     def _read_clock(self) -> float:
         """Return the time of the file system's clock, which may differ from this machine's."""
@@ -449,6 +470,14 @@ def _read_lease(path: str) -> tuple[Holder | None, float, int]:
 
 def _make_damage_error(folder: str, why: str, remedy: str | None = None) -> UsageError:
     return UsageError(f"the image in {folder} is damaged: {why}", remedy=remedy or "pull it again")
+
+
+def _get_time(path: str) -> float:
+    """Return when a file was changed, in seconds since 1970, 0.0 if there is none."""
+    try:
+        return os.stat(path).st_mtime  # noqa: PTH116
+    except OSError:
+        return 0.0
 
 
 def _list_names(folder: str) -> list[str]:

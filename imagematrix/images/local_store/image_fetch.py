@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import functools
 import hashlib
 import io
 import json
@@ -40,7 +42,7 @@ from imagematrix.images.local_store.folder import (
 from imagematrix.images.local_store.folder_writer import WrittenContents, remove_tree, write_folder
 from imagematrix.images.local_store.layer_cache import LayerCache
 from imagematrix.images.local_store.locks import hold_lock, remove_dead_files
-from imagematrix.images.local_store.merged_image import LayerFile, MergedImage
+from imagematrix.images.local_store.merged_image import GivenUpError, LayerFile, MergedImage
 from imagematrix.images.local_store.squashfs_writer import require_mksquashfs, write_squashfs
 
 TYPE_CHECKING = False
@@ -142,20 +144,20 @@ def fetch_image(
     if not how.unpacked:
         require_mksquashfs()
     watcher.before_pull()
-    with store.convert_errors():
+    with store.convert_errors(), contextlib.ExitStack() as stack:
         for name in PARTS:
             Path(store.path, name).mkdir(parents=True, exist_ok=True)
         disk_reserve.fill_reserve(store)
-        _keep_catalog(store, published)
+        disk_reserve.call_with_reserve(store, lambda: _keep_catalog(store, published))
         lock = get_lock_path(store, digest)
-        with hold_lock(lock, watcher.on_wait, lambda: find_present() is not None) as is_held:
-            if is_held:
-                remove_dead_files(lock.parent)
-                _remove_leftovers(store, lock.name)
-                with source() as origin:
-                    room = StoreRoom(store, how.max_size, watcher.on_eviction)
-                    fetch = _Fetch(store, digest, watcher.on_progress, room)
-                    fetch.run(origin, published, find_present, how)
+        held = hold_lock(lock, watcher.on_wait, lambda: find_present() is not None)
+        if disk_reserve.call_with_reserve(store, lambda: stack.enter_context(held)):
+            remove_dead_files(lock.parent)
+            _remove_leftovers(store, lock.name)
+            origin = stack.enter_context(source())
+            room = StoreRoom(store, how.max_size, watcher.on_eviction)
+            fetch = _Fetch(store, digest, watcher.on_progress, room)
+            fetch.run(origin, published, find_present, how)
     image = store.find(digest)
     if image is None:
         raise UsageError(f"{digest} was removed from {store} just after it had come", remedy="try again")
@@ -176,6 +178,8 @@ class _Fetch:
         self._on_progress = on_progress
         self._room = room
         self._cache = LayerCache(store)
+        self._name = Path(store.get_folder(digest)).name
+        self._given_up = threading.Event()
         self._lock = threading.Lock()
         self._layers = self._downloaded = self._received = 0
 
@@ -187,31 +191,39 @@ class _Fetch:
         how: FetchOptions,
     ) -> None:
         """Fetch the image, unless another process brings it meanwhile that was thought to be dead."""
-        try:
-            self._try_once(source, published, find_present, how)
-        except OSError as error:  # such as for a quota, of which the file system says nothing before
-            if error.errno not in FULL or not self._cache.size:
-                raise
-            self._cache.remove_unused(())
-            self._downloaded = self._received = 0
-            self._try_once(source, published, find_present, how)
+        partial = Path(self._store.path, "partial", self._name)
+        partial.mkdir(exist_ok=True)
+        if partial.is_symlink():  # where other users may write
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(partial))
+        os.utime(partial)  # for `_remove_leftovers`
+        parts = source.read_parts(self._digest)
+        self._layers = len({*parts.layers})
+        bring = functools.partial(self._bring, source, parts, partial, published, find_present, how)
+        with self._cache.lend_layers(parts, partial) if source.is_remote else contextlib.nullcontext():
+            try:
+                bring()
+            except OSError as error:  # such as for a quota, of which the file system says nothing before
+                if error.errno not in FULL or not self._cache.remove_all():
+                    raise
+                self._given_up.clear()
+                self._downloaded = self._received = 0
+                bring()
+        if source.is_remote:
+            self._cache.keep_layers(parts, partial)
+        _remove_trees(partial)
+        self._cache.remove_unused()
+        self._room.make_space(0, kept=self._digest)
 
-    def _try_once(
+    def _bring(
         self,
         source: ImageOrigin,
+        parts: ImageParts,
+        partial: Path,
         published: CatalogEntry,
         find_present: Callable[[], StoredImage | None],
         how: FetchOptions,
     ) -> None:
-        place = Path(self._store.get_folder(self._digest))
-        partial = Path(self._store.path, "partial", place.name)
-        new = Path(self._store.path, "new", f"{place.name}.{os.urandom(8).hex()}")
-        partial.mkdir(exist_ok=True)
-        os.utime(partial)  # for `_remove_leftovers`
-        parts = source.read_parts(self._digest)
-        self._layers = len({*parts.layers})
-        if source.is_remote:
-            self._cache.take_layers(parts, partial)
+        """Write the image with its layers in the folder `partial`, and put it into its place."""
         expected = parts.size + parts.size // 4  # a squashfs is a little larger than the compressed layers
         self._room.make_space(expected)
         self._room.require_space(source.count_missing_bytes(parts, partial) + expected)
@@ -224,11 +236,12 @@ class _Fetch:
                     open=lambda: io.BytesIO(tar), name="what is added", digest=tar_digest, tar=tar_digest
                 )
             )
-        new.mkdir()
+        new = Path(self._store.path, "new", f"{self._name}.{os.urandom(8).hex()}")
         written = Path(f"{new}.layers")
+        new.mkdir()
         try:
             contents = WrittenContents(written, self._room.require_space) if how.unpacked else None
-            image = MergedImage(layers, contents=contents)
+            image = MergedImage(layers, contents=contents, given_up=self._given_up)
             stored = self._write_image(new, image, published, parts, unpacked=how.unpacked)
             document = new / DOCUMENT
             document.write_text(json.dumps(stored.to_json(), indent=1) + "\n")
@@ -237,22 +250,28 @@ class _Fetch:
                     _keep_names(stored, earlier.names, new)
             _sync_path(document)
             _sync_path(new)
-            if find_present():
-                _remove_trees(new, written)
-                return
-            if place.exists():  # a damaged one, or one of the other kind
-                self._require_unused()
-                place.rename(f"{new}.gone")
-            _rename_folder(new, place)
-            _sync_path(place.parent)
-        except BaseException:
+            if not find_present():
+                self._put_in_place(new)
+        finally:
             _remove_trees(new, written)
+
+    def _put_in_place(self, new: Path) -> None:
+        """Rename a complete image, in place of a damaged one or one of the other kind."""
+        place = Path(self._store.get_folder(self._digest))
+        gone = Path(f"{new}.gone")
+        try:
+            if place.exists():
+                self._require_unused()
+                place.rename(gone)
+                # A lease is made before its image is looked for: one that came since then may have found it.
+                self._require_unused()
+            _rename_folder(new, place)
+        except BaseException:
+            if gone.exists() and not place.exists():
+                gone.rename(place)
             raise
-        if source.is_remote:
-            self._cache.keep_layers(parts, partial)
-        _remove_trees(partial, written, Path(f"{new}.gone"))
-        self._cache.remove_unused(self._store.list_intact_images())
-        self._room.make_space(0, kept=self._digest)
+        _sync_path(place.parent)
+        _remove_trees(gone)
 
     def _write_image(
         self, new: Path, image: MergedImage, published: CatalogEntry, parts: ImageParts, *, unpacked: bool
@@ -289,6 +308,8 @@ class _Fetch:
             )
 
     def _note_received(self, size: int) -> None:
+        if self._given_up.is_set():
+            raise GivenUpError
         with self._lock:
             self._received += size
             self._report_progress()

@@ -1,8 +1,8 @@
 """Layers of a store's images as they came, so that an image that shares some receives only the others.
 
-A layer is kept as long as an image in the store has it and nothing else needs the room. While an image is
-fetched, its layers are moved to where their downloads would be, and are compared with their digests like
-those. So a damaged layer is removed by the first command that reads it, and the next one receives it anew.
+A layer is kept as long as an image in the store has it and nothing else needs the room. A command that
+fetches an image makes a link to each of its layers where the download would be, which is then compared with
+its digest as a download is. A damaged layer is removed, and the next command receives it anew.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from imagematrix.images.local_store.origins import get_layer_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from imagematrix.images.local_store.folder import ImageStore, StoredImage
     from imagematrix.images.local_store.origins import ImageParts
@@ -34,6 +34,7 @@ class LayerCache:
     """
 
     def __init__(self, store: ImageStore) -> None:
+        self._store = store
         self._folder = Path(store.path, PART)
 
     @property
@@ -41,18 +42,32 @@ class LayerCache:
         """The bytes of all layers."""
         return sum(state.st_size for _, state in self._list_files())
 
-    def take_layers(self, parts: ImageParts, folder: Path) -> None:
-        """Move the layers of an image that are here to a folder of downloads."""
+    @contextlib.contextmanager
+    def lend_layers(self, parts: ImageParts, folder: Path) -> Iterator[None]:
+        """Give the layers of an image that are here to a folder of downloads, while it is fetched.
+
+        If that fails, they are taken back. One that is not in the folder any longer was damaged.
+        """
+        lent = []
         for kept, download, size in self._pair_files(parts, folder):
             with contextlib.suppress(OSError):
                 state = kept.lstat()
                 # Where users share a store, it may be of another one, which this one cannot go on with.
-                if (
-                    stat.S_ISREG(state.st_mode)
-                    and state.st_size == size
-                    and os.access(kept, os.R_OK | os.W_OK)
-                ):
-                    kept.rename(download)
+                usable = stat.S_ISREG(state.st_mode) and os.access(kept, os.R_OK | os.W_OK)
+                if usable and state.st_size == size:
+                    download.unlink(missing_ok=True)  # a part of it
+                    download.hardlink_to(kept)
+                    lent.append((kept, download))
+        try:
+            yield
+        except BaseException:
+            for kept, download in lent:
+                with contextlib.suppress(OSError):
+                    if not download.exists():
+                        kept.unlink()
+                    elif download.stat().st_nlink > 1:
+                        download.unlink()
+            raise
 
     def keep_layers(self, parts: ImageParts, folder: Path) -> None:
         """Move the layers of an image here, from the folder where they were downloaded and checked."""
@@ -60,17 +75,25 @@ class LayerCache:
             with contextlib.suppress(OSError):
                 download.rename(kept)
 
-    def remove_unused(self, images: Iterable[StoredImage]) -> None:
+    def remove_unused(self) -> None:
         """Remove the layers that none of the store's images has."""
-        used = {tar for image in images for tar in _list_tars(image)}
-        for path, _ in self._list_files():
+        files = [*self._list_files()]  # before the images: what another command keeps now is not among them
+        used = {tar for image in self._store.list_intact_images() for tar in _list_tars(image)}
+        for path, _ in files:
             if f"sha256:{path.name}" not in used:
                 _remove_file(path)
 
     def remove_oldest(self) -> bool:
-        """Remove the layer that came first; return whether one could be removed."""
-        files = sorted(self._list_files(), key=lambda file: file[1].st_mtime)
+        """Remove the layer that came first, of those that no command reads now if there are any.
+
+        Returns whether one could be removed.
+        """
+        files = sorted(self._list_files(), key=lambda file: (file[1].st_nlink > 1, file[1].st_mtime))
         return any(_remove_file(path) for path, _ in files)
+
+    def remove_all(self) -> bool:
+        """Remove all layers; return whether there was one that could be removed."""
+        return sum(_remove_file(path) for path, _ in [*self._list_files()]) > 0
 
     def _pair_files(self, parts: ImageParts, folder: Path) -> Iterator[tuple[Path, Path, int]]:
         """Yield the file of each layer here, that of its download, and the size of both."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import tarfile
 import threading
 
@@ -79,7 +80,7 @@ class LayerDownload:
     @contextlib.contextmanager
     def _receive(self) -> Iterator[ByteStream]:
         with contextlib.ExitStack() as closing:
-            file = closing.enter_context(self._path.open("a+b"))
+            file = closing.enter_context(open_download(self._path, "a+b"))
             file.seek(0)
             stream = _ArrivingStream(
                 file,
@@ -111,6 +112,14 @@ class LayerDownload:
         if self._refusal:
             self._path.unlink()
             raise self._refusal
+
+
+def open_download(path: Path, mode: str) -> IO[bytes]:
+    """Open a file of a download, but nothing that it is a link to; raise OSError.
+
+    In a store that a group fills, others may have put a link there.
+    """
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
 
 
 class _ArrivingStream:

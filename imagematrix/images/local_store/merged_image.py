@@ -19,6 +19,7 @@ from imagematrix.errors import AuditError
 from imagematrix.images.oci import layer_entries
 from imagematrix.images.oci.decompression import DecompressedStream, HashedStream
 from imagematrix.images.oci.layer_entries import (
+    DEEPEST,
     LONGEST_PATH,
     LayerListing,
     list_members,
@@ -40,7 +41,6 @@ AT_ONCE = 4  # layers that arrive and are unpacked side by side, each by three t
 PIECE = 1 << 20  # bytes of content to read at once
 LATEST = (1 << 32) - 1  # the last time that squashfs can have, in seconds since 1970
 PERMISSIONS = 0o7777
-DEEPEST = 256  # levels of folders
 IMPLIED = 0o755  # the mode of a folder that no layer lists
 
 
@@ -139,17 +139,19 @@ class _ListedLayer:
     entries: Mapping[str, Folder | Symlink | Hardlink | _Content]
     removed: frozenset[str]
     emptied: frozenset[str]
+    names_size: int
 
 
-class _OtherLayerFailedError(Exception):
-    """Another layer cannot be read."""
+class GivenUpError(Exception):
+    """The image was given up, such as because another layer cannot be read."""
 
 
 class MergedImage:
     """The merged files of `layers`, the lowest first. Reads their headers; raises AuditError.
 
     With `contents`, it also has the content of their files written, and raises what that does. `on_bytes` is
-    told the bytes of the tars as they are read, by any thread.
+    told the bytes of the tars as they are read, by any thread. `given_up` is set if a layer cannot be read,
+    or after Ctrl-C: whoever still reads one should end with GivenUpError.
 
     `left_out` is the number of device nodes, pipes and sockets, which no user can make. `size` are the bytes
     of all files, `latest` is the latest of all times.
@@ -160,11 +162,12 @@ class MergedImage:
         layers: Sequence[LayerFile],
         on_bytes: Callable[[int], object] = lambda _: None,
         contents: ContentWriter | None = None,
+        given_up: threading.Event | None = None,
     ) -> None:
         self._layers = layers
         self._report = on_bytes
         self._contents = contents
-        self._stopped = threading.Event()
+        self._given_up = given_up or threading.Event()
         listed = self._list_layers()
         self._tree: ImageTree[_Content] = ImageTree(listed)
         self._names: dict[_Content, list[str]] = {}
@@ -249,12 +252,13 @@ class MergedImage:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             listing = [pool.submit(self._list_layer, number) for number in range(len(self._layers))]
             try:
-                count = 0
+                files = names_size = 0
                 for listed in as_completed(listing):
-                    count += len(listed.result().entries)
-                    _require_few(count)
+                    files += len(listed.result().entries)
+                    names_size += listed.result().names_size
+                    _require_few(files, names_size)
             except BaseException:
-                self._stopped.set()
+                self._given_up.set()
                 pool.shutdown(cancel_futures=True)
                 raise
         return [listed.result() for listed in listing]
@@ -281,6 +285,7 @@ class MergedImage:
             entries=listing.entries,
             removed=frozenset(listing.removed),
             emptied=frozenset(listing.emptied),
+            names_size=listing.names_size,
         )
 
     @contextlib.contextmanager
@@ -303,8 +308,8 @@ class MergedImage:
                     hashed.finish()
 
     def _note_bytes(self, size: int) -> None:
-        if self._stopped.is_set():
-            raise _OtherLayerFailedError
+        if self._given_up.is_set():
+            raise GivenUpError
         self._report(size)
 
 
@@ -385,10 +390,12 @@ def _make_member(
     )
 
 
-def _require_few(files: int) -> None:
-    """Raise AuditError if layers have too many files."""
+def _require_few(files: int, names_size: int) -> None:
+    """Raise AuditError if layers have too many files, or too long names of all."""
     if files > layer_entries.MOST:
         raise AuditError(f"the layers have more than {layer_entries.MOST} files")
+    if names_size > layer_entries.LONGEST_NAMES:
+        raise AuditError(f"the layers have paths of more than {layer_entries.LONGEST_NAMES} characters")
 
 
 def _require_bounded(path: str) -> None:

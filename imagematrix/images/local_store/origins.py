@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 from imagematrix.common import json_documents
 from imagematrix.common.json_documents import Fields
 from imagematrix.errors import AuditError, UnknownImageError
-from imagematrix.images.local_store.layer_download import LayerDownload
+from imagematrix.images.local_store.layer_download import LayerDownload, open_download
 from imagematrix.images.local_store.merged_image import LayerFile
 from imagematrix.images.oci.archive import ImageArchive
 from imagematrix.images.oci.decompression import HashedStream
@@ -216,7 +216,7 @@ class ArchiveOrigin:
                 return True
             path = get_layer_path(folder, name)
             hashed = HashedStream(content, digest or "")
-            with _get_partial_path(path).open("wb") as file:
+            with open_download(_get_partial_path(path), "wb") as file:
                 while piece := hashed.read(PIECE):
                     file.write(piece)
                     on_bytes(len(piece))

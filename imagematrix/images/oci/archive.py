@@ -65,14 +65,14 @@ class ImageArchive(Generic[L]):
         self._size = 0  # bytes of these
         self._layers: dict[str, L | AuditError] = {}
         self._links: dict[str, str] = {}
-        expanded = DecompressedStream(stream)
+        expanded = DecompressedStream(_ArchiveFile(stream))
         try:
             with open_tar(expanded) as archive:
                 for count, member in enumerate(archive):
                     if count > MOST:
                         raise tarfile.ReadError(f"more than {MOST} files")
                     self._read_member(archive, member)
-        except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+        except (tarfile.TarError, EOFError, ValueError) as error:
             why, remedy = str(error), None
             if expanded.unsupported:
                 why = f"compression {expanded.unsupported} is not supported"
@@ -175,6 +175,19 @@ class ImageArchive(Generic[L]):
             digest = f"sha256:{posixpath.basename(name)}"
             raise AuditError(f"the content of blob {digest} does not match its digest")
         return raw
+
+
+class _ArchiveFile:
+    """The archive's own bytes. An error of them is not one of what is done with its files."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+
+    def read(self, size: int = -1, /) -> bytes:
+        try:
+            return self._stream.read(size)
+        except OSError as error:
+            raise tarfile.ReadError(str(error)) from error
 
 
 class _Prefixed:

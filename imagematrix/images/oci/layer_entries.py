@@ -19,7 +19,9 @@ WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 PIECE = 1 << 20
 MOST = 4_000_000  # entries of a layer
-LONGEST_PATH = 4096  # bytes of a path, or of the target of a link (PATH_MAX)
+LONGEST_PATH = 4096  # characters of a path, or of the target of a link (PATH_MAX)
+DEEPEST = 256  # levels of folders
+LONGEST_NAMES = 1 << 28  # characters of all paths of a layer, with those of the folders on the way
 RATIO = 100  # limit for the size of a sparse file, as a multiple of its stored bytes
 
 F = TypeVar("F")
@@ -35,11 +37,13 @@ class LayerListing(Generic[F]):
         self.entries: dict[str, Folder | Symlink | Hardlink | F] = {}
         self.removed: set[str] = set()
         self.emptied: set[str] = set()
+        self.names_size = 0  # characters of all paths
         self._used: set[str] = set()  # paths that other entries depend on: folders, targets of hard links
 
     def read_path(self, member: tarfile.TarInfo) -> str | None:
         """Return the path of a member, or None if it is a whiteout, which is noted."""
         path = make_absolute(member.name)
+        self._count_name(path)
         folder, name = posixpath.split(path)
         if name == OPAQUE:
             self.emptied.add(folder)
@@ -72,7 +76,13 @@ class LayerListing(Generic[F]):
             here = needed
             while here not in self._used and here != "/":
                 self._used.add(here)
+                self._count_name(here)
                 here = posixpath.dirname(here)
+
+    def _count_name(self, path: str) -> None:
+        self.names_size += len(path)
+        if self.names_size > LONGEST_NAMES:
+            raise tarfile.ReadError(f"its paths have more than {LONGEST_NAMES} characters")
 
 
 def list_members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
@@ -106,7 +116,10 @@ def make_absolute(name: str) -> str:
     """Return the path of a member in the image; raise tarfile.ReadError."""
     if ".." in name.split("/"):
         raise tarfile.ReadError(f"the path {name[:200]!r} leads out of the image")
-    return posixpath.normpath("/" + _shorten_name(name).lstrip("/"))
+    path = posixpath.normpath("/" + _shorten_name(name).lstrip("/"))
+    if (levels := path.count("/")) > DEEPEST:
+        raise tarfile.ReadError(f"the path {path[:80]!r}… has {levels} levels")
+    return path
 
 
 def _shorten_name(name: str) -> str:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import re
 import tarfile
+from contextlib import contextmanager
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Self
 
     from imagematrix.images.oci.byte_stream import ByteStream
 
 PIECE = 1 << 20  # bytes to read at once
 LONGEST = 1 << 20  # bytes of an extended header; names have at most 4096
+MOST_HEADERS = 2 << 20  # bytes of a header with the map of a sparse file, which takes five times the memory
 LARGEST = (1 << 63) - 1  # bytes of a member; engines keep its size in 64 bits
 # Types of extended headers, which describe the next member and are read in one piece.
 EXTENDED = (
@@ -40,14 +43,14 @@ class _StrictTar(tarfile.TarFile):
 
     extended = b""
     whole = True  # the member and all its extended headers were read
-    ending: _ForwardFile | None = None
+    fileobj: _ForwardFile  # type: ignore[assignment]
     data_end = 0
 
     def next(self) -> tarfile.TarInfo | None:
         """Return the next member, None at the end; raise tarfile.ReadError if the data before it are cut."""
         member = super().next()
         if member is None:
-            if self.ending and self.data_end > self.ending.size:
+            if self.data_end > self.fileobj.size:
                 raise tarfile.ReadError("unexpected end of data")
         else:
             has_data = member.isreg() and not member.issparse()
@@ -82,9 +85,10 @@ class _Member(tarfile.TarInfo):
         return self
 
     @classmethod
-    def fromtarfile(cls, archive: tarfile.TarFile) -> _Member:
+    def fromtarfile(cls, archive: _StrictTar) -> _Member:  # type: ignore[override]  # our own tars
         try:
-            return super().fromtarfile(archive)
+            with archive.fileobj.limit_to(MOST_HEADERS):
+                return super().fromtarfile(archive)
         except (tarfile.EmptyHeaderError, tarfile.EOFHeaderError):  # type: ignore[attr-defined]
             raise
         except tarfile.HeaderError as error:
@@ -121,7 +125,17 @@ class _ForwardFile:
         self._ended = self._filled = False
         self._position = 0
         self._ahead = memoryview(b"")
+        self._limit: int | None = None
         self.size = 0
+
+    @contextmanager
+    def limit_to(self, size: int) -> Iterator[None]:
+        """Let no more than `size` bytes be read in this context, nor in one around it by its own limit."""
+        before, self._limit = self._limit, self._position + size
+        try:
+            yield
+        finally:
+            self._limit = before
 
     def tell(self) -> int:
         """Return how far it was read."""
@@ -136,6 +150,8 @@ class _ForwardFile:
 
     def read(self, size: int) -> bytes:
         """Return the next `size` bytes, fewer at the end; raise tarfile.ReadError after it."""
+        if self._limit is not None and self._position + size > self._limit:
+            raise tarfile.ReadError("a header is too long")
         part, self._ahead = bytes(self._ahead[:size]), self._ahead[size:]
         if len(part) < size:
             part = self._read_more(part, size)
@@ -166,10 +182,7 @@ class _ForwardFile:
 
 def open_tar(stream: ByteStream) -> tarfile.TarFile:
     """Open a stream as a tar whose members are read in order; reading it raises tarfile.TarError."""
-    file = _ForwardFile(stream)
-    archive = _StrictTar(fileobj=file, tarinfo=_Member)  # type: ignore[arg-type]  # it only reads
-    archive.ending = file
-    return archive
+    return _StrictTar(fileobj=_ForwardFile(stream), tarinfo=_Member)  # type: ignore[arg-type]  # it only reads
 
 
 def _require_possible(member: tarfile.TarInfo) -> None:

@@ -232,7 +232,7 @@ def test_old_versions_are_shown_and_then_removed(prune, versions, image_store):
     assert len(image_store.list_digests()) == 2
     done = prune("--keep", "1", "--yes")
     assert (done.code, done.err) == (0, "removed 1 image\n")
-    assert [image.names[0].references[0] for image in image_store.list_images()] == versions[1:]
+    assert [image.names[0].references[0] for image in image_store.list_intact_images()] == versions[1:]
     assert [one["version"] for one in image_store.load_catalogs()] == ["v2"]
     assert prune("--keep", "1", "--yes").err == "nothing to remove\n"
 
@@ -247,7 +247,7 @@ def test_its_json_is_that_of_prune(prune, versions, conforms):
 
 @pytest.mark.usefixtures("versions")
 def test_what_a_container_runs_from_stays(prune, image_store):
-    digest = next(one.digest for one in image_store.list_images() if one.names[0].version == "v1")
+    digest = next(one.digest for one in image_store.list_intact_images() if one.names[0].version == "v1")
     lease = image_store.take_lease(digest)
     result = prune("--keep", "1", "--yes")
     assert f"process {os.getpid()} on {os.uname().nodename}" in result.out
@@ -267,7 +267,7 @@ def test_what_came_lately_stays(prune, image_store):
 @pytest.mark.usefixtures("versions")
 def test_what_hosts_need_stays(prune, profiles, image_store):
     assert prune("--hosts", profiles["laptop"], "--yes").code == 0
-    assert [image.names[0].version for image in image_store.list_images()] == ["v2"]
+    assert [image.names[0].version for image in image_store.list_intact_images()] == ["v2"]
 
 
 @pytest.mark.usefixtures("versions")
@@ -280,7 +280,7 @@ def test_only_the_named_images_are_considered(prune, server):
 
 
 def test_an_image_that_is_in_use_now_is_not_removed(prune, versions, image_store):
-    digest = next(one.digest for one in image_store.list_images() if one.names[0].version == "v1")
+    digest = next(one.digest for one in image_store.list_intact_images() if one.names[0].version == "v1")
     with hold_lock(Path(image_store.path, "locks", digest[7:])):
         result = prune("--keep", "1", "--yes")
     assert result.code == 8

@@ -1,5 +1,7 @@
 """A store on a full disk: removing images is the remedy, so it needs no room."""
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -69,7 +71,7 @@ def test_prune_frees_a_disk_without_any_room(images, tmp_path, full):
 def test_without_the_reserve_prune_says_how_to_go_on(images, tmp_path):
     done, _ = on_a_full_disk(images, tmp_path, FULL["blocks"], SPENT, PRUNE)
     assert done.returncode == 2
-    assert f"free a few kB there, such as with `rm -rf {tmp_path}/partial`" in done.stderr
+    assert f"free a few kB there, such as with `rm -rf {tmp_path}/layers {tmp_path}/partial`" in done.stderr
     freed = f'echo > "$1/filling"; {PRUNE}'
     assert on_a_full_disk(images, tmp_path, FULL["blocks"], SPENT, freed)[1] == [False, True]
 
@@ -81,3 +83,37 @@ def test_what_was_spent_is_there_again_once_there_is_room(image_store):
     Path(image_store.path, "reserve", whole[0]).unlink()
     disk_reserve.fill_reserve(image_store)
     assert listed(image_store, "reserve") == whole
+
+
+def test_a_reserve_that_was_made_on_a_full_disk_is_filled_later(image_store, monkeypatch):
+    Path(image_store.path).mkdir()
+
+    def fail(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "urandom", fail)
+    for _ in range(2 * disk_reserve.FILES):
+        disk_reserve.fill_reserve(image_store)
+    assert listed(image_store, "reserve") == []
+    monkeypatch.undo()
+    Path(image_store.path, "reserve", "0").write_bytes(b"")  # a command was killed before it had written it
+    disk_reserve.fill_reserve(image_store)
+    sizes = [path.stat().st_size for path in Path(image_store.path, "reserve").iterdir()]
+    assert sizes == [disk_reserve.SIZE] * disk_reserve.FILES
+
+
+def test_layers_are_spent_before_the_reserve(image_store):
+    layers = Path(image_store.path, "layers")
+    layers.mkdir(parents=True)
+    disk_reserve.fill_reserve(image_store)
+    for name in "12":
+        (layers / (name * 64)).write_bytes(b"layer")
+    left = []
+
+    def act():
+        left.append((len(listed(image_store, "layers")), len(listed(image_store, "reserve"))))
+        if len(left) < 4:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    disk_reserve.call_with_reserve(image_store, act)
+    assert left == [(2, 4), (1, 4), (0, 4), (0, 3)]

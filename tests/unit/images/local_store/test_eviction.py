@@ -64,7 +64,7 @@ def test_the_image_started_least_recently_goes_first(image_store, fill):
 def test_no_image_goes_while_there_is_room(image_store, fill):
     fill("a", "b")
     evicted: list[Any] = []
-    total = sum(image.size for image in image_store.list_images())
+    total = sum(image.size for image in image_store.list_intact_images())
     StoreRoom(image_store, total + 5, evicted.append).make_space(5)
     assert evicted == []
     StoreRoom(image_store, total + 4, evicted.append).make_space(5)

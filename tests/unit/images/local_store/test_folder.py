@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from storing import listed
 
+from imagematrix.common import json_documents
 from imagematrix.common.record import replace
 from imagematrix.common.settings import Site
 from imagematrix.errors import EngineError, UsageError
@@ -84,12 +85,12 @@ def failing(code):
 def test_an_image_is_found_by_its_digest(store, kind):
     image = add(store, kind=kind)
     assert store.find(DIGEST) == image
-    assert store.list_images() == store.list_intact_images() == [image]
+    assert store.list_intact_images() == [image]
     assert store.find(OTHER) is None
 
 
 def test_a_store_that_does_not_exist_is_empty(image_store):
-    assert image_store.list_images() == image_store.load_catalogs() == []
+    assert image_store.list_intact_images() == image_store.load_catalogs() == []
     assert image_store.find(DIGEST) is None
     assert image_store.load_catalog("t", "v1") is None
     assert image_store.find_leases() == {}
@@ -101,13 +102,56 @@ def test_other_files_in_a_store_are_no_images(store):
     image = add(store)
     for name in ("x", "1" * 63, ".hidden"):
         Path(store.path, "images", name).mkdir()
-    assert store.list_images() == [image]
+    assert store.list_intact_images() == [image]
+
+
+def as_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def copy_document(place):
+    path = place / "image.json"
+    path.write_text(path.read_text().replace("1" * 64, "2" * 64))
+
+
+@pytest.mark.parametrize("name", ["image.json", "root.squashfs"])
+def test_an_image_that_is_removed_while_it_is_looked_for_is_none(store, monkeypatch, name):
+    """Removing renames the folder. On a network file system, a name may be seen for seconds after it."""
+    add(store)
+    place = Path(store.get_folder(DIGEST))
+    stat, read = os.stat, json_documents.read_json
+
+    def remove(path):
+        if str(path).endswith(name) and place.exists():
+            place.rename(place.with_name("gone"))
+
+    monkeypatch.setattr(os, "stat", lambda path, **how: remove(path) or stat(path, **how))
+    monkeypatch.setattr(json_documents, "read_json", lambda path: remove(path) or read(path))
+    assert store.find(DIGEST) is None
+
+
+def test_starts_by_users_who_may_only_lease_count(store):
+    """As where a group pulls, and others run."""
+    add(store)
+    place = Path(store.get_folder(DIGEST))
+    os.utime(place / "image.json", (1000, 1000))
+    (place / "started").symlink_to(place / "nowhere")  # which is opened by nobody
+    before = time.time()
+    store.take_lease(DIGEST).release()
+    assert store.get_last_start(DIGEST) >= before - 1
+    assert Path(store.path, "leases", f".started-{'1' * 64}").stat().st_mode & 0o777 == 0o666
+    assert store.find_leases() == {}
+    store.forget_starts(DIGEST)
+    assert store.get_last_start(DIGEST) == 1000
+    store.take_lease(OTHER).release()
+    assert listed(store, "leases") == [], "nothing of an image that is not there"
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda place: (place / "image.json").unlink(), "image.json: No such file"),
+        (lambda place: as_folder(place / "image.json"), "Is a directory"),
         (lambda place: (place / "image.json").write_bytes(b""), "not JSON"),
         (lambda place: (place / "image.json").write_bytes(b"{}"), "schema is missing"),
         (
@@ -118,14 +162,14 @@ def test_other_files_in_a_store_are_no_images(store):
         ),
         (lambda place: (place / "root.squashfs").write_bytes(b"1234"), "has 4 bytes instead of 5"),
         (lambda place: (place / "root.squashfs").unlink(), "root.squashfs: No such file"),
-        (lambda place: place.rename(place.with_name("2" * 64)), "its image.json is of sha256:111"),
+        (copy_document, "its image.json is of sha256:222"),
     ],
 )
 def test_a_damaged_image_is_an_error_with_a_remedy(store, damage, message):
     add(store)
     damage(Path(store.get_folder(DIGEST)))
     with pytest.raises(UsageError, match=message) as caught:
-        store.list_images()
+        store.find(DIGEST)
     assert caught.value.remedy
     assert store.list_intact_images() == []
 

@@ -25,7 +25,8 @@ from imagematrix.images.local_store.folder_writer import WrittenContents, write_
 from imagematrix.images.local_store.image_fetch import CatalogEntry, FetchOptions, FetchWatcher, fetch_image
 from imagematrix.images.local_store.layer_cache import LayerCache
 from imagematrix.images.local_store.locks import hold_lock
-from imagematrix.images.local_store.origins import ArchiveOrigin, LayoutOrigin
+from imagematrix.images.local_store.merged_image import GivenUpError
+from imagematrix.images.local_store.origins import ArchiveOrigin, LayoutOrigin, get_layer_path
 from imagematrix.images.oci.layout import LayoutFolder
 from imagematrix.images.oci.manifest import INDEX
 
@@ -171,6 +172,88 @@ def test_an_image_that_a_container_runs_from_is_not_replaced(image_store, image,
     assert listed(image_store, "new") == []
 
 
+@pytest.mark.parametrize("which", ["lease", "failure"])
+def test_an_image_that_is_to_be_replaced_stays_if_that_is_too_late(
+    image_store, image, fetch, monkeypatch, which
+):
+    """A container may start, or Ctrl-C come, just when the earlier one was moved away."""
+    fetch(image.digest)
+    rename = Path.rename
+
+    def interrupted(path, target):
+        if str(target).endswith(".gone"):
+            rename(path, target)
+            if which == "lease":
+                leases.append(image_store.take_lease(image.digest))
+                return
+            raise KeyboardInterrupt
+        rename(path, target)
+
+    leases: list[Any] = []
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(UsageError if which == "lease" else KeyboardInterrupt):
+        fetch(image.digest, unpacked=True)
+    monkeypatch.undo()
+    assert image_store.find(image.digest).kind == "squashfs"
+    assert listed(image_store, "new") == []
+    for lease in leases:
+        lease.release()
+    assert fetch(image.digest, unpacked=True).kind == "folder"
+
+
+def test_links_in_a_shared_store_are_not_followed(image_store, tmp_path, image, fetch):
+    """Where a group fills a store, a member could have another one write elsewhere."""
+    victim = tmp_path / "victim"
+    for part in ("new", "partial"):
+        Path(image_store.path, part).mkdir(parents=True)
+    folder = tmp_path / "folder"
+    folder.mkdir(0o755)
+    Path(image_store.path, "new", "x").symlink_to(folder)
+    partial = Path(image_store.path, "partial", image.digest[7:])
+    partial.symlink_to(tmp_path)
+    with pytest.raises(UsageError, match="Not a directory"):
+        fetch(image.digest)
+    assert folder.stat().st_mode & 0o777 == 0o755
+    partial.unlink()
+    partial.mkdir()
+    for layer in image.layers:
+        get_layer_path(partial, layer).symlink_to(victim)
+    with pytest.raises(UsageError, match="symbolic links"):
+        fetch(image.digest)
+    assert not victim.exists()
+
+
+def test_a_fetch_that_is_interrupted_does_not_wait_for_the_rest_of_a_layer(server, image_store, monkeypatch):
+    """A layer that cannot be read is received to its end, to tell whether the registry is to blame."""
+    image, name = variant("cpu", b"no tar" * 2_000_000, LAYERS[0], packed=bytes)
+    put(server, (image, name))
+    seen: list[int] = []
+
+    def note(progress):
+        seen.append(progress.received)
+        if progress.received > 2_000_000:
+            fetching[0]._given_up.set()
+
+    fetching: list[Any] = []
+    make = image_fetch._Fetch
+
+    def remember(*words):
+        fetching.append(make(*words))
+        return fetching[0]
+
+    monkeypatch.setattr(image_fetch, "_Fetch", remember)
+    with pytest.raises((AuditError, GivenUpError)):
+        fetch_image(
+            image_store,
+            from_registry(server),
+            image.digest,
+            PUBLISHED,
+            UNPACKED,
+            FetchWatcher(on_progress=note),
+        )
+    assert seen[-1] < 6_000_000
+
+
 def test_two_processes_that_both_fetch_an_image_leave_one(image_store, tmp_path, image, fetch):
     """As if the first had been stopped for so long that the second thought it dead."""
 
@@ -184,7 +267,7 @@ def test_two_processes_that_both_fetch_an_image_leave_one(image_store, tmp_path,
     folder = Path(layout(tmp_path / "layout", image))
     slow = Slow(LayoutFolder(folder, AuditError))
     found = fetch_image(image_store, lambda: contextlib.nullcontext(slow), image.digest, PUBLISHED)
-    assert image_store.list_images() == [found]
+    assert image_store.list_intact_images() == [found]
     assert listed(image_store, "new") == []
 
 
@@ -359,6 +442,24 @@ def test_archives_are_read(image_store, tmp_path, kind):
     assert listed(image_store, "partial") == []
 
 
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_no_damage_of_an_archive(image_store, tmp_path, monkeypatch, code):
+    image = variant()[0]
+    archived(tmp_path / "image.tar", image)
+
+    def fail(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(UsageError, match=r"the disk of .* is full"):
+        fetch_image(
+            image_store,
+            lambda: contextlib.nullcontext(ArchiveOrigin(tmp_path / "image.tar")),
+            image.digest,
+            PUBLISHED,
+        )
+
+
 @pytest.mark.parametrize("part", ["layer", "manifest"])
 def test_a_damaged_archive_is_refused(image_store, tmp_path, part):
     image, _ = variant()
@@ -480,7 +581,7 @@ def test_pulls_that_are_killed_at_random_leave_nothing_that_counts(server, image
     for _ in range(kills):
         if image_store.find(image.digest):
             assert remove_stored_image(image_store, image.digest)
-        LayerCache(image_store).remove_unused(())
+        LayerCache(image_store).remove_all()
         with subprocess.Popen(command) as process:
             time.sleep(random.uniform(0.3, 1.0) * taken)  # noqa: S311
             process.kill()

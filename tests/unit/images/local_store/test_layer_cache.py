@@ -116,6 +116,62 @@ def _as_candidate(image):
     )
 
 
+def test_two_images_that_come_at_the_same_time_both_have_the_layers(
+    server, images, image_store, fetch, monkeypatch
+):
+    first, second = images
+    third, name = variant("three", *LAYERS, tar(("third", b"1")), version="v3")
+    put(server, (third, name), version="v3")
+    fetch(first)
+    begun: list[Path] = []
+
+    def write(path, members):
+        if not begun:
+            begun.append(path)
+            fetch(third)
+        write_folder(path, members)
+
+    monkeypatch.setattr(image_fetch, "write_folder", write)
+    received(server)
+    fetch(second)
+    new = {second.layers[-1], third.layers[-1]}
+    assert {*received(server)} & {*second.layers, *third.layers} == new
+    assert len(kept(image_store)) == 4
+
+
+@pytest.mark.parametrize("kind", [UsageError, AuditError, KeyboardInterrupt])
+def test_a_fetch_that_fails_takes_no_layers_away(images, image_store, fetch, monkeypatch, kind):
+    first, second = images
+    fetch(first)
+    layers = kept(image_store)
+
+    def fail(*_):
+        raise kind("why")
+
+    monkeypatch.setattr(image_fetch, "write_folder", fail)
+    with pytest.raises(kind):
+        fetch(second)
+    assert kept(image_store) == layers
+    (partial,) = Path(image_store.path, "partial").iterdir()
+    assert len([*partial.iterdir()]) == 1, "the new layer"
+    assert {path.stat().st_nlink for path in layers} == {1}
+
+
+def test_what_another_command_keeps_meanwhile_stays(images, image_store, fetch, monkeypatch):
+    first, _ = images
+    list_images = image_store.list_intact_images
+    late = Path(image_store.path, "layers", "f" * 64)
+
+    def look():
+        late.write_bytes(b"of an image that came just now")
+        return list_images()
+
+    fetch(first)
+    monkeypatch.setattr(image_store, "list_intact_images", look)
+    LayerCache(image_store).remove_unused()
+    assert late.exists()
+
+
 def test_layers_of_an_image_that_was_evicted_go_with_the_next_fetch(images, image_store, fetch):
     first, second = images
     fetch(second)
@@ -169,7 +225,8 @@ def test_digests_that_are_paths_name_no_file(image_store, tmp_path):
     parts = ImageParts(config={}, layers=(DIGEST,), sizes=(4,), tars=(f"sha256:{victim}",))
     target = tmp_path / "partial"
     target.mkdir()
-    LayerCache(image_store).take_layers(parts, target)
+    with LayerCache(image_store).lend_layers(parts, target):
+        pass
     assert (victim.read_bytes(), [*target.iterdir()]) == (b"mine", [])
     get_layer_path(target, DIGEST).write_bytes(b"evil")
     LayerCache(image_store).keep_layers(parts, target)
@@ -200,16 +257,18 @@ def test_layers_make_room_on_a_disk(images, image_store, fetch, monkeypatch):
     first, second = images
     fetch(first)
     state = os.statvfs("/")
-    freed = []
 
     def statvfs(_):
-        free = 10**9 if not kept(image_store) else 1
-        freed.append(free)
+        free = 1 if kept(image_store) else 10**6
         return os.statvfs_result([*state[:4], free, *state[5:]])
 
     monkeypatch.setattr(os, "statvfs", statvfs)
-    StoreRoom(image_store, None, print).require_space(10_000_000)
-    assert (kept(image_store), freed) == ([], [1, 1, 10**9])
+    room = StoreRoom(image_store, None, print)
+    with pytest.raises(UsageError, match="bytes left, and the image needs 10000000"):
+        room.require_space(10_000_000)
+    assert len(kept(image_store)) == 2, "they would not have been enough"
+    room.require_space(state.f_frsize + 10)
+    assert kept(image_store) == []
     monkeypatch.undo()
     fetch(second)
 
@@ -281,8 +340,8 @@ store, target = ImageStore(sys.argv[1]), Path(sys.argv[1], "partial")
 (kept,) = Path(store.path, "layers").iterdir()
 tar = f"sha256:{kept.name}"
 parts = ImageParts(config={}, layers=(tar,), sizes=(kept.stat().st_size,), tars=(tar,))
-LayerCache(store).take_layers(parts, target)
-print(len(list(target.iterdir())))
+with LayerCache(store).lend_layers(parts, target):
+    print(len(list(target.iterdir())))
 """
 
 

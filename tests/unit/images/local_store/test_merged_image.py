@@ -1,5 +1,6 @@
 """Layers as one stream of files: what a container sees, whatever the layers are."""
 
+import contextlib
 import gzip
 import io
 import os
@@ -330,3 +331,22 @@ def test_an_unpacked_image_is_what_engines_and_overlayfs_make_of_its_layers(laye
         assert found == expected
         for names in names_by_file(expected).values():
             assert len({(root / name).stat().st_ino for name in names}) == 1
+
+
+@pytest.mark.parametrize("folders", [1, 2])
+def test_names_take_no_more_memory_than_any_image_needs(monkeypatch, folders):
+    """An archive of a few kB can name as many folders as it likes."""
+    deep = tar(*(f"{number}/{'a/' * 200}f" for number in range(10)))
+    size = 10 * sum(range(2, 2 + 2 * 202, 2))
+    monkeypatch.setattr(layer_entries, "LONGEST_NAMES", size)
+    with (
+        pytest.raises(AuditError, match=r"paths (have|of) more than \d+ characters")
+        if folders == 2
+        else contextlib.nullcontext()
+    ):
+        MergedImage([layer_file(deep)] * folders)
+
+
+def test_a_path_that_is_too_deep_is_refused_when_it_is_read():
+    with pytest.raises(AuditError, match="has 301 levels"):
+        MergedImage([layer_file(tar(f"{'a/' * 300}f"))])
