@@ -120,7 +120,7 @@ def remove_stored_image(store: ImageStore, digest: str) -> bool:
             gone.rename(place)
             return False
         disk_reserve.call_with_reserve(store, lambda: remove_tree(gone))
-    store.forget_starts(digest)
+    store.remove_start_notes(digest)
     disk_reserve.fill_reserve(store)
     return True
 

@@ -341,7 +341,7 @@ class ImageStore:
         """Return when a container was last started from an image, or when the image came if none was."""
         return max(self.get_pull_time(digest), *map(_get_time, self._list_start_notes(digest)))
 
-    def forget_starts(self, digest: str) -> None:
+    def remove_start_notes(self, digest: str) -> None:
         """Remove what was noted of an image beside its folder, which is gone."""
         with contextlib.suppress(OSError):
             os.unlink(self._list_start_notes(digest)[1])

@@ -199,7 +199,7 @@ class _Fetch:
         parts = source.read_parts(self._digest)
         self._layers = len({*parts.layers})
         bring = functools.partial(self._bring, source, parts, partial, published, find_present, how)
-        with self._cache.lend_layers(parts, partial) if source.is_remote else contextlib.nullcontext():
+        with self._cache.link_layers(parts, partial) if source.is_remote else contextlib.nullcontext():
             try:
                 bring()
             except OSError as error:  # such as for a quota, of which the file system says nothing before

@@ -43,25 +43,28 @@ class LayerCache:
         return sum(state.st_size for _, state in self._list_files())
 
     @contextlib.contextmanager
-    def lend_layers(self, parts: ImageParts, folder: Path) -> Iterator[None]:
-        """Give the layers of an image that are here to a folder of downloads, while it is fetched.
+    def link_layers(self, parts: ImageParts, folder: Path) -> Iterator[None]:
+        """Link the layers of an image that are here into a folder of downloads, while it is fetched.
 
-        If that fails, they are taken back. One that is not in the folder any longer was damaged.
+        If that fails, the links are removed. A layer without its link was found to be damaged.
         """
-        lent = []
+        linked = []
         for kept, download, size in self._pair_files(parts, folder):
             with contextlib.suppress(OSError):
                 state = kept.lstat()
                 # Where users share a store, it may be of another one, which this one cannot go on with.
                 usable = stat.S_ISREG(state.st_mode) and os.access(kept, os.R_OK | os.W_OK)
                 if usable and state.st_size == size:
-                    download.unlink(missing_ok=True)  # a part of it
-                    download.hardlink_to(kept)
-                    lent.append((kept, download))
+                    link = download.with_suffix(".link")  # a part of the layer stays if there can be no links
+                    link.unlink(missing_ok=True)
+                    link.hardlink_to(kept)
+                    link.rename(download)
+                    link.unlink(missing_ok=True)  # a killed command had linked it already
+                    linked.append((kept, download))
         try:
             yield
         except BaseException:
-            for kept, download in lent:
+            for kept, download in linked:
                 with contextlib.suppress(OSError):
                     if not download.exists():
                         kept.unlink()

@@ -142,7 +142,7 @@ def test_starts_by_users_who_may_only_lease_count(store):
     assert store.get_last_start(DIGEST) >= before - 1
     assert Path(store.path, "leases", f".started-{'1' * 64}").stat().st_mode & 0o777 == 0o666
     assert store.find_leases() == {}
-    store.forget_starts(DIGEST)
+    store.remove_start_notes(DIGEST)
     assert store.get_last_start(DIGEST) == 1000
     store.take_lease(OTHER).release()
     assert listed(store, "leases") == [], "nothing of an image that is not there"

@@ -24,6 +24,7 @@ from imagematrix.images.local_store.image_fetch import FetchOptions, FetchWatche
 from imagematrix.images.local_store.layer_cache import LayerCache
 from imagematrix.images.local_store.origins import ImageParts, LayoutOrigin, get_layer_path
 from imagematrix.images.oci.layout import LayoutFolder
+from imagematrix.images.oci.registry import Registry
 
 pytestmark = NEEDS_SQUASHFS
 
@@ -157,6 +158,47 @@ def test_a_fetch_that_fails_takes_no_layers_away(images, image_store, fetch, mon
     assert {path.stat().st_nlink for path in layers} == {1}
 
 
+def test_a_part_of_a_layer_stays_where_there_can_be_no_links(server, images, image_store, fetch, monkeypatch):
+    first, second = images
+    fetch(first)
+    partial = Path(image_store.path, "partial", second.digest[7:])
+    partial.mkdir()
+    content = second.blobs[second.layers[0]]
+    get_layer_path(partial, second.layers[0]).write_bytes(content[:100])
+
+    def refuse(self, target):
+        if self.suffix == ".link":
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        os.link(target, self)
+
+    received(server)
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    opened, started = Registry.open, []
+    monkeypatch.setattr(
+        Registry,
+        "open",
+        lambda self, digest, start=0: (started.append(start), opened(self, digest, start))[1],
+    )
+    fetch(second)
+    assert 100 in started
+
+
+def test_a_link_of_a_killed_command_is_no_obstacle(server, images, image_store, fetch):
+    first, second = images
+    fetch(first)
+    partial = Path(image_store.path, "partial", second.digest[7:])
+    partial.mkdir()
+    for layer, tar_digest in zip(second.layers[:2], second.diffs[:2], strict=True):
+        path = get_layer_path(partial, layer)
+        path.hardlink_to(Path(image_store.path, "layers", tar_digest[7:]))
+        path.with_suffix(".link").write_bytes(b"")
+    received(server)
+    fetch(second)
+    assert {*received(server)} & {*second.layers} == {second.layers[-1]}
+    assert len(kept(image_store)) == 3
+    assert listed(image_store, "partial") == []
+
+
 def test_what_another_command_keeps_meanwhile_stays(images, image_store, fetch, monkeypatch):
     first, _ = images
     list_images = image_store.list_intact_images
@@ -225,7 +267,7 @@ def test_digests_that_are_paths_name_no_file(image_store, tmp_path):
     parts = ImageParts(config={}, layers=(DIGEST,), sizes=(4,), tars=(f"sha256:{victim}",))
     target = tmp_path / "partial"
     target.mkdir()
-    with LayerCache(image_store).lend_layers(parts, target):
+    with LayerCache(image_store).link_layers(parts, target):
         pass
     assert (victim.read_bytes(), [*target.iterdir()]) == (b"mine", [])
     get_layer_path(target, DIGEST).write_bytes(b"evil")
@@ -340,7 +382,7 @@ store, target = ImageStore(sys.argv[1]), Path(sys.argv[1], "partial")
 (kept,) = Path(store.path, "layers").iterdir()
 tar = f"sha256:{kept.name}"
 parts = ImageParts(config={}, layers=(tar,), sizes=(kept.stat().st_size,), tars=(tar,))
-with LayerCache(store).lend_layers(parts, target):
+with LayerCache(store).link_layers(parts, target):
     print(len(list(target.iterdir())))
 """
 
