@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import posixpath
 import re
@@ -19,7 +20,7 @@ from imagematrix.audit.guards.package_sources import PackageSources
 from imagematrix.audit.packages import packages
 from imagematrix.audit.packages.installed_package import METADATA_FILES, RECORD, Database, list_recorded_files
 from imagematrix.common.temp_folder import get_disk_folder
-from imagematrix.errors import AuditError
+from imagematrix.errors import AuditError, UsageError
 from imagematrix.hardware.vendors import guarded_files
 from imagematrix.images.oci.decompression import DecompressedStream
 from imagematrix.images.oci.layer_entries import LayerListing, list_members, read_to_the_end, require_dense
@@ -85,7 +86,10 @@ class Layer:
 
 
 def read_layer(stream: ByteStream, digest: str, start_scan: StartScan = scan_later) -> Layer:
-    """Return the layer in `stream`, a tar that may be compressed; raise AuditError."""
+    """Return the layer in `stream`, a tar that may be compressed.
+
+    Raises AuditError, and UsageError if the disk for large temporary files is full.
+    """
     listing: LayerListing[PlainFile] = LayerListing()
     texts = 0
     try:
@@ -118,6 +122,11 @@ def read_layer(stream: ByteStream, digest: str, start_scan: StartScan = scan_lat
                 if isinstance(listed, PlainFile):
                     listing.entries[path] = replace(listed, text=text, layer=digest)
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            folder = get_disk_folder()
+            raise UsageError(
+                f"the disk of {folder} is full", remedy=f"free disk space in {folder}, or set TMPDIR"
+            ) from error
         raise AuditError(f"the layer {digest} cannot be read: {error}") from error
     return Layer(
         digest=digest,

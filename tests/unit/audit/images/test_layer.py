@@ -1,10 +1,13 @@
 """Layers are read once and in little memory; hostile ones are rejected."""
 
+import errno
 import gzip
 import io
+import os
 import struct
 import subprocess
 import tarfile
+import tempfile
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -18,7 +21,7 @@ from images import hardlink, link, special, tar
 from imagematrix.audit.binaries import archives
 from imagematrix.audit.images import layer
 from imagematrix.audit.images.layer import OTHER, PlainFile
-from imagematrix.errors import AuditError
+from imagematrix.errors import AuditError, UsageError
 from imagematrix.images.oci import decompression, layer_entries
 from imagematrix.images.oci.tree import FOLDER, Hardlink, Symlink
 
@@ -40,6 +43,20 @@ def test_layer_compressions_are_supported(packed):
     result = read(raw)
     assert result.entries["/opt/readme"] is OTHER
     assert result.entries["/opt/k.cubin"].file.code.cubins == {"80"}
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_full_disk_is_no_damage_of_a_layer(monkeypatch, tmp_path, code):
+    """Files of a layer that are looked into later are copied."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+    def fail(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", fail)
+    with pytest.raises(UsageError, match=r"the disk of .* is full") as caught:
+        read(tar("f"))
+    assert caught.value.remedy == f"free disk space in {tmp_path}, or set TMPDIR"
 
 
 def test_entries_of_all_types_are_read():
