@@ -50,7 +50,7 @@ def rows(folder: Path, pace: Pace, extent: Extent) -> Iterator[Row]:
         subprocess.run(pull, check=True, capture_output=True)
         launch = [str(IMAGEMATRIX), "run", "--engine", "oci", "--store", str(store)]
         launch += ["--gpus", "none", IMAGE, "true"]
-        (image,) = ImageStore(store).list_images()
+        (image,) = ImageStore(store).list_intact_images()
         with _Mounted(folder, image.root, squashed=kind == "squashfs") as bare:
             for command, ours in (("run --engine oci", launch), ("oci-task", _task(folder, store))):
                 taken = pairs(partial(_wall, ours), partial(_wall, bare.command), extent.rounds)

@@ -1,6 +1,7 @@
 """Images for arm64, built on a machine that has neither such a processor nor an emulator."""
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -77,6 +78,7 @@ def emulate(engine, image, folder, cpu):
         text=True,
         check=False,
     )
+    assert done.stdout, done.stderr
     return json.loads(done.stdout)
 
 
@@ -134,6 +136,30 @@ def test_image_for_a_gpu_has_the_driver_for_its_architecture(arm_engine, tmp_pat
     report = emulate(arm_engine, chosen, tmp_path, "max")
     assert report["libcuda"] == "550.163.01", "the dynamic linker finds it without a cache"
     assert report["driver_cuda"] == 12040
+
+
+@pytest.mark.long
+def test_images_for_blackwell_have_code_by_nvidia_s_wheels(arm_engine, tmp_path):
+    """It needs the Python Package Index, as PIP_CERT says if that is set."""
+    shutil.copytree(ROOT / "templates", tmp_path / "templates")
+    text = (ROOT / "matrix.arm64.yaml").read_text()
+    certificates = os.environ.get("PIP_CERT")
+    if certificates:
+        text = text.replace("    version: v1 ", "    secrets: [ca]\n    version: v1 ")
+    (tmp_path / "matrix.yaml").write_text(text)
+    secrets = ["--secret", f"id=ca,src={certificates}"] if certificates else []
+    done = arm_engine.imagematrix("build", "-f", tmp_path / "matrix.yaml", "--only", "cuda=13.0", *secrets)
+    assert done.returncode == 0, done.stderr
+    for compute in ("100", "103", "121"):
+        tags = arm_engine.docker("images", "--format", "{{.Tag}}", "training").stdout.split()
+        (tag,) = [tag for tag in tags if f"-cuda13.0-drvhost-sm{compute}-neoverse-v2-" in tag]
+        audit = json.loads(arm_engine.imagematrix("verify", f"training:{tag}", "--json").stdout)
+        assert (audit["contradictions"], audit["cubins"], audit["drivers"]) == ([], [compute], [])
+        folder = tmp_path / compute
+        folder.mkdir()
+        report = emulate(arm_engine, f"training:{tag}", folder, "max")
+        assert report["march"] == "neoverse-v2"
+        assert report["final_loss"] < report["initial_loss"]
 
 
 @pytest.fixture
