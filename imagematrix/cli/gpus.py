@@ -36,7 +36,12 @@ def command(
     from imagematrix.hardware.host.probe import assemble_host
     from imagematrix.hardware.host.tree import Tree
     from imagematrix.launcher.gpu_claims.report import list_statuses, make_gpus_document
-    from imagematrix.launcher.gpu_claims.survey import query_nvml, survey_node_leases, survey_usage
+    from imagematrix.launcher.gpu_claims.survey import (
+        drop_listed,
+        query_nvml,
+        survey_node_leases,
+        survey_usage,
+    )
     from imagematrix.launcher.gpu_claims.usage import merge_usages
 
     nvml = query_nvml()
@@ -49,6 +54,7 @@ def command(
     # On a node of Kubernetes all containers belong to pods, and there is often no engine.
     warnings = pod_warnings if pod_warnings or pods is not None else engine_warnings
     warnings = [*warnings, *_check_locks()]
+    containers = drop_listed(containers, pods or {}, node.gpus)
     usage = merge_usages(leased, pods or {}, survey_usage(node.gpus, lambda: containers, lambda: nvml))
     gpus = list_statuses(node.gpus, usage, nvml, complete=not warnings)
     if json:
@@ -71,21 +77,21 @@ def _list_containers(node: Host, leased: Usage, *, saved: bool) -> tuple[list[Ru
     from imagematrix.errors import EngineError
     from imagematrix.images.engine import system
     from imagematrix.images.engine.containers import list_running_or_starting
-    from imagematrix.launcher.gpu_claims import other_engines, pods
+    from imagematrix.launcher.gpu_claims import other_engines
     from imagematrix.launcher.gpu_claims.survey import list_running_containers, make_lease_check
 
-    gpus, in_pods = node.gpus, not pods.check_access()
+    gpus = node.gpus
     try:
         machine = system.get_remote_name()
         if machine and saved:
             warning = f"the engine runs on {machine}: GPU usage by processes and leases there unknown"
             return list_running_or_starting(make_lease_check(gpus, leased)), [warning]
         if not machine:
-            return list_running_containers(gpus, make_lease_check(gpus, leased), pods=in_pods), []
+            return list_running_containers(gpus, make_lease_check(gpus, leased)), []
         warning = f"the engine runs on {machine}: GPU usage by containers here unknown"
     except EngineError as error:
         warning = f"{error}: GPU usage by containers unknown"
-    return other_engines.find_other_containers(gpus, tuple, pods=in_pods), [warning]
+    return other_engines.find_other_containers(gpus, tuple), [warning]
 
 
 def _check_locks() -> list[str]:

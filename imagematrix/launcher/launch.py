@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from functools import cache, partial
 
@@ -23,7 +24,7 @@ from imagematrix.selection.selection import Selection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from os import PathLike
     from typing import Any
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from imagematrix.images.catalog.catalog import Variant
     from imagematrix.launcher.docker.plan import Launch
     from imagematrix.launcher.gpu_claims.gpu_claim import Claim
+
+SOCKET = "http+docker://local"  # how docker-py calls a socket of this machine
 
 
 def launch(
@@ -129,6 +132,7 @@ def _make_request(
         _require_sufficient_share(require_variant(selection), share.vram_mib)
         require_memory(choice, share.vram_mib)
         choice = choice.with_memory(share.vram_mib)
+    _require_local(client, info)
     engine = Engine(
         get_info=info,
         inspect_image=cache(partial(images.inspect_image, transport=docker_py)),
@@ -151,6 +155,17 @@ def _make_request(
         engine=engine,
         passed_gpus=passed,
     )
+
+
+def _require_local(client: DockerClient, info: Callable[[], Mapping[str, Any]]) -> None:
+    """Raise UsageError for an engine of another machine: GPUs of this one would be claimed for it."""
+    address = str(client.api.base_url)
+    name = "" if address.startswith(SOCKET) else str(info().get("Name") or address)
+    if name and name != os.uname().nodename:
+        raise UsageError(
+            f"the engine runs on {name}, and GPUs are claimed on this machine",
+            remedy=f"call it on {name}, or use `imagematrix run --host FILE` with the Host of {name}",
+        )
 
 
 def _require_sufficient_share(variant: Variant, vram_mib: int) -> None:

@@ -18,7 +18,7 @@ from imagematrix.common.text import quote_word
 from imagematrix.errors import EngineError
 from imagematrix.images.catalog.catalog import Catalog, Variant
 from imagematrix.images.local_store.eviction import find_other_owner, remove_stored_image
-from imagematrix.images.local_store.layer_cache import LayerCache
+from imagematrix.images.local_store.layer_cache import StoredLayers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def remove_image(store: ImageStore, image: PruneCandidate) -> None:
     with store.convert_errors(full=remedy):
         if not remove_stored_image(store, image.id):
             raise EngineError(f"{image.names[0]} is in use now", remedy="run this again")
-        LayerCache(store).remove_unused()
+        StoredLayers(store).remove_unused()
         remaining = {
             (name.image, name.version) for image in store.list_intact_images() for name in image.names
         }

@@ -186,7 +186,7 @@ class DaemonlessLaunch:
         if self._args.print_form == JSON:
             print_json({**launch.to_json(self._args.docker), "docker": None, "runtime": words})
             return
-        print_document(f"{shlex.join(words)}\n", "see it with --dry-run=json")
+        print_document(f"{shlex.join(words)}\n", "see it with --print json")
         print_info(
             "this shows what is started, and is no command to paste: variables and folders are of a launch"
         )

@@ -141,7 +141,7 @@ class DockerCommand:
             print_json(launch.to_json(self._args.docker))
         else:
             command = shlex.join(format_docker_run(launch, self._args.docker))
-            print_document(f"{command}\n", "see it with --dry-run=json")
+            print_document(f"{command}\n", "see it with --print json")
 
 
 class DetachedCommand(DockerCommand):

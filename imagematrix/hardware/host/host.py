@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from imagematrix.common.record import Record, describe_fields
 from imagematrix.hardware.vendors.versions import CAPABILITY, DRIVER
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 SCHEMA = "imagematrix.host/v1"
 # The Linux names of architectures by those of macOS, FreeBSD, Windows and images.
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64", "x64": "x86_64", "x86-64": "x86_64"}
+UUID = re.compile(r"(?:GPU|MIG)-[\w/-]{1,100}", re.ASCII)  # "all" would name every GPU in `docker run --gpus`
 UNSTATED = "the document lists no GPU for it"
 UNIQUE = ("index", "minor", "uuid", "pci_bus_id")  # unique among the GPUs of a host
 INSTANCES = "GPU instance and compute instance"
@@ -312,7 +315,7 @@ def _read_gpu(gpu: Fields, normalize_address: Callable[[str], str | None]) -> Gp
     result = Gpu(
         index=_read_natural(gpu, "index"),
         minor=_read_natural_or_none(gpu, "minor"),
-        uuid=gpu.get_text_or_none("uuid"),
+        uuid=gpu.get_matching_or_none("uuid", UUID, "a UUID such as GPU-5a1b…"),
         name=gpu.get_text_or_none("name"),
         pci_bus_id=bus_id,
         pci_device_id=gpu.get_text_or_none("pci_device_id"),
@@ -334,7 +337,7 @@ def _read_mig_device(device: Fields) -> MigDevice:
     if capabilities and min(capabilities) < 0:
         raise device.fail("capabilities", f"{min(capabilities)} is negative")
     return MigDevice(
-        uuid=device.get_text_or_none("uuid"),
+        uuid=device.get_matching_or_none("uuid", UUID, "a UUID such as MIG-5a1b…"),
         profile=device.get_text_or_none("profile"),
         gpu_instance=_read_natural(device, "gpu_instance"),
         compute_instance=_read_natural(device, "compute_instance"),

@@ -10,7 +10,7 @@ import re
 
 from imagematrix.errors import UsageError
 from imagematrix.hardware.host import nvidia, pci
-from imagematrix.hardware.host.host import Driver, Gpu, MigDevice, find_duplicate
+from imagematrix.hardware.host.host import UUID, Driver, Gpu, MigDevice, find_duplicate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def _make_gpu(index: int, facts: _GpuElement) -> Gpu:
     return Gpu(
         index=index,
         minor=_parse_integer(values.get("minor", "")),
-        uuid=values.get("uuid"),
+        uuid=_find_uuid(values),
         name=values.get("name"),
         pci_bus_id=pci.normalize_address(values["bus_id"]),
         pci_device_id=device_id,
@@ -225,7 +225,7 @@ def _get_state(facts: _GpuElement, mig: tuple[MigDevice, ...] | None) -> str:
 def _make_mig_devices(facts: _GpuElement) -> tuple[MigDevice, ...]:
     return tuple(
         MigDevice(
-            uuid=values.get("uuid"),
+            uuid=_find_uuid(values),
             profile=None,  # not in the dump
             gpu_instance=instances[0],
             compute_instance=instances[1],
@@ -234,6 +234,11 @@ def _make_mig_devices(facts: _GpuElement) -> tuple[MigDevice, ...]:
         for values in facts.mig
         if (instances := _get_instances(values))
     )
+
+
+def _find_uuid(values: dict[str, str]) -> str | None:
+    uuid = values.get("uuid", "")
+    return uuid if UUID.fullmatch(uuid) else None
 
 
 def _get_instances(values: dict[str, str]) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from imagematrix.images.local_store.folder import FULL
-from imagematrix.images.local_store.layer_cache import LayerCache
+from imagematrix.images.local_store.layer_cache import StoredLayers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def call_with_reserve(store: ImageStore, action: Callable[[], T]) -> T:
         try:
             return action()
         except OSError as error:
-            if error.errno not in FULL or not (LayerCache(store).remove_oldest() or _spend_file(store)):
+            if error.errno not in FULL or not (StoredLayers(store).remove_oldest() or _spend_file(store)):
                 raise
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from imagematrix.errors import UsageError
 from imagematrix.images.local_store import disk_reserve
 from imagematrix.images.local_store.folder_writer import remove_tree
-from imagematrix.images.local_store.layer_cache import LayerCache
+from imagematrix.images.local_store.layer_cache import StoredLayers
 from imagematrix.images.local_store.locks import hold_lock
 
 TYPE_CHECKING = False
@@ -27,7 +27,7 @@ class StoreRoom:
         self, store: ImageStore, max_size: int | None, evicted: Callable[[StoredImage], object]
     ) -> None:
         self._store = store
-        self._layers = LayerCache(store)
+        self._layers = StoredLayers(store)
         self._max_size = max_size
         self._evicted = evicted
 

@@ -40,7 +40,7 @@ from imagematrix.images.local_store.folder import (
     put_name,
 )
 from imagematrix.images.local_store.folder_writer import WrittenContents, remove_tree, write_folder
-from imagematrix.images.local_store.layer_cache import LayerCache
+from imagematrix.images.local_store.layer_cache import StoredLayers
 from imagematrix.images.local_store.locks import hold_lock, remove_dead_files
 from imagematrix.images.local_store.merged_image import GivenUpError, LayerFile, MergedImage
 from imagematrix.images.local_store.squashfs_writer import require_mksquashfs, write_squashfs
@@ -177,7 +177,7 @@ class _Fetch:
         self._digest = digest
         self._on_progress = on_progress
         self._room = room
-        self._cache = LayerCache(store)
+        self._cache = StoredLayers(store)
         self._name = Path(store.get_folder(digest)).name
         self._given_up = threading.Event()
         self._lock = threading.Lock()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PART = "layers"  # of a store
 
 
-class LayerCache:
+class StoredLayers:
     """The layers in a store, each in a file that has the digest of its tar as its name.
 
     The configuration of an image names that digest too. What cannot be kept or removed stays as it is.

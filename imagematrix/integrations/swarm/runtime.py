@@ -178,7 +178,7 @@ def _choose_gpus(host: Host, assigned: AssignedGpus) -> Choice:
 
 
 def _survey_usage(host: Host, locks: Locks, is_lease_live: LeaseCheck) -> Usage:
-    running = list_running_containers(host.gpus, is_lease_live, pods=True)
+    running = list_running_containers(host.gpus, is_lease_live)
 
     def merge_granted() -> Usage:
         return merge_usages(compute_container_usage(running, host.gpus), grants.compute_grant_usage(locks))

@@ -221,7 +221,12 @@ def make_request(
     engine = make_engine()
     nothing: dict[str, Any] = {}
     # Without an engine, starting the launch fails later.
-    passed = find_user_gpus(args, host.gpus, lambda: _query_engine(engine.get_info, nothing, needed=False))
+    passed = find_user_gpus(
+        args,
+        host.gpus,
+        lambda: _query_engine(engine.get_info, nothing, needed=False),
+        by_volumes=engine.any_user,
+    )
     minors = {gpu.minor for gpu in host.gpus}
     if passed.names_all and args.gpus is None and minors.issuperset(gpu.minor for gpu in passed.gpus):
         gpus_spec = make_exact_spec(passed.gpus)

@@ -13,12 +13,17 @@ from imagematrix.hardware.host.host import Gpu
 from imagematrix.hardware.vendors.runtime import VISIBLE, is_nvidia
 from imagematrix.images.engine.containers import PassedDevices, list_requested_names
 from imagematrix.launcher.docker import env_file
-from imagematrix.launcher.gpu_claims.containers import CDI, CDI_KIND, find_gpu_keys
+from imagematrix.launcher.gpu_claims.containers import (
+    CDI,
+    CDI_KIND,
+    find_gpu_keys,
+    list_known_nodes_below,
+)
 from imagematrix.launcher.gpu_claims.usage import list_lock_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
     from imagematrix.launcher.docker.options import RunArgs
@@ -34,12 +39,19 @@ class UserGpus(Record):
     names_all: bool = False
 
 
-def find_user_gpus(args: RunArgs, gpus: tuple[Gpu, ...], info: Callable[[], Mapping[str, Any]]) -> UserGpus:
+def find_user_gpus(
+    args: RunArgs,
+    gpus: tuple[Gpu, ...],
+    info: Callable[[], Mapping[str, Any]],
+    *,
+    by_volumes: bool = False,
+) -> UserGpus:
     """Return the GPUs that docker's options in `args` pass, including those that are not in `gpus`.
 
     `info` returns the engine's information, and is called only if needed. A volume that contains /dev passes
-    no GPUs: the devices cgroup denies the container access. Raises UsageError for an `--env-file` that may
-    name GPUs but can be read only once.
+    no GPUs where the devices cgroup denies the container access; without a daemon, there is none, and with
+    `by_volumes` they count. Raises UsageError for an `--env-file` that may name GPUs but can be read only
+    once.
     """
     if args.is_privileged:
         return UserGpus(gpus=_list_with_nodes(gpus))
@@ -63,7 +75,10 @@ def find_user_gpus(args: RunArgs, gpus: tuple[Gpu, ...], info: Callable[[], Mapp
             remedy="write the variables to a file",
         )
     passed = PassedDevices(
-        paths=tuple(name.partition(":")[0] for name in devices if name not in names),
+        paths=(
+            *(name.partition(":")[0] for name in devices if name not in names),
+            *(_list_mounted_nodes(args, gpus) if by_volumes else ()),
+        ),
         cgroup_rules=args.get_values("--device-cgroup-rule"),
         requested=(*names, *(visible[-1].split(",") if injected else ())),
     )
@@ -93,6 +108,17 @@ def find_gpus_in_api_options(
         requested=tuple(requested),
     )
     return _find_passed_gpus(passed, gpus)
+
+
+def _list_mounted_nodes(args: RunArgs, gpus: tuple[Gpu, ...]) -> Iterator[str]:
+    """Yield the device nodes of GPUs in the folders and files that `--volume` and `--mount` name."""
+    for text in args.get_values("--volume", "v"):
+        yield from list_known_nodes_below(text.partition(":")[0], gpus)
+    for text in args.get_values("--mount"):
+        for field in text.split(","):
+            key, _, value = field.partition("=")
+            if key in ("source", "src"):
+                yield from list_known_nodes_below(value, gpus)
 
 
 def _is_injecting(runtime: str | None, info: Callable[[], Mapping[str, Any]]) -> bool:

@@ -17,7 +17,7 @@ from imagematrix.common.json_documents import Fields
 from imagematrix.common.record import Record, replace
 from imagematrix.errors import UsageError
 from imagematrix.images.local_store.holder import Holder, parse_holder
-from imagematrix.launcher.gpu_claims.processes import describe_process
+from imagematrix.launcher.gpu_claims.processes import describe_process, find_mount_namespace
 from imagematrix.launcher.gpu_claims.usage import has_overlap, merge_usages
 
 TYPE_CHECKING = False
@@ -43,8 +43,9 @@ class ContainerLease(Record):
     share: str | None = None
 
     def is_excluding(self, keys: Sequence[str], *, common: bool = False) -> bool:
-        """Whether nothing else may have the whole GPU with these keys, or with `common` together with it."""
-        return self.vram_mib is None and not (common and self.common) and has_overlap(self.keys, keys)
+        """Whether nothing else may have these keys of a GPU, or with `common`, the whole GPU with it."""
+        is_shareable = self.common if common else self.vram_mib is not None
+        return not is_shareable and has_overlap(self.keys, keys)
 
     def is_held(self, holders: Container[str], shares: Usage) -> bool:
         """Whether its keeper lives: it is among the `holders` of locks, or its share is among `shares`."""
@@ -87,6 +88,15 @@ def find_live_leases(locks: Locks) -> ContainerLeases:
     return leases
 
 
+def find_share_namespaces(leases: ContainerLeases) -> dict[str, frozenset[str]]:
+    """Return the mount namespaces of containers by the locks of their shares."""
+    return {
+        lease.share: find_mount_namespace(holder.pid)
+        for lease, holder in leases
+        if lease.share and holder.is_here
+    }
+
+
 def compute_lease_usage(leases: Iterable[tuple[ContainerLease, Holder]]) -> Usage:
     """Return the usage by the containers with these leases."""
     usages = []
@@ -96,7 +106,7 @@ def compute_lease_usage(leases: Iterable[tuple[ContainerLease, Holder]]) -> Usag
             process,
             name=str(holder) if holder.process.is_hidden else process.name,
             vram_mib=lease.vram_mib,
-            owner_ids=frozenset({lease.share} if lease.share else ()),
+            owner_ids=frozenset({lease.share} if lease.share else ()) | find_mount_namespace(holder.pid),
         )
         usages.append(dict.fromkeys(lease.keys, (consumer,)))
     return merge_usages(*usages)

@@ -113,6 +113,12 @@ def _list_known_nodes(gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
     )
 
 
+def list_known_nodes_below(path: str, gpus: tuple[Gpu, ...]) -> list[str]:
+    """Return the device nodes of `gpus` at a path or in a folder, also through links."""
+    real = os.path.realpath(path)
+    return [node for node in _list_known_nodes(gpus) if f"{node}/".startswith(f"{real.rstrip('/')}/")]
+
+
 def _list_passed_nodes(device: str, gpus: tuple[Gpu, ...]) -> Iterator[str]:
     """Yield the device nodes that `--device` passes: for a folder the engine passes all nodes in it."""
     # The engine resolves links, too, before it passes a node (oci/devices_linux.go of moby).

@@ -24,10 +24,16 @@ from imagematrix.launcher.gpu_claims.container_leases import (
     hold_container_lease,
 )
 from imagematrix.launcher.gpu_claims.containers import LEASE, VRAM
+from imagematrix.launcher.gpu_claims.grants import compute_grant_usage
 from imagematrix.launcher.gpu_claims.lock_folder import require_shared
 from imagematrix.launcher.gpu_claims.locks import Locks, inherit_locks, locate_locks, release_locks
 from imagematrix.launcher.gpu_claims.queue import Queue, Ticket
-from imagematrix.launcher.gpu_claims.survey import SHARE, compute_locked_usage, is_lease_live
+from imagematrix.launcher.gpu_claims.survey import (
+    SHARE,
+    compute_locked_usage,
+    compute_share_usage,
+    is_lease_live,
+)
 from imagematrix.launcher.gpu_claims.usage import find_consumers, has_overlap, list_lock_names, merge_usages
 
 TYPE_CHECKING = False
@@ -201,9 +207,9 @@ def claim_gpus(
 def adopt_scheduler_gpus(gpus: Sequence[Gpu], *, by: str) -> Claim:
     """Return a claim on the GPUs that this process has from the batch system `by`.
 
-    Its tasks can have a GPU together, and no other launch gets it meanwhile. Raises GpusBusyError if a pod,
-    or a launch that the batch system did not start, has one; ProbeError if the lock folder cannot be used;
-    and EngineError if a kubelet that this user may ask does not answer.
+    Its tasks can have a GPU together, and no other launch gets it meanwhile. Raises GpusBusyError if one has
+    a lease, whole or of a share, that the batch system did not start, or belongs to a pod; ProbeError if the
+    lock folder cannot be used; and EngineError if a kubelet that this user may ask does not answer.
     """
     from imagematrix.launcher.gpu_claims import pods  # the runtime of Swarm's tasks does without it
 
@@ -214,7 +220,10 @@ def adopt_scheduler_gpus(gpus: Sequence[Gpu], *, by: str) -> Claim:
     with Locks(path) as locks, locks.hold_mutex():
         descriptors = locks.take(*keys, shared=True)
         leases = find_live_leases(locks)
-        is_used = pod_usage or any(lease.is_excluding(keys, common=True) for lease, _ in leases)
+        others = merge_usages(pod_usage, compute_share_usage(locks), compute_grant_usage(locks))
+        is_used = bool(find_consumers(others, keys)) or any(
+            lease.is_excluding(keys, common=True) for lease, _ in leases
+        )
         if descriptors is not None and is_used:
             release_locks(descriptors)
             descriptors = None

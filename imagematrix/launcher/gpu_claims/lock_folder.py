@@ -25,14 +25,12 @@ def require_shared(path: str, proc: str = "/proc") -> None:
 
     Where the engine's process is visible, it or the first process must see the same folder. Otherwise this
     process is in a container: the engine must know that it mounts the folder from the machine. Then a folder
-    that IMAGEMATRIX_LOCKS names is taken for the folder of all launches. Without an engine there are no
-    launches.
+    that IMAGEMATRIX_LOCKS names is taken for the folder of all launches. Without an engine, or with one that
+    this user may not ask, other launches are without a daemon, and see what the first process sees.
     """
     address = endpoint.find_address()
     is_local = address.startswith("unix://")
     peer = endpoint.get_listener_pid(address) if is_local else None
-    if is_local and peer is None:
-        return
     if peer == 0:  # the engine is outside this PID namespace
         _require_mounted(path)
         return

@@ -4,12 +4,13 @@ A lock is an flock(2) on a file in one folder. It belongs to the open file descr
 process that inherits the descriptor: it survives exec and needs no clean-up. Lock files are never removed
 while another process might lock them, or two processes could hold the lock of one name.
 
-If the engine's socket belongs to a group, the folder belongs to it too, and only members of the group can
-hold locks. Otherwise any user may write to the folder. Its contents are not trusted: links are not followed,
+If the engine's socket belongs to a group when the folder is made, the folder belongs to it too, and only
+members of the group can hold locks. Otherwise any user may write to the folder, as on a node where some start
+containers without a daemon. Its contents are not trusted: links are not followed,
 only regular files are opened, and the holder of a lock is the process that the kernel reports.
 """
 # Names are opened relative to the checked folder, which pathlib cannot do.
-# ruff: noqa: PTH102, PTH103, PTH106, PTH120, PTH208
+# ruff: noqa: PTH102, PTH103, PTH106, PTH112, PTH120, PTH208
 
 from __future__ import annotations
 
@@ -225,7 +226,7 @@ class Locks:
         try:
             yield
         except OSError as error:
-            raise _make_unusable_error(f"{self.path}/{name}", error) from error
+            raise _make_unusable_error(self.path, error, name) from error
 
     def _create_file(self, name: str, text: str, *, locked: bool) -> int:
         # The file appears complete, and readable for all users whatever the umask.
@@ -283,10 +284,9 @@ def _open_folder(path: str, group: int | None) -> int:
                 undo.callback(_remove_folder, path)  # nobody else could use it
             descriptor = _open_with_retries(path)
             undo.callback(os.close, descriptor)
-            status = os.fstat(descriptor)
-            is_ours = os.geteuid() in (0, status.st_uid)
-            # A folder that was created for all users, before there was a group: restrict it to the group.
-            if is_new or (path == SHARED and group is not None and is_ours and status.st_mode & 0o007):
+            if (
+                is_new
+            ):  # the mode of another one is its owner's choice: not only members of a group may need it
                 _set_mode(descriptor, group)
         except OSError as error:
             raise _make_unusable_error(path, error) from error
@@ -343,25 +343,33 @@ def _require_safe(path: str, folder: os.stat_result, group: int | None) -> None:
     if not is_member:
         raise ProbeError(
             f"the folder of the GPU locks, {path}, is owned by user {name}, who may not start containers",
-            remedy=f"as root, run `chown root:{quote_word(group)} {quote_word(path)}` and "
-            f"`chmod {GROUP_MODE:o} {quote_word(path)}`",
+            remedy=_format_opening(path),
         )
 
 
-def _make_unusable_error(path: str, error: OSError) -> ProbeError:
+def _make_unusable_error(path: str, error: OSError, name: str | None = None) -> ProbeError:
+    """Return the error for a folder, or for the file `name` in it."""
     # No remedy removes the folder, which has the GPUs of running tasks.
     create = (
         f"`install -d -m {GROUP_MODE:o} -g docker {SHARED}`, or `mkdir -m {WORLD_MODE:o} {SHARED}` where no "
         "group may start containers"
     )
     remedy = f"as root, run {create}"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if os.path.isdir(path) and error.errno in (errno.EACCES, errno.EPERM):
+        remedy = f"{_format_opening(path)}: users of all engines may have to write there"
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = f"free space there, or inodes: see `df {quote_word(path)}` and `df -i {quote_word(path)}`"
     elif error.errno == errno.EROFS:
         remedy = f"remount it read-write: `findmnt -T {quote_word(path)}` shows what is mounted"
     elif error.errno in (errno.ENOTDIR, errno.ELOOP):
         remedy = f"it is not a folder: as root, move it away and run {create}"
-    return ProbeError(f"cannot use the GPU locks: {path}: {error.strerror}", remedy=remedy)
+    where = path if name is None else f"{path}/{name}"
+    return ProbeError(f"cannot use the GPU locks: {where}: {error.strerror}", remedy=remedy)
+
+
+def _format_opening(path: str) -> str:
+    """Return the remedy for a folder to which users have to write whatever their engines are."""
+    return f"as root, run `chown root:root {quote_word(path)}` and `chmod {WORLD_MODE:o} {quote_word(path)}`"
 
 
 def _try_lock(descriptor: int, mode: int = fcntl.LOCK_EX) -> bool:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from imagematrix.hardware.host.host import Gpu
 
+PODS = "kubepods"  # in the names of the cgroups of pods
 ENTRIES = 4096  # of one folder; what is beyond was not put there by an engine
 
 
@@ -33,21 +34,20 @@ def find_other_containers(
     gpus: tuple[Gpu, ...],
     list_ids: Callable[[], Collection[str]],
     *,
-    pods: bool,
     proc: str = "/proc",
 ) -> list[RunningContainer]:
     """Return containers with nodes of GPUs that the engine does not know.
 
     `list_ids` returns the ids of all containers of the engine, running or not; it is called only if needed.
-    Without `pods`, containers of pods are left out, because the kubelet lists them. Left out are privileged
-    containers, too: they have every node, but seldom use it. An ordinary user sees only containers that got
-    the nodes by mounts, as those of rootless podman.
+    Those of pods have PODS as their `cgroup_parent`. Left out are privileged containers: they have every
+    node, but seldom use it. An ordinary user sees only containers that got the nodes by mounts, as those of
+    rootless podman.
     """
     if all(gpu.minor is None for gpu in gpus):
         return []
     containers = [
         (container_id, pid, paths)
-        for container_id, pid, paths in _find_containers(proc, pods=pods)
+        for container_id, pid, paths in _find_containers(proc)
         if not _is_privileged(pid, paths, proc)
     ]
     engine_ids = list_ids() if containers else ()
@@ -57,13 +57,14 @@ def find_other_containers(
             name=container_id[:12],
             image=f"{describe_process(pid, proc).name}, pid {pid}, of another engine",
             devices=PassedDevices(paths=paths),
+            cgroup_parent=PODS if is_in_pod(pid, proc) else "",
         )
         for container_id, pid, paths in containers
         if container_id not in engine_ids and os.path.exists(f"{proc}/{pid}")  # noqa: PTH110 - it may have ended
     ]
 
 
-def _find_containers(proc: str, *, pods: bool) -> Iterator[tuple[str, int, tuple[str, ...]]]:
+def _find_containers(proc: str) -> Iterator[tuple[str, int, tuple[str, ...]]]:
     """Yield the id, a process and the nodes of GPUs in it, for each container that has some."""
     seen = {_stat_identity(f"{proc}/self/root/dev")}
     yielded: set[str] = set()
@@ -73,7 +74,7 @@ def _find_containers(proc: str, *, pods: bool) -> Iterator[tuple[str, int, tuple
         if identity is not None and identity in seen:
             continue
         container_ids = CONTAINER.findall(read_cgroup(pid, proc))
-        if not container_ids or (is_in_pod(pid, proc) and not pods):
+        if not container_ids:
             continue
         container_id = str(container_ids[-1])  # the innermost
         if container_id in yielded:

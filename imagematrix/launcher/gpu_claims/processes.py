@@ -1,6 +1,6 @@
 """Usage of GPUs by processes: from NVML, or from the open device nodes in /proc where NVML lists none."""
 # os scans /proc faster than pathlib does.
-# ruff: noqa: PTH116, PTH123, PTH208
+# ruff: noqa: PTH115, PTH116, PTH123, PTH208
 
 from __future__ import annotations
 
@@ -102,8 +102,21 @@ def read_proc_lines(path: str) -> list[str]:
 
 
 def _make_consumer(pid: int, proc: str = "/proc") -> Consumer:
-    """Return a process, with the ids of the containers that it runs in."""
-    return replace(describe_process(pid, proc), owner_ids=find_container_ids(pid, proc))
+    """Return a process, with what tells the containers that it runs in: ids, and its mount namespace.
+
+    Without a daemon, a container has no id.
+    """
+    owner_ids = find_container_ids(pid, proc) | find_mount_namespace(pid, proc)
+    return replace(describe_process(pid, proc), owner_ids=owner_ids)
+
+
+def find_mount_namespace(pid: int, proc: str = "/proc") -> frozenset[str]:
+    """Return the mount namespace of a process; none if it is this process's, or this user may not see it."""
+    try:
+        namespace = os.readlink(f"{proc}/{pid}/ns/mnt")
+        return frozenset({namespace} - {os.readlink(f"{proc}/self/ns/mnt")})
+    except OSError:
+        return frozenset()
 
 
 def _list_open_devices(folder: str) -> Iterable[int]:

@@ -55,8 +55,15 @@ class Queue:
 
     def join(self, ticket: Ticket) -> None:
         """Append this launch to the queue."""
-        self._number = max((_parse_number(name) for name in self._list_ticket_names()), default=0) + 1
-        self._descriptors = self._locks.hold(f"{TICKET}{self._number:09d}", str(ticket))
+        # Only live tickets count: any user can leave a file with the highest number, and others cannot remove
+        # it.
+        names = self._list_ticket_names()
+        live = [_parse_number(name) for name in names if self._locks.read_held_text(name) is not None]
+        number = max(live, default=0) + 1
+        while _format_name(number) in names:
+            number += 1
+        self._number = number
+        self._descriptors = self._locks.hold(_format_name(number), str(ticket))
 
     def list_ahead(self) -> list[Ticket]:
         """Return the live tickets ahead of this launch, in order, and touch its own."""
@@ -82,7 +89,7 @@ class Queue:
     def leave(self) -> None:
         """Remove this launch from the queue."""
         if self._number is not None:
-            self._locks.remove(f"{TICKET}{self._number:09d}")
+            self._locks.remove(_format_name(self._number))
             release_locks(self._descriptors)
             self._number, self._descriptors = None, ()
 
@@ -101,6 +108,10 @@ def _parse_ticket(text: str, holder: str) -> Ticket | None:
     if not (count.isascii() and count.isdecimal() and len(count) <= DIGITS and 0 < int(count) <= len(gpus)):
         return None
     return Ticket(count=int(count), gpus=tuple(tuple(gpu.split(",")) for gpu in gpus), holder=holder)
+
+
+def _format_name(number: int) -> str:
+    return f"{TICKET}{number:09d}"
 
 
 def _parse_number(name: str) -> int:

@@ -32,16 +32,19 @@ def compute_remaining(gpu: Gpu, consumers: Iterable[Consumer], *, mps: bool = Fa
 def select_counted(consumers: tuple[Consumer, ...], *, mps: bool) -> list[Consumer]:
     """Return the consumers that count as users of a GPU.
 
-    A lease or a process counts as part of its container while the container runs. With `mps` the MPS server
-    does not count, because it works on behalf of the shares.
+    A lease or a process counts as part of its container while the container runs, and a process as part of
+    its lease. With `mps` the MPS server does not count, because it works on behalf of the shares.
     """
-    containers = [consumer for consumer in consumers if consumer.kind == "container"]
-    owner_ids = frozenset[str]().union(*(container.owner_ids for container in containers))
-    outside = [
-        consumer
-        for consumer in consumers
-        if consumer.kind != "container"
-        and owner_ids.isdisjoint(consumer.owner_ids)
-        and not (mps and consumer.kind == "process" and consumer.name == MPS)
-    ]
-    return containers + outside
+    counted: list[Consumer] = []
+    owner_ids = frozenset[str]()
+    for kind in ("container", "lease", "process"):
+        own = [
+            consumer
+            for consumer in consumers
+            if consumer.kind == kind
+            and owner_ids.isdisjoint(consumer.owner_ids)
+            and not (mps and kind == "process" and consumer.name == MPS)
+        ]
+        counted += own
+        owner_ids = owner_ids.union(*(consumer.owner_ids for consumer in own))
+    return counted

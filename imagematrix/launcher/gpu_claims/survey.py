@@ -11,10 +11,15 @@ from imagematrix.hardware.gpu_request.spec import name_gpus
 from imagematrix.images.engine import containers as engine
 from imagematrix.images.engine import endpoint
 from imagematrix.launcher.gpu_claims import containers, other_engines, processes
-from imagematrix.launcher.gpu_claims.container_leases import compute_lease_usage, find_live_leases
+from imagematrix.launcher.gpu_claims.container_leases import (
+    compute_lease_usage,
+    find_live_leases,
+    find_share_namespaces,
+)
 from imagematrix.launcher.gpu_claims.containers import GPUS, LEASE
 from imagematrix.launcher.gpu_claims.grants import compute_grant_usage
 from imagematrix.launcher.gpu_claims.locks import MUTEX, Locks, locate_locks
+from imagematrix.launcher.gpu_claims.other_engines import PODS
 from imagematrix.launcher.gpu_claims.shares import parse_mib
 from imagematrix.launcher.gpu_claims.usage import Consumer, find_consumers, list_lock_names, merge_usages
 
@@ -29,7 +34,6 @@ if TYPE_CHECKING:
     from imagematrix.launcher.gpu_claims.container_leases import ContainerLeases
     from imagematrix.launcher.gpu_claims.usage import Usage
 
-PODS = "kubepods"  # in the names of the cgroups of pods
 # Prefix of the locks that are leases of a share: the file contains the MiB and the keys of the GPUs.
 SHARE = "share-"
 
@@ -51,28 +55,43 @@ def survey_without_daemon(gpus: tuple[Gpu, ...], is_lease_live: LeaseCheck) -> U
     by their processes. Raises EngineError if a kubelet that this user may ask does not answer.
     """
 
-    def list_containers(*, pods: bool) -> list[RunningContainer]:
+    def list_containers() -> list[RunningContainer]:
         try:
-            return list_running_containers(gpus, is_lease_live, pods=pods)
+            return list_running_containers(gpus, is_lease_live)
         except EngineError:
-            return other_engines.find_other_containers(gpus, tuple, pods=pods)
+            return other_engines.find_other_containers(gpus, tuple)
 
     return _survey_with_pods(gpus, list_containers)
 
 
 def _survey_with_pods(
-    gpus: tuple[Gpu, ...], list_containers: Callable[..., Iterable[RunningContainer]]
+    gpus: tuple[Gpu, ...], list_containers: Callable[[], Iterable[RunningContainer]]
 ) -> Usage:
     """Return the usage of `gpus` by anything but leases, and by pods as the kubelet lists them.
 
-    `list_containers` gets `pods`: whether it lists containers of pods, too, because nobody asks the kubelet.
+    A container of a pod counts by its nodes if the kubelet does not list all of its GPUs: those that a pod
+    has by a claim, or by a variable for NVIDIA's runtime, it never lists.
     """
     from imagematrix.launcher.gpu_claims import pods  # the runtime of Swarm's tasks does without it
 
-    usage = pods.compute_pod_usage(gpus)
-    return merge_usages(
-        usage, survey_usage(gpus, lambda: list_containers(pods=not pods.check_access()), query_nvml)
-    )
+    listed = pods.compute_pod_usage(gpus)
+    usage = survey_usage(gpus, lambda: drop_listed(list_containers(), listed, gpus), query_nvml)
+    # What a pod runs belongs to what the kubelet lists for it, such as a share.
+    of_pods = _exclude_pods({key: usage[key] for key in listed.keys() & usage.keys()}, "/proc")
+    others = {key: consumers for key, consumers in usage.items() if key not in listed}
+    return merge_usages(listed, others, of_pods)
+
+
+def drop_listed(
+    running: Iterable[RunningContainer], listed: Usage, gpus: tuple[Gpu, ...]
+) -> list[RunningContainer]:
+    """Return the containers without those of pods whose GPUs the kubelet has all `listed`."""
+    return [
+        container
+        for container in running
+        if PODS not in container.cgroup_parent
+        or not listed.keys() >= {*containers.find_gpu_keys(container.devices, gpus)}
+    ]
 
 
 def survey_containers(gpus: tuple[Gpu, ...], is_lease_live: LeaseCheck) -> Usage:
@@ -81,16 +100,15 @@ def survey_containers(gpus: tuple[Gpu, ...], is_lease_live: LeaseCheck) -> Usage
 
 
 def list_running_containers(
-    gpus: tuple[Gpu, ...], is_lease_live: LeaseCheck, transport: Transport | None = None, *, pods: bool
+    gpus: tuple[Gpu, ...], is_lease_live: LeaseCheck, transport: Transport | None = None
 ) -> list[RunningContainer]:
     """Return this node's containers that may use `gpus`, of its engine and of others; raise EngineError.
 
     Left out are containers whose lease counts: `is_lease_live` decides that by the labels of a launch.
-    `transport` is by default that to the engine which docker's command uses. Without `pods`, containers of
-    pods that the engine does not know are left out, too.
+    `transport` is by default that to the engine which docker's command uses.
     """
     # The engine comes last: a launch that it does not list yet holds its lease.
-    foreign = other_engines.find_other_containers(gpus, partial(engine.list_ids, transport), pods=pods)
+    foreign = other_engines.find_other_containers(gpus, partial(engine.list_ids, transport))
     return [*foreign, *engine.list_running_or_starting(is_lease_live, transport)]
 
 
@@ -145,7 +163,7 @@ def compute_locked_usage(
     that is still choosing has no lease yet. `containers` are the leases of live containers, if the caller has
     read them. Removes the files of shares whose process has ended, as far as this user may.
     """
-    shares = [name for name in locks.list_names() if name.startswith(SHARE)]
+    shares = _list_shares(locks)
     holders = locks.find_holders() if whole or shares else {}
     chooser = holders.get(MUTEX)
     leased = {
@@ -153,12 +171,24 @@ def compute_locked_usage(
         for name, pid in holders.items()
         if name.startswith("nvidia") and pid != chooser
     }
-    shared = merge_usages(*(_read_share(locks, name, holders) for name in shares))
-    # Containers whose keepers were killed: those of live keepers are among the leases already.
     if containers is None:
         containers = find_live_leases(locks)
+    namespaces = find_share_namespaces(containers)
+    shared = merge_usages(*(_read_share(locks, name, holders, namespaces) for name in shares))
+    # Containers whose keepers were killed: those of live keepers are among the leases already.
     orphans = [(lease, holder) for lease, holder in containers if not lease.is_held(holders, shared)]
     return merge_usages(leased, shared, compute_lease_usage(orphans), compute_grant_usage(locks))
+
+
+def compute_share_usage(locks: Locks) -> Usage:
+    """Return the leases of shares in `locks` with their holders."""
+    shares = _list_shares(locks)
+    holders = locks.find_holders() if shares else {}
+    return merge_usages(*(_read_share(locks, name, holders, {}) for name in shares))
+
+
+def _list_shares(locks: Locks) -> list[str]:
+    return [name for name in locks.list_names() if name.startswith(SHARE)]
 
 
 def is_lease_live(labels: Mapping[str, str], leased: Usage, unleased: Collection[str]) -> bool:
@@ -195,14 +225,11 @@ def survey_outside_pods(gpus: tuple[Gpu, ...]) -> Usage:
     leased = survey_node_leases()
     path = endpoint.find_address().removeprefix("unix://")
     if path.startswith("/") and not os.path.lexists(path):  # most nodes of Kubernetes have no engine
-        running = other_engines.find_other_containers(gpus, tuple, pods=False)
+        found = other_engines.find_other_containers(gpus, tuple)
     else:
         # With cri-dockerd, kubelet has the engine start the containers of pods.
-        running = [
-            container
-            for container in list_running_containers(gpus, make_lease_check(gpus, leased), pods=False)
-            if PODS not in container.cgroup_parent
-        ]
+        found = list_running_containers(gpus, make_lease_check(gpus, leased))
+    running = [container for container in found if PODS not in container.cgroup_parent]
     # Processes of pods have their GPUs open all the time. NVML is queried only if others do.
     query = query_nvml if survey_open_outside_pods(gpus) else lambda: None
     return merge_usages(leased, _exclude_pods(survey_usage(gpus, lambda: running, query), "/proc"))
@@ -230,8 +257,13 @@ def _exclude_pods(usage: Usage, proc: str) -> Usage:
     return {key: consumers for key, consumers in remaining.items() if consumers}
 
 
-def _read_share(locks: Locks, name: str, holders: Mapping[str, int]) -> Usage:
-    """Return the usage by the lease of a share; remove its file if its process has ended."""
+def _read_share(
+    locks: Locks, name: str, holders: Mapping[str, int], namespaces: Mapping[str, frozenset[str]]
+) -> Usage:
+    """Return the usage by the lease of a share; remove its file if its process has ended.
+
+    `namespaces` are those of containers without a daemon, whose processes belong to the lease.
+    """
     text = locks.read_held_text(name)
     if text is None:
         locks.remove(name)
@@ -243,7 +275,8 @@ def _read_share(locks: Locks, name: str, holders: Mapping[str, int]) -> Usage:
         else Consumer(kind="lease", name="unknown")
     )
     # Any user can write a malformed file: without a valid size the lease is for the whole GPU.
-    lease = replace(holder, vram_mib=parse_mib(declared), owner_ids=frozenset({name}))
+    owner_ids = frozenset({name}) | namespaces.get(name, frozenset())
+    lease = replace(holder, vram_mib=parse_mib(declared), owner_ids=owner_ids)
     return dict.fromkeys(keys, (lease,))
 
 

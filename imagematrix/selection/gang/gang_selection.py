@@ -256,7 +256,8 @@ def _choose_members(
     for criterion in index.criteria:
         rows = _narrow_rows(index, criterion, rows, kinds)
     # The variants are numbered in the order of their references.
-    best = min(rows, key=lambda row: [get_first(pool) for _, pool in row])
+    # Sorted first: the columns are in the order of the hosts' names, which must not decide.
+    best = min(rows, key=lambda row: (sorted(firsts := [get_first(pool) for _, pool in row]), firsts))
 
     members = []
     for column, (group, (target, pool)) in enumerate(zip(groups.values(), best, strict=True)):

@@ -206,8 +206,15 @@ def test_size_is_bounded(monkeypatch, tmp_path):
 
 
 def test_long_text_is_truncated():
-    _, (only,), _ = smi.parse_dump(dump(gpu(f"<uuid>{'x' * 1_000_000}</uuid>")), "x")
-    assert only.uuid == "x" * smi.TEXT
+    _, (only,), _ = smi.parse_dump(dump(gpu(f"<product_name>{'x' * 1_000_000}</product_name>")), "x")
+    assert only.name == "x" * smi.TEXT
+
+
+@pytest.mark.parametrize("text", ["all", "GPU-", "0", "GPU-1,GPU-2", f"GPU-{'1' * 200}"])
+def test_what_is_no_uuid_is_none(text):
+    """It is passed to `docker run --gpus`, where "all" names every GPU."""
+    _, (only,), _ = smi.parse_dump(dump(gpu(f"<uuid>{text}</uuid>")), "x")
+    assert only.uuid is None
 
 
 @pytest.mark.parametrize("path", ["/nowhere/dump.xml", "/", "a\0b"])

@@ -23,7 +23,7 @@ from imagematrix.images.local_store import image_fetch
 from imagematrix.images.local_store.eviction import get_lock_path, remove_stored_image
 from imagematrix.images.local_store.folder_writer import WrittenContents, write_folder
 from imagematrix.images.local_store.image_fetch import CatalogEntry, FetchOptions, FetchWatcher, fetch_image
-from imagematrix.images.local_store.layer_cache import LayerCache
+from imagematrix.images.local_store.layer_cache import StoredLayers
 from imagematrix.images.local_store.locks import hold_lock
 from imagematrix.images.local_store.merged_image import GivenUpError
 from imagematrix.images.local_store.origins import ArchiveOrigin, LayoutOrigin, get_layer_path
@@ -581,7 +581,7 @@ def test_pulls_that_are_killed_at_random_leave_nothing_that_counts(server, image
     for _ in range(kills):
         if image_store.find(image.digest):
             assert remove_stored_image(image_store, image.digest)
-        LayerCache(image_store).remove_all()
+        StoredLayers(image_store).remove_all()
         with subprocess.Popen(command) as process:
             time.sleep(random.uniform(0.3, 1.0) * taken)  # noqa: S311
             process.kill()

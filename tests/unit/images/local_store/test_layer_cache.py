@@ -21,7 +21,7 @@ from imagematrix.images.local_store import image_fetch
 from imagematrix.images.local_store.eviction import StoreRoom, remove_stored_image
 from imagematrix.images.local_store.folder_writer import write_folder
 from imagematrix.images.local_store.image_fetch import FetchOptions, FetchWatcher, fetch_image
-from imagematrix.images.local_store.layer_cache import LayerCache
+from imagematrix.images.local_store.layer_cache import StoredLayers
 from imagematrix.images.local_store.origins import ImageParts, LayoutOrigin, get_layer_path
 from imagematrix.images.oci.layout import LayoutFolder
 from imagematrix.images.oci.registry import Registry
@@ -210,7 +210,7 @@ def test_what_another_command_keeps_meanwhile_stays(images, image_store, fetch, 
 
     fetch(first)
     monkeypatch.setattr(image_store, "list_intact_images", look)
-    LayerCache(image_store).remove_unused()
+    StoredLayers(image_store).remove_unused()
     assert late.exists()
 
 
@@ -267,11 +267,11 @@ def test_digests_that_are_paths_name_no_file(image_store, tmp_path):
     parts = ImageParts(config={}, layers=(DIGEST,), sizes=(4,), tars=(f"sha256:{victim}",))
     target = tmp_path / "partial"
     target.mkdir()
-    with LayerCache(image_store).link_layers(parts, target):
+    with StoredLayers(image_store).link_layers(parts, target):
         pass
     assert (victim.read_bytes(), [*target.iterdir()]) == (b"mine", [])
     get_layer_path(target, DIGEST).write_bytes(b"evil")
-    LayerCache(image_store).keep_layers(parts, target)
+    StoredLayers(image_store).keep_layers(parts, target)
     assert victim.read_bytes() == b"mine"
 
 
@@ -279,7 +279,7 @@ def test_layers_make_room_before_images_do(images, image_store, fetch):
     first, second = images
     fetch(first, unpacked=False)
     room = image_store.find(first.digest).size
-    layers = LayerCache(image_store)
+    layers = StoredLayers(image_store)
     evicted: list[Any] = []
     StoreRoom(image_store, room + layers.size, evicted.append).make_space(0)
     assert len(kept(image_store)) == 2
@@ -292,7 +292,7 @@ def test_layers_make_room_before_images_do(images, image_store, fetch):
 
 def test_an_image_stays_below_its_limit_with_its_layers(images, image_store, fetch):
     fetch(images[0], max_size=9_000, unpacked=False)
-    assert image_store.find(images[0].digest).size + LayerCache(image_store).size <= 9_000
+    assert image_store.find(images[0].digest).size + StoredLayers(image_store).size <= 9_000
 
 
 def test_layers_make_room_on_a_disk(images, image_store, fetch, monkeypatch):
@@ -376,13 +376,13 @@ import sys
 from pathlib import Path
 from typing import Any
 from imagematrix.images.local_store.folder import ImageStore
-from imagematrix.images.local_store.layer_cache import LayerCache
+from imagematrix.images.local_store.layer_cache import StoredLayers
 from imagematrix.images.local_store.origins import ImageParts
 store, target = ImageStore(sys.argv[1]), Path(sys.argv[1], "partial")
 (kept,) = Path(store.path, "layers").iterdir()
 tar = f"sha256:{kept.name}"
 parts = ImageParts(config={}, layers=(tar,), sizes=(kept.stat().st_size,), tars=(tar,))
-with LayerCache(store).link_layers(parts, target):
+with StoredLayers(store).link_layers(parts, target):
     print(len(list(target.iterdir())))
 """
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -26,10 +28,11 @@ from imagematrix.selection.selector import select
 class Engine(Double):
     """An engine's client and its one container; `running` are others, and it has the `image`, or none."""
 
-    def __init__(self, create=None, start=None, running=(), image=None):
+    def __init__(self, create=None, start=None, running=(), image=None, name=None):
         self.images = SimpleNamespace()
         self.api = Listing(running, image)
         self.containers = self
+        self.name = name
         self.failures = {"create": create, "start": start}
         self.requests = []
 
@@ -40,7 +43,7 @@ class Engine(Double):
         return self
 
     def info(self):
-        return {"CDISpecDirs": None, "DefaultRuntime": "runc"}
+        return {"CDISpecDirs": None, "DefaultRuntime": "runc", "Name": self.name}
 
     def create(self, **arguments):
         return self._do("create", **arguments)
@@ -265,6 +268,17 @@ def test_nodes_are_checked_first(make):
 def test_errors_of_the_engine(make, failure, error):
     with pytest.raises(error, match="training:v1-x"):
         launch(make.selection(mode=None), client=Engine(create=failure))
+
+
+def test_an_engine_on_another_machine_is_refused(make, locks):
+    engine = Engine(name="node17")
+    engine.api.base_url = "http+docker://ssh"
+    with pytest.raises(UsageError, match="the engine runs on node17") as caught:
+        launch(make.selection(make.gpu(0)), client=engine)
+    assert "call it on node17" in caught.value.remedy
+    assert not Path(locks).exists() or Locks(locks).list_names() == []
+    engine.name = os.uname().nodename
+    launch(make.selection(mode=None), client=engine)
 
 
 @pytest.mark.usefixtures("_nodes_work")

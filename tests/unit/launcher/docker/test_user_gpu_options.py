@@ -108,6 +108,25 @@ def test_an_env_file_that_can_be_read_only_once_is_left_to_docker(gpus, tmp_path
 
 
 @pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("-v /dev/nvidia3:/dev/nvidia3 IMAGE", ["nvidia3"]),
+        ("--volume /dev:/x:ro IMAGE", EVERY),
+        ("-v /:/host IMAGE", EVERY),
+        ("--mount type=bind,source=/dev/nvidia4,target=/y IMAGE", ["nvidia4"]),
+        ("--mount type=bind,src={}/link,dst=/y IMAGE", EVERY),
+        ("-v /dev/shm:/dev/shm -v data:/data -v {}:/tmp IMAGE", []),
+    ],
+)
+def test_volumes_pass_gpus_where_no_daemon_keeps_them_closed(gpus, tmp_path, line, expected):
+    (tmp_path / "link").symlink_to("/dev")
+    words = parse_run_args(line.format(tmp_path).split())
+    passed = find_user_gpus(words, gpus, pytest.fail, by_volumes=True).gpus
+    assert sorted(key for gpu in passed for key in list_lock_names(gpu)) == expected
+    assert find_user_gpus(words, gpus, pytest.fail).gpus == ()
+
+
+@pytest.mark.parametrize(
     ("options", "expected"),
     [
         ({}, []),

@@ -287,6 +287,18 @@ def test_malformed_tickets_are_ignored(locks):
     assert locks.list_names() == ["wait-" + "9" * 100, "wait-x"]  # tickets of ended processes are removed
 
 
+def test_a_file_with_the_last_number_does_not_end_the_queue(locks):
+    """Any user can leave one, which others may not remove."""
+    for number in ("9" * 18, "000000001"):
+        locks.create(f"wait-{number}")
+    queues = [Queue(locks) for _ in range(3)]
+    for queue in queues:
+        queue.join(Ticket(count=1, gpus=(("nvidia10",),)))
+    assert [len(queue.list_ahead()) for queue in queues] == [0, 1, 2]
+    for queue in queues:
+        queue.leave()
+
+
 def test_a_stale_ticket_blocks_nobody(gpu, claim, folder, locks):
     """A ticket that is locked but no longer touched reserves nothing, whatever its number."""
     gpus = tuple(gpu(index) for index in range(3))

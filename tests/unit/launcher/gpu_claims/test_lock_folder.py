@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -100,10 +101,15 @@ def test_mounts_are_compared_where_files_of_others_are_hidden(proc, monkeypatch,
         require_shared("/run/lock/imagematrix", folder)
 
 
-def test_any_folder_is_accepted_without_an_engine(proc, monkeypatch):
-    """As in the tree of a chroot, in which nothing can be launched."""
+def test_without_an_engine_the_first_process_has_to_see_the_folder(proc, monkeypatch):
+    """There may be launches without a daemon, and an engine that this user may not ask."""
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-    require_shared("/run/lock/imagematrix", proc(self=["9 0 0:77 / / rw"], _1=["1 0 8:1 / / rw"]))
+    same = ["1 0 8:1 / / rw"]
+    folder = proc(self=same, _1=same)
+    require_shared("/run/lock/imagematrix", folder)
+    Path(folder, "self", "mountinfo").write_text("9 0 0:77 / / rw\n")
+    with pytest.raises(ProbeError, match="the machine has another folder there"):
+        require_shared("/run/lock/imagematrix", folder)
 
 
 def test_it_is_enough_that_the_engine_sees_the_folder(proc, monkeypatch):

@@ -1,14 +1,17 @@
 """Locks shared by all users of a node: the kernel releases them, and no user can break them."""
 
+import errno
 import os
 import signal
 import stat
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from ordinary_user import AS_USER
 
 from imagematrix.errors import GpusBusyError, ProbeError
 from imagematrix.launcher.gpu_claims import locks as module
@@ -258,16 +261,37 @@ def test_a_folder_for_a_group(tmp_path):
     assert (stat.S_IMODE(status.st_mode), status.st_gid) == (0o3770, os.getgid())
 
 
-def test_the_default_folder_is_restricted_to_the_group(monkeypatch, tmp_path):
+def test_a_folder_that_is_there_keeps_its_mode(monkeypatch, tmp_path):
+    """Users who start containers without a daemon write there too, whatever group has the engine's socket."""
     monkeypatch.setattr(module, "SHARED", f"{tmp_path}/locks")
     with Locks(f"{tmp_path}/locks"):
         assert stat.S_IMODE(Path(tmp_path, "locks").stat().st_mode) == 0o1777
     with Locks(f"{tmp_path}/locks", os.getgid()):
-        assert stat.S_IMODE(Path(tmp_path, "locks").stat().st_mode) == 0o3770
-    other = tmp_path / "other"  # configured explicitly: its mode is left alone
+        assert stat.S_IMODE(Path(tmp_path, "locks").stat().st_mode) == 0o1777
+    other = tmp_path / "other"
     other.mkdir(mode=0o755)
     with Locks(str(other), os.getgid()):
         assert stat.S_IMODE(other.stat().st_mode) == 0o755
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
+def test_the_remedy_opens_a_folder_for_users_of_all_engines(tmp_path):
+    path = tmp_path / "locks"
+    path.mkdir(mode=0o700)
+    for above in (tmp_path, *(parent for parent in tmp_path.parents if "pytest" in parent.name)):
+        above.chmod(0o755)
+    code = (
+        "import sys; from imagematrix.launcher.gpu_claims.locks import Locks; Locks(sys.argv[1]).take('turn')"
+    )
+    command = [*AS_USER, sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert "Permission denied" in done.stderr
+    remedy = f"as root, run `chown root:root {path}` and `chmod 1777 {path}`: users of all engines"
+    with Locks(str(path)) as locks, pytest.raises(ProbeError) as caught, locks._convert_errors("turn"):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    assert caught.value.remedy.startswith(remedy)
+    subprocess.run(["sh", "-c", f"chown root:root {path} && chmod 1777 {path}"], check=True)
+    subprocess.run(command, check=True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the owner")
@@ -278,7 +302,7 @@ def test_a_folder_owned_by_a_user_outside_the_group_is_refused(tmp_path, user, n
     with pytest.raises(ProbeError, match=f"is owned by user {name}, who may not start containers") as caught:
         Locks(f"{tmp_path}/locks", 0)
     assert caught.value.remedy == (
-        f"as root, run `chown root:0 {tmp_path}/locks` and `chmod 3770 {tmp_path}/locks`"
+        f"as root, run `chown root:root {tmp_path}/locks` and `chmod 1777 {tmp_path}/locks`"
     )
     with Locks(f"{tmp_path}/locks"):
         pass  # without such a group, all users may start containers

@@ -8,6 +8,7 @@ import pytest
 from imagematrix.launcher.gpu_claims import other_engines as module
 from imagematrix.launcher.gpu_claims.containers import compute_container_usage
 from imagematrix.launcher.gpu_claims.other_engines import find_other_containers
+from imagematrix.launcher.gpu_claims.survey import drop_listed
 
 WEB, JOB, POD = (letter * 64 for letter in "abc")
 ALL = "000001ffffffffff"
@@ -58,8 +59,9 @@ def start(proc, tmp_path):
     return add
 
 
-def found(proc, gpus, *listed, pods=False):
-    described = find_other_containers(gpus, lambda: listed, pods=pods, proc=str(proc))
+def found(proc, gpus, *listed, by_kubelet=()):
+    described = find_other_containers(gpus, lambda: listed, proc=str(proc))
+    described = drop_listed(described, dict.fromkeys(by_kubelet, ()), gpus)
     return {
         key: [one.name for one in using] for key, using in compute_container_usage(described, gpus).items()
     }
@@ -91,8 +93,11 @@ def test_containers_that_do_not_count(proc, start, gpu):
     start(21, f"/kubepods/pod1/{POD}", nodes)
     start(22, f"/docker/{WEB}", nodes, bounding=ALL)  # privileged
     start(23, f"/docker/{JOB}", [("nvidia10", 10, 10), ("loop", 7, 10)])
-    assert found(proc, gpus) == {}
-    assert list(found(proc, gpus, pods=True)) == ["nvidia10", "nvidia11"]  # nobody else lists those of pods
+    assert found(proc, gpus, by_kubelet=("nvidia10", "nvidia11")) == {}
+    # The kubelet lists no GPU that a pod has by a claim, or by a variable for NVIDIA's runtime.
+    for listed in ((), ("nvidia10",)):
+        assert list(found(proc, gpus, by_kubelet=listed)) == ["nvidia10", "nvidia11"]
+    (proc / "21").rename(proc / "gone")
     os.mknod(machine / "nvidia12", stat.S_IFCHR, os.makedev(195, 12))
     # With every capability, but only some of the nodes, it is not privileged.
     assert list(found(proc, gpus)) == ["nvidia10", "nvidia11"]
@@ -131,15 +136,15 @@ def test_a_container_that_ended_meanwhile_is_left_out(proc, start, gpu):
         (proc / "20").rename(proc / "gone")
         return ()
 
-    assert find_other_containers((gpu(0),), listed, pods=False, proc=str(proc)) == []
+    assert find_other_containers((gpu(0),), listed, proc=str(proc)) == []
 
 
 def test_the_engine_is_not_asked_without_such_containers(proc, gpu):
-    assert find_other_containers((gpu(0),), pytest.fail, pods=True, proc=str(proc)) == []
+    assert find_other_containers((gpu(0),), pytest.fail, proc=str(proc)) == []
 
 
 def test_this_machine_s_processes_are_read(gpu):
     # Other containers may run on this machine with nodes of their own, but none has a node of this number.
-    running = find_other_containers((gpu(0, minor=240),), tuple, pods=True)
+    running = find_other_containers((gpu(0, minor=240),), tuple)
     assert "/dev/nvidia240" not in [path for container in running for path in container.devices.paths]
     assert module.ENTRIES > 1000

@@ -14,6 +14,7 @@ from imagematrix.errors import EngineError, GpusBusyError
 from imagematrix.integrations.kubernetes.plugin.offer import GPU
 from imagematrix.launcher.gpu_claims import pods, survey
 from imagematrix.launcher.gpu_claims.gpu_claim import adopt_scheduler_gpus
+from imagematrix.launcher.gpu_claims.locks import release_locks
 from imagematrix.launcher.gpu_claims.pods import VRAM
 from imagematrix.launcher.kubelet import sockets
 from imagematrix.launcher.kubelet.messages import PODS, load_message
@@ -187,3 +188,15 @@ def test_a_batch_system_does_not_give_out_the_gpu_of_a_pod(listing, gpu, locks, 
     with pytest.raises(GpusBusyError, match=r"Slurm gave .* is in use by container team/web-1 \(main\)"):
         adopt_scheduler_gpus([gpu(0), gpu(1)], by="Slurm")
     assert locks.take("nvidia10", "nvidia11")
+
+
+def test_a_batch_system_does_not_give_out_a_gpu_of_which_a_launch_has_a_share(gpu, locks, monkeypatch):
+    monkeypatch.setenv("IMAGEMATRIX_LOCKS", locks.path)
+    held = locks.hold("share-a", "4000 nvidia10")
+    with adopt_scheduler_gpus([gpu(1)], by="Slurm"):
+        pass
+    with pytest.raises(GpusBusyError, match=r"is in use by lease .* \(.*share of 4000 MiB\)"):
+        adopt_scheduler_gpus([gpu(0), gpu(1)], by="Slurm")
+    release_locks(held)
+    with adopt_scheduler_gpus([gpu(0), gpu(1)], by="Slurm"):
+        pass

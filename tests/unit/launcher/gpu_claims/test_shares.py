@@ -2,21 +2,26 @@
 
 import json
 import os
+import subprocess
 import threading
 import time
 from itertools import accumulate
 from pathlib import Path
 
 import pytest
+from machines import wait_until
 
 from imagematrix.errors import GpusBusyError, ProbeError, UsageError
 from imagematrix.hardware.host.host import MigDevice
 from imagematrix.images.engine.containers import PassedDevices, RunningContainer
+from imagematrix.images.local_store.holder import Holder
 from imagematrix.launcher.gpu_claims import containers, survey
 from imagematrix.launcher.gpu_claims import processes as running
+from imagematrix.launcher.gpu_claims.container_leases import ContainerLease, hold_container_lease
+from imagematrix.launcher.gpu_claims.processes import find_mount_namespace
 from imagematrix.launcher.gpu_claims.queue import Queue, Ticket
 from imagematrix.launcher.gpu_claims.shares import compute_remaining, parse_mib
-from imagematrix.launcher.gpu_claims.usage import Consumer
+from imagematrix.launcher.gpu_claims.usage import Consumer, merge_usages
 
 TOTAL = 10_000
 ID = "0123456789abcdef" * 4
@@ -136,6 +141,11 @@ def test_parse_mib(text, mib):
         # A copied label does not hide the memory of a second container.
         ([container(4000, "1", "share-a"), container(4000, "2", "share-a"), lease(4000, "share-a")], 2000),
         ([container(8000, "1"), container(8000, "2")], 0),
+        # Without a daemon, a process has its container's mount namespace, and no id.
+        ([lease(4000, "share-a", "mnt:[7]"), process("mnt:[7]")], 6000),
+        ([lease(4000, "share-a", "mnt:[7]"), process("mnt:[8]")], None),
+        ([lease(4000, "share-a", "mnt:[7]"), process("mnt:[7]"), process("mnt:[7]")], 6000),
+        ([lease(4000, "share-a"), lease(2000, "share-b"), process("share-b")], 4000),
     ],
 )
 def test_remaining(card, consumers, expected):
@@ -149,6 +159,23 @@ def test_the_mps_server_is_not_counted_for_shares_that_use_mps(card):
     assert compute_remaining(card(), [server, lease(4000, "share-a")], mps=True) == 6000
     assert compute_remaining(card(), [server, process()], mps=True) is None
     assert compute_remaining(card(), [container(None, "nvidia-cuda-mps")], mps=True) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a mount namespace")
+def test_what_a_container_without_a_daemon_computes_belongs_to_its_share(card, locks):
+    with subprocess.Popen(["unshare", "--mount", "sleep", "600"], stdin=subprocess.DEVNULL) as started:
+        wait_until(lambda: find_mount_namespace(started.pid), "the namespace")
+        share = ContainerLease(keys=("nvidia10",), vram_mib=4000, share="share-a")
+        (held,) = locks.hold("share-a", "4000 nvidia10")
+        name, _ = hold_container_lease(locks, share, Holder.from_pid(started.pid))
+        computing = running.compute_open_device_usage({os.makedev(1, 3): "nvidia10"})
+        own = tuple(one for one in computing["nvidia10"] if one.pid == started.pid)
+        usage = merge_usages(survey.compute_locked_usage(locks), {"nvidia10": own})
+        started.kill()
+    os.close(held)
+    assert [consumer.kind for consumer in usage["nvidia10"]] == ["lease", "process"]
+    assert compute_remaining(card(), usage["nvidia10"]) == 6000
+    assert name
 
 
 def test_the_share_that_a_container_declares(card):

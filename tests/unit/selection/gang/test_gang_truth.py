@@ -108,8 +108,9 @@ def best(some, found, catalog, names, *, allow_cpu):
             max(criterion.rate(target, one) for target, one in zip(targets, each, strict=True))
             for criterion in criteria
         ]
-        ranked.append((worst, [one.reference for one in each]))
-    return min(ranked)[1]
+        references = [one.reference for one in each]
+        ranked.append((worst, sorted(references), references))
+    return min(ranked)[-1]
 
 
 @settings(max_examples=200)
