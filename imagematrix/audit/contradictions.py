@@ -371,9 +371,11 @@ def _suggest_older_compute(claimed: Iterable[str], actual: Iterable[str]) -> str
 
 def _compare_cpu_flags(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     _, arch = get_machine(variant.platform)
-    if not variant.cpu_flags or arch not in marches.IGNORED:
+    # A march that needs no flags, such as armv8-a, is a promise like any other.
+    promises = variant.march is not None or variant.cpu_flags
+    if not promises or arch not in marches.IGNORED:
         return
-    claimed = (marches.get_level(variant.cpu_flags) or "others",)
+    claimed = (marches.get_level(variant.cpu_flags) or variant.march or "others",)
     for path, flags in group_by_path(audited.flags, variant.cpu_flags | marches.IGNORED[arch]):
         yield Contradiction(fact="cpu_flags", claimed=claimed, actual=tuple(flags), path=path)
 

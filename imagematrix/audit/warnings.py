@@ -29,17 +29,17 @@ SHOWN = 3  # files or functions that a sentence names
 def warn_of_march(audited: Audit, variant: Variant) -> list[str]:
     """Return warnings that the march of an entry had no effect on the code, or that code may need more.
 
-    There are none if the entry has no march, or a march that is its architecture's baseline. Code that is
-    proven to need more is a contradiction, not a warning. Code that probably needs more is none if the entry
-    states its CPU flags as a claim.
+    There are none if the entry has no march. A march that is its architecture's baseline has no effect to
+    show. Code that is proven to need more is a contradiction, not a warning. Code that probably needs more is
+    none if the entry states its CPU flags as a claim.
     """
     _, arch = get_machine(variant.platform)
-    baseline = dict(marches.LEVELS)["x86-64-v1"] if arch == "x86_64" else frozenset()
-    if variant.march is None or arch not in marches.IGNORED or not variant.cpu_flags - baseline:
+    if variant.march is None or arch not in marches.IGNORED:
         return []
+    baseline = dict(marches.LEVELS)["x86-64-v1"] if arch == "x86_64" else frozenset()
     programs = list(audited.programs)
     return [
-        *_warn_of_no_effect(programs, variant.march),
+        *(_warn_of_no_effect(programs, variant.march) if variant.cpu_flags - baseline else ()),
         *_warn_of_code_above(programs, variant, marches.IGNORED[arch]),
         *_warn_of_code_probably_above(audited, variant, marches.IGNORED[arch]),
     ]

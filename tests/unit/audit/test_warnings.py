@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from compiling import choosing, compiled
+from compiling import assembled, choosing, compiled
 
 from imagematrix.audit.contradictions import describe_contradictions
 from imagematrix.audit.proven_facts import find_proven_facts, with_flags
@@ -83,6 +83,26 @@ def test_required_code_beyond_the_march_contradicts(audited, program):
     report = audited(("opt/tool", program(PROGRAM, "-march=x86-64-v4", "-mprefer-vector-width=512")))
     text = describe_contradictions(report, HASWELL)
     assert re.fullmatch(r"the labels promise code for x86-64-v3, but /opt/tool needs avx512.*", text)
+
+
+ARM_V8 = Variant(reference="t:x", digest=None, platform="linux/arm64", march="armv8-a")
+SVE2, RET = 0x45C30041, 0xD65F03C0  # saddlb z1.d, z2.s, z3.s
+
+
+def test_required_code_beyond_a_march_without_flags_contradicts(audited, tmp_path):
+    tool = assembled(tmp_path / "it.so", exported=(SVE2, RET)).read_bytes()
+    text = describe_contradictions(audited(("opt/it.so", tool)), ARM_V8)
+    assert text == "the labels promise code for armv8-a, but /opt/it.so needs sve2"
+    report = audited(("opt/it.so", assembled(tmp_path / "it.so", exported=(RET,)).read_bytes()))
+    assert (describe_contradictions(report, ARM_V8), warn_of_march(report, ARM_V8)) == ("", [])
+
+
+def test_undispatched_code_beyond_a_march_without_flags_is_doubted(audited, tmp_path):
+    tool = assembled(tmp_path / "tool", exported=(RET,), hidden=(SVE2, RET)).read_bytes()
+    report = audited(("opt/it.so", tool))
+    assert describe_contradictions(report, ARM_V8) == ""
+    (doubt,) = warn_of_march(report, ARM_V8)
+    assert doubt.startswith("/opt/it.so has code beyond -march=armv8-a in hidden: sve2; ")
 
 
 def test_undispatched_code_beyond_the_march_is_doubted(audited, program):

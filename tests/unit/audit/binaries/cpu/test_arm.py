@@ -1,10 +1,9 @@
 """The CPU flags of AArch64 code, with instruction words from the GNU assembler instead of a compiler."""
 
 import pytest
-from compiling import compiled, scanned
+from compiling import assembled, scanned
 
 from imagematrix.audit.binaries.cpu.arm import TABLE, Arm
-from imagematrix.audit.binaries.elf import AARCH64
 from imagematrix.hardware.vendors import macros
 
 WORDS = {
@@ -83,22 +82,10 @@ def test_every_flag_is_announced_by_compilers():
 
 @pytest.fixture
 def build(tmp_path):
-    """Call it with functions, each a name with its instruction words, to get the flags of a library."""
+    """Call it with functions, as `assembled` takes them, to get the flags of a library for aarch64."""
 
     def call(**functions):
-        lines = []
-        for name, words in functions.items():
-            hidden = f".hidden {name}; " if name.startswith("hidden") else ""
-            code = ", ".join(f"{word:#x}" if isinstance(word, int) else word for word in words)
-            lines.append(
-                f".globl {name}; {hidden}.type {name},@function; {name}: .long {code}; .size {name},.-{name}"
-            )
-        source = "asm(" + " ".join(f'"{line}\\n"' for line in (".text", *lines)) + ");"
-        path = compiled(tmp_path / "built", source, "-shared", "-nostdlib", "-fPIC")
-        raw = bytearray(path.read_bytes())
-        raw[18:20] = AARCH64.to_bytes(2, "little")
-        path.write_bytes(raw)
-        return scanned(path)
+        return scanned(assembled(tmp_path / "built", **functions))
 
     return call
 
