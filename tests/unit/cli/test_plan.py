@@ -62,6 +62,20 @@ def test_missing_emulator_is_told_and_named(plan):
     assert "docker run --privileged --rm tonistiigi/binfmt --install arm64" in result.err
 
 
+def test_builder_with_emulators_of_its_own_is_doubted(plan, monkeypatch):
+    container = BuilderPlatforms(name="mine", native="linux/amd64", may_emulate_more=True)
+    monkeypatch.setitem(BUILDERS, None, container)
+    result = plan(RUNS)
+    assert "cannot be built" not in result.err
+    assert (
+        "1 cell may fail: its build runs programs for linux/arm64, and nothing says that the builder mine can"
+        in result.err
+    )
+    result = plan(RUNS, command="build")
+    assert "1 cell may fail" in result.err
+    assert "no emulator" not in result.err
+
+
 def test_builder_of_the_platform_needs_none(plan):
     result = plan(RUNS, "--builder", "arm", "--platform", "linux/arm64")
     assert get_reasons(result) == {"linux-arm64": ""}

@@ -60,6 +60,33 @@ def test_stage_that_names_a_platform_runs_there(executions):
     assert result["linux/amd64"].missing == result["linux/arm64"].missing == ("linux/arm64",)
 
 
+def test_builder_with_emulators_of_its_own_is_doubted(executions):
+    """It lists only those of its kernel."""
+    container = replace(X86, may_emulate_more=True)
+    assert executions(RUNS, container)["linux/arm64"] == Execution(
+        kind=ExecutionKind.EMULATED, builder="default", native="linux/amd64", doubtful=("linux/arm64",)
+    )
+    assert executions(RUNS, container)["linux/amd64"].doubtful == ()
+    assert executions(RUNS, container, EMULATING)["linux/arm64"].builder == "default"
+
+
+@pytest.mark.parametrize(
+    ("variable", "kinds", "doubtful"),
+    [
+        ("$PLAT", ("native", "cross"), ()),
+        ("$BUILDOS/$BUILDARCH", ("native", "cross"), ()),
+        ("${BUILDPLATFORM:-linux/arm64}", ("native", "cross"), ()),
+        ("$TARGETOS/${TARGETARCH}", ("native", "emulated"), ()),
+        ("$SECRET", ("native", "cross"), ("$SECRET",)),
+    ],
+)
+def test_platform_by_a_variable(executions, variable, kinds, doubtful):
+    stage = RUNS.replace("FROM {{ base }} AS", f"FROM --platform={variable} {{{{ base }}}} AS")
+    result = executions(f"ARG PLAT=linux/amd64\nARG SECRET\n\n{stage}", EMULATING)
+    assert tuple(one.kind for one in result.values()) == kinds
+    assert {(one.missing, one.doubtful) for one in result.values()} == {((), doubtful)}
+
+
 def test_machine_of_a_builder_that_suits_best(executions):
     machines = X86, replace(EMULATING, name="default"), replace(ARM, name="default")
     assert executions(RUNS, *machines)["linux/arm64"].native == "linux/arm64"
