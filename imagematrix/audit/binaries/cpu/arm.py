@@ -15,9 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 WORD = 4  # bytes
-# Mask, value and flag; the first row that matches a word decides. Hints (pointer authentication, branch
-# targets) run on every CPU.
+# Mask, value and flag; the first row that matches a word decides. Hints (branch targets, and some of pointer
+# authentication) run on every CPU.
 TABLE = (
+    # Pointer authentication: returns and branches, keys of pointers and of data, loads
+    (0xFE1FF800, 0xD61F0800, "paca"),
+    (0xFFFF8000, 0xDAC10000, "paca"),
+    (0xFFE0FC00, 0x9AC03000, "pacg"),
+    (0xFF200400, 0xF8200400, "paca"),
     # Loads and stores: compare and swap, atomic operations, release consistency, memory copying
     (0x3FA07C00, 0x08A07C00, "atomics"),
     (0xBFA07C00, 0x08207C00, "atomics"),

@@ -64,7 +64,28 @@ WORDS = {
     0x5F079020: "fphp",  # fmul h0, h1, v7.h[0]
     0x0F1CE59C: "asimdhp",  # scvtf v28.4h, v12.4h, #4
     0x2F1CFD5D: "asimdhp",  # fcvtzu v29.4h, v10.4h, #4
+    0xD65F0BFF: "paca",  # retaa
+    0xD65F0FFF: "paca",  # retab
+    0xD71F0C1F: "paca",  # brab x0, sp
+    0xD61F087F: "paca",  # braaz x3
+    0xD73F0801: "paca",  # blraa x0, x1
+    0xD63F089F: "paca",  # blraaz x4
+    0xDAC10020: "paca",  # pacia x0, x1
+    0xDAC13FE1: "paca",  # autdzb x1
+    0xDAC143E2: "paca",  # xpaci x2
+    0x9AC23020: "pacg",  # pacga x0, x1, x2
+    0xF8200420: "paca",  # ldraa x0, [x1]
+    0xF87FFC20: "paca",  # ldraa x0, [x1, #-8]!
+    0xF8BFF7E3: "paca",  # ldrab x3, [sp, #4088]
     0xD503233F: "",  # paciasp
+    0xD503211F: "",  # pacia1716
+    0xD50320FF: "",  # xpaclri
+    0xD65F03C0: "",  # ret
+    0xD61F0020: "",  # br x1
+    0xF85F8FE0: "",  # ldr x0, [sp, #-8]!
+    0xF8626820: "",  # ldr x0, [x1, x2]
+    0xDAC01041: "",  # clz x1, x2
+    0x9AC22020: "",  # lsl x0, x1, x2
     0x8B030041: "",  # add x1, x2, x3
 }
 
