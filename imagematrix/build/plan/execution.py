@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from imagematrix.common.text import quote_word
+from imagematrix.hardware.host.emulators import format_registration
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,9 +86,10 @@ def suggest_proof(execution: Execution) -> str:
 
 def suggest_emulator(platforms: Sequence[str]) -> str:
     """Return what lets a build run programs for `platforms`."""
-    arches = ",".join(platform.partition("/")[2].partition("/")[0] for platform in platforms)
-    return (
-        f"register one: `docker run --privileged --rm tonistiigi/binfmt --install {quote_word(arches)}`; or "
-        "pass --builder with a builder on such a machine; or begin the stages that run programs with "
-        "FROM --platform=$BUILDPLATFORM, and cross-compile"
-    )
+    commands = [command for command in map(format_registration, platforms) if command]
+    ways = [
+        "pass --builder with a builder on such a machine",
+        "begin the stages that run programs with FROM --platform=$BUILDPLATFORM, and cross-compile",
+        *(f"register an emulator: {command}" for command in commands),
+    ]
+    return "; or ".join(ways)

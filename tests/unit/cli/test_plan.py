@@ -10,6 +10,7 @@ from imagematrix.build.plan.execution import BuilderPlatforms
 from imagematrix.build.stores import engine as local
 from imagematrix.cli.shared.build_session import BuildSession
 from imagematrix.errors import EngineError
+from imagematrix.hardware.host.emulators import format_registration
 
 CROSS = "FROM --platform=$BUILDPLATFORM {{ base }} AS compiler\nRUN cc\n\nFROM {{ base }}\n"
 RUNS = "FROM {{ base }} AS compiler\nRUN cc\n\nFROM {{ base }}\n"
@@ -59,7 +60,7 @@ def test_missing_emulator_is_told_and_named(plan):
         "1 cell cannot be built: its build runs programs for linux/arm64, and the builder default"
         in result.err
     )
-    assert "docker run --privileged --rm tonistiigi/binfmt --install arm64" in result.err
+    assert f"register an emulator: {format_registration('linux/arm64')}\n" in result.err
 
 
 def test_builder_with_emulators_of_its_own_is_doubted(plan, monkeypatch):
