@@ -51,9 +51,12 @@ class Execution:
     missing: tuple[str, ...] = ()
     doubtful: tuple[str, ...] = ()
 
-    def describe_foreign(self) -> str | None:
+    def describe_foreign(self, *, names_builder: bool = False) -> str | None:
         """Return how the build would run in a few words, None if it is native."""
-        return None if self.kind is ExecutionKind.NATIVE else f"{self.kind}, on {self.native}"
+        if self.kind is ExecutionKind.NATIVE:
+            return None
+        where = f"{self.builder} ({self.native})" if names_builder else self.native
+        return f"{self.kind}, on {where}"
 
     def to_json(self) -> dict[str, object]:
         """Return `execution` of a cell in the Plan document."""

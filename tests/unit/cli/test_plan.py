@@ -52,6 +52,16 @@ def test_cross_builds_are_told(plan, conforms):
     assert [one["kind"] for one in executions] == ["native", "cross"]
 
 
+def test_of_several_builders_the_one_that_decides_is_named(plan, monkeypatch):
+    monkeypatch.setitem(BUILDERS, "x86", BuilderPlatforms(name="x86", native="linux/amd64"))
+    result = plan(CROSS, "--builder", "arm", "--builder", "x86")
+    assert get_reasons(result) == {
+        "linux-amd64": "cross, on arm (linux/arm64)",
+        "linux-arm64": "cross, on x86 (linux/amd64)",
+    }
+    assert get_reasons(plan(CROSS, "--builder", "x86"))["linux-arm64"] == "cross, on linux/amd64"
+
+
 def test_missing_emulator_is_told_and_named(plan):
     result = plan(RUNS)
     assert result.code == 0
