@@ -64,6 +64,28 @@ WORDS = {
     0x5F079020: "fphp",  # fmul h0, h1, v7.h[0]
     0x0F1CE59C: "asimdhp",  # scvtf v28.4h, v12.4h, #4
     0x2F1CFD5D: "asimdhp",  # fcvtzu v29.4h, v10.4h, #4
+    0x5E30D841: "fphp",  # faddp h1, v2.2h
+    0x5E30F841: "fphp",  # fmaxp h1, v2.2h
+    0x5EB0C841: "fphp",  # fminnmp h1, v2.2h
+    0x7E30D841: "",  # faddp s1, v2.2s
+    0x7E70F841: "",  # fmaxp d1, v2.2d
+    0x4EA3DC41: "faminmax",  # famax v1.4s, v2.4s, v3.4s
+    0x6EA3DC41: "faminmax",  # famin v1.4s, v2.4s, v3.4s
+    0x4EE3DC41: "faminmax",  # famax v1.2d, v2.2d, v3.2d
+    0x4EC31C41: "faminmax",  # famax v1.8h, v2.8h, v3.8h
+    0x2EC31C41: "faminmax",  # famin v1.4h, v2.4h, v3.4h
+    0x658E8041: "faminmax",  # famax z1.s, p0/m, z1.s, z2.s
+    0x654F8041: "faminmax",  # famin z1.h, p0/m, z1.h, z2.h
+    0x4E23DC41: "",  # fmulx v1.4s, v2.4s, v3.4s
+    0x6EA3D441: "",  # fabd v1.4s, v2.4s, v3.4s
+    0x4E431C41: "asimdhp",  # fmulx v1.8h, v2.8h, v3.8h
+    0x65848041: "sve",  # fmaxnm z1.s, p0/m, z1.s, z2.s
+    0x04BF5820: "sme",  # rdsvl x0, #1
+    0x04215840: "sme",  # addsvl x0, x1, #2
+    0x04615FA0: "sme",  # addspl x0, x1, #-3
+    0x04BF5020: "sve",  # rdvl x0, #1
+    0x04215040: "sve",  # addvl x0, x1, #2
+    0x043F57FF: "sve",  # addvl sp, sp, #-1
     0xD65F0BFF: "paca",  # retaa
     0xD65F0FFF: "paca",  # retab
     0xD71F0C1F: "paca",  # brab x0, sp
