@@ -6,7 +6,8 @@ unpacked, with a `gcc-N` that calls `cpp-N`.
 
 A macro that looks like an instruction set but has no flag is reported on stderr: add it to
 imagematrix/hardware/vendors/macros.py with a flag, or to NAMELESS here. Instructions that compilers use on
-aarch64 without a macro (see `macros.unannounced`) show only in their assembly: check it for each new version.
+aarch64 without a macro (see `macros.list_unannounced_flags`) show only in their assembly: check it for each
+new version.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def main() -> None:
         print(f"{compiler} {arch}: {len(answers)}")
     for march, sets in table["aarch64"].items():  # including entries of compilers that were not queried
         for compiler, flags in sets.items():
-            sets[compiler] = " ".join(sorted({*flags.split(), *macros.list_unannounced_flags(march)}))
+            sets[compiler] = add_unannounced(march, frozenset(flags.split()))
     data["compilers"] = {name: data["compilers"][name] for name in sorted(data["compilers"], key=by_major)}
     data |= {arch: shrink(table[arch]) for arch in table}
     data["as_of"] = arguments.as_of or data["as_of"]
@@ -113,12 +114,15 @@ def ask(command: list[str], arch: str) -> dict[str, str]:
         if result.returncode == 0:
             name = option.partition("=")[2]
             unknown |= set(INSTRUCTIONS.findall(result.stdout)) - candidates
-            answers[name] = " ".join(
-                sorted(macros.parse_flags(result.stdout, arch) | macros.list_unannounced_flags(name))
-            )
+            answers[name] = " ".join(sorted(macros.parse_flags(result.stdout, arch)))
     if unknown:
         print(f"{command[0]}: no flag for {' '.join(sorted(unknown))}", file=sys.stderr)
     return answers
+
+
+def add_unannounced(march: str, flags: frozenset[str]) -> str:
+    """Return `flags` with those that compilers need for `march` on aarch64 and have no macro for."""
+    return " ".join(sorted(flags | macros.list_unannounced_flags(march, flags)))
 
 
 def names(command: list[str], option: str) -> list[str]:

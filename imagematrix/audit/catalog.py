@@ -16,7 +16,7 @@ from imagematrix.audit.runtime_requirements import list_runtime_requires, parse_
 from imagematrix.common.image_reference import shorten_name, split_version
 from imagematrix.common.record import replace
 from imagematrix.errors import AuditError, UsageError
-from imagematrix.hardware.vendors import cuda, requirements, versions
+from imagematrix.hardware.vendors import cuda, marches, requirements, versions
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.catalog import (
     BYTES,
@@ -114,7 +114,7 @@ def _add_base(entry: Variant, base: Variant) -> Variant:
         march=base.march,
         vendor=base.vendor,
         cpu_flags=entry.cpu_flags | base.cpu_flags,
-        signed_returns=base.signed_returns,
+        signed_returns=entry.signed_returns or base.signed_returns,
         axes=base.axes,
         partial_flags=entry.partial_flags - base.cpu_flags,
         facts=tuple(fact for fact in entry.facts if fact[0] != "cpu_flags" or fact[1] == PROBABLE),
@@ -176,6 +176,7 @@ def make_unlabelled_entry(
         compressed_fatbin=audited.compressed,
         driver=driver,
         cpu_flags=needed_flags,
+        signed_returns=not marches.SIGNING.isdisjoint(needed_flags),
         partial_flags=partial_flags,
         size=image.size,
         facts=tuple(sorted(facts.items())),

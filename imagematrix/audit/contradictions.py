@@ -371,11 +371,24 @@ def _suggest_older_compute(claimed: Iterable[str], actual: Iterable[str]) -> str
 
 def _compare_cpu_flags(audited: Audit, variant: Variant) -> Iterator[Contradiction]:
     _, arch = get_machine(variant.platform)
-    if not variant.cpu_flags or arch not in marches.IGNORED:
+    # A march that needs no flags, such as armv8-a, is a promise like any other.
+    promises = variant.march is not None or variant.cpu_flags
+    if not promises or arch not in marches.IGNORED:
         return
-    claimed = (marches.get_level(variant.cpu_flags) or "others",)
-    for path, flags in group_by_path(audited.flags, variant.cpu_flags | marches.IGNORED[arch]):
+    claimed = (marches.get_level(variant.cpu_flags) or variant.march or "others",)
+    for path, flags in group_by_path(audited.flags, list_known_flags(variant)):
         yield Contradiction(fact="cpu_flags", claimed=claimed, actual=tuple(flags), path=path)
+
+
+def list_known_flags(variant: Variant) -> frozenset[str]:
+    """Return the CPU flags that code of an entry may need: those that its hosts have, and those ignored.
+
+    Those for signing are ignored only in the promise of an entry that does not sign: code that needs them
+    ends with SIGILL on CPUs without.
+    """
+    _, arch = get_machine(variant.platform)
+    signing = marches.SIGNING if variant.signed_returns else frozenset()
+    return (variant.cpu_flags | marches.IGNORED.get(arch, frozenset())) - marches.SIGNING | signing
 
 
 def group_by_path(flags: Mapping[str, str], known: AbstractSet[str]) -> list[tuple[str, list[str]]]:

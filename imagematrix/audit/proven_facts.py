@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagematrix.audit.contradictions import get_machine
+from imagematrix.audit.contradictions import get_machine, list_known_flags
 from imagematrix.audit.images import device_code_entries
 from imagematrix.common.record import replace
 from imagematrix.hardware.vendors import cuda, device_code, marches
@@ -30,6 +30,15 @@ def find_proven_facts(audited: Audit, variant: Variant) -> tuple[tuple[str, str]
     return (*flags, ("cubins", audited.source), driver)
 
 
+def with_signing(audited: Audit, variant: Variant) -> Variant:
+    """Return the entry as one that signs return addresses if its image does.
+
+    An option of the compiler decides it, whatever the march.
+    """
+    signs = variant.signed_returns or not marches.SIGNING.isdisjoint(audited.flags)
+    return replace(variant, signed_returns=signs)
+
+
 def with_flags(audited: Audit, variant: Variant) -> Variant:
     """Return the entry with the CPU flags beyond its march that the image probably, or partly, needs.
 
@@ -38,13 +47,14 @@ def with_flags(audited: Audit, variant: Variant) -> Variant:
     _, arch = get_machine(variant.platform)
     if variant.march is None or arch not in marches.IGNORED or ("cpu_flags", CLAIM) in variant.facts:
         return variant
-    known = variant.cpu_flags | marches.IGNORED[arch]
+    known = list_known_flags(variant)
     probable = audited.probable_flags.keys() - known
     partial = audited.partial_flags.keys() - known
     facts = (*variant.facts, *([("cpu_flags", PROBABLE)] if probable else []))
     return replace(
         variant,
         cpu_flags=variant.cpu_flags | probable,
+        signed_returns=variant.signed_returns or not marches.SIGNING.isdisjoint(probable),
         partial_flags=frozenset(partial),
         facts=tuple(sorted(facts)),
     )

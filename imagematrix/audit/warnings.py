@@ -5,7 +5,12 @@ from __future__ import annotations
 from imagematrix.audit.binaries import driver_loading
 from imagematrix.audit.binaries.host_code import NAMES
 from imagematrix.audit.binaries.library_versions import LINKED as NCCL
-from imagematrix.audit.contradictions import get_machine, get_oldest_admitted_driver, group_by_path
+from imagematrix.audit.contradictions import (
+    get_machine,
+    get_oldest_admitted_driver,
+    group_by_path,
+    list_known_flags,
+)
 from imagematrix.audit.images.libraries import RUNTIME
 from imagematrix.audit.report import requires_level
 from imagematrix.audit.runtime_requirements import REQUIRE, parse_requirements
@@ -29,19 +34,19 @@ SHOWN = 3  # files or functions that a sentence names
 def warn_of_march(audited: Audit, variant: Variant) -> list[str]:
     """Return warnings that the march of an entry had no effect on the code, or that code may need more.
 
-    There are none if the entry has no march, or a march that is its architecture's baseline. Code that is
-    proven to need more is a contradiction, not a warning. Code that probably needs more is none if the entry
-    states its CPU flags as a claim.
+    There are none if the entry has no march. A march that is its architecture's baseline has no effect to
+    show. Code that is proven to need more is a contradiction, not a warning. Code that probably needs more is
+    none if the entry states its CPU flags as a claim.
     """
     _, arch = get_machine(variant.platform)
-    baseline = dict(marches.LEVELS)["x86-64-v1"] if arch == "x86_64" else frozenset()
-    if variant.march is None or arch not in marches.IGNORED or not variant.cpu_flags - baseline:
+    if variant.march is None or arch not in marches.IGNORED:
         return []
+    baseline = dict(marches.LEVELS)["x86-64-v1"] if arch == "x86_64" else frozenset()
     programs = list(audited.programs)
     return [
-        *_warn_of_no_effect(programs, variant.march),
-        *_warn_of_code_above(programs, variant, marches.IGNORED[arch]),
-        *_warn_of_code_probably_above(audited, variant, marches.IGNORED[arch]),
+        *(_warn_of_no_effect(programs, variant.march) if variant.cpu_flags - baseline else ()),
+        *_warn_of_code_above(programs, variant),
+        *_warn_of_code_probably_above(audited, variant),
     ]
 
 
@@ -55,14 +60,13 @@ def _warn_of_no_effect(programs: list[ExaminedFile], march: str) -> Iterator[str
         yield f"-march={march} shows no effect: nothing in {paths} is beyond the baseline; {remedy}"
 
 
-def _warn_of_code_above(
-    programs: list[ExaminedFile], variant: Variant, ignored: AbstractSet[str]
-) -> Iterator[str]:
+def _warn_of_code_above(programs: list[ExaminedFile], variant: Variant) -> Iterator[str]:
+    known = list_known_flags(variant)
     for examined in programs:
         host = examined.file.host
         if host is None or set(host.signs) - {NAMES}:  # the file detects the CPU, so it may choose
             continue
-        above = sorted(host.undecided_flags - host.probable - variant.cpu_flags - ignored)
+        above = sorted(host.undecided_flags - host.probable - known)
         if above:
             names = shorten_words(
                 sorted({name for flag in above for name in host.functions[flag].names}), SHOWN
@@ -74,12 +78,10 @@ def _warn_of_code_above(
             )
 
 
-def _warn_of_code_probably_above(
-    audited: Audit, variant: Variant, ignored: AbstractSet[str]
-) -> Iterator[str]:
+def _warn_of_code_probably_above(audited: Audit, variant: Variant) -> Iterator[str]:
     if ("cpu_flags", CLAIM) in variant.facts:
         return
-    for path, flags in group_by_path(audited.probable_flags, variant.cpu_flags | ignored):
+    for path, flags in group_by_path(audited.probable_flags, list_known_flags(variant)):
         yield (
             f"most of {path} is compiled for CPUs with {' '.join(flags)}, beyond -march={variant.march}, "
             "so the image counts as one that needs them; if it asks for the CPU before it runs that code, "

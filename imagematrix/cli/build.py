@@ -17,6 +17,7 @@ from imagematrix.cli.shared.build_session import (
     lock_and_plan,
     make_shard_filter,
     open_build_session,
+    warn_of_doubtful_emulators,
 )
 from imagematrix.cli.shared.host_filter import load_host_needs
 from imagematrix.cli.shared.options import (
@@ -224,7 +225,9 @@ def _plan_builds(
     """Return the part of a plan to build, in which the cells have failed that no builder can build."""
     from imagematrix.build.plan.builder_choice import fail_missing
 
-    return fail_missing(session.plan_executions(narrow(make_plan())))
+    plan = session.plan_executions(narrow(make_plan()))
+    warn_of_doubtful_emulators(plan)
+    return fail_missing(plan)
 
 
 def _build_plan(

@@ -114,7 +114,7 @@ def command(
     elif json:
         print_json(plan.to_json())
     else:
-        _print_plan(plan)
+        _print_plan(plan, names_builders=len(builder or ()) > 1)
     warn_of_lost(plan)
     warn_of_nvml(plan)
     warn_of_marches(plan)
@@ -163,12 +163,12 @@ def _print_explanation(matrix: Matrix, plan: Plan, *, json: bool) -> None:
         print_explanation(explanation, str(matrix.path))
 
 
-def _print_plan(plan: Plan) -> None:
+def _print_plan(plan: Plan, *, names_builders: bool) -> None:
     from imagematrix.build.plan.plan import make_item_namer
 
     name = make_item_namer(plan.items)
     rows: list[tuple[str, PlanStatus | DropStatus, str]] = [
-        (name(item), item.status, _describe_reason(item))
+        (name(item), item.status, _describe_reason(item, names_builder=names_builders))
         for item in plan.items
         if item.status not in (DropStatus.EXCLUDED, DropStatus.UNNEEDED, PlanStatus.OTHER_SHARD)
     ]
@@ -190,8 +190,8 @@ def _print_plan(plan: Plan) -> None:
     print_info(", ".join(f"{counts[status]} {status}" for status in statuses if counts[status]) or "no cells")
 
 
-def _describe_reason(item: Planned | Dropped) -> str:
+def _describe_reason(item: Planned | Dropped, *, names_builder: bool = False) -> str:
     if isinstance(item, Dropped):
         return ": ".join(filter(None, (item.rule, item.why)))
-    how = item.execution.describe_foreign() if item.execution else None
+    how = item.execution.describe_foreign(names_builder=names_builder) if item.execution else None
     return "; ".join(filter(None, (item.why, how)))

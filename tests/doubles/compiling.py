@@ -26,6 +26,26 @@ def compiled(target: Path, source: str, *options: str, compiler: str = "gcc") ->
     return target
 
 
+def assembled(target: Path, **functions: tuple[int | str, ...]) -> Path:
+    """Make a library for aarch64 from functions, each a name with its instruction words.
+
+    A function whose name begins with "hidden" is not exported.
+    """
+    lines = []
+    for name, words in functions.items():
+        hidden = f".hidden {name}; " if name.startswith("hidden") else ""
+        code = ", ".join(f"{word:#x}" if isinstance(word, int) else word for word in words)
+        lines.append(
+            f".globl {name}; {hidden}.type {name},@function; {name}: .long {code}; .size {name},.-{name}"
+        )
+    source = "asm(" + " ".join(f'"{line}\\n"' for line in (".text", *lines)) + ");"
+    compiled(target, source, "-shared", "-nostdlib", "-fPIC")
+    raw = bytearray(target.read_bytes())
+    raw[18:20] = elf.AARCH64.to_bytes(2, "little")
+    target.write_bytes(raw)
+    return target
+
+
 def choosing(newer: int, older: int, name: str = "f") -> str:
     """Return functions for newer CPUs, functions for all CPUs, and one that asks for the CPU."""
     targets = enumerate([NEWER] * newer + [""] * older, 3)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from imagematrix.hardware.host.emulators import format_registration
 from imagematrix.images.catalog import labels
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +88,7 @@ def test_quickstart_builds_and_audits_without_an_emulator(quickstart, arm_engine
     assert chosen.startswith("training:v1-linux-arm64-cpu-armv8-a-")
     assert f"$ imagematrix verify {chosen}\n" in quickstart
     assert f"not run: {chosen} needs an arm64 machine, or an emulator" in quickstart
-    assert "\ndocker run --privileged --rm tonistiigi/binfmt --install arm64\n" in quickstart
+    assert f"\n{format_registration('linux/arm64')}\n" in quickstart
 
 
 def test_image_is_for_arm64_and_built_on_the_index(quickstart, arm_engine):  # noqa: ARG001 - it builds the image

@@ -7,6 +7,8 @@ of a Dockerfile without variables.
 from __future__ import annotations
 
 import re
+from itertools import takewhile
+from types import MappingProxyType
 
 from imagematrix.build.dockerfile.instructions import (
     DockerfileError,
@@ -18,7 +20,9 @@ from imagematrix.build.matrix.axis_values import ARGUMENT, BUILDKITS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from imagematrix.build.dockerfile.instructions import Instruction
 
 # BuildKit has more operators, but not in all releases. Anything else that a shell interprets also matches.
 VARIABLE = re.compile(
@@ -39,22 +43,36 @@ def with_bases_written_out(dockerfile: str, arguments: Mapping[str, str | None])
             return dockerfile
     except DockerfileError:  # whoever reads the bases reports it, with variables that have no value
         pass
-    values: dict[str, str | None] = {}  # None if a value is not known
     parts: list[str] = []
-    end, in_stage = 0, False
-    for step in parse_instructions(dockerfile)[0]:
-        in_stage = in_stage or step.stage is not None
-        for name, default in () if in_stage else parse_declarations(step.arguments):
-            if name in arguments:
-                values[name] = arguments[name]
-            elif default is not None:
-                values[name] = _expand_word(default, values)
+    end = 0
+    steps = parse_instructions(dockerfile)[0]
+    values = find_values(steps, arguments)
+    for step in steps:
         for image in step.names if step.stage is not None else ():
-            text = _expand_word(image.text, values)
+            text = expand_word(image.text, values)
             if text:
                 parts += [dockerfile[end : image.at], text]
                 end = image.at + len(image.text)
     return "".join([*parts, dockerfile[end:]])
+
+
+def find_values(
+    steps: Iterable[Instruction],
+    arguments: Mapping[str, str | None],
+    given: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, str | None]:
+    """Return the values that the ARGs before the first FROM have in FROMs; None if a value is not known.
+
+    `arguments` are as in `with_bases_written_out`, `given` as in `expand_word`.
+    """
+    values: dict[str, str | None] = {}
+    for step in takewhile(lambda step: step.stage is None, steps):
+        for name, default in parse_declarations(step.arguments):
+            if name in arguments:
+                values[name] = arguments[name]
+            elif default is not None:
+                values[name] = expand_word(default, values, given)
+    return values
 
 
 def parse_declarations(arguments: str) -> Iterator[tuple[str, str | None]]:
@@ -69,18 +87,23 @@ class _UnknownError(Exception):
     """The value of a word is not known."""
 
 
-def _expand_word(text: str, values: Mapping[str, str | None]) -> str | None:
-    """Return a word without quotes, and with the values of its variables; None if it is not known."""
+def expand_word(
+    text: str, values: Mapping[str, str | None], given: Mapping[str, str] = MappingProxyType({})
+) -> str | None:
+    """Return a word without quotes, and with the values of its variables; None if it is not known.
+
+    `given` are the values of variables to which BuildKit itself gives them.
+    """
     quoted = QUOTED.fullmatch(text)
     if quoted and quoted[1] == "'":  # in which a variable is none
         return None if "$" in text else quoted[2]
 
     def look_up(match: re.Match[str]) -> str:
         name, operator, word = match[1] or match[2], match[3] or "", match[4] or ""
-        value = values.get(name)
+        value = given.get(name) or values.get(name)
         if not name or (name in values and value is None):
             raise _UnknownError
-        if BUILDKITS.fullmatch(name) or BY_PLATFORM.fullmatch(name):  # BuildKit itself gives them values
+        if name not in given and (BUILDKITS.fullmatch(name) or BY_PLATFORM.fullmatch(name)):
             raise _UnknownError
         is_set = bool(value) if operator.startswith(":") else value is not None
         if operator.endswith("+"):

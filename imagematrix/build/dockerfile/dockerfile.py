@@ -18,7 +18,7 @@ from imagematrix.build.dockerfile.instructions import (
     read_instructions,
 )
 from imagematrix.build.dockerfile.platforms import (
-    BUILDER_VARIABLE,
+    FLAG,
     TARGET,
     find_builder_image_faults,
     find_stage_platforms,
@@ -93,14 +93,16 @@ def find_last_base(dockerfile: str) -> str | None:
     return None if name == "scratch" else name
 
 
-def list_run_platforms(dockerfile: str, targets: Collection[str] = ()) -> frozenset[str]:
+def list_run_platforms(
+    dockerfile: str, targets: Collection[str] = (), arguments: Mapping[str, str | None] | None = None
+) -> frozenset[str]:
     """Return the platforms whose programs a build runs, as `find_stage_platforms` names them.
 
     Only the stages that it needs count: the last one, the stages `targets`, and those that they are built
     from.
     """
     steps = read_instructions(dockerfile)
-    platforms = {step.start: platform for step, platform, _ in find_stage_platforms(steps)}
+    platforms = {step.start: platform for step, platform, _ in find_stage_platforms(steps, arguments)}
     platform = TARGET
     running: set[str] = set()
     for step in _find_needed_steps(steps, targets):
@@ -268,7 +270,7 @@ def _find_external_images(dockerfile: str, steps: Sequence[Instruction]) -> tupl
                 images.append(name)
         if step.stage:
             internal.add(step.stage)
-    if BUILDER_VARIABLE in dockerfile:
+    if FLAG in dockerfile:
         faults += find_builder_image_faults(steps)
     return images, faults[:MOST]
 

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-import re
-
+from imagematrix.build.dockerfile.arguments import expand_word, find_values
 from imagematrix.build.dockerfile.instructions import Fault, parse_by_paragraph
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from imagematrix.build.dockerfile.instructions import Instruction
 
+FLAG = "--platform"  # few Dockerfiles have it, and the others need not be read for platforms
 BUILDER = "$BUILDPLATFORM"  # BuildKit's name for the platform of the machine that builds
-BUILDER_VARIABLE = "BUILDPLATFORM"  # few Dockerfiles have it, and the others need not be read for platforms
 TARGET = "$TARGETPLATFORM"  # and for the platform of the image, which is the default of a stage
-BRACED = re.compile(r"\$\{(\w+)\}", re.ASCII)
+# The values that BuildKit gives to variables in FROM, as far as every build has the same.
+GIVEN = {
+    "BUILDPLATFORM": BUILDER,
+    "BUILDOS": "linux",
+    "BUILDARCH": "$BUILDARCH",
+    "TARGETPLATFORM": TARGET,
+    "TARGETOS": "linux",
+    "TARGETARCH": "$TARGETARCH",
+}
+SPELLINGS = {
+    "linux/$BUILDARCH": BUILDER,
+    "linux/$TARGETARCH": TARGET,
+    "amd64": "linux/amd64",
+    "arm64": "linux/arm64",
+    "linux/arm64/v8": "linux/arm64",
+}
 
 
 def list_builder_bases(dockerfile: str) -> tuple[str, ...]:
@@ -35,19 +49,26 @@ def find_builder_image_faults(steps: Sequence[Instruction]) -> list[Fault]:
     return [Fault(message, begins[-1][0].start, remedy)]
 
 
-def find_stage_platforms(steps: Sequence[Instruction]) -> Iterator[tuple[Instruction, str, bool]]:
+def find_stage_platforms(
+    steps: Sequence[Instruction], arguments: Mapping[str, str | None] | None = None
+) -> Iterator[tuple[Instruction, str, bool]]:
     """Yield each FROM with the platform of its stage, and whether it names an external image.
 
-    The platform is `BUILDER`, `TARGET`, or as the Dockerfile names it. A stage that starts from another has
-    its platform.
+    The platform is `BUILDER`, `TARGET`, the name of one, or text with a variable whose value is not known.
+    A stage that starts from another has its platform. `arguments` are build arguments that replace the
+    values in the Dockerfile; None if it is not known by which value.
     """
+    values = find_values(steps, arguments or {}, GIVEN)
     platforms: dict[str, str] = {}
     for step in steps:
         if step.stage is None:
             continue
         base = step.names[0].text.lower()
-        stated = BRACED.sub(r"$\1", step.platform)
-        platform = stated or platforms.get(base, TARGET)
+        stated = expand_word(step.platform, values, GIVEN)
+        if stated is None:
+            platform = step.platform
+        else:
+            platform = SPELLINGS.get(stated, stated) or platforms.get(base, TARGET)
         yield step, platform, base != "scratch" and base not in platforms
         if step.stage:
             platforms[step.stage] = platform

@@ -426,7 +426,8 @@ class CellBuilder:
         layers = self._read_layers(image.layout_image.layer_files)
         audited = audit_layers(layers, promised_entry, item.cell.optional_code)
         device_code_entries.require_matches(audited.device_code, audited.unmatched)
-        entry = proven_facts.with_code(audited, promised_entry, trimmed=item.trims)
+        entry = proven_facts.with_signing(audited, promised_entry)
+        entry = proven_facts.with_code(audited, entry, trimmed=item.trims)
         contradictions = find_contradictions(audited, entry)
         if contradictions:
             raise AuditError("; ".join(map(str, contradictions)), remedy=suggest_remedy(contradictions))

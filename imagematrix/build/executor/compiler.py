@@ -156,7 +156,11 @@ class _Compiler:
         if arches:
             found = ", ".join(f"{name} makes code for {arch or 'another'}" for name, arch in arches.items())
             message = f"the template's stage {STAGE!r} has no compiler for {self._arch}: its {found}"
-            remedy = f"install {cross_command} in it, or link your compiler for {self._arch} to {command}"
+            wrapper = f'#!/bin/sh\\nexec clang --target={self._arch}-linux-gnu "$@"\\n'
+            remedy = (
+                f"install {cross_command} in it; or with clang, a {command} that calls it: "
+                f"RUN printf '{wrapper}' > /usr/local/bin/{command} && chmod +x /usr/local/bin/{command}"
+            )
         else:
             message = f"the template's stage {STAGE!r} has no command {command}"
             remedy = f"install a compiler in it, and link it: ln -s /usr/bin/gcc-14 /usr/local/bin/{command}"

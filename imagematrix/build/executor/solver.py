@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 STEP = re.compile(r"#\d+ \[(?!internal)([^]]+)\] (.+)")
 ENGINE_DRIVER = re.compile(r"^Driver: +docker$", re.MULTILINE)
 PLATFORMS = re.compile(r"^Platforms: +(\S.*)$", re.MULTILINE)  # of one machine of a builder
+STATED = "*"  # follows a platform that the builder's configuration states
+MACHINES = ("linux/amd64", "linux/arm64")  # an arm64 machine may also run programs of 32 bits
 GRACE = 10  # seconds until a stopped build is killed
 GONE = "code = Unavailable"  # gRPC's message for a lost server
 UNRESOLVED = "failed to resolve source metadata"
@@ -205,10 +207,25 @@ def read_builder_platforms(builder: str | None) -> list[BuilderPlatforms]:
     Raises EngineError or UsageError.
     """
     name = builder or endpoint.get_context()
-    lists = PLATFORMS.findall(_inspect_builder(_find_buildx(), name))
-    nodes = [[platform.strip(" *") for platform in text.split(",")] for text in lists]
-    # BuildKit lists the platform of the machine first.
-    return [BuilderPlatforms(name=name, native=node[0], emulated=frozenset(node[1:])) for node in nodes]
+    text = _inspect_builder(_find_buildx(), name)
+    # BuildKit in a container of its own has emulators, which its list leaves out.
+    more = ENGINE_DRIVER.search(text) is None
+    lists = PLATFORMS.findall(text)
+    return [_parse_platforms(name, words.split(","), may_emulate_more=more) for words in lists]
+
+
+def _parse_platforms(name: str, words: Sequence[str], *, may_emulate_more: bool) -> BuilderPlatforms:
+    """Return the platforms of a machine.
+
+    BuildKit lists that of the machine first, with its variants, but buildx puts those that the builder's
+    configuration states before it. Stating one proves no emulator.
+    """
+    platforms = [word.strip() for word in words]
+    found = [platform for platform in platforms if not platform.endswith(STATED)]
+    names = ["/".join(platform.split("/")[:2]) for platform in found]
+    native = next((one for one in names if one in MACHINES), platforms[0].rstrip(STATED))
+    emulated = frozenset(found) - {native}
+    return BuilderPlatforms(name=name, native=native, emulated=emulated, may_emulate_more=may_emulate_more)
 
 
 def _inspect_builder(buildx: str, builder: str) -> str:

@@ -42,15 +42,16 @@ def find_unseen_flags(cell: Cell) -> frozenset[str]:
     march = cell.axes.get("march")
     if march is None:
         return frozenset()
-    return find_march_flags(cell, march) - cpuid.list_visible_flags(cell.facts.get_arch(march))
+    needed = find_march_flags(cell, march) or frozenset()
+    return needed - cpuid.list_visible_flags(cell.facts.get_arch(march))
 
 
-def find_march_flags(cell: Cell, march: str) -> frozenset[str]:
-    """Return the flags that code for the march of `cell` needs, as far as known before it is built."""
+def find_march_flags(cell: Cell, march: str) -> frozenset[str] | None:
+    """Return the flags that code for the march of `cell` needs; None if only its build tells."""
     flags = cell.facts.get_flags(march)
     if flags is None:
         flags = marches.get_required_flags(march, cell.properties.get("compiler") or ANY_COMPILER)
-    return flags or frozenset()
+    return flags
 
 
 def find_equal_marches(cells: Iterable[Cell]) -> list[tuple[str, ...]]:
@@ -62,7 +63,7 @@ def find_equal_marches(cells: Iterable[Cell]) -> list[tuple[str, ...]]:
     for cell in cells:
         march = cell.axes.get("march")
         flags = find_march_flags(cell, march) if march else None
-        if march and flags:
+        if march and flags is not None:
             key = cell.platform, cell.properties.get("compiler"), flags, cell.facts.get_vendor(march)
             groups.setdefault(key, {})[march] = None
     return list(dict.fromkeys(tuple(names) for names in groups.values() if len(names) > 1))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from imagematrix.build.matrix.axis_values import COMPAT_DRIVER
 from imagematrix.build.matrix.expand import find_plain_pull_cells
-from imagematrix.build.matrix.feasibility import ANY_COMPILER, find_infeasibility
+from imagematrix.build.matrix.feasibility import find_infeasibility, find_march_flags
 from imagematrix.common.record import replace
 from imagematrix.hardware.vendors import device_code, marches
 from imagematrix.images.catalog.catalog import CLAIM, UNKNOWN, Catalog, Variant
@@ -73,9 +73,7 @@ def promise_variant(cell: Cell) -> Variant:
     knows is unknown, as is the device code of a cell for GPUs that names no compute capability.
     """
     march = cell.axes.get("march")
-    flags = cell.facts.get_flags(march) if march else frozenset()
-    if march and flags is None:
-        flags = marches.get_required_flags(march, cell.properties.get("compiler") or ANY_COMPILER)
+    flags = find_march_flags(cell, march) if march else frozenset()
     reference = make_reference(cell.image.name, cell.image.version, cell.id)
     promised = make_variant(cell, flags or frozenset(), reference)
     unknown = {"cpu_flags": UNKNOWN} if flags is None else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from imagematrix.build.dockerfile.dockerfile import list_run_platforms
-from imagematrix.build.dockerfile.platforms import BUILDER, TARGET
+from imagematrix.build.dockerfile.platforms import BUILDER, FLAG, TARGET
 from imagematrix.build.plan.execution import (
     BuilderPlatforms,
     Execution,
@@ -43,28 +43,40 @@ def find_execution(item: Planned, builders: Sequence[BuilderPlatforms]) -> Execu
     """
     target = item.cell.platform
     run = frozenset([TARGET])  # of a Dockerfile without other platforms, which may run programs
-    if "--platform" in item.dockerfile or any(builder.native != target for builder in builders):
-        run = list_run_platforms(item.dockerfile, [STAGE] if "march" in item.cell.axes else ())
+    if FLAG in item.dockerfile or any(builder.native != target for builder in builders):
+        # The command line may give build arguments other values.
+        arguments = dict.fromkeys(name for name, _ in item.cell.image.build_args)
+        run = list_run_platforms(item.dockerfile, [STAGE] if "march" in item.cell.axes else (), arguments)
     by_builder: dict[str, list[Execution]] = {}
     for builder in builders:
         by_builder.setdefault(builder.name, []).append(_execute(target, run, builder))
     return max((min(executions, key=_rank) for executions in by_builder.values()), key=_rank)
 
 
-def _rank(execution: Execution) -> tuple[bool, int]:
+def _rank(execution: Execution) -> tuple[bool, bool, int]:
     """Return how little an execution suits a cell."""
-    return bool(execution.missing), list(ExecutionKind).index(execution.kind)
+    kind = list(ExecutionKind).index(execution.kind)
+    return bool(execution.missing), bool(execution.doubtful), kind
 
 
 def _execute(target: str, run: frozenset[str], builder: BuilderPlatforms) -> Execution:
     names = {TARGET: target, BUILDER: builder.native}
-    foreign = {names.get(platform, platform) for platform in run} - {builder.native}
+    platforms = {names.get(platform, platform) for platform in run}
+    unknown = {platform for platform in platforms if "$" in platform}
+    foreign = platforms - unknown - {builder.native}
     if foreign:
         kind = ExecutionKind.EMULATED
     else:
         kind = ExecutionKind.NATIVE if target == builder.native else ExecutionKind.CROSS
-    missing = tuple(sorted(foreign - builder.emulated))
-    return Execution(kind=kind, builder=builder.name, native=builder.native, missing=missing)
+    unlisted = foreign - builder.emulated
+    missing, doubtful = (set(), unlisted | unknown) if builder.may_emulate_more else (unlisted, unknown)
+    return Execution(
+        kind=kind,
+        builder=builder.name,
+        native=builder.native,
+        missing=tuple(sorted(missing)),
+        doubtful=tuple(sorted(doubtful)),
+    )
 
 
 def fail_missing(plan: Plan) -> Plan:
@@ -79,5 +91,5 @@ def fail_missing(plan: Plan) -> Plan:
 
 
 def _fail(item: Planned, execution: Execution) -> Planned:
-    error = BuildError(describe_missing(execution), remedy=suggest_emulator(execution))
+    error = BuildError(describe_missing(execution), remedy=suggest_emulator(execution.missing))
     return replace(item, status=PlanStatus.FAILED, why=str(error), error=error)

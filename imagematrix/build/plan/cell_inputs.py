@@ -8,7 +8,7 @@ from functools import cache
 from typing import Generic, TypeVar
 
 from imagematrix.build.dockerfile.dockerfile import find_frontend
-from imagematrix.build.dockerfile.platforms import BUILDER_VARIABLE, list_builder_bases
+from imagematrix.build.dockerfile.platforms import FLAG, list_builder_bases
 from imagematrix.build.matrix.axis_values import COMPAT_DRIVER, COMPAT_FROM, DRIVER_FROM
 from imagematrix.build.matrix.expand import expand_matrix
 from imagematrix.build.plan import context, driver, identity, installer
@@ -204,7 +204,7 @@ class InputFinder:
                 raise type(error)(message, remedy=remedy)
             if error:
                 raise error
-        if BUILDER_VARIABLE in rendered.dockerfile:
+        if FLAG in rendered.dockerfile:
             for name in list_builder_bases(rendered.dockerfile):
                 if name in self.bases:
                     self._require_index(name)

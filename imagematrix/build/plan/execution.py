@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from imagematrix.common.text import quote_word
+from imagematrix.hardware.host.emulators import format_registration
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class ExecutionKind(StrEnum):
@@ -22,28 +26,37 @@ class ExecutionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuilderPlatforms:
-    """The platforms of the builder `name`: that of its machine, and those for which it has an emulator."""
+    """The platforms of the builder `name`: that of its machine, and those for which it lists an emulator.
+
+    With `may_emulate_more`, its BuildKit may have emulators of its own, which it does not list.
+    """
 
     name: str
     native: str
     emulated: frozenset[str] = frozenset()
+    may_emulate_more: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
     """How the build of a cell would run on `builder`, whose machine has the platform `native`.
 
-    `missing` are the platforms whose programs the build runs, but no builder can.
+    Of the platforms whose programs the build runs, `missing` are those that no builder can run, and
+    `doubtful` those of which nothing says whether the builder can.
     """
 
     kind: ExecutionKind
     builder: str
     native: str
     missing: tuple[str, ...] = ()
+    doubtful: tuple[str, ...] = ()
 
-    def describe_foreign(self) -> str | None:
+    def describe_foreign(self, *, names_builder: bool = False) -> str | None:
         """Return how the build would run in a few words, None if it is native."""
-        return None if self.kind is ExecutionKind.NATIVE else f"{self.kind}, on {self.native}"
+        if self.kind is ExecutionKind.NATIVE:
+            return None
+        where = f"{self.builder} ({self.native})" if names_builder else self.native
+        return f"{self.kind}, on {where}"
 
     def to_json(self) -> dict[str, object]:
         """Return `execution` of a cell in the Plan document."""
@@ -52,6 +65,7 @@ class Execution:
             "builder": self.builder,
             "native": self.native,
             "missing": list(self.missing),
+            "doubtful": list(self.doubtful),
         }
 
 
@@ -61,11 +75,24 @@ def describe_missing(execution: Execution) -> str:
     return f"its build runs programs for {platforms}, and the builder {execution.builder} has no emulator"
 
 
-def suggest_emulator(execution: Execution) -> str:
-    """Return what lets the build of a cell run."""
-    arches = ",".join(platform.partition("/")[2].partition("/")[0] for platform in execution.missing)
-    return (
-        f"register one: `docker run --privileged --rm tonistiigi/binfmt --install {quote_word(arches)}`; or "
-        "pass --builder with a builder on such a machine; or begin the stages that run programs with "
-        "FROM --platform=$BUILDPLATFORM, and cross-compile"
-    )
+def describe_doubt(execution: Execution) -> str:
+    """Return why the build of a cell may not run."""
+    platforms, builder = " and ".join(execution.doubtful), execution.builder
+    return f"its build runs programs for {platforms}, and nothing says that the builder {builder} can"
+
+
+def suggest_proof(execution: Execution) -> str:
+    """Return what shows that the build of a cell can run."""
+    named = [platform for platform in execution.doubtful if "$" not in platform]
+    return suggest_emulator(named) if named else "name the platform in FROM --platform, without a variable"
+
+
+def suggest_emulator(platforms: Sequence[str]) -> str:
+    """Return what lets a build run programs for `platforms`."""
+    commands = [command for command in map(format_registration, platforms) if command]
+    ways = [
+        "pass --builder with a builder on such a machine",
+        "begin the stages that run programs with FROM --platform=$BUILDPLATFORM, and cross-compile",
+        *(f"register an emulator: {command}" for command in commands),
+    ]
+    return "; or ".join(ways)

@@ -12,13 +12,13 @@ from imagematrix.audit.contradictions import (
     MACHINES,
     audit_layers,
     find_contradictions,
-    get_machine,
     group_by_path,
+    list_known_flags,
 )
 from imagematrix.audit.images.layers import Layers
 from imagematrix.errors import AuditError
 from imagematrix.hardware.gpu_request.spec import NONE
-from imagematrix.hardware.vendors import device_code, marches
+from imagematrix.hardware.vendors import device_code
 from imagematrix.images.warm.tools import COMPUTE, OF_A_PRODUCT, find_tools, list_needed_facts
 from imagematrix.selection.drivers import get_driver_mode
 
@@ -80,10 +80,8 @@ def _require_whole(audited: Audit, variant: Variant) -> None:
 
 def _require_stated_flags(audited: Audit, variant: Variant, facts: Mapping[str, object]) -> None:
     """Raise AuditError if code needs CPU flags that neither the variant nor the match requires."""
-    _, arch = get_machine(variant.platform)
     stated = facts.get("cpu.flags")
-    known = variant.cpu_flags | marches.IGNORED.get(arch, frozenset())
-    known |= frozenset(stated if isinstance(stated, tuple) else ())
+    known = list_known_flags(variant) | frozenset(stated if isinstance(stated, tuple) else ())
     flags = audited.flags | audited.probable_flags
     for path, missing in group_by_path(flags, known):
         raise AuditError(f"{path} needs {', '.join(missing)}, which its match does not state")

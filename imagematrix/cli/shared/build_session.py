@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from imagematrix.audit.images.layers import Layers
     from imagematrix.build.executor.caches import ExternalCaches
     from imagematrix.build.plan.build_inputs import BuildInputs
-    from imagematrix.build.plan.execution import BuilderPlatforms
+    from imagematrix.build.plan.execution import BuilderPlatforms, Execution
     from imagematrix.build.plan.explanation import BuildMethod
     from imagematrix.build.plan.plan import Plan, PlanContext
     from imagematrix.build.plan.protocols import Builder
@@ -394,14 +394,30 @@ def warn_of_nvml(plan: Plan) -> None:
 
 
 def warn_of_missing_emulators(plan: Plan) -> None:
-    """Report what no builder can run, so that builds would not start."""
+    """Report what no builder can run, so that builds would not start, and what one perhaps cannot run."""
     from imagematrix.build.plan.execution import describe_missing, suggest_emulator
-    from imagematrix.build.plan.plan import Planned
 
-    executions = [item.execution for item in plan.items if isinstance(item, Planned) and item.execution]
+    executions = _list_executions(plan)
     for execution in dict.fromkeys(one for one in executions if one.missing):
         cells = format_count(executions.count(execution), "cell")
-        warn(f"{cells} cannot be built: {describe_missing(execution)}", suggest_emulator(execution))
+        warn(f"{cells} cannot be built: {describe_missing(execution)}", suggest_emulator(execution.missing))
+    warn_of_doubtful_emulators(plan)
+
+
+def warn_of_doubtful_emulators(plan: Plan) -> None:
+    """Report what a builder perhaps cannot run, in builds that start nevertheless."""
+    from imagematrix.build.plan.execution import describe_doubt, suggest_proof
+
+    executions = [one for one in _list_executions(plan) if one.doubtful and not one.missing]
+    for execution in dict.fromkeys(executions):
+        cells = format_count(executions.count(execution), "cell")
+        warn(f"{cells} may fail: {describe_doubt(execution)}", suggest_proof(execution))
+
+
+def _list_executions(plan: Plan) -> list[Execution]:
+    from imagematrix.build.plan.plan import Planned
+
+    return [item.execution for item in plan.items if isinstance(item, Planned) and item.execution]
 
 
 def make_development_push_error(image: str, version: str) -> UsageError:

@@ -215,7 +215,12 @@ def _read_config(image: StoredImage) -> Fields:
 def _make_daemonless_engine() -> Engine:
     from imagematrix.launcher.gpu_claims.survey import survey_without_daemon
 
-    return Engine(get_info=dict, inspect_image=lambda _: None, survey=survey_without_daemon, any_user=True)
+    return Engine(
+        get_info=lambda: {"Architecture": os.uname().machine},
+        inspect_image=lambda _: None,
+        survey=survey_without_daemon,
+        any_user=True,
+    )
 
 
 def _require_usable(launch: Launch, args: RunArgs) -> None:

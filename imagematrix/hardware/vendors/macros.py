@@ -14,6 +14,7 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from collections.abc import Set as AbstractSet
 
 X86_64 = {
     "__3dNOW__": "3dnow",
@@ -189,9 +190,12 @@ AARCH64 = {
 FLAGS: Mapping[str, Mapping[str, str]] = {"x86_64": X86_64, "aarch64": AARCH64}
 ARCHES = {"__x86_64__": "x86_64", "__aarch64__": "aarch64"}
 
-# Cores, other than plain architecture versions, with instructions as in `list_unannounced_flags`. Features of
-# every core from Armv8.4 on (ilrcpc, uscat) are listed only where CPUs without them have all others:
-# otherwise an image for saphira would seem to fit Kunpeng 920.
+# Armv8.4 announces no feature of its own. Of the cores that compilers know, those with both of these are of
+# Armv8.4 or newer: Armv8.3 made the second mandatory, and Armv8.4 the first.
+ARMV8_4 = frozenset(["asimddp", "jscvt"])
+SINCE_ARMV8_4 = frozenset(["ilrcpc", "uscat"])
+# Further instructions of cores, as in `list_unannounced_flags`. Not every compiler announces `ARMV8_4` for
+# saphira.
 CORES = {
     "a64fx": ("fcma",),
     "ampere1b": ("cssc",),
@@ -231,8 +235,10 @@ def signs_returns(text: str) -> bool:
     return "__ARM_FEATURE_PAC_DEFAULT" in _list_defined(text)
 
 
-def list_unannounced_flags(march: str) -> frozenset[str]:
+def list_unannounced_flags(march: str, announced: AbstractSet[str] = frozenset()) -> frozenset[str]:
     """Return the flags of instructions that compilers use for `march` on aarch64 without defining a macro.
+
+    `announced` are the flags for which they do define one: they tell how new a core is.
 
     From Armv8.4 on these are the second set of release-consistent accesses and single-copy atomic pairs,
     from Armv8.8 on memory copying (where only clang has a macro), from Armv8.9 on common short sequences,
@@ -242,9 +248,10 @@ def list_unannounced_flags(march: str) -> frozenset[str]:
     version = march.partition("+")[0].removeprefix("armv").removesuffix("-a")
     major, _, minor = version.partition(".")
     if major not in ("8", "9") or not (minor or "0").isdecimal():
-        return frozenset(CORES.get(march, ()))
+        return frozenset(CORES.get(march, ())) | (SINCE_ARMV8_4 if announced >= ARMV8_4 else frozenset())
     step = int(minor or 0) + (5 if major == "9" else 0)
-    since = ((4, "ilrcpc"), (4, "uscat"), (8, "mops"), (9, "cssc"), (10, "faminmax"), (11, "cmpbr"))
+    newer = ((8, "mops"), (9, "cssc"), (10, "faminmax"), (11, "cmpbr"))
+    since = (*((4, flag) for flag in SINCE_ARMV8_4), *newer)
     return frozenset(flag for first, flag in since if step >= first)
 
 

@@ -149,7 +149,8 @@ def get_flags_from_macros(text: str, arch: str, march: str = "") -> frozenset[st
     """
     from imagematrix.hardware.vendors import macros
 
-    needed = macros.parse_flags(text, arch) | macros.list_unannounced_flags(march)
+    announced = macros.parse_flags(text, arch)
+    needed = announced | macros.list_unannounced_flags(march, announced)
     # gcc has a macro for pointer authentication from 13 on and clang from 16; both used it before.
     sets: dict[str, str] = _data.load("marches.json")[arch].get(march, {})
     known = needed.union(" ".join(sets.values()).split())

@@ -19,6 +19,7 @@ from imagematrix.launcher.docker.user_gpu_options import find_user_gpus
 from imagematrix.launcher.gpu_claims import pods
 from imagematrix.launcher.gpu_claims.usage import list_lock_names
 from imagematrix.selection.drivers import get_driver_mode
+from imagematrix.selection.selection_target import ARCHITECTURES
 from imagematrix.selection.selector import find_feasible_gpu_sets, select
 
 TYPE_CHECKING = False
@@ -82,7 +83,8 @@ class LaunchRequest(Record):
     def plan_on_any(self) -> tuple[Selection, Launch]:
         """Return what would be started if all GPUs were free.
 
-        Raises NothingFits; DevicesError if a device node cannot be used, unless the launch is only printed.
+        Raises NothingFits; UsageError if the engine is of another architecture, and DevicesError if a device
+        node cannot be used, unless the launch is only printed.
         """
         return self.plan_on(self.choices[0].first or self.gpus_spec)
 
@@ -116,13 +118,15 @@ class LaunchRequest(Record):
             lambda: find_engine_digests(selection, self.engine.inspect_image), default, needed=needed
         )
         launch = plan_launch(selection, args.command, share=self.share, digests=digests)
+        if needed:
+            _require_native(launch, self.engine.get_info())
         if launch.injected and args.host is None:
             info: Mapping[str, Any] = _query_engine(self.engine.get_info, {}, needed=needed)
             launch = inject_through_cdi(launch, info.get("CDISpecDirs") or ())
         if launch.injected and args.capabilities:
             # Docker does the same with the capabilities in its --gpus (daemon/nvidia_linux.go).
             launch = launch.with_environment({"NVIDIA_DRIVER_CAPABILITIES": args.capabilities})
-        if args.print_form is None and self.remote is None:
+        if needed and self.remote is None:
             require_device_nodes(launch.devices)
         return selection, launch
 
@@ -262,6 +266,20 @@ def make_request(
         engine=engine,
         passed_gpus=passed.gpus,
     )
+
+
+def _require_native(launch: Launch, info: Mapping[str, Any]) -> None:
+    """Raise UsageError if the engine that `info` describes is of another architecture than the image.
+
+    The probe may describe another machine: that of a saved host, or an emulated one.
+    """
+    machine = str(info.get("Architecture") or "")
+    architecture = ARCHITECTURES.get(machine, machine)
+    if architecture and architecture != launch.platform.split("/")[1]:
+        raise UsageError(
+            f"{launch.reference} is for {launch.platform}, and its engine runs on linux/{architecture}",
+            remedy=f"start it on a machine with {launch.platform}",
+        )
 
 
 def _query_engine(query: Callable[[], T], default: T, *, needed: bool) -> T:

@@ -12,13 +12,13 @@ from imagematrix.common.settings import DOCKER
 from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
 from imagematrix.hardware.host import fabric
+from imagematrix.hardware.host.emulators import FOLDER, format_registration
 from imagematrix.hardware.host.nvidia import describe_mismatch
 from imagematrix.hardware.host.nvml import MISMATCH, NO_LIBRARY
 from imagematrix.images.catalog.warm_up import check_cache_folder
 from imagematrix.images.engine.releases import ZSTD_LAYERS, ZSTD_REMEDY
 from imagematrix.images.warm.tools import ROOT, load_tools
 from imagematrix.launcher.docker.plan import SELECTED
-from imagematrix.launcher.doctor.emulators import FOLDER
 from imagematrix.launcher.doctor.pulls import list_pull_settings
 from imagematrix.launcher.gpu_claims import pods
 
@@ -421,16 +421,16 @@ def _check_emulators(facts: NodeFacts) -> Verdicts:
     foreign = [one for one in facts.emulators if one.arch != facts.host.arch]
     for emulator in foreign:
         what = f"{emulator.name} for {emulator.platform}"
-        remove = f"echo -1 > {FOLDER}/{emulator.name}"
+        register_again = f"echo -1 > {FOLDER}/{emulator.name} && {format_registration(emulator.platform)}"
         if not emulator.works_in_containers:
             yield _make_warning(
                 f"{what} lacks the flag F: builds and containers do not find {emulator.interpreter}",
-                f"register it with the flag F; this removes it: {remove}",
+                register_again,
             )
         elif emulator.keeps_credentials:
             yield _make_warning(
                 f"{what} has the flag C: set-uid programs of images get the credentials of their owners",
-                f"register it with the flag F only; this removes it: {remove}",
+                register_again,
             )
         else:
             yield _make_ok(f"builds for {emulator.platform} can run its programs, by {emulator.name}")

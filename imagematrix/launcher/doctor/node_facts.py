@@ -10,9 +10,10 @@ from pathlib import Path
 from imagematrix.common.programs import find_program
 from imagematrix.common.settings import DOCKER
 from imagematrix.errors import EngineError, ProbeError
+from imagematrix.hardware.host import emulators
 from imagematrix.images.engine import containers, endpoint, system
 from imagematrix.launcher.docker import devices
-from imagematrix.launcher.doctor import daemonless, emulators, kernel
+from imagematrix.launcher.doctor import daemonless, kernel
 from imagematrix.launcher.doctor.daemonless import DaemonlessFacts
 from imagematrix.launcher.doctor.kernel import KernelFacts
 from imagematrix.launcher.doctor.pull_facts import gather_pull_facts
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from imagematrix.errors import UsageError
+    from imagematrix.hardware.host.emulators import Emulator
     from imagematrix.hardware.host.host import Host
     from imagematrix.hardware.host.nvml import Nvml
     from imagematrix.images.engine.containers import RunningContainer
-    from imagematrix.launcher.doctor.emulators import Emulator
 
     Remedies = tuple[tuple[str, str], ...]  # problems, each with its remedy
 

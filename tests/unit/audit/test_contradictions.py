@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from compiling import compiled
+from compiling import assembled, compiled
 from drivers import add_note
 from fatbins import entry, fat
 from images import hardlink, link
@@ -107,6 +107,21 @@ def test_image_for_gpus_without_device_code_contradicts(judged, member, facts):
     assert judged(ptx, [member]) == [("ptx", "", None)]
     assert judged(gpu(facts=facts, cubins=()), [member]) == [("cubins", "", None)]
     assert judged(replace(CPU, facts=facts), [member]) == []
+
+
+def test_torch_for_the_cpus_of_arm64_is_no_image_for_gpus(judged, tmp_path):
+    """PyPI's wheel of torch 2.8.0 for arm64 computes on the CPU only."""
+    library = assembled(tmp_path / "libtorch_cpu.so", exported=(0xD65F03C0,)).read_bytes()
+    packages = "usr/lib/python3/dist-packages"
+    wheel = [
+        (f"{packages}/torch/lib/libtorch_cpu.so", library),
+        (f"{packages}/torch/version.py", b"__version__ = '2.8.0+cpu'\ncuda = None\n"),
+        (f"{packages}/torch-2.8.0.dist-info/METADATA", b"Name: torch\nVersion: 2.8.0\n"),
+    ]
+    for march in (None, "neoverse-v2"):
+        cell = gpu(platform="linux/arm64", cubins=("90",), march=march, facts=())
+        assert judged(cell, wheel) == [("cubins", "", None)]
+    assert judged(replace(CPU, platform="linux/arm64"), wheel) == []
 
 
 def test_cubins_of_a_family_with_newer_drivers_contradict(judged):

@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-from compiling import choosing, compiled
+from compiling import assembled, choosing, compiled
 
+from imagematrix.audit.catalog import make_unlabelled_entry
 from imagematrix.audit.contradictions import describe_contradictions
-from imagematrix.audit.proven_facts import find_proven_facts, with_flags
+from imagematrix.audit.proven_facts import find_proven_facts, with_flags, with_signing
 from imagematrix.audit.warnings import (
     warn_of_march,
     warn_of_nvml,
@@ -18,6 +19,7 @@ from imagematrix.audit.warnings import (
 from imagematrix.common.record import replace
 from imagematrix.hardware.vendors import marches
 from imagematrix.images.catalog.catalog import Ptx, UserModeDriver, Variant
+from imagematrix.selection.rules.cpu import get_needed_flags
 
 STARTER = Path(__file__).parents[3] / "templates/cpu/hello.c"
 SUM = "for (int i = 0; i < 64; i++) a[i] = a[i] * 3.5 + i; return a[3];"
@@ -83,6 +85,48 @@ def test_required_code_beyond_the_march_contradicts(audited, program):
     report = audited(("opt/tool", program(PROGRAM, "-march=x86-64-v4", "-mprefer-vector-width=512")))
     text = describe_contradictions(report, HASWELL)
     assert re.fullmatch(r"the labels promise code for x86-64-v3, but /opt/tool needs avx512.*", text)
+
+
+ARM_V8 = Variant(reference="t:x", digest=None, platform="linux/arm64", march="armv8-a")
+SVE2, RET, RETAA = 0x45C30041, 0xD65F03C0, 0xD65F0BFF  # saddlb z1.d, z2.s, z3.s
+
+
+def test_required_code_beyond_a_march_without_flags_contradicts(audited, tmp_path):
+    tool = assembled(tmp_path / "it.so", exported=(SVE2, RET)).read_bytes()
+    text = describe_contradictions(audited(("opt/it.so", tool)), ARM_V8)
+    assert text == "the labels promise code for armv8-a, but /opt/it.so needs sve2"
+    report = audited(("opt/it.so", assembled(tmp_path / "it.so", exported=(RET,)).read_bytes()))
+    assert (describe_contradictions(report, ARM_V8), warn_of_march(report, ARM_V8)) == ("", [])
+
+
+def test_code_that_signs_is_for_cpus_that_can(audited, tmp_path):
+    """Its labels may have the flags, but do not count for an entry that does not sign."""
+    signing = assembled(tmp_path / "it.so", exported=(0xDAC10020, RETAA)).read_bytes()
+    report = audited(("opt/it.so", signing))
+    for flags in (frozenset[str](), frozenset({"paca", "pacg"})):
+        text = describe_contradictions(report, replace(ARM_V8, cpu_flags=flags))
+        assert text == "the labels promise code for armv8-a, but /opt/it.so needs paca"
+    entry = with_signing(report, ARM_V8)
+    assert entry.signed_returns
+    assert describe_contradictions(report, entry) == ""
+    assert get_needed_flags(entry) == {"paca", "pacg"}
+    adopted, _ = make_unlabelled_entry(report)
+    assert get_needed_flags(adopted) == {"paca", "pacg"}
+
+
+def test_signing_by_hints_needs_nothing(audited, tmp_path):
+    hints = assembled(tmp_path / "it.so", exported=(0xD503233F, 0xD50323BF, RET)).read_bytes()
+    report = audited(("opt/it.so", hints))
+    assert not with_signing(report, ARM_V8).signed_returns
+    assert describe_contradictions(report, ARM_V8) == ""
+
+
+def test_undispatched_code_beyond_a_march_without_flags_is_doubted(audited, tmp_path):
+    tool = assembled(tmp_path / "tool", exported=(RET,), hidden=(SVE2, RET)).read_bytes()
+    report = audited(("opt/it.so", tool))
+    assert describe_contradictions(report, ARM_V8) == ""
+    (doubt,) = warn_of_march(report, ARM_V8)
+    assert doubt.startswith("/opt/it.so has code beyond -march=armv8-a in hidden: sve2; ")
 
 
 def test_undispatched_code_beyond_the_march_is_doubted(audited, program):

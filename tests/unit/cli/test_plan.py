@@ -10,6 +10,7 @@ from imagematrix.build.plan.execution import BuilderPlatforms
 from imagematrix.build.stores import engine as local
 from imagematrix.cli.shared.build_session import BuildSession
 from imagematrix.errors import EngineError
+from imagematrix.hardware.host.emulators import format_registration
 
 CROSS = "FROM --platform=$BUILDPLATFORM {{ base }} AS compiler\nRUN cc\n\nFROM {{ base }}\n"
 RUNS = "FROM {{ base }} AS compiler\nRUN cc\n\nFROM {{ base }}\n"
@@ -51,6 +52,16 @@ def test_cross_builds_are_told(plan, conforms):
     assert [one["kind"] for one in executions] == ["native", "cross"]
 
 
+def test_of_several_builders_the_one_that_decides_is_named(plan, monkeypatch):
+    monkeypatch.setitem(BUILDERS, "x86", BuilderPlatforms(name="x86", native="linux/amd64"))
+    result = plan(CROSS, "--builder", "arm", "--builder", "x86")
+    assert get_reasons(result) == {
+        "linux-amd64": "cross, on arm (linux/arm64)",
+        "linux-arm64": "cross, on x86 (linux/amd64)",
+    }
+    assert get_reasons(plan(CROSS, "--builder", "x86"))["linux-arm64"] == "cross, on linux/amd64"
+
+
 def test_missing_emulator_is_told_and_named(plan):
     result = plan(RUNS)
     assert result.code == 0
@@ -59,7 +70,21 @@ def test_missing_emulator_is_told_and_named(plan):
         "1 cell cannot be built: its build runs programs for linux/arm64, and the builder default"
         in result.err
     )
-    assert "docker run --privileged --rm tonistiigi/binfmt --install arm64" in result.err
+    assert f"register an emulator: {format_registration('linux/arm64')}\n" in result.err
+
+
+def test_builder_with_emulators_of_its_own_is_doubted(plan, monkeypatch):
+    container = BuilderPlatforms(name="mine", native="linux/amd64", may_emulate_more=True)
+    monkeypatch.setitem(BUILDERS, None, container)
+    result = plan(RUNS)
+    assert "cannot be built" not in result.err
+    assert (
+        "1 cell may fail: its build runs programs for linux/arm64, and nothing says that the builder mine can"
+        in result.err
+    )
+    result = plan(RUNS, command="build")
+    assert "1 cell may fail" in result.err
+    assert "no emulator" not in result.err
 
 
 def test_builder_of_the_platform_needs_none(plan):

@@ -15,9 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 WORD = 4  # bytes
-# Mask, value and flag; the first row that matches a word decides. Hints (pointer authentication, branch
-# targets) run on every CPU.
+# Mask, value and flag; the first row that matches a word decides. Hints (branch targets, and some of pointer
+# authentication) run on every CPU.
 TABLE = (
+    # Pointer authentication: returns and branches, keys of pointers and of data, loads
+    (0xFE1FF800, 0xD61F0800, "paca"),
+    (0xFFFF8000, 0xDAC10000, "paca"),
+    (0xFFE0FC00, 0x9AC03000, "pacg"),
+    (0xFF200400, 0xF8200400, "paca"),
     # Loads and stores: compare and swap, atomic operations, release consistency, memory copying
     (0x3FA07C00, 0x08A07C00, "atomics"),
     (0xBFA07C00, 0x08207C00, "atomics"),
@@ -74,7 +79,11 @@ TABLE = (
     (0xBF60FC00, 0x2E20CC00, "asimdfhm"),
     (0xBFC0B400, 0x0F800000, "asimdfhm"),
     (0xBFC0B400, 0x2F808000, "asimdfhm"),
-    # Floating point: rounding, JavaScript's conversion, half precision except for its conversions
+    # Floating point: greatest and least magnitude, rounding, JavaScript's conversion, half precision except
+    # for its conversions
+    (0x9FA0FC00, 0x0EA0DC00, "faminmax"),
+    (0x9FE0FC00, 0x0EC01C00, "faminmax"),
+    (0xFF3EE000, 0x650E8000, "faminmax"),
     (0xFFBE7C00, 0x1E284000, "frint"),
     (0x9FBFEC00, 0x0E21E800, "frint"),
     (0xFFFFFC00, 0x1E7E0000, "jscvt"),
@@ -90,13 +99,17 @@ TABLE = (
     (0xBFF8FC00, 0x0F00FC00, "asimdhp"),
     (0x9FF0FC00, 0x0F10E400, "asimdhp"),
     (0x9FF0FC00, 0x0F10FC00, "asimdhp"),
+    (0xFF7FCC00, 0x5E30C800, "fphp"),
     (0xFFC0B400, 0x5F001000, "fphp"),
     (0xDFC0F400, 0x5F009000, "fphp"),
     (0xDFF0FC00, 0x5F10E400, "fphp"),
     (0xDFF0FC00, 0x5F10FC00, "fphp"),
     (0xDF60C400, 0x5E400400, "fphp"),
     (0xDF7E0C00, 0x5E780800, "fphp"),
-    # Scalable vectors: extensions of their own, what the second version added, and all others
+    # Scalable vectors: their length in streaming mode, extensions of their own, what the second version
+    # added, and all others
+    (0xFFA0F800, 0x04205800, "sme"),
+    (0xFFFFF800, 0x04BF5800, "sme"),
     (0xFFE0FC00, 0x6460E400, "svebf16"),
     (0xFFE0FC00, 0x64608000, "svebf16"),
     (0xFFE0FC00, 0x64604000, "svebf16"),

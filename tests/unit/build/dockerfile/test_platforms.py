@@ -25,6 +25,10 @@ COPY --from=program /x /x
         (CROSS.replace("$BUILDPLATFORM", "${BUILDPLATFORM}"), ("debian:1",)),
         (CROSS.replace("$BUILDPLATFORM", "$TARGETPLATFORM"), ()),
         (CROSS.replace("$BUILDPLATFORM", "linux/amd64"), ()),
+        (CROSS.replace("$BUILDPLATFORM", "${BUILDPLATFORM:-linux/amd64}"), ("debian:1",)),
+        (CROSS.replace("$BUILDPLATFORM", "$BUILDOS/${BUILDARCH}"), ("debian:1",)),
+        ("ARG PLAT=$BUILDPLATFORM\n" + CROSS.replace("$BUILDPLATFORM", "$PLAT"), ("debian:1",)),
+        ("ARG PLAT=linux/amd64\n" + CROSS.replace("$BUILDPLATFORM", "$PLAT"), ()),
         (CROSS + "# BUILDPLATFORM\n", ("debian:1",)),
         ("FROM debian:1\n# $BUILDPLATFORM\n", ()),
         (
@@ -45,6 +49,11 @@ def test_bases_for_the_machine_that_builds(dockerfile, bases):
         (CROSS.replace("--platform=$BUILDPLATFORM ", ""), {TARGET}),
         (CROSS.replace("FROM compiler", "FROM --platform=$TARGETPLATFORM compiler"), {BUILDER, TARGET}),
         (CROSS.replace("$BUILDPLATFORM", "linux/arm64"), {"linux/arm64"}),
+        (CROSS.replace("$BUILDPLATFORM", "linux/arm64/v8"), {"linux/arm64"}),
+        ("ARG PLAT=linux/arm64\n" + CROSS.replace("$BUILDPLATFORM", "$PLAT"), {"linux/arm64"}),
+        ("ARG PLAT=\n" + CROSS.replace("$BUILDPLATFORM", "$PLAT"), {TARGET}),
+        (CROSS.replace("$BUILDPLATFORM", "$TARGETOS/$TARGETARCH"), {TARGET}),
+        (CROSS.replace("$BUILDPLATFORM", "$PLAT"), {"$PLAT"}),
         ("FROM a AS unused\nRUN x\n\nFROM b\nCOPY x /\n", set()),
         ("FROM a AS compiler\nRUN x\n\nFROM b\nCOPY x /\n", {TARGET}),
     ],
@@ -53,10 +62,17 @@ def test_programs_that_a_build_runs(dockerfile, run):
     assert list_run_platforms(dockerfile, ["compiler"]) == run
 
 
+def test_value_of_a_build_argument_counts():
+    dockerfile = "ARG PLAT=linux/arm64\n" + CROSS.replace("$BUILDPLATFORM", "$PLAT")
+    assert list_run_platforms(dockerfile, (), {"PLAT": "linux/amd64"}) == {"linux/amd64"}
+    assert list_run_platforms(dockerfile, (), {"PLAT": None}) == {"$PLAT"}
+
+
 @pytest.mark.parametrize(
     "dockerfile",
     [
         "FROM --platform=$BUILDPLATFORM debian\n",
+        "FROM --platform=$BUILDOS/$BUILDARCH debian\n",
         "FROM --platform=${BUILDPLATFORM} debian AS a\n\nFROM a AS b\n\nFROM b\nRUN x\n",
     ],
 )

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compiling import compiled
-from matrices import add_option
+from compiling import assembled, compiled
+from matrices import add_axis, add_option
 
 from imagematrix.audit.images import layer
 from imagematrix.build.executor.logs import get_log_path, load_dockerfile
@@ -487,6 +487,19 @@ def test_march_without_effect_is_an_error_in_strict_mode(planned, carry_out, bac
     parts = [dict(one.items[0].identity.components) for one in (plan, lenient)]
     assert parts[0].pop("context") != parts[1].pop("context")  # the matrix is in the context of this project
     assert parts[0] == parts[1]
+
+
+def test_image_whose_code_signs_is_labelled_as_one(planned, carry_out, backend, tar, tmp_path):
+    """An option of the compiler makes it sign, whatever the march needs."""
+    signing = assembled(tmp_path / "it.so", exported=(0xD65F0BFF,)).read_bytes()  # retaa
+    backend.layers = [tar(("opt/it.so", signing))]
+    arm = "#define __aarch64__ 1\n#define __ARM_FEATURE_PAUTH 1\n"
+    backend.export = lambda *_: {"cc": arm, "cc-march=armv8.3-a": arm}
+    march = "march: [x86-64-v3, znver4]", "march: [armv8.3-a]"
+    results, _ = carry_out(planned(add_axis("platform: [linux/arm64]"), march, only="cuda=none"))
+    assert [(result.status, result.error) for result in results] == [("built", None)]
+    (own,) = backend.images.values()
+    assert json.loads(own["io.imagematrix.variant"])["signed_returns"] is True
 
 
 def test_newer_runtime_is_a_warning_even_in_strict_mode(planned, carry_out, backend, tar, tmp_path):

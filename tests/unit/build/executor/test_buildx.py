@@ -653,6 +653,15 @@ def test_unwritable_log_ends_the_build(script, order):
     [
         ("Platforms:        linux/amd64, linux/386", [("linux/amd64", {"linux/386"})]),
         ("Platforms:        linux/arm64*", [("linux/arm64", set())]),
+        ("Platforms: linux/arm64*, linux/arm/v7", [("linux/arm64", {"linux/arm/v7"})]),
+        (
+            "Platforms: linux/arm64*, linux/amd64, linux/amd64/v2, linux/386",
+            [("linux/amd64", {"linux/amd64/v2", "linux/386"})],
+        ),
+        (
+            "Platforms: linux/arm64*, linux/amd64*, linux/amd64/v2, linux/386",
+            [("linux/amd64", {"linux/amd64/v2", "linux/386"})],
+        ),
         (
             "Name: a\nPlatforms: linux/amd64, linux/arm64\nLabels:\nName: b\nPlatforms: linux/arm64",
             [("linux/amd64", {"linux/arm64"}), ("linux/arm64", set())],
@@ -666,6 +675,13 @@ def test_platforms_of_a_builder_s_machines(script, lines, expected):
     found = read_builder_platforms("mine")
     assert [(one.native, one.emulated) for one in found] == expected
     assert {one.name for one in found} <= {"mine"}
+
+
+@pytest.mark.parametrize(("driver", "more"), [("docker", False), ("docker-container", True)])
+def test_only_buildkit_outside_the_engine_has_emulators_of_its_own(script, driver, more):
+    script(inspect=f"printf 'Driver: {driver}\\nPlatforms: linux/amd64\\n'")
+    (found,) = read_builder_platforms("mine")
+    assert found.may_emulate_more is more
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The CPU flags that code needs come from the compiler in the image."""
 
+import subprocess
+
 import pytest
 
 from imagematrix.build.executor.compiler import Compilers
@@ -187,6 +189,19 @@ def test_no_answer_for_another_architecture_is_taken(flags, backend, answer, fou
         flags(text=ARM, template=STAGE)
     assert found in str(caught.value)
     assert "install aarch64-linux-gnu-gcc in it" in caught.value.remedy
+
+
+def test_remedy_makes_clang_the_compiler_for_the_architecture(flags, backend, tmp_path):
+    backend.export = lambda *_: {"cc": NATIVE}
+    with pytest.raises(BuildError) as caught:
+        flags(text=ARM, template=STAGE)
+    script = caught.value.remedy.partition(": RUN ")[2].replace("/usr/local/bin", str(tmp_path))
+    (tmp_path / "clang").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "clang").chmod(0o755)
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    subprocess.run(["sh", "-c", script], check=True, env=path)
+    done = subprocess.run(["cc", "-dM", "a b"], capture_output=True, text=True, check=True, env=path)
+    assert done.stdout == "--target=aarch64-linux-gnu -dM a b\n"
 
 
 def test_march_unknown_to_the_cross_compiler_is_a_build_error(flags, backend):

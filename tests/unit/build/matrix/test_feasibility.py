@@ -106,6 +106,7 @@ def marches(*names, compiler="gcc-14", platform="linux/arm64"):
 def test_marches_between_which_only_names_would_choose():
     equal = marches("neoverse-n1", "neoverse-v2", "neoverse-n2", "neoverse-v2", "cortex-x925")
     assert find_equal_marches(equal) == [("neoverse-v2", "neoverse-n2", "cortex-x925")]
+    assert find_equal_marches(marches("armv8-a", "xgene1")) == [("armv8-a", "xgene1")]  # which need no flags
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from imagematrix.build.plan.builder_choice import fail_missing, with_executions
 from imagematrix.build.plan.execution import BuilderPlatforms, Execution, ExecutionKind
 from imagematrix.build.plan.plan import PlanStatus
 from imagematrix.errors import BuildError
+from imagematrix.hardware.host.emulators import format_registration
 
 X86 = BuilderPlatforms(name="default", native="linux/amd64", emulated=frozenset({"linux/386"}))
 EMULATING = BuilderPlatforms(name="big", native="linux/amd64", emulated=frozenset({"linux/arm64"}))
@@ -60,6 +61,33 @@ def test_stage_that_names_a_platform_runs_there(executions):
     assert result["linux/amd64"].missing == result["linux/arm64"].missing == ("linux/arm64",)
 
 
+def test_builder_with_emulators_of_its_own_is_doubted(executions):
+    """It lists only those of its kernel."""
+    container = replace(X86, may_emulate_more=True)
+    assert executions(RUNS, container)["linux/arm64"] == Execution(
+        kind=ExecutionKind.EMULATED, builder="default", native="linux/amd64", doubtful=("linux/arm64",)
+    )
+    assert executions(RUNS, container)["linux/amd64"].doubtful == ()
+    assert executions(RUNS, container, EMULATING)["linux/arm64"].builder == "default"
+
+
+@pytest.mark.parametrize(
+    ("variable", "kinds", "doubtful"),
+    [
+        ("$PLAT", ("native", "cross"), ()),
+        ("$BUILDOS/$BUILDARCH", ("native", "cross"), ()),
+        ("${BUILDPLATFORM:-linux/arm64}", ("native", "cross"), ()),
+        ("$TARGETOS/${TARGETARCH}", ("native", "emulated"), ()),
+        ("$SECRET", ("native", "cross"), ("$SECRET",)),
+    ],
+)
+def test_platform_by_a_variable(executions, variable, kinds, doubtful):
+    stage = RUNS.replace("FROM {{ base }} AS", f"FROM --platform={variable} {{{{ base }}}} AS")
+    result = executions(f"ARG PLAT=linux/amd64\nARG SECRET\n\n{stage}", EMULATING)
+    assert tuple(one.kind for one in result.values()) == kinds
+    assert {(one.missing, one.doubtful) for one in result.values()} == {((), doubtful)}
+
+
 def test_machine_of_a_builder_that_suits_best(executions):
     machines = X86, replace(EMULATING, name="default"), replace(ARM, name="default")
     assert executions(RUNS, *machines)["linux/arm64"].native == "linux/arm64"
@@ -85,6 +113,6 @@ def test_cells_that_nothing_can_run_fail_before_any_build(planned, conforms):
     assert failed.cell.platform == "linux/arm64"
     assert isinstance(failed.error, BuildError)
     assert failed.why == ("its build runs programs for linux/arm64, and the builder default has no emulator")
-    assert "tonistiigi/binfmt --install arm64`" in failed.error.remedy
+    assert failed.error.remedy.endswith(f"register an emulator: {format_registration('linux/arm64')}")
     (built,) = fail_missing(plan).with_status(PlanStatus.BUILD)
     assert built.cell.platform == "linux/amd64"

@@ -1,6 +1,7 @@
 """`imagematrix run --engine oci` from its arguments to the container that is started, without a runtime."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,12 @@ def test_a_variant_without_a_driver_is_refused(run, starts_nothing):
     starts_nothing(
         run("--engine oci reg:5000/training:v1", ["host"]), 2, "no runtime of NVIDIA injects one here"
     )
+
+
+def test_an_image_for_another_architecture_is_refused(run, monkeypatch, starts_nothing):
+    foreign = os.uname_result((*os.uname()[:4], "aarch64"))
+    monkeypatch.setattr(os, "uname", lambda: foreign)
+    starts_nothing(run("--engine oci reg:5000/training:v1"), 2, "its engine runs on linux/arm64")
 
 
 def test_a_device_that_only_a_daemon_could_open_is_an_error(run, monkeypatch, starts_nothing):

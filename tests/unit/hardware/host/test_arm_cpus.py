@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from imagematrix.hardware.host.probe import probe
-from imagematrix.hardware.vendors import marches
+from imagematrix.hardware.vendors import macros, marches
 
 FOLDER = Path(__file__).parent / "cpuinfo"
 TEXT = (Path(__file__).parents[4] / "docs/reference/arm64-cpus.md").read_text()
@@ -48,3 +48,9 @@ def test_code_fits_by_flags(captured, name):
     assert not [warning for warning in host.warnings if "CPU" in warning]
     assert marches.get_required_flags(fitting, "gcc-14") <= host.cpu.flags
     assert not marches.get_required_flags(foreign, "gcc-14") <= host.cpu.flags
+
+
+@pytest.mark.parametrize("name", CPUS)
+def test_cpus_have_what_the_flags_of_compilers_tell_of_them(captured, name):
+    flags = probe(captured({"proc/cpuinfo": (FOLDER / name).read_text()})).cpu.flags
+    assert (flags >= macros.ARMV8_4) is (flags >= macros.SINCE_ARMV8_4)

@@ -87,3 +87,17 @@ def test_line_endings_do_not_matter():
 )
 def test_features_without_a_macro_are_added(march, flags):
     assert macros.list_unannounced_flags(march) == flags
+
+
+@pytest.mark.parametrize(
+    ("march", "announced", "flags"),
+    [
+        ("neoverse-v1", {"asimddp", "jscvt", "sve"}, {"ilrcpc", "uscat"}),
+        ("ampere1b", {"asimddp", "jscvt"}, {"cssc", "ilrcpc", "uscat"}),
+        ("apple-a12", {"jscvt", "lrcpc"}, set()),
+        ("neoverse-n1", {"asimddp", "lrcpc"}, set()),
+        ("armv8.3-a+dotprod", {"asimddp", "jscvt"}, set()),
+    ],
+)
+def test_features_without_a_macro_are_told_by_those_with_one(march, announced, flags):
+    assert macros.list_unannounced_flags(march, announced) == flags

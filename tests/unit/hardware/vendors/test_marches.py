@@ -52,6 +52,8 @@ def test_marches_known_to_a_compiler():
         ("goldmont", "gcc-12", {"sse4_2", "aes"}, {"avx"}),
         ("x86-64", "gcc-12", {"sse2"}, {"pni"}),
         ("neoverse-v1", "gcc-12", {"sve", "bf16", "i8mm"}, {"rng", "paca"}),
+        ("neoverse-v2", "gcc-14", {"sve2", "ilrcpc", "uscat"}, {"mops"}),  # gcc writes stlur
+        ("neoverse-n1", "gcc-14", {"lrcpc"}, {"ilrcpc", "uscat"}),
         ("armv8.2-a", "gcc-14", {"atomics"}, {"sve"}),
         ("armv8.8-a", "gcc-14", {"mops", "ilrcpc"}, {"cssc", "paca", "bti"}),
         ("armv9.6-a", "gcc-16", {"cmpbr", "faminmax", "lut"}, {"fprcvt"}),
@@ -264,6 +266,8 @@ def test_flags_from_macros_depend_on_the_march():
         "uscat",
         "mops",
     }
+    newer = "#define __ARM_FEATURE_DOTPROD 1\n#define __ARM_FEATURE_JCVT 1\n"
+    assert marches.get_flags_from_macros(newer, "aarch64", "neoverse-v2") >= {"ilrcpc", "uscat"}
 
 
 @pytest.mark.parametrize("arch", marches.IGNORED)

@@ -91,6 +91,15 @@ def _nodes_work(monkeypatch):
 
 
 @pytest.mark.usefixtures("_nodes_work")
+def test_a_selection_for_another_architecture_is_not_started(make, monkeypatch):
+    engine = Engine()
+    monkeypatch.setattr(engine, "info", lambda: {"Architecture": "aarch64"})
+    with pytest.raises(UsageError, match="is for linux/amd64, and its engine runs on linux/arm64"):
+        launch(make.selection(make.gpu(0)), client=engine)
+    assert engine.requests == []
+
+
+@pytest.mark.usefixtures("_nodes_work")
 def test_a_command_as_text_is_split_as_docker_does(make):
     engine = Engine()
     launch(make.selection(make.gpu(0)), "train --name 'a b'", client=engine)

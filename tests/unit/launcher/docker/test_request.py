@@ -254,6 +254,30 @@ def test_a_remote_engine_needs_a_saved_host(monkeypatch):
         assert "on node7, then pass --host node.json" in caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("line", "architecture", "message"),
+    [
+        ("IMAGE", "x86_64", None),
+        ("IMAGE", "amd64", None),  # as podman says it
+        ("IMAGE", "aarch64", "training:v1-sm80 is for linux/amd64, and its engine runs on linux/arm64"),
+        ("--host node.json IMAGE", "aarch64", "its engine runs on linux/arm64"),
+        ("--host node.json --dry-run IMAGE", "aarch64", None),
+    ],
+)
+def test_nothing_of_another_architecture_is_started(make, monkeypatch, line, architecture, message):
+    """Even where its engine has an emulator."""
+    monkeypatch.setattr(module, "require_device_nodes", lambda _: None)
+    engine = replace(make.engine()(), get_info=lambda: {"Architecture": architecture})
+    args = parse_run_args(line.split())
+    request = make_request(args, make.host(make.gpu(0)), catalog("80"), None, None, lambda: engine)
+    if message is None:
+        assert request.plan_on_any()[1].platform == "linux/amd64"
+        return
+    with pytest.raises(UsageError, match=message) as caught:
+        request.plan_on_any()
+    assert caught.value.remedy == "start it on a machine with linux/amd64"
+
+
 @pytest.fixture
 def claimed(make, monkeypatch):
     """Returns what is started on GPUs of the host `after`, claimed when it was the host `before`."""

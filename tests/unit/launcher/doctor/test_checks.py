@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from imagematrix.errors import EngineError, ProbeError
+from imagematrix.hardware.host.emulators import Emulator, format_registration
 from imagematrix.hardware.host.host import Accelerator, Cpu, Driver, Gpu, Host
 from imagematrix.hardware.host.nvml import Nvml, NvmlGpu
 from imagematrix.images.engine.containers import ContainerMount, PassedDevices, RunningContainer
 from imagematrix.images.warm.tools import ROOT
 from imagematrix.launcher.doctor.checks import CHECKS, make_doctor_document, run_checks
-from imagematrix.launcher.doctor.emulators import Emulator
 from imagematrix.launcher.doctor.kernel import KernelFacts
 from imagematrix.launcher.doctor.node_facts import EngineFacts, ImageFacts, NodeFacts
 
@@ -377,4 +377,6 @@ def test_emulators_with_other_flags_are_warned_of(flags, saw):
     (finding,) = emulated(flags)
     assert finding.severity == "warning"
     assert saw in finding.saw
-    assert "echo -1 > /proc/sys/fs/binfmt_misc/qemu" in finding.remedy
+    remove, _, register = finding.remedy.partition(" && ")
+    assert remove == "echo -1 > /proc/sys/fs/binfmt_misc/qemu"
+    assert register == format_registration("linux/arm64")

@@ -1,10 +1,9 @@
 """The CPU flags of AArch64 code, with instruction words from the GNU assembler instead of a compiler."""
 
 import pytest
-from compiling import compiled, scanned
+from compiling import assembled, scanned
 
 from imagematrix.audit.binaries.cpu.arm import TABLE, Arm
-from imagematrix.audit.binaries.elf import AARCH64
 from imagematrix.hardware.vendors import macros
 
 WORDS = {
@@ -65,7 +64,50 @@ WORDS = {
     0x5F079020: "fphp",  # fmul h0, h1, v7.h[0]
     0x0F1CE59C: "asimdhp",  # scvtf v28.4h, v12.4h, #4
     0x2F1CFD5D: "asimdhp",  # fcvtzu v29.4h, v10.4h, #4
+    0x5E30D841: "fphp",  # faddp h1, v2.2h
+    0x5E30F841: "fphp",  # fmaxp h1, v2.2h
+    0x5EB0C841: "fphp",  # fminnmp h1, v2.2h
+    0x7E30D841: "",  # faddp s1, v2.2s
+    0x7E70F841: "",  # fmaxp d1, v2.2d
+    0x4EA3DC41: "faminmax",  # famax v1.4s, v2.4s, v3.4s
+    0x6EA3DC41: "faminmax",  # famin v1.4s, v2.4s, v3.4s
+    0x4EE3DC41: "faminmax",  # famax v1.2d, v2.2d, v3.2d
+    0x4EC31C41: "faminmax",  # famax v1.8h, v2.8h, v3.8h
+    0x2EC31C41: "faminmax",  # famin v1.4h, v2.4h, v3.4h
+    0x658E8041: "faminmax",  # famax z1.s, p0/m, z1.s, z2.s
+    0x654F8041: "faminmax",  # famin z1.h, p0/m, z1.h, z2.h
+    0x4E23DC41: "",  # fmulx v1.4s, v2.4s, v3.4s
+    0x6EA3D441: "",  # fabd v1.4s, v2.4s, v3.4s
+    0x4E431C41: "asimdhp",  # fmulx v1.8h, v2.8h, v3.8h
+    0x65848041: "sve",  # fmaxnm z1.s, p0/m, z1.s, z2.s
+    0x04BF5820: "sme",  # rdsvl x0, #1
+    0x04215840: "sme",  # addsvl x0, x1, #2
+    0x04615FA0: "sme",  # addspl x0, x1, #-3
+    0x04BF5020: "sve",  # rdvl x0, #1
+    0x04215040: "sve",  # addvl x0, x1, #2
+    0x043F57FF: "sve",  # addvl sp, sp, #-1
+    0xD65F0BFF: "paca",  # retaa
+    0xD65F0FFF: "paca",  # retab
+    0xD71F0C1F: "paca",  # brab x0, sp
+    0xD61F087F: "paca",  # braaz x3
+    0xD73F0801: "paca",  # blraa x0, x1
+    0xD63F089F: "paca",  # blraaz x4
+    0xDAC10020: "paca",  # pacia x0, x1
+    0xDAC13FE1: "paca",  # autdzb x1
+    0xDAC143E2: "paca",  # xpaci x2
+    0x9AC23020: "pacg",  # pacga x0, x1, x2
+    0xF8200420: "paca",  # ldraa x0, [x1]
+    0xF87FFC20: "paca",  # ldraa x0, [x1, #-8]!
+    0xF8BFF7E3: "paca",  # ldrab x3, [sp, #4088]
     0xD503233F: "",  # paciasp
+    0xD503211F: "",  # pacia1716
+    0xD50320FF: "",  # xpaclri
+    0xD65F03C0: "",  # ret
+    0xD61F0020: "",  # br x1
+    0xF85F8FE0: "",  # ldr x0, [sp, #-8]!
+    0xF8626820: "",  # ldr x0, [x1, x2]
+    0xDAC01041: "",  # clz x1, x2
+    0x9AC22020: "",  # lsl x0, x1, x2
     0x8B030041: "",  # add x1, x2, x3
 }
 
@@ -83,22 +125,10 @@ def test_every_flag_is_announced_by_compilers():
 
 @pytest.fixture
 def build(tmp_path):
-    """Call it with functions, each a name with its instruction words, to get the flags of a library."""
+    """Call it with functions, as `assembled` takes them, to get the flags of a library for aarch64."""
 
     def call(**functions):
-        lines = []
-        for name, words in functions.items():
-            hidden = f".hidden {name}; " if name.startswith("hidden") else ""
-            code = ", ".join(f"{word:#x}" if isinstance(word, int) else word for word in words)
-            lines.append(
-                f".globl {name}; {hidden}.type {name},@function; {name}: .long {code}; .size {name},.-{name}"
-            )
-        source = "asm(" + " ".join(f'"{line}\\n"' for line in (".text", *lines)) + ");"
-        path = compiled(tmp_path / "built", source, "-shared", "-nostdlib", "-fPIC")
-        raw = bytearray(path.read_bytes())
-        raw[18:20] = AARCH64.to_bytes(2, "little")
-        path.write_bytes(raw)
-        return scanned(path)
+        return scanned(assembled(tmp_path / "built", **functions))
 
     return call
 

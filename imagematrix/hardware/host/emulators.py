@@ -20,6 +20,10 @@ NO_ENTRIES = ("register", "status")
 FIELD = re.compile(r"^(interpreter|flags:|magic) (\S+)$", re.MULTILINE)
 ELF = b"\x7fELF"
 MACHINES = {62: "linux/amd64", 183: "linux/arm64"}  # at bytes 18 and 19 of an ELF file
+# The start of programs of 64 bits, little-endian, up to their machine, and which of its bits count. Programs
+# may be executable or shared, and for any ABI of the operating system.
+START = ELF + b"\x02\x01\x01" + bytes(9) + b"\x02\x00"
+MASK = b"\xff" * 7 + b"\x00" + b"\xff" * 8 + b"\xfe\xff\xff\xff"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,28 @@ class Emulator:
     def keeps_credentials(self) -> bool:
         """Whether it runs set-uid programs with the credentials of their owners."""
         return "C" in self.flags
+
+
+def format_registration(platform: str) -> str | None:
+    """Return the command that registers an emulator until the next start of the machine.
+
+    None for a platform of no image. Its only flag is F: the kernel opens the file now, so that it may be in a
+    container. The usual tools also set the flag C, which gives set-uid programs of images the credentials of
+    their owners.
+    """
+    number = next((number for number, name in MACHINES.items() if name == platform), None)
+    if number is None:
+        return None
+    arch = get_machine_name(platform.rpartition("/")[2])
+    magic, mask = (
+        "".join(f"\\x{byte:02x}" for byte in part) for part in (START + number.to_bytes(2, "little"), MASK)
+    )
+    script = (
+        "apt-get update && apt-get install -y --no-install-recommends qemu-user && "
+        f"mount -t binfmt_misc binfmt_misc {FOLDER} && "
+        f'printf %s ":qemu-{arch}:M::{magic}:{mask}:/usr/bin/qemu-{arch}:F" > {FOLDER}/register'
+    )
+    return f"docker run --privileged --rm debian:trixie sh -c '{script}'"
 
 
 def list_emulators(root: str = "/") -> tuple[Emulator, ...]:

@@ -1,8 +1,14 @@
-"""Emulators for other architectures, as binfmt_misc shows them."""
+"""Emulators for other architectures, as binfmt_misc shows them and as a user registers them."""
+
+import re
+import shlex
+from pathlib import Path
 
 import pytest
 
-from imagematrix.launcher.doctor.emulators import Emulator, list_emulators
+from imagematrix.hardware.host.emulators import Emulator, format_registration, list_emulators
+
+OWN = (Path(__file__).parents[4] / "ci/emulator").read_text()  # which tests have run
 
 QEMU = """\
 enabled
@@ -56,3 +62,26 @@ def test_other_entries_are_none(registered, text):
 
 def test_without_binfmt_misc_there_is_none(tmp_path):
     assert list_emulators(str(tmp_path)) == ()
+
+
+@pytest.mark.parametrize(
+    ("platform", "arch", "machine"), [("linux/arm64", "aarch64", b"\xb7"), ("linux/amd64", "x86_64", b"\x3e")]
+)
+def test_emulator_is_registered_with_one_flag(platform, arch, machine):
+    *_, script = shlex.split(format_registration(platform))
+    entry = re.search(r'printf %s "(.*)" > /proc/sys/fs/binfmt_misc/register$', script)[1]
+    _, name, kind, offset, magic, mask, interpreter, flags = entry.split(":")
+    assert (name, kind, offset) == (f"qemu-{arch}", "M", "")
+    assert (interpreter, flags) == (f"/usr/bin/qemu-{arch}", "F")
+    expected = dict(re.findall("^(magic|mask)='(.*)'$", OWN, re.MULTILINE))
+    assert unescaped(magic) == unescaped(expected["magic"]).replace(b"\xb7", machine)
+    assert unescaped(mask) == unescaped(expected["mask"])
+
+
+def test_other_platforms_have_no_emulator():
+    assert format_registration("linux/riscv64") is None
+
+
+def unescaped(text):
+    """Return the bytes that the kernel reads."""
+    return re.sub(rb"\\x(..)", lambda match: bytes.fromhex(match[1].decode()), text.encode())
