@@ -133,7 +133,7 @@ def test_a_layer_is_proved_and_kept(node, images, write, tmp_path):
     files = {path: member for path, member in members.items() if not member.isdir()}
     assert [path.rpartition(".")[2] for path in files] == ["nbc", "cubin"]
     assert {(member.uid, member.gid, member.mode) for member in files.values()} == {(0, 0, 0o644)}
-    assert {member.mode for member in members.values() if member.isdir()} == {0o1777}
+    assert {member.mode for member in members.values() if member.isdir()} == {0o777}
     assert label["tools"] == {"numba": None, "triton": None}
     assert label["seconds"]["cold"] > label["seconds"]["warm"] > 0
     ways = ("image-user", "read-only", "root", "uid-12345")
@@ -193,6 +193,10 @@ def test_what_is_published_of_it_starts_without_compiling(node, images, registry
         done = node.imagematrix("run", *options, *words)
         assert done.returncode == 0, done.stderr
         assert f"[cache] data {said}" in done.stdout
+    # With other arguments, its user, who is not root, replaces what the layer has.
+    done = node.imagematrix("run", "-e", "KEY=2", *words)
+    assert done.returncode == 0, done.stderr
+    assert "[cache] data saved to" in done.stdout
     again = warm(node, images["limited"], option, "--staging", f"{registry.address}/staging/published")
     assert again.stdout == staged.stdout  # it warms up the variant, not the warm image
 

@@ -222,7 +222,7 @@ def test_hostile_manifests_are_refused(add_base, stage, drafted, staging, server
 
 def hostile_layer(name="var/cache/warm/numba", mode=0o4755):
     home = special("var/cache/warm", tarfile.DIRTYPE)
-    home.mode = 0o1777
+    home.mode = 0o777
     return gzip.compress(tar(home, (name, b"x", mode)))
 
 
