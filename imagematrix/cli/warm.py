@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from imagematrix.launcher.docker.request import LaunchRequest
     from imagematrix.launcher.warm_up.staged_image import KeptWarmUp
     from imagematrix.launcher.warm_up.warm_up_session import WarmUpEngine, WarmUpPlan
+    from imagematrix.selection.selection import NothingFits
 
 
 def command(
@@ -117,24 +118,44 @@ def command(
 
 def _request_warm_up(starter: WarmUpStarter) -> tuple[LaunchRequest, WarmUp, str]:
     """Select and fetch a variant; return the request of its warm-up here, the warm-up, and its user."""
-    from imagematrix.cli.shared.inputs import load_node
+    from imagematrix.cli.shared.inputs import load_host
     from imagematrix.common.record import replace
+    from imagematrix.hardware.gpu_request.visible import within
     from imagematrix.hardware.host.usable_cpus import add_usable_cpus
     from imagematrix.launcher.docker.plan import require_variant
     from imagematrix.launcher.launch_session import SignatureCheck
+    from imagematrix.selection.selection import NothingFits
 
-    host, gpus = load_node(None, None, None, None)
-    host = add_usable_cpus(host)
+    node = add_usable_cpus(load_host(None, None, None))
+    host, gpus = within(node)
     catalog = starter.open_catalog().without_warm()
-    selection, launch = starter.make_request(host, gpus, catalog).plan_on_any()
+    try:
+        selection, launch = starter.make_request(host, gpus, catalog).plan_on_any()
+    except NothingFits as error:
+        raise _suggest_variable(error) from error
     SignatureCheck(None).require_signed(selection)
     for warning in selection.warnings:
         warn(warning.text)
     warm_up, user = starter.fetch_base(selection, launch)
     # Of the same variant, on the GPUs that its warm-up takes.
     variants = replace(catalog, variants=(require_variant(selection),))
-    wanted = gpus if warm_up.gpus == ALL else warm_up.gpus
-    return starter.make_request(host, wanted, variants), warm_up, user
+    host, gpus = within(node, None if warm_up.gpus == ALL else warm_up.gpus)
+    return starter.make_request(host, gpus, variants), warm_up, user
+
+
+def _suggest_variable(error: NothingFits) -> NothingFits:
+    """Return an error with a remedy that this command can follow: it has no option for GPUs, as `run` has."""
+    from imagematrix.hardware.gpu_request.spec import name_gpus, select_gpus
+    from imagematrix.hardware.gpu_request.visible import CUDA
+    from imagematrix.selection.selection import NothingFits
+
+    selection = error.selection
+    change = (selection.miss and selection.miss.change) or {}
+    option, _, spec = str(change.get("option")).partition(" ")
+    if option != "--gpus":
+        return error
+    names = ",".join(name_gpus(select_gpus(selection.host.gpus, spec)))
+    return NothingFits(str(error), selection=selection, remedy=f"export {CUDA}={names}")
 
 
 def _keep_warm_layer(
