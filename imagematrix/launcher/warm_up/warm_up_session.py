@@ -185,8 +185,8 @@ class _Proof:
         if not failures:
             return run
         lines = [f"the caches are not used, so nothing is kept: {failures[0]}", *failures[1:]]
-        if run.why and run.output:
-            lines += ["its last lines of output:", *shorten_lines(run.output[-SHOWN:], SHOWN)]
+        if run.why:
+            lines += _quote_output(run)
         if names := list_differing_variables(run, self._cold, signs):
             lines += ["variables of the two starts differ:", *shorten_lines(names, SHOWN)]
         if factors := list_differing_factors(folder / CACHES, folder / SECOND):
@@ -195,7 +195,10 @@ class _Proof:
         raise WarmUpError(*lines, remedy=remedy)
 
     def try_other_ways(self, on_step: Callable[[str], object]) -> dict[str, str]:
-        """Return whether the caches are used in each way in which the engine may start the image."""
+        """Return whether the caches are used in each way in which the engine may start the image.
+
+        Raises WarmUpError if the program fails in one of them, and works there without the caches.
+        """
         is_root = self._user.partition(":")[0] in ROOTS
         ways = {READ_ONLY: StartWay(image=self._image.name, read_only=True)}
         if not self._engine.is_always_root:
@@ -208,18 +211,24 @@ class _Proof:
         if is_root or not self._engine.is_always_root:
             proofs[IMAGE_USER] = PROVED
         for name, way in ways.items():
-            proofs[name] = self._try_way(way)
+            proofs[name] = self._try_way(name, way)
             on_step(f"started as {name}: {proofs[name]}")
         return proofs
 
-    def _try_way(self, way: StartWay) -> str:
+    def _try_way(self, name: str, way: StartWay) -> str:
         run, failures, _ = self._start(way)
         if not failures:
             return PROVED
         if run.why is None:
             return MISSED
         without = StartWay(user=way.user, read_only=way.read_only)
-        return FAILS_WITHOUT if self._engine.run(without, _ignore_line).why else MISSED
+        if self._engine.run(without, _ignore_line).why:
+            return FAILS_WITHOUT
+        message = (
+            f"nothing is kept: started as {name}, the program works without its caches; with them, {run.why}"
+        )
+        remedy = "let it work with caches that are root's, or point the variable of that tool elsewhere"
+        raise WarmUpError(message, *_quote_output(run), remedy=remedy)
 
     def _start(self, way: StartWay, caches: Path | None = None) -> tuple[EndedRun, list[str], SignReader]:
         """Return a start, why it proves nothing, and the signs of the tools; see WarmUpEngine.run."""
@@ -230,6 +239,12 @@ class _Proof:
         if self._image.programs.compilers and not self._engine.can_see_compilers(self._image, way):
             failures.append("calls of its compilers cannot be seen: that needs /bin/sh in the image")
         return run, failures, signs
+
+
+def _quote_output(run: EndedRun) -> list[str]:
+    """Return lines with the last output of a start, none if there is none."""
+    last = shorten_lines(run.output[-SHOWN:], SHOWN)
+    return ["its last lines of output:", *last] if last else []
 
 
 def _describe_written(paths: Sequence[str]) -> str:
