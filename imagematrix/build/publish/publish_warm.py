@@ -12,6 +12,7 @@ import io
 import json
 from dataclasses import dataclass
 
+from imagematrix.build.publish.sign import is_signed
 from imagematrix.build.publish.warm_audit import audit_warm_layer
 from imagematrix.common import json_documents, record
 from imagematrix.common.image_reference import DIGEST, Reference
@@ -140,8 +141,18 @@ class WarmPublisher:
                 f"{self._name} has no published variants",
                 remedy=f"`imagematrix publish {quote_word(self._name)}` publishes them",
             )
+        self._index = index.digest
         if guard := make_guard(registry, policies):
             guard.require_signed_index(version, index.digest, self.variants)
+
+    def require_unsigned(self) -> None:
+        """Raise UsageError if the version is signed, as it is where a policy requires it.
+
+        Its new index would have no signature, and nodes that require one would refuse all of the version.
+        """
+        if is_signed(self._registry, self._index):
+            message = f"{self._name} is signed, and with a warm image it would not be"
+            raise UsageError(message, remedy="add --sign KEY, with the private key that signs this version")
 
     def make_draft(self, source: str) -> WarmDraft:
         """Return the warm image with the layer of the image `source` in a staging repository.
