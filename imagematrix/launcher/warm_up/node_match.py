@@ -56,7 +56,7 @@ def derive_match(
 
 def _describe_cpu(host: Host) -> dict[str, object]:
     flags = list_code_flags(host.arch)
-    known = bool(host.cpu.flags and flags)
+    known = bool(host.cpu.flags and flags) and flags.isdisjoint(host.cpu.unknown_flags)
     return {
         "cpu.vendor": host.cpu.vendor,
         "cpu.flags": sorted(flags & host.cpu.flags) if known else None,

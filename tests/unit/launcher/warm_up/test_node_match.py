@@ -107,6 +107,13 @@ def test_an_unknown_fact_is_stated_as_null():
     }
 
 
+def test_flags_are_not_stated_if_one_on_which_code_depends_is_unknown():
+    assert {"avx_ifma", "sha512"} <= list_code_flags("x86_64")
+    unread = replace(HOST, cpu=replace(CPU, unknown_flags=frozenset(["avx_ifma", "sha512"])))
+    cpu = match("cupy", host=unread, has_host_code=True)["cpu"]
+    assert cpu == {"vendor": "AuthenticAMD", "flags": None, "without": None}
+
+
 def test_caches_for_a_capability_are_only_of_tools_that_are_keyed_by_it():
     any_product = replace(WARM_UP, match="compute")
     assert match("cupy", "triton", warm_up=any_product)["gpus"] == {"count": 2, "compute": "8.9"}
