@@ -20,7 +20,7 @@ from imagematrix.common.text import quote_word
 from imagematrix.errors import AuditError, TagMovedError, UnknownImageError, UsageError
 from imagematrix.images.catalog import image_index, labels
 from imagematrix.images.catalog.signature_guard import make_guard
-from imagematrix.images.catalog.warm_image import make_warm_tag
+from imagematrix.images.catalog.warm_image import IMAGE_USER, OPAQUE, PROVED, ROOT_USER, make_warm_tag
 from imagematrix.images.catalog.warm_up import read_warm_up
 from imagematrix.images.oci.compression import DEFAULT_LEVELS, Compression
 from imagematrix.images.oci.decompression import GZIP, ZSTD
@@ -202,6 +202,7 @@ class WarmPublisher:
         base = self._find_base(source, label)
         image = self._read_base(base)
         _require_stated_warm_up(source, label, image.warm_up)
+        _require_proof(source, label)
         path = self._folder / staged.layer.digest.removeprefix("sha256:")
         with path.open("wb") as file, repository.open(staged.layer.digest) as stream:
             layer = check_layer(_SavedStream(stream, file), staged.layer.digest, image.warm_up.max_size)
@@ -315,6 +316,17 @@ def _require_stated_warm_up(source: str, label: WarmLabel, warm_up: WarmUp) -> N
     claimed = tuple((warm_input.name, warm_input.path) for warm_input in label.inputs)
     if label.command != warm_up.command or claimed != warm_up.inputs:
         raise AuditError(f"{source} claims a command or inputs that are not those of its variant's warm-up")
+
+
+def _require_proof(source: str, label: WarmLabel) -> None:
+    """Raise AuditError if a label claims no proof as the image's user, or promises more than a cache can."""
+    if label.content != OPAQUE:
+        raise AuditError(f"{source} claims the content {label.content[:80]!r}; expected {OPAQUE!r}")
+    proofs = dict(label.proofs)
+    # Without a daemon, every process is root, whatever user the image has.
+    if proofs.get(IMAGE_USER, proofs.get(ROOT_USER)) != PROVED:
+        remedy = "warm up again: `imagematrix warm` keeps only what is proved"
+        raise AuditError(f"{source} claims no proof that the image's user finds its caches", remedy=remedy)
 
 
 def _write_label(label: WarmLabel) -> str:

@@ -14,7 +14,16 @@ from typing import Protocol
 from imagematrix.common.text import format_count, shorten_lines, shorten_words
 from imagematrix.common.units import format_megabytes
 from imagematrix.errors import AuditError
-from imagematrix.images.catalog.warm_image import FAILS_WITHOUT, MISSED, PROVED, WarmLabel
+from imagematrix.images.catalog.warm_image import (
+    ANY_USER,
+    FAILS_WITHOUT,
+    IMAGE_USER,
+    MISSED,
+    PROVED,
+    READ_ONLY,
+    ROOT_USER,
+    WarmLabel,
+)
 from imagematrix.images.oci.decompression import DecompressedStream
 from imagematrix.images.warm.layer import write_layer
 from imagematrix.images.warm.tools import ROOT, find_tools
@@ -44,7 +53,6 @@ if TYPE_CHECKING:
 PIECE = 1 << 20  # bytes to read at once
 # Files in the folder of a session: the layer, and the caches after the first start and after the second.
 LAYER, CACHES, SECOND = "layer", "caches.tar", "second.tar"
-IMAGE_USER, ROOT_USER, ANY_USER, READ_ONLY = "image-user", "root", "uid-12345", "read-only"
 BYTECODE = "/__pycache__/"  # which Python writes at every first start
 NUMBER = "12345"  # of a user without an entry in the image's passwd
 ROOTS = frozenset({"", "0", "root"})  # how an image names its user if that is root

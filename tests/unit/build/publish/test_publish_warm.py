@@ -14,7 +14,7 @@ from fatbins import cubin
 from images import special, tar
 from publishing import labels_of, tag
 from signing import pem
-from staging import CPU, FLAGS, KEY, MATCH, NUMBA, WARM_UP
+from staging import CPU, FLAGS, KEY, MATCH, NUMBA, WARM_UP, cpu_with
 
 from imagematrix.build.publish.publish import IndexSelection, publish
 from imagematrix.build.publish.publish_warm import WarmPublisher
@@ -177,8 +177,31 @@ HOSTILE_LABELS = {
         "does not state cpu.name",
     ),
     "an unknown fact": ({"match": MATCH | {"moon": "full"}}, AuditError, "has no value for moon"),
+    "no flags": (
+        {"match": MATCH | {"cpu": CPU | {"flags": [], "without": []}}},
+        AuditError,
+        "does not say whether the CPU has 3dnow, 3dnowext, abm, .* more",
+    ),
+    "a flag less": (
+        {"match": MATCH | {"cpu": CPU | {"without": [flag for flag in CPU["without"] if flag != "avx512f"]}}},
+        AuditError,
+        "does not say whether the CPU has avx512f$",
+    ),
+    "no proofs": ({"proofs": {}}, AuditError, "claims no proof that the image's user finds its caches"),
+    "the image's user misses": (
+        {"proofs": {"image-user": "missed", "root": "proved"}},
+        AuditError,
+        "claims no proof that the image's user",
+    ),
+    "only others are proved": ({"proofs": {"read-only": "proved"}}, AuditError, "claims no proof"),
+    "root misses": ({"proofs": {"root": "missed"}}, AuditError, "claims no proof"),
+    "another content": ({"content": "audited"}, AuditError, "claims the content 'audited'"),
     "a null": ({"match": MATCH | {"cpus": None}}, AuditError, "has no value for cpus"),
 }
+
+
+def test_what_is_always_root_proves_only_that(add_base, stage, drafted):
+    assert drafted(stage(add_base(), proofs={"root": "proved", "read-only": "missed"})).label.proofs
 
 
 @pytest.mark.parametrize(("changes", "kind", "why"), HOSTILE_LABELS.values(), ids=HOSTILE_LABELS)
@@ -280,7 +303,7 @@ def test_flags_of_code_have_to_be_in_the_match(add_base, stage, drafted, caches,
     base = add_base()
     with pytest.raises(AuditError, match=f"{ROOT}/{LIBRARY} needs avx512f, which its match does not state"):
         drafted(stage(base, layer))
-    cpu = CPU | {"flags": [*FLAGS, "avx512f"], "without": []}
+    cpu = cpu_with(*FLAGS, "avx512f")
     assert drafted(stage(base, layer, match={**MATCH, "cpu": cpu})).layer.tools == ("inductor",)
     with pytest.raises(AuditError, match=r"does not state cpu\.flags"):
         drafted(stage(base, layer, match={"cpus": 2}))
