@@ -69,7 +69,7 @@ def command(
         typer.Option(
             "--warm",
             metavar="REF",
-            help="Add only this warm image, with its layer from a staging repository; repeatable.",
+            help="Add only this warm image, whose layer a staging repository or oci:FOLDER has; repeatable.",
         ),
     ] = None,
     yes: Annotated[

@@ -194,7 +194,7 @@ def test_what_is_published_of_it_starts_without_compiling(node, images, registry
     program = write(PROGRAM)
     code, staged, said = node.warm(version, program, "--staging", f"{registry.address}/staging/daemonless")
     assert code == 0, said
-    code, _, said = node.call("publish", version, "--warm", staged.partition("@")[0], "--yes")
+    code, _, said = node.call("publish", version, "--warm", staged.strip(), "--yes")
     assert code == 0, said
     # The store has the version as it was before.
     code, pulled, said = node.call("pull", version, "--to", node.folder / "store")

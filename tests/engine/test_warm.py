@@ -184,7 +184,7 @@ def test_what_is_published_of_it_starts_without_compiling(node, images, registry
     option = write(PROGRAM)
     staged = warm(node, images["limited"], option, "--staging", f"{registry.address}/staging/published")
     assert staged.returncode == 0, staged.stderr
-    reference = staged.stdout.partition("@")[0]
+    reference = staged.stdout.strip()
     published = node.imagematrix("publish", images["limited"], "--warm", reference, "--yes")
     assert published.returncode == 0, published.stderr
     mount = f"{option.rpartition('=')[2]}:/program"

@@ -1,4 +1,4 @@
-"""Publishing warm images: a layer of caches from a staging repository, on a variant of a published version.
+"""Publishing warm images: a staged layer of caches, on a variant of a published version.
 
 Who made the caches ran users' code, so nothing that is staged is believed. One blob of it is used, the
 layer, and every byte of that is checked. Manifest and configuration are written anew from those of the
@@ -13,9 +13,10 @@ import json
 from dataclasses import dataclass
 
 from imagematrix.build.publish.sign import is_signed
+from imagematrix.build.publish.staged_source import open_staged
 from imagematrix.build.publish.warm_audit import audit_warm_layer
 from imagematrix.common import json_documents, record
-from imagematrix.common.image_reference import DIGEST, Reference
+from imagematrix.common.image_reference import DIGEST
 from imagematrix.common.text import quote_word
 from imagematrix.errors import AuditError, TagMovedError, UnknownImageError, UsageError
 from imagematrix.images.catalog import image_index, labels
@@ -32,7 +33,6 @@ from imagematrix.images.oci.manifest import (
     compute_digest,
     parse_manifest,
 )
-from imagematrix.images.oci.registry import Registry
 from imagematrix.images.warm.layer import check_layer
 
 TYPE_CHECKING = False
@@ -41,10 +41,12 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, BinaryIO
 
+    from imagematrix.build.publish.staged_source import StagedSource
     from imagematrix.images.catalog.image_index import IndexEntry
     from imagematrix.images.catalog.warm_image import WarmLabel
     from imagematrix.images.catalog.warm_up import WarmUp
     from imagematrix.images.oci.byte_stream import ByteStream
+    from imagematrix.images.oci.registry import Registry
     from imagematrix.images.trust.policy import SignaturePolicy
     from imagematrix.images.warm.layer import WarmLayer
 
@@ -155,17 +157,18 @@ class WarmPublisher:
             raise UsageError(message, remedy="add --sign KEY, with the private key that signs this version")
 
     def make_draft(self, source: str) -> WarmDraft:
-        """Return the warm image with the layer of the image `source` in a staging repository.
+        """Return the warm image with the layer of the staged image `source`; see `open_staged`.
 
         If the repository has a warm image with its key, that one is drafted: the first one stands. Raises
         UsageError or AuditError if anything in the staged image is not allowed, UnknownImageError if its
         variant is not in the version, TagMovedError if its tag has something else.
         """
-        reference = Reference.parse(source)
-        with Registry(reference.name) as staging:
-            staged = _read_staged_image(staging, reference.tag)
+        with open_staged(source) as (staging, staged_tag):
+            staged = _read_staged_image(staging, staged_tag)
             if staged is None:
-                raise UnknownImageError(f"the registry {reference.registry} has no {source}")
+                raise UnknownImageError(
+                    f"{source} is not there", remedy="name what `imagematrix warm` printed"
+                )
             tag = make_warm_tag(self._version, staged.label.base, staged.label.key)
             if self._registry.digest(tag) is None:
                 return self._make_draft(source, staging, staged, tag, is_present=False)
@@ -196,7 +199,7 @@ class WarmPublisher:
             raise TagMovedError(message, remedy="the first one stands; the same command takes that one")
 
     def _make_draft(
-        self, source: str, repository: Registry, staged: _StagedImage, tag: str, *, is_present: bool
+        self, source: str, repository: StagedSource, staged: _StagedImage, tag: str, *, is_present: bool
     ) -> WarmDraft:
         label = staged.label
         base = self._find_base(source, label)
@@ -291,7 +294,9 @@ class _SavedStream:
         return piece
 
 
-def _read_staged_image(repository: Registry, tag: str, most_layers: int | None = 1) -> _StagedImage | None:
+def _read_staged_image(
+    repository: StagedSource, tag: str, most_layers: int | None = 1
+) -> _StagedImage | None:
     """Return what is under a tag or a digest; None if there is nothing.
 
     Raises UsageError if it is no warm image, or has more than `most_layers` layers. The last layer is taken.
