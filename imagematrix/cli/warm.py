@@ -22,6 +22,7 @@ SHOWN = ("base", "key", "match", "seconds", "tools", "proofs")  # of the label, 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.cli.shared.warm_up_starter import WarmUpStarter
+    from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.images.catalog.warm_up import WarmUp
     from imagematrix.images.oci.registry import Registry
     from imagematrix.launcher.docker.request import LaunchRequest
@@ -79,7 +80,7 @@ def command(
     from imagematrix.launcher.warm_up.input_folders import hash_inputs, parse_inputs
     from imagematrix.launcher.warm_up.plan_warm_up import make_warm_up_plan
     from imagematrix.launcher.warm_up.program_run import WarmUpStart
-    from imagematrix.launcher.warm_up.staged_image import require_new_folder
+    from imagematrix.launcher.warm_up.staged_image import require_new_folder, require_other_repository
     from imagematrix.selection.query import parse_where
 
     if to is not None and staging is not None:
@@ -97,7 +98,10 @@ def command(
     with contextlib.ExitStack() as stack:
         registry = stack.enter_context(Registry(staging)) if staging else None
         starter = open_starter(args, engine, stack)
-        request, warm_up, user = _request_warm_up(starter)
+        catalog = starter.open_catalog().without_warm()
+        if staging is not None:
+            require_other_repository(staging, catalog.image)
+        request, warm_up, user = _request_warm_up(starter, catalog)
         folders = parse_inputs(inputs or (), warm_up)
         plan = make_warm_up_plan(request, warm_up, hash_inputs(folders), user)
         start = WarmUpStart(
@@ -116,7 +120,7 @@ def command(
         print_info("imagematrix: proved, and not kept: add --to DIR or --staging REPO")
 
 
-def _request_warm_up(starter: WarmUpStarter) -> tuple[LaunchRequest, WarmUp, str]:
+def _request_warm_up(starter: WarmUpStarter, catalog: Catalog) -> tuple[LaunchRequest, WarmUp, str]:
     """Select and fetch a variant; return the request of its warm-up here, the warm-up, and its user."""
     from imagematrix.cli.shared.inputs import load_host
     from imagematrix.common.record import replace
@@ -128,7 +132,6 @@ def _request_warm_up(starter: WarmUpStarter) -> tuple[LaunchRequest, WarmUp, str
 
     node = add_usable_cpus(load_host(None, None, None))
     host, gpus = within(node)
-    catalog = starter.open_catalog().without_warm()
     try:
         selection, launch = starter.make_request(host, gpus, catalog).plan_on_any()
     except NothingFits as error:

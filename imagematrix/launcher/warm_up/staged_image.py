@@ -10,6 +10,8 @@ import json
 import shutil
 from dataclasses import dataclass
 
+from imagematrix.common.image_reference import Reference
+from imagematrix.common.text import quote_word
 from imagematrix.errors import TagMovedError, UsageError
 from imagematrix.images.catalog.labels import WARM, read_warm_label
 from imagematrix.images.oci.layout import INDEX_FILE, MARK, NAME, VERSION, get_blob_path
@@ -82,6 +84,14 @@ def make_staged_image(
         }
     )
     return ProvedImage(manifest=manifest, config=config, label=label, layer=layer, path=path)
+
+
+def require_other_repository(staging: str, image: str) -> None:
+    """Raise UsageError if a staging repository is that of the image, where its final tag would be taken."""
+    parsed = [Reference.parse(name) for name in (staging, image)]
+    if len({(reference.registry, reference.repository) for reference in parsed}) == 1:
+        remedy = f"name another one, such as --staging {quote_word(f'{staging}-staging')}"
+        raise UsageError(f"--staging {staging} is the repository of the image itself", remedy=remedy)
 
 
 def require_new_folder(folder: Path) -> None:

@@ -84,6 +84,17 @@ def test_where_some_gpus_fit_the_remedy_is_one_of_this_command(warm_on, monkeypa
     assert "this starts nothing" in warm_on(Starter("1"), *node).err
 
 
+@pytest.mark.parametrize("staging", ["r.example/training", "r.example/other"])
+def test_the_repository_of_the_image_is_none_for_staging(warm_on, staging):
+    starter = Starter()
+    result = warm_on(starter, *GPUS, options=("--staging", staging))
+    assert result.code == 2
+    is_taken = staging == "r.example/training"
+    assert ("is the repository of the image itself" in result.err) == is_taken
+    assert ("--staging r.example/training-staging" in result.err) == is_taken
+    assert len(starter.started) == (not is_taken)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
