@@ -35,6 +35,22 @@ RUN printf '#!/bin/sh\\necho "compiled $*"\\n' > /usr/bin/ptxas && chmod 755 /us
 {{ debian.warm_caches() }}
 USER 1000
 """
+# It compiles the number of CPUs in that it sees, and fails if that is not one.
+INDUCTOR = f"$TORCHINDUCTOR_CACHE_DIR/ab/c{'a' * 51}.cpp"
+COUNTING = f"""\
+mkdir -p $TORCHINDUCTOR_CACHE_DIR/ab
+echo "fx graph cache hit for key f"
+[ -e {INDUCTOR} ] || nproc > {INDUCTOR}
+[ "$(cat {INDUCTOR})" = 1 ]
+"""
+# The command, whose process has a quota of one CPU, and runs on any.
+WITH_QUOTA = """\
+from imagematrix.cli import main
+from imagematrix.hardware.host import usable_cpus
+
+usable_cpus.count_usable_cpus = lambda *_: 1
+main()
+"""
 
 
 def publish_images(node, registry, folder):

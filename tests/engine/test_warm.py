@@ -10,7 +10,7 @@ import time
 import jsonschema
 import pytest
 from engines import Registry
-from warming import PROGRAM, ROOT, SHIPPED, publish_images, read_layout
+from warming import COUNTING, PROGRAM, ROOT, SHIPPED, WITH_QUOTA, publish_images, read_layout
 
 SCHEMA = SHIPPED / "imagematrix/schemas/warmed.json"
 # Programs whose caches are not kept, and what the error says.
@@ -49,13 +49,6 @@ from imagematrix.launcher.warm_up.program_run import WarmUpStart
 usual = WarmUpStart.make_environment
 WarmUpStart.make_environment = lambda start, way: usual(start, way) | ({"KEY": "2"} if way.image else {})
 main()
-"""
-INDUCTOR = f"$TORCHINDUCTOR_CACHE_DIR/ab/c{'a' * 51}.cpp"
-COUNTING = f"""\
-mkdir -p $TORCHINDUCTOR_CACHE_DIR/ab
-echo "fx graph cache hit for key f"
-[ -e {INDUCTOR} ] || nproc > {INDUCTOR}
-[ "$(cat {INDUCTOR})" = 1 ]
 """
 
 
@@ -264,9 +257,17 @@ def test_files_of_1970_are_kept_as_they_are(node, images, write, tmp_path):
     assert 0 in {member.mtime for member in members.values() if member.isreg()}
 
 
-def test_the_number_of_cpus_is_that_of_the_node(node, images, write, tmp_path):
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("taskset", "-c", "0", SHIPPED / ".venv/bin/imagematrix"),
+        (sys.executable, "-c", WITH_QUOTA),
+    ],
+    ids=["affinity", "quota"],
+)
+def test_the_number_of_cpus_is_that_of_the_node(node, images, write, tmp_path, command):
     """Where a row says that it is compiled in; so a cache of one CPU is for nodes with one."""
-    command = [*node.inside, "taskset", "-c", "0", SHIPPED / ".venv/bin/imagematrix", "warm", images["usual"]]
+    command = [*node.inside, *command, "warm", images["usual"]]
     words = [*command, write(COUNTING), "--to", tmp_path / "out"]
     done = subprocess.run(words, env=node.environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
