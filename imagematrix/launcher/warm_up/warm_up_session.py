@@ -243,7 +243,9 @@ class _Proof:
         signs = SignReader(self._tools)
         way = StartWay(image=way.image, user=way.user, read_only=way.read_only, variables=signs.variables)
         run = self._engine.run(way, signs.read_line, caches)
-        failures = list_failures(run, self._image.states, signs, self._tools, self._cold)
+        failures = list_failures(
+            run, self._image.states, signs, self._tools, self._cold, read_only=way.read_only
+        )
         if self._image.programs.compilers and not self._engine.can_see_compilers(self._image, way):
             failures.append("calls of its compilers cannot be seen: that needs /bin/sh in the image")
         return run, failures, signs
