@@ -80,13 +80,11 @@ def command(
     from imagematrix.launcher.warm_up.input_folders import hash_inputs, parse_inputs
     from imagematrix.launcher.warm_up.plan_warm_up import make_warm_up_plan
     from imagematrix.launcher.warm_up.program_run import WarmUpStart
-    from imagematrix.launcher.warm_up.staged_image import require_new_folder, require_other_repository
+    from imagematrix.launcher.warm_up.staged_image import make_new_folder, require_other_repository
     from imagematrix.selection.query import parse_where
 
     if to is not None and staging is not None:
         raise UsageError("--to and --staging are mutually exclusive", remedy="leave one of them out")
-    if to is not None:
-        require_new_folder(to)
     args = RunArgs(
         options=(),
         image=image,
@@ -96,6 +94,8 @@ def command(
         wait_s=parse_seconds(wait, "--wait") if wait else 0.0,
     )
     with contextlib.ExitStack() as stack:
+        if to is not None:
+            stack.enter_context(make_new_folder(to))
         registry = stack.enter_context(Registry(staging)) if staging else None
         starter = open_starter(args, engine, stack)
         catalog = starter.open_catalog().without_warm()
@@ -170,14 +170,16 @@ def _keep_warm_layer(
     """
     from imagematrix.common.temp_folder import make_scratch_folder
     from imagematrix.launcher.warm_up import staged_image
-    from imagematrix.launcher.warm_up.warm_up_session import LAYER, make_warm_layer, report_full_disk
+    from imagematrix.launcher.warm_up.warm_up_session import LAYER, make_warm_layer, report_unwritten
 
     found = registry and staged_image.find_staged_image(registry, plan.tag, plan.key)
     if found:
         print_info("imagematrix: this warm-up is there already")
         return found, True
+    if registry is not None:
+        staged_image.require_push(registry)
     with make_scratch_folder() as folder:
-        with report_full_disk(folder):
+        with report_unwritten(folder, "set TMPDIR to a folder on another disk"):
             layer, label = make_warm_layer(
                 engine, plan, folder, lambda step: print_info(f"imagematrix: {step}")
             )
@@ -186,7 +188,7 @@ def _keep_warm_layer(
         if registry is not None:
             kept = staged_image.push_staged_image(registry, image, plan.tag, plan.key)
         elif to is not None:
-            with report_full_disk(to):
+            with report_unwritten(to, "name a folder on another disk with --to"):
                 staged_image.write_staged_layout(image, plan.tag, to)
     return kept, kept.digest != image.digest
 

@@ -6,6 +6,7 @@ run ──▶ collect ──▶ write layer ──▶ image with it ──▶ pr
 from __future__ import annotations
 
 import contextlib
+import errno
 import shlex
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -116,13 +117,18 @@ class WarmUpEngine(Protocol):
 
 
 @contextlib.contextmanager
-def report_full_disk(folder: Path) -> Iterator[None]:
-    """Raise WarmUpError, with the remedy, in place of an OSError of files that are written to `folder`."""
+def report_unwritten(folder: Path, elsewhere: str) -> Iterator[None]:
+    """Raise WarmUpError, with a remedy, in place of an OSError of files that are written to `folder`.
+
+    `elsewhere` says how to name another folder.
+    """
     try:
         yield
     except OSError as error:
         message = f"the warm-up is not kept: cannot write to {folder}: {error.strerror or error}"
-        raise WarmUpError(message, remedy=f"free disk space in {folder.parent}, or set TMPDIR") from error
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = f"free disk space in {folder.parent}, or {elsewhere}" if is_full else elsewhere
+        raise WarmUpError(message, remedy=remedy) from error
 
 
 def make_warm_layer(

@@ -39,6 +39,9 @@ class Starter:
 
     def make_engine(self, plan, start):
         self.started.append((plan, start))
+        return self
+
+    def list_base_caches(self):
         raise UsageError("this starts nothing")
 
 
@@ -84,15 +87,32 @@ def test_where_some_gpus_fit_the_remedy_is_one_of_this_command(warm_on, monkeypa
     assert "this starts nothing" in warm_on(Starter("1"), *node).err
 
 
-@pytest.mark.parametrize("staging", ["r.example/training", "r.example/other"])
-def test_the_repository_of_the_image_is_none_for_staging(warm_on, staging):
+def test_the_repository_of_the_image_is_none_for_staging(warm_on, server):
     starter = Starter()
-    result = warm_on(starter, *GPUS, options=("--staging", staging))
+    refused = warm_on(starter, *GPUS, options=("--staging", "r.example/training"))
+    assert refused.code == 2
+    assert "--staging r.example/training is the repository of the image itself" in refused.err
+    assert "--staging r.example/training-staging" in refused.err
+    assert starter.started == []
+    other = warm_on(starter, *GPUS, options=("--staging", f"{server.address}/training"))
+    assert "this starts nothing" in other.err
+
+
+@pytest.mark.parametrize("may_push", [True, False])
+def test_a_missing_right_to_stage_is_found_before_anything_starts(warm_on, server, may_push):
+    if not may_push:
+        server.fails("POST", "/blobs/uploads/", times=9, status=403)
+    result = warm_on(Starter(), *GPUS, options=("--staging", f"{server.address}/ml/staging"))
+    assert ("this starts nothing" in result.err) == may_push
+    assert result.code == (2 if may_push else 8)
+
+
+def test_gpus_of_which_a_fact_is_unknown_warm_up_nothing(warm_on):
+    starter = Starter()
+    result = warm_on(starter, Make.gpu(name=None))
     assert result.code == 2
-    is_taken = staging == "r.example/training"
-    assert ("is the repository of the image itself" in result.err) == is_taken
-    assert ("--staging r.example/training-staging" in result.err) == is_taken
-    assert len(starter.started) == (not is_taken)
+    assert "no node would match: gpus.memory_mib, gpus.name could not be read on this one" in result.err
+    assert starter.started == []
 
 
 @pytest.mark.parametrize(
@@ -100,6 +120,7 @@ def test_the_repository_of_the_image_is_none_for_staging(warm_on, staging):
     [
         (("--to", "new", "--staging", "r.example/staging"), "--to and --staging are mutually exclusive"),
         (("--to", "."), "exists, and is no empty folder"),
+        (("--to", "file/new"), "cannot be written: Not a directory"),
         (("--wait", "soon"), "invalid --wait soon"),
     ],
 )

@@ -22,7 +22,7 @@ from imagematrix.launcher.warm_up.warm_up_session import (
     ProofImage,
     WarmUpPlan,
     make_warm_layer,
-    report_full_disk,
+    report_unwritten,
 )
 
 ROOT = "/var/cache/warm"
@@ -233,11 +233,14 @@ def test_a_variable_of_the_second_start_is_named(tmp_path):
     assert "variables of the two starts differ:\n  OMP_NUM_THREADS" in str(raised.value)
 
 
-def test_a_full_disk_is_told_with_its_folder(tmp_path):
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS])
+def test_what_cannot_be_written_is_told_with_its_folder(tmp_path, number):
     with (
-        pytest.raises(WarmUpError, match=f"{tmp_path}: No space left on device") as raised,
-        report_full_disk(tmp_path),
+        pytest.raises(WarmUpError, match=f"{tmp_path}: {os.strerror(number)}") as raised,
+        report_unwritten(tmp_path, "set TMPDIR"),
     ):
-        raise full
-    assert f"free disk space in {tmp_path.parent}" in raised.value.remedy
+        raise OSError(number, os.strerror(number))
+    is_full = number in (errno.ENOSPC, errno.EDQUOT)
+    assert (
+        raised.value.remedy == f"{f'free disk space in {tmp_path.parent}, or ' if is_full else ''}set TMPDIR"
+    )
