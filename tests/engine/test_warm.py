@@ -227,6 +227,15 @@ def test_a_program_that_writes_too_much_is_ended(node, images, write):
     assert "more than 20,000,000 bytes" in done.stderr
 
 
+def test_a_program_does_not_get_proxies_of_who_warms_up(node, images, write, tmp_path):
+    proxies = {"default": {"httpProxy": "http://me:password@proxy.example.com"}}
+    (tmp_path / "config.json").write_text(json.dumps({"proxies": proxies}))
+    environment = {**node.environment, "DOCKER_CONFIG": str(tmp_path)}
+    option = write(f'{PROGRAM}[ -z "$HTTP_PROXY$http_proxy" ]\n')
+    done = node.imagematrix("warm", images["usual"], option, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
 def test_what_is_written_elsewhere_is_named_and_not_kept(node, images, write, tmp_path):
     # The size of the caches is looked at while it runs.
     program = f"[ -e $NUMBA_CACHE_DIR ] || slow=3\n{PROGRAM}head -c 30000000 /dev/zero > /var/tmp/elsewhere\n"

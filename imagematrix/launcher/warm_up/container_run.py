@@ -98,6 +98,7 @@ class ContainerRuns:
             "labels": make_owner_label(),
             "log_config": LogConfig(type=LogConfig.types.JSON, config=LOG),
             "read_only": way.read_only,
+            "use_config_proxy": False,  # of who warms up, perhaps with a password; nodes have others
         }
         if way.image:  # a volume, so that it can also be written where the root file system cannot
             mounts.append(Mount(FOLDER, None, type="volume"))
