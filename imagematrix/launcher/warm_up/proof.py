@@ -58,7 +58,7 @@ def list_failures(
     tools: Iterable[CacheTool],
     cold: EndedRun,
     *,
-    read_only: bool,
+    read_only: bool = False,
 ) -> list[str]:
     """Return lines that say why a start is no proof that `tools` used their caches; none if it is one.
 
