@@ -69,7 +69,7 @@ def command(
         typer.Option(
             "--warm",
             metavar="REF",
-            help="Add only this warm image, with its layer from a staging repository; repeatable.",
+            help="Add only this warm image, whose layer a staging repository or oci:FOLDER has; repeatable.",
         ),
     ] = None,
     yes: Annotated[
@@ -182,6 +182,8 @@ def _push_warm_images(
 
     with make_scratch_folder() as folder:
         publisher = WarmPublisher(registry, version, folder, load_image_policies(None))
+        if sign is None:
+            publisher.require_unsigned()
         drafts = [publisher.make_draft(source) for source in dict.fromkeys(sources)]
         for draft in drafts:
             print_claims(draft)

@@ -22,11 +22,13 @@ SHOWN = ("base", "key", "match", "seconds", "tools", "proofs")  # of the label, 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from imagematrix.cli.shared.warm_up_starter import WarmUpStarter
+    from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.images.catalog.warm_up import WarmUp
     from imagematrix.images.oci.registry import Registry
     from imagematrix.launcher.docker.request import LaunchRequest
     from imagematrix.launcher.warm_up.staged_image import KeptWarmUp
     from imagematrix.launcher.warm_up.warm_up_session import WarmUpEngine, WarmUpPlan
+    from imagematrix.selection.selection import NothingFits
 
 
 def command(
@@ -78,13 +80,11 @@ def command(
     from imagematrix.launcher.warm_up.input_folders import hash_inputs, parse_inputs
     from imagematrix.launcher.warm_up.plan_warm_up import make_warm_up_plan
     from imagematrix.launcher.warm_up.program_run import WarmUpStart
-    from imagematrix.launcher.warm_up.staged_image import require_new_folder
+    from imagematrix.launcher.warm_up.staged_image import make_new_folder, require_other_repository
     from imagematrix.selection.query import parse_where
 
     if to is not None and staging is not None:
         raise UsageError("--to and --staging are mutually exclusive", remedy="leave one of them out")
-    if to is not None:
-        require_new_folder(to)
     args = RunArgs(
         options=(),
         image=image,
@@ -94,9 +94,14 @@ def command(
         wait_s=parse_seconds(wait, "--wait") if wait else 0.0,
     )
     with contextlib.ExitStack() as stack:
+        if to is not None:
+            stack.enter_context(make_new_folder(to))
         registry = stack.enter_context(Registry(staging)) if staging else None
         starter = open_starter(args, engine, stack)
-        request, warm_up, user = _request_warm_up(starter)
+        catalog = starter.open_catalog().without_warm()
+        if staging is not None:
+            require_other_repository(staging, catalog.image)
+        request, warm_up, user = _request_warm_up(starter, catalog)
         folders = parse_inputs(inputs or (), warm_up)
         plan = make_warm_up_plan(request, warm_up, hash_inputs(folders), user)
         start = WarmUpStart(
@@ -115,26 +120,45 @@ def command(
         print_info("imagematrix: proved, and not kept: add --to DIR or --staging REPO")
 
 
-def _request_warm_up(starter: WarmUpStarter) -> tuple[LaunchRequest, WarmUp, str]:
+def _request_warm_up(starter: WarmUpStarter, catalog: Catalog) -> tuple[LaunchRequest, WarmUp, str]:
     """Select and fetch a variant; return the request of its warm-up here, the warm-up, and its user."""
-    from imagematrix.cli.shared.inputs import load_node
+    from imagematrix.cli.shared.inputs import load_host
     from imagematrix.common.record import replace
+    from imagematrix.hardware.gpu_request.visible import within
     from imagematrix.hardware.host.usable_cpus import add_usable_cpus
     from imagematrix.launcher.docker.plan import require_variant
     from imagematrix.launcher.launch_session import SignatureCheck
+    from imagematrix.selection.selection import NothingFits
 
-    host, gpus = load_node(None, None, None, None)
-    host = add_usable_cpus(host)
-    catalog = starter.open_catalog().without_warm()
-    selection, launch = starter.make_request(host, gpus, catalog).plan_on_any()
+    node = add_usable_cpus(load_host(None, None, None))
+    host, gpus = within(node)
+    try:
+        selection, launch = starter.make_request(host, gpus, catalog).plan_on_any()
+    except NothingFits as error:
+        raise _suggest_variable(error) from error
     SignatureCheck(None).require_signed(selection)
     for warning in selection.warnings:
         warn(warning.text)
     warm_up, user = starter.fetch_base(selection, launch)
     # Of the same variant, on the GPUs that its warm-up takes.
     variants = replace(catalog, variants=(require_variant(selection),))
-    wanted = gpus if warm_up.gpus == ALL else warm_up.gpus
-    return starter.make_request(host, wanted, variants), warm_up, user
+    host, gpus = within(node, None if warm_up.gpus == ALL else warm_up.gpus)
+    return starter.make_request(host, gpus, variants), warm_up, user
+
+
+def _suggest_variable(error: NothingFits) -> NothingFits:
+    """Return an error with a remedy that this command can follow: it has no option for GPUs, as `run` has."""
+    from imagematrix.hardware.gpu_request.spec import name_gpus, select_gpus
+    from imagematrix.hardware.gpu_request.visible import CUDA
+    from imagematrix.selection.selection import NothingFits
+
+    selection = error.selection
+    change = (selection.miss and selection.miss.change) or {}
+    option, _, spec = str(change.get("option")).partition(" ")
+    if option != "--gpus":
+        return error
+    names = ",".join(name_gpus(select_gpus(selection.host.gpus, spec)))
+    return NothingFits(str(error), selection=selection, remedy=f"export {CUDA}={names}")
 
 
 def _keep_warm_layer(
@@ -146,14 +170,16 @@ def _keep_warm_layer(
     """
     from imagematrix.common.temp_folder import make_scratch_folder
     from imagematrix.launcher.warm_up import staged_image
-    from imagematrix.launcher.warm_up.warm_up_session import LAYER, make_warm_layer, report_full_disk
+    from imagematrix.launcher.warm_up.warm_up_session import LAYER, make_warm_layer, report_unwritten
 
     found = registry and staged_image.find_staged_image(registry, plan.tag, plan.key)
     if found:
         print_info("imagematrix: this warm-up is there already")
         return found, True
+    if registry is not None:
+        staged_image.require_push(registry)
     with make_scratch_folder() as folder:
-        with report_full_disk(folder):
+        with report_unwritten(folder, "set TMPDIR to a folder on another disk"):
             layer, label = make_warm_layer(
                 engine, plan, folder, lambda step: print_info(f"imagematrix: {step}")
             )
@@ -162,7 +188,7 @@ def _keep_warm_layer(
         if registry is not None:
             kept = staged_image.push_staged_image(registry, image, plan.tag, plan.key)
         elif to is not None:
-            with report_full_disk(to):
+            with report_unwritten(to, "name a folder on another disk with --to"):
                 staged_image.write_staged_layout(image, plan.tag, to)
     return kept, kept.digest != image.digest
 

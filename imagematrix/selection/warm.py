@@ -132,19 +132,25 @@ def _compare_devices(fact: str) -> Callable[[Fact, Host, Sequence[_Device]], str
 
 
 def _compare_flags(need: Fact, host: Host, _: Sequence[_Device]) -> str | None:
-    flags = host.cpu.flags
-    missing = [flag for flag in need if flag not in flags] if isinstance(need, tuple) else []
-    if not flags:
-        return UNKNOWN
-    return f"without {shorten_words(missing, SHOWN)}" if missing else None
+    needed = need if isinstance(need, tuple) else ()
+    possible = host.cpu.flags | host.cpu.unknown_flags
+    missing = [flag for flag in needed if flag not in possible]
+    if missing and host.cpu.flags:
+        return f"without {shorten_words(missing, SHOWN)}"
+    return UNKNOWN if _is_unknown(needed, host) else None
 
 
 def _compare_absent_flags(need: Fact, host: Host, _: Sequence[_Device]) -> str | None:
-    flags = host.cpu.flags
-    present = [flag for flag in need if flag in flags] if isinstance(need, tuple) else []
-    if not flags:
-        return UNKNOWN
-    return shorten_words(present, SHOWN) or None
+    absent = need if isinstance(need, tuple) else ()
+    present = [flag for flag in absent if flag in host.cpu.flags]
+    if present:
+        return shorten_words(present, SHOWN)
+    return UNKNOWN if _is_unknown(absent, host) else None
+
+
+def _is_unknown(flags: Iterable[str], host: Host) -> bool:
+    """Whether it is unknown of one of these flags whether a host has it."""
+    return not host.cpu.flags or not host.cpu.unknown_flags.isdisjoint(flags)
 
 
 # By the keys of FACTS: each returns what the host has instead of a fact that is needed, None if it has it.

@@ -14,6 +14,7 @@ from distribution import CONFIG, LAYER, MANIFEST, digest
 from publishing import labels_of, tag
 
 from imagematrix.build.publish.publish import publish
+from imagematrix.hardware.vendors.marches import list_code_flags
 from imagematrix.images.catalog import labels
 from imagematrix.images.catalog.warm_up import WarmUp, write_warm_up
 from imagematrix.images.oci.compression import DEFAULT
@@ -27,7 +28,15 @@ WARM_UP = WarmUp(
     command=("python", "warm.py"), gpus="none", inputs=(("model", "/models/m"),), max_size=1 << 20
 )
 FLAGS = ["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "sse4_2", "ssse3"]
-CPU = {"vendor": "GenuineIntel", "flags": FLAGS, "without": ["avx512f"], "name": "Xeon"}
+
+
+def cpu_with(*flags):
+    """Return a match's CPU that has these of all flags on which code may depend, and no others."""
+    without = sorted(list_code_flags("x86_64").difference(flags))
+    return {"vendor": "GenuineIntel", "flags": sorted(flags), "without": without, "name": "Xeon"}
+
+
+CPU = cpu_with(*FLAGS)
 MATCH = {"cpu": CPU, "cpus": 2}
 NUMBA = f"numba/app_{'a' * 40}/m.f-3.py311"
 NUMBA_FILES = {f"{NUMBA}.nbi": b"index", f"{NUMBA}.1.nbc": b"data"}
@@ -105,7 +114,7 @@ def label(variant, **changes):
         "seconds": {"cold": 48.2, "warm": 11.0},
         "tools": {"numba": "0.68.1", "jax": None},
         "content": "opaque",
-        "proofs": {"root": "proved"},
+        "proofs": {"image-user": "proved", "root": "proved"},
         "reproducible": False,
         "why_not_reproducible": "it measures",
     } | changes

@@ -9,7 +9,8 @@ from imagematrix.images.oci.tar import open_tar
 
 SHIPPED = Path(__file__).parents[2]
 ROOT = "/var/cache/warm"
-# It compiles as the rows of the table of Triton and Numba say: with a compiler, and in its own process.
+# It compiles as the rows of the table of Triton and Numba say: with a compiler, and in its own process. It
+# replaces a file of its cache, as Numba does, and fails where it may not.
 PROGRAM = """\
 set -e
 cubin=$TRITON_CACHE_DIR/AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA/kernel.cubin
@@ -18,7 +19,8 @@ other=${code%/*}/app.g-1.py313.1.nbc
 say() { [ -z "$NUMBA_DEBUG_CACHE" ] || echo "[cache] data $1 '$code'"; }
 compile() {
   sleep 1; mkdir -p ${code%/*}
-  echo "code for $KEY" > $code && chmod 600 $code || echo > $other
+  echo "code for $KEY" > $code.tmp.$$; chmod 600 $code.tmp.$$
+  mv -fT $code.tmp.$$ $code
   say "saved to"
 }
 ptxas --version > /dev/null
@@ -32,6 +34,22 @@ FROM debian:trixie
 RUN printf '#!/bin/sh\\necho "compiled $*"\\n' > /usr/bin/ptxas && chmod 755 /usr/bin/ptxas
 {{ debian.warm_caches() }}
 USER 1000
+"""
+# It compiles the number of CPUs in that it sees, and fails if that is not one.
+INDUCTOR = f"$TORCHINDUCTOR_CACHE_DIR/ab/c{'a' * 51}.cpp"
+COUNTING = f"""\
+mkdir -p $TORCHINDUCTOR_CACHE_DIR/ab
+echo "fx graph cache hit for key f"
+[ -e {INDUCTOR} ] || nproc > {INDUCTOR}
+[ "$(cat {INDUCTOR})" = 1 ]
+"""
+# The command, whose process has a quota of one CPU, and runs on any.
+WITH_QUOTA = """\
+from imagematrix.cli import main
+from imagematrix.hardware.host import usable_cpus
+
+usable_cpus.count_usable_cpus = lambda *_: 1
+main()
 """
 
 

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from copy import copy
 from pathlib import Path
 
 import pytest
 from engines import Registry
 from machines import wait_until
 from ordinary_user import AS_USER, USER
-from warming import PROGRAM, ROOT, SHIPPED, publish_images, read_layout
+from warming import COUNTING, PROGRAM, ROOT, SHIPPED, WITH_QUOTA, publish_images, read_layout
 
 from imagematrix.images.local_store.folder import ImageStore
 
@@ -194,7 +195,7 @@ def test_what_is_published_of_it_starts_without_compiling(node, images, registry
     program = write(PROGRAM)
     code, staged, said = node.warm(version, program, "--staging", f"{registry.address}/staging/daemonless")
     assert code == 0, said
-    code, _, said = node.call("publish", version, "--warm", staged.partition("@")[0], "--yes")
+    code, _, said = node.call("publish", version, "--warm", staged.strip(), "--yes")
     assert code == 0, said
     # The store has the version as it was before.
     code, pulled, said = node.call("pull", version, "--to", node.folder / "store")
@@ -263,6 +264,15 @@ def test_it_has_no_network_of_the_node(node, images, write):
     program = f"{PROGRAM}[ $(grep -c : /proc/net/dev) = 1 ]"
     code, _, said = node.warm(images["usual"], write(program))
     assert code == 0, said
+
+
+@BOTH_USERS
+def test_a_quota_of_cpus_is_what_the_program_sees(node, images, write, out):
+    limited = copy(node)
+    limited.command = [*node.command[:-2], "-c", WITH_QUOTA]
+    code, _, said = limited.warm(images["usual"], write(COUNTING), "--to", out)
+    assert code == 0, said
+    assert read_layout(out)[0]["match"]["cpus"] == 1
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])

@@ -1,4 +1,4 @@
-"""Publishing warm images: a layer of caches from a staging repository, on a variant of a published version.
+"""Publishing warm images: a staged layer of caches, on a variant of a published version.
 
 Who made the caches ran users' code, so nothing that is staged is believed. One blob of it is used, the
 layer, and every byte of that is checked. Manifest and configuration are written anew from those of the
@@ -12,14 +12,16 @@ import io
 import json
 from dataclasses import dataclass
 
+from imagematrix.build.publish.sign import is_signed
+from imagematrix.build.publish.staged_source import open_staged
 from imagematrix.build.publish.warm_audit import audit_warm_layer
 from imagematrix.common import json_documents, record
-from imagematrix.common.image_reference import DIGEST, Reference
+from imagematrix.common.image_reference import DIGEST
 from imagematrix.common.text import quote_word
 from imagematrix.errors import AuditError, TagMovedError, UnknownImageError, UsageError
 from imagematrix.images.catalog import image_index, labels
 from imagematrix.images.catalog.signature_guard import make_guard
-from imagematrix.images.catalog.warm_image import make_warm_tag
+from imagematrix.images.catalog.warm_image import IMAGE_USER, OPAQUE, PROVED, ROOT_USER, make_warm_tag
 from imagematrix.images.catalog.warm_up import read_warm_up
 from imagematrix.images.oci.compression import DEFAULT_LEVELS, Compression
 from imagematrix.images.oci.decompression import GZIP, ZSTD
@@ -31,7 +33,6 @@ from imagematrix.images.oci.manifest import (
     compute_digest,
     parse_manifest,
 )
-from imagematrix.images.oci.registry import Registry
 from imagematrix.images.warm.layer import check_layer
 
 TYPE_CHECKING = False
@@ -40,10 +41,12 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, BinaryIO
 
+    from imagematrix.build.publish.staged_source import StagedSource
     from imagematrix.images.catalog.image_index import IndexEntry
     from imagematrix.images.catalog.warm_image import WarmLabel
     from imagematrix.images.catalog.warm_up import WarmUp
     from imagematrix.images.oci.byte_stream import ByteStream
+    from imagematrix.images.oci.registry import Registry
     from imagematrix.images.trust.policy import SignaturePolicy
     from imagematrix.images.warm.layer import WarmLayer
 
@@ -140,21 +143,32 @@ class WarmPublisher:
                 f"{self._name} has no published variants",
                 remedy=f"`imagematrix publish {quote_word(self._name)}` publishes them",
             )
+        self._index = index.digest
         if guard := make_guard(registry, policies):
             guard.require_signed_index(version, index.digest, self.variants)
 
+    def require_unsigned(self) -> None:
+        """Raise UsageError if the version is signed, as it is where a policy requires it.
+
+        Its new index would have no signature, and nodes that require one would refuse all of the version.
+        """
+        if is_signed(self._registry, self._index):
+            message = f"{self._name} is signed, and with a warm image it would not be"
+            raise UsageError(message, remedy="add --sign KEY, with the private key that signs this version")
+
     def make_draft(self, source: str) -> WarmDraft:
-        """Return the warm image with the layer of the image `source` in a staging repository.
+        """Return the warm image with the layer of the staged image `source`; see `open_staged`.
 
         If the repository has a warm image with its key, that one is drafted: the first one stands. Raises
         UsageError or AuditError if anything in the staged image is not allowed, UnknownImageError if its
         variant is not in the version, TagMovedError if its tag has something else.
         """
-        reference = Reference.parse(source)
-        with Registry(reference.name) as staging:
-            staged = _read_staged_image(staging, reference.tag)
+        with open_staged(source) as (staging, staged_tag):
+            staged = _read_staged_image(staging, staged_tag)
             if staged is None:
-                raise UnknownImageError(f"the registry {reference.registry} has no {source}")
+                raise UnknownImageError(
+                    f"{source} is not there", remedy="name what `imagematrix warm` printed"
+                )
             tag = make_warm_tag(self._version, staged.label.base, staged.label.key)
             if self._registry.digest(tag) is None:
                 return self._make_draft(source, staging, staged, tag, is_present=False)
@@ -185,12 +199,13 @@ class WarmPublisher:
             raise TagMovedError(message, remedy="the first one stands; the same command takes that one")
 
     def _make_draft(
-        self, source: str, repository: Registry, staged: _StagedImage, tag: str, *, is_present: bool
+        self, source: str, repository: StagedSource, staged: _StagedImage, tag: str, *, is_present: bool
     ) -> WarmDraft:
         label = staged.label
         base = self._find_base(source, label)
         image = self._read_base(base)
         _require_stated_warm_up(source, label, image.warm_up)
+        _require_proof(source, label)
         path = self._folder / staged.layer.digest.removeprefix("sha256:")
         with path.open("wb") as file, repository.open(staged.layer.digest) as stream:
             layer = check_layer(_SavedStream(stream, file), staged.layer.digest, image.warm_up.max_size)
@@ -279,7 +294,9 @@ class _SavedStream:
         return piece
 
 
-def _read_staged_image(repository: Registry, tag: str, most_layers: int | None = 1) -> _StagedImage | None:
+def _read_staged_image(
+    repository: StagedSource, tag: str, most_layers: int | None = 1
+) -> _StagedImage | None:
     """Return what is under a tag or a digest; None if there is nothing.
 
     Raises UsageError if it is no warm image, or has more than `most_layers` layers. The last layer is taken.
@@ -304,6 +321,17 @@ def _require_stated_warm_up(source: str, label: WarmLabel, warm_up: WarmUp) -> N
     claimed = tuple((warm_input.name, warm_input.path) for warm_input in label.inputs)
     if label.command != warm_up.command or claimed != warm_up.inputs:
         raise AuditError(f"{source} claims a command or inputs that are not those of its variant's warm-up")
+
+
+def _require_proof(source: str, label: WarmLabel) -> None:
+    """Raise AuditError if a label claims no proof as the image's user, or promises more than a cache can."""
+    if label.content != OPAQUE:
+        raise AuditError(f"{source} claims the content {label.content[:80]!r}; expected {OPAQUE!r}")
+    proofs = dict(label.proofs)
+    # Without a daemon, every process is root, whatever user the image has.
+    if proofs.get(IMAGE_USER, proofs.get(ROOT_USER)) != PROVED:
+        remedy = "warm up again: `imagematrix warm` keeps only what is proved"
+        raise AuditError(f"{source} claims no proof that the image's user finds its caches", remedy=remedy)
 
 
 def _write_label(label: WarmLabel) -> str:

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from imagematrix.common import json_documents
 from imagematrix.errors import SignatureError
 from imagematrix.images.catalog.signature_guard import RepositorySource, get_identity
 from imagematrix.images.oci.manifest import (
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
+    from imagematrix.images.oci.manifest import Manifest
     from imagematrix.images.oci.registry import Registry
     from imagematrix.images.trust.signing_key import SigningKey
 
@@ -75,6 +77,17 @@ def sign_manifests(registry: Registry, key: SigningKey, digests: Iterable[str]) 
 
     with ThreadPoolExecutor(max_workers=REQUESTS) as pool:
         return sum(pool.map(sign_manifest, dict.fromkeys(digests)))
+
+
+def is_signed(registry: Registry, digest: str) -> bool:
+    """Whether a manifest of a repository has a signature, in either form and by whatever key."""
+    if registry.digest(make_signature_tag(digest)) is not None:
+        return True
+    referrers = registry.list_referrers(digest)
+    if referrers is None:
+        return any(entry.get("artifactType") == BUNDLE for entry in read_referrers_tag(registry, digest))
+    found = filter(None, map(registry.find_manifest, referrers))
+    return any(_read_artifact_type(manifest) == BUNDLE for manifest in found)
 
 
 def add_signatures(registry: Registry, digest: str, new: Iterable[Mapping[str, object]]) -> None:
@@ -166,6 +179,13 @@ def read_referrers_tag(registry: Registry, digest: str) -> list[dict[str, Any]]:
     present = registry.find_manifest(tag)
     document = parse_manifest(present.raw, tag, Descriptor) if present else None
     return json.loads(present.raw)["manifests"] if present and isinstance(document, ImageIndex) else []
+
+
+def _read_artifact_type(manifest: Manifest) -> str | None:
+    where = manifest.digest
+    return json_documents.Fields(json_documents.parse_json(manifest.raw, where), where).get_text_or_none(
+        "artifactType"
+    )
 
 
 def _make_referrers_tag(digest: str) -> str:

@@ -16,6 +16,7 @@ from imagematrix.audit.contradictions import (
     list_known_flags,
 )
 from imagematrix.audit.images.layers import Layers
+from imagematrix.common.text import shorten_words
 from imagematrix.errors import AuditError
 from imagematrix.hardware.gpu_request.spec import NONE
 from imagematrix.hardware.vendors import device_code
@@ -28,11 +29,12 @@ if TYPE_CHECKING:
 
     from imagematrix.audit.report import Audit
     from imagematrix.images.catalog.catalog import Variant
-    from imagematrix.images.catalog.warm_image import WarmMatch
+    from imagematrix.images.catalog.warm_image import Fact, WarmMatch
     from imagematrix.images.catalog.warm_up import WarmUp
     from imagematrix.images.warm.layer import WarmLayer
 
 OF_ALL_GPUS = frozenset({"gpus.count", "gpus.compute"})
+SHOWN = 8  # flags in an error
 BROKEN = ("platform", "device code")  # facts of contradictions that count for a layer without its image
 
 
@@ -64,6 +66,8 @@ def audit_warm_layer(
     if unknown := sorted(key for key, value in facts.items() if value is None):
         raise AuditError(f"its match has no value for {', '.join(unknown)}, so no node has it")
     _require_whole(audited, variant)
+    if "cpu.flags" in needed:
+        _require_all_flags(variant, match)
     _require_stated_flags(audited, variant, facts)
     _require_running_code(audited, facts)
 
@@ -78,10 +82,23 @@ def _require_whole(audited: Audit, variant: Variant) -> None:
             raise AuditError(f"{examined.path} is damaged")
 
 
-def _require_stated_flags(audited: Audit, variant: Variant, facts: Mapping[str, object]) -> None:
+def _require_all_flags(variant: Variant, match: WarmMatch) -> None:
+    """Raise AuditError if a match leaves a flag open on which code may depend: what is opaque may need it."""
+    _, arch = get_machine(variant.platform)
+    facts = dict(match.facts)
+    stated = [flag for key in ("cpu.flags", "cpu.without") for flag in _list_words(facts[key])]
+    if missing := sorted(marches.list_code_flags(arch).difference(stated)):
+        message = f"its match does not say whether the CPU has {shorten_words(missing, SHOWN)}"
+        raise AuditError(message, remedy="warm up again, with this release of imagematrix")
+
+
+def _list_words(fact: Fact | None) -> tuple[str, ...]:
+    return fact if isinstance(fact, tuple) else ()
+
+
+def _require_stated_flags(audited: Audit, variant: Variant, facts: Mapping[str, Fact | None]) -> None:
     """Raise AuditError if code needs CPU flags that neither the variant nor the match requires."""
-    stated = facts.get("cpu.flags")
-    known = list_known_flags(variant) | frozenset(stated if isinstance(stated, tuple) else ())
+    known = list_known_flags(variant) | frozenset(_list_words(facts.get("cpu.flags")))
     flags = audited.flags | audited.probable_flags
     for path, missing in group_by_path(flags, known):
         raise AuditError(f"{path} needs {', '.join(missing)}, which its match does not state")

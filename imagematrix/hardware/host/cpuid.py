@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 
+from imagematrix.common.record import Record
 from imagematrix.hardware.vendors import cpuid
 
 TYPE_CHECKING = False
@@ -52,25 +53,31 @@ NOT_CAPTURED = f"the captured tree has no {CAPTURED[1:]}"
 DIFFERENT = "the processors are not of one kind"
 
 
-def read_unprinted_flags(
-    tree: Tree, shown: AbstractSet[str], *, alike: bool
-) -> tuple[frozenset[str], list[str]]:
-    """Return the flags that the kernel does not print, and a warning if some are unknown.
+class UnprintedFlags(Record):
+    """Flags that kernels do not print: those that are there, and those of which that is unknown, and why."""
+
+    present: frozenset[str]
+    unknown: frozenset[str] = frozenset()
+    warnings: tuple[str, ...] = ()
+
+
+def read_unprinted_flags(tree: Tree, shown: AbstractSet[str], *, alike: bool) -> UnprintedFlags:
+    """Return the flags that the kernel does not print.
 
     `shown` are the flags that it prints. CPUID is read of one processor: it counts if all are `alike`.
     """
     present, unknown = cpuid.decode_flags(shown, {}, {})
     if not unknown:
-        return present, []
+        return UnprintedFlags(present=present)
     reason = DIFFERENT
     if alike:
         texts, reason = _read_diagnostics(tree)
         for text in texts:
             present, unknown = cpuid.decode_flags(shown, *_parse_registers(text))
             if not unknown:
-                return present, []
-    names = ", ".join(sorted(unknown))
-    return present, [f"CPU flags unknown, which kernels do not print: {names}: {reason}"]
+                return UnprintedFlags(present=present)
+    warning = f"CPU flags unknown, which kernels do not print: {', '.join(sorted(unknown))}: {reason}"
+    return UnprintedFlags(present=present, unknown=unknown, warnings=(warning,))
 
 
 def _read_diagnostics(tree: Tree) -> tuple[Iterable[str], str]:

@@ -33,7 +33,8 @@ class Cpu(Record):
 
     `flags` are those that all CPUs have, by the kernel's names in lower case. `level` is the highest psABI
     level that the flags reach ("x86-64-v3"), None on other architectures. `usable` is the number of CPUs
-    that the process which probed may use, None if unknown.
+    that the process which probed may use, None if unknown. `unknown_flags` may be there or not: kernels do
+    not print them, and they could not be read elsewhere.
     """
 
     vendor: str | None
@@ -41,12 +42,15 @@ class Cpu(Record):
     flags: frozenset[str]
     level: str | None
     usable: int | None = None
+    unknown_flags: frozenset[str] = frozenset()
 
     def to_json(self) -> dict[str, object]:
         """Return the `cpu` object of the Host document."""
         data = describe_fields(self)
         if self.usable is None:  # as of the node of a captured tree, and in older documents
             del data["usable"]
+        if not self.unknown_flags:
+            del data["unknown_flags"]
         return data
 
 
@@ -248,6 +252,7 @@ def _read_cpu(fields: Fields) -> Cpu:
         flags=frozenset(map(str.lower, cpu.get_texts("flags"))),
         level=cpu.get_text_or_none("level"),
         usable=_read_natural_or_none(cpu, "usable"),
+        unknown_flags=frozenset(map(str.lower, cpu.get_texts("unknown_flags"))),
     )
 
 

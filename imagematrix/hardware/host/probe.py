@@ -135,11 +135,10 @@ def _read_processors(tree: Tree) -> tuple[str, Cpu, list[str]]:
     elif SIGN in processors.flags:
         from imagematrix.hardware.host import cpuid
 
-        unprinted, unknown = cpuid.read_unprinted_flags(
-            tree, processors.flags, alike=cpu.has_equal_cpus(text)
-        )
-        processors = replace(processors, flags=processors.flags | unprinted)
-        warnings += unknown
+        read = cpuid.read_unprinted_flags(tree, processors.flags, alike=cpu.has_equal_cpus(text))
+        flags = processors.flags | read.present
+        processors = replace(processors, flags=flags, unknown_flags=read.unknown)
+        warnings += read.warnings
     return machine, processors, warnings
 
 

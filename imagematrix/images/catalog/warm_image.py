@@ -25,6 +25,8 @@ LABEL_SCHEMA = 1  # of the label, and of what the facts of a match mean
 SHORT = 12  # digits of a digest in a tag
 OPAQUE = "opaque"
 PROVED, MISSED, FAILS_WITHOUT = OUTCOMES = "proved", "missed", "fails-without"
+# How a proof starts an image; where every process is root, there is no start as the image's user.
+IMAGE_USER, ROOT_USER, ANY_USER, READ_ONLY = "image-user", "root", "uid-12345", "read-only"
 MOST_WORDS, MOST_BYTES = 1000, 64 * 1024  # of a command
 MOST_ITEMS = 100  # inputs, tools, proofs
 MOST_FLAGS = 2000

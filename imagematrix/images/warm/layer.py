@@ -1,10 +1,10 @@
 """A layer of compiled caches: written from a container's files, and checked when somebody else wrote it.
 
 The layer of the same files is the same bytes, wherever they were read from: sorted, owned by root, readable
-by all, in folders where any user may write, with whole seconds, and without attributes. A cache is code that
-other nodes run, so whoever publishes a layer believes nothing of it. The check reads each entry, writes the
-tar anew from what it understood, and compares the digests: a tar that has anything else, such as an extended
-header that programs read differently, is refused.
+by all, in folders where any user may write and replace files, with whole seconds, and without attributes. A
+cache is code that other nodes run, so whoever publishes a layer believes nothing of it. The check reads each
+entry, writes the tar anew from what it understood, and compares the digests: a tar that has anything else,
+such as an extended header that programs read differently, is refused.
 """
 
 from __future__ import annotations

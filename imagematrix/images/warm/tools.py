@@ -80,13 +80,14 @@ class CacheTool:
 def load_tools() -> tuple[CacheTool, ...]:
     """Return all tools of the table."""
     table = json.loads((files(__package__) / "tools.json").read_bytes())
-    everywhere: list[str] = table["dropped"]
+    allowed: list[str] = table["allowed"]
+    dropped: list[str] = table["dropped"]
     patterns: dict[str, str] = {}  # what a tool keeps, by its name: others use it within their own cache
     tools = []
     for row in table["tools"]:
         kept = [re.sub(r"\{([a-z]+)\}", lambda name: patterns[name[1]], text) for text in row["kept"]]
         patterns[row["name"]] = "|".join(kept)
-        tools.append(_make_tool(row, kept, [*everywhere, *row["dropped"]]))
+        tools.append(_make_tool(row, kept, [*allowed, *row["allowed"]], [*dropped, *row["dropped"]]))
     return tuple(tools)
 
 
@@ -102,8 +103,8 @@ def find_tool(path: str) -> tuple[CacheTool, str] | None:
 def classify_path(path: str) -> tuple[CacheTool, str] | None:
     """Return the tool to which the file at an absolute path belongs, and what becomes of the file.
 
-    It is kept, or allowed: a lock, which may come and go, or dropped: what is no compiled code, or was
-    measured on one node. None if no row of the table knows it.
+    It is kept, or allowed: a lock, which may come and go, and what each start measures, or dropped: what is
+    no compiled code. None if no row of the table knows it.
     """
     found = find_tool(path)
     if found is None:
@@ -116,7 +117,7 @@ def classify_path(path: str) -> tuple[CacheTool, str] | None:
 
 
 def may_change(path: str) -> bool:
-    """Whether a start that compiles nothing may write the file at a path: a lock or a stamp."""
+    """Whether a start that compiles nothing may write a file: a lock, a stamp, or what it measures."""
     found = find_tool(path)
     return found is not None and bool(found[0].allowed.fullmatch(found[1]))
 
@@ -150,7 +151,9 @@ def list_needed_facts(tools: Iterable[CacheTool], *, host_code: bool) -> frozens
     return frozenset(facts)
 
 
-def _make_tool(row: Mapping[str, Any], kept: Iterable[str], dropped: Iterable[str]) -> CacheTool:
+def _make_tool(
+    row: Mapping[str, Any], kept: Iterable[str], allowed: Iterable[str], dropped: Iterable[str]
+) -> CacheTool:
     sign = row["sign"]
     return CacheTool(
         name=row["name"],
@@ -159,7 +162,7 @@ def _make_tool(row: Mapping[str, Any], kept: Iterable[str], dropped: Iterable[st
         settings=row.get("settings", {}),
         folder=row["name"],
         kept=_compile(kept),
-        allowed=_compile(row["allowed"]),
+        allowed=_compile(allowed),
         dropped=_compile(dropped),
         keyed_by=row["keyed_by"],
         host_code=row["host_code"],

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 PIECE = 1 << 20
 MOST = 200_000  # entries of a layer
-FOLDER_MODE, LINK_MODE, PLAIN_MODE, PROGRAM_MODE = 0o1777, 0o777, 0o644, 0o755
+# Folders have no sticky bit: with it, only root could replace a file of root, and tools such as Numba replace
+# their index when they compile one more function.
+FOLDER_MODE, LINK_MODE, PLAIN_MODE, PROGRAM_MODE = 0o777, 0o777, 0o644, 0o755
 ANY_EXECUTE = 0o111
 LINKS = (tarfile.SYMTYPE, tarfile.LNKTYPE)
 KINDS = {

@@ -35,13 +35,11 @@ if TYPE_CHECKING:
 
     from docker import DockerClient
 
-    from imagematrix.hardware.host.host import Host
     from imagematrix.launcher.docker.plan import Launch
     from imagematrix.launcher.warm_up.folder_states import FileState
     from imagematrix.launcher.warm_up.program_run import StartWay, WarmUpStart
     from imagematrix.selection.selection import Selection
 
-BILLION = 1_000_000_000
 LOG = {"max-size": "256m"}  # of the engine's own files, whatever its setting is
 
 
@@ -100,6 +98,7 @@ class ContainerRuns:
             "labels": make_owner_label(),
             "log_config": LogConfig(type=LogConfig.types.JSON, config=LOG),
             "read_only": way.read_only,
+            "use_config_proxy": False,  # of who warms up, perhaps with a password; nodes have others
         }
         if way.image:  # a volume, so that it can also be written where the root file system cannot
             mounts.append(Mount(FOLDER, None, type="volume"))
@@ -107,7 +106,9 @@ class ContainerRuns:
             options["user"] = way.user
         if not self._start.has_network:
             options["network_mode"] = "none"
-        return {**options, **_limit_cpus(self._start.request.host), "mounts": mounts}
+        if len(self._start.cpus) < (os.cpu_count() or 0):
+            options["cpuset_cpus"] = ",".join(map(str, self._start.cpus))
+        return {**options, "mounts": mounts}
 
     def _watch(self, container: str) -> str | None:
         """Wait for the end of a container; return why its program failed, None if it did not."""
@@ -182,17 +183,3 @@ class _WarmStart(DockerApi):
         """Return the launch of the image; see ContainerEngine."""
         name = launch.reference.partition("@")[0]
         return replace(launch, reference=self._image or f"{name}@{launch.digest}")
-
-
-def _limit_cpus(host: Host) -> dict[str, object]:
-    """Return options by which a container has the CPUs of this process, and no others; see Cpu.usable.
-
-    Some tools compile the number of CPUs in.
-    """
-    allowed = os.sched_getaffinity(0)
-    options: dict[str, object] = {}
-    if len(allowed) < (os.cpu_count() or 0):
-        options["cpuset_cpus"] = ",".join(map(str, sorted(allowed)))
-    if host.cpu.usable is not None and host.cpu.usable < len(allowed):
-        options["nano_cpus"] = host.cpu.usable * BILLION
-    return options

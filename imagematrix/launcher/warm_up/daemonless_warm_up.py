@@ -235,10 +235,16 @@ class DaemonlessWarmUp:
         runtime, store = self._engine.require_runtime(), self._engine.store
 
         def start(on_standing: Callable[[int, int, str], object]) -> int:
+            def limit_cpus(started: int, first: int, folder: str) -> None:
+                # Only now: a runtime may give its container all CPUs of the node, as runc does from 1.3.1 on.
+                with contextlib.suppress(ProcessLookupError):  # it has ended
+                    os.sched_setaffinity(first, self._start.cpus)
+                on_standing(started, first, folder)
+
             # The claim is extended in that process, which also ends what it added.
             with claim or contextlib.nullcontext():
                 return run_container(
-                    container, image or self._image, runtime, store, claim, on_standing=on_standing
+                    container, image or self._image, runtime, store, claim, on_standing=limit_cpus
                 )
 
         return WatchedContainer(start)

@@ -95,6 +95,7 @@ class DockerWarmUp:
                 mounts=[Mount(FOLDER, None, type="volume")],
                 network_mode="none",
                 read_only=way.read_only,
+                use_config_proxy=False,
                 user=way.user,
             )
         try:
@@ -110,7 +111,12 @@ class DockerWarmUp:
     def _open_container(self, image: str) -> Iterator[str]:
         """Yield the id of a new container of an image, which never starts; images of it get its label."""
         with convert_errors():
-            created = self._client.api.create_container(image, command=["true"], labels=make_owner_label())
+            created = self._client.api.create_container(
+                image,
+                command=["true"],
+                labels=make_owner_label(),
+                use_config_proxy=False,  # images of it would have them
+            )
             container = str(created["Id"])
         try:
             yield container

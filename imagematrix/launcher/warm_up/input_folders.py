@@ -7,6 +7,7 @@ import os
 import stat
 from pathlib import Path
 
+from imagematrix.common.text import quote_word
 from imagematrix.errors import UsageError
 from imagematrix.launcher.warm_up.compilers import is_compiler
 
@@ -53,7 +54,8 @@ def hash_inputs(folders: Mapping[str, Path]) -> dict[str, str]:
 def hash_folder(folder: Path) -> str:
     """Return a digest of a folder: of the paths, kinds, contents and link targets in it.
 
-    Raises UsageError if something in it cannot be read, or is a compiler: calls of one would not be seen.
+    Raises UsageError if something in it cannot be read, or is a compiler: calls of one would not be seen; and
+    for a link that leads out of it, as in Hugging Face's snapshots: the container has only the folder.
     """
     found = hashlib.sha256()
     try:
@@ -61,6 +63,10 @@ def hash_folder(folder: Path) -> str:
             status = path.lstat()
             if stat.S_ISLNK(status.st_mode):
                 kind, content = "link", path.readlink().as_posix()
+                if _leads_out(path, content, folder):
+                    copy = f"cp -rL {quote_word(folder)} {quote_word(f'{folder.name}-copy')}"
+                    message = f"{path} is a link to {content}, which is not in {folder}"
+                    raise UsageError(message, remedy=f"give a copy that has the files themselves: {copy}")
             elif stat.S_ISREG(status.st_mode):
                 if status.st_mode & 0o111 and is_compiler(path.name):
                     remedy = "compilers belong into the image; give a folder without one"
@@ -80,6 +86,14 @@ def _list_files(folder: Path) -> Iterator[Path]:
         yield Path(entry.path)
         if entry.is_dir(follow_symlinks=False):
             yield from _list_files(Path(entry.path))
+
+
+def _leads_out(link: Path, target: str, folder: Path) -> bool:
+    """Whether a symbolic link in a folder leads elsewhere where only the folder is there."""
+    beside = Path(os.path.normpath(link.parent.relative_to(folder) / target))
+    if beside.is_absolute() or ".." in beside.parts:
+        return True
+    return not Path(os.path.realpath(link)).is_relative_to(os.path.realpath(folder))
 
 
 def _hash_file(path: Path) -> str:

@@ -36,6 +36,13 @@ def make_whole_match(host: Host, gpus: Sequence[Gpu], variant: Variant, warm_up:
     return WarmMatch.from_facts(facts)
 
 
+def require_known_gpus(whole: WarmMatch) -> None:
+    """Raise UsageError if a fact of the GPUs is unknown: every match states it, and no node has null."""
+    if unknown := [key for key, value in whole.facts if value is None and key.startswith("gpus.")]:
+        message = f"no node would match: {', '.join(unknown)} could not be read on this one"
+        raise UsageError(message, remedy="`imagematrix probe` says why")
+
+
 def derive_match(
     whole: WarmMatch, tools: Iterable[CacheTool], warm_up: WarmUp, *, has_host_code: bool
 ) -> WarmMatch:
@@ -43,7 +50,7 @@ def derive_match(
 
     All facts of its GPUs are stated, that of the node's driver and those of the CPU only where a tool depends
     on them, or the caches have machine code of the CPU. Raises WarmUpError if a tool needs more than the
-    warm-up's `match` says.
+    warm-up's `match` says, or a fact that is unknown here.
     """
     tools = tuple(tools)
     if warm_up.match == COMPUTE and (other := [tool.name for tool in tools if tool.keyed_by != COMPUTE]):
@@ -51,12 +58,16 @@ def derive_match(
         raise WarmUpError(message, remedy="write `match: product` in matrix.yaml, and raise the version")
     stated = {key for key, _ in whole.facts if key.startswith("gpus.")}
     stated |= list_needed_facts(tools, host_code=has_host_code)
-    return WarmMatch(facts=tuple((key, value) for key, value in whole.facts if key in stated))
+    facts = tuple((key, value) for key, value in whole.facts if key in stated)
+    if unknown := [key for key, value in facts if value is None]:
+        message = f"no node would match: the caches depend on {', '.join(unknown)}, unknown on this node"
+        raise WarmUpError(message, remedy="`imagematrix probe` says why")
+    return WarmMatch(facts=facts)
 
 
 def _describe_cpu(host: Host) -> dict[str, object]:
     flags = list_code_flags(host.arch)
-    known = bool(host.cpu.flags and flags)
+    known = bool(host.cpu.flags and flags) and flags.isdisjoint(host.cpu.unknown_flags)
     return {
         "cpu.vendor": host.cpu.vendor,
         "cpu.flags": sorted(flags & host.cpu.flags) if known else None,

@@ -14,7 +14,7 @@ from imagematrix.images.oci.compression import DEFAULT, DEFAULT_LEVELS, Compress
 from imagematrix.images.oci.registry import Registry
 from imagematrix.launcher.docker.plan import require_variant
 from imagematrix.launcher.docker.pull import pull_unless_present
-from imagematrix.launcher.warm_up.node_match import make_whole_match, require_equal_gpus
+from imagematrix.launcher.warm_up.node_match import make_whole_match, require_equal_gpus, require_known_gpus
 from imagematrix.launcher.warm_up.warm_up_session import WarmUpPlan
 
 TYPE_CHECKING = False
@@ -77,12 +77,13 @@ def make_warm_up_plan(
 ) -> WarmUpPlan:
     """Return the plan of a warm-up on GPUs that `request` may get; `digests` are those of its inputs.
 
-    Raises UsageError if these GPUs differ, and what planning a launch does.
+    Raises UsageError if these GPUs differ or a fact of them is unknown, and what planning a launch does.
     """
     require_equal_gpus([gpu for choice in request.choices for gpu in choice.gpus])
     selection, _ = request.plan_on_any()
     variant = require_variant(selection)
     match = make_whole_match(request.host, selection.chosen_gpus, variant, warm_up)
+    require_known_gpus(match)
     base = str(variant.digest)
     key = compute_key(base, warm_up.to_json(), digests, match)
     return WarmUpPlan(

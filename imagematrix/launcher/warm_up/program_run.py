@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 from imagematrix.common.record import replace
@@ -87,6 +88,15 @@ class WarmUpStart:
         """The folders of this node that are mounted, read-only, each with its path in the container."""
         paths = dict(self.warm_up.inputs)
         return [(str(folder), paths[name]) for name, folder in self.folders.items()]
+
+    @property
+    def cpus(self) -> list[int]:
+        """The CPUs on which the program runs: as many of this process's own as it may use; see Cpu.usable.
+
+        Of a quota, most programs see nothing: they count the CPUs of their affinity, and some tools compile
+        the number in.
+        """
+        return sorted(os.sched_getaffinity(0))[: self.request.host.cpu.usable]
 
     def make_environment(self, way: StartWay) -> dict[str, str]:
         """Return the variables of the program when it is started in a way."""

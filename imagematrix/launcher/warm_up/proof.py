@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from imagematrix.common.text import shorten_lines
-from imagematrix.images.warm.tools import DROPPED, classify_path, may_change
+from imagematrix.images.warm.tools import may_change
 from imagematrix.launcher.warm_up.compilers import parse_calls
 from imagematrix.launcher.warm_up.folder_states import find_changed, find_removed
 
@@ -57,23 +57,28 @@ def list_failures(
     signs: SignReader,
     tools: Iterable[CacheTool],
     cold: EndedRun,
+    *,
+    read_only: bool = False,
 ) -> list[str]:
     """Return lines that say why a start is no proof that `tools` used their caches; none if it is one.
 
-    `before` are the states of the caches in its image, and `cold` is the start that filled them.
+    `before` are the states of the caches in its image, and `cold` is the start that filled them. Where the
+    files are `read_only`, a tool without a sign proves nothing: it could add none if it compiled.
     """
     lines = [run.why] if run.why else []
     if calls := parse_calls(run.record):
         lines += ["it called compilers:", *shorten_lines(calls, SHOWN)]
     differing = find_changed(before, run.states) | find_removed(before, run.states)
-    changed = sorted(path for path in differing if not _may_differ(path))
+    changed = sorted(path for path in differing if not may_change(path))
     if changed:
         lines += ["files of its caches are new, changed or gone:", *shorten_lines(changed, SHOWN)]
     lines += signs.list_doubts()
     for tool in tools:
         if tool.in_process and tool.sign is None and tool.speedup is not None:
             most = cold.seconds * (1 - tool.speedup)
-            if run.seconds > most:
+            if read_only:
+                lines.append(f"{tool.name} has no sign of a hit but the files that it adds, and can add none")
+            elif run.seconds > most:
                 lines.append(
                     f"{tool.name}: it took {run.seconds:.1f} s, and at most {most:.1f} s prove a hit"
                 )
@@ -84,9 +89,3 @@ def list_differing_variables(run: EndedRun, cold: EndedRun, signs: SignReader) -
     """Return the names of variables that differ between two starts, sorted, without those of the signs."""
     names = {*run.variables, *cold.variables} - signs.variables.keys()
     return sorted(name for name in names if run.variables.get(name) != cold.variables.get(name))
-
-
-def _may_differ(path: str) -> bool:
-    """Whether a start that compiles nothing may write a file: a lock, or what no layer has."""
-    found = classify_path(path)
-    return may_change(path) or (found is not None and found[1] == DROPPED)

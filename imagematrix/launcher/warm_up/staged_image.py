@@ -5,11 +5,15 @@ It has no layer of the variant, and none of its labels, so nothing selects or st
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import shutil
+import tempfile
 from dataclasses import dataclass
 
+from imagematrix.common.image_reference import Reference
+from imagematrix.common.text import quote_word
 from imagematrix.errors import TagMovedError, UsageError
 from imagematrix.images.catalog.labels import WARM, read_warm_label
 from imagematrix.images.oci.layout import INDEX_FILE, MARK, NAME, VERSION, get_blob_path
@@ -25,12 +29,14 @@ from imagematrix.images.oci.manifest import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from imagematrix.images.catalog.warm_image import WarmLabel
     from imagematrix.images.oci.compression import Compression
     from imagematrix.images.oci.registry import Registry
     from imagematrix.images.warm.layer import WarmLayer
+EMPTY = b"{}"  # a blob that many registries have already
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +90,42 @@ def make_staged_image(
     return ProvedImage(manifest=manifest, config=config, label=label, layer=layer, path=path)
 
 
-def require_new_folder(folder: Path) -> None:
-    """Raise UsageError if a layout cannot be written to `folder`, because something is there."""
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise UsageError(f"{folder} exists, and is no empty folder", remedy="name a new folder")
+def require_other_repository(staging: str, image: str) -> None:
+    """Raise UsageError if a staging repository is that of the image, where its final tag would be taken."""
+    parsed = [Reference.parse(name) for name in (staging, image)]
+    if len({(reference.registry, reference.repository) for reference in parsed}) == 1:
+        remedy = f"name another one, such as --staging {quote_word(f'{staging}-staging')}"
+        raise UsageError(f"--staging {staging} is the repository of the image itself", remedy=remedy)
+
+
+def require_push(registry: Registry) -> None:
+    """Push a small blob, so that a missing right is found before a warm-up and not after it; EngineError."""
+    registry.push_blob(compute_digest(EMPTY), io.BytesIO(EMPTY))
+
+
+@contextlib.contextmanager
+def make_new_folder(folder: Path) -> Iterator[None]:
+    """Make the folder of a layout, if it is not there; remove it if the context fails before it is written.
+
+    Raises UsageError if something is there, or nothing can be written there.
+    """
+    try:
+        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+            raise UsageError(f"{folder} exists, and is no empty folder", remedy="name a new folder")
+        is_new = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        remedy = "name a folder in which you can write"
+        raise UsageError(f"{folder} cannot be written: {error.strerror}", remedy=remedy) from error
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def write_staged_layout(image: ProvedImage, tag: str, folder: Path) -> None:

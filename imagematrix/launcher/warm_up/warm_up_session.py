@@ -6,6 +6,7 @@ run ──▶ collect ──▶ write layer ──▶ image with it ──▶ pr
 from __future__ import annotations
 
 import contextlib
+import errno
 import shlex
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,7 +15,16 @@ from typing import Protocol
 from imagematrix.common.text import format_count, shorten_lines, shorten_words
 from imagematrix.common.units import format_megabytes
 from imagematrix.errors import AuditError
-from imagematrix.images.catalog.warm_image import FAILS_WITHOUT, MISSED, PROVED, WarmLabel
+from imagematrix.images.catalog.warm_image import (
+    ANY_USER,
+    FAILS_WITHOUT,
+    IMAGE_USER,
+    MISSED,
+    PROVED,
+    READ_ONLY,
+    ROOT_USER,
+    WarmLabel,
+)
 from imagematrix.images.oci.decompression import DecompressedStream
 from imagematrix.images.warm.layer import write_layer
 from imagematrix.images.warm.tools import ROOT, find_tools
@@ -44,7 +54,6 @@ if TYPE_CHECKING:
 PIECE = 1 << 20  # bytes to read at once
 # Files in the folder of a session: the layer, and the caches after the first start and after the second.
 LAYER, CACHES, SECOND = "layer", "caches.tar", "second.tar"
-IMAGE_USER, ROOT_USER, ANY_USER, READ_ONLY = "image-user", "root", "uid-12345", "read-only"
 BYTECODE = "/__pycache__/"  # which Python writes at every first start
 NUMBER = "12345"  # of a user without an entry in the image's passwd
 ROOTS = frozenset({"", "0", "root"})  # how an image names its user if that is root
@@ -108,13 +117,18 @@ class WarmUpEngine(Protocol):
 
 
 @contextlib.contextmanager
-def report_full_disk(folder: Path) -> Iterator[None]:
-    """Raise WarmUpError, with the remedy, in place of an OSError of files that are written to `folder`."""
+def report_unwritten(folder: Path, elsewhere: str) -> Iterator[None]:
+    """Raise WarmUpError, with a remedy, in place of an OSError of files that are written to `folder`.
+
+    `elsewhere` says how to name another folder.
+    """
     try:
         yield
     except OSError as error:
         message = f"the warm-up is not kept: cannot write to {folder}: {error.strerror or error}"
-        raise WarmUpError(message, remedy=f"free disk space in {folder.parent}, or set TMPDIR") from error
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = f"free disk space in {folder.parent}, or {elsewhere}" if is_full else elsewhere
+        raise WarmUpError(message, remedy=remedy) from error
 
 
 def make_warm_layer(
@@ -185,8 +199,8 @@ class _Proof:
         if not failures:
             return run
         lines = [f"the caches are not used, so nothing is kept: {failures[0]}", *failures[1:]]
-        if run.why and run.output:
-            lines += ["its last lines of output:", *shorten_lines(run.output[-SHOWN:], SHOWN)]
+        if run.why:
+            lines += _quote_output(run)
         if names := list_differing_variables(run, self._cold, signs):
             lines += ["variables of the two starts differ:", *shorten_lines(names, SHOWN)]
         if factors := list_differing_factors(folder / CACHES, folder / SECOND):
@@ -195,7 +209,10 @@ class _Proof:
         raise WarmUpError(*lines, remedy=remedy)
 
     def try_other_ways(self, on_step: Callable[[str], object]) -> dict[str, str]:
-        """Return whether the caches are used in each way in which the engine may start the image."""
+        """Return whether the caches are used in each way in which the engine may start the image.
+
+        Raises WarmUpError if the program fails in one of them, and works there without the caches.
+        """
         is_root = self._user.partition(":")[0] in ROOTS
         ways = {READ_ONLY: StartWay(image=self._image.name, read_only=True)}
         if not self._engine.is_always_root:
@@ -208,28 +225,42 @@ class _Proof:
         if is_root or not self._engine.is_always_root:
             proofs[IMAGE_USER] = PROVED
         for name, way in ways.items():
-            proofs[name] = self._try_way(way)
+            proofs[name] = self._try_way(name, way)
             on_step(f"started as {name}: {proofs[name]}")
         return proofs
 
-    def _try_way(self, way: StartWay) -> str:
+    def _try_way(self, name: str, way: StartWay) -> str:
         run, failures, _ = self._start(way)
         if not failures:
             return PROVED
         if run.why is None:
             return MISSED
         without = StartWay(user=way.user, read_only=way.read_only)
-        return FAILS_WITHOUT if self._engine.run(without, _ignore_line).why else MISSED
+        if self._engine.run(without, _ignore_line).why:
+            return FAILS_WITHOUT
+        message = (
+            f"nothing is kept: started as {name}, the program works without its caches; with them, {run.why}"
+        )
+        remedy = "let it work with caches that are root's, or point the variable of that tool elsewhere"
+        raise WarmUpError(message, *_quote_output(run), remedy=remedy)
 
     def _start(self, way: StartWay, caches: Path | None = None) -> tuple[EndedRun, list[str], SignReader]:
         """Return a start, why it proves nothing, and the signs of the tools; see WarmUpEngine.run."""
         signs = SignReader(self._tools)
         way = StartWay(image=way.image, user=way.user, read_only=way.read_only, variables=signs.variables)
         run = self._engine.run(way, signs.read_line, caches)
-        failures = list_failures(run, self._image.states, signs, self._tools, self._cold)
+        failures = list_failures(
+            run, self._image.states, signs, self._tools, self._cold, read_only=way.read_only
+        )
         if self._image.programs.compilers and not self._engine.can_see_compilers(self._image, way):
             failures.append("calls of its compilers cannot be seen: that needs /bin/sh in the image")
         return run, failures, signs
+
+
+def _quote_output(run: EndedRun) -> list[str]:
+    """Return lines with the last output of a start, none if there is none."""
+    last = shorten_lines(run.output[-SHOWN:], SHOWN)
+    return ["its last lines of output:", *last] if last else []
 
 
 def _describe_written(paths: Sequence[str]) -> str:

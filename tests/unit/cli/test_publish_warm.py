@@ -3,9 +3,17 @@
 import json
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from staging import KEY
 
 from imagematrix.images.catalog.warm_image import make_warm_tag
+
+UNENCRYPTED = (
+    serialization.Encoding.PEM,
+    serialization.PrivateFormat.PKCS8,
+    serialization.NoEncryption(),
+)
 
 
 @pytest.fixture
@@ -46,6 +54,19 @@ def test_nothing_is_published_without_approval(cli, image, repository, base, sta
     refused.refuses(2, "1 warm image not published: the claims are not approved")
     assert "if they are right, add --yes" in refused.err
     assert ({*repository.blobs}, repository.tags) == before
+
+
+def test_a_signed_version_does_not_lose_its_signature(cli, image, repository, base, stage, tmp_path):
+    private = ec.generate_private_key(ec.SECP256R1())
+    (tmp_path / "key.pem").write_bytes(private.private_bytes(*UNENCRYPTED))
+    assert cli("publish", f"{image}:v1", "--sign", tmp_path / "key.pem").code == 0
+    before = {*repository.blobs}, dict(repository.tags)
+    refused = cli("publish", f"{image}:v1", "--warm", stage(base), "--yes")
+    refused.refuses(2, f"{image}:v1 is signed, and with a warm image it would not be")
+    assert "add --sign KEY" in refused.err
+    assert ({*repository.blobs}, repository.tags) == before
+    signed = cli("publish", f"{image}:v1", "--warm", stage(base), "--yes", "--sign", tmp_path / "key.pem")
+    assert signed.code == 0, signed.err
 
 
 def test_claims_stay_on_their_lines(cli, image, base, stage):

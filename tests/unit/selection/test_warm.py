@@ -132,6 +132,23 @@ def test_one_other_fact_keeps_it_away(node, stated, expected):
     assert mismatch(stated, node) == expected
 
 
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ({"flags": ["avx2"]}, None),
+        ({"without": ["amx_tile"]}, None),
+        ({"flags": ["avx2", "avx_ifma"]}, ("cpu.flags", "avx2, avx_ifma", "unknown")),
+        ({"flags": ["amx_tile", "avx_ifma"]}, ("cpu.flags", "amx_tile, avx_ifma", "without amx_tile")),
+        ({"without": ["avx_ifma"]}, ("cpu.without", "avx_ifma", "unknown")),
+        ({"without": ["avx_ifma", "avx2"]}, ("cpu.without", "avx2, avx_ifma", "avx2")),
+    ],
+)
+def test_a_flag_that_could_not_be_read_is_neither_there_nor_absent(node, stated, expected):
+    unread = replace(node, cpu=replace(node.cpu, unknown_flags=frozenset(["avx_ifma"])))
+    assert mismatch({"cpu": stated}, unread) == expected
+    assert mismatch({"cpu": stated}, Host.from_json(unread.to_json())) == expected
+
+
 @pytest.mark.parametrize("fact", FACTS)
 def test_null_matches_nothing_on_either_side(node, fact):
     member, _, name = fact.rpartition(".")

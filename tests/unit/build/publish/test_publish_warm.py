@@ -14,7 +14,7 @@ from fatbins import cubin
 from images import special, tar
 from publishing import labels_of, tag
 from signing import pem
-from staging import CPU, FLAGS, KEY, MATCH, NUMBA, WARM_UP
+from staging import CPU, FLAGS, KEY, MATCH, NUMBA, WARM_UP, cpu_with
 
 from imagematrix.build.publish.publish import IndexSelection, publish
 from imagematrix.build.publish.publish_warm import WarmPublisher
@@ -92,6 +92,52 @@ def test_only_the_layer_is_taken(registry, repository, add_base, stage, publishe
     assert (warm.base, warm.reference, warm.digest) == (base, f"{image}:{tag}", draft.digest)
     assert warm.size == len(b"base") + len(layer)
     assert [variant.digest for variant in catalog.variants] == [base]
+
+
+def test_what_a_warm_up_prints_is_taken(add_base, stage, drafted, staging):
+    base = add_base()
+    source = stage(base)
+    named = f"{source}@{staging.tags['w']}"
+    draft = drafted(named)
+    assert (draft.source, draft.digest) == (named, drafted(source).digest)
+    stage(base, seconds={"cold": 1.0, "warm": 0.5})  # moves the tag
+    assert drafted(named).digest == draft.digest != drafted(source).digest
+    with pytest.raises(UnknownImageError, match="is not there"):
+        drafted(f"{source}@{KEY}")
+    with pytest.raises(UsageError, match="invalid image reference"):
+        drafted(f"{source}@sha256:12")
+
+
+def stored(folder, staging):
+    """Return the name of a layout with the staged image."""
+    (folder / "blobs/sha256").mkdir(parents=True)
+    _, manifest = staging.manifests[staging.tags["w"]]
+    for blob in (manifest, *staging.blobs.values()):
+        (folder / "blobs/sha256" / digest(blob).removeprefix("sha256:")).write_bytes(blob)
+    entry = {"mediaType": MANIFEST, "digest": digest(manifest), "size": len(manifest)}
+    (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [entry]}))
+    return f"oci:{folder}"
+
+
+def test_a_layout_is_read_with_the_same_checks(add_base, stage, drafted, staging, caches, tmp_path):
+    base = add_base()
+    source = stage(base)
+    folder = tmp_path / "layout"
+    layout = stored(folder, staging)
+    assert drafted(layout).digest == drafted(source).digest
+    blobs = folder / "blobs/sha256"
+    layer = blobs / digest(caches()).removeprefix("sha256:")
+    layer.write_bytes(caches(**{f"{NUMBA}.nbi": b"other"}))
+    with pytest.raises(AuditError, match="does not match its digest"):
+        drafted(layout)
+    layer.unlink()
+    with pytest.raises(UsageError, match="cannot be read"):
+        drafted(layout)
+    (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": []}))
+    with pytest.raises(UsageError, match="has 0 images; expected one"):
+        drafted(layout)
+    with pytest.raises(UsageError, match="cannot be read"):
+        drafted(f"oci:{tmp_path}/none")
 
 
 def test_the_label_names_the_tools_of_the_layer(add_base, stage, drafted):
@@ -177,8 +223,31 @@ HOSTILE_LABELS = {
         "does not state cpu.name",
     ),
     "an unknown fact": ({"match": MATCH | {"moon": "full"}}, AuditError, "has no value for moon"),
+    "no flags": (
+        {"match": MATCH | {"cpu": CPU | {"flags": [], "without": []}}},
+        AuditError,
+        "does not say whether the CPU has 3dnow, 3dnowext, abm, .* more",
+    ),
+    "a flag less": (
+        {"match": MATCH | {"cpu": CPU | {"without": [flag for flag in CPU["without"] if flag != "avx512f"]}}},
+        AuditError,
+        "does not say whether the CPU has avx512f$",
+    ),
+    "no proofs": ({"proofs": {}}, AuditError, "claims no proof that the image's user finds its caches"),
+    "the image's user misses": (
+        {"proofs": {"image-user": "missed", "root": "proved"}},
+        AuditError,
+        "claims no proof that the image's user",
+    ),
+    "only others are proved": ({"proofs": {"read-only": "proved"}}, AuditError, "claims no proof"),
+    "root misses": ({"proofs": {"root": "missed"}}, AuditError, "claims no proof"),
+    "another content": ({"content": "audited"}, AuditError, "claims the content 'audited'"),
     "a null": ({"match": MATCH | {"cpus": None}}, AuditError, "has no value for cpus"),
 }
+
+
+def test_what_is_always_root_proves_only_that(add_base, stage, drafted):
+    assert drafted(stage(add_base(), proofs={"root": "proved", "read-only": "missed"})).label.proofs
 
 
 @pytest.mark.parametrize(("changes", "kind", "why"), HOSTILE_LABELS.values(), ids=HOSTILE_LABELS)
@@ -216,13 +285,13 @@ def test_hostile_manifests_are_refused(add_base, stage, drafted, staging, server
     staging.put("index", json.dumps({"schemaVersion": 2, "manifests": []}).encode(), MANIFEST)
     with pytest.raises(UsageError, match="is no image with a layer of caches"):
         drafted(f"{server.address}/ml/staging:index")
-    with pytest.raises(UnknownImageError, match=r"has no .*/ml/staging:none"):
+    with pytest.raises(UnknownImageError, match=r"/ml/staging:none is not there"):
         drafted(f"{server.address}/ml/staging:none")
 
 
 def hostile_layer(name="var/cache/warm/numba", mode=0o4755):
     home = special("var/cache/warm", tarfile.DIRTYPE)
-    home.mode = 0o1777
+    home.mode = 0o777
     return gzip.compress(tar(home, (name, b"x", mode)))
 
 
@@ -280,7 +349,7 @@ def test_flags_of_code_have_to_be_in_the_match(add_base, stage, drafted, caches,
     base = add_base()
     with pytest.raises(AuditError, match=f"{ROOT}/{LIBRARY} needs avx512f, which its match does not state"):
         drafted(stage(base, layer))
-    cpu = CPU | {"flags": [*FLAGS, "avx512f"], "without": []}
+    cpu = cpu_with(*FLAGS, "avx512f")
     assert drafted(stage(base, layer, match={**MATCH, "cpu": cpu})).layer.tools == ("inductor",)
     with pytest.raises(AuditError, match=r"does not state cpu\.flags"):
         drafted(stage(base, layer, match={"cpus": 2}))

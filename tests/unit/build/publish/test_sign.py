@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from signing import pem
 
 from imagematrix.build.publish.publish import publish
-from imagematrix.build.publish.sign import sign_manifests
+from imagematrix.build.publish.sign import is_signed, sign_manifests
 from imagematrix.errors import SignatureError
 from imagematrix.images.catalog.sources import open_catalog
 from imagematrix.images.oci.registry import Registry
@@ -59,6 +59,24 @@ def test_published_version_and_its_variants_are_signed(registry, add_variant, im
             "it has a signature of its own"
         )
     assert done.digest == registry.digest("v1")
+
+
+@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize("form", ["list", "bundle"])
+def test_what_is_signed_is_told(registry, repository, server, add_variant, new_key, form, tells):
+    server.tells = tells
+    add_variant("a")
+    digest = publish(registry, "v1").digest
+    assert not is_signed(registry, digest)
+    publish(registry, "v1", sign=by(registry, new_key()))
+    for tag in {*repository.tags}:
+        if tag.startswith("sha256-") and tag.endswith(".sig") == (form == "bundle"):
+            del repository.tags[tag]
+    if form == "list":
+        repository.manifests = {
+            name: stored for name, stored in repository.manifests.items() if b'"subject"' not in stored[1]
+        }
+    assert is_signed(registry, digest)
 
 
 def test_tag_is_never_there_without_its_signature(registry, repository, add_variant, image, new_key, policy):

@@ -29,12 +29,19 @@ SIERRA_FOREST = (1 << 4 | 1 << 7 | 1 << 23, 0, 0, 1 << 4 | 1 << 5)
 EVERYTHING = (0xFFFFFFFF,) * 4
 
 
+def read(tree, shown):
+    """Return the flags and the warnings of processors that are alike."""
+    found = cpuid.read_unprinted_flags(tree, shown, alike=True)
+    assert bool(found.unknown) == bool(found.warnings)
+    return found.present, [*found.warnings]
+
+
 @pytest.fixture
 def seen(captured):
     """Return the flags and the warnings of a captured tree with an output of the loader."""
 
     def call(text, shown=VNNI):
-        return cpuid.read_unprinted_flags(Tree(str(captured({cpuid.CAPTURED[1:]: text}))), shown, alike=True)
+        return read(Tree(str(captured({cpuid.CAPTURED[1:]: text}))), shown)
 
     return call
 
@@ -121,7 +128,7 @@ def test_an_old_library_and_a_bare_tree_are_named(captured, seen):
         assert flags == frozenset()
         assert "sha512" in warning
         assert "glibc shows some from 2.33 on" in warning
-    _, (warning,) = cpuid.read_unprinted_flags(Tree(str(captured({}).parent)), VNNI, alike=True)
+    _, (warning,) = read(Tree(str(captured({}).parent)), VNNI)
     assert "the captured tree has no ld-diagnostics.txt" in warning
 
 
@@ -129,13 +136,16 @@ def test_processors_that_differ_are_not_taken_as_one(hosts, captured):
     cpu = hosts.Cpu("GenuineIntel", "Xeon", "fpu lm avx2 avx_vnni")
     text = hosts.cpuinfo(cpu)
     root = captured({"ld-diagnostics.txt": hosts.diagnostics({0x6: SIERRA_FOREST}), "proc/cpuinfo": text})
-    assert "cmpccxadd" in probe(root).cpu.flags
+    known = probe(root)
+    assert "cmpccxadd" in known.cpu.flags
+    assert known.cpu.unknown_flags == frozenset()
     for changed in ("avx_vnni rtm", "avx_vnni\nstepping\t: 3", "avx_vnni\nmodel\t: 3"):
         one, other = (text.replace("avx_vnni", changed.replace("3", digit)) for digit in "34")
         halves = one.split("\n\n")[0], (text if "rtm" in changed else other).split("\n\n")[1]
         captured({"proc/cpuinfo": "\n\n".join([*halves, ""])})
         host = probe(root)
         assert "cmpccxadd" not in host.cpu.flags
+        assert "cmpccxadd" in host.cpu.unknown_flags
         assert "the processors are not of one kind" in "".join(host.warnings)
 
 
@@ -153,9 +163,9 @@ def test_the_tree_of_this_machine_in_a_container(captured, monkeypatch, tmp_path
     boot = Path(cpuid.BOOT).read_text()
     tree = Tree(str(captured({cpuid.BOOT[1:]: boot, cpuid.CAPTURED[1:]: "not read"})))
     loader(tmp_path, monkeypatch, "x86.cpu_features.features[0x6].cpuid[0x0]=0x1")
-    assert cpuid.read_unprinted_flags(tree, VNNI, alike=True)[0] == {"sha512"}
+    assert read(tree, VNNI)[0] == {"sha512"}
     captured({cpuid.BOOT[1:]: "another"})
-    assert cpuid.read_unprinted_flags(tree, VNNI, alike=True)[0] == frozenset()
+    assert read(tree, VNNI)[0] == frozenset()
 
 
 def loader(folder, monkeypatch, *lines, rest="exec sleep 600"):
@@ -176,7 +186,7 @@ def test_the_loader_is_stopped_as_soon_as_all_is_known(monkeypatch, tmp_path):
         return started[-1]
 
     monkeypatch.setattr(os, "posix_spawn", spawned)
-    assert cpuid.read_unprinted_flags(Tree("/"), VNNI, alike=True) == ({"sha512"}, [])
+    assert read(Tree("/"), VNNI) == ({"sha512"}, [])
     (child,) = started
     with pytest.raises(ChildProcessError):  # it has ended; other tests may have children of their own
         os.waitpid(child, os.WNOHANG)
@@ -186,30 +196,30 @@ def test_the_loader_is_read_on_for_leaves_of_the_processor(monkeypatch, tmp_path
     rest = f"cat <<'END'\n{processor({(0x80000021, 0): (1 << 23, 0, 0, 0)})}END\nexec sleep 600"
     # The shell is slow between the two parts, so that they come one after the other.
     loader(tmp_path, monkeypatch, "x86.cpu_features.features[0x6].cpuid[0x3]=0x10", rest=rest)
-    assert cpuid.read_unprinted_flags(Tree("/"), SERVER, alike=True) == ({"avx_vnni_int8", "avx512_bmm"}, [])
+    assert read(Tree("/"), SERVER) == ({"avx_vnni_int8", "avx512_bmm"}, [])
 
 
 @pytest.mark.parametrize("rest", ["exit 0", "exec sleep 600"])
 def test_a_loader_that_shows_nothing(monkeypatch, tmp_path, rest):
     loader(tmp_path, monkeypatch, rest=rest)
     monkeypatch.setattr(cpuid, "TIMEOUT_S", 0.2)
-    flags, (warning,) = cpuid.read_unprinted_flags(Tree("/"), VNNI, alike=True)
+    flags, (warning,) = read(Tree("/"), VNNI)
     assert flags == frozenset()
     assert "glibc shows some" in warning
 
 
 def test_systems_without_glibc(monkeypatch, tmp_path):
     monkeypatch.setattr(cpuid, "LOADER", str(tmp_path / "none"))
-    _, (warning,) = cpuid.read_unprinted_flags(Tree("/"), VNNI, alike=True)
+    _, (warning,) = read(Tree("/"), VNNI)
     assert "this system has no glibc" in warning
     (tmp_path / "none").write_text("not a program")
     (tmp_path / "none").chmod(0o755)
-    assert cpuid.read_unprinted_flags(Tree("/"), VNNI, alike=True)[0] == frozenset()
+    assert read(Tree("/"), VNNI)[0] == frozenset()
 
 
 @pytest.mark.skipif(not Path(cpuid.LOADER).exists(), reason="no glibc for x86-64")
 def test_the_loader_of_this_machine():
-    flags, warnings = cpuid.read_unprinted_flags(Tree("/"), VNNI, alike=True)
+    flags, warnings = read(Tree("/"), VNNI)
     assert flags <= facts.list_unprinted_flags().keys()
     assert not any("captured" in warning for warning in warnings)
 

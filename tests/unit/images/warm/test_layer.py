@@ -5,6 +5,7 @@ import io
 import os
 import random
 import socket
+import subprocess
 import tarfile
 import time
 from pathlib import Path
@@ -99,10 +100,20 @@ def test_a_layer_is_clean(caches):
         members = archive.getmembers()
     assert [member.name for member in members] == [*FOLDERS, *(f"{HOME}/{n}" for n in (DATA, SECOND, INDEX))]
     assert {(member.uid, member.gid, member.uname) for member in members} == {(0, 0, "")}
-    assert [member.mode for member in members] == [0o1777] * 3 + [0o755, 0o755, 0o644]
+    assert [member.mode for member in members] == [0o777] * 3 + [0o755, 0o755, 0o644]
     assert members[4].islnk()
     assert members[4].linkname == f"{HOME}/{DATA}"
     assert members[5].mtime == TIME
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, whose files another user replaces")
+def test_another_user_replaces_files_of_the_layer_as_numba_does(caches, tmp_path):
+    _, raw = written(select_files(read_folder(caches)))
+    subprocess.run(["tar", "-xp"], cwd=tmp_path, input=unpacked(raw), check=True)
+    index = tmp_path / HOME / INDEX
+    rename = ["sh", "-c", 'touch new && mv -fT new "$0"', index.name]  # one rename, as os.replace
+    subprocess.run(rename, cwd=index.parent, user=1000, group=1000, extra_groups=[], check=True)
+    assert index.stat().st_uid == 1000
 
 
 def test_only_what_has_changed_is_kept(caches):
@@ -166,7 +177,7 @@ def folders(*names):
     """Return the entries of folders as a layer has them."""
     entries = [special(name, tarfile.DIRTYPE) for name in names]
     for entry in entries:
-        entry.mode = 0o1777
+        entry.mode = 0o777
     return entries
 
 
@@ -219,6 +230,10 @@ HOSTILE = {
     "setuid": (layered(entry(mode=0o4755)), "has the mode 4755"),
     "setgid": (layered(entry(mode=0o2755)), "has the mode 2755"),
     "sticky file": (layered(entry(mode=0o1755)), "has the mode 1755"),
+    "sticky folder": (
+        _unpadded(tar(entry(HOME, type=tarfile.DIRTYPE, mode=0o1777)), bytes(1024)),
+        "has the mode 1777",
+    ),
     "writable": (layered(entry(mode=0o666)), "has the mode 666"),
     "unreadable": (layered(entry(mode=0o600)), "has the mode 600"),
     "folder's mode": (_unpadded(tar(special(HOME, tarfile.DIRTYPE)), bytes(1024)), "has the mode 644"),

@@ -1,6 +1,8 @@
 """The inputs of a warm-up: which folders are given, and what their digests depend on."""
 
 import os
+import shlex
+import subprocess
 
 import pytest
 
@@ -77,3 +79,39 @@ def test_a_compiler_in_an_input_is_refused(folder):
     (folder / "ptxas").chmod(0o755)
     with pytest.raises(UsageError, match="ptxas is a compiler"):
         hash_folder(folder)
+
+
+@pytest.mark.parametrize("target", ["../../blobs/b", "/etc/passwd", "{folder}/file", "up/../../x"])
+def test_a_link_that_leads_out_of_an_input_is_refused(tmp_path, target):
+    """As of a snapshot of Hugging Face, whose files are links."""
+    folder = tmp_path / "a model"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "file").touch()
+    (folder / "sub/up").symlink_to("..")
+    (folder / "sub/link").symlink_to(target.format(folder=folder))
+    with pytest.raises(UsageError, match=r"sub/link is a link to .*, which is not in") as raised:
+        hash_folder(folder)
+    command = raised.value.remedy.partition(": ")[2]
+    assert command == f"cp -rL '{folder}' 'a model-copy'"
+
+
+def test_a_copy_without_links_is_taken(tmp_path):
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs/b").write_text("weights")
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot/weights").symlink_to("../blobs/b")
+    with pytest.raises(UsageError) as raised:
+        hash_folder(tmp_path / "snapshot")
+    command = shlex.split(raised.value.remedy.partition(": ")[2])
+    subprocess.run(command, cwd=tmp_path, check=True)
+    hash_folder(tmp_path / "snapshot-copy")
+
+
+@pytest.mark.parametrize("target", ["file", "../file", "./sub/../file", "up/file", "..name", "none", "link"])
+def test_links_within_an_input_are_taken(tmp_path, target):
+    (tmp_path / "sub/sub").mkdir(parents=True)
+    for name in ("file", "sub/file", "sub/..name"):
+        (tmp_path / name).touch()
+    (tmp_path / "sub/up").symlink_to("..")
+    (tmp_path / "sub/link").symlink_to(target)
+    hash_folder(tmp_path)

@@ -13,6 +13,7 @@ from imagematrix.launcher.warm_up.node_match import (
     derive_match,
     make_whole_match,
     require_equal_gpus,
+    require_known_gpus,
 )
 from imagematrix.launcher.warm_up.warm_up_error import WarmUpError
 
@@ -93,18 +94,42 @@ def test_the_driver_of_the_node_is_stated_where_a_tool_depends_on_it_and_the_ima
     assert match("cuda", variant=NODE_DRIVER)["user_mode"] == "550.163.01"
 
 
-def test_an_unknown_fact_is_stated_as_null():
-    blind = replace(
-        HOST, driver=None, cpu=Cpu(vendor=None, model=None, flags=frozenset(), level=None, usable=None)
-    )
-    gpus = (Gpu(index=0),)
-    stated = match("cuda", "numba", "inductor", host=blind, gpus=gpus, variant=NODE_DRIVER)
-    assert stated == {
+BLIND = replace(
+    HOST, driver=None, cpu=Cpu(vendor=None, model=None, flags=frozenset(), level=None, usable=None)
+)
+
+
+def test_an_unknown_fact_is_null():
+    whole = make_whole_match(BLIND, (Gpu(index=0),), NODE_DRIVER, WARM_UP)
+    assert whole.to_json() == {
         "gpus": {"count": 1, "compute": None, "name": None, "memory_mib": None, "mig": ""},
         "user_mode": None,
         "cpu": {"vendor": None, "flags": None, "without": None, "name": None},
         "cpus": None,
     }
+    with pytest.raises(UsageError, match=r"no node would match: gpus\.compute, gpus\.memory_mib, gpus\.name"):
+        require_known_gpus(whole)
+    require_known_gpus(make_whole_match(BLIND, GPUS, NODE_DRIVER, WARM_UP))
+    any_product = replace(WARM_UP, match="compute")
+    require_known_gpus(make_whole_match(BLIND, (Gpu(index=0, compute="8.9"),), NODE_DRIVER, any_product))
+
+
+@pytest.mark.parametrize(
+    ("tool", "facts"),
+    [("cuda", "user_mode"), ("numba", r"cpu\.flags, cpu\.name, cpu\.vendor, cpu\.without"), ("jax", "cpus")],
+)
+def test_caches_that_depend_on_an_unknown_fact_are_for_no_node(tool, facts):
+    with pytest.raises(WarmUpError, match=f"depend on .*{facts}, unknown on this node") as raised:
+        match(tool, host=BLIND, variant=NODE_DRIVER)
+    assert raised.value.remedy
+    assert match("cupy", host=BLIND) == {"gpus": ALL_GPU_FACTS}
+
+
+def test_flags_are_unknown_if_one_on_which_code_depends_is():
+    assert {"avx_ifma", "sha512"} <= list_code_flags("x86_64")
+    unread = replace(HOST, cpu=replace(CPU, unknown_flags=frozenset(["avx_ifma", "sha512"])))
+    whole = make_whole_match(unread, GPUS, NODE_DRIVER, WARM_UP).to_json()["cpu"]
+    assert whole == {"name": "EPYC", "vendor": "AuthenticAMD", "flags": None, "without": None}
 
 
 def test_caches_for_a_capability_are_only_of_tools_that_are_keyed_by_it():

@@ -1,9 +1,15 @@
 """What a start of a program leaves, as far as no engine is needed to tell."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from imagematrix.common.record import replace
+from imagematrix.images.catalog.warm_up import WarmUp
+from imagematrix.launcher.launch_session import UnusedGpus
 from imagematrix.launcher.warm_up import program_run
-from imagematrix.launcher.warm_up.program_run import list_outside, read_lines
+from imagematrix.launcher.warm_up.program_run import WarmUpStart, list_outside, read_lines
 
 
 def test_lines_are_whole_whatever_the_pieces_are():
@@ -27,3 +33,13 @@ def test_a_long_line_is_cut(monkeypatch, pieces):
 def test_what_is_written_elsewhere_is_told_without_its_folders():
     written = ["/tmp", "/tmp/a", "/var", "/var/cache", "/var/cache/warm/x", "/models/m", "/empty", "/vary"]
     assert list_outside(written, ["/models/m"]) == ("/empty", "/tmp/a", "/vary")
+
+
+@pytest.mark.parametrize(("usable", "expected"), [(2, [3, 5]), (4, [3, 5, 7]), (None, [3, 5, 7])])
+def test_a_program_runs_on_as_many_cpus_as_a_quota_allows(make, monkeypatch, usable, expected):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {7, 3, 5})
+    host = make.host()
+    host = replace(host, cpu=replace(host.cpu, usable=usable))
+    request: Any = SimpleNamespace(host=host)
+    start = WarmUpStart(request=request, gpus=UnusedGpus(), warm_up=WarmUp(command=("x",)), folders={})
+    assert start.cpus == expected

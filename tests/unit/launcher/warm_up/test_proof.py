@@ -26,9 +26,18 @@ KEPT = {
 }
 MAY_CHANGE = {
     "inductor": f"{ROOT}/inductor/locks/x.lock",
+    "cupy": f"{ROOT}/cupy/x.lock",
     "triton": f"{ROOT}/triton/{'A' * 52}/lock",
     "vllm": f"{ROOT}/vllm/gpu_p2p_access_cache_for_0,1.json",
     "jax": f"{ROOT}/jax/jit_f-{'0' * 64}-atime",
+}
+MAY_NOT_CHANGE = {
+    "inductor": f"{ROOT}/inductor/precompiled_headers/c{'a' * 51}.h.gch",
+    "triton": f"{ROOT}/triton/{'A' * 52}/tmp.pid_7_0b1c/add.json",
+    "flashinfer": f"{ROOT}/flashinfer/.cache/flashinfer/cubins/fmha/x.cubin",
+    "numba": f"{ROOT}/numba/model.safetensors",
+    "warp": f"{ROOT}/warp/1.19.0/wp_m_1234567_p12/wp_m_1234567.cu",
+    "cupy": f"{ROOT}/cupy/tmpab3_de12",
 }
 HITS = {
     "inductor": "V0101 torch/_inductor/codecache.py:1 fx graph cache hit for key fabc",
@@ -47,14 +56,14 @@ MISSES = {
 COLD = EndedRun(why=None, seconds=40.0, states={}, written=(), record=b"", output=(), variables={"A": "1"})
 
 
-def prove(name, states, *, record=b"", lines=None, seconds=4.0, why=None):
+def prove(name, states, *, record=b"", lines=None, seconds=4.0, why=None, read_only=False):
     """What speaks against a hit of one tool, whose one kept file was there before."""
     (tool,) = find_tools([name])
     signs = SignReader([tool])
     for line in [HITS.get(name, "")] if lines is None else lines:
         signs.read_line(line)
     run = replace(COLD, states=states, record=record, seconds=seconds, why=why)
-    return list_failures(run, {KEPT[name]: STATE}, signs, [tool], COLD)
+    return list_failures(run, {KEPT[name]: STATE}, signs, [tool], COLD, read_only=read_only)
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -63,8 +72,14 @@ def test_a_start_that_changes_nothing_and_says_so_is_a_proof(name):
 
 
 @pytest.mark.parametrize("name", MAY_CHANGE)
-def test_locks_and_what_no_layer_has_may_change(name):
+def test_locks_and_what_each_start_measures_may_change(name):
     assert prove(name, {KEPT[name]: STATE, MAY_CHANGE[name]: WRITTEN}) == []
+
+
+@pytest.mark.parametrize("name", MAY_NOT_CHANGE)
+def test_nothing_else_may_change_whether_a_layer_has_it_or_not(name):
+    lines = prove(name, {KEPT[name]: STATE, MAY_NOT_CHANGE[name]: WRITTEN})
+    assert lines == ["files of its caches are new, changed or gone:", f"  {MAY_NOT_CHANGE[name]}"]
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -105,6 +120,15 @@ def test_a_tool_without_a_sign_has_to_be_faster_by_its_share(name):
     assert prove(name, {KEPT[name]: STATE}, seconds=most) == []
     (line,) = prove(name, {KEPT[name]: STATE}, seconds=most + 0.1)
     assert line == f"{name}: it took {most + 0.1:.1f} s, and at most {most:.1f} s prove a hit"
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_without_a_sign_a_start_that_can_write_nothing_is_none(name):
+    lines = prove(name, {KEPT[name]: STATE}, read_only=True)
+    if name in ("cuda", "cupy"):
+        assert lines == [f"{name} has no sign of a hit but the files that it adds, and can add none"]
+    else:
+        assert lines == []
 
 
 def test_one_real_compilation_is_none():

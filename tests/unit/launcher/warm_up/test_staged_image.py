@@ -1,11 +1,12 @@
 """What a warm-up leaves for `publish --warm`, in a folder and in a staging repository."""
 
 import json
+from pathlib import Path
 
 import pytest
 from distribution import Server
 
-from imagematrix.errors import TagMovedError, UsageError
+from imagematrix.errors import EngineError, TagMovedError, UsageError
 from imagematrix.images.catalog.warm_image import WarmLabel, WarmMatch
 from imagematrix.images.oci.compression import DEFAULT
 from imagematrix.images.oci.manifest import compute_digest
@@ -14,9 +15,10 @@ from imagematrix.images.warm.layer import WarmLayer
 from imagematrix.launcher.warm_up.staged_image import (
     KeptWarmUp,
     find_staged_image,
+    make_new_folder,
     make_staged_image,
     push_staged_image,
-    require_new_folder,
+    require_push,
     write_staged_layout,
 )
 
@@ -86,14 +88,41 @@ def test_a_layout_has_the_manifest_the_configuration_and_one_layer(make, tmp_pat
     assert len(config["rootfs"]["diff_ids"]) == len(config["history"]) == 1
 
 
-def test_a_layout_is_written_to_a_new_or_empty_folder_only(tmp_path):
-    require_new_folder(tmp_path / "new")
+def test_a_layout_is_written_to_a_new_or_empty_folder_only(make, tmp_path):
     (tmp_path / "empty").mkdir()
-    require_new_folder(tmp_path / "empty")
+    for folder in (tmp_path / "new/folder", tmp_path / "empty"):
+        with make_new_folder(folder):
+            write_staged_layout(make(), TAG, folder)
     (tmp_path / "file").touch()
     for taken in (tmp_path, tmp_path / "file"):
-        with pytest.raises(UsageError, match="no empty folder"):
-            require_new_folder(taken)
+        with pytest.raises(UsageError, match="no empty folder"), make_new_folder(taken):
+            pass
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(tmp_path):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file/new", Path("/proc/new")):
+        with (
+            pytest.raises(UsageError, match=f"{folder} cannot be written") as raised,
+            make_new_folder(folder),
+        ):
+            pytest.fail("it was taken")
+        assert raised.value.remedy
+
+
+def test_a_new_folder_goes_with_a_failed_warm_up(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path / "new", tmp_path / "empty"):
+        with pytest.raises(KeyboardInterrupt), make_new_folder(folder):
+            raise KeyboardInterrupt
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["empty"]
+
+
+def test_a_missing_right_to_push_is_found_before(registry, server):
+    require_push(registry)
+    server.fails("POST", "/blobs/uploads/", times=9, status=403)
+    with pytest.raises(EngineError):
+        require_push(registry)
 
 
 def test_a_layout_that_cannot_be_written_is_removed(make, tmp_path):

@@ -22,7 +22,7 @@ from imagematrix.launcher.warm_up.warm_up_session import (
     ProofImage,
     WarmUpPlan,
     make_warm_layer,
-    report_full_disk,
+    report_unwritten,
 )
 
 ROOT = "/var/cache/warm"
@@ -176,7 +176,6 @@ def test_what_starts_as_root_only_proves_nothing_of_other_users(tmp_path, user, 
         ({"line": MISS}, "missed"),
         ({"line": "nothing"}, "missed"),  # by the tool's sign, never by absent files alone
         ({"record": b"/usr/bin/ptxas x\n"}, "missed"),
-        ({"why": "it failed", "why_without": None}, "missed"),
         ({"why": "it failed", "why_without": "it failed"}, "fails-without"),
     ],
 )
@@ -185,6 +184,19 @@ def test_another_way_may_miss_and_the_label_says_so(tmp_path, way, other, outcom
     _, label, _ = warm(Memory(hostile={way: other}), tmp_path)
     name = {"12345": "uid-12345", "0": "root"}.get(way, way)
     assert {key: value for key, value in label.proofs if value != "proved"} == {name: outcome}
+
+
+@pytest.mark.parametrize("way", ["12345", "read-only", "0"])
+def test_a_layer_with_which_another_way_fails_is_not_kept(tmp_path, way):
+    with pytest.raises(WarmUpError) as raised:
+        warm(Memory(hostile={way: {"why": "it failed with exit code 1"}}), tmp_path)
+    name = {"12345": "uid-12345", "0": "root"}.get(way, way)
+    message = (
+        f"started as {name}, the program works without its caches; with them, it failed with exit code 1"
+    )
+    assert message in str(raised.value)
+    assert "its last lines of output:\n  last words" in str(raised.value)
+    assert raised.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -221,11 +233,14 @@ def test_a_variable_of_the_second_start_is_named(tmp_path):
     assert "variables of the two starts differ:\n  OMP_NUM_THREADS" in str(raised.value)
 
 
-def test_a_full_disk_is_told_with_its_folder(tmp_path):
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS])
+def test_what_cannot_be_written_is_told_with_its_folder(tmp_path, number):
     with (
-        pytest.raises(WarmUpError, match=f"{tmp_path}: No space left on device") as raised,
-        report_full_disk(tmp_path),
+        pytest.raises(WarmUpError, match=f"{tmp_path}: {os.strerror(number)}") as raised,
+        report_unwritten(tmp_path, "set TMPDIR"),
     ):
-        raise full
-    assert f"free disk space in {tmp_path.parent}" in raised.value.remedy
+        raise OSError(number, os.strerror(number))
+    is_full = number in (errno.ENOSPC, errno.EDQUOT)
+    assert (
+        raised.value.remedy == f"{f'free disk space in {tmp_path.parent}, or ' if is_full else ''}set TMPDIR"
+    )
