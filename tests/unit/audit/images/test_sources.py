@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import zstandard
 from distribution import Server
-from images import Parts, archived, digest, index, layout, link, saved, saved_with_blobs, tar
+from images import Parts, archived, digest, index, layout, link, saved, saved_with_blobs, sparse, tar
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.audit.images.sources import read_images
@@ -350,6 +350,14 @@ def test_archive_with_too_many_files_is_rejected(tmp_path, monkeypatch):
     path = tmp_path / "a.tar"
     path.write_bytes(tar(*map(str, range(9))))
     with pytest.raises(AuditError, match="more than 3 files"):
+        images(str(path))
+
+
+def test_archive_with_a_huge_sparse_file_is_rejected(tmp_path):
+    """It takes a kilobyte, and would be read as a layer of any size."""
+    path = tmp_path / "a.tar"
+    path.write_bytes(sparse(1 << 30, name="layer.tar", byte=b"\0"))
+    with pytest.raises(AuditError, match=r"a.tar cannot be read: the sparse file layer.tar is too large"):
         images(str(path))
 
 
