@@ -114,7 +114,7 @@ class RegistryStore:
                 and is_complete(entry.digest)
             ):
                 _, raw = _read_documents(registry, entry.digest, tag)
-                if labels.CONTENT in labels.read_config_labels(raw, tag):
+                if labels.read_config_labels(raw, tag).get(labels.CONTENT):
                     self._digests[f"{registry.name}:{tag}"] = entry.digest
                     return tag
         return None
