@@ -134,7 +134,7 @@ def _is_built_on_variant(image: AuditedImage) -> bool:
 
     Variants in the classic image store have no content digest; there, only a different name shows it.
     """
-    if labels.CONTENT in image.labels or labels.IMAGE not in image.labels or not image.names:
+    if image.labels.get(labels.CONTENT) or labels.IMAGE not in image.labels or not image.names:
         return image.inherited
     return shorten_name(image.labels[labels.IMAGE]) not in {
         shorten_name(split_version(name)[0]) for name in image.names

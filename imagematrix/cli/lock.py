@@ -55,14 +55,14 @@ def command(
         planned = plan(matrix, context)
     for error in planned.unresolved.values():
         raise error
-    bases = lock.renew_lock(path, locked, planned.bases, planned.drivers)
+    bases, new_drivers = lock.renew_lock(path, locked, planned.bases, planned.drivers)
     before = {**locked, **{address: driver.file for address, driver in drivers.items()}}
-    after = {**bases, **{address: driver.file for address, driver in planned.drivers.items()}}
+    after = {**bases, **{address: driver.file for address, driver in new_drivers.items()}}
     for name in sorted({*before, *after}):
         if before.get(name) != after.get(name):
             print_info(f"{name}: {before.get(name, 'new')} -> {after.get(name, 'removed')}")
     counts = [format_count(len(bases), "base image")]
-    counts += [format_count(len(planned.drivers), "driver")] if planned.drivers else []
+    counts += [format_count(len(new_drivers), "driver")] if new_drivers else []
     print_info(f"{path}: {', '.join(counts)}")
     if json:
-        print_json(lock.make_lock_document(bases, planned.drivers))
+        print_json(lock.make_lock_document(bases, new_drivers))

@@ -49,6 +49,17 @@ def tar(*members):
     return buffer.getvalue()
 
 
+def sparse(size, name="giant", byte=b"\x7f"):
+    """Return an archive with a sparse file of this size that has one byte."""
+    info = tarfile.TarInfo(name)
+    info.size = 1
+    info.pax_headers = {"GNU.sparse.size": str(size), "GNU.sparse.map": "0,1", "GNU.sparse.numblocks": "1"}
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(info, io.BytesIO(byte))
+    return buffer.getvalue()
+
+
 class Parts:
     """The blobs of one image: `layers` are archives, the rest is for its configuration."""
 

@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from engines import Registry
 
 H200 = Path(__file__).parents[2] / "tests/hosts/genoa-h200.json"
 CUBIN = Path(__file__).parents[1] / "unit" / "audit" / "data" / "80.cubin"
@@ -27,6 +28,17 @@ axes:
   march: [x86-64, x86-64-v2]
 properties:
   march: {x86-64: {compiler: gcc-14}, x86-64-v2: {compiler: gcc-14}}
+"""
+
+STACKED = """\
+schema: imagematrix.matrix/v1
+images:
+  underlying: {version: v1, template: base.j2, development: true, prefer: cpu-vendor, warm_up: {command: a}}
+  stacked: {version: v1, template: app.j2}
+axes:
+  march: [x86-64]
+properties:
+  march: {x86-64: {compiler: gcc-14}}
 """
 
 
@@ -72,6 +84,45 @@ def test_one_build_gives_an_image_its_labels(engine, classic, store, facts, tmp_
     variant = json.loads(own["io.imagematrix.variant"])
     assert (variant["cubins"], variant["facts"]) == (["80"], facts)
     assert builder.imagematrix("verify", cell["reference"]).returncode == 0
+
+
+@pytest.mark.parametrize("store", ["containerd", "classic"])
+def test_an_image_has_no_labels_of_the_image_that_it_builds_on(engine, classic, store, tmp_path):
+    builder = engine if store == "containerd" else classic
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates" / "base.j2").write_text("FROM debian:trixie\nRUN touch /base\n")
+    (tmp_path / "templates" / "app.j2").write_text('FROM {{ images["underlying"] }}\nRUN touch /app\n')
+    (tmp_path / "matrix.yaml").write_text(STACKED)
+    result = builder.imagematrix("build", "--json", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    references = {cell["image"]: cell["reference"] for cell in json.loads(result.stdout)["cells"]}
+    own, base = (builder.inspect(references[name])["Config"]["Labels"] for name in ("stacked", "underlying"))
+    for label in ("development", "prefer", "warm_up"):
+        assert base[f"io.imagematrix.{label}"]
+        assert not own.get(f"io.imagematrix.{label}")
+    assert builder.imagematrix("select", "stacked:v1").stdout.strip() == references["stacked"]
+    assert builder.imagematrix("verify", references["stacked"]).returncode == 0
+
+
+@pytest.fixture
+def registry(classic):
+    """A registry beside the engine with the classic store."""
+    started = Registry(classic, 5000)
+    yield started
+    started.remove()
+
+
+def test_an_image_of_the_classic_store_is_audited_before_its_push(classic, registry, tmp_path):
+    (tmp_path / "templates").mkdir()
+    line = "RUN echo > /usr/lib/libcuda.so.550.163.01"
+    (tmp_path / "templates" / "it.j2").write_text(f"FROM debian:trixie\n{line}\n")
+    image = f"{registry.address}/ml/claims"
+    (tmp_path / "matrix.yaml").write_text(PLAIN.replace("old:", f"{image}:"))
+    done = classic.imagematrix("build", "--push", "--json", cwd=tmp_path)
+    assert done.returncode == 9, done.stderr
+    assert "promise no user-mode driver, but /usr/lib/libcuda.so.550.163.01" in done.stderr
+    assert not classic.docker("images", "-q", image).stdout
+    assert classic.imagematrix("ls", image).returncode == 4
 
 
 def test_an_image_of_the_classic_store_is_verified(classic):

@@ -12,6 +12,7 @@ from imagematrix.common import json_documents
 from imagematrix.common.json_documents import Fields
 from imagematrix.errors import AuditError, UnknownImageError, UsageError
 from imagematrix.images.catalog import labels
+from imagematrix.images.catalog.image_index import IndexEntry, VersionIndex
 from imagematrix.images.oci.layout import ENGINE_NAME, NAME
 from imagematrix.images.oci.manifest import Descriptor, ImageIndex, compute_digest, parse_manifest
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 DEEPEST = 3  # levels of nested indexes
 MOST = 1000  # manifests of an index
+# Labels of a variant that an index states; those that only builds need may be missing there.
+SELECTED = {*labels.ANNOTATED} - {labels.INPUTS}
 
 
 class ImageSource(StatementSource, Protocol):
@@ -76,18 +79,23 @@ def list_images(
 
     From an index, these are its variants of imagematrix, or else the image for `platform`, such as
     linux/amd64. In the index of a `layout`, the entries of each name count as an index. Raises
-    UnknownImageError if there is no image, AuditError if something is damaged.
+    UnknownImageError if there is no image, AuditError if something is damaged or an index states other labels
+    than its images have, TagMovedError if another tool changed the index of a version.
     """
     try:
-        document = parse_manifest(raw, reference, Descriptor)
-        if layout and isinstance(document, ImageIndex):
+        if layout and isinstance(document := parse_manifest(raw, reference, Descriptor), ImageIndex):
             groups = [
-                _list_entries(source, group, reference, DEEPEST) for group in _group_by_name(document.entries)
+                [*_list_entries(source, group, reference, DEEPEST)]
+                for group in _group_by_name(document.entries)
             ]
         else:
-            groups = [_list_manifests(source, compute_digest(raw), document, reference, DEEPEST)]
+            digest = compute_digest(raw)
+            groups = [[*_list_manifests(source, digest, _parse_intact(raw, reference), reference, DEEPEST)]]
+        for group in groups:
+            for manifest in group:
+                _require_own_labels(source, manifest, reference)
         manifests = [
-            manifest for group in groups for manifest in _choose_manifests(list(group), reference, platform)
+            manifest for group in groups for manifest in _choose_manifests(group, reference, platform)
         ]
         for manifest in manifests:
             name = reference if len(manifests) == 1 else f"{reference.partition('@')[0]}@{manifest.digest}"
@@ -158,6 +166,39 @@ class _ListedManifest:
     attestations: tuple[str, ...] = ()
 
 
+def _parse_intact(raw: bytes, reference: str) -> ImageIndex[IndexEntry] | ImageManifest:
+    """Parse a manifest; raise TagMovedError if it is an index with variants that `publish` did not write."""
+    document = parse_manifest(raw, reference, IndexEntry)
+    if isinstance(document, ImageIndex):
+        VersionIndex(
+            name=reference,
+            digest=compute_digest(raw),
+            annotations=document.annotations,
+            entries=document.entries,
+        ).require_intact()
+    return document
+
+
+def _require_own_labels(source: ImageSource, manifest: _ListedManifest, reference: str) -> None:
+    """Raise AuditError if an index states other labels of a variant or a warm image than the image has.
+
+    A selection reads only the index, and whoever may push can write another one for the same images.
+    """
+    stated = manifest.annotations
+    names = SELECTED if labels.VARIANT in stated else {labels.WARM} & stated.keys()
+    if not names or manifest.config is None:
+        return
+    where = f"{reference.partition('@')[0]}@{manifest.digest}"
+    config = Fields(json_documents.parse_json(source.read_config(manifest.config.digest), where), where)
+    own = config.get_object_or_empty("config").get_text_map("Labels")
+    differing = [name for name in sorted(names) if stated.get(name, "") != own.get(name, "")]
+    if differing:
+        raise AuditError(
+            f"the index of {reference} states another {differing[0]} of {manifest.digest} than the image has",
+            remedy="delete the tag of the version from the registry, and publish the version again",
+        )
+
+
 def _group_by_name(index: Sequence[Descriptor]) -> list[list[Descriptor]]:
     """Return the entries of a layout's index in groups, each of which is an image for several platforms.
 
@@ -183,7 +224,7 @@ def _group_by_name(index: Sequence[Descriptor]) -> list[list[Descriptor]]:
 def _list_manifests(
     source: ImageSource,
     digest: str,
-    document: ImageIndex[Descriptor] | ImageManifest,
+    document: ImageIndex[IndexEntry] | ImageManifest,
     reference: str,
     levels: int,
     entry: Descriptor | None = None,
@@ -214,7 +255,7 @@ def _list_entries(
         attesting[entry.attests].append(entry.digest)
     for entry in entries:
         if not entry.attestation:
-            document = parse_manifest(source.read_manifest(entry.digest), reference, Descriptor)
+            document = _parse_intact(source.read_manifest(entry.digest), reference)
             inner_name = entry.annotations.get(ENGINE_NAME) or name
             attestations = tuple(attesting[entry.digest])
             for manifest in _list_manifests(

@@ -13,6 +13,7 @@ from imagematrix.build.executor.buildx import UNATTESTED, Buildx
 from imagematrix.build.executor.solver import SolveRequest
 from imagematrix.build.plan.protocols import BuiltImage
 from imagematrix.errors import BuildError, UsageError
+from imagematrix.images.catalog.labels import OCCASIONAL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ class ClassicBuilder(Buildx):
         """Build an image into the store, with its labels but without its name."""
         if order.no_cache:
             raise BuildError("the engine's classic image store cannot verify that an image is reproducible")
-        labels = [f"--label={key}={value}" for key, value in sorted(order.labels.items())]
+        all_labels = {**dict.fromkeys(OCCASIONAL, ""), **order.labels}
+        labels = [f"--label={key}={value}" for key, value in sorted(all_labels.items())]
         no_cache = ["--no-cache"] if self._options.no_cache else []
         options = [*UNATTESTED, *no_cache, *labels, "--output", "type=docker"]
         with self._take_solver() as solver:

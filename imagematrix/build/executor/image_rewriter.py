@@ -21,7 +21,7 @@ from pathlib import Path
 from imagematrix.common.single_flight import SingleFlight
 from imagematrix.common.temp_folder import make_full_disk_remedy
 from imagematrix.errors import BuildError
-from imagematrix.images.catalog.labels import CONTENT, hash_content, select_annotations
+from imagematrix.images.catalog.labels import CONTENT, drop_own, hash_content, select_annotations
 from imagematrix.images.oci import deflate
 from imagematrix.images.oci.compression import compress
 from imagematrix.images.oci.decompression import DecompressedStream
@@ -228,8 +228,9 @@ class Rewriter:
 def label_image(image: BuiltImage, new_labels: Mapping[str, str]) -> BuiltImage:
     """Return an image in a layout with the labels `new_labels`; raise BuildError.
 
-    Some of them are also annotations of its manifest. Its layers stay, so this takes no second build. An
-    image without a layout is returned unchanged: its build got the labels.
+    Some of them are also annotations of its manifest. Other labels of imagematrix, which it may have from a
+    base or an earlier version, are dropped. Its layers stay, so this takes no second build. An image without
+    a layout is returned unchanged: its build got the labels.
     """
     if image.layout is None:
         return image
@@ -237,11 +238,11 @@ def label_image(image: BuiltImage, new_labels: Mapping[str, str]) -> BuiltImage:
     manifest = blobs.read_json(image.digest)
     config = blobs.read_json(manifest["config"]["digest"])
     inner = config.setdefault("config", {})
-    inner["Labels"] = {**(inner.get("Labels") or {}), **new_labels}
+    inner["Labels"] = {**drop_own(inner.get("Labels") or {}), **new_labels}
     inner["Labels"][CONTENT] = hash_content(config)
-    annotations = select_annotations(new_labels)
+    annotations = {**drop_own(manifest.get("annotations", {})), **select_annotations(new_labels)}
     if annotations:
-        manifest["annotations"] = {**manifest.get("annotations", {}), **annotations}
+        manifest["annotations"] = annotations
     new_digests = blobs.put_image(image.digest, manifest, config)
     attested = image.attested and blobs.put_index(image.attested, new_digests)
     return replace(image, digest=new_digests[image.digest], attested=attested)

@@ -28,6 +28,7 @@ from imagematrix.common import files
 from imagematrix.common.temp_folder import lock_abandoned, make_owned_folder
 from imagematrix.errors import UsageError
 from imagematrix.images.oci.decompression import GZIP, ZSTD, DecompressedStream
+from imagematrix.images.oci.layer_entries import require_dense
 from imagematrix.images.oci.tar import open_tar
 
 TYPE_CHECKING = False
@@ -119,6 +120,7 @@ def _unpack(stream: BinaryIO, file: Path, version: str, folder: Path) -> None:
             folder_name, name = posixpath.split(posixpath.normpath(member.name))
             is_there = posixpath.basename(folder_name) == place
             content_file = archive.extractfile(member) if is_there and member.isfile() else None
+            require_dense(member, name)
             if content_file and is_script and name == MANIFEST:
                 # The second line is the driver's version.
                 lines = content_file.read(PIECE).decode("utf-8", "replace").splitlines()

@@ -94,18 +94,22 @@ def extend_lock(path: Path, bases: Mapping[str, str]) -> bool:
 
 def renew_lock(
     path: Path, before: Mapping[str, str], bases: Mapping[str, str], drivers: Mapping[str, LockedDriver]
-) -> dict[str, str]:
-    """Write `bases` and `drivers` to the lock file `path`, and return its new base images.
+) -> tuple[dict[str, str], dict[str, LockedDriver]]:
+    """Write `bases` and `drivers` to the lock file `path`, and return all that it now has.
 
-    `before` are its base images when `bases` were resolved: those that others have added since then stay.
+    `before` are its base images when `bases` were resolved: those that others have added since then stay. If
+    the path is a link, other projects may share the file, and all that they have locked stays.
     """
     with _hold_folder_lock(path):
         current, current_drivers = read_lock(path)
-        added = {name: digest for name, digest in current.items() if name not in before}
-        locked = {**bases, **added}
-        if (locked, drivers) != (current, current_drivers):
-            _write_lock(path, locked, drivers)
-    return locked
+        if path.is_symlink():
+            locked, locked_drivers = {**current, **bases}, {**current_drivers, **drivers}
+        else:
+            added = {name: digest for name, digest in current.items() if name not in before}
+            locked, locked_drivers = {**bases, **added}, {**drivers}
+        if (locked, locked_drivers) != (current, current_drivers):
+            _write_lock(path, locked, locked_drivers)
+    return locked, locked_drivers
 
 
 @contextlib.contextmanager

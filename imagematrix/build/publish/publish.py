@@ -101,7 +101,8 @@ def publish(
         stuck |= {
             f"{registry.name}:{entry.tag}@{entry.digest}"
             for entry in survey.damaged
-            if not registry.withdraw(entry.tag, entry.digest)
+            # The tag of an image with attestations names their index, without which nothing has the tag.
+            if not registry.withdraw(entry.tag, registry.digest(entry.tag) or entry.digest)
         }
         first = frozenset(entry.digest for entry in survey.alive) if first is None else first
         draft = _draft_index(registry, version, survey, selection)

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from imagematrix.images.trust.policy import SignaturePolicy
     from imagematrix.images.warm.layer import WarmLayer
 
-OWN = "io.imagematrix."  # what begins the names of all labels and annotations of imagematrix
 MADE_BY = "warm-up by imagematrix"  # in the history of the image
 # Media types of layers that engines with the classic image store push, by those of OCI.
 OCI_LAYERS = {
@@ -341,8 +340,7 @@ def _write_label(label: WarmLabel) -> str:
 def _write_config(base: Mapping[str, Any], label: WarmLabel, layer: WarmLayer) -> bytes:
     """Return the configuration of a warm image: its base's, with the layer, and its own label only."""
     settings = {**base.get("config", {})}
-    others = {name: text for name, text in (settings.get("Labels") or {}).items() if not name.startswith(OWN)}
-    settings["Labels"] = others | {labels.WARM: _write_label(label)}
+    settings["Labels"] = labels.drop_own(settings.get("Labels") or {}) | {labels.WARM: _write_label(label)}
     document = {
         **base,
         "config": settings,
@@ -353,7 +351,7 @@ def _write_config(base: Mapping[str, Any], label: WarmLabel, layer: WarmLayer) -
 
 
 def _write_manifest(base: ImageManifest, config: bytes, layers: Sequence[Mapping[str, object]]) -> bytes:
-    annotations = {name: text for name, text in base.annotations.items() if not name.startswith(OWN)}
+    annotations = labels.drop_own(base.annotations)
     document = {
         "schemaVersion": 2,
         "mediaType": IMAGE,

@@ -32,6 +32,7 @@ from imagematrix.images.oci.manifest import (
 from imagematrix.images.trust.signature import (
     PAYLOAD,
     SIGNATURE,
+    TRIED,
     Requirement,
     make_signature_tag,
     prove_signature,
@@ -91,7 +92,10 @@ def is_signed(registry: Registry, digest: str) -> bool:
 
 
 def add_signatures(registry: Registry, digest: str, new: Iterable[Mapping[str, object]]) -> None:
-    """Add signatures, whose payloads the registry has, to those under the tag of a manifest."""
+    """Put signatures, whose payloads the registry has, before those under the tag of a manifest.
+
+    Only the first TRIED are verified.
+    """
     tag = make_signature_tag(digest)
     present = registry.find_manifest(tag)
     document = parse_manifest(present.raw, tag, Descriptor) if present else None
@@ -100,10 +104,10 @@ def add_signatures(registry: Registry, digest: str, new: Iterable[Mapping[str, o
     )
     for layer in layers:
         layer.pop("platform", None)
-    added = [dict(layer) for layer in new if layer not in layers]
-    if not added:
+    added = [dict(layer) for layer in new]
+    if all(layer in layers[:TRIED] for layer in added):
         return
-    layers += added
+    layers = added + [layer for layer in layers if layer not in added]
     config = {
         "architecture": "",
         "os": "",

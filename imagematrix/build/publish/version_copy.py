@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
@@ -155,7 +154,7 @@ class _VersionCopier:
         document = parse_manifest(manifest.raw, tag, Descriptor) if manifest else None
         if isinstance(document, ImageManifest) and document.layers:
             for layer in document.layers:
-                self._copy_blob(layer.digest)
+                self._copy_blob(layer)
             # The descriptors of signatures as `sign` writes them.
             signatures = [
                 {name: value for name, value in layer.to_json().items() if name != "platform"}
@@ -190,16 +189,21 @@ class _VersionCopier:
             return
         for blob in (document.config, *(document.layers or ())):
             if blob and not blob.foreign:
-                self._copy_blob(blob.digest)
+                self._copy_blob(blob)
 
-    def _copy_blob(self, digest: str) -> None:
+    def _copy_blob(self, blob: Descriptor) -> None:
+        digest = blob.digest
+
         def copy() -> None:
             if self._target.has_blob(digest):
                 return
             with tempfile.TemporaryFile(dir=self._folder) as file:
                 with self._source.open(digest) as stream:
                     hashed = HashedStream(stream)
-                    shutil.copyfileobj(hashed, file, PIECE)
+                    # One byte more than it has: a registry that sends without end must not fill the disk.
+                    left = blob.size + 1
+                    while left and (piece := hashed.read(min(left, PIECE))):
+                        left -= file.write(piece)
                 if digest != hashed.digest:
                     raise EngineError(f"{self._source.name}@{digest} has other content than its digest says")
                 file.seek(0)

@@ -12,6 +12,7 @@ from imagematrix.audit.contradictions import (
     MACHINES,
     audit_layers,
     find_contradictions,
+    get_machine,
     group_by_path,
     list_known_flags,
 )
@@ -19,7 +20,7 @@ from imagematrix.audit.images.layers import Layers
 from imagematrix.common.text import shorten_words
 from imagematrix.errors import AuditError
 from imagematrix.hardware.gpu_request.spec import NONE
-from imagematrix.hardware.vendors import device_code
+from imagematrix.hardware.vendors import device_code, marches
 from imagematrix.images.warm.tools import COMPUTE, OF_A_PRODUCT, find_tools, list_needed_facts
 from imagematrix.selection.drivers import get_driver_mode
 

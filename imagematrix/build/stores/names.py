@@ -56,7 +56,7 @@ def find_variant(transport: Transport, entry: Mapping[str, Any], image: str) -> 
     tag = labels.make_tag(image_labels[labels.VERSION], image_labels[labels.CELL], image_labels[labels.INPUT])
     reference = f"{image}:{tag}"
     if shorten_name(reference) in (entry.get("RepoTags") or ()):
-        if labels.CONTENT in image_labels:  # the list does not tell enough of an image
+        if image_labels.get(labels.CONTENT):  # the list does not tell enough of an image
             require_own(images.inspect_image(reference, transport) or {}, reference)
         yield StoredVariant(
             reference=reference,

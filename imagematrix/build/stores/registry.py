@@ -114,7 +114,7 @@ class RegistryStore:
                 and is_complete(entry.digest)
             ):
                 _, raw = _read_documents(registry, entry.digest, tag)
-                if labels.CONTENT in labels.read_config_labels(raw, tag):
+                if labels.read_config_labels(raw, tag).get(labels.CONTENT):
                     self._digests[f"{registry.name}:{tag}"] = entry.digest
                     return tag
         return None
@@ -186,13 +186,15 @@ class RegistryStore:
     def store(self, order: BuildRequest, made: BuiltImage) -> str:
         """Push an image from its layout, or else from the engine, and tag it.
 
-        If another client has since tagged an image with the same input digest, that image is kept.
+        If another client has since tagged an image with the same input digest, that image is kept. Raises
+        AuditError if an image of the engine, which no build could audit, contradicts its labels.
         """
         registry = self.open_registry(order.reference.rpartition(":")[0])
         present = self._find_present(registry, order.reference)
         if present:
             return present
         if made.layout is None:
+            self._audit_saved(order.reference, made.digest)
             self._docker.tag_image(order, made)
             self._docker.push(order.reference)
             return self._read_back(registry, order.reference, None)
@@ -220,14 +222,17 @@ class RegistryStore:
         if present:
             return present
         image = self._docker.get_image_id(reference)
-        with self._docker.save(image) as archive:
-            _audit_archive(reference, archive, self._layers)
+        self._audit_saved(reference, image)
         self._docker.push(reference)
         if self._docker.get_image_id(reference) != image:
             remedy = "delete it from the registry"
             raise TagMovedError(f"{reference} was replaced by another image during the push", remedy=remedy)
         expected = self._docker.get_digest(reference) if self._docker.has_manifests else None
         return self._read_back(registry, reference, expected)
+
+    def _audit_saved(self, reference: str, image: str) -> None:
+        with self._docker.save(image) as archive:
+            _audit_archive(reference, archive, self._layers)
 
     def _push_blob(self, registry: Registry, digest: str, pushed: layout.LayoutImage) -> None:
         def push() -> None:

@@ -20,6 +20,10 @@ NAME = re.compile(r"(?:.*/)?[^/]+\.dist-info/RECORD")
 SIGNATURE = re.compile(r"[^/]+\.dist-info/RECORD\.(?:jws|p7s)")
 
 
+class RecordError(ValueError):
+    """A RECORD that cannot be read, or that does not fit the files of its wheel."""
+
+
 def hash_file(path: Path) -> str:
     """Return the hash of a file in the encoding of a RECORD."""
     with path.open("rb") as file:
@@ -32,10 +36,16 @@ def encode_digest(digest: bytes) -> str:
 
 
 def update_record(text: str, find_hash: Callable[[str], str | None]) -> str:
-    """Return a RECORD with new hashes: `find_hash` returns that of a path, or None to keep the line."""
+    """Return a RECORD with new hashes: `find_hash` returns that of a path, or None to keep the line.
+
+    Raises RecordError if a line cannot be read.
+    """
     lines = []
     for line in text.splitlines(keepends=True):
-        row = next(csv.reader([line]), [])
+        try:
+            row = next(csv.reader([line]), [])
+        except csv.Error as error:
+            raise RecordError(f"its RECORD cannot be read: {error}") from error
         checksum = find_hash(row[0]) if row else None
         if checksum is None:
             lines.append(line)

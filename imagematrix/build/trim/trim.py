@@ -191,7 +191,10 @@ def _update_record(names: Sequence[PathPair], trimmed: Mapping[Path, bool]) -> l
 
     before = target.read_bytes()
     text = before.decode("utf-8", "surrogateescape")
-    after = records.update_record(text, find_hash).encode("utf-8", "surrogateescape")
+    try:
+        after = records.update_record(text, find_hash).encode("utf-8", "surrogateescape")
+    except records.RecordError as error:
+        raise UsageError(f"{target.parent}: {error}", remedy="install the package again") from error
     if after != before:
         copies = [PathPair(name.target, name.target) for name in names]
         files.replace_files(copies, target.stat(), lambda file: file.write(after))

@@ -94,14 +94,10 @@ def open_wheel(path: str, window: Window, examine: Examine) -> Iterator[Wheel]:
         except archives.UNREADABLE as error:
             if isinstance(error, OSError) and error.errno:  # an error of the system, such as a full disk
                 raise
-            why = str(error) if isinstance(error, _RecordError) else None
+            why = str(error) if isinstance(error, records.RecordError) else None
             results = [FileResult(path=path, status=TrimStatus.DAMAGED, size=window.size, why=why)]
             changed = {}
         yield Wheel(window=window, results=tuple(results), changed=changed)
-
-
-class _RecordError(ValueError):
-    """A wheel whose list of files does not fit its files."""
 
 
 def _require_writable(path: str, window: Window, changed: Mapping[str, object]) -> None:
@@ -115,10 +111,10 @@ def _require_writable(path: str, window: Window, changed: Mapping[str, object]) 
         records.update_record(archive.read(_find_record(archive)).decode(), listed.add)
         repeated = [name for name, count in Counter(names).items() if count > 1]
         if repeated:
-            raise _RecordError(f"it has {repeated[0]} twice")
+            raise records.RecordError(f"it has {repeated[0]} twice")
         missing = sorted(changed.keys() - listed)
         if missing:
-            raise _RecordError(f"its RECORD does not list {missing[0]}")
+            raise records.RecordError(f"its RECORD does not list {missing[0]}")
 
 
 def _find_record(archive: zipfile.ZipFile) -> zipfile.ZipInfo:

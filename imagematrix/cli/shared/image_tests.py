@@ -14,6 +14,7 @@ from imagematrix.common.temp_folder import make_scratch_folder
 from imagematrix.errors import EngineError, GpusBusyError, ProbeError, UnknownImageError, UsageError
 from imagematrix.images.catalog.catalog import Catalog
 from imagematrix.images.engine import system, transport
+from imagematrix.launcher.warm_up import leftovers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -119,7 +120,11 @@ class ContainerTester:
 
     @cached_property
     def _client(self) -> docker.DockerClient:
-        return transport.open_client()
+        client = transport.open_client()
+        # The container of a killed build goes on, and keeps its GPU.
+        with contextlib.suppress(EngineError):
+            leftovers.remove_leftovers(client)
+        return client
 
     @cached_property
     def _host(self) -> Host | ImageTestResult:
@@ -217,6 +222,7 @@ class ContainerTester:
             gpus=1 if selection.chosen_gpus else "none",
             client=self._client,
             entrypoint=list(test.command),
+            labels=leftovers.make_owner_label(),
             mounts=[Mount(target, str(path), type="bind", read_only=True) for target, path in mounts],
             **options,
         )

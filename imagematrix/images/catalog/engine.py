@@ -95,7 +95,7 @@ def load_catalogs(image: str | None = None, policies: Sequence[SignaturePolicy] 
         for name, version, variant, terms in _read_variants(item):
             groups.setdefault((name, version), {})[variant.reference] = variant, terms
     # Only variants with a warm-up have warm images, and only for these is the engine asked once more.
-    has_warm_up = any(labels.WARM_UP in (item.get("Labels") or ()) for item in items)
+    has_warm_up = any((item.get("Labels") or {}).get(labels.WARM_UP) for item in items)
     warm_images = _list_warm_images() if has_warm_up else {}
     catalogs = []
     for (name, version), members in sorted(groups.items()):

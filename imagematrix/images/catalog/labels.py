@@ -36,6 +36,9 @@ WARM_UP = "io.imagematrix.warm_up"  # `warm_up` of the matrix, as JSON; absent i
 
 # Also annotations of manifests, so that a registry needs no second request for the labels.
 ANNOTATED = (VERSION, CELL, INPUT, INPUTS, PREFER, DEFAULTS, DEFAULT_ORDER, VARIANT)
+# Those that not every image has. The classic image store cannot remove one that an image inherits from its
+# base, so there it is empty; readers take an empty one as absent.
+OCCASIONAL = (CONTENT, PREFER, DEFAULTS, DEFAULT_ORDER, DEVELOPMENT, OPTIONAL, WARM_UP)
 OF_THE_STORE = ("reference", "digest", "size")
 # Settings of an image that a container gets, by their names in an image's configuration.
 SETTINGS = (
@@ -84,6 +87,11 @@ def get_cell(tag: str) -> str:
 def select_annotations(labels: Mapping[str, str]) -> dict[str, str]:
     """Return the labels that are also annotations of a manifest."""
     return {key: labels[key] for key in ANNOTATED if key in labels}
+
+
+def drop_own(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return labels or annotations without those of imagematrix, which are true of one image only."""
+    return {key: text for key, text in labels.items() if not key.startswith("io.imagematrix.")}
 
 
 def is_named(labels: Mapping[str, str], reference: str) -> bool:
@@ -137,7 +145,7 @@ def read_terms(labels: Mapping[str, str], reference: str) -> Terms:
     stated = {
         label: _parse_object(labels, label, reference)
         for label in (DEFAULTS, DEFAULT_ORDER)
-        if label in labels
+        if labels.get(label)
     }
     fields = json_documents.Fields({PREFER: names, **stated}, reference)
     defaults = read_own_axes(fields, DEFAULTS)
@@ -202,7 +210,7 @@ def has_inherited(image: Mapping[str, Any]) -> bool:
     whose labels have no content digest.
     """
     label = get_labels(image).get(CONTENT)
-    return label is not None and label != hash_content(image)
+    return bool(label) and label != hash_content(image)
 
 
 def hash_content(image: Mapping[str, Any]) -> str:

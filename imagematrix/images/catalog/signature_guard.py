@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from imagematrix.images.trust.policy import SignaturePolicy
     from imagematrix.images.trust.signature import Key, ManifestSource, Requirement
 
+UNSTATED = "?"  # the version of an image that states none; no tag begins with it
+
 
 class RepositorySource:
     """The repository of a Registry as a source of signatures."""
@@ -202,7 +204,7 @@ def find_signers(
     if catalog:
         tags = {labels.get_version(variant.reference.rpartition(":")[2]) for variant in catalog.variants}
     else:
-        tags = _read_own_tags(source, repository, manifest)
+        tags = _read_own_tags(source, repository, manifest, labels.get_version(tag))
     for requirement in required:
         _require_tag(requirement, repository, tag, tags)
     return keys
@@ -231,19 +233,24 @@ def _require_tag(requirement: Requirement, repository: str, tag: str, tags: set[
         raise SignatureError(message, remedy=f"if {tag} is an alias, add it to the aliases in the policy")
 
 
-def _read_own_tags(source: ManifestSource, repository: str, manifest: Manifest) -> set[str]:
+def _read_own_tags(
+    source: ManifestSource, repository: str, manifest: Manifest, version: str = UNSTATED
+) -> set[str]:
     """Return the tag of a variant, from its annotations or labels; an empty set for other images.
 
-    An image that was built on a variant has its labels, and is another image.
+    Of a warm image it is the tag in `version`, as it states no version. An image that was built on a variant
+    has its labels, and is another image.
     """
     parsed = parse_manifest(manifest.raw, repository, Descriptor)
     texts = parsed.annotations
     if labels.VERSION not in texts and isinstance(parsed, ImageManifest) and parsed.config:
-        # An engine with the classic image store writes no annotations.
+        # An engine with the classic image store writes no annotations, and a warm image has none.
         raw = source.read_content(repository, parsed.config.digest)
         config = json_documents.Fields(json_documents.parse_json(raw, repository), repository)
         inherited = labels.has_inherited(config.data)
         texts = {} if inherited else config.get_object_or_empty("config").get_text_map("Labels")
+        if labels.VERSION not in texts and (label := labels.read_warm_label(raw, repository)):
+            return {make_warm_tag(version, label.base, label.key)}
     parts = [texts.get(name) for name in (labels.VERSION, labels.CELL, labels.INPUT)]
     return {labels.make_tag(*map(str, parts))} if all(parts) else set()
 

@@ -102,7 +102,7 @@ def write_warm_up(warm_up: WarmUp) -> str:
 
 def read_warm_up(labels: Mapping[str, str], where: str = "the image") -> WarmUp | None:
     """Return the warm-up that an image's labels state, or None; raise UsageError if it is damaged."""
-    if WARM_UP not in labels:
+    if not labels.get(WARM_UP):
         return None
     where = f"{where}: the label {WARM_UP}"
     return WarmUp.from_json(parse_json(str(labels[WARM_UP]), where), where)

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from imagematrix.common import json_documents
 from imagematrix.errors import AuditError, UsageError
 from imagematrix.images.oci.decompression import DecompressedStream
+from imagematrix.images.oci.layer_entries import require_dense
 from imagematrix.images.oci.layout import INDEX_FILE
 from imagematrix.images.oci.manifest import (
     LIMIT,
@@ -154,6 +155,7 @@ class ImageArchive(Generic[L]):
         file = archive.extractfile(member) if member.isfile() else None
         if file is None:
             return
+        require_dense(member, name)
         head = file.read(1)
         if head in JSON and member.size <= LIMIT:
             self._size += member.size

@@ -1,4 +1,4 @@
-"""What warm-ups that were killed have left in the engine: their containers, and images of their proofs.
+"""What killed warm-ups and tests of images have left in the engine: containers, and images of proofs.
 
 A label names the process that each belongs to.
 """

@@ -16,7 +16,7 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from images import hardlink, link, special, tar
+from images import hardlink, link, sparse, special, tar
 
 from imagematrix.audit.binaries import archives
 from imagematrix.audit.images import layer
@@ -173,17 +173,6 @@ def test_large_file_is_not_kept_in_memory(monkeypatch, tmp_path):
     finally:
         tracemalloc.stop()
     assert not list(tmp_path.iterdir())
-
-
-def sparse(size):
-    """Return a layer with a sparse file of this size that has one byte."""
-    info = tarfile.TarInfo("giant")
-    info.size = 1
-    info.pax_headers = {"GNU.sparse.size": str(size), "GNU.sparse.map": "0,1", "GNU.sparse.numblocks": "1"}
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        archive.addfile(info, io.BytesIO(b"\x7f"))
-    return buffer.getvalue()
 
 
 def header(name, kind=tarfile.REGTYPE, data=b"", *, prefix=b"", magic=tarfile.POSIX_MAGIC):

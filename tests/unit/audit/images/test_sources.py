@@ -15,12 +15,15 @@ from pathlib import Path
 import pytest
 import zstandard
 from distribution import Server
-from images import Parts, archived, digest, index, layout, link, saved, saved_with_blobs, tar
+from images import Parts, archived, digest, index, layout, link, saved, saved_with_blobs, sparse, tar
+from publishing import labels_of
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.audit.images.sources import read_images
 from imagematrix.audit.report import audit_image
-from imagematrix.errors import AuditError, EngineError, UnknownImageError, UsageError
+from imagematrix.errors import AuditError, EngineError, TagMovedError, UnknownImageError, UsageError
+from imagematrix.images.catalog import labels
+from imagematrix.images.oci.manifest import INDEX
 
 CUBIN = (Path(__file__).parents[1] / "data" / "80.cubin").read_bytes()
 LAYER = tar(("k.cubin", CUBIN))
@@ -158,10 +161,42 @@ def test_foreign_index_has_one_image_per_platform(several, tmp_path):
         images(path, platform="linux/s390x")
 
 
-def test_published_index_contains_all_variants(several, tmp_path):
-    entries = [image.entry(annotations={"io.imagematrix.variant": "{}"}) for image in several]
+def test_published_index_contains_all_variants(tmp_path):
+    several = [Parts(layer, labels={labels.VARIANT: "{}"}) for layer in (LAYER, OTHER)]
+    entries = [image.entry(annotations={labels.VARIANT: "{}"}) for image in several]
     path = layout(tmp_path / "oci", *several, entries=entries)
     assert [image.reference for image in images(path)] == [f"{path}@{image.digest}" for image in several]
+
+
+@pytest.mark.parametrize(
+    ("stated", "differing"),
+    [
+        ({labels.VARIANT: '{"march": "x86-64"}'}, labels.VARIANT),
+        ({labels.PREFER: "cpu-flags"}, labels.PREFER),
+        ({labels.DEFAULTS: None}, labels.DEFAULTS),
+        ({labels.VARIANT: None, labels.WARM: "{}"}, labels.WARM),
+    ],
+)
+def test_index_with_other_labels_than_those_of_its_images_is_rejected(tmp_path, stated, differing):
+    """A selection reads the annotations of the index, which covers the digests but not the labels."""
+    own = labels_of("cpu", DEFAULTS="{}")
+    image = Parts(OTHER, labels=own)
+    published = {name: text for name, text in own.items() if name != labels.INPUTS}
+    changed = {name: text for name, text in (published | stated).items() if text is not None}
+    path = layout(tmp_path / "oci", image, entries=[image.entry(annotations=changed)])
+    with pytest.raises(AuditError, match=f"{path} states another {differing} of {image.digest}"):
+        images(path)
+    assert len(images(layout(tmp_path / "same", image, entries=[image.entry(annotations=published)]))) == 1
+
+
+def test_index_of_a_version_that_another_tool_changed_is_rejected(tmp_path):
+    own = labels_of("cpu")
+    image = Parts(OTHER, labels=own)
+    inner = index(image.entry(annotations=own))
+    image.blobs[digest(inner)] = inner
+    entry = {"mediaType": INDEX, "digest": digest(inner), "size": len(inner)}
+    with pytest.raises(TagMovedError, match=r"as imagematrix published it: .* does not state its entries"):
+        images(layout(tmp_path / "oci", image, entries=[entry]))
 
 
 def test_every_name_of_a_layout_is_an_image(several, tmp_path):
@@ -350,6 +385,14 @@ def test_archive_with_too_many_files_is_rejected(tmp_path, monkeypatch):
     path = tmp_path / "a.tar"
     path.write_bytes(tar(*map(str, range(9))))
     with pytest.raises(AuditError, match="more than 3 files"):
+        images(str(path))
+
+
+def test_archive_with_a_huge_sparse_file_is_rejected(tmp_path):
+    """It takes a kilobyte, and would be read as a layer of any size."""
+    path = tmp_path / "a.tar"
+    path.write_bytes(sparse(1 << 30, name="layer.tar", byte=b"\0"))
+    with pytest.raises(AuditError, match=r"a.tar cannot be read: the sparse file layer.tar is too large"):
         images(str(path))
 
 

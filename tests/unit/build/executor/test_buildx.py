@@ -532,6 +532,7 @@ def test_classic_store_builds_into_the_engine(script, order):
     words = arguments.read_text().splitlines()
     assert words.count("build") == 1
     assert "--label=by=them" in words
+    assert {f"--label={name}=" for name in labels.OCCASIONAL} < {*words}, "none of a base remains"
 
 
 def test_labels_and_exports_are_those_of_the_store(script, order):

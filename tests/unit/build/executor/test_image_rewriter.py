@@ -181,6 +181,17 @@ def test_labels_are_added_to_an_image_with_its_layers(blobs, tmp_path):
     )
 
 
+def test_labels_of_another_image_of_imagematrix_are_dropped(blobs, tmp_path):
+    """Those of its base, or of an earlier version, exempt files from the audit or state other terms."""
+    others = {labels.OPTIONAL: '["*"]', labels.DEVELOPMENT: "true", labels.DEFAULTS: "{}"}
+    before = blobs.image(gzip.compress(tar("a", 0)), annotations=others)["digest"]
+    base = label_image(BuiltImage(digest=before, layout=tmp_path), others)
+    made = blobs.json(label_image(base, OWN).digest)
+    assert made["annotations"] == {labels.CELL: "a"}
+    config = blobs.json(made["config"]["digest"])
+    assert config["config"]["Labels"] == {"of": "the base", **OWN, labels.CONTENT: hash_content(config)}
+
+
 def times_of(blobs, layer):
     with tarfile.open(fileobj=io.BytesIO(unpacked(blobs.read(layer["digest"])))) as archive:
         return [member.mtime for member in archive]

@@ -31,6 +31,19 @@ def test_catalog_entry_round_trips_through_labels(planned, only):
     assert variant == promised_variants.make_variant(item.cell, FLAGS, item.reference)
 
 
+def test_labels_that_not_every_image_has_may_be_empty(planned):
+    """The classic image store cannot remove them from an image whose base has them."""
+    (item,) = planned(only=GPU).with_status("build")
+    written_always = {name for name in labels_of(item) if name.startswith("io.imagematrix.")}
+    stated = {value for value in vars(labels).values() if str(value).startswith("io.imagematrix.")}
+    assert {*labels.OCCASIONAL} | written_always == stated - {labels.SIZE, labels.WARM}
+    empty = dict.fromkeys(labels.OCCASIONAL, "")
+    assert labels.read_terms(empty, item.reference) == labels.Terms()
+    assert labels.read_optional(empty) == ()
+    assert read_warm_up(empty) is None
+    assert not labels.has_inherited({"config": {"Labels": empty}})
+
+
 def test_label_states_signed_return_addresses(planned):
     (item,) = planned(only="cuda=none,march=znver4").with_status("build")
     for flags in (FLAGS, FLAGS | marches.SIGNING):

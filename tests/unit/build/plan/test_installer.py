@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import zstandard
 from drivers import VERSION, library
+from images import sparse
 
 from imagematrix.build.plan import driver, installer
 from imagematrix.build.plan.driver import expand_driver_source, read_driver_folder
@@ -166,6 +167,12 @@ def test_members_that_climb_out_are_not_written(tree, tmp_path, cache):
 def test_the_same_library_twice_is_refused(tree):
     twice = (f"./{LIBCUDA}", tarfile.REGTYPE, "", b"another")
     assert f"{LIBCUDA}: File exists" in refusal(pack(tree, twice))
+
+
+def test_a_sparse_library_cannot_fill_the_disk(tree, cache):
+    file = write(tree.parent, script(lzma.compress(sparse(1 << 30, name="libcuda.so.1"))))
+    assert refusal(file).startswith(f"{RUN} is damaged: the sparse file libcuda.so.1 is too large")
+    assert not list(cache.iterdir())
 
 
 def test_expansion_is_limited(tree, monkeypatch, cache):

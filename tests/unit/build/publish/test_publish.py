@@ -8,6 +8,7 @@ import pytest
 from distribution import MANIFEST, Server, digest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from publishing import labels_of, tag
 
 from imagematrix.build.publish.publish import IndexSelection, publish
 from imagematrix.errors import EngineError, TagMovedError, UnknownImageError, UsageError
@@ -468,6 +469,22 @@ def test_repair_deletes_an_image_with_a_lost_blob(
     reference = f"{image}:v1-b-{digest(b'1')[7:19]}@{damaged}"
     assert (done.dropped, done.stuck) == ((reference,), () if deletes else (reference,))
     assert (damaged in repository.manifests) == (not deletes)
+
+
+def test_repair_withdraws_the_tag_of_an_image_with_attestations(registry, repository, add_variant):
+    """Its tag names the index of both; few registries can delete a tag alone."""
+    add_variant("a")
+    own = labels_of("b")
+    image = repository.image(None, own, layer=b"own")
+    result = foreign(repository, platform=UNKNOWN, annotations={ATTESTED: image})
+    pushed = {"mediaType": MANIFEST, "digest": image, "size": 3, "platform": PLAIN}
+    raw = json.dumps({"mediaType": INDEX, "manifests": [pushed, result]}).encode()
+    repository.put(tag(own), raw, INDEX)
+    assert publish(registry, "v1").variants == 2
+    del repository.blobs[digest(b"own")]
+    done = publish(registry, "v1", repair=True)
+    assert (cells(repository), done.stuck) == (["a"], ())
+    assert tag(own) not in repository.tags
 
 
 def test_shared_layers_are_checked_once(server, registry, repository, add_variant):

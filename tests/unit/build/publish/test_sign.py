@@ -13,7 +13,7 @@ from imagematrix.build.publish.sign import is_signed, sign_manifests
 from imagematrix.errors import SignatureError
 from imagematrix.images.catalog.sources import open_catalog
 from imagematrix.images.oci.registry import Registry
-from imagematrix.images.trust.signature import Key
+from imagematrix.images.trust.signature import TRIED, Key, make_signature_tag
 from imagematrix.images.trust.signing_key import SigningKey
 
 
@@ -111,6 +111,19 @@ def test_signing_again_writes_nothing_and_other_signatures_stay(
     publish(registry, "v1", sign=by(registry, second))
     for key in ("first.pub", "second.pub"):
         assert open_catalog(f"{image}:v1", policy=policy(key)).variants
+
+
+def test_a_new_signature_is_read_behind_any_number_of_others(registry, add_variant, image, new_key, policy):
+    add_variant("a")
+    published = publish(registry, "v1", sign=by(registry, new_key("first.pub")))
+    tag = make_signature_tag(published.digest)
+    present = json.loads(registry.find_manifest(tag).raw)
+    layer = present["layers"][0]
+    others = [layer | {"annotations": layer["annotations"] | {"n": str(number)}} for number in range(TRIED)]
+    raw = json.dumps(present | {"layers": others}).encode()
+    registry.push_manifest(tag, raw, present["mediaType"])
+    publish(registry, "v1", sign=by(registry, new_key("second.pub")))
+    assert open_catalog(f"{image}:v1", policy=policy("second.pub")).variants
 
 
 def test_manifest_that_the_registry_lacks_is_not_signed(registry, new_key):

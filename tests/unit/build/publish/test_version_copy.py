@@ -1,6 +1,7 @@
 """Copying versions between registries in memory: what is copied, what is refused, and what nobody sees."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -128,6 +129,23 @@ def test_layer_with_other_bytes_is_not_copied(registry, target, add_variant, rep
     add_variant("a", layer=b"right")
     publish(registry, "v1")
     repository.blobs[digest(b"right")] = b"wrong"
+    with pytest.raises(EngineError, match="has other content than its digest says"):
+        copy_version(registry, target, "v1")
+    assert not mirror.repository("ml/training").tags
+
+
+def test_blob_without_end_does_not_fill_the_disk(registry, target, add_variant, mirror):
+    class Endless:
+        sent = 0
+
+        def read(self, size):
+            self.sent += size
+            assert self.sent < 1 << 20, "more than the layer has"
+            return bytes(size)
+
+    add_variant("a", layer=b"right")
+    publish(registry, "v1")
+    registry.open = lambda _: nullcontext(Endless())
     with pytest.raises(EngineError, match="has other content than its digest says"):
         copy_version(registry, target, "v1")
     assert not mirror.repository("ml/training").tags

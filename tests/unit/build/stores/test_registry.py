@@ -211,6 +211,7 @@ def test_interrupted_push_is_completed_by_the_next(server, remote, repository, m
 
 def test_image_without_a_layout_is_pushed_by_the_engine(remote, docker, repository, one):
     made = replace(one.made, layout=None)
+    docker.store(one.order, made)
     assert remote.store(one.order, made) == repository.tags[one.tag]
     assert docker.pushed == [one.order.reference]
     assert remote.store(one.order, made) == repository.tags[one.tag]
@@ -256,6 +257,18 @@ def test_adopted_image_is_audited(remote, docker, one):
     docker.saved[one.order.reference] = {"config": {"Labels": one.order.labels}}, [tar(), layer]
     with pytest.raises(AuditError, match="promise no user-mode driver, but /usr/lib/libcuda"):
         remote.adopt(one.order.reference)
+    assert not docker.pushed
+
+
+def test_image_that_the_engine_built_is_audited_before_its_push(remote, docker, one):
+    """A build cannot audit an image of the classic store, which is in no layout."""
+    made = replace(one.made, layout=None)
+    docker.store(one.order, made)
+    layer = tar(("usr/lib/libcuda.so.550.163.01", b""))
+    docker.saved[one.order.reference] = {"config": {"Labels": one.order.labels}}, [layer]
+    docker.tag_image = lambda *_: pytest.fail("it is tagged")
+    with pytest.raises(AuditError, match="promise no user-mode driver, but /usr/lib/libcuda"):
+        remote.store(one.order, made)
     assert not docker.pushed
 
 

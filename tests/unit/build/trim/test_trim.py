@@ -377,6 +377,22 @@ def wheel(path, contents, *, name=NAME, extra=()):
     return path
 
 
+LONG = f"x/a.fatbin,{'0' * (1 << 18)},\n"  # more than Python's csv takes
+
+
+def wheel_with_record(path, text):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x/a.fatbin", RAW)
+        archive.writestr(NAME, text)
+
+
+def test_record_of_an_installed_package_with_a_long_line_is_an_error(tmp_path):
+    put(tmp_path / "x" / "a.fatbin")
+    put(tmp_path / NAME, LONG.encode())
+    with pytest.raises(UsageError, match=r"/x-1.dist-info: its RECORD cannot be read: field larger than"):
+        trim([tmp_path], HOPPER)
+
+
 def contents(path):
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
@@ -462,6 +478,10 @@ def test_signed_wheel_is_rejected(made):
         (
             lambda path: wheel(path, {"x/b.py": b"", "x/a.fatbin": RAW}, extra=[("x/b.py", b"")]),
             "it has x/b.py twice",
+        ),
+        (
+            lambda path: wheel_with_record(path, LONG),
+            "its RECORD cannot be read: field larger than field limit (131072)",
         ),
     ],
 )

@@ -17,6 +17,7 @@ from imagematrix.cli.shared.image_tests import ContainerTester
 from imagematrix.errors import EngineError, GpusBusyError, ProbeError, UsageError
 from imagematrix.images.engine import system, transport
 from imagematrix.launcher import launch
+from imagematrix.launcher.warm_up import leftovers
 
 TEST = ("version: v1", "version: v1\n    test: {command: [check, me], secrets: token}")
 CPU = "cuda=none,march=znver4"
@@ -103,6 +104,7 @@ def started(monkeypatch):
     monkeypatch.setattr(system, "get_remote_name", lambda: None)
     monkeypatch.setattr(inputs, "load_node", lambda *_: (Make.host(driver=None), None))
     monkeypatch.setattr(transport, "open_client", lambda: None)
+    monkeypatch.setattr(leftovers, "remove_leftovers", lambda _: 0)
     found = SimpleNamespace(container=Container(), hows=[], error=None)
 
     def start(selection, **how):
@@ -121,6 +123,17 @@ def tester(engine, tmp_path):
     return ContainerTester(
         engine, Notes(), parse_build_inputs([f"id=token,src={tmp_path}/token"]), pushed=False, again=False
     )
+
+
+def test_containers_of_killed_builds_are_removed_before_the_first_test(tester, item, started, monkeypatch):
+    order = []
+    monkeypatch.setattr(leftovers, "remove_leftovers", lambda _: order.append("removed"))
+    monkeypatch.setattr(launch, "start_container", lambda *_, **how: order.append(how) or started.container)
+    for _ in range(2):
+        tester.test_built(item, variant(), ANY, ANY, io.StringIO())
+    first, *starts = order
+    assert (first, len(starts)) == ("removed", 2)
+    assert [how["labels"].keys() for how in starts] == [{leftovers.OWNER}] * 2
 
 
 def test_container_has_the_command_and_nothing_else(tester, item, started, engine):

@@ -364,3 +364,15 @@ def test_a_signed_image_that_is_no_warm_image_is_none(warm_image, policy, sign, 
         require_signed_warm_image(replace(warm_image, digest=variant), policy(), version="v1")
     with pytest.raises(SignatureError, match="it is in no registry"):
         require_signed_warm_image(replace(warm_image, reference="ml/x:v1-warm-a-b"), policy(), version="v1")
+
+
+@pytest.mark.parametrize("version", ["v2", None])
+def test_a_signed_warm_image_is_no_variant(warm_image, policy, sign, name, version):
+    """Its signature says nothing of a version, so an old one would pass as a variant of a new version."""
+    sign(warm_image.digest)
+    variant = open_catalog(f"{name}:v1").variants[0]
+    own = warm_image.reference.rpartition(":v1")[2]
+    for tag in (f"v2-cpu-{'0' * 12}", f"v2{own}"):
+        swapped = replace(variant, reference=f"{name}:{tag}", digest=warm_image.digest)
+        with pytest.raises(SignatureError, match=rf"{tag} is signed as \?{own}$"):
+            require_signed(swapped, policy(), version=version)

@@ -5,6 +5,7 @@ import json
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from distribution import MANIFEST, digest
+from publishing import put_warm
 from signing import ANNOTATION, PAYLOAD, Signer, attach, pem
 
 from imagematrix.errors import UsageError
@@ -151,6 +152,19 @@ def test_signed_variant_is_not_a_version(node, published, signer, annotated):
     repository.tags["v1"] = repository.tags["tool"] = variant
     for wrong in ("v1", "tool"):
         assert node.pull(wrong)[1].startswith(f"ml/training:{wrong} is signed as {tag}")
+
+
+def test_signed_warm_image_is_not_a_version(node, published, signer):
+    """It states no version, so an old one would pass as any new one; it has its own tags only."""
+    repository = published.repository
+    warm = put_warm(repository, published.digests["cpu-v2"])
+    signer.sign(repository, warm.digest, NAME)
+    (own,) = (tag for tag, image in repository.tags.items() if image == warm.digest)
+    assert node.pull(own) == warm.digest
+    repository.tags["v3"] = repository.tags["v3-cpu-v2-0123456789ab"] = warm.digest
+    for wrong in ("v3", "v3-cpu-v2-0123456789ab"):
+        signed = f"ml/training:{wrong} is signed as v3{own.removeprefix('v1')}"
+        assert node.pull(wrong)[1].startswith(signed)
 
 
 def test_media_type_sent_by_the_registry_is_not_trusted(front, published, signer, policy):
