@@ -55,6 +55,7 @@ class FakeCluster:
     """An API server with one node, its slices and claims; a test makes it fail, or changes its slices."""
 
     def __init__(self):
+        self.uid = "node-uid"
         self.slices = {}
         self.claims = {}
         self.version = 0
@@ -86,7 +87,7 @@ class FakeCluster:
         return await handler(request)
 
     async def node(self, _request):
-        return web.json_response({"kind": "Node", "metadata": {"name": NODE, "uid": "node-uid"}})
+        return web.json_response({"kind": "Node", "metadata": {"name": NODE, "uid": self.uid}})
 
     async def claim(self, request):
         found = self.claims.get((request.match_info["namespace"], request.match_info["name"]))
@@ -329,6 +330,18 @@ async def test_slices_that_others_change_or_remove_are_made_again(node):
         changed["metadata"]["name"] = name
         node.cluster._store("MODIFIED", changed)
         await until(lambda: len(node.cluster.published) == 8)
+
+
+async def test_slices_belong_to_the_node_that_was_registered_again(node):
+    """`kubectl delete node` removes the slices of the first one, and kubelet registers another."""
+    async with node.driver():
+        await until(lambda: node.cluster.published)
+        (name,) = node.cluster.slices
+        node.cluster.uid = "another-uid"
+        node.cluster.forget(name)
+        await until(lambda: node.cluster.published)
+        (made,) = node.cluster.slices.values()
+    assert [owner["uid"] for owner in made["metadata"]["ownerReferences"]] == ["another-uid"]
 
 
 async def test_what_the_api_server_leaves_out_is_not_sent_forever(node):
