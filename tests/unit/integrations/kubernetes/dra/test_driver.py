@@ -316,6 +316,14 @@ async def test_devices_are_published_as_they_change(node):
     assert len(node.cluster.published) == 7  # kubelet removes the slices of a driver that does not come back
 
 
+async def test_gpus_that_a_device_plugin_has_given_out_are_not_published(node):
+    node.plugins = {"nvidia0": (Consumer(kind="container", name="default/pod (main)"),)}
+    async with node.driver():
+        await until(lambda: node.cluster.published == {*node.names[1:]})
+        node.plugins = {}
+        await until(lambda: node.cluster.published == {*node.names})
+
+
 async def test_slices_that_others_change_or_remove_are_made_again(node):
     async with node.driver():
         await until(lambda: node.cluster.published)
