@@ -40,7 +40,7 @@ def command(
 
     require_one_host(host, root)
     offer = partial(make_offer, by=parse_resource_kinds(by), vram=vram)
-    view = open_node_view(host, root)
+    view = open_node_view(host, root, kubelet)
     if dry_run:
         print_text(*(f"{name} {len(devices)}" for name, devices in offer(view.probe()).resources.items()))
         return

@@ -55,7 +55,7 @@ def command(
         raise UsageError(
             "no valid name of this node given", remedy="give --node-name, as `kubectl get nodes` shows it"
         )
-    view = open_node_view(host, root)
+    view = open_node_view(host, root, kubelet)
     if dry_run:
         groups = slices.split_devices(slices.make_devices(view.probe(), {}))
         documents = [

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import shutil
+import stat
 import threading
 
 from imagematrix.common import files
@@ -42,6 +43,7 @@ class StateFolder:
     """
 
     def __init__(self, folder: Path, upstream: str, on_warning: Callable[[str], None]) -> None:
+        folder = folder.resolve()  # systemd links the StateDirectory of a DynamicUser
         self._folder = folder / FOLDER  # a folder of its own, in which unknown files can be removed
         self._layout = LayoutFolder(self._folder, EngineError)
         self._blobs = get_blob_path(self._folder, "")
@@ -49,15 +51,9 @@ class StateFolder:
         self._on_warning = on_warning
         self._lock = threading.Lock()
         self._failed = False
-        try:
-            for path in (self._folder, self._blobs):
-                path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = self._folder.stat()
-        except OSError as error:
-            raise UsageError(f"{self._folder} cannot be used: {error.strerror}") from error
-        if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
-            message = f"other users can write to {self._folder}"
-            raise UsageError(message, remedy="pass a folder that only the resolver's user can write to")
+        # The outer ones first: what others can put into them is not followed.
+        for path in (folder, self._folder, self._blobs.parent, self._blobs):
+            _make_own(path)
         self._entries = self._load_entries()
         self._remove_unlisted()
 
@@ -195,6 +191,21 @@ class RecordingSource:
         raw = self._source.read_content(repository, digest)
         self.contents.append((digest, Manifest(digest=digest, media_type=BLOB, raw=raw)))
         return raw
+
+
+def _make_own(folder: Path) -> None:
+    """Create a folder if needed; raise UsageError if it is a link, or if others can write to it."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be used: {error.strerror}") from error
+    own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    if not own or status.st_mode & OTHERS_WRITE:
+        raise UsageError(
+            f"other users can write to {folder}",
+            remedy="pass a folder that only the resolver's user can write to",
+        )
 
 
 def _join_name(repository: str, reference: str) -> str:

@@ -11,12 +11,14 @@ from pathlib import Path
 from imagematrix.common.programs import find_program, read_output
 from imagematrix.common.record import Record
 from imagematrix.integrations.slurm.configuration import (
+    NODE,
     collect_node_options,
     collect_settings,
     parse_options,
     read_lines,
 )
 from imagematrix.integrations.slurm.features import PREFIX
+from imagematrix.integrations.slurm.node_list import expand_node_list
 from imagematrix.launcher.daemonless.start import OF_USER
 
 TYPE_CHECKING = False
@@ -32,6 +34,7 @@ YES = frozenset({"yes", "true", "1", "y"})
 OTHER_STARTS = ("runtimecreate", "runtimestart", "runtimequery")  # other ways of starting than RunTimeRun
 SPOOL = "/var/spool/slurmd"
 NETWORKED = frozenset({"nfs", "nfs4", "lustre", "gpfs", "ceph", "cifs", "beegfs", "fuse.sshfs", "9p"})
+FILE = "file"  # the key of device files, a list as of nodes
 MOUNTS = "/proc/self/mounts"
 
 
@@ -107,8 +110,16 @@ def _check_gres(path: Path, expected: str) -> Iterator[SlurmFinding]:
     missing = []
     for line in expected.splitlines():
         wanted = parse_options(line)
-        # A line without a node is for all nodes.
-        if not any({"nodename": wanted.get("nodename"), **options} == wanted for options in present):
+        node, files = wanted.pop(NODE, ""), {*expand_node_list(wanted.pop(FILE, ""))}
+        # A line without a node is for all nodes. It may say more, and there may be several lines, such as
+        # one for the GPUs beside each group of cores.
+        matching = [
+            options
+            for options in present
+            if wanted.items() <= options.items() and node in expand_node_list(options.get(NODE, node))
+        ]
+        configured = {file for options in matching for file in expand_node_list(options.get(FILE, ""))}
+        if not matching or not files <= configured:
             missing.append(line)
     if missing:
         yield SlurmFinding(what=f"{path} lacks GPUs of this node", remedy=f"add {'; '.join(missing)}")

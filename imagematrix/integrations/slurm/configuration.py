@@ -22,6 +22,7 @@ PLACES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")  # the second i
 LIMIT = 16 << 20  # characters of the files together
 FILES = 64  # with those that are included
 OPTION = re.compile(r"""([A-Za-z]\w*)\s*\+?=\s*("[^"]*"|\S+)""", re.ASCII)
+NAME, CLUSTER = "clustername", "%c"  # in the name of an included file it stands for the cluster's
 NODE, DEFAULT = "nodename", "DEFAULT"
 ALIASES = {"feature": "features"}
 
@@ -37,25 +38,24 @@ def read_lines(path: str) -> list[str]:
     lines: list[str] = []
     text = _read_text(path, LIMIT)
     remaining, files = LIMIT - len(text), 1
-    # The file that is read, and above it those that include it: their paths, and the lines not yet read.
-    paths, unread = [path], [_join_lines(text)]
+    # Slurm looks for all of them beside slurm.conf (get_extra_conf_path in its sources).
+    folder = os.path.dirname(os.path.abspath(path))
+    unread = [_join_lines(text)]  # of the file that is read, and before it of those that include it
     while unread:
         line = next(unread[-1], None)
         if line is None:
             unread.pop()
-            paths.pop()
             continue
-        words = line.split(None, 1)
+        words = line.split(None, 2)
         if words[0].lower() != "include" or len(words) == 1:
             lines.append(line)
             continue
         files += 1
         if files > FILES:
             raise UsageError(f"{path} includes more than {FILES} files")
-        included = os.path.join(os.path.dirname(os.path.abspath(paths[-1])), words[1].strip())
+        included = os.path.join(folder, _fill_in_cluster(words[1], lines, path))
         text = _read_text(included, remaining)
         remaining -= len(text)
-        paths.append(included)
         unread.append(_join_lines(text))
     return lines
 
@@ -91,6 +91,18 @@ def get_features(lines: Iterable[str], node: str) -> tuple[str, ...]:
     """Return the features of a node; none if the lines do not name it."""
     values = collect_node_options(lines, node) or {}
     return tuple(word for word in values.get("features", "").split(",") if word)
+
+
+def _fill_in_cluster(name: str, lines: Iterable[str], path: str) -> str:
+    """Return the name of an included file, with the cluster's name, which earlier lines have, for CLUSTER."""
+    if CLUSTER not in name:
+        return name
+    clusters = [options[NAME] for line in lines if NAME in (options := parse_options(line))]
+    if not clusters:
+        raise UsageError(
+            f"{path} includes {name} before ClusterName", remedy="set ClusterName above, as Slurm needs it"
+        )
+    return name.replace(CLUSTER, clusters[-1].lower())
 
 
 def _read_text(path: str, limit: int) -> str:

@@ -11,7 +11,7 @@ from contextlib import closing
 
 from imagematrix.errors import UsageError
 from imagematrix.images.engine import transport
-from imagematrix.images.engine.containers import list_labelled
+from imagematrix.images.engine.containers import list_labelled, list_launch_labels
 from imagematrix.images.engine.removal import remove_container
 
 TYPE_CHECKING = False
@@ -42,6 +42,9 @@ def get_job(environment: Mapping[str, str]) -> str:
 def remove_containers(job: str) -> tuple[str, ...]:
     """Remove the containers of a job, also running ones; return their names. Raises EngineError."""
     names_by_id = list_labelled(f"{LABEL}={job}")
+    if names_by_id:  # an image that was made of a container of the job has the label too
+        launched = list_launch_labels(LABEL)
+        names_by_id = {key: name for key, name in names_by_id.items() if launched.get(key) == job}
     if names_by_id:  # after most jobs there are none, so docker-py is not loaded
         with closing(transport.open_client()) as client:
             for identifier in names_by_id:

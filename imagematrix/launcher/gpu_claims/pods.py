@@ -38,9 +38,12 @@ def format_denied() -> str:
     return f"{find_socket()}: permission denied: GPU usage by pods unknown"
 
 
-def check_access() -> bool | None:
-    """Return whether this user may ask the kubelet of this node; None if there is no kubelet."""
-    path = find_socket()
+def check_access(socket: str | None = None) -> bool | None:
+    """Return whether this user may ask the kubelet of this node; None if there is no kubelet.
+
+    It listens at `socket`, by default at that of `find_socket`.
+    """
+    path = socket or find_socket()
     try:
         os.stat(path)  # noqa: PTH116 - pathlib is slow to import
     except (FileNotFoundError, NotADirectoryError):
@@ -58,20 +61,22 @@ def parse_uuids(devices: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(device.partition(SHARE)[0] for device in devices))
 
 
-def compute_pod_usage(gpus: tuple[Gpu, ...]) -> Usage:
+def compute_pod_usage(gpus: tuple[Gpu, ...], socket: str | None = None) -> Usage:
     """Return the usage of `gpus` by containers of pods that got them from any device plugin.
 
-    It is empty unless `check_access` returns true. Containers with imagematrix.io/vram-gib use a share.
+    The kubelet that is asked listens at `socket`, by default at that of `find_socket`. The usage is empty
+    unless `check_access` returns true. Containers with imagematrix.io/vram-gib use a share.
     Raises EngineError if kubelet does not answer.
     """
-    if not check_access():
+    path = socket or find_socket()
+    if not check_access(path):
         return {}
     by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.minor is not None}
     by_uuid |= {
         part.mig[0].uuid: part for gpu in by_uuid.values() for part in list_mig_devices(gpu) if part.mig
     }
     used_by: Usage = {}
-    for devices in _query_pods():
+    for devices in _query_pods(path):
         ids = devices.get_texts("ids")
         # Each id is one GiB: Kubernetes counts whole devices only.
         share = len(ids) * GIB if devices.get_text("resource") == VRAM else None
@@ -82,8 +87,8 @@ def compute_pod_usage(gpus: tuple[Gpu, ...]) -> Usage:
     return used_by
 
 
-def _query_pods() -> tuple[Fields, ...]:
-    """Return the devices that kubelet lists, queried by a separate process.
+def _query_pods(path: str) -> tuple[Fields, ...]:
+    """Return the devices that kubelet lists at the socket `path`, queried by a separate process.
 
     gRPC starts threads. They would receive the signals that a launch waits for, and a process with threads
     must not fork.
@@ -93,7 +98,7 @@ def _query_pods() -> tuple[Fields, ...]:
     from imagematrix.common.child_modules import make_child_command
     from imagematrix.common.json_documents import Fields, parse_json
 
-    remedy, path = None, find_socket()
+    remedy = None
     command = [*make_child_command("imagematrix.launcher.gpu_claims.pods_query"), path]
     try:
         process = subprocess.run(

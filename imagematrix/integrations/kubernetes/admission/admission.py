@@ -158,7 +158,7 @@ def admit(pod: Json, policy: AdmissionPolicy, *, before: Json | None = None) -> 
     if not paths:
         return Admission()
     terms = get_required_terms(spec)
-    wide = _is_too_wide(spec, terms or ())
+    wide = is_too_wide(spec)
     possible: list[PodClass] = []
     if not wide:
         possible = (
@@ -179,6 +179,18 @@ def admit(pod: Json, policy: AdmissionPolicy, *, before: Json | None = None) -> 
     return Admission(patch=tuple(patch))
 
 
+def is_too_wide(spec: dict[str, Any]) -> bool:
+    """Whether a pod asks for so much that looking at it would take long."""
+    terms = get_required_terms(spec) or ()
+    requirements = [term.get(name) or () for term in terms for name in REQUIREMENTS]
+    lists = [*(spec.get(name) or () for name in LISTS), terms, *requirements]
+    return any(len(items) > WIDEST for items in lists) or any(
+        len(requirement.get("values") or ()) > WANTED
+        for term_requirements in requirements
+        for requirement in term_requirements
+    )
+
+
 def _find_containers_using(spec: Json, name: str) -> dict[object, str]:
     """Return the path of the image of each container that uses the image `name`, by its list and its name."""
     return {
@@ -187,17 +199,6 @@ def _find_containers_using(spec: Json, name: str) -> dict[object, str]:
         for index, container in enumerate(spec.get(key) or ())
         if container.get("image") == name
     }
-
-
-def _is_too_wide(spec: Json, terms: Sequence[Json]) -> bool:
-    """Whether a pod asks for so much that looking at it would take long."""
-    requirements = [term.get(name) or () for term in terms for name in REQUIREMENTS]
-    lists = [*(spec.get(name) or () for name in LISTS), terms, *requirements]
-    return any(len(items) > WIDEST for items in lists) or any(
-        len(requirement.get("values") or ()) > WANTED
-        for term_requirements in requirements
-        for requirement in term_requirements
-    )
 
 
 def _find_possible_classes(pod: Json, policy: AdmissionPolicy) -> list[PodClass]:

@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 PAGE = 500  # objects of one answer
+PAGE_BYTES = 64 << 20  # of one answer; as Python objects it takes several times as much
 LINE = 4 << 20  # bytes; etcd keeps no object of more than 1.5 MiB
 WATCH_S = 300  # after which the API server ends a watch
 SILENCE_S = 30
@@ -137,8 +138,9 @@ async def send_request(
 class Collection(Generic[T]):
     """A collection to watch: its path, what its objects are called, and a query such as a field selector.
 
-    `parse` returns what is kept of an object, and raises UsageError for an object to leave out.
-    `is_equivalent` tells whether two versions of an object are the same to the caller.
+    The objects are listed in pages of `limit`, by default PAGE; smaller ones are for objects that users make
+    as large as they like. `parse` returns what is kept of an object, and raises UsageError for an object to
+    leave out. `is_equivalent` tells whether two versions of an object are the same to the caller.
     """
 
     def __init__(
@@ -148,12 +150,14 @@ class Collection(Generic[T]):
         parse: Callable[[json_documents.Fields], T],
         *,
         query: Mapping[str, str] | None = None,
+        limit: int | None = None,
         is_equivalent: Callable[[T, T], bool] = lambda before, after: before == after,
     ) -> None:
         self.path = path
         self.noun = noun
         self.parse = parse
         self.query = dict(query or {})
+        self.limit = limit or PAGE
         self.is_equivalent = is_equivalent
 
 
@@ -215,13 +219,14 @@ class _WatchedCollection(Generic[T]):
         """Read all objects and return their version."""
         noun = self._collection.noun
         objects: dict[str, T] = {}
-        query = {**self._collection.query, "limit": str(PAGE)}
+        query = {**self._collection.query, "limit": str(self._collection.limit)}
         while True:
             async with session.get(
                 self._collection.path, params=query, headers=self._api.make_headers()
             ) as answer:
                 await _require_success(answer)
-                fields = json_documents.Fields(json_documents.parse_json(await answer.read(), noun), noun)
+                raw = await _read_page(answer, noun)
+            fields = json_documents.Fields(json_documents.parse_json(raw, noun), noun)
             for item in fields.list_objects("items"):
                 value = self._parse_object(item)
                 if value is not None:
@@ -309,6 +314,16 @@ async def _require_success(answer: aiohttp.ClientResponse) -> None:
     text = message[:EXCERPT] if message else raw[:EXCERPT].decode(errors="replace").strip()
     kinds = {NOT_FOUND: NotFoundError, CONFLICT: ConflictError}
     raise kinds.get(answer.status, EngineError)(f"the API server answered {answer.status}: {text}")
+
+
+async def _read_page(answer: aiohttp.ClientResponse, noun: str) -> bytes:
+    """Return the bytes of a page; raise EngineError if there are too many."""
+    raw = bytearray()
+    async for chunk in answer.content.iter_any():
+        raw += chunk
+        if len(raw) > PAGE_BYTES:
+            raise EngineError(f"the API server sent more than {PAGE_BYTES >> 20} MiB of {noun} at once")
+    return bytes(raw)
 
 
 def _make_read_error(error: Exception) -> EngineError:

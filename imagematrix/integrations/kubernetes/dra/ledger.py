@@ -24,6 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
+    from typing import Any
 
     from imagematrix.hardware.host.host import Gpu, Host
     from imagematrix.integrations.kubernetes.dra.resource_claims import ClaimReference
@@ -66,11 +67,11 @@ class ClaimLedger:
         requests: Mapping[str, tuple[Gpu, ...]],
         survey: Callable[[], Usage],
     ) -> bool:
-        """Prepare a claim: for each of its `requests`, GPUs of the host; return whether it was not before.
+        """Prepare a claim: for each of its `requests`, GPUs of the host; return whether it was not so before.
 
         `survey` returns the usage of these GPUs. Raises GpusBusyError if another claim or anything else uses
         one of them, ClaimError if one does not work or the spec cannot be written, and what `survey` and the
-        lock folder raise. A claim that is prepared stays so: its pods run.
+        lock folder raise. A claim that is prepared keeps its GPUs, also where its spec changes: its pods run.
         """
         uid, names = reference.uid, frozenset(requests)
         path = cdi.get_spec_path(self._root, uid)
@@ -84,12 +85,16 @@ class ClaimLedger:
         keys = tuple(key for gpu in gpus for key in list_lock_names(gpu))
         with _open_locks() as locks:
             grant = grants.find_grant(locks, uid)
-            if grant and grant.keys == keys and grant.is_live and cdi.read_spec(path) == document:
-                return False
+            if grant and grant.is_live and frozenset(grant.keys) == frozenset(keys):
+                if cdi.read_spec(path) == document:
+                    return False
+                # Its pods may run, so the grant is held meanwhile.
+                _write_claim_spec(path, document)
+                return True
             for gpu in gpus:
                 if not gpu.usable:
                     raise ClaimError(f"{make_label(gpu)} cannot be used: {gpu.state}")
-            # Of an allocation before this one, or damaged.
+            # Of an allocation before this one.
             self._remove(locks, uid)
             choice = Choice(gpus=gpus, count=len(gpus))
             with claim_gpus(
@@ -97,11 +102,9 @@ class ClaimLedger:
                 lambda _: survey(),
                 folder=LockFolder(path=locks.path, group=endpoint.get_socket_group()),
             ):
+                _write_claim_spec(path, document)
                 try:
-                    write_spec(path, document)
                     self._write_grant(locks, uid, f"{reference}{KIND}", keys)
-                except OSError as error:
-                    raise ClaimError(f"{path} cannot be written: {error.strerror}") from error
                 except BaseException:
                     path.unlink(missing_ok=True)
                     raise
@@ -145,6 +148,14 @@ def find_used_units(units: Mapping[str, Gpu], usage: Usage, claims: frozenset[st
         for name, consumers in by_unit.items()
         if consumers and not any(consumer.owner_ids & claims for consumer in consumers)
     }
+
+
+def _write_claim_spec(path: Path, document: Mapping[str, Any]) -> None:
+    """Write the spec of a claim; raise ClaimError."""
+    try:
+        write_spec(path, document)
+    except OSError as error:
+        raise ClaimError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _has_devices(keys: Iterable[str], wanted: Iterable[str]) -> bool:

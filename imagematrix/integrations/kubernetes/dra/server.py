@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from typing import Any
 
-    from imagematrix.hardware.host.host import Gpu
+    from imagematrix.hardware.host.host import Gpu, Host
     from imagematrix.integrations.kubernetes.client.api import ApiServer
     from imagematrix.integrations.kubernetes.dra.resource_claims import AllocatedDevice
     from imagematrix.integrations.kubernetes.nodes.node_view import NodeView
@@ -94,7 +94,7 @@ class DraDriver:
         self._registration = Path(sockets.locate_registration_socket(root, DRIVER))
         self._monitor = NodeMonitor(
             probe=settings.view.probe,
-            survey=lambda host: settings.view.survey_usage(host.gpus),
+            survey=lambda host: _survey_usage(settings.view, host),
             on_line=on_line,
             effect="no device is published",
         )
@@ -225,7 +225,7 @@ class DraDriver:
         def survey() -> Usage:
             for gpus in requests.values():
                 view.require_nodes(list_device_nodes(host, gpus))
-            return merge_usages(view.survey_plugin_usage(host.gpus), view.survey_usage(host.gpus))
+            return _survey_usage(view, host)
 
         return self._ledger.prepare(reference, host, requests, survey)
 
@@ -243,6 +243,11 @@ class DraDriver:
         if existed:
             self._log(f"claim {reference}: unprepared")
         return answer()
+
+
+def _survey_usage(view: NodeView, host: Host) -> Usage:
+    """Return the usage of a host's GPUs by anything but claims and their pods."""
+    return merge_usages(view.survey_plugin_usage(host.gpus), view.survey_usage(host.gpus))
 
 
 def _parse_reference(claim: Any) -> ClaimReference:

@@ -48,7 +48,6 @@ class SlicePublisher:
         self._node = node
         self._on_line = on_line
         self._on_state = on_state
-        self._uid: str | None = None  # of the Node
         self._wanted: tuple[tuple[Device, ...], ...] | None = None
         self._observed: dict[str, StoredSlice] | None = None  # until they are listed
         # What the API server has made of slices. It may leave out what it does not know, and writes
@@ -116,15 +115,15 @@ class SlicePublisher:
         if plan.is_empty:
             self._on_state(None)
             return
-        if self._uid is None:
-            self._uid = await self._read_node_uid()
+        # Each time: a Node that was deleted, with its slices, and registered again has another.
+        uid = await self._read_node_uid()
         for name in plan.remove:
             with contextlib.suppress(NotFoundError):
                 await send_request(self._api, "DELETE", f"{SLICES}/{name}")
         for index in (*plan.update, *plan.create):
             name, devices = names[index], wanted[index]
             document = slices.make_slice(
-                self._node, self._uid, index, count=len(wanted), generation=plan.generation, devices=devices
+                self._node, uid, index, count=len(wanted), generation=plan.generation, devices=devices
             )
             if index in plan.update:
                 document["metadata"]["resourceVersion"] = observed[name].version

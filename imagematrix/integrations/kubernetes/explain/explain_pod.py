@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imagematrix.common.text import shorten_words
-from imagematrix.integrations.kubernetes.admission.admission import admit
+from imagematrix.integrations.kubernetes.admission.admission import WIDE, WIDEST, admit, is_too_wide
 from imagematrix.integrations.kubernetes.explain.obstacles import Obstacles, count_obstacles, find_obstacles
 from imagematrix.integrations.kubernetes.workloads.placement import RELABEL, get_image
 
@@ -39,6 +39,7 @@ CAUSES: Mapping[str, Cause] = {
 LACKING: tuple[Cause, ...] = ("NoClassMatches", "NoImageFits", "NoNodeFits")  # more nodes could help
 ENDED = ("Succeeded", "Failed")
 SHOWN = 3  # classes, or nodes, that a sentence names
+MANY = f"the pod has more than {WIDEST} labels in its node selector, or tolerations"
 AGAIN = "delete the pod, and create it again"
 
 
@@ -121,11 +122,21 @@ def explain_pod(
     """Return what is wrong with a pod, or None if it does not use the image.
 
     `nodes` are the nodes by name as they are now, and `used` the GPUs that the pods of each node request,
-    where that is known.
+    where that is known. A pod that is too wide for admission is not compared with nodes.
     """
     variant_images = _find_variant_images(pod, cluster)
     if cluster.policy.name not in pod.images and not variant_images:
         return None
+    if excess := _find_excess(pod):
+        is_undecided = excess == WIDE and cluster.policy.name in pod.images and pod.phase not in ENDED
+        return Explanation(
+            image=cluster.policy.name,
+            cause="ImageUndecided" if is_undecided else None,
+            summary=f"{cluster.policy.name}: {excess}",
+            fix=None,
+            classes=(),
+            left_out=cluster.unlabelled,
+        )
     verdicts = tuple(
         _judge_class(pod, node_class, nodes, used) for node_class in cluster.node_classes.classes
     )
@@ -144,6 +155,13 @@ def explain_pod(
         classes=verdicts,
         left_out=cluster.unlabelled,
     )
+
+
+def _find_excess(pod: Pod) -> str | None:
+    """Return what a pod has so much of that comparing it with all nodes would take minutes, or None."""
+    if is_too_wide(pod.document["spec"]):
+        return WIDE
+    return MANY if max(len(pod.selector), len(pod.tolerations)) > WIDEST else None
 
 
 def _find_variant_images(pod: Pod, cluster: ClusterPolicy) -> frozenset[str]:

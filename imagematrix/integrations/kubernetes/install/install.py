@@ -227,9 +227,14 @@ def _make_plugin(installation: Installation) -> Manifest:
     words = ["kubernetes", "device-plugin", "--root", "/host", "--kubelet", installation.kubelet]
     words += [word for kind in installation.plugin or () for word in ("--by", kind)]
     container = {"name": "device-plugin", "command": ["imagematrix"], "args": words}
+    root = installation.kubelet.rstrip("/")
     paths = {
         "devices": sockets.DEVICE_PLUGINS,
-        "pods": f"{installation.kubelet.rstrip('/')}/{sockets.POD_RESOURCES}",
+        "pods": f"{root}/{sockets.POD_RESOURCES}",
+        # Where the DRA driver, and the claims that it has prepared, would be seen.
+        "plugins": f"{root}/{sockets.PLUGINS}",
+        "cdi": str(cdi.FOLDER),
+        "locks": str(Path(SHARED).parent),
     }
     folders = {volume: (path, path) for volume, path in paths.items()}
     return _make_daemonset(installation, PLUGIN, container, folders)
@@ -262,6 +267,7 @@ def _make_dra_driver(installation: Installation) -> Iterator[Manifest]:
         "plugins": f"{root}/{sockets.PLUGINS}",
         "registry": f"{root}/{sockets.REGISTRY}",
         "devices": sockets.DEVICE_PLUGINS,  # where our device plugin would be seen
+        "pods": f"{root}/{sockets.POD_RESOURCES}",  # and what pods have from it, or from NVIDIA's
         "cdi": str(cdi.FOLDER),
         "locks": str(Path(SHARED).parent),
     }

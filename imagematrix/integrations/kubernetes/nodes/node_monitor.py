@@ -61,10 +61,14 @@ class NodeMonitor(Generic[Node]):
         else:
             self.report_state("node", None)
 
+    async def read_usage(self) -> None:
+        """Read the usage of GPUs outside of pods; raise ImagematrixError if that fails."""
+        self.usage = await asyncio.to_thread(self.survey, self.node)
+
     async def update_usage(self) -> None:
         """Read the usage of GPUs outside of pods, or report that it is unknown."""
         try:
-            self.usage = await asyncio.to_thread(self.survey, self.node)
+            await self.read_usage()
         except ImagematrixError as error:
             effect = self.effect if self.usage is None else "the last known counts"
             self.report_state("usage", f"usage of GPUs outside of pods unknown, {effect}: {error}")

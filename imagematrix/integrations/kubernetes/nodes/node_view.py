@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from imagematrix.hardware.host.host import Host
 from imagematrix.hardware.host.probe import probe
 from imagematrix.launcher.docker import devices
 from imagematrix.launcher.gpu_claims import pods, survey
 from imagematrix.launcher.gpu_claims.usage import merge_usages
+from imagematrix.launcher.kubelet import sockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,19 +36,22 @@ class NodeView:
     require_nodes: Callable[[tuple[str, ...]], object] = lambda _: None
 
 
-def open_node_view(host: Path | None, root: Path | None) -> NodeView:
+def open_node_view(host: Path | None, root: Path | None, kubelet: Path | None = None) -> NodeView:
     """Return the view of a saved host, of a container with a root, or of a process on the node.
 
-    The container has the node's /proc and /dev under the root. Its lock folder counts if it has that, too: a
-    device plugin gives out no GPU of a lease, any more than the DRA driver does.
+    The container has the node's /proc and /dev under the root. The node's lock folder, folder of CDI specs
+    and kubelet's socket are at their own paths there; what it lacks of them does not count. `kubelet` is
+    kubelet's root directory, by default that of the kubelet that runs on this node.
     """
     if host:  # it may be another node: nothing uses its GPUs
         return NodeView(probe=lambda: Host.load(host), survey_usage=lambda _: {})
+    socket = sockets.locate_pods_socket(str(kubelet)) if kubelet else None
+    survey_plugin_usage = partial(pods.compute_pod_usage, socket=socket)
     if root is None:
         return NodeView(
             probe=lambda: probe("/"),
             survey_usage=survey.survey_outside_pods,
-            survey_plugin_usage=pods.compute_pod_usage,
+            survey_plugin_usage=survey_plugin_usage,
             require_nodes=devices.require_device_nodes,
         )
 
@@ -61,4 +66,9 @@ def open_node_view(host: Path | None, root: Path | None) -> NodeView:
         if missing:
             raise devices.DevicesError(missing)
 
-    return NodeView(probe=lambda: probe(root), survey_usage=survey_usage, require_nodes=require_nodes)
+    return NodeView(
+        probe=lambda: probe(root),
+        survey_usage=survey_usage,
+        survey_plugin_usage=survey_plugin_usage,
+        require_nodes=require_nodes,
+    )

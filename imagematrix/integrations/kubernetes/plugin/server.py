@@ -151,10 +151,10 @@ class Plugin:
 
     async def _survey_usage(self) -> None:
         async with self._reading:
-            await self._read_usage()
+            await self._monitor.update_usage()
+            await self._report_users()
 
-    async def _read_usage(self) -> None:
-        await self._monitor.update_usage()
+    async def _report_users(self) -> None:
         self._monitor.report_users(self._find_users())
         await self._notify()
 
@@ -327,11 +327,21 @@ class Plugin:
             async with asyncio.timeout(limit), self._reading:
                 await self._monitor.read_node()
                 await self._read_usage()
+                await self._report_users()
                 return [self._allocate_devices(resource, devices) for devices in containers]
         except TimeoutError as error:
             raise offers.AllocationError(
                 f"the node could not be read within {limit:g} s",
                 remedy="see whether `nvidia-smi` answers, and what the kernel's log says of the GPUs",
+            ) from error
+
+    async def _read_usage(self) -> None:
+        """Read the usage of GPUs outside of pods; raise AllocationError, because the last may be old."""
+        try:
+            await self._monitor.read_usage()
+        except ImagematrixError as error:
+            raise offers.AllocationError(
+                f"usage of GPUs outside of pods unknown: {error}", remedy=error.remedy
             ) from error
 
     def _allocate_devices(self, resource: str, devices: list[str]) -> Any:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 PODS = "/api/v1/pods"
 PENDING = {"fieldSelector": "status.phase=Pending"}
+PAGE = 20  # pods of one answer, each of at most 1.5 MiB
+SHAPE = 64 << 10  # characters of what decides where a pod may run: all pending pods are kept
 PATIENCE_S = 10.0  # for which a pod has to be pending: most get a node at once
 LOOK_S = 5.0
 AGE_S = 30.0  # of explanations; in a large cluster, some node always changes
@@ -91,7 +93,7 @@ class Events:
 
         async def lead() -> None:
             memory = _EventMemory()
-            pods = Collection(PODS, "pods", _parse_pending, query=PENDING)
+            pods = Collection(PODS, "pods", _parse_pending, query=PENDING, limit=PAGE)
 
             def keep_pods(pods: Mapping[str, PendingPod]) -> None:
                 memory.pods = tuple(pods.values())
@@ -188,10 +190,13 @@ def _explain_shapes(shapes: Iterable[str], memory: _EventMemory) -> dict[str, tu
 
 def _parse_pending(fields: json_documents.Fields) -> PendingPod:
     metadata = fields.get_object_or_empty("metadata")
+    namespace, name = metadata.get_text("namespace"), metadata.get_text("name")
     shape = json.dumps(reduce_pod(fields), sort_keys=True, separators=(",", ":"))
+    if len(shape) > SHAPE:
+        raise UsageError(f"{namespace}/{name} gets no Event: it is longer than {SHAPE:,} characters")
     return PendingPod(
-        namespace=metadata.get_text("namespace"),
-        name=metadata.get_text("name"),
+        namespace=namespace,
+        name=name,
         uid=metadata.get_text("uid"),
         shape=sys.intern(shape),
     )

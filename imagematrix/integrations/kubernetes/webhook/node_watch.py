@@ -37,9 +37,13 @@ def _parse_node(item: Fields) -> ClusterNode:
 
 
 def _is_equivalent(before: ClusterNode, after: ClusterNode) -> bool:
-    """Whether a node has not changed in what decides which pods it takes: most changes are heartbeats."""
-    return (before.labels, before.cordoned, before.taints, before.allocatable) == (
+    """Whether a node has not changed in what decides which pods it takes: most changes are heartbeats.
+
+    Its Host depends on its capacity, too.
+    """
+    return (before.labels, before.host, before.cordoned, before.taints, before.allocatable) == (
         after.labels,
+        after.host,
         after.cordoned,
         after.taints,
         after.allocatable,

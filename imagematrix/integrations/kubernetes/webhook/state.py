@@ -13,6 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from imagematrix.hardware.host.host import Host
     from imagematrix.images.catalog.catalog import Catalog
     from imagematrix.integrations.kubernetes.admission.admission import AdmissionPolicy
     from imagematrix.integrations.kubernetes.admission.cluster_policy import ClusterPolicy
@@ -46,7 +47,7 @@ class ClusterState:
         self._options = options
         self._telemetry = telemetry
         self._nodes: tuple[ClusterNode, ...] | None = None
-        self._labels: dict[str, Mapping[str, str]] | None = None
+        self._facts: dict[str, tuple[Mapping[str, str], Host]] | None = None  # what decides, by node
         self._catalogs: dict[str, Catalog] = {}
         self._changed = asyncio.Event()
 
@@ -56,10 +57,10 @@ class ClusterState:
         return self._nodes or ()
 
     def put_nodes(self, nodes: Iterable[ClusterNode]) -> None:
-        """Replace the nodes; while their labels stay, the policies stay."""
+        """Replace the nodes; while their labels and Hosts stay, the policies stay."""
         self._nodes = tuple(nodes)
-        before, self._labels = self._labels, {node.name: node.labels for node in self._nodes}
-        if before != self._labels:
+        before, self._facts = self._facts, {node.name: (node.labels, node.host) for node in self._nodes}
+        if before != self._facts:
             self._changed.set()
 
     def put_catalog(self, name: str, catalog: Catalog) -> None:

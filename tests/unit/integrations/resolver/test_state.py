@@ -254,7 +254,7 @@ print([tag for _, tag in again.list_tags()])
 
 def test_full_file_system_drops_only_entries_without_space(folder):
     folder.mkdir()
-    mounted = 'mount -t tmpfs -o size=128k tmpfs "$1" && exec "$0" -c "$2" "$1"'
+    mounted = 'mount -t tmpfs -o size=128k,mode=700 tmpfs "$1" && exec "$0" -c "$2" "$1"'
     words = ["sh", "-c", mounted, sys.executable, str(folder), FULL]
     command = ["unshare", "--user", "--map-root-user", "--mount", *words]
     if subprocess.run([*command[:4], "true"], check=False, capture_output=True).returncode:
@@ -272,6 +272,35 @@ def test_folders_of_other_users_are_rejected(folder, notes, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot be used"):
         StateFolder(tmp_path / "file", HERE, notes.append)
+
+
+@pytest.mark.parametrize("name", ["last-known", "last-known/blobs", "last-known/blobs/sha256"])
+def test_links_in_the_folder_are_not_followed(folder, notes, tmp_path, name):
+    """Another user may have put them into a folder below /tmp; what is behind them is not the resolver's."""
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    link = folder / name
+    link.parent.mkdir(parents=True, mode=0o700)
+    link.symlink_to(home)
+    with pytest.raises(UsageError, match=f"other users can write to {link}"):
+        StateFolder(folder, HERE, notes.append)
+    assert [*home.iterdir()] == [home / ".ssh"]
+
+
+def test_folder_that_others_can_write_to_is_rejected(folder, notes):
+    folder.mkdir()
+    folder.chmod(0o1777)
+    with pytest.raises(UsageError, match=f"other users can write to {folder}"):
+        StateFolder(folder, HERE, notes.append)
+    assert [*folder.iterdir()] == []
+
+
+def test_folder_may_be_a_link(folder, notes, tmp_path):
+    """As the StateDirectory of a service with DynamicUser is."""
+    (tmp_path / "private").mkdir(mode=0o700)
+    folder.symlink_to(tmp_path / "private")
+    StateFolder(folder, HERE, notes.append)
+    assert (tmp_path / "private" / "last-known").is_dir()
 
 
 def test_other_files_in_the_folder_are_kept(folder, notes):

@@ -44,9 +44,23 @@ def test_the_features_of_a_node_are_found(tmp_path):
 def test_included_lines_stand_in_place_of_the_include(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "slurm.conf").write_text("A=1\nInclude sub/one.conf\nA=4\n")
+    # Also the names in included files are beside slurm.conf.
     (tmp_path / "sub/one.conf").write_text("A=2\ninclude two.conf\n")
-    (tmp_path / "sub/two.conf").write_text("A=3")
+    (tmp_path / "two.conf").write_text("A=3")
+    (tmp_path / "sub/two.conf").write_text("A=9")
     assert read_lines(str(tmp_path / "slurm.conf")) == ["A=1", "A=2", "A=3", "A=4"]
+
+
+def test_included_names_have_the_name_of_the_cluster(tmp_path):
+    """In lower case, as Slurm has it (_parse_for_format in src/common/parse_config.c)."""
+    path = tmp_path / "slurm.conf"
+    path.write_text("ClusterName=Big\nInclude %c/%c.conf\n")
+    (tmp_path / "big").mkdir()
+    (tmp_path / "big/big.conf").write_text("A=1\n")
+    assert read_lines(str(path)) == ["ClusterName=Big", "A=1"]
+    path.write_text("Include %c.conf\nClusterName=Big\n")
+    with pytest.raises(UsageError, match=r"includes %c\.conf before ClusterName"):
+        read_lines(str(path))
 
 
 def test_files_are_bounded(tmp_path, monkeypatch):

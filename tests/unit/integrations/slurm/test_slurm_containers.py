@@ -15,7 +15,9 @@ def left(engine):
     """Call it with names to let an engine have these containers of job 77; some fail to go, with a status."""
 
     def call(*names, **stuck):
-        listed = [{"Id": f"id-{name}", "Names": [f"/{name}"]} for name in names]
+        engine.add_image(None)
+        facts = {"ImageID": engine.images[0]["Id"], "Labels": {containers.LABEL: "77"}}
+        listed = [{"Id": f"id-{name}", "Names": [f"/{name}"]} | facts for name in names]
         engine.responses["GET", "/containers/json"] = (200, json.dumps(listed).encode())
         for name in names:
             status = stuck.get(name, 204)
@@ -50,6 +52,17 @@ def test_the_containers_of_the_job_are_removed(left):
     assert json.loads(parse_qs(query)["filters"][0]) == {"label": [f"{containers.LABEL}=77"]}
     assert [one.path.rpartition("/")[2] for one in removed(engine)] == ["id-b", "id-a"]
     assert parse_qs(removed(engine)[0].query) == {"v": ["True"], "link": ["False"], "force": ["True"]}
+
+
+def test_a_container_of_an_image_that_a_job_made_is_not_the_job_s(left):
+    """Such as by docker commit, which keeps the labels."""
+    engine = left("a", "b")
+    engine.add_image({containers.LABEL: "77"})
+    listed = json.loads(engine.responses["GET", "/containers/json"][1])
+    listed[1]["ImageID"] = engine.images[1]["Id"]
+    engine.responses["GET", "/containers/json"] = (200, json.dumps(listed).encode())
+    assert containers.remove_containers("77") == ("a",)
+    assert [one.path.rpartition("/")[2] for one in removed(engine)] == ["id-a"]
 
 
 @pytest.mark.parametrize("status", [404, 409])

@@ -191,6 +191,33 @@ def test_lines_for_all_nodes_and_detected_gpus_are_enough(folder, host):
     assert [finding.what.endswith("lacks GPUs of this node") for finding in found(folder, host)] == [True]
 
 
+@pytest.mark.parametrize(
+    ("nodes", "more", "lacks"),
+    [
+        ("NodeName=n[1-4]", "", False),
+        ("NodeName=m1,n[01-04],n1", "Cores=0-63", False),
+        ("", "Cores=0-63 Flags=nvidia_gpu_env", False),
+        ("NodeName=n[2-4]", "", True),
+        ("NodeName=n[01-04]", "", True),
+    ],
+)
+def test_lines_for_several_nodes_that_say_more_are_enough(folder, host, nodes, more, lacks):
+    (folder / "gres.conf").write_text(f"{nodes} Name=gpu Type=nvidia-h200 File=/dev/nvidia[0-7] {more}\n")
+    assert [finding.what.endswith("lacks GPUs of this node") for finding in found(folder, host)] == (
+        [True] if lacks else []
+    )
+
+
+def test_gpus_may_be_on_several_lines(folder, host):
+    lines = [
+        f"Name=gpu Type=nvidia-h200 File=/dev/nvidia{part}\n" for part in ("[0-3] Cores=0", "[4-6]", "7")
+    ]
+    (folder / "gres.conf").write_text("".join(lines))
+    assert found(folder, host) == []
+    (folder / "gres.conf").write_text("".join(lines[:2]))
+    assert [finding.what.endswith("lacks GPUs of this node") for finding in found(folder, host)] == [True]
+
+
 def test_shards_are_a_type_of_their_own(folder, host):
     (folder / "slurm.conf").write_text((folder / "slurm.conf").read_text().replace("gpu,shard", "gpu"))
     assert any(finding.what == "GresTypes lacks shard" for finding in found(folder, host, shards=True))

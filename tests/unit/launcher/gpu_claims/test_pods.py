@@ -109,7 +109,7 @@ def test_usage_is_unknown_without_grpc(cli, profiles, socket, monkeypatch, tmp_p
 
 def test_usage_is_unknown_to_a_user_who_may_not_ask(cli, profiles, socket, monkeypatch):
     socket.touch()
-    monkeypatch.setattr(pods, "check_access", lambda: False)
+    monkeypatch.setattr(pods, "check_access", lambda *_: False)
     result = cli("gpus", "--host", profiles["genoa-h200"])
     assert "permission denied: GPU usage by pods unknown" in result.err
     assert " free " not in result.out

@@ -303,6 +303,17 @@ def test_classes_must_be_labelled(cluster, make):
         make_policy(NAME, small_cluster)
 
 
+@pytest.mark.parametrize("name", ["Reg.example.com/t:v1", "reg.example.com:443/t:v1"])
+def test_another_spelling_of_a_registry_is_another_name(name):
+    """SECURITY.md says so: names are matched whole."""
+    policy = AdmissionPolicy(name="reg.example.com/t:v1", classes=CLASSES, deny=True)
+    server = ApiServer(list(make_policy_objects(policy, "x")))
+    assert admit(pod(policy.name), policy).refused
+    assert server.refuse(pod(policy.name))
+    assert not admit(pod(name), policy).refused
+    assert server.refuse(pod(name)) is None
+
+
 def test_a_changed_pod_is_known_by_its_node_in_any_cluster(small_cluster, monkeypatch):
     monkeypatch.setattr("imagematrix.integrations.kubernetes.admission.admission.VALUES", 2)
     made, placed = make_policy(NAME, small_cluster), {"nodeName": "n2"}

@@ -37,7 +37,8 @@ from imagematrix.integrations.kubernetes.plugin.offer import (
 from imagematrix.launcher.docker.devices import DevicesError, find_absent_nodes
 from imagematrix.launcher.gpu_claims.survey import survey_node_leases
 from imagematrix.launcher.gpu_claims.usage import Consumer
-from imagematrix.launcher.kubelet.messages import load_message
+from imagematrix.launcher.kubelet.grpc_server import make_handler, start_server
+from imagematrix.launcher.kubelet.messages import PODS, load_message
 from imagematrix.launcher.kubelet.sockets import find_answering_socket
 
 TIMES = MonitorTimes(probe=0.02, usage=0.02, stop=1)
@@ -54,6 +55,7 @@ class FakeCluster:
     """An API server with one node, its slices and claims; a test makes it fail, or changes its slices."""
 
     def __init__(self):
+        self.uid = "node-uid"
         self.slices = {}
         self.claims = {}
         self.version = 0
@@ -85,7 +87,7 @@ class FakeCluster:
         return await handler(request)
 
     async def node(self, _request):
-        return web.json_response({"kind": "Node", "metadata": {"name": NODE, "uid": "node-uid"}})
+        return web.json_response({"kind": "Node", "metadata": {"name": NODE, "uid": self.uid}})
 
     async def claim(self, request):
         found = self.claims.get((request.match_info["namespace"], request.match_info["name"]))
@@ -314,6 +316,14 @@ async def test_devices_are_published_as_they_change(node):
     assert len(node.cluster.published) == 7  # kubelet removes the slices of a driver that does not come back
 
 
+async def test_gpus_that_a_device_plugin_has_given_out_are_not_published(node):
+    node.plugins = {"nvidia0": (Consumer(kind="container", name="default/pod (main)"),)}
+    async with node.driver():
+        await until(lambda: node.cluster.published == {*node.names[1:]})
+        node.plugins = {}
+        await until(lambda: node.cluster.published == {*node.names})
+
+
 async def test_slices_that_others_change_or_remove_are_made_again(node):
     async with node.driver():
         await until(lambda: node.cluster.published)
@@ -328,6 +338,18 @@ async def test_slices_that_others_change_or_remove_are_made_again(node):
         changed["metadata"]["name"] = name
         node.cluster._store("MODIFIED", changed)
         await until(lambda: len(node.cluster.published) == 8)
+
+
+async def test_slices_belong_to_the_node_that_was_registered_again(node):
+    """`kubectl delete node` removes the slices of the first one, and kubelet registers another."""
+    async with node.driver():
+        await until(lambda: node.cluster.published)
+        (name,) = node.cluster.slices
+        node.cluster.uid = "another-uid"
+        node.cluster.forget(name)
+        await until(lambda: node.cluster.published)
+        (made,) = node.cluster.slices.values()
+    assert [owner["uid"] for owner in made["metadata"]["ownerReferences"]] == ["another-uid"]
 
 
 async def test_what_the_api_server_leaves_out_is_not_sent_forever(node):
@@ -621,6 +643,29 @@ def test_what_a_container_sees_of_the_node(tmp_path, host, claims, cdi_root):
     uuid = str(host.gpus[0].uuid)
     with pytest.raises(AllocationError, match="in use by container default/claim-1"):
         allocate_devices(offer, GPU, [uuid], {}, find_users(offer, usage, {}))
+
+
+async def test_a_container_sees_what_device_plugins_have_given_out(tmp_path, kubelet_root, host):
+    """Also ours, which ran on the node before: the pods that it gave GPUs keep them."""
+    second = host.gpus[1]
+
+    async def answer(_request, _context):
+        devices = load_message("ContainerDevices")(resource_name=GPU, device_ids=[second.uuid])
+        container = load_message("ContainerResources")(name="main", devices=[devices])
+        pod = load_message("PodResources")(name="pod", namespace="default", containers=[container])
+        return load_message("ListPodResourcesResponse")(pod_resources=[pod])
+
+    path = kubelet_root / "pod-resources" / "kubelet.sock"
+    path.parent.mkdir()
+    method = make_handler(grpc.unary_unary_rpc_method_handler, answer, "Empty")
+    server = await start_server(path, grpc.method_handlers_generic_handler(PODS, {"List": method}))
+    for root in (tmp_path, None):
+        view = open_node_view(None, root, kubelet_root)
+        usage = await asyncio.to_thread(view.survey_plugin_usage, host.gpus)
+        assert {key: [str(one) for one in users] for key, users in usage.items()} == {
+            f"nvidia{second.minor}": ["container default/pod (main)"]
+        }
+    await server.stop(None)
 
 
 def test_the_socket_of_a_killed_plugin_does_not_count(kubelet_root):

@@ -153,6 +153,33 @@ def test_a_claim_of_running_pods_stays_prepared_when_its_gpu_fails(ledger, claim
         give(ledger, claims, host, 1, lost)
 
 
+def test_a_claim_whose_spec_changes_keeps_its_gpu(ledger, claims, host, cdi_root):
+    """A device node has appeared, or a new release writes another spec, while its pod runs."""
+    give(ledger, claims, host, 1, host.gpus[0])
+    path = cdi.get_spec_path(cdi_root, claims.uid(1))
+    wanted = path.read_bytes()
+    path.write_bytes(wanted.replace(b"/dev/nvidia-uvm-tools", b"/dev/nvidia-uvm-old"))
+    using = {"nvidia0": (Consumer(kind="process", name="python"),)}
+    assert give(ledger, claims, host, 1, host.gpus[0], usage=using)
+    assert path.read_bytes() == wanted
+    assert not give(ledger, claims, host, 1, host.gpus[0], usage=using)
+    assert held(0) == ["container default/claim-1 (claim)"]
+
+
+def test_a_spec_that_cannot_be_written_anew_leaves_the_grant(ledger, claims, host, cdi_root, monkeypatch):
+    give(ledger, claims, host, 1, host.gpus[0])
+    cdi.get_spec_path(cdi_root, claims.uid(1)).write_text("{")
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(ClaimError, match="cannot be written: No space left on device"):
+            give(ledger, claims, host, 1, host.gpus[0])
+    assert held(0) == ["container default/claim-1 (claim)"]
+
+
 def test_a_claim_that_is_allocated_anew_gets_the_new_gpu(ledger, claims, host):
     give(ledger, claims, host, 1, host.gpus[0])
     assert give(ledger, claims, host, 1, host.gpus[5])

@@ -15,6 +15,7 @@ from imagematrix.common import json_documents
 from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
 from imagematrix.integrations.kubernetes.admission.cluster_policy import make_cluster_policy
+from imagematrix.integrations.kubernetes.explain import explain_pod as explain_pod_module
 from imagematrix.integrations.kubernetes.explain.explain_pod import explain_pod
 from imagematrix.integrations.kubernetes.explain.obstacles import find_obstacles
 from imagematrix.integrations.kubernetes.explain.pod import parse_pod
@@ -111,6 +112,23 @@ def test_a_pod_without_a_decision_has_the_words_of_admission(ask):
         explained = ask(given_pod)
         assert explained.cause == cause
         assert explained.summary.startswith(f"{NAME}: ")
+
+
+@pytest.mark.parametrize(
+    ("spec", "cause", "words"),
+    [
+        ({"affinity": asking(*[term("pool", "In", "x")] * 16_000)}, "ImageUndecided", "node selector terms"),
+        ({"nodeSelector": {f"a{number}": "b" for number in range(41)}}, None, "more than 40 labels"),
+        ({"tolerations": [{"operator": "Exists"}] * 41}, None, "or tolerations"),
+    ],
+)
+def test_a_pod_that_is_too_wide_is_compared_with_no_node(ask, monkeypatch, spec, cause, words):
+    """It would keep the Events of all others waiting for minutes."""
+    monkeypatch.setattr(explain_pod_module, "find_obstacles", lambda *_: pytest.fail("it was compared"))
+    explained = ask(using(**spec))
+    assert (explained.cause, explained.classes, explained.fix) == (cause, (), None)
+    assert words in explained.summary
+    assert ask(using(OLD, **spec)).cause is None
 
 
 def test_no_image_fits_with_the_rule_and_the_remedy(ask):

@@ -86,9 +86,11 @@ def test_the_device_plugin_is_installed_on_request(tls, options, root):
     seen = {f"/host/{name}": f"/{name}" for name in ("proc", "sys", "dev")}
     # Kubelet and the plugin use the same paths for their sockets. Its --root-dir moves only one of them.
     sockets = ("/var/lib/kubelet/device-plugins", f"{root}/pod-resources")
-    assert mounts == seen | {path: path for path in sockets}
+    # By these it sees a DRA driver, its claims, and launches on the node.
+    others = (f"{root}/plugins", "/var/run/cdi", "/run/lock")
+    assert mounts == seen | {path: path for path in (*sockets, *others)}
     written = [one["mountPath"] for one in container["volumeMounts"] if not one.get("readOnly")]
-    assert written == [*sockets]
+    assert written == [*sockets, *others]
 
 
 @pytest.mark.parametrize("root", ["/var/lib/kubelet", "/data/kubelet"])
@@ -123,7 +125,7 @@ def test_the_dra_driver_is_installed_on_request(tls, root):
     # Kubelet, engines and launches on the node use the same paths.
     volumes = {one["name"]: one["hostPath"]["path"] for one in pod["volumes"]}
     mounts = {one["mountPath"]: volumes[one["name"]] for one in container["volumeMounts"]}
-    shared = ("plugins", "plugins_registry")
+    shared = ("plugins", "plugins_registry", "pod-resources")
     assert {path for path, on_node in mounts.items() if path == on_node} == {
         *(f"{root}/{name}" for name in shared),
         *("/var/lib/kubelet/device-plugins", "/var/run/cdi", "/run/lock"),

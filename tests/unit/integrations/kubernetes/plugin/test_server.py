@@ -394,6 +394,21 @@ async def test_a_gpu_that_was_taken_a_moment_ago_is_refused(folder, node):
             await kubelet.allocate(GPU, first)
 
 
+async def test_a_gpu_whose_users_are_unknown_is_refused(folder, node):
+    """The engine restarts, so the last known usage counts in lists, but not for giving a GPU out."""
+    first = node.uuids[0]
+    async with Kubelet(folder) as kubelet, node.plugin(folder):
+        await kubelet.has(GPU)
+        node.unknown = EngineError("the engine restarts")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await kubelet.allocate(GPU, first)
+        assert await kubelet.list_healthy(GPU) == set(node.uuids)
+        node.unknown = None
+        await kubelet.allocate(GPU, first)
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert refused.value.details() == "usage of GPUs outside of pods unknown: the engine restarts"
+
+
 async def test_processes_of_a_pod_do_not_make_its_gpu_unhealthy(folder, node):
     node.options = {"vram": True}
     first = node.uuids[0]

@@ -14,6 +14,7 @@ from coroutines import running, until
 from prometheus_client import generate_latest
 
 from imagematrix.common.record import replace
+from imagematrix.integrations.kubernetes.client import api
 from imagematrix.integrations.kubernetes.client.api import ApiServer
 from imagematrix.integrations.kubernetes.install import certificates
 from imagematrix.integrations.kubernetes.nodes.labels import CLASS
@@ -167,6 +168,29 @@ async def test_a_pod_that_starts_in_time_has_no_event_and_a_later_pod_has_one(fa
         await until(lambda: fake.events)
         await asyncio.sleep(0.2)
     assert [one["involvedObject"]["name"] for one in fake.events.values()] == ["late"]
+
+
+async def test_large_pods_take_little_memory(fake, webhooks, telemetry):
+    """Users make them as large as they like, and one answer of the API server has many."""
+    long = asking(term("pool", "In", *("x" * 60 for _ in range(900))), term("pool", "In", *["y" * 60] * 900))
+    follow(fake, *(pending(f"p{number:02}", NAME, affinity=long) for number in range(30)), pending("x", NAME))
+    async with webhooks("w1"):
+        await until(lambda: fake.events)
+    assert [query.get("limit") for query, _ in fake.pods.asked][:2] == ["20", "20"]
+    assert [one["involvedObject"]["name"] for one in fake.events.values()] == ["x"]
+    failure = "pods: ml/p00 gets no Event: it is longer than 65,536 characters"
+    assert any(failure in line for line in telemetry.lines)
+
+
+async def test_a_page_that_is_too_large_is_refused(fake, webhooks, telemetry, monkeypatch):
+    follow(fake, pending("x", NAME))
+    async with webhooks("w1"):
+        await until(lambda: fake.events)
+        monkeypatch.setattr(api, "PAGE_BYTES", 1 << 20)
+        follow(fake, pending("x", NAME) | {"more": "x" * (2 << 20)})
+        fake.pods.send("ERROR", code=410)
+        message = "pods: the API server sent more than 1 MiB of pods at once"
+        await until(lambda: any(message in line for line in telemetry.lines))
 
 
 async def test_a_change_of_the_cluster_changes_the_cause(fake, webhooks, nodes, catalog):

@@ -153,6 +153,22 @@ async def test_nodes_are_listed_and_watched(fake, catalog, nodes, telemetry, tok
         assert len(telemetry.lines) == count + 1
 
 
+async def test_a_node_whose_capacity_contradicts_its_labels_is_left_out(fake, catalog, telemetry, token):
+    """A device plugin has started on n0, whose labels say that it has no GPUs."""
+    async with watching(fake, catalog, telemetry, token):
+        plain = fake.nodes.items["n0"]
+        status = plain["status"]
+        fake.nodes.send("MODIFIED", {**plain, "status": {**status, "capacity": {"nvidia.com/gpu": "8"}}})
+        await until(lambda: len(telemetry.lines) == 2)
+        fake.nodes.send("MODIFIED", plain)
+        await until(lambda: len(telemetry.lines) == 3)
+    assert [line.partition("; ")[2] for line in telemetry.lines] == [
+        "",
+        "1 without a matching class label, such as n0",
+        "",
+    ]
+
+
 async def test_a_watch_that_ends_continues_from_its_version(fake, catalog, telemetry, token):
     async with watching(fake, catalog, telemetry, token):
         fake.nodes.send("BOOKMARK")
