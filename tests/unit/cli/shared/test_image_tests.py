@@ -4,6 +4,7 @@ import contextlib
 import io
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from choosing import Make
@@ -126,7 +127,7 @@ def tester(engine, tmp_path):
 
 
 def test_containers_of_killed_builds_are_removed_before_the_first_test(tester, item, started, monkeypatch):
-    order = []
+    order: list[Any] = []
     monkeypatch.setattr(leftovers, "remove_leftovers", lambda _: order.append("removed"))
     monkeypatch.setattr(launch, "start_container", lambda *_, **how: order.append(how) or started.container)
     for _ in range(2):
