@@ -9,7 +9,7 @@ from functools import cache, partial
 from imagematrix.common.record import replace
 from imagematrix.errors import EngineError, UnknownImageError, UsageError
 from imagematrix.hardware.gpu_request.spec import find_candidates, select_gpus
-from imagematrix.images.engine import images, transport
+from imagematrix.images.engine import images, system, transport
 from imagematrix.launcher.docker.options import RunArgs
 from imagematrix.launcher.docker.plan import require_variant
 from imagematrix.launcher.docker.pull import pull_unless_present
@@ -137,6 +137,7 @@ def _make_request(
         get_info=info,
         inspect_image=cache(partial(images.inspect_image, transport=docker_py)),
         survey=partial(survey_node, transport=docker_py),
+        get_architecture=partial(system.get_architecture, docker_py),
     )
 
     def narrow_selection(_: Host, gpus: Wanted) -> Selection:

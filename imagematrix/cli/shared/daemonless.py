@@ -214,11 +214,14 @@ def _read_config(image: StoredImage) -> Fields:
 
 def _make_daemonless_engine() -> Engine:
     from imagematrix.launcher.gpu_claims.survey import survey_without_daemon
+    from imagematrix.selection.selection_target import ARCHITECTURES
 
+    machine = os.uname().machine
     return Engine(
-        get_info=lambda: {"Architecture": os.uname().machine},
+        get_info=dict,
         inspect_image=lambda _: None,
         survey=survey_without_daemon,
+        get_architecture=lambda: ARCHITECTURES.get(machine, machine),
         any_user=True,
     )
 

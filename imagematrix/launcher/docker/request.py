@@ -19,7 +19,6 @@ from imagematrix.launcher.docker.user_gpu_options import find_user_gpus
 from imagematrix.launcher.gpu_claims import pods
 from imagematrix.launcher.gpu_claims.usage import list_lock_names
 from imagematrix.selection.drivers import get_driver_mode
-from imagematrix.selection.selection_target import ARCHITECTURES
 from imagematrix.selection.selector import find_feasible_gpu_sets, select
 
 TYPE_CHECKING = False
@@ -43,12 +42,14 @@ class Engine(Record):
     """The queries to the engine that starts the container.
 
     `get_info` describes the engine, `inspect_image` an image by its name, and `survey` returns the usage of
-    GPUs. With `any_user`, every user may start containers, not only members of a group.
+    GPUs. `get_architecture` returns that of its machine as images name it, "" if it is unknown. With
+    `any_user`, every user may start containers, not only members of a group.
     """
 
     get_info: Callable[[], Mapping[str, Any]]
     inspect_image: Callable[[str], Mapping[str, Any] | None]
     survey: Callable[..., Usage]
+    get_architecture: Callable[[], str] = lambda: ""
     any_user: bool = False
 
 
@@ -58,7 +59,12 @@ def make_docker_engine(*, remote: bool = False) -> Engine:
 
     # Of a remote machine only the containers are visible.
     survey = survey_containers if remote else survey_node
-    return Engine(get_info=cache(system.get_info), inspect_image=cache(images.inspect_image), survey=survey)
+    return Engine(
+        get_info=cache(system.get_info),
+        inspect_image=cache(images.inspect_image),
+        survey=survey,
+        get_architecture=cache(system.get_architecture),
+    )
 
 
 class LaunchRequest(Record):
@@ -119,7 +125,7 @@ class LaunchRequest(Record):
         )
         launch = plan_launch(selection, args.command, share=self.share, digests=digests)
         if needed:
-            _require_native(launch, self.engine.get_info())
+            _require_native(launch, self.engine.get_architecture())
         if launch.injected and args.host is None:
             info: Mapping[str, Any] = _query_engine(self.engine.get_info, {}, needed=needed)
             launch = inject_through_cdi(launch, info.get("CDISpecDirs") or ())
@@ -268,13 +274,11 @@ def make_request(
     )
 
 
-def _require_native(launch: Launch, info: Mapping[str, Any]) -> None:
-    """Raise UsageError if the engine that `info` describes is of another architecture than the image.
+def _require_native(launch: Launch, architecture: str) -> None:
+    """Raise UsageError if the engine's machine is of another architecture than the image.
 
     The probe may describe another machine: that of a saved host, or an emulated one.
     """
-    machine = str(info.get("Architecture") or "")
-    architecture = ARCHITECTURES.get(machine, machine)
     if architecture and architecture != launch.platform.split("/")[1]:
         raise UsageError(
             f"{launch.reference} is for {launch.platform}, and its engine runs on linux/{architecture}",

@@ -16,6 +16,12 @@ def test_podman_is_distinguished_from_docker(any_engine):
     assert system.is_podman() is False
 
 
+def test_architecture_is_in_the_version(any_engine):
+    for version, expected in (({"Arch": "arm64"}, "arm64"), ({}, ""), ({"Arch": None}, "")):
+        any_engine.version = {"ApiVersion": "1.41", **version}
+        assert system.get_architecture() == expected
+
+
 def test_local_dockerd_is_on_this_machine(engine, monkeypatch):
     engine.info["Name"] = "elsewhere"
     monkeypatch.setattr(system, "get_listener_name", lambda _: "dockerd")

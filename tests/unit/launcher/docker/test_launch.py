@@ -17,6 +17,7 @@ from requests.exceptions import ConnectionError as NoConnection
 
 from imagematrix.errors import AuditError, EngineError, GpusBusyError, UnknownImageError, UsageError
 from imagematrix.images.catalog import labels
+from imagematrix.images.engine import system
 from imagematrix.launcher.docker.devices import DevicesError
 from imagematrix.launcher.docker.plan import plan_launch
 from imagematrix.launcher.docker.share import Mps, Share
@@ -93,7 +94,7 @@ def _nodes_work(monkeypatch):
 @pytest.mark.usefixtures("_nodes_work")
 def test_a_selection_for_another_architecture_is_not_started(make, monkeypatch):
     engine = Engine()
-    monkeypatch.setattr(engine, "info", lambda: {"Architecture": "aarch64"})
+    monkeypatch.setattr(system, "get_architecture", lambda _: "arm64")
     with pytest.raises(UsageError, match="is for linux/amd64, and its engine runs on linux/arm64"):
         launch(make.selection(make.gpu(0)), client=engine)
     assert engine.requests == []

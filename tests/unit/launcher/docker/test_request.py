@@ -257,17 +257,17 @@ def test_a_remote_engine_needs_a_saved_host(monkeypatch):
 @pytest.mark.parametrize(
     ("line", "architecture", "message"),
     [
-        ("IMAGE", "x86_64", None),
-        ("IMAGE", "amd64", None),  # as podman says it
-        ("IMAGE", "aarch64", "training:v1-sm80 is for linux/amd64, and its engine runs on linux/arm64"),
-        ("--host node.json IMAGE", "aarch64", "its engine runs on linux/arm64"),
-        ("--host node.json --dry-run IMAGE", "aarch64", None),
+        ("IMAGE", "amd64", None),
+        ("IMAGE", "", None),
+        ("IMAGE", "arm64", "training:v1-sm80 is for linux/amd64, and its engine runs on linux/arm64"),
+        ("--host node.json IMAGE", "arm64", "its engine runs on linux/arm64"),
+        ("--host node.json --dry-run IMAGE", "arm64", None),
     ],
 )
 def test_nothing_of_another_architecture_is_started(make, monkeypatch, line, architecture, message):
     """Even where its engine has an emulator."""
     monkeypatch.setattr(module, "require_device_nodes", lambda _: None)
-    engine = replace(make.engine()(), get_info=lambda: {"Architecture": architecture})
+    engine = replace(make.engine()(), get_architecture=lambda: architecture)
     args = parse_run_args(line.split())
     request = make_request(args, make.host(make.gpu(0)), catalog("80"), None, None, lambda: engine)
     if message is None:
@@ -310,6 +310,7 @@ def claimed(make, monkeypatch):
 def test_the_engine_is_asked_again_only_after_a_wait(make, monkeypatch, taken, version, expected):
     asked = []
     monkeypatch.setattr("imagematrix.images.engine.system.get_info", lambda: asked.append("info") or {})
+    monkeypatch.setattr("imagematrix.images.engine.system.get_architecture", lambda: "amd64")
     monkeypatch.setattr("imagematrix.images.engine.images.inspect_image", lambda _: asked.append("image"))
     used = {} if taken is None else {f"nvidia{taken}": (Consumer(kind="container", name="web"),)}
     monkeypatch.setattr("imagematrix.launcher.gpu_claims.survey.survey_usage", lambda *_: used)
