@@ -201,9 +201,9 @@ class _VersionCopier:
                 with self._source.open(digest) as stream:
                     hashed = HashedStream(stream)
                     # One byte more than it has: a registry that sends without end must not fill the disk.
-                    left = blob.size + 1
-                    while left and (piece := hashed.read(min(left, PIECE))):
-                        left -= file.write(piece)
+                    remaining = blob.size + 1
+                    while remaining and (piece := hashed.read(min(remaining, PIECE))):
+                        remaining -= file.write(piece)
                 if digest != hashed.digest:
                     raise EngineError(f"{self._source.name}@{digest} has other content than its digest says")
                 file.seek(0)

@@ -236,7 +236,7 @@ class DaemonlessWarmUp:
 
         def start(on_standing: Callable[[int, int, str], object]) -> int:
             def limit_cpus(started: int, first: int, folder: str) -> None:
-                # Only now: a runtime may give its container all CPUs of the node, as newer releases of runc do.
+                # Only now: a runtime may give its container all CPUs of the node, as newer runc does.
                 with contextlib.suppress(ProcessLookupError):  # it has ended
                     os.sched_setaffinity(first, self._start.cpus)
                 on_standing(started, first, folder)
