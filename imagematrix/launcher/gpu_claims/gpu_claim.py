@@ -214,7 +214,7 @@ def adopt_scheduler_gpus(gpus: Sequence[Gpu], *, by: str) -> Claim:
     from imagematrix.launcher.gpu_claims import pods  # the runtime of Swarm's tasks does without it
 
     path = locate_locks()
-    require_shared(path)
+    require_shared(path, by_scheduler=True)
     keys = tuple(key for gpu in gpus for key in list_lock_names(gpu))
     pod_usage = pods.compute_pod_usage(tuple(gpus))
     with Locks(path) as locks, locks.hold_mutex():

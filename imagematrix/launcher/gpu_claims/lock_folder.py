@@ -20,17 +20,20 @@ INIT = 1  # the first process of this PID namespace
 MOUNTED = "bind"
 
 
-def require_shared(path: str, proc: str = "/proc") -> None:
+def require_shared(path: str, proc: str = "/proc", *, by_scheduler: bool = False) -> None:
     """Raise ProbeError if the lock folder `path` is known to be another one than other launches have.
 
     Where the engine's process is visible, it or the first process must see the same folder. Otherwise this
     process is in a container: the engine must know that it mounts the folder from the machine. Then a folder
     that IMAGEMATRIX_LOCKS names is taken for the folder of all launches. Without an engine, or with one that
-    this user may not ask, other launches are without a daemon, and see what the first process sees.
+    this user may not ask, other launches are without a daemon, and see what the first process sees. Tasks of
+    a batch system, `by_scheduler`, see what its daemon sees, which may have a mount namespace of its own.
     """
     address = endpoint.find_address()
     is_local = address.startswith("unix://")
     peer = endpoint.get_listener_pid(address) if is_local else None
+    if by_scheduler and is_local and peer is None:
+        return
     if peer == 0:  # the engine is outside this PID namespace
         _require_mounted(path)
         return

@@ -110,6 +110,7 @@ def test_without_an_engine_the_first_process_has_to_see_the_folder(proc, monkeyp
     Path(folder, "self", "mountinfo").write_text("9 0 0:77 / / rw\n")
     with pytest.raises(ProbeError, match="the machine has another folder there"):
         require_shared("/run/lock/imagematrix", folder)
+    require_shared("/run/lock/imagematrix", folder, by_scheduler=True)
 
 
 def test_it_is_enough_that_the_engine_sees_the_folder(proc, monkeypatch):
