@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 CLASSIC = (
     "the engine has the classic image store: timestamps are kept, so a second build differs, "
     "and the engine compresses the layers that it pushes (compression: engine); "
-    "images are not audited before `build --push` or `verify`"
+    "images are not audited before `imagematrix build --push` or `imagematrix verify NAME`"
 )
 SHOWN = 5  # cells that a message names
 

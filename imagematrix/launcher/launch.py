@@ -165,7 +165,7 @@ def _require_local(client: DockerClient, info: Callable[[], Mapping[str, Any]]) 
     if name and name != os.uname().nodename:
         raise UsageError(
             f"the engine runs on {name}, and GPUs are claimed on this machine",
-            remedy=f"call it on {name}, or use `imagematrix run --host FILE` with the Host of {name}",
+            remedy=f"call it on {name}, or use `imagematrix run --host FILE IMAGE` with the Host of {name}",
         )
 
 

@@ -166,7 +166,7 @@ class WarmPublisher:
             staged = _read_staged_image(staging, staged_tag)
             if staged is None:
                 raise UnknownImageError(
-                    f"{source} is not there", remedy="name what `imagematrix warm` printed"
+                    f"{source} is not there", remedy="name what `imagematrix warm IMAGE` printed"
                 )
             tag = make_warm_tag(self._version, staged.label.base, staged.label.key)
             if self._registry.digest(tag) is None:
@@ -329,7 +329,7 @@ def _require_proof(source: str, label: WarmLabel) -> None:
     proofs = dict(label.proofs)
     # Without a daemon, every process is root, whatever user the image has.
     if proofs.get(IMAGE_USER, proofs.get(ROOT_USER)) != PROVED:
-        remedy = "warm up again: `imagematrix warm` keeps only what is proved"
+        remedy = "warm up again with `imagematrix warm IMAGE`, which keeps only what is proved"
         raise AuditError(f"{source} claims no proof that the image's user finds its caches", remedy=remedy)
 
 

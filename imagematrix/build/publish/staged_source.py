@@ -53,7 +53,7 @@ class StagedLayout:
         index = parse_manifest(self._layout.read_index(), self.name, Descriptor)
         entries = index.entries if isinstance(index, ImageIndex) else ()
         if len(entries) != 1:
-            remedy = "name a folder that `imagematrix warm --to` has written"
+            remedy = "name a folder that `imagematrix warm IMAGE --to FOLDER` has written"
             raise UsageError(f"{self.name} has {len(entries)} images; expected one", remedy=remedy)
         return entries[0].digest
 

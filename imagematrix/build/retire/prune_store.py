@@ -93,8 +93,10 @@ def remove_image(store: ImageStore, image: PruneCandidate) -> None:
     stored = store.find(image.id)
     if stored is None:
         return
-    parts = " ".join(quote_word(f"{store}/{part}") for part in ("layers", "partial"))
-    remedy = f"free a few kB there, such as with `rm -rf {parts}`, and run this again"
+    remedy = (
+        f"free a few kB there, such as with `rm -rf {quote_word(f'{store}/layers')} "
+        f"{quote_word(f'{store}/partial')}`, and run this again"
+    )
     with store.convert_errors(full=remedy):
         if not remove_stored_image(store, image.id):
             raise EngineError(f"{image.names[0]} is in use now", remedy="run this again")

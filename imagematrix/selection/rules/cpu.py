@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.selection_target import Target
 
 NONE = "none"  # in place of a list of flags on the command line
-BASELINE = marches.LEVELS[0][1]  # every x86-64 CPU has these flags, and no other has one by these names
 KEPT = 1024  # sets of needed flags: a catalog has one for each march
 
 
@@ -34,15 +33,7 @@ def need(variant: Variant) -> Hashable:
 
 def is_satisfied(target: Target, variant: Variant) -> bool:
     """Whether no flag is missing. Flags are compared, never names."""
-    return not _find_missing_flags(target, variant)
-
-
-def _find_missing_flags(target: Target, variant: Variant) -> frozenset[str]:
-    """Return the flags that the code needs and the host lacks, but for those that every CPU has.
-
-    The flags of a host may be unknown.
-    """
-    return get_needed_flags(variant) - target.host.cpu.flags - BASELINE
+    return get_needed_flags(variant) <= target.host.cpu.flags
 
 
 def get_needed_flags(variant: Variant) -> frozenset[str]:
@@ -74,14 +65,14 @@ def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
     flags = target.host.cpu.flags
     if not flags:
         return wanted, None, "the flags of the host's CPUs could not be read", "probe the host again"
-    missing = " ".join(sorted(_find_missing_flags(target, variant)))
+    missing = " ".join(sorted(get_needed_flags(variant) - flags))
     why = f"the host's CPUs lack {missing}, {_describe_source(target, variant)}"
     return wanted, f"all but {missing}", why, f"build a variant that needs no {missing}"
 
 
 def distance(target: Target, variant: Variant) -> Distance:
     """Return how many flags the host lacks."""
-    return (len(_find_missing_flags(target, variant)),)
+    return (len(get_needed_flags(variant) - target.host.cpu.flags),)
 
 
 def warn(target: Target, variant: Variant) -> Iterator[str]:

@@ -201,6 +201,7 @@ def test_run_pulls_by_digest_before_docker_starts(monkeypatch, profiles, line):
     done = []
     monkeypatch.setattr(run_docker, "find_catalog", lambda *_: catalog)
     monkeypatch.setattr("imagematrix.images.engine.system.get_remote_name", lambda: None)
+    monkeypatch.setattr("imagematrix.images.engine.system.get_architecture", lambda: "amd64")
     monkeypatch.setattr("imagematrix.images.engine.images.inspect_image", lambda _: None)
     monkeypatch.setattr("imagematrix.launcher.docker.zstd_check.require_unpackable", lambda _: None)
     monkeypatch.setattr(

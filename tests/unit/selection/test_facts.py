@@ -27,6 +27,7 @@ OTHERS = {
     "cpu.model": "Some CPU",
     "cpu.level": "x86-64-v9",
     "cpu.usable": 9,
+    "cpu.unknown_flags": frozenset({"sse9"}),
     "driver.source": "somewhere",
     "gpus.minor": 9,
     "gpus.uuid": "GPU-9",

@@ -202,12 +202,13 @@ def test_root_option_reads_a_captured_tree(cli, catalog_file, tmp_path):
 def test_unprintable_names_are_escaped(cli, profiles, catalog_file, tmp_path):
     host = json.loads(profiles["rome-a100"].read_text())
     host["cpu"]["model"] = "A \ud800 [bold]CPU[/]"
-    host["gpus"][0]["uuid"] = "GPU-\udfff"
     path = tmp_path / "host.json"
     path.write_text(json.dumps(host))
     words = ("training:v1", "--host", path, "--catalog", catalog_file)
     assert r"A \ud800 [bold]CPU[/]" in cli("explain", *words).out
-    assert json.loads(cli("select", *words, "--json").out)["gpus"][0] == "GPU-\udfff"
+    host["gpus"][0]["uuid"] = "GPU-\udfff"
+    path.write_text(json.dumps(host))
+    assert r"uuid: 'GPU-\udfff' is not a UUID" in cli("select", *words, "--json").err
 
 
 def test_gpu_variable_on_a_host_without_gpus_is_an_error(cli, profiles, catalog_file, monkeypatch):

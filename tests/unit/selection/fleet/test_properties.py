@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import strategies
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import catalogs, hosts
 
@@ -114,9 +114,6 @@ def test_order_of_hosts_and_variants_does_not_matter(fleet, catalog, drivers, so
 
 @given(fleets, catalogs, wanted)
 def test_upgrade_to_the_same_driver_changes_nothing(fleet, catalog, gpus):
-    # It repairs a node whose libraries are of another release than its module.
-    drivers = [host.driver for host in fleet.values() if host.driver]
-    assume(all(driver.user_mode in (None, driver.version) for driver in drivers))
     for upgrade in compute_coverage(
         fleet, catalog, gpus=gpus, drivers={one: one for one in there(fleet)}
     ).upgrades:

@@ -78,18 +78,6 @@ def test_unknown_host_flags_satisfy_no_requirement(judge, make):
     assert judge("cpu", blind, make.cpu_variant()).ok
 
 
-def test_what_every_cpu_has_is_known_of_a_host_whose_flags_are_not(judge, make):
-    """As under emulation, where the probe says that only code for the baseline is known to run."""
-    baseline = frozenset({"fxsr", "mmx", "sse", "sse2"})
-    blind = make.host(march="x86-64-v2", without=make.flags("x86-64-v2"))
-    assert judge("cpu", blind, make.cpu_variant(cpu_flags=baseline)).ok
-    result = judge("cpu", blind, make.cpu_variant(cpu_flags=make.flags("x86-64-v2")))
-    assert not result.ok
-    seeing = make.host(march="x86-64-v2", without=baseline)
-    result = judge("cpu", seeing, make.cpu_variant(cpu_flags=make.flags("x86-64-v3")))
-    assert not {"sse", "sse2"} & {*result.have.split()}
-
-
 PROBABLE = (("cpu_flags", "probable"),)
 
 
