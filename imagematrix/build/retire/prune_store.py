@@ -18,7 +18,7 @@ from imagematrix.common.text import quote_word
 from imagematrix.errors import EngineError
 from imagematrix.images.catalog.catalog import Catalog, Variant
 from imagematrix.images.local_store.eviction import find_other_owner, remove_stored_image
-from imagematrix.images.local_store.layer_cache import StoredLayers
+from imagematrix.images.local_store.stored_layers import StoredLayers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

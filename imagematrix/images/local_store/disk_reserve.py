@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from imagematrix.images.local_store.folder import FULL
-from imagematrix.images.local_store.layer_cache import StoredLayers
+from imagematrix.images.local_store.stored_layers import StoredLayers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from pathlib import Path
 from imagematrix.errors import UsageError
 from imagematrix.images.local_store import disk_reserve
 from imagematrix.images.local_store.folder_writer import remove_tree
-from imagematrix.images.local_store.layer_cache import StoredLayers
 from imagematrix.images.local_store.locks import hold_lock
+from imagematrix.images.local_store.stored_layers import StoredLayers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

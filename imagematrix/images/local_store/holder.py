@@ -182,10 +182,10 @@ def parse_holder(raw: bytes | str) -> Holder | None:
         return None
 
 
-def read_mount_namespace(pid: int) -> str:
+def read_mount_namespace(pid: int | str, proc: str = "/proc") -> str:
     """Return the mount namespace of a process as /proc names it, "" if it has ended or may not be asked."""
     try:
-        return os.readlink(f"/proc/{pid}/ns/mnt")
+        return os.readlink(f"{proc}/{pid}/ns/mnt")
     except OSError:
         return ""
 

@@ -40,10 +40,10 @@ from imagematrix.images.local_store.folder import (
     put_name,
 )
 from imagematrix.images.local_store.folder_writer import WrittenContents, remove_tree, write_folder
-from imagematrix.images.local_store.layer_cache import StoredLayers
 from imagematrix.images.local_store.locks import hold_lock, remove_dead_files
 from imagematrix.images.local_store.merged_image import GivenUpError, LayerFile, MergedImage
 from imagematrix.images.local_store.squashfs_writer import require_mksquashfs, write_squashfs
+from imagematrix.images.local_store.stored_layers import StoredLayers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

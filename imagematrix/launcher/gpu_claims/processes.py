@@ -1,6 +1,6 @@
 """Usage of GPUs by processes: from NVML, or from the open device nodes in /proc where NVML lists none."""
 # os scans /proc faster than pathlib does.
-# ruff: noqa: PTH115, PTH116, PTH123, PTH208
+# ruff: noqa: PTH116, PTH123, PTH208
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import re
 
 from imagematrix.common.record import replace
+from imagematrix.images.local_store.holder import read_mount_namespace
 from imagematrix.launcher.gpu_claims.usage import Consumer, format_mig_key, merge_usages
 
 TYPE_CHECKING = False
@@ -112,11 +113,8 @@ def _make_consumer(pid: int, proc: str = "/proc") -> Consumer:
 
 def find_mount_namespace(pid: int, proc: str = "/proc") -> frozenset[str]:
     """Return the mount namespace of a process; none if it is this process's, or this user may not see it."""
-    try:
-        namespace = os.readlink(f"{proc}/{pid}/ns/mnt")
-        return frozenset({namespace} - {os.readlink(f"{proc}/self/ns/mnt")})
-    except OSError:
-        return frozenset()
+    own = read_mount_namespace("self", proc)
+    return frozenset({read_mount_namespace(pid, proc)} - {"", own}) if own else frozenset()
 
 
 def _list_open_devices(folder: str) -> Iterable[int]:

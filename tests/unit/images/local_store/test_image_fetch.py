@@ -23,10 +23,10 @@ from imagematrix.images.local_store import image_fetch
 from imagematrix.images.local_store.eviction import get_lock_path, remove_stored_image
 from imagematrix.images.local_store.folder_writer import WrittenContents, write_folder
 from imagematrix.images.local_store.image_fetch import CatalogEntry, FetchOptions, FetchWatcher, fetch_image
-from imagematrix.images.local_store.layer_cache import StoredLayers
 from imagematrix.images.local_store.locks import hold_lock
 from imagematrix.images.local_store.merged_image import GivenUpError
 from imagematrix.images.local_store.origins import ArchiveOrigin, LayoutOrigin, get_layer_path
+from imagematrix.images.local_store.stored_layers import StoredLayers
 from imagematrix.images.oci.layout import LayoutFolder
 from imagematrix.images.oci.manifest import INDEX
 

@@ -21,8 +21,8 @@ from imagematrix.images.local_store import image_fetch
 from imagematrix.images.local_store.eviction import StoreRoom, remove_stored_image
 from imagematrix.images.local_store.folder_writer import write_folder
 from imagematrix.images.local_store.image_fetch import FetchOptions, FetchWatcher, fetch_image
-from imagematrix.images.local_store.layer_cache import StoredLayers
 from imagematrix.images.local_store.origins import ImageParts, LayoutOrigin, get_layer_path
+from imagematrix.images.local_store.stored_layers import StoredLayers
 from imagematrix.images.oci.layout import LayoutFolder
 from imagematrix.images.oci.registry import Registry
 
@@ -376,7 +376,7 @@ import sys
 from pathlib import Path
 from typing import Any
 from imagematrix.images.local_store.folder import ImageStore
-from imagematrix.images.local_store.layer_cache import StoredLayers
+from imagematrix.images.local_store.stored_layers import StoredLayers
 from imagematrix.images.local_store.origins import ImageParts
 store, target = ImageStore(sys.argv[1]), Path(sys.argv[1], "partial")
 (kept,) = Path(store.path, "layers").iterdir()
