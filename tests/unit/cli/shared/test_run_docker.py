@@ -54,6 +54,7 @@ def run(monkeypatch, tmp_path):
         monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
         monkeypatch.setattr("imagematrix.images.engine.system.get_remote_name", lambda: None)
         monkeypatch.setattr("imagematrix.images.engine.system.get_info", dict)
+        monkeypatch.setattr("imagematrix.images.engine.system.get_architecture", str)
         monkeypatch.setattr("imagematrix.images.engine.images.inspect_image", lambda _: None)
         monkeypatch.setattr("imagematrix.launcher.docker.request.require_device_nodes", lambda _: None)
         monkeypatch.setattr("imagematrix.launcher.gpu_claims.survey.survey_usage", lambda *_: next(usages))
