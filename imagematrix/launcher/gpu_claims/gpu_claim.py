@@ -242,6 +242,27 @@ def adopt_scheduler_gpus(gpus: Sequence[Gpu], *, by: str) -> Claim:
         )
 
 
+def lock_gpus(gpus: Sequence[Gpu], wait_s: float) -> tuple[int, ...]:
+    """Return descriptors that hold the locks of whole GPUs which kubelet has chosen for a pod.
+
+    Launches that wait for these GPUs go on waiting: their queue is not asked. Until the descriptors are
+    closed, no launch gets one of the GPUs. Whether anything but a lease uses them is to be surveyed
+    afterwards. Raises GpusBusyError if one has a lease, or another launch chooses for `wait_s` seconds, and
+    ProbeError if the lock folder cannot be used.
+    """
+    folder = find_lock_folder()
+    with (
+        Locks(folder.path, folder.group) as locks,
+        locks.hold_mutex(wait_s),
+        _lock_unleased(locks, tuple(gpus)) as (held, leases),
+    ):
+        leased = [gpu for gpu in gpus if not held[list_lock_names(gpu)]]
+        if leased:
+            usage = compute_locked_usage(locks, containers=leases)
+            raise GpusBusyError("; ".join(_describe_lease(gpu, usage) for gpu in leased))
+        return tuple(lock for gpu in gpus for lock in held.pop(list_lock_names(gpu)))
+
+
 def _wait_for_claim(
     locks: Locks,
     demand: _Demand,
@@ -514,6 +535,11 @@ def _claim_share(locks: Locks, claimed: tuple[Gpu, ...], gpus: tuple[Gpu, ...], 
     descriptors = locks.hold(name, " ".join([str(vram_mib), *keys]))
     lease = ContainerLease(keys=keys, vram_mib=vram_mib, share=name)
     return Claim(claimed, descriptors, {VRAM: str(vram_mib), LEASE: name}, lease=lease, locks=locks.path)
+
+
+def _describe_lease(gpu: Gpu, usage: Usage) -> str:
+    consumers = find_consumers(usage, list_lock_names(gpu))
+    return _describe_use(Slot(gpu=gpu, consumers=consumers, is_leased=True, free_mib=None))
 
 
 def _describe_use(slot: Slot) -> str:

@@ -9,6 +9,7 @@ from imagematrix.hardware.host.host import Host
 from imagematrix.hardware.host.probe import probe
 from imagematrix.launcher.docker import devices
 from imagematrix.launcher.gpu_claims import pods, survey
+from imagematrix.launcher.gpu_claims.gpu_claim import lock_gpus
 from imagematrix.launcher.gpu_claims.usage import merge_usages
 from imagematrix.launcher.kubelet import sockets
 
@@ -27,13 +28,14 @@ class NodeView:
 
     `survey_usage` returns the usage of GPUs outside of pods, and `survey_plugin_usage` that by pods that got
     them from a device plugin. `require_nodes` raises if one of some device nodes cannot be passed to a
-    container.
+    container. `lock_gpus` locks GPUs as that of `imagematrix.launcher.gpu_claims.gpu_claim` does.
     """
 
     probe: Callable[[], Host]
     survey_usage: Callable[[tuple[Gpu, ...]], Usage]
     survey_plugin_usage: Callable[[tuple[Gpu, ...]], Usage] = lambda _: {}
     require_nodes: Callable[[tuple[str, ...]], object] = lambda _: None
+    lock_gpus: Callable[[tuple[Gpu, ...], float], tuple[int, ...]] = lambda *_: ()
 
 
 def open_node_view(host: Path | None, root: Path | None, kubelet: Path | None = None) -> NodeView:
@@ -53,6 +55,7 @@ def open_node_view(host: Path | None, root: Path | None, kubelet: Path | None = 
             survey_usage=survey.survey_outside_pods,
             survey_plugin_usage=survey_plugin_usage,
             require_nodes=devices.require_device_nodes,
+            lock_gpus=lock_gpus,
         )
 
     def survey_usage(gpus: tuple[Gpu, ...]) -> Usage:
@@ -71,4 +74,5 @@ def open_node_view(host: Path | None, root: Path | None, kubelet: Path | None = 
         survey_usage=survey_usage,
         survey_plugin_usage=survey_plugin_usage,
         require_nodes=require_nodes,
+        lock_gpus=lock_gpus,
     )

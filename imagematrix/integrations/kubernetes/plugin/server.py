@@ -2,12 +2,16 @@
 
 When kubelet starts, it removes all sockets in its folder and creates its own again. The plugin watches
 kubelet's socket, and registers again when it is new.
+
+Launches outside of pods learn from kubelet which GPUs its pods have. Kubelet lists a GPU only after
+`Allocate` has returned, so the plugin holds the locks of what it gives out until then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +22,7 @@ from imagematrix.common.files import read_stamp
 from imagematrix.errors import ImagematrixError
 from imagematrix.integrations.kubernetes.nodes.node_monitor import MonitorTimes, NodeMonitor
 from imagematrix.integrations.kubernetes.plugin import offer as offers
+from imagematrix.launcher.gpu_claims.locks import release_locks
 from imagematrix.launcher.gpu_claims.pods import VRAM, parse_uuids
 from imagematrix.launcher.kubelet import sockets
 from imagematrix.launcher.kubelet.grpc_server import (
@@ -42,9 +47,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from typing import Any
 
-    from imagematrix.hardware.host.host import Host
+    from imagematrix.hardware.host.host import Gpu, Host
     from imagematrix.integrations.kubernetes.nodes.node_view import NodeView
     from imagematrix.integrations.kubernetes.plugin.offer import DeviceOffer
+    from imagematrix.launcher.gpu_claims.usage import Usage
 
 HEALTH = {True: "Healthy", False: "Unhealthy"}
 PERMISSIONS = "rw"
@@ -107,12 +113,13 @@ class Plugin:
         self._log = on_line
         self._monitor = NodeMonitor(
             probe=lambda: settings.offer(settings.view.probe()),
-            survey=lambda offer: settings.view.survey_usage(offer.host.gpus),
+            survey=lambda offer: _survey_others(settings.view, offer.host.gpus),
             on_line=on_line,
             effect="no device is offered",
         )
         self._holders: dict[str, str] = {}
         self._since: dict[str, float] = {}  # when units were last allocated or listed
+        self._locks: dict[frozenset[str], tuple[int, ...]] = {}  # of units that kubelet may not list yet
         self._knows_pods = False
         self._changed = asyncio.Condition()
         self._reading = asyncio.Lock()  # held while the node, or the usage of its GPUs, is read
@@ -128,6 +135,8 @@ class Plugin:
     async def run(self, ended: asyncio.Event) -> None:
         """Offer the node's units until `ended` is set, then remove the sockets."""
         times = self._settings.times
+        # Otherwise no pod would start later, and kubelet does not try again.
+        await asyncio.to_thread(self._settings.view.lock_gpus, (), times.read)
         await self._monitor.read_node()
         if not self._offer.resources:
             self._log("no GPU to offer on this node")
@@ -143,6 +152,8 @@ class Plugin:
             )
         finally:
             await self._stop_servers()
+            for descriptors in self._locks.values():
+                release_locks(descriptors)
 
     async def _probe_node(self) -> None:
         async with self._reading:
@@ -190,6 +201,9 @@ class Plugin:
         settle = self._settings.times.settle
         self._since = {unit: since for unit, since in last.items() if since > started - settle}
         self._holders = {unit: used.get(unit) or self._holders[unit] for unit in self._since}
+        for units in list(self._locks):
+            if all(unit in used or unit not in self._since for unit in units):
+                release_locks(self._locks.pop(units))
         self._knows_pods = True
         await self._notify()
 
@@ -326,14 +340,43 @@ class Plugin:
         try:
             async with asyncio.timeout(limit), self._reading:
                 await self._monitor.read_node()
-                await self._read_usage()
-                await self._report_users()
-                return [self._allocate_devices(resource, devices) for devices in containers]
+                # Locks come before the survey: a launch has a lease until a survey can see its container.
+                requested = [device for devices in containers for device in devices]
+                units, descriptors = await self._lock_units(requested)
+                try:
+                    await self._read_usage()
+                    await self._report_users()
+                    answers = [self._allocate_devices(resource, devices) for devices in containers]
+                except BaseException:
+                    release_locks(descriptors)
+                    raise
+                self._locks[units] = descriptors
+                return answers
         except TimeoutError as error:
             raise offers.AllocationError(
                 f"the node could not be read within {limit:g} s",
                 remedy="see whether `nvidia-smi` answers, and what the kernel's log says of the GPUs",
             ) from error
+
+    async def _lock_units(self, devices: list[str]) -> tuple[frozenset[str], tuple[int, ...]]:
+        """Lock the units of these devices; return those that were not locked before, and their locks."""
+        offer, locked = self._offer, frozenset[str]().union(*self._locks)
+        units = {
+            name: unit
+            for name in offers.find_held_units(offer, devices)
+            if (unit := offer.units[name]).usable and unit.minor is not None and name not in locked
+        }
+        if not units:
+            return frozenset(), ()
+        settings = self._settings
+        locking = asyncio.ensure_future(
+            asyncio.to_thread(settings.view.lock_gpus, tuple(units.values()), settings.times.read)
+        )
+        try:
+            return frozenset(units), await asyncio.shield(locking)
+        except asyncio.CancelledError:
+            locking.add_done_callback(_release_late_locks)  # the thread cannot be cancelled
+            raise
 
     async def _read_usage(self) -> None:
         """Read the usage of GPUs outside of pods; raise AllocationError, because the last may be old."""
@@ -366,3 +409,17 @@ class Plugin:
 
 def _make_options(resource: str) -> Any:
     return load_message("DevicePluginOptions")(get_preferred_allocation_available=resource == VRAM)
+
+
+def _survey_others(view: NodeView, gpus: tuple[Gpu, ...]) -> Usage:
+    """Return the usage of GPUs outside of pods, without the locks that the plugin itself has."""
+    usage = view.survey_usage(gpus)
+    return {
+        key: tuple(one for one in consumers if (one.kind, one.pid) != ("lease", os.getpid()))
+        for key, consumers in usage.items()
+    }
+
+
+def _release_late_locks(locking: asyncio.Future[tuple[int, ...]]) -> None:
+    if not locking.cancelled() and locking.exception() is None:
+        release_locks(locking.result())

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import os
 import signal
 import subprocess
 import sys
@@ -23,7 +24,10 @@ from imagematrix.errors import EngineError, ProbeError, UsageError
 from imagematrix.integrations.kubernetes.nodes.node_view import NodeView
 from imagematrix.integrations.kubernetes.plugin.offer import GPU, make_offer
 from imagematrix.integrations.kubernetes.plugin.server import Plugin, PluginSettings, PluginTimes
+from imagematrix.launcher.gpu_claims.gpu_claim import lock_gpus
+from imagematrix.launcher.gpu_claims.locks import Locks, release_locks
 from imagematrix.launcher.gpu_claims.pods import VRAM
+from imagematrix.launcher.gpu_claims.survey import survey_node_leases
 from imagematrix.launcher.gpu_claims.usage import Consumer
 from imagematrix.launcher.kubelet.messages import load_message
 
@@ -187,7 +191,7 @@ class Node:
     async def plugin(self, folder, times=TIMES):
         ended = asyncio.Event()
         settings = PluginSettings(
-            view=NodeView(probe=self.probe, survey_usage=self.usage),
+            view=NodeView(probe=self.probe, survey_usage=self.usage, lock_gpus=lock_gpus),
             offer=functools.partial(make_offer, **self.options),
             folder=folder / "device-plugins",
             kubelet=folder / "root",
@@ -204,6 +208,13 @@ def folder():
     """A folder with a short path: a socket's path has at most 107 bytes, and pytest's folders are long."""
     with tempfile.TemporaryDirectory(prefix="kubelet-") as path:
         yield Path(path)
+
+
+@pytest.fixture(autouse=True)
+def locks(monkeypatch, tmp_path):
+    monkeypatch.setenv("IMAGEMATRIX_LOCKS", str(tmp_path / "locks"))
+    with Locks(str(tmp_path / "locks")) as locks:
+        yield locks
 
 
 @pytest.fixture
@@ -392,6 +403,84 @@ async def test_a_gpu_that_was_taken_a_moment_ago_is_refused(folder, node):
         node.used = {"nvidia0": (CONTAINER,)}
         with pytest.raises(grpc.aio.AioRpcError, match="is in use by container train"):
             await kubelet.allocate(GPU, first)
+
+
+async def test_no_launch_gets_a_gpu_before_kubelet_lists_it(folder, node, locks):
+    """Neither list has it meanwhile: the container does not exist yet."""
+    node.options = {"vram": True}
+    first = node.uuids[0]
+    async with Kubelet(folder) as kubelet, node.plugin(folder):
+        await kubelet.has(GPU, VRAM)
+        await kubelet.allocate(VRAM, f"{first}::0")
+        assert locks.take("nvidia0") is None
+        assert (await asyncio.to_thread(survey_node_leases))["nvidia0"][0].pid == os.getpid()
+        await kubelet.allocate(VRAM, f"{first}::1")
+        kubelet.used = {VRAM: [f"{first}::0", f"{first}::1"]}
+        await until(lambda: _is_free(locks, "nvidia0"))
+
+
+async def test_a_gpu_that_no_pod_gets_in_the_end_is_free_again(folder, node, locks):
+    async with Kubelet(folder) as kubelet, node.plugin(folder):
+        await kubelet.has(GPU)
+        await kubelet.allocate(GPU, node.uuids[0])
+        assert not _is_free(locks, "nvidia0")
+        await until(lambda: _is_free(locks, "nvidia0"))
+        await kubelet.allocate(GPU, node.uuids[1])
+    assert _is_free(locks, "nvidia1")
+
+
+async def test_the_plugin_does_not_take_itself_for_a_user(folder, node):
+    node.usage = lambda _: survey_node_leases()
+    async with Kubelet(folder) as kubelet, node.plugin(folder, dataclasses.replace(TIMES, settle=60)):
+        await kubelet.has(GPU)
+        async with kubelet.watching(GPU) as healthy:
+            await kubelet.allocate(GPU, node.uuids[0])
+            await asyncio.sleep(5 * TIMES.usage)
+            assert await healthy() == set(node.uuids)
+    assert not any("in use" in note for note in node.notes)
+
+
+async def test_a_gpu_that_a_launch_has_just_claimed_is_refused(folder, node, locks):
+    """Its container does not run yet, and another PID namespace hides which process holds the lock."""
+    async with Kubelet(folder) as kubelet, node.plugin(folder):
+        await kubelet.has(GPU)
+        claimed = locks.take("nvidia0")
+        with pytest.raises(grpc.aio.AioRpcError, match="is in use by") as refused:
+            await kubelet.allocate(GPU, node.uuids[1], node.uuids[0])
+        assert _is_free(locks, "nvidia1")
+        node.used = {"nvidia1": (CONTAINER,)}
+        with pytest.raises(grpc.aio.AioRpcError, match="is in use by container train"):
+            await kubelet.allocate(GPU, node.uuids[1])
+        assert _is_free(locks, "nvidia1")
+        release_locks(claimed)
+        await kubelet.allocate(GPU, node.uuids[0])
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_a_launch_that_chooses_for_long_leaves_no_lock_of_a_pod_that_was_refused(folder, node, locks):
+    async with Kubelet(folder) as kubelet, node.plugin(folder, dataclasses.replace(SELDOM, read=0.3)):
+        await kubelet.has(GPU)
+        with locks.hold_mutex(), pytest.raises(grpc.aio.AioRpcError):
+            await kubelet.allocate(GPU, node.uuids[0])
+        await asyncio.sleep(0.3)
+        assert _is_free(locks, "nvidia0")
+        await kubelet.allocate(GPU, node.uuids[0])
+
+
+async def test_a_lock_folder_that_cannot_be_used_ends_the_plugin_at_its_start(folder, node, locks):
+    file = Path(locks.path).with_name("file")
+    file.touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IMAGEMATRIX_LOCKS", str(file))
+        with pytest.raises(ProbeError, match="cannot use the GPU locks"):
+            async with Kubelet(folder), node.plugin(folder) as running:
+                await asyncio.wait_for(running, 10)
+
+
+def _is_free(locks, name):
+    taken = locks.take(name)
+    release_locks(taken or ())
+    return taken is not None
 
 
 async def test_a_gpu_whose_users_are_unknown_is_refused(folder, node):
