@@ -99,9 +99,11 @@ fuzz: $(VENV)/.dev
 	IMAGEMATRIX_FUZZ=100000 $(BIN)/python -m pytest -m fuzz tests/unit/build/trim tests/unit/images/warm
 	IMAGEMATRIX_FUZZ=1 $(BIN)/python -m pytest -n auto -m "hypothesis and not fuzz" tests/unit
 
-# Two groups of files at a time, each with its own engines, in the order of tests/engine/conftest.py.
+# Two groups of files at a time, each with its own engines, in the order of tests/engine/conftest.py. A job of continuous
+# integration that its host ends shows nothing of what make keeps back until a target is done, so pytest ends before,
+# and has named the test that did not end.
 engine: bases slurm $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20 -m "not long" tests/engine
+	$(if $(CI),timeout --signal=INT --kill-after=2m 70m) $(BIN)/python -m pytest $(if $(CI),-v) -n 2 --dist loadfile --no-loadscope-reorder --durations=20 -m "not long" tests/engine
 
 # Not part of `make test`.
 test-long: bases $(VENV)/.dev
