@@ -374,3 +374,10 @@ def test_explain_says_of_each_refusal_where_the_need_comes_from(cli, profiles, s
     for source in ("unknown", "table", "bytes"):
         told = with_facts(shipped_catalog, tmp_path, cpu_flags=source)
         assert f"\n       cpu ({source}): " in cli(*words, told).out
+
+
+@pytest.mark.parametrize("command", ["select", "explain", "ls", "coverage"])
+def test_a_policy_that_cannot_be_read_is_an_error_for_a_saved_catalog(cli, profiles, pythons, command):
+    host = {"ls": [], "coverage": [profiles["laptop"]]}.get(command, ["--host", profiles["laptop"]])
+    words = [command, "hello", *host, "--catalog", pythons, "--policy", "absent.json"]
+    cli(*words).refuses(2, "absent.json cannot be read: No such file")
