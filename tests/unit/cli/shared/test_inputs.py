@@ -307,8 +307,9 @@ def test_open_axis_requires_where(cli, profiles, pythons, command):
         assert cli(*words, "--where", expression, "hello").code == 2
 
 
-def test_open_axis_is_in_the_json_document(cli, profiles, pythons, conforms):
-    result = cli("explain", "--host", profiles["laptop"], "--catalog", pythons, "--json", "hello")
+@pytest.mark.parametrize("command", ["select", "explain"])
+def test_open_axis_is_in_the_json_document(cli, profiles, pythons, conforms, command):
+    result = cli(command, "--host", profiles["laptop"], "--catalog", pythons, "--json", "hello")
     assert result.code == 2
     document = conforms(json.loads(result.out))
     assert (document["selected"], document["open"]) == (None, {"python": ["3.9", "3.13"]})
