@@ -65,10 +65,10 @@ def command(
     from imagematrix.launcher.gpu_claims.survey import query_nvml
     from imagematrix.selection.query import parse_where
 
+    if where and not image:
+        raise UsageError("--where decides among the variants of an image", remedy="name the image, too")
     if drop_in is not None:
-        if image or host or json:
-            raise UsageError("--drop-in stands alone: it is about the engines of this machine")
-        _print_drop_in(drop_in)
+        _print_drop_in(drop_in, alone=not (image or host or json))
         return
     conditions = parse_where(where or ())
     if host:
@@ -108,7 +108,9 @@ def _complete_engines() -> list[str]:
     return list(DROP_INS)
 
 
-def _print_drop_in(engine: str) -> None:
+def _print_drop_in(engine: str, *, alone: bool) -> None:
+    if not alone:
+        raise UsageError("--drop-in stands alone: it is about the engines of this machine")
     from imagematrix.launcher.doctor.node_facts import gather_engine_pulls
     from imagematrix.launcher.doctor.pulls import DROP_INS, format_drop_in, list_pull_settings
 

@@ -21,6 +21,7 @@ from imagematrix.cli.shared.options import (
     Only,
     Platforms,
     Root,
+    list_typed_options,
 )
 from imagematrix.cli.shared.output import print_document, print_info, report_write_errors, warn
 from imagematrix.common import files
@@ -90,12 +91,10 @@ def command(
     matrix.
     """
     require_known(target, HELP, "export target")
-    for option in context.command.params:
-        option_source = context.get_parameter_source(option.name or "")
-        is_typed = option_source is not None and option_source.name == "COMMANDLINE"
-        if is_typed and option.name not in OF_ALL and (option.name in OF_NODES) is not (target == CDI):
+    for name, option in list_typed_options(context).items():
+        if name not in OF_ALL and (name in OF_NODES) is not (target == CDI):
             raise UsageError(
-                f"`imagematrix export {quote_word(target)}` does not have the option {option.opts[0]}",
+                f"`imagematrix export {quote_word(target)}` does not have the option {option}",
                 remedy=f"it describes {'a node, not a matrix' if target == CDI else 'a matrix, not a node'}",
             )
     if target == CDI:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from imagematrix.hardware.host.host import Host
+    from imagematrix.hardware.host.nvml import Nvml
     from imagematrix.images.engine.containers import RunningContainer
     from imagematrix.launcher.gpu_claims.report import GpuStatus
     from imagematrix.launcher.gpu_claims.usage import Usage
@@ -36,26 +37,13 @@ def command(
     from imagematrix.hardware.host.probe import assemble_host
     from imagematrix.hardware.host.tree import Tree
     from imagematrix.launcher.gpu_claims.report import list_statuses, make_gpus_document
-    from imagematrix.launcher.gpu_claims.survey import (
-        drop_listed,
-        query_nvml,
-        survey_node_leases,
-        survey_usage,
-    )
-    from imagematrix.launcher.gpu_claims.usage import merge_usages
+    from imagematrix.launcher.gpu_claims.survey import query_nvml
 
-    nvml = query_nvml()
+    nvml = None if host else query_nvml()
     # One query of NVML serves both: it has facts about the host and current readings.
     query = (lambda: nvml) if nvml else None
     node = Host.load(host) if host else assemble_host(Tree("/"), query=query)
-    leased = survey_node_leases()
-    containers, engine_warnings = _list_containers(node, leased, saved=host is not None)
-    pods, pod_warnings = _survey_pods(node)
-    # On a node of Kubernetes all containers belong to pods, and there is often no engine.
-    warnings = pod_warnings if pod_warnings or pods is not None else engine_warnings
-    warnings = [*warnings, *_check_locks()]
-    containers = drop_listed(containers, pods or {}, node.gpus)
-    usage = merge_usages(leased, pods or {}, survey_usage(node.gpus, lambda: containers, lambda: nvml))
+    usage, warnings = _survey_saved_host(node) if host else _survey_this_node(node, nvml)
     gpus = list_statuses(node.gpus, usage, nvml, complete=not warnings)
     if json:
         print_json(make_gpus_document(gpus, (*node.warnings, *warnings)))
@@ -72,20 +60,47 @@ def command(
         print_info(f"warning: {warning}")
 
 
-def _list_containers(node: Host, leased: Usage, *, saved: bool) -> tuple[list[RunningContainer], list[str]]:
-    """Return the containers that may use GPUs of `node`, and warnings; `saved` if it is a saved host."""
+def _survey_saved_host(node: Host) -> tuple[Usage, list[str]]:
+    """Return the GPU usage of another node by containers, if the engine is remote, and what is unknown."""
     from imagematrix.errors import EngineError
     from imagematrix.images.engine import system
-    from imagematrix.images.engine.containers import list_running_or_starting
+    from imagematrix.launcher.gpu_claims.survey import make_lease_check, survey_containers
+
+    try:
+        machine = system.get_remote_name()
+        if not machine:
+            return {}, ["GPU usage of a saved host unknown; without --host, it is that of this node"]
+        warning = f"the engine runs on {machine}: GPU usage by processes and leases there unknown"
+        return survey_containers(node.gpus, make_lease_check(node.gpus, {})), [warning]
+    except EngineError as error:
+        return {}, [f"{error}: GPU usage unknown"]
+
+
+def _survey_this_node(node: Host, nvml: Nvml | None) -> tuple[Usage, list[str]]:
+    """Return the GPU usage of this node, and what of it is unknown."""
+    from imagematrix.launcher.gpu_claims.survey import drop_listed, survey_node_leases, survey_usage
+    from imagematrix.launcher.gpu_claims.usage import merge_usages
+
+    leased = survey_node_leases()
+    containers, engine_warnings = _list_containers(node, leased)
+    pods, pod_warnings = _survey_pods(node)
+    # On a node of Kubernetes all containers belong to pods, and there is often no engine.
+    warnings = pod_warnings if pod_warnings or pods is not None else engine_warnings
+    containers = drop_listed(containers, pods or {}, node.gpus)
+    usage = merge_usages(leased, pods or {}, survey_usage(node.gpus, lambda: containers, lambda: nvml))
+    return usage, [*warnings, *_check_locks()]
+
+
+def _list_containers(node: Host, leased: Usage) -> tuple[list[RunningContainer], list[str]]:
+    """Return the containers that may use GPUs of this node, and warnings."""
+    from imagematrix.errors import EngineError
+    from imagematrix.images.engine import system
     from imagematrix.launcher.gpu_claims import other_engines
     from imagematrix.launcher.gpu_claims.survey import list_running_containers, make_lease_check
 
     gpus = node.gpus
     try:
         machine = system.get_remote_name()
-        if machine and saved:
-            warning = f"the engine runs on {machine}: GPU usage by processes and leases there unknown"
-            return list_running_or_starting(make_lease_check(gpus, leased)), [warning]
         if not machine:
             return list_running_containers(gpus, make_lease_check(gpus, leased)), []
         warning = f"the engine runs on {machine}: GPU usage by containers here unknown"

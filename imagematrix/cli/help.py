@@ -91,6 +91,8 @@ def command(
     named = words or []
     if named[:1]:
         require_known(named[0], [*app.COMMANDS, *TOPICS], "command or topic")
+    if named[1:] and named[0] in TOPICS:
+        raise errors.UsageError(f"{named[0]} is a topic, which takes no further word: {named[1]}")
     if show := TOPICS.get(" ".join(named)):
         show()
     else:

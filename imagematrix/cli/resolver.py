@@ -7,14 +7,24 @@ from typing import Annotated
 
 import typer
 
-from imagematrix.cli.shared.options import Health, HostFile
+from imagematrix.cli.shared.options import Health, HostFile, list_typed_options
 from imagematrix.cli.shared.output import print_info, print_text
 from imagematrix.errors import UsageError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 REMEDY = "pass a file that has the password for clients in it"
+# The options that go with those that make the command do something else than serve.
+GOING_WITH = {
+    "sweep": {"upstream", "listen", "token_file", "namespace"},
+    "containerd": {"upstream", "listen"},
+}
 
 
 def command(
+    context: typer.Context,
     upstream: Annotated[
         str | None,
         typer.Option(
@@ -81,6 +91,7 @@ def command(
     """
     from imagematrix.integrations.http_service.http_server import Address
 
+    _require_one_task(list_typed_options(context))
     if sweep:
         from imagematrix.integrations.resolver.containerd_hosts import require_mirrorable
         from imagematrix.integrations.resolver.untag import ContainerdNames, DockerNames, untag
@@ -94,8 +105,6 @@ def command(
         for name in untag(names, listen, print_info, token=_read_token(token_file)):
             print_text(name)
         return
-    if namespace:
-        raise UsageError("--namespace is for --sweep")
     upstream = _parse_upstream(upstream)
     if containerd:
         from imagematrix.integrations.resolver.containerd_hosts import write_hosts_file
@@ -111,6 +120,8 @@ def command(
         name, equals, file = text.partition("=")
         if not equals or not file:
             raise UsageError(f"invalid class {text!r}: expected NAME=FILE")
+        if name in classes:
+            raise UsageError(f"two files for the class {name}")
         classes[name] = ReloadedHost.from_file(Path(file))
     serve(
         ResolverSettings(
@@ -126,6 +137,16 @@ def command(
         ),
         on_message=print_info,
     )
+
+
+def _require_one_task(typed: Mapping[str, str]) -> None:
+    """Raise UsageError if one of the options that were typed would have no effect."""
+    for task, others in GOING_WITH.items():
+        for name, option in typed.items() if task in typed else ():
+            if name != task and name not in others:
+                raise UsageError(f"{option} has no effect with --{task}", remedy="leave out one of them")
+    if "namespace" in typed and "sweep" not in typed:
+        raise UsageError("--namespace is for --sweep")
 
 
 def _parse_upstream(upstream: str | None) -> str:

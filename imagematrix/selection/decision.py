@@ -171,20 +171,20 @@ def explain_ambiguity(
     They are `differing` in axes of the image, with these values; if there are none, nothing tells them apart.
     """
     name = f"{catalog.image}:{catalog.version}"
-    if differing:
-        open_axes = [
-            f"{axis} ({', '.join(value or 'not set' for value in values)})"
-            for axis, values in differing.items()
-        ]
-        return (
-            f"variants of {name} that fit {whom} differ in {', '.join(open_axes)}",
-            suggest_axis_values(
-                "choose with {}; in matrix.yaml an image may set `defaults`",
-                {axis: value for axis, value in variants[-1].axes if axis in differing},
-            ),
-        )
-    remedy = Remedy(words=f"name one of them in place of {name}, such as {variants[0].reference}")
-    return f"variants of {name} cannot be told apart: {_join_references(variants)}", remedy
+    chosen = {axis: value for axis, value in variants[-1].axes if axis in differing}
+    by_name = Remedy(words=f"name one of them in place of {name}, such as {variants[0].reference}")
+    if not differing:
+        return f"variants of {name} cannot be told apart: {_join_references(variants)}", by_name
+    open_axes = [
+        f"{axis} ({', '.join(value or 'not set' for value in values)})" for axis, values in differing.items()
+    ]
+    # No option asks for a variant without a value.
+    remedy = (
+        suggest_axis_values("choose with {}; in matrix.yaml an image may set `defaults`", chosen)
+        if len(chosen) == len(differing)
+        else by_name
+    )
+    return f"variants of {name} that fit {whom} differ in {', '.join(open_axes)}", remedy
 
 
 def warn_of_equal_variants(catalog: Catalog) -> Iterator[tuple[str, str]]:

@@ -114,8 +114,14 @@ class Selection(Record):
 
     @property
     def warnings(self) -> tuple[RuleWarning, ...]:
-        """What the variant that fits best does not prove; see `Candidate.warnings`."""
-        return self.decision.warnings
+        """What the variant that fits best does not prove (see `Candidate.warnings`), or the host breaks."""
+        if not self.variant or not self.chosen_gpus or not self.host.warnings:
+            return self.decision.warnings
+        from imagematrix.hardware.host.fabric import list_fabric_warnings
+        from imagematrix.selection.rule import RuleWarning
+
+        broken = list_fabric_warnings(self.host.warnings)
+        return (*self.decision.warnings, *[RuleWarning(kind="fabric", text=text) for text in broken])
 
     @property
     def fits(self) -> frozenset[str]:

@@ -183,6 +183,17 @@ class Engine:
         command = [*self.inside, ROOT / ".venv/bin/imagematrix", *words]
         return subprocess.run(command, check=False, **given)
 
+    def list_gpus(self, host):
+        """Return the GPUs as `imagematrix gpus` lists them on a node with the hardware of a saved host."""
+        program = (
+            "from imagematrix import cli; from imagematrix.hardware.host import host, probe; "
+            f"probe.assemble_host = lambda *_, **__: host.Host.load({str(host)!r}); cli.main()"
+        )
+        command = [*self.inside, ROOT / ".venv/bin/python", "-c", program, "gpus", "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, env=self.environment, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["gpus"]
+
     def build_shipped(self, *expressions):
         """Build cells of the shipped matrix, and return the references of the images.
 

@@ -146,8 +146,7 @@ def test_containers_of_another_engine_use_their_gpus(engine, classic, gpu_node):
     """Neither engine knows the other's containers."""
 
     def used(asked):
-        gpus = json.loads(asked.imagematrix("gpus", "--host", H200, "--json").stdout)["gpus"]
-        return [use["name"] for gpu in gpus if gpu["minor"] == 6 for use in gpu["used_by"]]
+        return [use["name"] for gpu in asked.list_gpus(H200) if gpu["minor"] == 6 for use in gpu["used_by"]]
 
     words = ("--device", gpu_node, "debian:trixie", "sleep", "300")
     number = classic.docker("run", "-d", "--name", "near", *words).stdout.strip()

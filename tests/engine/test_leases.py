@@ -64,9 +64,7 @@ def had(engine, name):
 
 def gpus(engine):
     """Return the GPUs as `imagematrix gpus` lists them."""
-    done = engine.imagematrix("gpus", "--host", H200, "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["gpus"]
+    return engine.list_gpus(H200)
 
 
 @pytest.mark.long

@@ -32,6 +32,8 @@ from imagematrix.build.stores.names import NEW, REPOSITORY
 from imagematrix.cli import main
 from imagematrix.common import json_documents, programs
 from imagematrix.common.record import replace
+from imagematrix.hardware.host import probe
+from imagematrix.hardware.host.host import Host
 from imagematrix.hardware.vendors import marches
 from imagematrix.images.catalog import labels as names
 from imagematrix.images.catalog.catalog import Catalog
@@ -584,3 +586,14 @@ def cli(monkeypatch, capsys):
     yield run
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def show_gpus(cli, monkeypatch):
+    """Call it with a saved host and options to run `gpus` on a node with this hardware."""
+
+    def run(path, *options):
+        monkeypatch.setattr(probe, "assemble_host", lambda *_, **__: Host.load(path))
+        return cli("gpus", *options)
+
+    return run

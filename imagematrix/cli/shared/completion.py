@@ -141,10 +141,13 @@ def complete_run_words(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def _complete_conditions(image: str | None, catalog: str | None, incomplete: str) -> list[str]:
     def collect_catalog_axes() -> Mapping[str, Sequence[str]]:
-        from imagematrix.cli.shared.inputs import find_catalog
+        from imagematrix.images.catalog.sources import open_catalog, open_stored_catalog
         from imagematrix.selection.query import collect_axes
 
-        catalogs = [find_catalog(image, catalog)] if image else _read_engine_catalogs()
+        if catalog is not None:
+            catalogs = [open_catalog(catalog, image=image)]
+        else:  # a note would be written into the line that is completed
+            catalogs = [open_stored_catalog(image, lambda _: None)] if image else _read_engine_catalogs()
         return collect_axes(variant for item in catalogs for variant in item.variants)
 
     return _list_conditions(_query_with_timeout(collect_catalog_axes, {}), incomplete)

@@ -96,22 +96,20 @@ def choose_variant(
 ) -> Selection:
     """Return the selection from a catalog, as `find_catalog` finds it, for a `host` of `load_node`.
 
-    With `no_warm` it has no warm image. Raises NothingFits; with `json`, the document with the reasons is
-    printed before.
+    With `no_warm` it has no warm image. Raises NothingFits, or UsageError if the choice is open; with `json`,
+    the document with the reasons is printed before.
     """
     from imagematrix.cli.shared.output import print_json
     from imagematrix.selection.query import parse_where
-    from imagematrix.selection.selection import NothingFits
-    from imagematrix.selection.selector import select
+    from imagematrix.selection.selection import require_selected
+    from imagematrix.selection.selector import explain
 
     node, gpus = host
     choices = apply_warm_settings(find_catalog(image, catalog, policy), no_warm=no_warm)
-    try:
-        return select(node, choices, gpus=gpus, allow_cpu=allow_cpu, where=parse_where(where or ()))
-    except NothingFits as error:
-        if json:
-            print_json(error.selection.to_json())
-        raise
+    selection = explain(node, choices, gpus=gpus, allow_cpu=allow_cpu, where=parse_where(where or ()))
+    if json and selection.variant is None:
+        print_json(selection.to_json())
+    return require_selected(selection)
 
 
 def count_usable_cpus(selection: Selection, file: Path | None, root: Path | None) -> Selection:

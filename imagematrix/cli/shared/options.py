@@ -243,3 +243,13 @@ def resolve_options(command: Callable[..., None]) -> Callable[..., None]:
         if name in globals() and name not in command.__globals__
     }
     return command
+
+
+def list_typed_options(context: typer.Context) -> dict[str, str]:
+    """Return the parameters on the command line, by name, each as an option is written."""
+    sources = {option: context.get_parameter_source(option.name or "") for option in context.command.params}
+    return {
+        option.name or "": option.opts[0]
+        for option, source in sources.items()
+        if source is not None and source.name == "COMMANDLINE"
+    }

@@ -54,9 +54,7 @@ def command(
 
     name = node or os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
     described = Host.load(host) if host else probe()
-    # Not resolved: a link in /usr/local/bin stays one.
-    started_as = os.path.abspath(sys.argv[0])  # noqa: PTH100
-    oci = node_config.render_oci_conf(program or started_as)
+    oci = node_config.render_oci_conf(program or _locate_program())
     lines = node_config.make_node_lines(described, name, shards)
     texts = {"oci": oci, "gres": lines.gres, "slurm": lines.slurm}
     path = find_slurm_conf(os.environ)
@@ -94,6 +92,15 @@ def command(
             f"left out: {format_count(mig, 'GPU')} in MIG mode",
             "let slurmd find their devices: AutoDetect=nvml in gres.conf",
         )
+
+
+def _locate_program() -> str:
+    """Return the path of this program, which oci.conf names; raise UsageError if it cannot be started."""
+    # Not resolved: a link in /usr/local/bin stays one.
+    path = os.path.abspath(sys.argv[0])  # noqa: PTH100
+    if not os.access(path, os.X_OK):  # `python -m imagematrix`
+        raise UsageError(f"{path} is not a program", remedy="name that of the nodes with --program PATH")
+    return path
 
 
 def _save_host(host: HostRecord, name: str) -> None:

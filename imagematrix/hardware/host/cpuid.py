@@ -94,7 +94,7 @@ def _read_diagnostics(tree: Tree) -> tuple[Iterable[str], str]:
 def _run_loader() -> Iterator[str]:
     """Yield the output of the loader up to each of `MARKS`, and all of it if marks are missing."""
     import time
-    from select import select
+    from select import POLLIN, poll  # `select` accepts no file descriptor above 1023
 
     reader, writer = os.pipe()
     actions = [(os.POSIX_SPAWN_DUP2, writer, 1), (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)]
@@ -108,7 +108,9 @@ def _run_loader() -> Iterator[str]:
         os.close(writer)
     try:
         text, marks, end = "", [*MARKS], time.monotonic() + TIMEOUT_S
-        while len(text) < LIMIT and select([reader], [], [], max(0.0, end - time.monotonic()))[0]:
+        poller = poll()
+        poller.register(reader, POLLIN)
+        while len(text) < LIMIT and poller.poll(max(0.0, end - time.monotonic()) * 1000):
             chunk = os.read(reader, LIMIT)
             text += chunk.decode("ascii", "replace")
             if not chunk or marks[0] in text:
@@ -118,8 +120,20 @@ def _run_loader() -> Iterator[str]:
                 break
     finally:
         os.close(reader)
-        os.kill(child, SIGKILL)
-        os.waitpid(child, 0)
+        _end_child(child)
+
+
+def _end_child(child: int) -> None:
+    """Kill a child process and wait for it, unless the process that imports this package has waited for it.
+
+    It may ignore SIGCHLD, or wait for all children. The number of one that ended may be another process's.
+    """
+    try:
+        if os.waitpid(child, os.WNOHANG) == (0, 0):
+            os.kill(child, SIGKILL)
+            os.waitpid(child, 0)
+    except (ChildProcessError, ProcessLookupError):
+        pass
 
 
 def _parse_registers(text: str) -> tuple[dict[Leaf, tuple[int, ...]], dict[Leaf, tuple[int, ...]]]:

@@ -42,3 +42,8 @@ def find_fabric_problem(switches: int, gpus: Iterable[NvmlGpu], *, managed: bool
     if switches and READY not in states.values() and managed is False:
         return f"{switches} NVSwitches, but no fabric manager running: CUDA fails with error 802"
     return None
+
+
+def list_fabric_warnings(warnings: Iterable[str]) -> list[str]:
+    """Return those of a host's warnings that say why CUDA fails on its GPUs: no state of a GPU does."""
+    return [warning for warning in warnings if warning.endswith(REMEDY)]

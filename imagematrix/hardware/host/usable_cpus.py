@@ -7,6 +7,7 @@ A program that sizes its pools of threads by this number may compile it in. Quot
 from __future__ import annotations
 
 import os
+from itertools import product
 
 from imagematrix.common.json_documents import parse_natural
 from imagematrix.common.record import replace
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 GROUPS = "/proc/self/cgroup"
 MOUNT = "/sys/fs/cgroup"
-CONTROLLER = "cpu"  # of cgroup v1; also the name of its hierarchy's mount point
+CONTROLLER = "cpu"  # of cgroup v1
 
 
 def add_usable_cpus(host: Host) -> Host:
@@ -69,8 +70,9 @@ def _list_folders(tree: Tree) -> Iterator[tuple[str, bool]]:
         controllers, _, path = rest.partition(":")
         if controllers and CONTROLLER not in controllers.split(","):
             continue
-        mount = f"{MOUNT}/{CONTROLLER}" if controllers else MOUNT
+        # Of cgroup v1, a hierarchy is mounted under the names of its controllers, most often with a link.
+        mounts = [f"{MOUNT}/{name}" for name in (controllers, CONTROLLER)] if controllers else [MOUNT]
         # Above the root of a namespace of groups, a path begins with "..".
         names = [name for name in path.split("/") if name and name != ".."]
-        for depth in range(len(names), -1, -1):
+        for mount, depth in product(dict.fromkeys(mounts), range(len(names), -1, -1)):
             yield "/".join([mount, *names[:depth]]), not controllers

@@ -82,7 +82,8 @@ def open_catalog(name: str | PathLike[str], *, image: str | None = None, policy:
     catalog has only this variant. With `image`, the part of the catalog that this name refers to is returned;
     see `Catalog.known_as`. Images in a registry or in the engine have to satisfy
     the site's policy and the user's: the file `policy`, or else the one that the environment names. So have
-    those of layouts and archives, by their signatures in a registry.
+    those of layouts and archives, by their signatures in a registry. The images that a saved catalog lists
+    are not checked before one is started; a `policy` is only read.
 
     Raises UnknownImageError if there is no such image, EngineError if the engine or the registry cannot be
     reached, UsageError if a file cannot be read or is invalid, SignatureError if a signature that a policy
@@ -96,6 +97,8 @@ def open_catalog(name: str | PathLike[str], *, image: str | None = None, policy:
 
         return saved_images.load_catalog(text, image, load_image_policies(policy))
     if text is not name or _is_path(text):
+        if policy is not None:
+            load_image_policies(policy)
         catalog = Catalog.from_json(json_documents.read_json(text), text)
     else:
         source = next(source for source in SOURCES if source.keeps(text))

@@ -59,7 +59,8 @@ def resolve_tag(nodes: HostSources, tag: str, catalog: Catalog) -> ResolvedTag:
     selection = _decide_request(request, nodes.get_host(request.node_class), catalog)
     # Its own remedy would be --where, an option that a client of a registry does not have.
     if selection.variant is None and selection.decision.differing:
-        axis, (value, *_) = next(iter(selection.decision.differing.items()))
+        axis, values = next(iter(selection.decision.differing.items()))
+        value = next(filter(None, values))  # a variant may have none
         message = f"variants of {catalog.image}:{tag} that fit differ in {axis}"
         raise UsageError(message, remedy=f"name one in the tag, such as {tag}-{axis}{value}")
     variant = require_selected(selection).variant

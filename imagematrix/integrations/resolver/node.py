@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # NVIDIA's driver lists MIG devices here; a Host probed without NVML lacks them.
 CAPABILITIES = "/proc/driver/nvidia/capabilities"
 INTERVAL_S = 1.0  # the shortest time between two checks for a change
+RETRY_S, LONGEST_RETRY_S = 30.0, 600.0  # until an incomplete host is read again, first and at most
 
 
 class HostSource(Protocol):
@@ -82,16 +83,24 @@ def _read_host(node: HostSource) -> _HostResult:
 class ReloadedHost:
     """A host that is read again when its state changed, which is checked at most once in `INTERVAL_S`.
 
-    `read_state` is cheap, and returns the same as long as `load_host` would return the same.
+    `read_state` is cheap, and returns the same as long as `load_host` would return the same, unless the host
+    `is_incomplete`: then it is also read again after a time, which doubles with each attempt.
     """
 
-    def __init__(self, read_state: Callable[[], Hashable], load_host: Callable[[], Host]) -> None:
+    def __init__(
+        self,
+        read_state: Callable[[], Hashable],
+        load_host: Callable[[], Host],
+        is_incomplete: Callable[[Host], bool] = lambda _: False,
+    ) -> None:
         self._read_state = read_state
         self._load_host = load_host
+        self._is_incomplete = is_incomplete
         self._lock = threading.Lock()
         self._state: Hashable = None
         self._host: Host | None = None
         self._checked = -INTERVAL_S
+        self._loaded, self._retry_s = 0.0, RETRY_S
 
     @classmethod
     def from_file(cls, path: Path) -> ReloadedHost:
@@ -101,7 +110,7 @@ class ReloadedHost:
     @classmethod
     def from_probe(cls) -> ReloadedHost:
         """Return this machine. A probe with NVML is slow: it follows a change in /proc, /sys or /dev."""
-        return cls(_read_state_without_nvml, probe_hardware)
+        return cls(_read_state_without_nvml, probe_hardware, _lacks_readings)
 
     def read_host(self) -> Host:
         """Return the host; see HostSource."""
@@ -109,11 +118,21 @@ class ReloadedHost:
             if self._host is None or time.monotonic() - self._checked >= INTERVAL_S:
                 # Before the host: what changes between the two is found at the next check.
                 state = self._read_state()
-                if self._host is None or state != self._state:
+                is_changed = self._host is None or state != self._state
+                if self._host is None or is_changed or self._is_due(self._host):
                     self._host = self._load_host()
-                    self._state = state
+                    self._retry_s = RETRY_S if is_changed else min(2 * self._retry_s, LONGEST_RETRY_S)
+                    self._state, self._loaded = state, time.monotonic()
                 self._checked = time.monotonic()
             return self._host
+
+    def _is_due(self, host: Host) -> bool:
+        return self._is_incomplete(host) and time.monotonic() - self._loaded >= self._retry_s
+
+
+def _lacks_readings(host: Host) -> bool:
+    """Whether NVML did not answer, or did not reach a GPU: nothing else shows when it does."""
+    return any(gpu.memory_mib is None for gpu in host.gpus)
 
 
 def _read_state_without_nvml() -> Hashable:

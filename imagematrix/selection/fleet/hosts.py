@@ -60,8 +60,8 @@ def load_hosts(*paths: str | Path, stream: BinaryIO | None = None) -> dict[str, 
     A path is a file or a folder with such files; with `stream`, "-" is the stream, which has one host on each
     line or a JSON list of them. A file that ends in .ndjson or .jsonl has one on each line, any other file is
     one host. The name of a host is the path without .json, or NAME:N for the host on line N or at position N
-    of a list. Duplicate paths count once. Raises UsageError that lists every unreadable host, or names a file
-    of lines without any.
+    of a list. Duplicate paths count once. Raises UsageError that lists every unreadable host, or names a
+    folder, a file of lines or a stream without any.
     """
     hosts: dict[str, Host] = {}
     errors: list[UsageError] = []
@@ -265,8 +265,9 @@ def _read_stream(stream: BinaryIO, name: str, reader: HostReader) -> Iterator[tu
     """Yield the hosts of a stream, which are on lines of their own or a JSON list."""
     lines = _read_lines(stream, name)
     first = next(lines, None)
-    if first is None:  # most likely, what should have written them failed
-        raise UsageError(f"{name}: no hosts found")
+    nothing = UsageError(f"{name}: no hosts found")  # most likely, what should have written them failed
+    if first is None:
+        raise nothing
     host: Host | UsageError
     if not first[1].lstrip().startswith(b"["):
         for where, raw in chain([first], lines):
@@ -281,7 +282,9 @@ def _read_stream(stream: BinaryIO, name: str, reader: HostReader) -> Iterator[tu
     if len(document) > json_documents.LIMIT:
         raise UsageError(f"{name}: longer than {json_documents.LIMIT // 2**20} MiB", remedy=ADVICE)
     items = json_documents.parse_json(document, name)
-    for number, item in enumerate(items if isinstance(items, list) else (), 1):
+    if not items or not isinstance(items, list):
+        raise nothing
+    for number, item in enumerate(items, 1):
         where = f"{name}:{number}"
         try:
             host = reader.share(Host.from_json(item, where))

@@ -1,5 +1,8 @@
 """Commands that build, with a simulated engine."""
 
+import io
+import sys
+
 import pytest
 
 from imagematrix.build.stores import engine
@@ -24,3 +27,11 @@ def command(cli, project, matrix):  # noqa: ARG001 - for its effects
         return cli(name, *options, "-f", project(*changes, **files))
 
     return call
+
+
+@pytest.fixture
+def no_hosts(tmp_path, monkeypatch):
+    """A list of no hosts on stdin and in none.ndjson of the current folder, as of a query that failed."""
+    (tmp_path / "none.ndjson").write_text("[]\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"[]\n")))

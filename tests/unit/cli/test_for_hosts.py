@@ -258,6 +258,18 @@ def test_invalid_options_are_rejected(command, fleet, options, message):
     command("plan", *words).refuses(2, message)
 
 
+@pytest.mark.usefixtures("no_hosts")
+@pytest.mark.parametrize("source", ["-", "none.ndjson"])
+@pytest.mark.parametrize("name", ["plan", "build", "report", "export"])
+def test_a_list_of_no_hosts_is_refused(command, cli, backend, name, source):
+    if name == "report":
+        result = cli("report", "build.json", "--for", source)
+    else:
+        result = command(name, *["github"][: name == "export"], "--for", source)
+    result.refuses(2, "no hosts found")
+    assert not made(backend)
+
+
 @pytest.fixture
 def published(cli, project, image, repository, registry, fleet, monkeypatch):  # noqa: ARG001
     """Call it with cells to push and options of `publish`."""
@@ -299,6 +311,13 @@ def test_publish_leaves_out_what_no_host_chooses(published, fleet, conforms):
     (left,) = document["unneeded"]
     assert left.startswith(f"v1-{ZEN}-")
     assert f"{left} left out: no host would choose it" in result.err
+
+
+@pytest.mark.usefixtures("no_hosts")
+@pytest.mark.parametrize("source", ["-", "none.ndjson"])
+def test_publish_refuses_a_list_of_no_hosts(published, repository, source):
+    published("--for", source, push=PUSHED).refuses(2, "no hosts found")
+    assert "v1" not in repository.tags
 
 
 def test_published_variants_are_never_removed(published, fleet):

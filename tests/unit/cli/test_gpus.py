@@ -25,14 +25,14 @@ def container(name, *paths):
     return {"Id": name, "Name": f"/{name}", "Config": {"Image": "[x]:1"}, "HostConfig": {"Devices": devices}}
 
 
-def test_free_and_used_gpus_are_listed(cli, profiles, engine, locks, conforms):
+def test_free_and_used_gpus_are_listed(show_gpus, profiles, engine, locks, conforms):
     host = json.loads(profiles["rome-a100"].read_text())
     first, second, third = (gpu["minor"] for gpu in host["gpus"][:3])
     engine.containers = [container("web", f"/dev/nvidia{first}", "/dev/nvidiactl")]
     with Locks(locks) as held:
         lease = held.take(f"nvidia{second}", f"nvidia{first}")
-    result = cli("gpus", "--host", profiles["rome-a100"], "--json")
-    table = cli("gpus", "--host", profiles["rome-a100"])
+    result = show_gpus(profiles["rome-a100"], "--json")
+    table = show_gpus(profiles["rome-a100"])
     release_locks(lease)
     assert (result.code, result.err) == (0, "")
     document = conforms(json.loads(result.out))
@@ -46,7 +46,7 @@ def test_free_and_used_gpus_are_listed(cli, profiles, engine, locks, conforms):
     assert table.out.count(" free ") == 6
 
 
-def test_shares_are_listed_with_their_memory(cli, profiles, engine, locks, conforms):
+def test_shares_are_listed_with_their_memory(show_gpus, profiles, engine, locks, conforms):
     """One GPU has a foreground launch and a container, the next one is used whole."""
     host = json.loads(profiles["icelake-l40s"].read_text())
     minor, other = (gpu["minor"] for gpu in host["gpus"][:2])
@@ -61,8 +61,8 @@ def test_shares_are_listed_with_their_memory(cli, profiles, engine, locks, confo
     whole["Config"]["Labels"] = {"io.imagematrix.vram": "1"}
     with Locks(locks) as held:
         lease = held.hold("share-1", f"4096 nvidia{minor}")
-    document = json.loads(cli("gpus", "--host", profiles["icelake-l40s"], "--json").out)
-    table = cli("gpus", "--host", profiles["icelake-l40s"]).out
+    document = json.loads(show_gpus(profiles["icelake-l40s"], "--json").out)
+    table = show_gpus(profiles["icelake-l40s"]).out
     release_locks(lease)
     conforms(document)
     shared, used, free = document["gpus"][:3]
@@ -90,9 +90,9 @@ def busy(profiles, configure_nvml, monkeypatch):
 
 
 @pytest.mark.usefixtures("engine")
-def test_current_readings_of_nvml(cli, profiles, busy, conforms):
+def test_current_readings_of_nvml(show_gpus, profiles, busy, conforms):
     whole, parted = busy
-    document = conforms(json.loads(cli("gpus", "--host", profiles["mig"], "--json").out))
+    document = conforms(json.loads(show_gpus(profiles["mig"], "--json").out))
     result = {gpu["minor"]: gpu for gpu in document["gpus"]}
     one, other = result[whole["minor"]], result[parted["minor"]]
     assert (one["utilization_percent"], one["memory_used_mib"], one["temperature_c"]) == (97, 1024, 61)
@@ -102,39 +102,39 @@ def test_current_readings_of_nvml(cli, profiles, busy, conforms):
     assert [part["vram_free_mib"] for part in other["mig"]] == [memories[0], None, memories[2]]
     assert other["vram_free_mib"] is None
     assert (other["free"], other["utilization_percent"]) == (False, None)
-    table = cli("gpus", "--host", profiles["mig"]).out
+    table = show_gpus(profiles["mig"]).out
     assert "97 %" in table
     assert "61 °C" in table
     assert f"1024 of {whole['memory_mib']} MiB" in table
     assert f" {parted['mig'][1]['profile']} " in table
 
 
-def test_gpus_are_listed_without_an_engine(cli, profiles, no_engine, conforms):  # noqa: ARG001
-    result = cli("gpus", "--host", profiles["driver-mismatch"], "--json")
+def test_gpus_are_listed_without_an_engine(show_gpus, profiles, no_engine, conforms):  # noqa: ARG001
+    result = show_gpus(profiles["driver-mismatch"], "--json")
     assert result.code == 0
     document = conforms(json.loads(result.out))
     assert document["warnings"][-1].startswith("cannot reach the Docker engine at ")
     assert "GPU usage by containers unknown" in result.err
     assert {(gpu["free"], gpu["vram_free_mib"]) for gpu in document["gpus"]} == {(None, None)}
-    table = cli("gpus", "--host", profiles["driver-mismatch"]).out
+    table = show_gpus(profiles["driver-mismatch"]).out
     assert " unknown " in table
     assert " free " not in table
 
 
-def test_unusable_gpu_is_not_free(cli, profiles, engine, tmp_path):
+def test_unusable_gpu_is_not_free(show_gpus, profiles, engine, tmp_path):
     assert engine.containers == []
     host = json.loads(profiles["rome-a100"].read_text())
     host["gpus"][0] |= {"state": "lost", "minor": None}
     path = tmp_path / "host.json"
     path.write_text(json.dumps(host))
-    first = json.loads(cli("gpus", "--host", path, "--json").out)["gpus"][0]
+    first = json.loads(show_gpus(path, "--json").out)["gpus"][0]
     assert (first["free"], first["used_by"]) == (False, [])
-    assert " lost " in cli("gpus", "--host", path).out
+    assert " lost " in show_gpus(path).out
 
 
-def test_node_without_gpus_is_reported(cli, profiles, engine):
+def test_node_without_gpus_is_reported(show_gpus, profiles, engine):
     assert engine.containers == []
-    assert cli("gpus", "--host", profiles["laptop"]) == (0, "this node has no GPU\n", "")
+    assert show_gpus(profiles["laptop"]) == (0, "this node has no GPU\n", "")
 
 
 def samples(text):
@@ -148,7 +148,7 @@ def samples(text):
     }
 
 
-def test_metrics_of_shared_used_and_broken_gpus(cli, profiles, engine, tmp_path):
+def test_metrics_of_shared_used_and_broken_gpus(show_gpus, profiles, engine, tmp_path):
     host = json.loads(profiles["icelake-l40s"].read_text())
     minor, other = (gpu["minor"] for gpu in host["gpus"][:2])
     memory = host["gpus"][0]["memory_mib"] * 1024**2
@@ -160,7 +160,7 @@ def test_metrics_of_shared_used_and_broken_gpus(cli, profiles, engine, tmp_path)
     engine.add_image({})
     engine.containers = [one | {"Image": engine.images[0]["Id"]} for one in (shared, whole)]
 
-    result = cli("gpus", "--host", path, "--metrics")
+    result = show_gpus(path, "--metrics")
 
     found = samples(result.out)
     assert result.code == 0
@@ -176,9 +176,9 @@ def test_metrics_of_shared_used_and_broken_gpus(cli, profiles, engine, tmp_path)
 
 
 @pytest.mark.usefixtures("engine")
-def test_metrics_of_mig_devices_and_of_the_load(cli, profiles, busy):
+def test_metrics_of_mig_devices_and_of_the_load(show_gpus, profiles, busy):
     whole, parted = busy
-    text = cli("gpus", "--host", profiles["mig"], "--metrics").out
+    text = show_gpus(profiles["mig"], "--metrics").out
 
     found = samples(text)
     gpu, parent = str(whole["index"]), str(parted["index"])
@@ -192,8 +192,8 @@ def test_metrics_of_mig_devices_and_of_the_load(cli, profiles, busy):
     assert f'profile="{parted["mig"][1]["profile"]}"' in text
 
 
-def test_metrics_have_no_usage_where_it_is_unknown(cli, profiles, no_engine):  # noqa: ARG001
-    result = cli("gpus", "--host", profiles["driver-mismatch"], "--metrics")
+def test_metrics_have_no_usage_where_it_is_unknown(show_gpus, profiles, no_engine):  # noqa: ARG001
+    result = show_gpus(profiles["driver-mismatch"], "--metrics")
 
     found = samples(result.out)
     assert {name for name, _ in found}.isdisjoint({"free", "users", "shares", "memory_shareable_bytes"})
@@ -205,7 +205,7 @@ def test_metrics_are_not_json(cli):
     cli("gpus", "--json", "--metrics").refuses(2, "--json and --metrics are mutually exclusive")
 
 
-def test_the_gpus_of_a_killed_launch_are_used_while_its_container_starts(cli, profiles, engine, locks):
+def test_the_gpus_of_a_killed_launch_are_used_while_its_container_starts(show_gpus, profiles, engine, locks):
     host = json.loads(profiles["rome-a100"].read_text())
     (first, second) = host["gpus"][:2]
     engine.add_image(None)
@@ -218,7 +218,7 @@ def test_the_gpus_of_a_killed_launch_are_used_while_its_container_starts(cli, pr
         )
     with Locks(locks) as held:
         lease = held.take(f"nvidia{second['minor']}")
-    result = cli("gpus", "--host", profiles["rome-a100"], "--json")
+    result = show_gpus(profiles["rome-a100"], "--json")
     release_locks(lease)
     gpus = json.loads(result.out)["gpus"]
     assert [[use["kind"] for use in gpu["used_by"]] for gpu in gpus[:3]] == [["container"], ["lease"], []]
@@ -241,12 +241,27 @@ def test_an_engine_of_another_machine_says_nothing_about_this_one(
     assert used is (False if saved else None)
 
 
+def test_nothing_of_this_node_is_said_of_a_saved_host(cli, profiles, engine, busy, locks, conforms):
+    whole, _ = busy
+    engine.containers = [container("near", f"/dev/nvidia{whole['minor']}")]
+    with Locks(locks) as held:
+        lease = held.take(f"nvidia{whole['minor']}")
+    result = cli("gpus", "--host", profiles["mig"], "--json")
+    release_locks(lease)
+    document = conforms(json.loads(result.out))
+    for gpu in document["gpus"]:
+        assert (gpu["free"], gpu["used_by"], gpu["vram_free_mib"]) == (None, [], None)
+        assert (gpu["utilization_percent"], gpu["memory_used_mib"], gpu["temperature_c"]) == (None,) * 3
+    assert document["warnings"][-1] in result.err
+    assert document["warnings"][-1].startswith("GPU usage of a saved host unknown")
+
+
 @pytest.mark.usefixtures("engine")
-def test_leases_elsewhere_are_unknown(cli, profiles, monkeypatch):
+def test_leases_elsewhere_are_unknown(show_gpus, profiles, monkeypatch):
     def fail(_):
         raise ProbeError("the GPU locks are not those of this machine")
 
     monkeypatch.setattr("imagematrix.launcher.gpu_claims.lock_folder.require_shared", fail)
-    result = cli("gpus", "--host", profiles["rome-a100"], "--json")
+    result = show_gpus(profiles["rome-a100"], "--json")
     assert {gpu["free"] for gpu in json.loads(result.out)["gpus"]} == {None}
     assert "not those of this machine: GPU usage by leases unknown" in result.err

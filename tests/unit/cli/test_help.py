@@ -43,6 +43,10 @@ def test_unknown_word_is_corrected(cli, words, nearest):
     assert nearest in result.err
 
 
+def test_a_topic_takes_no_further_word(cli):
+    cli("help", "rules", "run").refuses(2, "rules is a topic, which takes no further word: run")
+
+
 def test_commands_topics_and_subcommands_are_completed(cli, monkeypatch):
     def complete(*words):
         monkeypatch.setenv("_IMAGEMATRIX_COMPLETE", "complete_bash")

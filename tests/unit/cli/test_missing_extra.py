@@ -117,8 +117,8 @@ def test_a_task_of_slurm_claims_no_gpu(started, monkeypatch, tmp_path, capfd, ma
     assert (NEEDED in said, REMEDY in said) == (may_ask, may_ask)
 
 
-def test_usage_by_pods_is_unknown(cli, profiles, may_ask):
-    result = cli("gpus", "--host", profiles["genoa-h200"])
+def test_usage_by_pods_is_unknown(show_gpus, profiles, may_ask):
+    result = show_gpus(profiles["genoa-h200"])
     assert result.code == 0
     assert ("permission denied: GPU usage by pods unknown" in result.err) != may_ask
     assert (f"{NEEDED}: GPU usage by pods unknown" in result.err) == may_ask

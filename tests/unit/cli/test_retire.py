@@ -78,8 +78,11 @@ def test_retire_keeps_what_serves_hosts(cli, image, profiles):
         (("--protect", "v33"), 4, "has no {image}:v33 to protect"),
         (("--hosts", "{arm}"), 2, "no version of {image} serves any of these hosts"),
         (("--hosts", "/nowhere"), 2, "/nowhere"),
+        (("--hosts", "none.ndjson"), 2, "none.ndjson: no hosts found"),
+        (("--hosts", "-"), 2, "stdin: no hosts found"),
     ],
 )
+@pytest.mark.usefixtures("no_hosts")
 def test_wrong_use_of_retire_removes_nothing(cli, image, repository, profiles, words, code, message):
     before = dict(repository.tags)
     words = [word.format(arm=profiles["grace-hopper"]) for word in words]
@@ -155,8 +158,11 @@ def test_prune_of_an_engine_without_variants(cli, node):
         (("training:v1", "--keep", "1"), 2, "training:v1 has a version"),
         (("trainin", "--keep", "1"), 4, "the engine has no variant of trainin"),
         (("--keep", "x"), 2, "Invalid value for '--keep'"),
+        (("--hosts", "none.ndjson"), 2, "none.ndjson: no hosts found"),
+        (("--hosts", "-"), 2, "stdin: no hosts found"),
     ],
 )
+@pytest.mark.usefixtures("no_hosts")
 def test_wrong_use_of_prune_removes_nothing(cli, node, words, code, message):
     node.add("a", "v1")
     node.add("a", "v2")

@@ -127,7 +127,7 @@ def test_hosts(outcome, catalog_file, project, tmp_path, monkeypatch, kind):
         outcome.run(place, "kubernetes", "labels", "--host", file)
         outcome.run(place, "kubernetes", "labels", "--host", file, "--format", "kubectl", "--node", "n")
         outcome.run(place, "kubernetes", "dra-driver", "--dry-run", "--node-name", "n", "--host", file)
-        outcome.run(place, "slurm", "node-config", "--host", file)
+        outcome.run(place, "slurm", "node-config", "--host", file, "--program", "/usr/local/bin/imagematrix")
         outcome.run(place, "swarm", "node-config", "--dry-run", "--host", file, "--file", daemon)
         outcome.run(place, "plan", "-f", matrix, "--for", file)
         outcome.run(place, "init", "--from", file, tmp_path / place.replace("/", "-")[:40])

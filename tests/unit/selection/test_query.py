@@ -190,6 +190,17 @@ def test_axis_missing_in_some_variants_is_open(make):
     catalog = make.catalog(make.cpu_variant("t:v1-0"), build(make, "3.9"))
     error = refused(make.host(), catalog)
     assert str(error) == "variants of t:v1 that fit this host differ in python (not set, 3.9)"
+    assert error.remedy == "name one of them in place of t:v1, such as t:v1-0"
+
+
+@pytest.mark.parametrize("axes", [(), (("python", "3.13"),)])
+def test_a_variant_with_values_on_some_open_axes_is_chosen_by_name(make, axes):
+    best = make.cpu_variant("t:v1-best", axes=axes, cpu_flags=frozenset({"avx2"}))
+    other = make.cpu_variant("t:v1-other", axes=(("flavour", "small"), ("python", "3.12")))
+    host = make.host()
+    error = refused(host, make.catalog(best, other))
+    assert error.remedy == "name one of them in place of t:v1, such as t:v1-best"
+    assert select(host, make.catalog(best, other).known_as("t:v1-best")).selected == "t:v1-best"
 
 
 def test_variants_that_do_not_fit_leave_no_axis_open(make, pythons):

@@ -20,6 +20,7 @@ import pytest
 from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
 from imagematrix.hardware.gpu_request.spec import find_candidates
+from imagematrix.hardware.host import fabric
 from imagematrix.images.catalog.catalog import Catalog
 from imagematrix.selection import selector as module
 from imagematrix.selection.query import _share_query
@@ -493,6 +494,16 @@ def test_narrowed_choices_are_cached_for_each_kind_of_hardware(make):
         gpus = (make.gpu(number, **T4), make.gpu(number + 1, **A100))
         assert selector.select(make.host(*gpus), gpus=1).gpus == (f"GPU-{number + 1}",)
         assert len(selector._gpu_sets) <= 2
+
+
+def test_a_node_on_which_cuda_fails_is_a_warning(make):
+    """Whoever starts the image would see error 802 only, and `select` had named an image."""
+    text = f"8 NVSwitches, but no fabric manager running; {fabric.REMEDY}"
+    host = replace(make.host(make.gpu()), warnings=("something else", text))
+    catalog = make.catalog(make.variant(), make.cpu_variant())
+    assert [warning.text for warning in select(host, catalog).warnings] == [text]
+    assert select(host, catalog, gpus="none").warnings == ()
+    assert explain(host, make.catalog(make.variant(cubins=("70",)))).warnings == ()  # nothing is chosen
 
 
 def test_an_unknown_user_mode_driver_of_the_node_is_a_warning(make, conforms):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from imagematrix.cli.shared import completion
+from imagematrix.images.catalog import sources
 from imagematrix.images.catalog.catalog import Catalog, Variant
 
 
@@ -90,6 +91,16 @@ def test_conditions_complete_axes_of_catalog_and_matrix(bash, catalog_file, ship
     assert bash("plan", "-f", shipped, "--only", "march", "=", "znver*,ima") == ["znver*,image=training"]
     assert bash("plan", "--file", shipped, "--only", "cuda") == ["cuda=none", "cuda=11.8", "cuda=12.4"]
     assert bash("plan", "-f", tmp_path / "nothing.yaml", "--only", "cuda") == []
+
+
+def test_a_note_about_the_image_is_not_written_into_the_line(catalog_file, monkeypatch, capfd):
+    def open_elsewhere(_image, on_fallback):
+        on_fallback("using the engine's images")
+        return sources.open_catalog(catalog_file)
+
+    monkeypatch.setattr(sources, "open_stored_catalog", open_elsewhere)
+    assert completion._complete_conditions("reg:5000/training", None, "march=znver4") == ["march=znver4"]
+    assert capfd.readouterr() == ("", "")
 
 
 def test_engines_are_completed(bash):

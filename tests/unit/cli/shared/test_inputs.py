@@ -307,8 +307,9 @@ def test_open_axis_requires_where(cli, profiles, pythons, command):
         assert cli(*words, "--where", expression, "hello").code == 2
 
 
-def test_open_axis_is_in_the_json_document(cli, profiles, pythons, conforms):
-    result = cli("explain", "--host", profiles["laptop"], "--catalog", pythons, "--json", "hello")
+@pytest.mark.parametrize("command", ["select", "explain"])
+def test_open_axis_is_in_the_json_document(cli, profiles, pythons, conforms, command):
+    result = cli(command, "--host", profiles["laptop"], "--catalog", pythons, "--json", "hello")
     assert result.code == 2
     document = conforms(json.loads(result.out))
     assert (document["selected"], document["open"]) == (None, {"python": ["3.9", "3.13"]})
@@ -374,3 +375,10 @@ def test_explain_says_of_each_refusal_where_the_need_comes_from(cli, profiles, s
     for source in ("unknown", "table", "bytes"):
         told = with_facts(shipped_catalog, tmp_path, cpu_flags=source)
         assert f"\n       cpu ({source}): " in cli(*words, told).out
+
+
+@pytest.mark.parametrize("command", ["select", "explain", "ls", "coverage"])
+def test_a_policy_that_cannot_be_read_is_an_error_for_a_saved_catalog(cli, profiles, pythons, command):
+    host = {"ls": [], "coverage": [profiles["laptop"]]}.get(command, ["--host", profiles["laptop"]])
+    words = [command, "hello", *host, "--catalog", pythons, "--policy", "absent.json"]
+    cli(*words).refuses(2, "absent.json cannot be read: No such file")

@@ -6,6 +6,8 @@ output for other CPUs in the same format.
 """
 
 import os
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -197,6 +199,46 @@ def test_the_loader_is_read_on_for_leaves_of_the_processor(monkeypatch, tmp_path
     # The shell is slow between the two parts, so that they come one after the other.
     loader(tmp_path, monkeypatch, "x86.cpu_features.features[0x6].cpuid[0x3]=0x10", rest=rest)
     assert read(Tree("/"), SERVER) == ({"avx_vnni_int8", "avx512_bmm"}, [])
+
+
+def test_the_loader_is_read_in_a_process_with_many_open_files(monkeypatch, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, limits[1]), limits[1]))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        loader(tmp_path, monkeypatch, "x86.cpu_features.features[0x6].cpuid[0x0]=0x1")
+        assert read(Tree("/"), VNNI) == ({"sha512"}, [])
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("rest", ["exit 0", "exec sleep 600"])
+def test_the_loader_is_read_in_a_process_that_ignores_the_end_of_children(monkeypatch, tmp_path, rest):
+    loader(tmp_path, monkeypatch, "x86.cpu_features.features[0x6].cpuid[0x0]=0x1", rest=rest)
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert read(Tree("/"), VNNI) == ({"sha512"}, [])
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+
+
+def test_a_loader_that_another_thread_waited_for_is_not_killed(monkeypatch, tmp_path):
+    """Its number may be that of another process."""
+    loader(tmp_path, monkeypatch, rest="exit 0")
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda child, _signal: killed.append(child))
+    spawn = os.posix_spawn
+
+    def spawned(*words, **options):
+        child = spawn(*words, **options)
+        os.waitpid(child, 0)
+        return child
+
+    monkeypatch.setattr(os, "posix_spawn", spawned)
+    assert read(Tree("/"), VNNI)[0] == frozenset()
+    assert not killed
 
 
 @pytest.mark.parametrize("rest", ["exit 0", "exec sleep 600"])

@@ -1,9 +1,13 @@
 """Accelerators that images do not support, and ignored devices, on real kinds of nodes."""
 
+import re
+from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from imagematrix.hardware.host import accelerator_hints
 from imagematrix.hardware.host.nvml import Nvml
 from imagematrix.hardware.host.probe import assemble_host, probe
 from imagematrix.hardware.host.tree import Tree
@@ -286,3 +290,12 @@ def test_a_sandbox_without_any_trace_of_the_driver(captured):
     assert (host.driver, host.gpus) == (None, ())
     assert [one.where for one in host.accelerators] == ["/dev/nvidia0"]
     assert "libnvidia-ml.so.1" in host.warnings[0]
+
+
+def test_the_page_about_captures_copies_every_node_that_the_probe_reads():
+    page = (Path(__file__).parents[4] / "docs/how-to/capture-a-node.md").read_text()
+    (patterns,) = re.findall(r"^for path in (/dev/.*); do if \[ -c", page, re.MULTILINE)
+    for node in accelerator_hints.NODES.pattern.split("|"):
+        name = node.replace(r"[\w-]*", "x").replace(r"\d+", "0")
+        assert accelerator_hints.NODES.fullmatch(name)
+        assert any(fnmatch(f"/dev/{name}", pattern) for pattern in patterns.split()), name

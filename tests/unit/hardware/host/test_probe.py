@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from imagematrix.errors import ImagematrixError, ProbeError, UsageError
-from imagematrix.hardware.host import cpu, nvml
+from imagematrix.hardware.host import cpu, fabric, nvml
 from imagematrix.hardware.host.gpus import NOT_QUERIED, SANDBOX
 from imagematrix.hardware.host.host import Cpu, Host
 from imagematrix.hardware.host.nvml import Nvml, NvmlGpu
@@ -99,6 +99,7 @@ def test_the_fabric_manager_of_nvswitch_nodes(captured, gpu, files, state, warne
         assert warned in warning
         assert "802" in warning
         assert "nvidia-fabricmanager" in warning
+        assert fabric.list_fabric_warnings(["another", warning]) == [warning]
 
 
 def test_a_captured_tree_is_read_without_nvml(captured, gpu, monkeypatch):

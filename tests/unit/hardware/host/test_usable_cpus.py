@@ -44,6 +44,14 @@ UNIFIED, CPU = "sys/fs/cgroup", "sys/fs/cgroup/cpu"
             3,
         ),
         (V1 | {f"{CPU}/cpu.cfs_quota_us": "50000", f"{CPU}/cpu.cfs_period_us": "25000"}, 2),
+        (
+            V1  # without a link from cpu
+            | {
+                f"{CPU},cpuacct/docker/1/cpu.cfs_quota_us": "250000\n",
+                f"{CPU},cpuacct/docker/1/cpu.cfs_period_us": "100000\n",
+            },
+            3,
+        ),
         (V2 | {f"{UNIFIED}/jobs/one/cpu.max": "100000 0\n"}, 8),
         (V2 | {f"{UNIFIED}/jobs/one/cpu.max": "x y\n"}, 8),
         (V2 | {f"{UNIFIED}/jobs/one/cpu.max": "100000\n"}, 8),

@@ -1,6 +1,8 @@
 """The hosts of a resolver, reloaded when they change."""
 
 import shutil
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,29 @@ def test_machine_is_probed_again_when_it_changes(monkeypatch, tmp_path):
     folder.rmdir()
     probed.read_host()
     assert probes.count({}) == 3
+
+
+def test_machine_is_probed_again_until_nvml_has_answered(monkeypatch, make):
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    lost = make.host(replace(make.gpu(), memory_mib=None, state="lost"))
+    good = make.host(make.gpu())
+    results = [lost, lost, lost, good]
+    times = []
+
+    def load(*, nvml=None):
+        if nvml is False:
+            return lost  # all that is known without NVML, whether it answers or not
+        times.append(clock[0] - 1000)
+        return results[len(times) - 1]
+
+    monkeypatch.setattr(node, "probe_hardware", load)
+    probed = ReloadedHost.from_probe()
+    for second in range(400):
+        clock[0] = 1000.0 + second
+        probed.read_host()
+    assert probed.read_host() == good
+    assert times == [0, 30, 90, 210]
 
 
 def test_the_log_says_that_a_default_is_not_the_first():

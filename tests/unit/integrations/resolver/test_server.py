@@ -108,6 +108,8 @@ def test_axes_are_read_from_the_tag(front, upstream):
     status, message = node.pull("v1-python3.14")
     assert status == 403
     assert "python3.12, python3.13" in message
+    published.publish({"none": variant()} | pythons, version="v2")
+    assert "name one in the tag, such as v2-python3.12" in node.pull("v2")[1]
 
 
 def test_class_tag_gives_every_node_the_same_variant(front, published):

@@ -104,6 +104,24 @@ def test_signal_exits_with_0(number, published, upstream):
         (["--upstream", "nope"], "invalid registry 'nope'"),
         (["--upstream", "oci:/nowhere"], "is not an OCI layout"),
         (["--upstream", "r:1", "--class", "a"], "expected NAME=FILE"),
+        (["--upstream", "r:1", "--class", "a=x", "--class", "a=y"], "two files for the class a"),
+        *[
+            (["--upstream", "r:1", task, *words], f"{words[0]} has no effect with {task.partition('=')[0]}")
+            for task in ("--sweep", "--containerd=certs.d")
+            for words in (
+                ["--host", "node.json"],
+                ["--class", "a=x"],
+                ["--policy", "p.json"],
+                ["--state", "s"],
+                ["--changed", "c"],
+                ["--health", "127.0.0.1:1"],
+            )
+        ],
+        (["--sweep", "--containerd", "certs.d"], "--containerd has no effect with --sweep"),
+        (
+            ["--upstream", "r:1", "--containerd", "certs.d", "--token-file", "t"],
+            "--token-file has no effect with --containerd",
+        ),
         (["--upstream", "r:1", "--host", "/nowhere"], "/nowhere"),
         (
             ["--upstream", "r:1", "--token-file", "/nowhere"],

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -288,6 +289,21 @@ def node_config(monkeypatch, profiles, folder, capfd):
         return code, *capfd.readouterr()
 
     return call
+
+
+def test_oci_conf_needs_a_program_that_can_be_started(profiles, tmp_path, monkeypatch, capfd):
+    """With `python -m imagematrix`, the command is a module, and Slurm would start it as a program."""
+    module = tmp_path / "__main__.py"
+    module.touch(0o644)
+    monkeypatch.setattr(sys, "argv", [str(module)])
+    words = ["slurm", "node-config", "--host", str(profiles["genoa-h200"])]
+    assert dispatch.run_command(words) == 2
+    error = capfd.readouterr().err
+    assert f"{module} is not a program" in error
+    assert "--program PATH" in error
+    module.chmod(0o755)
+    assert dispatch.run_command(words) == 0
+    assert f" {module} " in capfd.readouterr().out
 
 
 def test_the_command_prints_the_three_files(node_config):

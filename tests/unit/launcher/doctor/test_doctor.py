@@ -292,3 +292,4 @@ def test_wrong_use_of_a_drop_in(cli, monkeypatch):
     cli("doctor", "--drop-in", "docker").fails(8, "no docker of this machine answers")
     for words in (("training:v1",), ("--json",), ("--host", "x")):
         cli("doctor", "--drop-in", "docker", *words).fails(2, "--drop-in stands alone")
+    cli("doctor", "--where", "python=3.13").refuses(2, "--where decides among the variants of an image")

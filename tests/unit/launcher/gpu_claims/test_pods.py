@@ -58,7 +58,7 @@ def listing(socket):
     server.stop(None).wait()
 
 
-def test_pods_use_the_gpus_that_they_were_given(cli, profiles, listing, conforms):
+def test_pods_use_the_gpus_that_they_were_given(show_gpus, profiles, listing, conforms):
     first, second, *others = json.loads(profiles["genoa-h200"].read_text())["gpus"]
     listing(
         (GPU, [first["uuid"]]),
@@ -66,7 +66,7 @@ def test_pods_use_the_gpus_that_they_were_given(cli, profiles, listing, conforms
         ("nvidia.com/gpu", [others[0]["uuid"]]),
         ("example.com/fpga", ["0"]),
     )
-    result = cli("gpus", "--host", profiles["genoa-h200"], "--json")
+    result = show_gpus(profiles["genoa-h200"], "--json")
     assert (result.code, result.err) == (0, "")
     document = conforms(json.loads(result.out))
     assert [gpu["free"] for gpu in document["gpus"]] == [False] * 3 + [True] * 5
@@ -79,38 +79,38 @@ def test_pods_use_the_gpus_that_they_were_given(cli, profiles, listing, conforms
     ]
 
 
-def test_a_mig_device_is_held_alone(cli, profiles, listing):
+def test_a_mig_device_is_held_alone(show_gpus, profiles, listing):
     device, *_ = json.loads(profiles["mig"].read_text())["gpus"][0]["mig"]
     listing((f"imagematrix.io/mig-{device['profile']}", [device["uuid"]]))
-    (gpu, whole) = json.loads(cli("gpus", "--host", profiles["mig"], "--json").out)["gpus"]
+    (gpu, whole) = json.loads(show_gpus(profiles["mig"], "--json").out)["gpus"]
     assert [bool(part["used_by"]) for part in gpu["mig"]] == [True, False, False]
     assert whole["free"]
 
 
-def test_usage_is_unknown_while_kubelet_does_not_answer(cli, profiles, socket):
+def test_usage_is_unknown_while_kubelet_does_not_answer(show_gpus, profiles, socket):
     socket.touch()
-    result = cli("gpus", "--host", profiles["genoa-h200"], "--json")
+    result = show_gpus(profiles["genoa-h200"], "--json")
     assert result.code == 0
     assert "kubelet does not answer" in result.err
     assert "GPU usage by pods unknown" in result.err
     assert {gpu["free"] for gpu in json.loads(result.out)["gpus"]} == {None}
 
 
-def test_usage_is_unknown_without_grpc(cli, profiles, socket, monkeypatch, tmp_path, gpu):
+def test_usage_is_unknown_without_grpc(show_gpus, profiles, socket, monkeypatch, tmp_path, gpu):
     socket.touch()
     (tmp_path / "grpc.py").write_text("raise ModuleNotFoundError(name='grpc')")
     monkeypatch.syspath_prepend(tmp_path)
-    result = cli("gpus", "--host", profiles["genoa-h200"])
+    result = show_gpus(profiles["genoa-h200"])
     assert "grpc is not installed: GPU usage by pods unknown" in result.err
     with pytest.raises(EngineError, match="cannot ask kubelet") as caught:
         pods.compute_pod_usage((gpu(),))
     assert "`pip install '.[all]'` in a checkout" in caught.value.remedy
 
 
-def test_usage_is_unknown_to_a_user_who_may_not_ask(cli, profiles, socket, monkeypatch):
+def test_usage_is_unknown_to_a_user_who_may_not_ask(show_gpus, profiles, socket, monkeypatch):
     socket.touch()
     monkeypatch.setattr(pods, "check_access", lambda *_: False)
-    result = cli("gpus", "--host", profiles["genoa-h200"])
+    result = show_gpus(profiles["genoa-h200"])
     assert "permission denied: GPU usage by pods unknown" in result.err
     assert " free " not in result.out
 
