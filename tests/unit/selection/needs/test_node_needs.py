@@ -75,6 +75,16 @@ def test_flags_that_are_not_told(make):
         derive_needs(variant, silent, allow_cpu=True)
 
 
+@pytest.mark.parametrize("expression", ["brand!=tesla", "brand=tesla"])
+def test_the_case_of_a_brand_makes_no_difference(make, expression):
+    lower, upper = (
+        derive_needs(make.variant(driver=make.umd("host"), requires=(text,)), VOCABULARY)
+        for text in (expression, expression.replace("t", "T"))
+    )
+    assert lower == upper
+    assert all(("tesla" in (need.brands or ())) is (expression == "brand=tesla") for need in lower)
+
+
 PARTIAL = frozenset(
     {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"}
     | {"avx512_vbmi2", "fma", "bmi1", "bmi2", "pku"}
