@@ -62,6 +62,7 @@ class TrimReport:
             "removed": sum(result.removed_size for result in self.results),
             "files": [result.to_json() for result in self.results],
             "linked": list(self.linked),
+            "recorded": list(self.recorded),
         }
 
 

@@ -377,6 +377,14 @@ def wheel(path, contents, *, name=NAME, extra=()):
     return path
 
 
+def move_header(path, name, place):
+    """Let the directory of a zip name another place for a file."""
+    raw = bytearray(path.read_bytes())
+    at = raw.rfind(name.encode()) - 4  # the name follows the place
+    raw[at : at + 4] = place.to_bytes(4, "little")
+    path.write_bytes(raw)
+
+
 LONG = f"x/a.fatbin,{'0' * (1 << 18)},\n"  # more than Python's csv takes
 
 
@@ -469,8 +477,17 @@ def test_signed_wheel_is_rejected(made):
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (lambda path: path.write_bytes(path.read_bytes()[:-30]), None),
-        (lambda path: wheel(path, {"x/a.fatbin": RAW}, name="x/RECORD"), None),
+        (lambda path: path.write_bytes(path.read_bytes()[:-30]), "File is not a zip file"),
+        (lambda path: wheel(path, {"x/a.fatbin": RAW}, name="x/RECORD"), "it has no single RECORD"),
+        (
+            lambda path: wheel(path, {"x/a.fatbin": RAW}, extra=[("y-1.dist-info/RECORD", b"")]),
+            "it has no single RECORD",
+        ),
+        (lambda path: move_header(path, "x/empty.py", 10**6), "it ends before its x/empty.py"),
+        (
+            lambda path: move_header(path, "x/empty.py", path.stat().st_size - 12),
+            "it ends before its x/empty.py",
+        ),
         (
             lambda path: wheel(path, {"x/a.fatbin": RAW}, extra=[("x/unlisted.fatbin", RAW)]),
             "its RECORD does not list x/unlisted.fatbin",
