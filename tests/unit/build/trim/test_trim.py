@@ -302,6 +302,25 @@ def test_record_of_an_installed_package_is_updated(tmp_path):
     assert other.stat().st_ino == inode
 
 
+@pytest.mark.parametrize("given", ["site/x/lib", "site/x/lib/a.fatbin", "site/x"])
+def test_record_of_a_package_of_which_a_part_is_trimmed_is_updated(tmp_path, monkeypatch, given):
+    put(tmp_path / "site" / "x" / "lib" / "a.fatbin")
+    path = put(tmp_path / "site" / NAME, record({"x/lib/a.fatbin": RAW, "x/b.py": b""}, NAME))
+    other = tmp_path / "site" / "y-1.dist-info" / "RECORD"
+    other.parent.mkdir()
+    other.symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    trim([Path(given)], HOPPER, dry_run=True)
+    assert rows(path.read_bytes())["x/lib/a.fatbin"] == hashed(RAW)
+    trim([Path(given)], HOPPER)
+    assert rows(path.read_bytes()) == {
+        "x/lib/a.fatbin": hashed(STAYING),
+        "x/b.py": hashed(b""),
+        NAME: "",
+    }
+    assert other.is_symlink()
+
+
 def test_record_is_updated_even_if_a_later_file_fails(tmp_path, monkeypatch):
     put(tmp_path / "a.fatbin")
     put(tmp_path / "b.fatbin")
