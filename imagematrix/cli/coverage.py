@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from imagematrix.selection.fleet.coverage import Coverage, LimitedVariants
     from imagematrix.selection.fleet.upgrade import Upgrade
 
-HOSTS = (".json", ".ndjson")  # ends of the names of files of hosts
 LISTED = 20  # reasons or changes listed before "and N more"
 
 Hosts = Annotated[
@@ -84,13 +84,14 @@ def command(
 ) -> None:
     """Show which hosts have an image, which images are unused, and what a driver upgrade would break."""
     from imagematrix.selection.fleet.coverage import compute_coverage, with_limit
-    from imagematrix.selection.fleet.hosts import load_hosts
+    from imagematrix.selection.fleet.hosts import OF_LINES, SUFFIX, load_hosts
     from imagematrix.selection.fleet.upgrade import parse_upgrades
     from imagematrix.selection.query import parse_where
 
     # As in other commands, the first argument may be the image.
     first, *rest = hosts
-    is_hosts = first.suffix in HOSTS or str(first) == "-" or first.exists()
+    # For overlong names, pathlib raises an error.
+    is_hosts = first.suffix in (SUFFIX, *OF_LINES) or str(first) == "-" or os.path.exists(first)  # noqa: PTH110
     if image is None and rest and not is_hosts:
         image, hosts = str(first), rest
     require_image(image, catalog)

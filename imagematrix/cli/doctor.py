@@ -141,10 +141,10 @@ def _gather_image_facts(
         node, gpus = within(host) if live else (host, None)
         selection = select(node, find_catalog(name, None, policy), gpus=gpus, where=where)
         driver = selection.variant.driver if selection.variant else None
-        try:
-            paths = find_libcudas(str(selection.selected)) if driver else ()
-        except UnknownImageError:  # in a registry, and not pulled yet
-            paths = None
+        paths: tuple[str, ...] | None = None if driver else ()
+        if driver and live:
+            with suppress(EngineError, UnknownImageError):  # not pulled yet, or no engine starts it here
+                paths = find_libcudas(str(selection.selected))
         environment: tuple[str, ...] = ()
         if selection.selected:
             with suppress(EngineError):  # not pulled yet; the engine has a check of its own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from imagematrix.selection.needs.statement import Assumption
 
 SYSTEMS = ("runpod",)
-PEOPLE = "arch,cpu-flags,driver,gpu-name"  # facts that people know of a node
+PEOPLE = "arch,cpu-flags,driver,gpu-name,gpu-least-memory-mib"  # facts that people know of a node
 NAMES = {
     "unknown_compute": "or of an unknown capability:",
     "last_branch": "GPUs supported up to driver branch",
@@ -81,8 +82,9 @@ def command(
 ) -> None:
     """Print what each variant of an image, and the version as a whole, needs from a node.
 
-    Without --knows, the text is about what people know of a node: driver, GPUs and CPU. --json has all facts
-    that rules compare: a node meets its conditions if and only if the variant fits.
+    Without --knows, the text is about what people know of a node: driver, GPUs and CPU; where these do not
+    tell whether a variant fits, it is about all facts. --json has all facts that rules compare: a node meets
+    its conditions if and only if the variant fits.
 
     With --knows, print a statement about nodes in these facts: every node that meets it, and for which the
     listed assumptions hold, runs the variant. If there is none, the exit code is 3.
@@ -102,8 +104,11 @@ def command(
     if json:
         print_json(needs.to_json())
     elif needs.variants:
-        shown = knowledge or _parse_knowledge(PEOPLE)
-        print_text(*_format_needs(find_image_needs(narrowed, shown, injects=injects, allow_cpu=allow_cpu)))
+        if knowledge is None:
+            known = _parse_knowledge(PEOPLE)
+            shown = find_image_needs(narrowed, known, injects=injects, allow_cpu=allow_cpu)
+            needs = _prefer(shown, needs)
+        print_text(*_format_needs(needs))
     needs.require_variants()
 
 
@@ -126,6 +131,12 @@ def _parse_knowledge(knows: str | None) -> Knowledge | None:
     if knows is None:
         return None
     return Knowledge(vocabulary=VOCABULARY, words=parse_words(knows, VOCABULARY))
+
+
+def _prefer(shown: ImageNeeds, complete: ImageNeeds) -> ImageNeeds:
+    """Return `complete`, with the variants as in `shown` where it has them."""
+    variants = {one.variant: one for one in shown.variants}
+    return replace(complete, variants=tuple(variants.get(one.variant, one) for one in complete.variants))
 
 
 def _print_requests(catalog: Catalog, *, json: bool) -> None:

@@ -81,16 +81,17 @@ def command(
     if unlocked:
         print_info(f"not locked, so the next build resolves them: {', '.join(unlocked)}")
     old = [finding for finding in findings if finding.status == "outdated"]
-    unknown = len(findings) - len(old)
+    unknown = [finding for finding in findings if finding.status == "unknown"]
     if old:
         remedy = (
             "`imagematrix lock --upgrade` for bases, edit the matrix for the rest; then `imagematrix bump`"
         )
-        also = f", {unknown} unknown" if unknown else ""
+        also = f", {len(unknown)} unknown" if unknown else ""
         raise OutdatedError(f"{format_count(len(old), 'thing')} outdated{also}", remedy=remedy)
     if unknown:
+        remedies = dict.fromkeys(finding.remedy or "run this again later" for finding in unknown)
         raise EngineError(
-            f"{format_count(unknown, 'thing')} could not be asked", remedy="run this again later"
+            f"{format_count(len(unknown), 'thing')} could not be asked", remedy="; ".join(remedies)
         )
     print_info("nothing is outdated")
 

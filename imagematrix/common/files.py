@@ -64,16 +64,21 @@ def replace_file(
 ) -> None:
     """Replace the file `path`, or create it, so that readers and a power failure see all of it or none.
 
-    `check` gets the draft beside it, whose name ends in `suffix`. Without a `mode`, the umask applies. Raises
-    OSError, and the errors of `check`; the file is then unchanged.
+    `check` gets the draft beside it, whose name ends in `suffix`. Without a `mode`, a file that is replaced
+    keeps its mode, and its owner and group if this user may give them; to a new one, the umask applies.
+    Raises OSError, and the errors of `check`; the file is then unchanged.
     """
+    replaced = _find_replaced(path) if mode is None else None
     # The draft's name ends in the file's name: that is how build contexts ignore the draft of a lock file.
     draft = path.with_name(f".{os.urandom(6).hex()}.{path.name}{suffix}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     with contextlib.ExitStack() as undo:
         undo.callback(draft.unlink, missing_ok=True)
         with os.fdopen(descriptor, "wb") as file:
-            if mode is not None:
+            if replaced:
+                os.fchmod(descriptor, replaced.st_mode & 0o777)
+                _give_owner(descriptor, replaced)
+            elif mode is not None:
                 os.fchmod(descriptor, mode)
             file.write(content)
             file.flush()
@@ -81,6 +86,28 @@ def replace_file(
         check(draft)
         draft.replace(path)
         undo.pop_all()
+
+
+def _find_replaced(path: Path) -> os.stat_result | None:
+    """Return the status of the file whose mode and owner its replacement keeps; None if there is none.
+
+    A link has none of its own. In a folder that everybody can write, another user may have put the file
+    there so as to own what replaces it.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        status = path.lstat()
+        is_shared = path.parent.stat().st_mode & stat.S_IWOTH
+        if stat.S_ISREG(status.st_mode) and (status.st_uid == os.geteuid() or not is_shared):
+            return status
+    return None
+
+
+def _give_owner(descriptor: int, status: os.stat_result) -> None:
+    """Give an open file the owner and group in `status`, or the group, as far as this user may."""
+    for owner in (status.st_uid, -1):
+        with contextlib.suppress(OSError):
+            os.fchown(descriptor, owner, status.st_gid)
+            return
 
 
 def write_output(path: Path, content: bytes) -> None:
@@ -93,7 +120,7 @@ def write_output(path: Path, content: bytes) -> None:
         return
     target = Path(os.path.realpath(path))  # also of a link to itself
     try:
-        replace_file(target, content, target.stat().st_mode & 0o7777 if target.exists() else None)
+        replace_file(target, content)
     except OSError as error:
         if error.errno not in IN_PLACE:
             raise

@@ -7,7 +7,7 @@ from imagematrix.images.catalog.catalog import CLAIM, UNKNOWN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
     from typing import Protocol
 
     from imagematrix.images.catalog.catalog import Variant
@@ -154,7 +154,7 @@ class Rule(Record):
     value, or no driver, may have another verdict anyway. Facts are named as above; those that are computed
     from others are properties of the same records ("gpus.last_branch", "gpus.data_centre"). What a driver
     upgrade, a label or a device selector has to tell apart is derived from this, so a rule must state all of
-    it.
+    it. `warn_thresholds` returns the same of what `warn` compares, and need not state what `thresholds` does.
     """
 
     name: str
@@ -167,6 +167,7 @@ class Rule(Record):
     reason: ReasonFunction
     distance: Callable[[Target, Variant], Distance]
     warn: Callable[[Target, Variant], Iterable[str]] | None = None
+    warn_thresholds: Callable[[Variant], Thresholds] | None = None
 
     def evaluate(self, target: Target, variant: Variant) -> RuleResult:
         """Return the verdict with its reason."""
@@ -179,6 +180,12 @@ class Rule(Record):
             why = UNDECIDED
         remedy = Remedy(words=advice) if advice and not ok else None
         return RuleResult(rule=self.name, ok=ok, need=need, have=have, why=why, remedy=remedy, source=source)
+
+    def list_compared_values(self, variant: Variant, fact: str) -> Iterator[str | int | bool]:
+        """Yield the values of a fact at which the verdict or a warning about a variant may change."""
+        for thresholds in (self.thresholds, self.warn_thresholds):
+            if thresholds:
+                yield from thresholds(variant).get(fact, ())
 
     def may_apply(self, variant: Variant) -> bool:
         """Whether the rule applies to a variant, or may apply because a fact is unknown."""

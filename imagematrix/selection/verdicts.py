@@ -83,7 +83,7 @@ class RuleGroups:
             for rule, groups in groups_by_rule
             if FLAGS in rule.facts
             for example, _ in groups
-            for flag in rule.thresholds(example).get(FLAGS, ())
+            for flag in rule.list_compared_values(example, FLAGS)
         )
         rule_groups = _group_rules_by_facts([rule for rule, _ in groups_by_rule])
         self._rule_groups = [

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from imagematrix.build.plan.plan import Planned
 
+PUSH = "push a base that was made on this machine to a registry, and use its name there"
+
 
 def check_bases(items: Sequence[Planned], locked: Mapping[str, str]) -> Iterator[AgeFinding]:
     """Yield the locked bases that have another digest in their registry by now.
@@ -29,18 +31,26 @@ def check_bases(items: Sequence[Planned], locked: Mapping[str, str]) -> Iterator
         if not users or "@" in name:
             continue
         reference = Reference.parse(name)
-        now, why = None, f"the registry {reference.registry} does not have it"
+        now, why, remedy = None, f"the registry {reference.registry} does not have it", PUSH
         try:
             with Registry(reference.name) as registry:
                 now = registry.digest(reference.tag)
         except (EngineError, UnknownImageError) as error:
-            why = str(error)
+            # Docker Hub denies access to what it does not have.
+            why, remedy = str(error), "; ".join(filter(None, (error.remedy, PUSH)))
         if now is not None:
             why = "its tag has another image in its registry"
         if now != digest:
             source = reference.registry
             yield AgeFinding(
-                kind="base", name=name, used=digest, now=now, why=why, source=source, items=users
+                kind="base",
+                name=name,
+                used=digest,
+                now=now,
+                why=why,
+                source=source,
+                items=users,
+                remedy=remedy,
             )
 
 

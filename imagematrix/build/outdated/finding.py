@@ -21,7 +21,7 @@ class AgeFinding:
 
     `used` is what the matrix uses, `now` what there is instead, `why` a sentence. `source` is what was asked,
     `date` the date of a table. `items` are the planned cells that it concerns, `list_hosts` those that would
-    choose one of them.
+    choose one of them. `remedy` is what to do about an unknown one, if more than to ask again later.
     """
 
     kind: str
@@ -33,6 +33,7 @@ class AgeFinding:
     date: str | None = None
     items: tuple[Planned, ...] = ()
     hosts: tuple[str, ...] = ()
+    remedy: str | None = None
 
     @property
     def status(self) -> str:

@@ -1,7 +1,8 @@
 """Package indexes: the addresses where pip and uv would look, with their logins, which nothing prints.
 
-A lock comes from the repository, perhaps in a change by somebody else. So values of variables that its
-addresses name are sent only to hosts that the user's own configuration names, and never printed.
+A lock comes from the repository, perhaps in a change by somebody else, and so does the configuration of a
+project. So values of variables for their addresses are sent only to hosts that the user's own configuration
+names, and never printed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import re
 import sys
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -41,7 +42,7 @@ class PackageIndex:
     """An index: `address` is where it is asked, without a login, and `url` is how that is shown.
 
     `authorization` is the header with a login, or None. An index without an address is not asked: nothing
-    but its lock names the host that would get values of variables.
+    but its lock or project names the host that would get values of variables.
     """
 
     url: str
@@ -100,6 +101,14 @@ def _parse_origin(text: str) -> Origin:
     return parts.scheme, parts.hostname, parts.port or PORTS.get(parts.scheme)
 
 
+def _is_at(text: str, origins: Collection[Origin]) -> bool:
+    """Whether an address is at one of these origins."""
+    try:
+        return _parse_origin(text) in origins
+    except ValueError:
+        return False
+
+
 class _PipParser(configparser.RawConfigParser):
     def optionxform(self, optionstr: str) -> str:
         """Return the name of an option; index_url and --index-url are the same."""
@@ -110,19 +119,29 @@ class _PipParser(configparser.RawConfigParser):
 class IndexSettings:
     """The addresses of indexes that are configured: the `default` one, and `extra` ones asked besides.
 
-    `trusted` are the origins of all that the user's own configuration names, without the project's.
+    `trusted` are the origins of all that the user's own configuration names, without the project's. `unasked`
+    are addresses of the project for which a variable has a login, and that are at none of these.
     """
 
     default: str = PYPI
     extra: tuple[str, ...] = ()
     trusted: frozenset[Origin] = frozenset()
+    unasked: frozenset[str] = frozenset()
+
+    def list_indexes(self) -> list[PackageIndex]:
+        """Return the default index and the extra ones."""
+        return [
+            replace(index, address=None, authorization=None) if address in self.unasked else index
+            for address in (self.default, *self.extra)
+            for index in [PackageIndex.parse(address)]
+        ]
 
 
 def find_lock_indexes(
     text: str, settings: IndexSettings, environment: Mapping[str, str]
 ) -> tuple[PackageIndex, ...]:
     """Return the indexes for a lock: those in its own options, as pip reads them, or the configured ones."""
-    indexes = [PackageIndex.parse(address) for address in (settings.default, *settings.extra)]
+    indexes = settings.list_indexes()
     for option, address, no_index in OPTION.findall(text):
         if no_index:
             return ()
@@ -138,9 +157,6 @@ def read_index_settings(folder: Path, environment: Mapping[str, str]) -> IndexSe
     """
     pip = _read_pip_settings(environment)
     user_uv = _read_uv_settings(_read_uv_tables(environment), environment)
-    uv = _read_uv_settings(
-        (*_read_project_tables(folder, environment), *_read_uv_tables(environment)), environment
-    )
     variables = [environment.get(name) for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL")]
     more = [environment.get(name, "").split() for name in ("UV_INDEX", "UV_EXTRA_INDEX_URL")]
     pip_extra = environment.get("PIP_EXTRA_INDEX_URL", "").split() or pip.extra
@@ -157,10 +173,12 @@ def read_index_settings(folder: Path, environment: Mapping[str, str]) -> IndexSe
     for address in list_addresses(*variables, user_uv.default, pip.default, *extra, *user_uv.extra):
         with contextlib.suppress(ValueError):
             trusted.add(_parse_origin(address))
+    project = _read_uv_settings(_read_project_tables(folder, environment), environment, trusted)
     return IndexSettings(
-        default=next(iter(list_addresses(*variables, uv.default, pip.default)), PYPI),
-        extra=list_addresses(*extra, *uv.extra),
+        default=next(iter(list_addresses(*variables, project.default, user_uv.default, pip.default)), PYPI),
+        extra=list_addresses(*extra, *project.extra, *user_uv.extra),
         trusted=frozenset(trusted),
+        unasked=project.unasked,
     )
 
 
@@ -192,14 +210,25 @@ def _read_pip_settings(environment: Mapping[str, str]) -> IndexSettings:
     return IndexSettings(default=default, extra=tuple(extra.split()))
 
 
-def _read_uv_settings(tables: Iterable[dict[str, Any]], environment: Mapping[str, str]) -> IndexSettings:
-    """Return what configurations of uv say; the first that names a default index decides it."""
+def _read_uv_settings(
+    tables: Iterable[dict[str, Any]],
+    environment: Mapping[str, str],
+    trusted: Collection[Origin] | None = None,
+) -> IndexSettings:
+    """Return what configurations of uv say; the first that names a default index decides it.
+
+    Logins in variables are only for `trusted` origins, or for all without them.
+    """
     urls: list[tuple[str, bool]] = []
+    unasked: set[str] = set()
     for table in tables:
         entries = table.get("index")
         for entry in entries if isinstance(entries, list) else ():
             if isinstance(entry, dict) and isinstance(entry.get("url"), str) and not entry.get("explicit"):
                 url = _add_login(str(entry.get("name") or ""), entry["url"], environment)
+                if url != entry["url"] and trusted is not None and not _is_at(url, trusted):
+                    url = entry["url"]
+                    unasked.add(url)
                 urls.append((url, bool(entry.get("default"))))
         for options in (table, table.get("pip")):
             if isinstance(options, dict):
@@ -207,7 +236,11 @@ def _read_uv_settings(tables: Iterable[dict[str, Any]], environment: Mapping[str
                 urls += [(str(url), False) for url in (extra if isinstance(extra, list) else ())]
                 urls += [(options["index-url"], True)] if isinstance(options.get("index-url"), str) else []
     default = next((url for url, is_default in urls if is_default), "")
-    return IndexSettings(default=default, extra=tuple(url for url, is_default in urls if not is_default))
+    return IndexSettings(
+        default=default,
+        extra=tuple(url for url, is_default in urls if not is_default),
+        unasked=frozenset(unasked),
+    )
 
 
 def _read_project_tables(folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, Any]]:
@@ -264,7 +297,7 @@ def _read_toml(path: Path) -> dict[str, Any] | None:
         return None
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{path} is not TOML: {error}") from error
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
-from html.parser import HTMLParser
+from html import unescape
 from urllib.parse import unquote
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -20,11 +21,19 @@ from imagematrix.common import json_documents
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from packaging.tags import Tag
     from packaging.utils import BuildTag
     from packaging.version import Version
 
-SHA256 = re.compile(r"#(?:.*&)?sha256=([0-9a-f]{64})")
+# Python's parser of HTML takes time that grows with the square of a page, which an index chooses.
+COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
+LINK = re.compile(r"""<a\s((?:[^<>"']|"[^"]*+"|'[^']*+')*+)>""", re.IGNORECASE)
+ATTRIBUTE = re.compile(r"""([^\s"'=<>/]+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'=<>]+)))?""")
+SHA256 = re.compile(r"(?:^|&)sha256=([0-9a-f]{64})")
+LONGEST = 512  # characters of a file name, or of the Pythons that a file is for
+MOST_TAGS = 1_000  # of a wheel, which has one for each combination of the words in its name
 REASON = 200  # characters of why a file was yanked
 
 
@@ -50,10 +59,8 @@ def parse_file_list(body: bytes, url: str) -> list[WheelFile]:
     Files whose names are not those of wheels or source distributions are left out.
     """
     if body.lstrip()[:1] == b"<":
-        page = _SimplePage()
-        page.feed(body.decode(errors="replace"))
-        page.close()
-        return [file for fields in page.files if (file := _parse_file(*fields))]
+        links = _list_links(body.decode(errors="replace"))
+        return [file for fields in links if (file := _parse_file(*fields))]
     fields = json_documents.Fields(json_documents.parse_json(body, url), url)
     files = []
     for entry in fields.list_objects("files"):
@@ -67,27 +74,27 @@ def parse_file_list(body: bytes, url: str) -> list[WheelFile]:
     return files
 
 
-class _SimplePage(HTMLParser):
-    """The links of a page, each with its hash, why it was yanked, and its Pythons."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.files: list[tuple[str, str | None, str | None, str]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        attributes = dict(attrs)
-        href = attributes.get("href") or ""
-        if tag == "a" and href:
-            sha256 = SHA256.search(href)
-            name = unquote(re.split("[?#]", href, maxsplit=1)[0].rpartition("/")[2])
-            yanked = (attributes["data-yanked"] or "") if "data-yanked" in attributes else None
-            python = attributes.get("data-requires-python") or ""
-            self.files.append((name, sha256 and sha256[1], yanked and yanked[:REASON], python))
+def _list_links(page: str) -> Iterator[tuple[str, str | None, str | None, str]]:
+    """Yield the names of the files that a page links, with their hashes, why yanked, and their Pythons."""
+    for link in LINK.finditer(COMMENT.sub("", page)):
+        attributes = {
+            name.lower(): unescape(double or single or bare)
+            for name, double, single, bare in ATTRIBUTE.findall(link[1])
+        }
+        path, _, fragment = attributes.get("href", "").partition("#")
+        sha256 = SHA256.search(fragment)
+        name = unquote(path.partition("?")[0].rpartition("/")[2])
+        yanked = attributes.get("data-yanked")
+        python = attributes.get("data-requires-python", "")
+        yield name, sha256 and sha256[1], yanked and yanked[:REASON], python
 
 
 def _parse_file(name: str, sha256: str | None, yanked: str | None, python: str) -> WheelFile | None:
     build: BuildTag = ()
     tags: frozenset[Tag] = frozenset()
+    words = (part.count(".") + 1 for part in name.removesuffix(".whl").rsplit("-", 3)[1:])
+    if len(name) > LONGEST or math.prod(words) > MOST_TAGS:
+        return None
     try:
         if name.endswith(".whl"):
             _, version, build, tags = parse_wheel_filename(name)
@@ -96,7 +103,7 @@ def _parse_file(name: str, sha256: str | None, yanked: str | None, python: str) 
     except (InvalidSdistFilename, InvalidWheelFilename, InvalidVersion):
         return None
     try:
-        pythons = SpecifierSet(python)
+        pythons = SpecifierSet(python if len(python) <= LONGEST else "")
     except InvalidSpecifier:
         pythons = SpecifierSet()
     return WheelFile(

@@ -1,7 +1,7 @@
 """Locked wheels that a package index has in newer releases or in better files, or that it withdrew.
 
 The locks are requirements with hashes, as pip reads them: in Dockerfiles, where templates write them, and in
-files that Dockerfiles copy.
+files that Dockerfiles copy or mount.
 Pre-releases and yanked files are never newer, nor are files for another Python or platform, if the locked
 wheels tell for which they are.
 """
@@ -9,17 +9,22 @@ wheels tell for which they are.
 from __future__ import annotations
 
 import contextlib
+import posixpath
 import re
+from bisect import bisect_left
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
+from imagematrix.build.dockerfile.instructions import parse_instructions, split_words
 from imagematrix.build.outdated.finding import AgeFinding
 from imagematrix.build.outdated.wheel_files import parse_file_list
 from imagematrix.build.outdated.wheel_target import infer_wheel_target
+from imagematrix.build.plan.context import list_context_paths
+from imagematrix.build.plan.dockerignore import list_unignored
 from imagematrix.common.json_documents import LIMIT
 from imagematrix.errors import EngineError, UsageError
 from imagematrix.images.oci.retry import call_with_retries
@@ -43,14 +48,12 @@ if TYPE_CHECKING:
 ACCEPTED = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 OK, MISSING = 200, 404
 REQUESTS = 8  # at the same time
-HERE = re.compile(r"<<-?[\"']?(\w+)[\"']?[^\n]*\n(.*?)^\1$", re.DOTALL | re.MULTILINE)
-LOCKED = re.compile(
-    r"^([A-Za-z0-9][\w.-]*)(?:\[[^]\n]*\])?==(\d[\w.+!-]*)((?:[^\n\\]|\\\n)*?--hash=(?:[^\n\\]|\\\n)*)",
-    re.ASCII | re.MULTILINE,
-)
-COPIED = re.compile(r"(?mi)^(?:COPY|ADD)[ \t]+(?!.*--from=)(.+)$")
+HERE = re.compile(r"<<-?[\"']?(\w+)")
+RELEASE = re.compile(r"([A-Za-z0-9][\w.-]*)(?:\[[^]]*\])?==(\d[\w.+!-]*)", re.ASCII)
+VARIABLE = re.compile(r"\$(?:\w+|\{[^}]*\})")
 LARGEST = 1024 * 1024  # bytes of a lock in a file
 UNASKED = "not asked: only hosts that your own configuration of pip or uv names get values of variables"
+HASHED = "--hash="
 HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
@@ -126,23 +129,41 @@ def check_wheels(items: Sequence[Planned], indexes: Indexes) -> Iterator[AgeFind
 
 
 class _CopiedLocks:
-    """The locks that Dockerfiles copy from their contexts, each read once."""
+    """The locks that Dockerfiles copy or mount from their contexts, each read once."""
 
     def __init__(self) -> None:
+        self._names: dict[Path, frozenset[str]] = {}
+        self._paths: dict[tuple[Path, str], tuple[Path, ...]] = {}
         self._texts: dict[Path, str | None] = {}
 
     def list_texts(self, dockerfile: str, context: Path | None) -> Iterator[str]:
-        """Yield the texts of the locks that a Dockerfile copies."""
+        """Yield the texts of the locks that a Dockerfile copies or mounts."""
         if context is None:
             return
-        for match in COPIED.finditer(dockerfile):
-            for word in match[1].split()[:-1]:
-                path = context / word.lstrip("/")
+        steps, _ = parse_instructions(dockerfile)
+        for source in dict.fromkeys(name.text for step in steps for name in step.copied):
+            key = context, source
+            if key not in self._paths:
+                self._paths[key] = tuple(self._list_paths(context, source))
+            for path in self._paths[key]:
                 if path not in self._texts:
                     self._texts[path] = self._read_lock(path, context)
                 text = self._texts[path]
                 if text is not None:
                     yield text
+
+    def _list_paths(self, context: Path, source: str) -> Iterator[Path]:
+        """Yield the paths that a source of an instruction may be; a variable in it stands for any name."""
+        if context not in self._names:
+            self._names[context] = list_context_paths(context)
+        plain = "".join(split_words(source, raw=False))
+        path = posixpath.normpath(f"/{VARIABLE.sub('*', plain)}").lstrip("/")
+        yield context / path  # perhaps in a folder that is a link
+        with contextlib.suppress(UsageError):  # no valid pattern
+            names = self._names[context].intersection(
+                list_unignored(context, ["**", f"!{path}"] if path else [])
+            )
+            yield from (context / name for name in sorted(names))
 
     @staticmethod
     def _read_lock(path: Path, context: Path) -> str | None:
@@ -150,32 +171,63 @@ class _CopiedLocks:
         with contextlib.suppress(OSError, ValueError):
             real = path.resolve()
             if real.is_relative_to(context.resolve()) and real.is_file() and real.stat().st_size <= LARGEST:
-                return real.read_bytes().decode(errors="replace")
+                content = real.read_bytes()
+                return content.decode(errors="replace") if HASHED.encode() in content else None
         return None
 
 
 def _parse_requirements(dockerfile: str, indexes: Indexes) -> Iterator[LockedWheel]:
     """Yield the requirements of the locks in a Dockerfile; the options in a lock hold for all of it."""
-    texts = [match[2] for match in HERE.finditer(dockerfile)]
-    for text in (*texts, HERE.sub("", dockerfile)):
-        matches = list(LOCKED.finditer(text))
-        lock_indexes = indexes(text) if matches else ()
-        for match in matches:
+    for text in _split_here_documents(dockerfile):
+        releases = [(release, hashes) for release, hashes in _list_releases(text) if HASHED in hashes]
+        lock_indexes = indexes(text) if releases else ()
+        for release, hashes in releases:
             yield LockedWheel(
-                project=canonicalize_name(match[1]),
-                version=match[2],
-                hashes=frozenset(HASH.findall(match[3])),
+                project=canonicalize_name(release[1]),
+                version=release[2],
+                hashes=frozenset(HASH.findall(hashes)),
                 indexes=lock_indexes,
             )
+
+
+def _split_here_documents(text: str) -> Iterator[str]:
+    """Yield the here-documents in a text, then the rest of it."""
+    lines = text.split("\n")
+    places: dict[str, list[int]] = {}
+    for number, line in enumerate(lines):
+        places.setdefault(line, []).append(number)
+    rest = []
+    begin = 0
+    while begin < len(lines):
+        line = lines[begin]
+        rest.append(line)
+        begin += 1
+        for word in HERE.findall(line):
+            ends = places.get(word, [])
+            index = bisect_left(ends, begin)
+            if index < len(ends):
+                yield "\n".join(lines[begin : ends[index]])
+                begin = ends[index] + 1
+                break
+    yield "\n".join(rest)
+
+
+def _list_releases(text: str) -> Iterator[tuple[re.Match[str], str]]:
+    """Yield the releases with which lines begin, each with the rest of its line and of those that go on."""
+    lines = iter(text.split("\n"))
+    for line in lines:
+        release = RELEASE.match(line)
+        if release:
+            parts = [line[release.end() :]]
+            while parts[-1].endswith("\\"):
+                parts.append(next(lines, ""))
+            yield release, "".join(parts)
 
 
 def _judge_wheel(judged: _JudgedWheel, target: WheelTarget | None) -> tuple[str | None, str] | None:
     """Return what there is by now, None if that is unknown, and why; None if the lock is up to date."""
     if isinstance(judged.files, EngineError):
         return None, str(judged.files)
-    newest = _find_newest(judged, target)
-    if newest is None:
-        return None, "the index has no final release of it that could be installed"
     # The index may have yanked the locked release, or files of it.
     yank = None
     yanked = [file for file in judged.locked_files or judged.release_files if file.yanked is not None]
@@ -183,6 +235,10 @@ def _judge_wheel(judged: _JudgedWheel, target: WheelTarget | None) -> tuple[str 
         is_whole_release = all(file.yanked is not None for file in judged.release_files)
         what = "the locked release" if is_whole_release else yanked[0].name
         yank = f"{what} was yanked{f' ({yanked[0].yanked})' if yanked[0].yanked else ''}"
+    newest = _find_newest(judged, target)
+    if newest is None:
+        none = "the index has no final release of it that could be installed"
+        return ("yanked", f"{yank}, {none}") if yank else (None, none)
 
     better = _find_better_file(judged, target)
     # Local versions, such as `+cu128`, do not count.
@@ -236,7 +292,7 @@ def _find_better_file(judged: _JudgedWheel, target: WheelTarget | None) -> tuple
 def _parse_version(version: str) -> Version | None:
     try:
         return Version(version)
-    except InvalidVersion:
+    except ValueError:  # InvalidVersion, or a number of thousands of digits
         return None
 
 

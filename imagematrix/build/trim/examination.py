@@ -58,7 +58,7 @@ class FileResult:
 
     `containers` is the number of its fatbins, `dead` the number of fatbins without code for any of the GPUs.
     `missing` are the capabilities for which the file has no code. `compressed` is the size of the removed
-    bytes after compression, None if it was not measured. `why` is what is damaged, if it is not device code.
+    bytes after compression, None if it was not measured. `why` is what is damaged, if it is a wheel.
     """
 
     path: str
@@ -91,6 +91,7 @@ class FileResult:
             "missing": list(self.missing),
             "kept": [asdict(amount) for amount in self.kept],
             "dropped": [asdict(amount) for amount in self.dropped],
+            "why": self.why,
         }
 
 

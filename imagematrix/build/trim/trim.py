@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     Measure = Callable[[Iterable[bytes]], int]
 
 SCHEMA = "imagematrix.trim/v1"
+RECORDS = "*.dist-info/RECORD"
 # A file without anything to remove may have been trimmed by an earlier run that was killed before it updated
 # the RECORD.
 DONE = (TrimStatus.TRIMMED, TrimStatus.UNCHANGED)
@@ -62,6 +63,7 @@ class TrimReport:
             "removed": sum(result.removed_size for result in self.results),
             "files": [result.to_json() for result in self.results],
             "linked": list(self.linked),
+            "recorded": list(self.recorded),
         }
 
 
@@ -78,7 +80,8 @@ def trim(
     Each file is replaced atomically by a new one with the same length, mode, owner and times: processes that
     have it open keep the old file, and an interruption leaves either the old or the new file. All hard links
     among `paths` lead to the new file. With `output`, copies of `paths` in that folder are trimmed instead.
-    The hashes of trimmed files in a RECORD are updated. `measure` returns the compressed size of bytes.
+    The hashes of trimmed files in a RECORD are updated, also if it is not among `paths` but in a folder above
+    them. `measure` returns the compressed size of bytes.
     """
     listing = files.list_files(paths, output)
     trimmed: dict[Path, bool] = {}  # whether something was removed, by path
@@ -100,7 +103,7 @@ def trim(
                         _write_file(names, examined)
         finally:  # after an error, too, for the files that are already trimmed
             if not dry_run:
-                for names in listing.files:
+                for names in (*listing.files, *_find_records_above(trimmed)):
                     recorded += _update_record(names, trimmed)
         if not dry_run:
             listing.finish()
@@ -162,6 +165,16 @@ def _write_edited(window: Window, changes: Sequence[Edit], target: IO[bytes]) ->
             target.seek(piece, os.SEEK_CUR)  # leave a hole: zeros that take no disk space
         else:
             target.write(piece)
+
+
+def _find_records_above(trimmed: Iterable[Path]) -> list[tuple[PathPair]]:
+    """Return the RECORDs of installed packages in the folders above these files."""
+    folders = {folder for file in trimmed for folder in Path(os.path.realpath(file)).parents}
+    found = []
+    for folder in sorted(folders):
+        with contextlib.suppress(OSError):  # a folder that this user may not list
+            found += sorted(folder.glob(RECORDS))
+    return [(PathPair(path, path),) for path in found if path.is_file() and not path.is_symlink()]
 
 
 def _update_record(names: Sequence[PathPair], trimmed: Mapping[Path, bool]) -> list[str]:

@@ -55,12 +55,10 @@ class Wheel:
                     digests[entry.filename] = _compress_file(*self.changed[entry.filename], entry, archive)
                 elif entry is not record:
                     # Its compressed bytes are copied, which zipfile cannot do.
-                    lengths = LOCAL.unpack(self.window.read_at(entry.header_offset, LOCAL.size))
-                    data_offset = entry.header_offset + LOCAL.size + sum(lengths)
                     new = _copy_entry(entry)
                     new.CRC, new.compress_size = entry.CRC, entry.compress_size
                     with _append_file(archive, new) as file:
-                        shutil.copyfileobj(self.window.get_part(data_offset, entry.compress_size), file)
+                        shutil.copyfileobj(_get_compressed(self.window, entry), file)
             updated = records.update_record(source.read(record).decode(), digests.get)
             archive.writestr(_copy_entry(record), updated)
 
@@ -94,8 +92,7 @@ def open_wheel(path: str, window: Window, examine: Examine) -> Iterator[Wheel]:
         except archives.UNREADABLE as error:
             if isinstance(error, OSError) and error.errno:  # an error of the system, such as a full disk
                 raise
-            why = str(error) if isinstance(error, records.RecordError) else None
-            results = [FileResult(path=path, status=TrimStatus.DAMAGED, size=window.size, why=why)]
+            results = [FileResult(path=path, status=TrimStatus.DAMAGED, size=window.size, why=str(error))]
             changed = {}
         yield Wheel(window=window, results=tuple(results), changed=changed)
 
@@ -107,6 +104,8 @@ def _require_writable(path: str, window: Window, changed: Mapping[str, object]) 
         if any(map(records.SIGNATURE.fullmatch, names)):
             remedy = "sign the trimmed wheel yourself, or install the wheel and trim the folder"
             raise UsageError(f"{path}: the wheel is signed, and trimming breaks the signature", remedy=remedy)
+        for entry in archive.infolist():
+            _get_compressed(window, entry)
         listed: set[str] = set()
         records.update_record(archive.read(_find_record(archive)).decode(), listed.add)
         repeated = [name for name, count in Counter(names).items() if count > 1]
@@ -119,12 +118,24 @@ def _require_writable(path: str, window: Window, changed: Mapping[str, object]) 
 
 def _find_record(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
     """Return the wheel's own RECORD; those of vendored packages are in deeper folders."""
-    (record,) = (
+    found = [
         entry
         for entry in archive.infolist()
         if entry.filename.count("/") == 1 and records.NAME.fullmatch(entry.filename)
-    )
-    return record
+    ]
+    if len(found) != 1:
+        raise records.RecordError("it has no single RECORD")
+    return found[0]
+
+
+def _get_compressed(window: Window, entry: zipfile.ZipInfo) -> Window:
+    """Return the compressed bytes of an entry; raise RecordError if they are not in the file."""
+    header = window.read_at(max(entry.header_offset, 0), LOCAL.size)
+    lengths = LOCAL.unpack(header) if len(header) == LOCAL.size else ()
+    start = entry.header_offset + LOCAL.size + sum(lengths)
+    if not lengths or entry.header_offset < 0 or start + entry.compress_size > window.size:
+        raise records.RecordError(f"it ends before its {entry.filename}")
+    return window.get_part(start, entry.compress_size)
 
 
 def _copy_entry(entry: zipfile.ZipInfo) -> zipfile.ZipInfo:

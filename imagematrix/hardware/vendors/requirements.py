@@ -23,7 +23,10 @@ NUMBERS = re.compile(r"\d{1,9}(\.\d{1,9})*\.?", re.ASCII)
 
 
 class Condition(Record):
-    """One condition on `name`, one of cuda, driver, arch (a compute capability) and brand."""
+    """One condition on `name`, one of cuda, driver, arch (a compute capability) and brand.
+
+    The `value` of a brand is in lower case, as hosts name theirs: NVIDIA's runtime ignores case.
+    """
 
     name: str
     compare: str
@@ -35,7 +38,7 @@ class Condition(Record):
     def is_met(self, value: str) -> bool:
         """Whether a value meets the condition."""
         if self.name == "brand":
-            return bool(versions.COMPARISONS[self.compare](value.lower(), self.value.lower()))
+            return bool(versions.COMPARISONS[self.compare](value.lower(), self.value))
         return bool(versions.COMPARISONS[self.compare](_make_sort_key(value), _make_sort_key(self.value)))
 
 
@@ -72,7 +75,8 @@ def _parse_condition(word: str, expression: str) -> Condition:
     match = CONDITION.fullmatch(word)
     if not match or (match[2] not in ("=", "!=") if match[1] == "brand" else not NUMBERS.fullmatch(match[3])):
         raise UsageError(f"invalid requirement {word[:80]!r} in {expression[:200]!r}")
-    return Condition(name=match[1], compare=match[2], value=match[3])
+    value = match[3].lower() if match[1] == "brand" else match[3]
+    return Condition(name=match[1], compare=match[2], value=value)
 
 
 def _make_sort_key(version: str) -> tuple[int, ...]:

@@ -242,10 +242,10 @@ def _find_variant_needs(
         return LeftOut(reference=variant.reference, reason=reason)
     try:
         alternatives = _find_alternatives(variant, knowledge, allow_cpu=allow_cpu)
+        if not alternatives:
+            return _leave_out(variant, knowledge, allow_cpu=allow_cpu)
     except UsageError as error:
         return LeftOut(reference=variant.reference, reason=str(error).removeprefix(f"{variant.reference}: "))
-    if not alternatives:
-        return _leave_out(variant, knowledge, allow_cpu=allow_cpu)
     return VariantNeeds(
         variant=variant,
         knowledge=knowledge,
@@ -267,9 +267,11 @@ def _find_alternatives(
 
 
 def _leave_out(variant: Variant, knowledge: Knowledge | None, *, allow_cpu: bool) -> LeftOut:
+    if not derive_needs(variant, VOCABULARY, allow_cpu=allow_cpu):
+        return LeftOut(reference=variant.reference, reason="no node fits it")
     missing = find_missing_facts(variant, knowledge, allow_cpu=allow_cpu) if knowledge else ()
     if not missing:
-        return LeftOut(reference=variant.reference, reason="no node fits it")
+        return LeftOut(reference=variant.reference, reason="no statement in these facts proves a node to fit")
     shown = " or ".join(" and ".join(facts) for facts in missing[:SHOWN_MISSING])
     return LeftOut(
         reference=variant.reference, reason=f"a statement would need more facts: {shown}", missing=missing

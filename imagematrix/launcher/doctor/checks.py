@@ -354,7 +354,7 @@ def _check_image(facts: NodeFacts) -> Verdicts:
         return
     remedy = f"docker run --rm {image.selected} find / -xdev -name 'libcuda.so.*'"
     if image.libcudas is None:
-        yield _make_ok(f"{image.selected} fits this node; not in the engine yet")
+        yield _make_ok(f"{image.selected} fits this node; its files were not examined")
     elif image.mode in ("exact", "compat") and len(image.libcudas) != 1:
         present = ", ".join(image.libcudas) or "no libcuda"
         yield _make_error(

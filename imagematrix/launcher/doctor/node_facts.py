@@ -69,8 +69,8 @@ class ImageFacts:
     """The image to check: the selected variant, or `error` and `remedy` if none could be selected.
 
     `mode` is the driver mode of the variant; `libcudas` are the paths of all user-mode drivers in it, None if
-    it is not in the engine yet. `environment` has the variables that it sets, as "NAME=value". `code` is the
-    exit code of the error.
+    they were not examined: no engine of this machine has it, or only a saved host is checked. `environment`
+    has the variables that it sets, as "NAME=value". `code` is the exit code of the error.
     """
 
     name: str

@@ -246,7 +246,10 @@ def _read_hosts(
 def _list_files(path: Path) -> list[Path]:
     if not os.path.isdir(path):  # noqa: PTH112 - pathlib raises for overlong names
         return [path]
-    files = sorted(file for file in path.iterdir() if file.suffix in (SUFFIX, *OF_LINES))
+    try:
+        files = sorted(file for file in path.iterdir() if file.suffix in (SUFFIX, *OF_LINES))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
     if not files:
         raise UsageError(f"{path}: no *{SUFFIX} file found")
     return files

@@ -70,14 +70,14 @@ def combine_conditions(groups: Iterable[Iterable[FlagCondition]]) -> tuple[FlagC
 def _find_minimal_conditions(
     holds: Callable[[frozenset[str]], bool], compared: frozenset[str]
 ) -> tuple[FlagCondition, ...] | None:
-    """Return the alternatives, or None if there are too many flags for them."""
+    """Return the alternatives, or None if too many flags decide in combination."""
     loose, fits = compared, compared
     if len(compared) > TABLE:
         samples = (compared, *(compared - {flag} for flag in sorted(compared)), frozenset[str]())
-        # No flag has this name: the empty set may be one that fits.
-        fits = next(filter(holds, samples), frozenset({""}))
-        if fits == {""}:
-            return None
+        fitting = next(filter(holds, samples), None)
+        if fitting is None:
+            return ()
+        fits = fitting
         # What fits with and without a flag may depend on it together with others.
         loose = frozenset(flag for flag in compared if holds(fits ^ {flag}))
     if len(loose) > TABLE:

@@ -32,7 +32,6 @@ ARCH, CPU_FLAGS, CPU_LEVEL = "arch", "cpu-flags", "cpu-level"
 CUDA, DRIVER, GPU_NAME, GPU_COMPUTE = "cuda", "driver", "gpu-name", "gpu-compute"
 VERSION, COMPUTE, LAST_BRANCH = "driver.version", "gpus.compute", "gpus.last_branch"
 BRAND, DATA_CENTRE = "gpus.brand", "gpus.data_centre"
-FOLLOWING = (COMPUTE, LAST_BRANCH, BRAND, DATA_CENTRE)  # facts that the table of products tells of a name
 # Facts that a system need not know, by the value that all nodes with GPUs in use have. A rule that compares
 # another fact which the system does not know has to hold for all of its values.
 ASSUMED: Mapping[str, tuple[Hashable, str]] = {

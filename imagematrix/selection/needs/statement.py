@@ -19,7 +19,6 @@ from imagematrix.selection.needs.knowledge import (
     CPU_LEVEL,
     CUDA,
     DRIVER,
-    FOLLOWING,
     GPU_COMPUTE,
     GPU_NAME,
     VERSION,
@@ -141,11 +140,10 @@ def _describe_flags(need: Need) -> str:
 def find_missing_facts(
     variant: Variant, knowledge: Knowledge, *, allow_cpu: bool = False
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the smallest sets of facts with which there would be a statement, by their words; or none.
-
-    There is none if no node fits the variant, whatever is known.
-    """
-    follows = {make_word(fact) for fact in (*ASSUMED, *FOLLOWING)} | {ARCH, CPU_FLAGS, CPU_LEVEL}
+    """Return the smallest sets of facts with which there would be a statement, by their words; or none."""
+    follows = {make_word(fact) for fact in ASSUMED} | {ARCH, CPU_FLAGS, CPU_LEVEL}
+    told = [{fact for fact, _ in kind.values} for kind in knowledge.gpu_kinds]
+    follows.update(map(make_word, set.intersection(*told)))
     if GPU_NAME not in knowledge.words:
         follows.discard(GPU_COMPUTE)
     lacking = [

@@ -53,8 +53,8 @@ def _compute_needed_flags(flags: frozenset[str], platform: str, signed: bool) ->
 
 
 def thresholds(variant: Variant) -> Thresholds:
-    """Return the flags that the code needs, and those about which `warn` speaks."""
-    return {"cpu.flags": get_needed_flags(variant) | _find_partial_flags(variant)}
+    """Return the flags that the code needs."""
+    return {"cpu.flags": get_needed_flags(variant)}
 
 
 def reason(target: Target, variant: Variant, *, ok: bool) -> Reason:
@@ -83,6 +83,11 @@ def warn(target: Target, variant: Variant) -> Iterator[str]:
             f"the host's CPUs lack {' '.join(missing)}, for which much of a program or library is "
             "compiled: if it does not ask for the CPU before it runs that code, it ends with SIGILL"
         )
+
+
+def warn_thresholds(variant: Variant) -> Thresholds:
+    """Return the flags for which a large part of the code is compiled."""
+    return {"cpu.flags": _find_partial_flags(variant)}
 
 
 def _find_partial_flags(variant: Variant) -> frozenset[str]:
@@ -116,4 +121,5 @@ RULE = Rule(
     reason=reason,
     distance=distance,
     warn=warn,
+    warn_thresholds=warn_thresholds,
 )

@@ -43,6 +43,8 @@ def test_json_output_conforms_to_the_schema(cli, folder, conforms):
         "old": "unchanged",
     }
     assert by_name["old"]["missing"] == ["9.0"]
+    assert {one["why"] for one in document["files"]} == {None}
+    assert document["recorded"] == []
     assert by_name["good"]["dropped"] == [
         {"kind": "cubin", "target": "80", "entries": 1, "size": 128},
         {"kind": "ptx", "target": "90", "entries": 1, "size": 64},

@@ -84,6 +84,68 @@ def test_the_umask_decides_unless_a_mode_is_given(tmp_path):
     assert (mode(tmp_path / "a"), mode(tmp_path / "b")) == (0o640, 0o755)
 
 
+@pytest.fixture
+def owners(monkeypatch):
+    """The owners and groups that files are given; root alone may give an owner."""
+    given = []
+
+    def fchown(_descriptor, uid, gid):
+        if uid == 7:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        given.append((uid, gid))
+
+    monkeypatch.setattr(os, "fchown", fchown)
+    return given
+
+
+def own(monkeypatch, path, uid, gid=50):
+    """Let the file at `path` belong to a user and a group."""
+    lstat = Path.lstat
+
+    def lie(self):
+        status = lstat(self)
+        if self != path:
+            return status
+        return os.stat_result((*status[:4], uid, gid, *status[6:]))
+
+    monkeypatch.setattr(Path, "lstat", lie)
+
+
+@pytest.mark.parametrize("write", [files.replace_file, files.write_output])
+@pytest.mark.parametrize(("uid", "given"), [(1000, (1000, 50)), (7, (-1, 50))])
+def test_a_file_that_is_replaced_keeps_mode_and_owner(path, monkeypatch, owners, write, uid, given):
+    path.chmod(0o4604)
+    own(monkeypatch, path, uid)
+    write(path, NEW)
+    assert (path.read_bytes(), mode(path)) == (NEW, 0o604)
+    assert owners == [given]
+
+
+def test_an_owner_is_not_kept_where_anybody_may_put_a_file(path, monkeypatch, owners):
+    path.chmod(0o666)
+    path.parent.chmod(0o1777)
+    own(monkeypatch, path, os.geteuid() + 1)
+    before = os.umask(0o027)
+    try:
+        files.replace_file(path, NEW)
+    finally:
+        os.umask(before)
+    assert (mode(path), owners) == (0o640, [])
+
+
+def test_a_link_that_is_replaced_has_no_mode_to_keep(path, owners):
+    path.chmod(0o600)
+    link = path.with_name("link")
+    link.symlink_to(path)
+    before = os.umask(0o027)
+    try:
+        files.replace_file(link, NEW)
+    finally:
+        os.umask(before)
+    assert not link.is_symlink()
+    assert (mode(link), path.read_bytes(), owners) == (0o640, OLD, [])
+
+
 def test_output_keeps_the_mode_and_follows_links(path):
     path.chmod(0o604)
     link = path.with_name("link")

@@ -13,6 +13,7 @@ from imagematrix.selection.order import order_criteria
 from imagematrix.selection.rules import RULES
 from imagematrix.selection.rules.cpu import get_needed_flags
 from imagematrix.selection.selection_target import Target
+from imagematrix.selection.selector import Selector
 from imagematrix.selection.variant_index import VariantIndex
 from imagematrix.selection.verdicts import KEPT, RuleGroups
 
@@ -66,6 +67,14 @@ def test_hosts_that_differ_in_flags_that_no_variant_needs_are_of_one_kind(some, 
             for each in (host, other)
         )
         assert (one == two) is bool(host.cpu.flags)  # without flags they could not be read
+
+
+def test_hosts_that_differ_in_flags_of_a_warning_are_of_two_kinds(make):
+    variant = make.cpu_variant(cpu_flags=frozenset({"avx2"}), partial_flags=frozenset({"avx512f"}))
+    assert VariantIndex((variant,), order_criteria()).flags == {"avx2", "avx512f"}
+    old, new = (make.host(march=f"x86-64-v{level}") for level in (3, 4))
+    selector = Selector(make.catalog(variant))
+    assert [len(selector.explain(host).candidates[0].warnings) for host in (old, new)] == [1, 0]
 
 
 def test_verdicts_are_kept_for_a_bounded_number_of_targets(make):

@@ -128,6 +128,8 @@ def test_odd_values_of_uv_are_ignored(configure, text):
 
 
 def test_a_damaged_file_of_uv_is_named(configure):
+    with pytest.raises(UsageError, match=r"pyproject\.toml is not TOML"):
+        configure({"project/pyproject.toml": f"a={'[' * 10_000}"})
     with pytest.raises(UsageError, match=r"uv.toml is not TOML"):
         configure({"project/uv.toml": "[["})
 
@@ -153,13 +155,27 @@ def test_extra_indexes_are_asked_besides(configure):
 def test_logins_of_uv_come_from_variables(configure):
     logins = {"UV_INDEX_MY_INDEX_USERNAME": "ci", "UV_INDEX_MY_INDEX_PASSWORD": "a/b@c"}
     text = '[[index]]\nname = "my-index"\nurl = "https://h/simple"\ndefault = true'
-    url = configure({"project/uv.toml": text}, **logins).default
+    url = configure({"home/.config/uv/uv.toml": text}, **logins).default
     assert url == "https://ci:a%2Fb%40c@h/simple"
     assert configure(**{"UV_DEFAULT_INDEX": "my.index=https://h/x", **logins}).default.startswith(
         "https://ci:"
     )
     given = text.replace("https://", "https://own@")
     assert configure({"project/uv.toml": given}, **logins).default == "https://own@h/simple"
+
+
+@pytest.mark.parametrize(
+    ("own", "address"), [("https://h/other", "https://h/simple"), ("https://other/simple", None)]
+)
+def test_logins_for_an_index_of_the_project_are_sent_to_known_hosts_only(configure, own, address):
+    text = '[[index]]\nname = "internal"\nurl = "https://h/simple"\ndefault = true\n'
+    variables = {"UV_INDEX_INTERNAL_PASSWORD": "s3cret", "PIP_EXTRA_INDEX_URL": own}
+    settings = configure({"project/uv.toml": text}, **variables)
+    index, *_ = find_lock_indexes("", settings, variables)
+    assert (index.url, index.address) == ("https://h/simple", address)
+    assert (index.authorization is None) is (address is None)
+    again = configure({"project/uv.toml": text.replace("h/", "[h/")}, **variables)
+    assert next(iter(find_lock_indexes("", again, variables))).address is None
 
 
 def test_addresses_lose_their_login(tmp_path, monkeypatch):

@@ -79,12 +79,16 @@ def test_bases_that_moved_are_outdated(report, cli, server, locked):
 @pytest.mark.usefixtures("engine")
 def test_a_base_that_cannot_be_asked_is_unknown(report, server, locked):
     path, base = locked(f"sha256:{'0' * 64}")
-    code, found, _ = report("-f", path, *CPU)
+    code, found, said = report("-f", path, *CPU)
     assert code == 8
+    assert "push a base that was made on this machine to a registry" in said
+    assert "later" not in said
     assert found["base", base]["status"] == "unknown"
     assert "does not have it" in found["base", base]["why"]
     server.fails("HEAD", "", times=9, status=403)
-    assert "denies access" in report("-f", path, *CPU)[1]["base", base]["why"]
+    _, found, said = report("-f", path, *CPU)
+    assert "denies access" in found["base", base]["why"]
+    assert f"`docker login {server.address}` with an account that has access; push a base" in said
 
 
 @pytest.mark.usefixtures("engine")

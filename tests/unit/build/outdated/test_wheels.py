@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import pytest
@@ -9,6 +10,7 @@ from double import Double
 from package_index import Index, sha256
 
 from imagematrix.build.outdated.indexes import IndexSettings, find_lock_indexes, read_index_settings
+from imagematrix.build.outdated.wheel_files import parse_file_list
 from imagematrix.build.outdated.wheels import check_wheels
 from imagematrix.build.plan.plan import Planned, PlanStatus
 
@@ -164,6 +166,13 @@ def test_a_yanked_release_is_told(index, judged, reason, said):
     }
 
 
+def test_a_yanked_release_is_told_if_no_other_could_be_installed(index, judged):
+    index.add("numpy", NUMPY, yanked="bad")
+    (now, why) = judged(pin(NUMPY))["numpy"]
+    assert now == "yanked"
+    assert why.startswith("the locked release was yanked (bad), the index has no final release")
+
+
 def test_a_yanked_file_is_told(index, judged):
     index.add("numpy", NUMPY, yanked="bad")
     index.add("numpy", NUMPY.replace("313", "312"))
@@ -175,7 +184,8 @@ def test_a_yanked_file_is_told(index, judged):
 def test_an_index_may_answer_in_html(index, judged):
     index.projects["numpy"] = f"""<!DOCTYPE html><html><body>
         <a href="../../files/{NUMPY}#sha256={sha256(NUMPY)}">{NUMPY}</a>
-        <a name="none"></a><a href="https://[">broken</a>
+        <!-- <a href="x/numpy-9.0-py3-none-any.whl">x</a> --><A NAME=none title='">'></a>
+        <a href="https://[">broken</a>
         <a href="x/numpy-3.0%2Bcpu-cp313-cp313-{MANY}.whl#sha256=1" data-yanked>x</a>
         <a href="x/{NUMPY.replace("2.0", "2.2")}?x=1#md5=1" data-requires-python="&lt;3">x</a>
         <a href="x/{NUMPY.replace("2.0", "2.1")}#sha256={sha256("other")}" data-requires-python="junk">x</a>
@@ -256,6 +266,60 @@ def test_locks_in_copied_files_are_read(index, checked, tmp_path):
     (found,) = checked(f"FROM a\n{copies}", context=context)
     assert (found.name, found.now) == ("numpy", "2.1")
     assert checked(f"FROM a\n{copies}") == []
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        'COPY ["locks/gpu.txt", "/x"]',
+        "COPY locks/g*.txt /x",
+        "COPY . /x/",
+        "COPY \\\n  --chown=1 \\\n  locks/gpu.txt /x",
+        "  copy locks /x",
+        "ADD 'locks/gpu.txt' /x",
+        "COPY link/gpu.txt /x",
+        "ARG KIND\nCOPY locks/$KIND.txt /x",
+        "RUN --mount=type=bind,source=locks/gpu.txt,target=/x pip install -r /x",
+    ],
+)
+def test_locks_are_found_however_they_are_copied(index, checked, tmp_path, instruction):
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "link").symlink_to("locks")
+    (tmp_path / "locks" / "gpu.txt").write_text(pin(NUMPY) + "\n")
+    (tmp_path / ".dockerignore").write_text("old")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "lock.txt").write_text("old==1 --hash=sha256:00\n")
+    index.add("numpy", NUMPY.replace("2.0", "2.1"))
+    (found,) = checked(f"FROM a\n{instruction}\n", context=tmp_path)
+    assert (found.name, found.now) == ("numpy", "2.1")
+
+
+def test_a_path_that_no_build_copies_is_no_lock(checked, tmp_path):
+    (tmp_path / "lock.txt").write_text("numpy==2.0 --hash=sha256:00\n")
+    assert checked("FROM a\nCOPY lock[.txt other.txt /x/\n", context=tmp_path) == []
+
+
+@pytest.mark.parametrize("unit", ["a==1\\\n", "<<a\n", "a==1 --hash=\\\n"])
+def test_long_locks_take_no_time_that_grows_with_their_square(judged, unit):
+    began = time.process_time()
+    assert judged(unit * 50_000).keys() <= {"a"}
+    assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize("unit", ["<a ", "<!--", "<a href=", "<a \"<a '", "<a x='\"'\"", "<a b #", "<"])
+def test_long_pages_take_no_time_that_grows_with_their_square(unit):
+    began = time.process_time()
+    assert parse_file_list(b"<" + unit.encode() * 100_000, "https://x/") == []
+    assert time.process_time() - began < 10
+
+
+def test_odd_names_and_versions_are_no_files(index, judged):
+    many = ".".join(map(str, range(120)))
+    for name in (f"numpy-{'9' * 5000}-py3-none-any.whl", f"numpy-2.1-{many}-{many}-{many}.whl"):
+        index.add("numpy", name)
+    index.add("numpy", NUMPY.replace("2.0", "2.2"), **{"requires-python": f">={'9' * 5000}"})
+    found = judged(pin(NUMPY), f"numpy=={'9' * 5000} --hash=sha256:00")
+    assert found["numpy"][0] == "2.2"
 
 
 def test_an_answer_without_an_end_is_cut(index, judged, monkeypatch):

@@ -302,6 +302,25 @@ def test_record_of_an_installed_package_is_updated(tmp_path):
     assert other.stat().st_ino == inode
 
 
+@pytest.mark.parametrize("given", ["site/x/lib", "site/x/lib/a.fatbin", "site/x"])
+def test_record_of_a_package_of_which_a_part_is_trimmed_is_updated(tmp_path, monkeypatch, given):
+    put(tmp_path / "site" / "x" / "lib" / "a.fatbin")
+    path = put(tmp_path / "site" / NAME, record({"x/lib/a.fatbin": RAW, "x/b.py": b""}, NAME))
+    other = tmp_path / "site" / "y-1.dist-info" / "RECORD"
+    other.parent.mkdir()
+    other.symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    trim([Path(given)], HOPPER, dry_run=True)
+    assert rows(path.read_bytes())["x/lib/a.fatbin"] == hashed(RAW)
+    trim([Path(given)], HOPPER)
+    assert rows(path.read_bytes()) == {
+        "x/lib/a.fatbin": hashed(STAYING),
+        "x/b.py": hashed(b""),
+        NAME: "",
+    }
+    assert other.is_symlink()
+
+
 def test_record_is_updated_even_if_a_later_file_fails(tmp_path, monkeypatch):
     put(tmp_path / "a.fatbin")
     put(tmp_path / "b.fatbin")
@@ -375,6 +394,14 @@ def wheel(path, contents, *, name=NAME, extra=()):
             info.compress_type = zipfile.ZIP_STORED if at % 3 == 2 else zipfile.ZIP_DEFLATED
             archive.writestr(info, raw)
     return path
+
+
+def move_header(path, name, place):
+    """Let the directory of a zip name another place for a file."""
+    raw = bytearray(path.read_bytes())
+    at = raw.rfind(name.encode()) - 4  # the name follows the place
+    raw[at : at + 4] = place.to_bytes(4, "little")
+    path.write_bytes(raw)
 
 
 LONG = f"x/a.fatbin,{'0' * (1 << 18)},\n"  # more than Python's csv takes
@@ -469,8 +496,17 @@ def test_signed_wheel_is_rejected(made):
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (lambda path: path.write_bytes(path.read_bytes()[:-30]), None),
-        (lambda path: wheel(path, {"x/a.fatbin": RAW}, name="x/RECORD"), None),
+        (lambda path: path.write_bytes(path.read_bytes()[:-30]), "File is not a zip file"),
+        (lambda path: wheel(path, {"x/a.fatbin": RAW}, name="x/RECORD"), "it has no single RECORD"),
+        (
+            lambda path: wheel(path, {"x/a.fatbin": RAW}, extra=[("y-1.dist-info/RECORD", b"")]),
+            "it has no single RECORD",
+        ),
+        (lambda path: move_header(path, "x/empty.py", 10**6), "it ends before its x/empty.py"),
+        (
+            lambda path: move_header(path, "x/empty.py", path.stat().st_size - 12),
+            "it ends before its x/empty.py",
+        ),
         (
             lambda path: wheel(path, {"x/a.fatbin": RAW}, extra=[("x/unlisted.fatbin", RAW)]),
             "its RECORD does not list x/unlisted.fatbin",

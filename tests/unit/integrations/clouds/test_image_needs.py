@@ -53,6 +53,7 @@ def test_memory(cli, conforms, write_catalog, kinds):
     text = " ".join(cli("needs", *asked, "--knows", known).out.split())
     assert "with 24000 MiB or more" in text
     assert "with 15000 MiB or more" in text.partition(" as a whole: ")[2]
+    assert "with 24000 MiB or more" in " ".join(cli("needs", *asked).out.split())
     refused = cli("needs", *asked, "--knows", "cuda,gpu-name")
     assert refused.code == 3
     assert "more facts: gpu-least-memory-mib" in refused.err
@@ -97,6 +98,17 @@ def test_the_text(cli, write_catalog, kinds):
     told = " ".join(cli("needs", *write_catalog(*kinds.values()), "--knows", facts).out.split())
     assert "GPU state ok or vgpu; another user-mode driver than the kernel modules: no" in told
     assert "needs no GPU; other accelerators: no" in told
+
+
+def test_the_text_has_all_facts_of_a_variant_about_which_those_of_people_do_not_decide(
+    cli, write_catalog, kinds
+):
+    brand = replace(kinds["host"], requires=("brand=geforce",))
+    text = " ".join(cli("needs", *write_catalog(kinds["exact"], brand)).out.split())
+    assert "needs driver 580.65.06; NVIDIA GPUs 9.0: " in text
+    assert f"{REGISTRY}:v1-1: linux/amd64, driver mode host" in text
+    assert "GPU brand geforce" in text
+    assert "left out" not in text
 
 
 def test_some_facts(cli, conforms, write_catalog, kinds):
@@ -174,6 +186,17 @@ def test_a_need_that_no_node_meets(cli, write_catalog, make):
     result = cli("needs", *write_catalog(variant))
     assert result.code == 3
     assert "no node fits it" in result.err
+
+
+def test_facts_that_do_not_tell_which_nodes_fit(cli, write_catalog, kinds):
+    asked = write_catalog(replace(kinds["host"], requires=("brand=geforce",)))
+    refused = cli("needs", *asked, "--knows", "cuda,gpu-name")
+    assert refused.code == 3
+    assert "a statement would need more facts: gpu-brand" in refused.err
+    asked = write_catalog(replace(kinds["host"], requires=("brand=geforce",), gpu_memory_mib=24_000))
+    refused = cli("needs", *asked, "--knows", "arch")
+    assert refused.code == 3
+    assert "no statement in these facts proves a node to fit" in refused.err
 
 
 def test_what_cannot_be_expressed_is_left_out(cli, write_catalog, make):

@@ -120,6 +120,21 @@ def test_image_is_checked_against_the_node(cli, profiles, engine, shipped_catalo
     assert "error    image           none of the" in result.out
 
 
+def test_files_of_an_image_are_not_examined_without_an_engine_or_for_a_saved_host(
+    cli, on_node, profiles, engine, shipped_catalog, monkeypatch
+):
+    engine.add_catalog(shipped_catalog)
+
+    def run_no_docker(*_):
+        raise EngineError("cannot start docker")
+
+    monkeypatch.setattr("imagematrix.launcher.doctor.image._run_docker", run_no_docker)
+    said = "fits this node; its files were not examined\n"
+    assert said in on_node("icelake-l40s", "training:v1").out
+    monkeypatch.setattr("imagematrix.launcher.doctor.image._run_docker", None)
+    assert said in cli("doctor", "--host", profiles["icelake-l40s"], "training:v1").out
+
+
 def test_saved_host_is_not_compared_with_this_machine(cli, profiles, conforms, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "99")

@@ -195,8 +195,9 @@ def test_the_first_argument_may_be_the_image(ask):
     result = ask("t:v2", "fleet")
     assert result.code == 4
     assert "t.json is the catalog of t:v1, not of t:v2" in result.err
+    assert ask(f"t:{'v' * 300}", "fleet").code == 4
     # A path that is missing is no image.
-    for words in (("nothing.json", "fleet"), ("nothing",)):
+    for words in (("nothing.json", "fleet"), ("nothing.jsonl", "fleet"), ("nothing",)):
         result = ask(*words)
         assert result.code == 2
         assert f"{words[0]}: No such file or directory" in result.err

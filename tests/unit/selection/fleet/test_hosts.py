@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -177,6 +179,15 @@ def test_every_invalid_file_is_named(saved, monkeypatch):
 
 def test_folder_without_hosts_is_rejected(saved):
     with pytest.raises(UsageError, match=r"more: no \*\.json file found"):
+        read(saved / "more")
+
+
+def test_folder_that_cannot_be_read_is_named(saved, monkeypatch):
+    def iterdir(_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    with pytest.raises(UsageError, match="more: Permission denied"):
         read(saved / "more")
 
 

@@ -75,6 +75,35 @@ def test_flags_that_are_not_told(make):
         derive_needs(variant, silent, allow_cpu=True)
 
 
+@pytest.mark.parametrize("expression", ["brand!=tesla", "brand=tesla"])
+def test_the_case_of_a_brand_makes_no_difference(make, expression):
+    lower, upper = (
+        derive_needs(make.variant(driver=make.umd("host"), requires=(text,)), VOCABULARY)
+        for text in (expression, expression.replace("t", "T"))
+    )
+    assert lower == upper
+    assert all(("tesla" in (need.brands or ())) is (expression == "brand=tesla") for need in lower)
+
+
+PARTIAL = frozenset(
+    {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"}
+    | {"avx512_vbmi2", "fma", "bmi1", "bmi2", "pku"}
+)
+
+
+def test_flags_that_only_a_warning_compares_are_no_needs(make):
+    variant = make.cpu_variant(cpu_flags=frozenset(["avx2"]))
+    assert len(PARTIAL) == 12
+    warned = replaced(variant, partial_flags=PARTIAL)
+    assert derive_needs(warned, VOCABULARY) == derive_needs(variant, VOCABULARY)
+    assert [{*need.flags} for need in derive_needs(warned, VOCABULARY)] == [{"avx2"}]
+
+
+@pytest.mark.parametrize("own", [frozenset(["avx2"]), PARTIAL])
+def test_no_node_has_flags_of_two_architectures(make, own):
+    assert derive_needs(make.cpu_variant(cpu_flags=own | {"asimddp"}), VOCABULARY) == ()
+
+
 def shown(value_classes: tuple[ValueClass, ...]):
     return [value_class.shown for value_class in value_classes]
 

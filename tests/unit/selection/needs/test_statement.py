@@ -319,12 +319,15 @@ def test_the_last_driver_of_a_gpu_is_no_condition(make):
         ({"driver": "host"}, ("gpu-name",), {("cuda",), ("driver",)}),
         ({"driver": "exact"}, ("cuda", "gpu-name"), {("driver",)}),
         ({"driver": "compat"}, ("driver", "gpu-compute"), {("gpu-name",)}),
+        ({"driver": "host", "requires": ("brand=geforce",)}, ("driver", "gpu-name"), {("gpu-brand",)}),
+        ({"driver": "host", "requires": ("brand=geforce",)}, ("driver", "gpu-compute"), {("gpu-brand",)}),
         ({"driver": "host", "cubins": ()}, ("cuda",), set()),
     ],
 )
 def test_what_is_missing(make, facts, words, missing):
     umd = make.umd(facts["driver"], None if facts["driver"] == "host" else "550.163.01")
-    variant = make.variant(driver=umd, cubins=facts.get("cubins", ("80",)))
+    cubins, requires = facts.get("cubins", ("80",)), facts.get("requires", ())
+    variant = make.variant(driver=umd, cubins=cubins, requires=requires)
     assert not derive_statement(variant, known(*words))
     assert {*find_missing_facts(variant, known(*words))} == missing
 
