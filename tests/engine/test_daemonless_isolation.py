@@ -385,6 +385,29 @@ def test_no_variable_of_an_image_names_a_descriptor_to_pass(user):
             assert (done.returncode, done.stdout.split()) == (0, ["0", "1", "2", "3"]), (number, done.stderr)
 
 
+@pytest.mark.parametrize("program", [PROGRAM, ON_NODE], ids=["own", "node"])
+def test_no_container_starts_in_a_folder_of_the_node(user, program):
+    """A runtime may have one open, as /proc/self/fd/3, when it goes to the working folder."""
+    link = user.folder / "home/link"
+    for number in (3, 4):
+        link.unlink(missing_ok=True)
+        link.symlink_to(f"/proc/self/fd/{number}")
+        for place in (f"/proc/self/fd/{number}", "/in/link"):
+            options = ("-v", f"{user.folder}/home:/in", "-w", place)
+            words = (*AS_USER, *program, *run(*options), "ls", "-d", "..")
+            done = subprocess.run(
+                [*map(str, words)],
+                env=user.environment,
+                cwd=user.folder,
+                check=False,
+                capture_output=True,
+                text=True,
+                stdin=subprocess.DEVNULL,
+            )
+            assert (done.returncode, done.stdout) == (2, ""), done.stderr
+            assert f"cannot start in {place}, which is below /proc" in done.stderr
+
+
 class Terminal:
     """A terminal at which the user starts a container; a shell that stays owns it, as in a session."""
 

@@ -172,7 +172,7 @@ def _parse_mount(text: str) -> Bind:
 
 def _make_bind(source: str, target: str, option: str, *, read_only: bool) -> Bind:
     path = os.path.abspath(os.path.expanduser(source))  # noqa: PTH100, PTH111 - pathlib is slow to load
-    if not target.startswith("/") or ".." in target.split("/"):
+    if not target.startswith("/") or ".." in target.split("/") or not os.path.normpath(target).strip("/"):
         raise UsageError(f"invalid {option}: expected an absolute path in the container, found {target}")
     if not os.path.exists(path):  # noqa: PTH110 - as above
         raise UsageError(f"{option}: {path} not found", remedy="create it first, as no daemon does it")

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from imagematrix.launcher.daemonless.container import ContainerSpec
 
 SYSTEM = ("/dev", "/proc", "/sys")  # every runtime mounts something there
+# Below SYSTEM only these are no links, which could lead to what a runtime has open: files of the node.
+STARTING = (*SYSTEM, "/dev/shm")  # noqa: S108 - a mount, no file
 WRITABLE = "leave out --read-only"
 
 
@@ -52,8 +54,9 @@ def fit_container(
                 if target is not None:
                     mounts.append(replace(bind, target=target))
                     image.add_mount(target)
-            binds = tuple(mounts[len(folders) :])
-            return replace(container, binds=binds, folder=_make_working_folder(image, container))
+        with ImageFiles(root, SYSTEM, mounts) as image:
+            folder = _make_working_folder(image, container)
+        return replace(container, binds=tuple(mounts[len(folders) :]), folder=folder)
     except InMountError as error:
         raise UsageError(f"a link of the image leads to {error.where}, where it has no place") from error
     except OSError as error:
@@ -171,9 +174,15 @@ def _make_working_folder(image: ImageFiles, container: ContainerSpec) -> str:
         if not container.read_only:
             return image.make_folder(container.folder)
         folder = image.find(container.folder)
-    except InMountError:
-        return container.folder
-    except LinkLoopError as error:
+    except InMountError as error:
+        place = f"{error.where}/{error.beyond}".rstrip("/")
+        if place in STARTING:
+            return place
+        raise UsageError(
+            f"cannot start in {container.folder}, which is below {error.where}",
+            remedy="name another folder, such as by --workdir",
+        ) from error
+    except OSError as error:
         raise UsageError(f"cannot start in {container.folder}: {error.filename}: {error.strerror}") from error
     if folder is None:
         raise UsageError(f"--read-only: the image has no {container.folder} to start in", remedy=WRITABLE)
