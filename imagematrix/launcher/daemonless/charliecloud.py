@@ -12,10 +12,14 @@ import os
 
 from imagematrix.errors import UsageError
 from imagematrix.launcher.daemonless import namespace
-from imagematrix.launcher.daemonless.container import NETWORK
 from imagematrix.launcher.daemonless.gate import OwnGate
 from imagematrix.launcher.daemonless.namespace import BIND, RECURSIVE, mount
-from imagematrix.launcher.daemonless.places import create_mount_point, fit_container, mount_read_only_sources
+from imagematrix.launcher.daemonless.places import (
+    create_mount_point,
+    fit_container,
+    make_node_read_only,
+    mount_read_only_sources,
+)
 from imagematrix.launcher.daemonless.runtime import FOLDER, RuntimeCommand
 
 TYPE_CHECKING = False
@@ -23,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from imagematrix.launcher.daemonless.container import ContainerSpec
-    from imagematrix.launcher.daemonless.options import Bind
     from imagematrix.launcher.daemonless.runtime import Place
 
 PLAIN = ("null", "zero", "full", "random", "urandom", "tty")  # the devices that config-linux.md lists
@@ -88,6 +91,7 @@ class Charliecloud:
         mount_devices(
             container.devices, namespace.make_memory_folder(place.at, "dev"), terminal=container.terminal
         )
+        make_node_read_only(FILES)
         os.chdir(place.folder)  # an option with a path that has a "=" would be a variable
         return RuntimeCommand(
             words=_format_command(self.program, container, place.root, place.user, place.group),
@@ -103,7 +107,7 @@ class Charliecloud:
 def _format_command(program: str, container: ContainerSpec, root: str, user: int, group: int) -> list[str]:
     """Return the command; it mounts all folders so that they can be changed."""
     # The files of the network are its own concern.
-    binds: list[Bind] = [bind for bind in container.binds if bind.source not in NETWORK]
+    binds = [bind for bind in container.binds if not bind.of_network]
     return [
         program,
         *([] if container.read_only else ["--write"]),

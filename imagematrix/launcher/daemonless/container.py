@@ -91,7 +91,11 @@ def make_container(
         },
         folder=options.folder or process.folder,
         binds=(
-            *(Bind(source=path, target=path, read_only=True) for path in NETWORK if os.path.exists(path)),  # noqa: PTH110 - pathlib is slow
+            *(
+                Bind(source=path, target=path, read_only=True, of_network=True)
+                for path in NETWORK
+                if os.path.exists(path)  # noqa: PTH110 - pathlib is slow
+            ),
             *binds,
             *(Bind(source=path, target=path) for path in launch.mounts),
             *options.binds,

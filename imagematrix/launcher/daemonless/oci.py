@@ -9,7 +9,7 @@ from __future__ import annotations
 from imagematrix.common import json_documents
 from imagematrix.errors import UsageError
 from imagematrix.launcher.daemonless.gate import HookGate
-from imagematrix.launcher.daemonless.places import fit_container
+from imagematrix.launcher.daemonless.places import MASKED, READ_ONLY, fit_container
 from imagematrix.launcher.daemonless.runtime import FOLDER, RuntimeCommand
 
 TYPE_CHECKING = False
@@ -38,22 +38,6 @@ CAPABILITIES = (
     "CAP_SETUID",
     "CAP_SYS_CHROOT",
 )
-# Docker's (oci/defaults.go of moby).
-MASKED = (
-    "/proc/acpi",
-    "/proc/asound",
-    "/proc/interrupts",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/sys/devices/virtual/powercap",
-    "/sys/firmware",
-)
-READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 PROC = ("/proc", "proc", "proc", ("nosuid", "noexec", "nodev"))
 PROC_OF_NODE = ("/proc", "bind", "/proc", ("rbind", "nosuid", "noexec", "nodev"))
 MOUNTS = (
@@ -61,7 +45,8 @@ MOUNTS = (
     ("/dev/pts", "devpts", "devpts", ("nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620")),
     # Of the node, so that the ranks of an MPI job share memory, and loaders of data have enough of it.
     ("/dev/shm", "bind", "/dev/shm", ("rbind", "nosuid", "nodev")),  # noqa: S108 - a mount, no file
-    ("/sys", "bind", "/sys", ("rbind", "nosuid", "noexec", "nodev", "ro")),
+    # rro: with all that is mounted in it, such as cgroups.
+    ("/sys", "bind", "/sys", ("rbind", "nosuid", "noexec", "nodev", "ro", "rro")),
 )
 
 
@@ -158,5 +143,5 @@ def make_config(container: ContainerSpec, root: str) -> dict[str, Any]:
 
 
 def _make_bind(source: str, target: str, *, read_only: bool) -> dict[str, object]:
-    options = ["rbind", "rro"] if read_only else ["rbind"]  # rro: with all that is mounted in it
+    options = ["rbind", "rro"] if read_only else ["rbind"]
     return {"destination": target, "type": "bind", "source": source, "options": options}

@@ -49,11 +49,15 @@ TRUE = ("", "1", "true")
 
 
 class Bind(Record):
-    """A file or folder of the node, mounted at `target` in the container."""
+    """A file or folder of the node, mounted at `target` in the container.
+
+    Those `of_network` are this program's own, and are left out where they have no place.
+    """
 
     source: str
     target: str
     read_only: bool = False
+    of_network: bool = False
 
 
 class ContainerOptions(Record):

@@ -4,7 +4,7 @@ Runtimes differ in what they make, and in whether they follow links of an image 
 found and made here, before a runtime starts, and it gets paths without links.
 """
 # pathlib is slow to load.
-# ruff: noqa: PTH102, PTH112
+# ruff: noqa: PTH102, PTH110, PTH112
 
 from __future__ import annotations
 
@@ -27,6 +27,24 @@ if TYPE_CHECKING:
 SYSTEM = ("/dev", "/proc", "/sys")  # every runtime mounts something there
 # Below SYSTEM only these are no links, which could lead to what a runtime has open: files of the node.
 STARTING = (*SYSTEM, "/dev/shm")  # noqa: S108 - a mount, no file
+# Docker's (oci/defaults.go of moby).
+MASKED = (
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+)
+READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+# Settings and drivers of the node in /proc, for runtimes that leave them as they are.
+KERNEL = (*READ_ONLY, *(path for path in MASKED if path.startswith("/proc/")))
 WRITABLE = "leave out --read-only"
 
 
@@ -70,11 +88,22 @@ def mount_read_only_sources(container: ContainerSpec, at: str) -> ContainerSpec:
     """
     binds = [
         replace(bind, source=namespace.bind_read_only(bind.source, f"{at}/{number}"))
-        if bind.read_only and bind.source not in NETWORK
+        if bind.read_only
         else bind
         for number, bind in enumerate(container.binds)
     ]
     return replace(container, binds=tuple(binds))
+
+
+def make_node_read_only(files: Collection[str]) -> None:
+    """Make what a runtime mounts of the node as it is read-only in this namespace; raise OSError.
+
+    These are /sys, the settings in /proc, and the `files` that it mounts by itself: root may change them all,
+    and so may its container.
+    """
+    for path in ("/sys", *KERNEL, *files):
+        if os.path.exists(path):
+            namespace.mount_read_only(path, path)
 
 
 def create_mount_point(path: str) -> None:
@@ -104,7 +133,7 @@ def _find_bind_target(
     try:
         if container.read_only:
             target = image.find(bind.target)
-            if target is None and bind.source not in NETWORK:
+            if target is None and not bind.of_network:
                 raise UsageError(
                     f"--read-only: the image has no {bind.target} to mount {_format_kind(is_folder)} on",
                     remedy=f"{WRITABLE}, or mount it where the image has a folder",
@@ -135,7 +164,7 @@ def _find_target_in_mount(
         return target
     if target == bind.target:
         return target  # the runtime makes it in its own /dev, or there is none
-    if bind.source in NETWORK:  # such as a link to a file in /proc
+    if bind.of_network:  # such as a link to a file in /proc
         if container.read_only:
             return None
         image.replace(bind.target, stat.S_IFREG)

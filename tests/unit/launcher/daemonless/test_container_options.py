@@ -86,6 +86,7 @@ def test_short_options_that_need_a_daemon_are_refused(options, line):
         ("-v /tmp:/data:rslave", "invalid --volume"),
         ("-v /tmp:data", "expected an absolute path in the container, found data"),
         ("-v /tmp:/a/../../b", "expected an absolute path in the container"),
+        ("-v /tmp://.", "expected an absolute path in the container, found //."),  # it would be the image
         ("-v /none:/data", "--volume /none:/data: /none not found"),
         ("--mount type=tmpfs,target=/x", "other types|expected type=bind"),
         ("--mount type=bind,source=/tmp", "expected type=bind"),

@@ -11,9 +11,14 @@ from imagematrix.errors import UsageError
 from imagematrix.launcher.daemonless import namespace, places
 from imagematrix.launcher.daemonless.container import NETWORK
 from imagematrix.launcher.daemonless.options import Bind
-from imagematrix.launcher.daemonless.places import SYSTEM, fit_container, mount_read_only_sources
+from imagematrix.launcher.daemonless.places import (
+    SYSTEM,
+    fit_container,
+    make_node_read_only,
+    mount_read_only_sources,
+)
 
-RESOLV = Bind(source="/etc/resolv.conf", target="/etc/resolv.conf", read_only=True)
+RESOLV = Bind(source="/etc/resolv.conf", target="/etc/resolv.conf", read_only=True, of_network=True)
 
 
 @pytest.fixture
@@ -128,10 +133,12 @@ def test_a_read_only_image_needs_the_folders_of_the_system(fit, system, path, ki
 def test_a_read_only_image_needs_places_but_for_the_network(fit, system):
     (system / "data").mkdir()
     (system / "link").symlink_to("data")
-    network = [Bind(source=path, target=path, read_only=True) for path in NETWORK]
+    network = [Bind(source=path, target=path, read_only=True, of_network=True) for path in NETWORK]
     assert fit("/data", "/link", *network, read_only=True) == ["/data", "/data"]
     with pytest.raises(UsageError, match="the image has no /none to mount a folder on"):
         fit("/none", read_only=True)
+    with pytest.raises(UsageError, match="the image has no /hosts to mount a file on"):
+        fit(Bind(source="/etc/hosts", target="/hosts"), read_only=True)  # the user's own
     with pytest.raises(UsageError, match="the image has no /none to start in"):
         fit(folder="/none", read_only=True)
     (system / "etc").mkdir()
@@ -352,7 +359,17 @@ def test_read_only_folders_are_mounted_so_before(bare, monkeypatch, tmp_path):
         Bind(source="/etc/hosts", target="/etc/hosts", read_only=True),
     )
     found = mount_read_only_sources(replace(bare, binds=binds), "/at")
-    assert [bind.source for bind in found.binds] == [str(tmp_path), "/at/1", "/etc/hosts"]
+    assert [bind.source for bind in found.binds] == [str(tmp_path), "/at/1", "/at/2"]
+
+
+def test_what_a_runtime_mounts_of_the_node_is_read_only_before(monkeypatch, tmp_path):
+    mounted = []
+    monkeypatch.setattr(namespace, "mount_read_only", lambda source, at: mounted.append((source, at)))
+    (tmp_path / "hosts").touch()
+    make_node_read_only([str(tmp_path / "hosts"), str(tmp_path / "none")])
+    assert {source for source, _ in mounted} >= {"/sys", "/proc/sys", "/proc/irq"}
+    assert all(source == at for source, at in mounted)
+    assert [source for source, _ in mounted if source.startswith(str(tmp_path))] == [f"{tmp_path}/hosts"]
 
 
 def test_an_empty_file_is_made_once(tmp_path):
