@@ -28,7 +28,7 @@ AS_USER = (
 class OrdinaryUser:
     """A user without root's rights, subordinate ids or an engine."""
 
-    prefix = AS_USER  # of each of its commands
+    prefix: tuple[str, ...] = AS_USER  # of each of its commands
 
     def __init__(self, folder, runtime="runc"):
         self.folder = folder
