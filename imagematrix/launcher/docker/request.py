@@ -118,11 +118,14 @@ class LaunchRequest(Record):
         """Return what to start on `gpus`; raises what `plan_on_any` does."""
         args, needed = self.args, self.args.print_form is None  # what is only printed needs no engine
         selection = self.choose(self.host, gpus)
-        # Without an engine, an image of a registry would be pulled.
+        # Without an engine, an image of a registry would be pulled. With `--pull always` it is: by its tag,
+        # docker's command would start what that is now.
         default: frozenset[str] | None = frozenset() if "/" in str(selection.selected) else None
-        digests = _query_engine(
-            lambda: find_engine_digests(selection, self.engine.inspect_image), default, needed=needed
-        )
+        digests = default
+        if args.is_pulled_first or not args.may_pull:
+            digests = _query_engine(
+                lambda: find_engine_digests(selection, self.engine.inspect_image), default, needed=needed
+            )
         launch = plan_launch(selection, args.command, share=self.share, digests=digests)
         if needed:
             _require_native(launch, self.engine.get_architecture())
