@@ -5,6 +5,7 @@ Any other option is an error: a container that ignores one is not the requested 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 
@@ -190,6 +191,9 @@ def make_site_binds(mounts: Sequence[str]) -> tuple[Bind, ...]:
     """
     from imagematrix.common.settings import HERE, HOME
 
-    places = {HOME: os.path.expanduser("~"), HERE: os.getcwd()}  # noqa: PTH109, PTH111 - as above
+    places = {HOME: os.path.expanduser("~"), HERE: ""}  # noqa: PTH111 - as above
+    if HERE in mounts:
+        with contextlib.suppress(FileNotFoundError):  # it was removed
+            places[HERE] = os.getcwd()  # noqa: PTH109 - as above
     paths = dict.fromkeys(places.get(mount, mount) for mount in mounts)
     return tuple(Bind(source=path, target=path) for path in paths if os.path.isdir(path))  # noqa: PTH112

@@ -115,3 +115,5 @@ def test_folders_of_the_site_are_mounted_where_they_exist(monkeypatch, tmp_path)
     monkeypatch.chdir(here)
     binds = make_site_binds(["~", ".", str(home), "/no/such/folder"])
     assert [(bind.source, bind.target) for bind in binds] == [(str(path),) * 2 for path in (home, here)]
+    here.rmdir()
+    assert [bind.source for bind in make_site_binds(["~", "."])] == [str(home)]
