@@ -64,7 +64,8 @@ class Bind(Record):
 class ContainerOptions(Record):
     """The user's own options; `entrypoint` is None without one, and empty to drop the image's.
 
-    `environment` has a variable for each `--env` and each line of an `--env-file`.
+    `environment` has a variable for each `--env` and each line of an `--env-file`. Variables that are `unset`
+    are left out though the image sets them: those that `--env` names and the caller does not have.
     """
 
     environment: Mapping[str, str]
@@ -76,6 +77,7 @@ class ContainerOptions(Record):
     interactive: bool
     terminal: bool
     read_only: bool
+    unset: frozenset[str] = frozenset()
 
 
 def parse_container_options(args: RunArgs, environment: Mapping[str, str], engine: str) -> ContainerOptions:
@@ -98,8 +100,10 @@ def parse_container_options(args: RunArgs, environment: Mapping[str, str], engin
     folders = args.get_values("--workdir", "w")
     if folders and not folders[-1].startswith("/"):
         raise UsageError(f"invalid --workdir {folders[-1]}: expected an absolute path")
+    variables, unset = _parse_environment(args, environment)
     return ContainerOptions(
-        environment=_parse_environment(args, environment),
+        environment=variables,
+        unset=unset,
         binds=(
             *map(_parse_volume, args.get_values("--volume", "v")),
             *map(_parse_mount, args.get_values("--mount")),
@@ -114,22 +118,30 @@ def parse_container_options(args: RunArgs, environment: Mapping[str, str], engin
     )
 
 
-def _parse_environment(args: RunArgs, environment: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the variables: those of files first, as docker does, whatever the order of the options."""
+def _parse_environment(
+    args: RunArgs, environment: Mapping[str, str]
+) -> tuple[Mapping[str, str], frozenset[str]]:
+    """Return the variables, and the names of those that are unset.
+
+    Those of files come first, as docker does, whatever the order of the options.
+    """
     variables: dict[str, str] = {}
+    unset: set[str] = set()
     for path in args.get_values("--env-file"):
         variables |= dict(line.split("=", 1) for line in env_file.read_env_file(path, environment))
     for text in args.get_values("--env", "e"):
         name, equals, value = text.partition("=")
         if not name or "\0" in text:
             raise UsageError(f"invalid variable {text!r}: expected NAME=VALUE or NAME")
+        unset.discard(name)
         if equals:
             variables[name] = value
         elif name in environment:
             variables[name] = environment[name]
         else:
             variables.pop(name, None)
-    return variables
+            unset.add(name)
+    return variables, frozenset(unset)
 
 
 def _parse_volume(text: str) -> Bind:

@@ -49,8 +49,9 @@ def test_options_mean_what_they_mean_to_docker(options, tmp_path):
 
 def test_variables_come_from_files_and_from_the_caller(options, tmp_path):
     (tmp_path / "env").write_text("# a comment\n\nA=file\nB=file\n  C\nD\nB\n")
-    given = options("-e A=option -e E --env-file env -e F", {"C": "caller", "E": "caller"})
-    assert given.environment == {"A": "option", "B": "file", "C": "caller", "E": "caller"}
+    given = options("-e A=option -e E --env-file env -e F -e G -e G=x", {"C": "caller", "E": "caller"})
+    assert given.environment == {"A": "option", "B": "file", "C": "caller", "E": "caller", "G": "x"}
+    assert given.unset == {"F"}
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,11 @@ def test_variables_of_the_user_win_over_those_of_the_launch_and_the_image():
     assert bare == {"PATH": PATH, "HOME": "/root", "TERM": "xterm", "NVIDIA_VISIBLE_DEVICES": "void"}
 
 
+def test_a_variable_that_is_named_and_the_caller_lacks_is_unset():
+    unset = made(IMAGE, "-e A -e NVIDIA_VISIBLE_DEVICES -e NONE").environment
+    assert unset == {"PATH": "/opt", "HOME": "/root"}
+
+
 def test_the_folder_is_the_option_s_or_the_image_s_or_the_root():
     assert made(IMAGE, "-w /x").folder == "/x"
     assert made(IMAGE).folder == "/w"
