@@ -19,6 +19,7 @@ from imagematrix.launcher.daemonless.gate import OwnGate
 from imagematrix.launcher.daemonless.oci import CAPABILITIES
 from imagematrix.launcher.daemonless.places import (
     KERNEL,
+    SHARED_MEMORY,
     fit_container,
     make_node_read_only,
     mount_read_only_sources,
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "apptainer"
 NOT_MOUNTED = "home,tmp,cwd,hostfs,bind-paths"  # what the site's settings mount in every container
-# Of the node, as with an OCI runtime. /dev/full is not in Apptainer's own small /dev.
-DEVICES = ("/dev/full", "/dev/shm")  # noqa: S108 - mounts, no files
+DEVICES = ("/dev/full", SHARED_MEMORY)  # the first is not in Apptainer's own small /dev
 LIMIT = 1 << 20  # bytes of the settings
 # Settings without which a container would lack something, of which Apptainer says nothing or only warns.
 NEEDED = {
@@ -134,8 +134,8 @@ def _format_command(program: str, container: ContainerSpec, root: str) -> list[s
         *("--pid", "--no-init", "--no-privs", "--add-caps", ",".join(CAPABILITIES)),
         *([] if container.read_only else ["--writable"]),
         # It mounts a /proc of its own.
-        *(word for path in KERNEL if os.path.exists(path) for word in _format_mount(path, path)),
-        *(word for path in (*DEVICES, *container.devices) for word in _format_mount(path, path)),
+        *(word for path in (*KERNEL, *DEVICES) if os.path.exists(path) for word in _format_mount(path, path)),
+        *(word for path in container.devices for word in _format_mount(path, path)),
         *(word for bind in container.binds for word in _format_mount(bind.source, bind.target)),
         *("--pwd", container.folder, root, *container.args),
     ]

@@ -7,7 +7,7 @@ import os
 from imagematrix.errors import UsageError
 from imagematrix.launcher.daemonless.gate import BubblewrapGate
 from imagematrix.launcher.daemonless.oci import CAPABILITIES
-from imagematrix.launcher.daemonless.places import KERNEL, fit_container
+from imagematrix.launcher.daemonless.places import KERNEL, SHARED_MEMORY, fit_container
 from imagematrix.launcher.daemonless.runtime import RuntimeCommand
 
 TYPE_CHECKING = False
@@ -86,7 +86,9 @@ def _format_options(container: ContainerSpec, root: str, user: int, group: int) 
     return [
         *("--ro-bind" if container.read_only else "--bind", root, "/"),
         *(("--proc", "/proc") if has_own_processes else ("--bind", "/proc", "/proc")),
-        *("--dev", "/dev", "--bind", "/dev/shm", "/dev/shm"),  # noqa: S108 - as of OCI
+        *("--dev", "/dev"),
+        *(("--bind", SHARED_MEMORY) if os.path.isdir(SHARED_MEMORY) else ("--tmpfs",)),  # noqa: PTH112 - pathlib is slow to load
+        SHARED_MEMORY,
         *(
             word
             for path in ("/sys", *KERNEL)

@@ -4,7 +4,7 @@ It becomes the container's process, which is the caller, and passes the whole /d
 /dev of its own first, with the container's devices and no others of their kind.
 """
 # pathlib is slow to load.
-# ruff: noqa: PTH102, PTH103, PTH118, PTH120, PTH211
+# ruff: noqa: PTH102, PTH103, PTH112, PTH118, PTH120, PTH211
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from imagematrix.launcher.daemonless import namespace
 from imagematrix.launcher.daemonless.gate import OwnGate
 from imagematrix.launcher.daemonless.namespace import BIND, RECURSIVE, mount
 from imagematrix.launcher.daemonless.places import (
+    SHARED_MEMORY,
     create_mount_point,
     fit_container,
     make_node_read_only,
@@ -135,7 +136,8 @@ def mount_devices(paths: Iterable[str], at: str, *, terminal: bool = False) -> N
     """
     shm, terminals = os.path.join(at, "shm"), os.path.join(at, "pts")
     os.mkdir(shm)
-    mount("/dev/shm", shm, None, BIND | RECURSIVE)  # noqa: S108 - a mount, no file
+    if os.path.isdir(SHARED_MEMORY):
+        mount(SHARED_MEMORY, shm, None, BIND | RECURSIVE)
     os.mkdir(terminals)
     mount("devpts", terminals, "devpts", options="newinstance,ptmxmode=0666,mode=0620")
     if terminal:

@@ -25,8 +25,11 @@ if TYPE_CHECKING:
     from imagematrix.launcher.daemonless.container import ContainerSpec
 
 SYSTEM = ("/dev", "/proc", "/sys")  # every runtime mounts something there
+# Of the node, so that the ranks of an MPI job share memory, and loaders of data have enough of it. Where the
+# node has none, as in a chroot, it is the container's own.
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount, no file
 # Below SYSTEM only these are no links, which could lead to what a runtime has open: files of the node.
-STARTING = (*SYSTEM, "/dev/shm")  # noqa: S108 - a mount, no file
+STARTING = (*SYSTEM, SHARED_MEMORY)
 # Docker's (oci/defaults.go of moby).
 MASKED = (
     "/proc/acpi",

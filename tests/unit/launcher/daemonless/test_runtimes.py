@@ -173,6 +173,18 @@ def test_root_s_container_of_bubblewrap_has_docker_s_capabilities(container, pla
     assert [words[number + 1] for number, word in enumerate(words) if word == "--cap-add"] == [*CAPABILITIES]
 
 
+def test_a_node_without_shared_memory_leaves_it_to_the_container(container, kernel, monkeypatch, tmp_path):
+    calls = kernel().calls
+    true = os.path.isdir
+    monkeypatch.setattr(os.path, "isdir", lambda path: path != "/dev/shm" and true(path))
+    (mount,) = (one for one in make_config(container, "/r")["mounts"] if one["destination"] == "/dev/shm")
+    assert (mount["type"], "mode=1777" in mount["options"]) == ("tmpfs", True)
+    assert "--tmpfs /dev/shm --ro-bind" in shlex.join(OTHERS[0].format_command(container))
+    mount_devices([], str(tmp_path))
+    assert b"/dev/shm" not in [call[1] for call in calls]
+    assert (tmp_path / "shm").is_dir()
+
+
 def test_bubblewrap_takes_only_so_many_words(container):
     runtime = OTHERS[0]
     runtime.require_possible(replace(container, environment={str(number): "" for number in range(2600)}))
