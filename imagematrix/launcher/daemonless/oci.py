@@ -152,5 +152,7 @@ def make_config(container: ContainerSpec, root: str) -> dict[str, Any]:
 
 
 def _make_bind(source: str, target: str, *, read_only: bool) -> dict[str, object]:
-    options = ["rbind", "rro"] if read_only else ["rbind"]
+    options = ["rbind", "ro"] if read_only else ["rbind"]
+    if read_only and os.path.isdir(source):  # noqa: PTH112 - pathlib is slow to load
+        options.append("rro")  # with all that is mounted in it; crun 1.8 takes it for no file
     return {"destination": target, "type": "bind", "source": source, "options": options}

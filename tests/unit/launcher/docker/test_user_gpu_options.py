@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
@@ -142,8 +143,9 @@ def test_volumes_pass_gpus_where_no_root_s_daemon_keeps_them_closed(
     for info, without_daemon in ((pytest.fail, True), (lambda: rootless, False)):
         passed = find_user_gpus(words, gpus, info, mounted, without_daemon=without_daemon).gpus
         assert sorted(key for gpu in passed for key in list_lock_names(gpu)) == expected
-    for answer in ({}, {"SecurityOptions": None}, {"SecurityOptions": ["name=seccomp"]}):
-        assert find_user_gpus(words, gpus, lambda answer=answer: answer, mounted).gpus == ()
+    answers: list[dict[str, Any]] = [{}, {"SecurityOptions": None}, {"SecurityOptions": ["name=seccomp"]}]
+    for answer in answers:
+        assert find_user_gpus(words, gpus, answer.copy, mounted).gpus == ()
 
 
 def test_a_folder_of_data_is_not_searched_for_nodes(gpus, monkeypatch, tmp_path):
