@@ -44,6 +44,8 @@ ENDED_BY_SIGNAL = (HUNG_UP, INTERRUPTED, TERMINATED)
 def run_command(words: Sequence[str]) -> int:
     """Run the command that the arguments name, and return the exit code."""
     signal.signal(signal.SIGTERM, _handle_terminate)
+    # A caller that ignores it, as `trap '' CHLD` does, would have the kernel forget how children ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
         signal.signal(signal.SIGHUP, _handle_hangup)
     _open_streams()

@@ -5,7 +5,7 @@ first: then a number of 1 to 15 follows it. Below a folder with the sticky bit n
 remove what is the user's own, so once checked, its path stays true.
 """
 # pathlib is slow to load.
-# ruff: noqa: PTH101, PTH102, PTH118
+# ruff: noqa: PTH101, PTH102, PTH116, PTH117, PTH118
 
 from __future__ import annotations
 
@@ -43,6 +43,19 @@ def make_user_folder(parent: str, name: str) -> str:
             return path
     assert taken is not None  # noqa: S101 - there are names; for the type checker
     raise taken
+
+
+def find_runtime_folder() -> str | None:
+    """Return XDG_RUNTIME_DIR; None if it is not this user's own, as its specification demands.
+
+    `su` leaves that of the user before, who could change what is there.
+    """
+    path = os.environ.get("XDG_RUNTIME_DIR", "")
+    try:
+        is_own = os.path.isabs(path) and os.stat(path).st_uid == os.geteuid()
+    except OSError:
+        return None
+    return path if is_own and os.access(path, os.W_OK) else None
 
 
 def list_user_folders(parent: str, name: str) -> list[str]:

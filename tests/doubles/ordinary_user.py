@@ -28,6 +28,8 @@ AS_USER = (
 class OrdinaryUser:
     """A user without root's rights, subordinate ids or an engine."""
 
+    prefix: tuple[str, ...] = AS_USER  # of each of its commands
+
     def __init__(self, folder, runtime="runc"):
         self.folder = folder
         self.runtime = runtime
@@ -48,7 +50,7 @@ class OrdinaryUser:
     def start(self, *words, **how):
         """Start the program, with its output in pipes."""
         return subprocess.Popen(
-            [*AS_USER, sys.executable, "-P", "-m", "imagematrix", *map(str, words)],
+            [*self.prefix, sys.executable, "-P", "-m", "imagematrix", *map(str, words)],
             env=self.environment,
             cwd=self.folder,
             text=True,
@@ -75,15 +77,25 @@ class OrdinaryUser:
         return self.imagematrix("run", *HOST, *words, code=code)
 
 
+class Root(OrdinaryUser):
+    """Root, who can start containers without a daemon, too."""
+
+    prefix = ()
+
+
+def make_folders(made):
+    for name in ("home", "run", "tmp", "store", "locks"):
+        (made / name).mkdir()
+    (made / "locks").chmod(0o1777)
+
+
 @pytest.fixture(scope="module")
 def folder():
     made = Path(tempfile.mkdtemp(prefix="imx-user-"))
     made.chmod(0o755)
-    for name in ("home", "run", "tmp", "store", "locks"):
-        (made / name).mkdir()
-        os.chown(made / name, USER, USER)
-    (made / "locks").chmod(0o1777)
-    os.chown(made, USER, USER)
+    make_folders(made)
+    for path in (made, *made.iterdir()):
+        os.chown(path, USER, USER)
     yield made
     shutil.rmtree(made)
 

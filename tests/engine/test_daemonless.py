@@ -101,7 +101,7 @@ if "apptainer" in RUNTIMES:
             one for one in found if one["check"] == "without-daemon" and one["severity"] == "warning"
         )
         assert "always use nv = yes" in warning["saw"]
-        assert "`mount dev = no`" in imagematrix("mount dev = no", *run, "true", code=8)
+        assert "mount dev = no, so that" in imagematrix("mount dev = no", *run, "true", code=8)
 
 
 def test_exit_codes_are_docker_s(user):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from machines import wait_until
-from ordinary_user import AS_USER, HOST, USER, OrdinaryUser
+from ordinary_user import AS_USER, HOST, USER, OrdinaryUser, Root, make_folders
 
 from imagematrix.common.programs import SYSTEM_PATH
 
@@ -61,6 +61,28 @@ for $file (grep { defined fileno $_ } @files) {
     for $typed ("x", "\\n") { $key = $typed; ioctl $file, 0x5412, $key; }
 }
 print "typed\\n";
+"""
+# Opens, for writing, what somebody may write to in the kernel's folders, and what is mounted read-only.
+# Anybody may have /proc/pressure watched.
+OPENING = """\
+open $found, "-|", "find /proc/[!0-9]* /sys -type f -perm /222 | grep -v ^/proc/pressure/";
+chomp(@paths = <$found>);
+for $path (@paths, "/etc/hosts", "/etc/resolv.conf", "/in/file") {
+    if (open $file, ">>", $path) { print "opened: $path\n"; close $file }
+}
+print @paths > 1000 ? "looked\n" : "few: @paths\n";
+"""
+# The same, after trials to make them writable, also as root of a user namespace.
+CHANGING = """\
+exec 2> /dev/null
+for place in /in /proc /proc/sys /sys /sys/fs/cgroup /etc/hosts; do
+    mount -o remount,bind,rw $place
+    mkdir -p /new$place && mount --rbind $place /new$place && mount -o remount,bind,rw /new$place
+    umount -l /new$place
+done
+perl -e "$1"
+unshare --user --map-root-user --mount --pid --fork --mount-proc perl -e "$1" | grep opened:
+exit 0
 """
 # What decides, on some node, what a program loads or starts, or where it writes.
 HOSTILE = {
@@ -383,6 +405,60 @@ def test_no_variable_of_an_image_names_a_descriptor_to_pass(user):
                     pass_fds=(other, high),
                 )
             assert (done.returncode, done.stdout.split()) == (0, ["0", "1", "2", "3"]), (number, done.stderr)
+
+
+@pytest.mark.parametrize("program", [PROGRAM, ON_NODE], ids=["own", "node"])
+def test_no_container_starts_in_a_folder_of_the_node(user, program):
+    """A runtime may have one open, as /proc/self/fd/3, when it goes to the working folder."""
+    link = user.folder / "home/link"
+    for number in (3, 4):
+        link.unlink(missing_ok=True)
+        link.symlink_to(f"/proc/self/fd/{number}")
+        for place in (f"/proc/self/fd/{number}", "/in/link"):
+            options = ("-v", f"{user.folder}/home:/in", "-w", place)
+            words = (*AS_USER, *program, *run(*options), "ls", "-d", "..")
+            done = subprocess.run(
+                [*map(str, words)],
+                env=user.environment,
+                cwd=user.folder,
+                check=False,
+                capture_output=True,
+                text=True,
+                stdin=subprocess.DEVNULL,
+            )
+            assert (done.returncode, done.stdout) == (2, ""), done.stderr
+            assert f"cannot start in {place}, which is below /proc" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def of_root(archive, folder):
+    """Root's folders, with the image in root's own store."""
+    made = folder / "root"
+    made.mkdir()
+    make_folders(made)
+    Root(made).imagematrix("pull", "training:v1", *HOST, "--catalog", archive, "--to", made / "store")
+    return made
+
+
+@pytest.mark.parametrize("program", [PROGRAM, ON_NODE], ids=["own", "node"])
+@pytest.mark.parametrize("is_root", [True, False], ids=["root", "ordinary"])
+def test_nothing_of_the_node_can_be_opened_for_writing(user, of_root, is_root, program):
+    """Root could, and so its containers could, if these places were mounted as they are."""
+    caller = Root(of_root, user.runtime) if is_root else user
+    (caller.folder / "home/file").write_text("text\n")
+    (caller.folder / "home/file").chmod(0o666)
+    options = ("-v", f"{caller.folder}/home:/in:ro")
+    done = subprocess.run(
+        [*caller.prefix, *program, *map(str, run(*options)), "sh", "-c", CHANGING, "sh", OPENING],
+        env=caller.environment,
+        cwd=caller.folder,
+        check=False,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert (done.returncode, done.stdout) == (0, "looked\n"), done.stderr
+    assert (caller.folder / "home/file").read_text() == "text\n"
 
 
 class Terminal:

@@ -116,8 +116,9 @@ class DaemonlessLaunch:
 
     def make_request(self, host: Host, gpus: str | None, catalog: Catalog | None = None) -> LaunchRequest:
         """Return the request for GPUs of a host, from the image's catalog or another."""
+        mounted = [bind.source for bind in self._options.binds]
         return make_request(
-            self._args, host, catalog or self.open_catalog(), gpus, None, _make_daemonless_engine
+            self._args, host, catalog or self.open_catalog(), gpus, None, _make_daemonless_engine, mounted
         )
 
     def verify(self, _: Selection, launch: Launch) -> Launch:

@@ -201,6 +201,9 @@ def _require_configured_node(path: str, environment: Mapping[str, str], host: Ho
 
 def _find_working_folder(binds: Sequence[Bind]) -> str | None:
     """Return the job's working folder if the container has it, else None, for the image's."""
-    here = os.getcwd()  # noqa: PTH109 - pathlib is slow to load
+    try:
+        here = os.getcwd()  # noqa: PTH109 - pathlib is slow to load
+    except FileNotFoundError:  # it was removed
+        return None
     is_mounted = any(f"{here}/".startswith(f"{bind.target.rstrip('/')}/") for bind in binds)
     return here if is_mounted else None

@@ -6,7 +6,7 @@ the root of the namespace in which the image is mounted, so it needs neither a s
 namespace of its own.
 """
 # pathlib and shutil are slow to load.
-# ruff: noqa: PTH120, PTH123
+# ruff: noqa: PTH110, PTH120, PTH123
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from imagematrix.errors import EngineError, UsageError
 from imagematrix.launcher.daemonless import namespace
 from imagematrix.launcher.daemonless.gate import OwnGate
 from imagematrix.launcher.daemonless.oci import CAPABILITIES
-from imagematrix.launcher.daemonless.places import fit_container, mount_read_only_sources
+from imagematrix.launcher.daemonless.places import (
+    KERNEL,
+    SHARED_MEMORY,
+    fit_container,
+    make_node_read_only,
+    mount_read_only_sources,
+)
 from imagematrix.launcher.daemonless.runtime import FOLDER, RuntimeCommand
 
 TYPE_CHECKING = False
@@ -29,8 +35,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "apptainer"
 NOT_MOUNTED = "home,tmp,cwd,hostfs,bind-paths"  # what the site's settings mount in every container
-# Of the node, as with an OCI runtime. /dev/full is not in Apptainer's own small /dev.
-DEVICES = ("/dev/full", "/dev/shm")  # noqa: S108 - mounts, no files
+DEVICES = ("/dev/full", SHARED_MEMORY)  # the first is not in Apptainer's own small /dev
 LIMIT = 1 << 20  # bytes of the settings
 # Settings without which a container would lack something, of which Apptainer says nothing or only warns.
 NEEDED = {
@@ -104,6 +109,7 @@ class Apptainer:
     def prepare(self, container: ContainerSpec, place: Place) -> RuntimeCommand:
         """See `Runtime`: it leaves what is mounted in a read-only folder writable."""
         container = mount_read_only_sources(container, namespace.make_memory_folder(place.at, "binds"))
+        make_node_read_only(FILES)
         variables = {
             f"APPTAINERENV_{name}": value for name, value in container.environment.items() if name != HOME
         }
@@ -127,7 +133,9 @@ def _format_command(program: str, container: ContainerSpec, root: str) -> list[s
         *("--no-mount", NOT_MOUNTED, "--home", container.environment.get(HOME, "/")),
         *("--pid", "--no-init", "--no-privs", "--add-caps", ",".join(CAPABILITIES)),
         *([] if container.read_only else ["--writable"]),
-        *(word for path in (*DEVICES, *container.devices) for word in _format_mount(path, path)),
+        # It mounts a /proc of its own.
+        *(word for path in (*KERNEL, *DEVICES) if os.path.exists(path) for word in _format_mount(path, path)),
+        *(word for path in container.devices for word in _format_mount(path, path)),
         *(word for bind in container.binds for word in _format_mount(bind.source, bind.target)),
         *("--pwd", container.folder, root, *container.args),
     ]

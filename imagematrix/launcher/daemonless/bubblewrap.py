@@ -6,7 +6,8 @@ import os
 
 from imagematrix.errors import UsageError
 from imagematrix.launcher.daemonless.gate import BubblewrapGate
-from imagematrix.launcher.daemonless.places import fit_container
+from imagematrix.launcher.daemonless.oci import CAPABILITIES
+from imagematrix.launcher.daemonless.places import KERNEL, SHARED_MEMORY, fit_container
 from imagematrix.launcher.daemonless.runtime import RuntimeCommand
 
 TYPE_CHECKING = False
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 MOST_WORDS = 9000  # that bwrap takes (MAX_ARGS of bubblewrap.c), those of this program's own among them
 RESERVED = 1000
+CAPABILITIES_OF_ROOT = ("--cap-drop", "ALL", *(word for name in CAPABILITIES for word in ("--cap-add", name)))
 
 
 class Bubblewrap:
@@ -84,8 +86,15 @@ def _format_options(container: ContainerSpec, root: str, user: int, group: int) 
     return [
         *("--ro-bind" if container.read_only else "--bind", root, "/"),
         *(("--proc", "/proc") if has_own_processes else ("--bind", "/proc", "/proc")),
-        *("--dev", "/dev", "--bind", "/dev/shm", "/dev/shm"),  # noqa: S108 - as of OCI
-        *("--ro-bind", "/sys", "/sys"),
+        *("--dev", "/dev"),
+        *(("--bind", SHARED_MEMORY) if os.path.isdir(SHARED_MEMORY) else ("--tmpfs",)),  # noqa: PTH112 - pathlib is slow to load
+        SHARED_MEMORY,
+        *(
+            word
+            for path in ("/sys", *KERNEL)
+            if os.path.exists(path)  # noqa: PTH110 - pathlib is slow to load
+            for word in ("--ro-bind", path, path)
+        ),
         *(word for path in container.devices for word in ("--dev-bind", path, path)),
         *(
             word
@@ -93,6 +102,7 @@ def _format_options(container: ContainerSpec, root: str, user: int, group: int) 
             for word in ("--ro-bind" if bind.read_only else "--bind", bind.source, bind.target)
         ),
         *("--unshare-user", "--uid", str(user), "--gid", str(group)),
+        *(CAPABILITIES_OF_ROOT if user == 0 else ()),  # any other user has none
         *(("--unshare-pid", "--as-pid-1") if has_own_processes else ()),
         "--die-with-parent",
         *("--chdir", container.folder, "--", *container.args),

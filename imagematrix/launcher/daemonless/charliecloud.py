@@ -4,7 +4,7 @@ It becomes the container's process, which is the caller, and passes the whole /d
 /dev of its own first, with the container's devices and no others of their kind.
 """
 # pathlib is slow to load.
-# ruff: noqa: PTH102, PTH103, PTH118, PTH120, PTH211
+# ruff: noqa: PTH102, PTH103, PTH112, PTH118, PTH120, PTH211
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ import os
 
 from imagematrix.errors import UsageError
 from imagematrix.launcher.daemonless import namespace
-from imagematrix.launcher.daemonless.container import NETWORK
 from imagematrix.launcher.daemonless.gate import OwnGate
 from imagematrix.launcher.daemonless.namespace import BIND, RECURSIVE, mount
-from imagematrix.launcher.daemonless.places import create_mount_point, fit_container, mount_read_only_sources
+from imagematrix.launcher.daemonless.places import (
+    SHARED_MEMORY,
+    create_mount_point,
+    fit_container,
+    make_node_read_only,
+    mount_read_only_sources,
+)
 from imagematrix.launcher.daemonless.runtime import FOLDER, RuntimeCommand
 
 TYPE_CHECKING = False
@@ -23,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from imagematrix.launcher.daemonless.container import ContainerSpec
-    from imagematrix.launcher.daemonless.options import Bind
     from imagematrix.launcher.daemonless.runtime import Place
 
 PLAIN = ("null", "zero", "full", "random", "urandom", "tty")  # the devices that config-linux.md lists
@@ -88,6 +92,7 @@ class Charliecloud:
         mount_devices(
             container.devices, namespace.make_memory_folder(place.at, "dev"), terminal=container.terminal
         )
+        make_node_read_only(FILES)
         os.chdir(place.folder)  # an option with a path that has a "=" would be a variable
         return RuntimeCommand(
             words=_format_command(self.program, container, place.root, place.user, place.group),
@@ -103,7 +108,7 @@ class Charliecloud:
 def _format_command(program: str, container: ContainerSpec, root: str, user: int, group: int) -> list[str]:
     """Return the command; it mounts all folders so that they can be changed."""
     # The files of the network are its own concern.
-    binds: list[Bind] = [bind for bind in container.binds if bind.source not in NETWORK]
+    binds = [bind for bind in container.binds if not bind.of_network]
     return [
         program,
         *([] if container.read_only else ["--write"]),
@@ -131,7 +136,8 @@ def mount_devices(paths: Iterable[str], at: str, *, terminal: bool = False) -> N
     """
     shm, terminals = os.path.join(at, "shm"), os.path.join(at, "pts")
     os.mkdir(shm)
-    mount("/dev/shm", shm, None, BIND | RECURSIVE)  # noqa: S108 - a mount, no file
+    if os.path.isdir(SHARED_MEMORY):
+        mount(SHARED_MEMORY, shm, None, BIND | RECURSIVE)
     os.mkdir(terminals)
     mount("devpts", terminals, "devpts", options="newinstance,ptmxmode=0666,mode=0620")
     if terminal:

@@ -77,21 +77,26 @@ def make_container(
         raise UsageError(f"{launch.reference} has no command", remedy="name one after the image")
     image_variables = dict(text.partition("=")[::2] for text in process.variables)
     terminal = {"TERM": "xterm"} if options.terminal else {}
+    environment = {
+        **(inherited or {}),
+        "PATH": PATH,
+        "HOME": home,
+        **terminal,
+        **image_variables,
+        **launch.environment,
+        **options.environment,
+    }
     return ContainerSpec(
         name=options.name or name,
         args=args,
-        environment={
-            **(inherited or {}),
-            "PATH": PATH,
-            "HOME": home,
-            **terminal,
-            **image_variables,
-            **launch.environment,
-            **options.environment,
-        },
+        environment={key: value for key, value in environment.items() if key not in options.unset},
         folder=options.folder or process.folder,
         binds=(
-            *(Bind(source=path, target=path, read_only=True) for path in NETWORK if os.path.exists(path)),  # noqa: PTH110 - pathlib is slow
+            *(
+                Bind(source=path, target=path, read_only=True, of_network=True)
+                for path in NETWORK
+                if os.path.exists(path)  # noqa: PTH110 - pathlib is slow
+            ),
             *binds,
             *(Bind(source=path, target=path) for path in launch.mounts),
             *options.binds,

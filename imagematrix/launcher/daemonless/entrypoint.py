@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from imagematrix.errors import UsageError
-from imagematrix.launcher.daemonless.path_resolution import ImageFiles, InMountError, LinkLoopError
+from imagematrix.launcher.daemonless.path_resolution import ImageFiles, InMountError
 from imagematrix.launcher.daemonless.places import SYSTEM
 
 TYPE_CHECKING = False
@@ -36,16 +36,20 @@ def require_program(container: ContainerSpec, root: str) -> None:
     folders = [""] if "/" in name else container.environment.get("PATH", "").split(":")
     places = [os.path.join("/", container.folder, folder, name) for folder in folders]
     files = []
-    with ImageFiles(root, (*SYSTEM, *(bind.target for bind in container.binds))) as image:
+    with ImageFiles(root, SYSTEM, container.binds) as image:
         for place in places:
             try:
                 path = image.find(place)
-            except InMountError:
-                return  # it is not in the image
-            except LinkLoopError:
+            except InMountError as error:
+                # A link there could lead to what a runtime has open, and so to a program of the node.
+                raise ProgramNotFoundError(
+                    f"{name} is looked for in {error.where}, which has no program",
+                    remedy="name another command or PATH",
+                ) from error
+            except OSError:  # a loop, or a folder that nobody may look into
                 continue
             if path is not None:
-                files.append(f"{root}{path}")
+                files.append(image.locate(path))
     if any(os.path.isfile(path) and os.access(path, os.X_OK) for path in files):
         return
     if files:

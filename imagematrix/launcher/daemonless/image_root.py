@@ -31,7 +31,7 @@ LOWER, LAYER, ROOT, UPPER = "lower", "layer", "root", "upper"
 RESET = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)  # it ends itself by one of them
 NO_FUSE = "as root, run `modprobe fuse` and `chmod 666 /dev/fuse`, or pull the image with --unpacked"
 NO_PROGRAM = "install squashfuse (`apt install squashfuse`), or pull the image with --unpacked"
-NO_OVERLAY = "use a kernel of 5.11 or newer, or run with --read-only"
+NO_OVERLAY = "use a kernel of 5.12 or newer"
 
 
 def mount_image(

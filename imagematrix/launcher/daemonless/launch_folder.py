@@ -9,7 +9,7 @@ import fcntl
 import os
 
 from imagematrix.common.text import quote_word
-from imagematrix.common.user_folder import make_user_folder
+from imagematrix.common.user_folder import find_runtime_folder, make_user_folder
 from imagematrix.errors import EngineError
 
 TYPE_CHECKING = False
@@ -24,11 +24,10 @@ def find_containers_folder() -> str:
 
     It is in XDG_RUNTIME_DIR, or else in /tmp, where others may have taken its name.
     """
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    is_usable = os.path.isabs(runtime) and os.access(runtime, os.W_OK)  # noqa: PTH117
-    parent = runtime if is_usable else "/tmp"  # noqa: S108 - the owner is checked
+    runtime = find_runtime_folder()
+    parent = runtime or "/tmp"  # noqa: S108 - the owner is checked
     try:
-        folder = make_user_folder(parent, "imagematrix" if is_usable else f"imagematrix-{os.geteuid()}")
+        folder = make_user_folder(parent, "imagematrix" if runtime else f"imagematrix-{os.geteuid()}")
         return make_user_folder(folder, "containers")
     except OSError as error:
         where = error.filename or parent

@@ -94,6 +94,7 @@ class LeaseHolder:
         self._streams = streams
         self._lease = lease
         self._claim = claim
+        self._strangers = {*container_start.strangers}
         self._start = container_start
         self._isolated = container_start.runtime.is_isolating(container)
         self._enters_later = container_start.runtime.becomes_process and not self._isolated
@@ -248,13 +249,14 @@ class LeaseHolder:
             self._record_end(*os.waitpid(self._runtime, 0))
 
     def _record_end(self, pid: int, status: int) -> None:
+        self._strangers.discard(pid)
         if pid == self._runtime:
             code = os.waitstatus_to_exitcode(status)
             self._exit = SIGNALLED - code if code < 0 else code
 
     def _end_children(self, is_chosen: Callable[[int], bool]) -> None:
         """End the children that are chosen, and wait for it, until none is left."""
-        while children := [child for child in _list_children() if is_chosen(child)]:
+        while children := [pid for pid in list_children() if pid not in self._strangers and is_chosen(pid)]:
             for child in children:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, signal.SIGKILL)
@@ -267,7 +269,7 @@ def adopt_descendants() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def _list_children() -> list[int]:
+def list_children() -> list[int]:
     """Return the children of this process, of all its threads; those that have ended are among them."""
     children: list[int] = []
     for thread in os.listdir("/proc/self/task"):

@@ -112,6 +112,12 @@ def bind_read_only(source: str, at: str) -> str:
         os.mkdir(at)
     else:
         os.close(os.open(at, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    mount_read_only(source, at)
+    return at
+
+
+def mount_read_only(source: str, at: str) -> None:
+    """Mount a file or folder over another so that nothing in it can be changed; raise OSError."""
     mount(source, at, None, BIND | RECURSIVE)
     # struct mount_attr: attr_set, attr_clr, propagation, userns_fd.
     attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY, 0, 0, 0)
@@ -119,7 +125,6 @@ def bind_read_only(source: str, at: str) -> str:
     size = ctypes.sizeof(attributes)
     words = (os.fsencode(at), AT_RECURSIVE, attributes, ctypes.c_size_t(size))
     _require_success(libc.syscall(MOUNT_SETATTR, AT_FDCWD, *words), at)
-    return at
 
 
 def make_memory_folder(at: str, name: str) -> str:

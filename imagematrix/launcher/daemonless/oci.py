@@ -6,10 +6,12 @@ the image is mounted, as its root, so it neither needs nor gets a user namespace
 
 from __future__ import annotations
 
+import os
+
 from imagematrix.common import json_documents
 from imagematrix.errors import UsageError
 from imagematrix.launcher.daemonless.gate import HookGate
-from imagematrix.launcher.daemonless.places import fit_container
+from imagematrix.launcher.daemonless.places import MASKED, READ_ONLY, SHARED_MEMORY, fit_container
 from imagematrix.launcher.daemonless.runtime import FOLDER, RuntimeCommand
 
 TYPE_CHECKING = False
@@ -38,31 +40,18 @@ CAPABILITIES = (
     "CAP_SETUID",
     "CAP_SYS_CHROOT",
 )
-# Docker's (oci/defaults.go of moby).
-MASKED = (
-    "/proc/acpi",
-    "/proc/asound",
-    "/proc/interrupts",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/sys/devices/virtual/powercap",
-    "/sys/firmware",
-)
-READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 PROC = ("/proc", "proc", "proc", ("nosuid", "noexec", "nodev"))
 PROC_OF_NODE = ("/proc", "bind", "/proc", ("rbind", "nosuid", "noexec", "nodev"))
 MOUNTS = (
     ("/dev", "tmpfs", "tmpfs", ("nosuid", "strictatime", "mode=755", "size=65536k")),
     ("/dev/pts", "devpts", "devpts", ("nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620")),
-    # Of the node, so that the ranks of an MPI job share memory, and loaders of data have enough of it.
-    ("/dev/shm", "bind", "/dev/shm", ("rbind", "nosuid", "nodev")),  # noqa: S108 - a mount, no file
-    ("/sys", "bind", "/sys", ("rbind", "nosuid", "noexec", "nodev", "ro")),
+    # rro: with all that is mounted in it, such as cgroups.
+    ("/sys", "bind", "/sys", ("rbind", "nosuid", "noexec", "nodev", "ro", "rro")),
 )
+
+
+SHM = (SHARED_MEMORY, "tmpfs", "shm", ("nosuid", "noexec", "nodev", "mode=1777"))
+SHM_OF_NODE = (SHARED_MEMORY, "bind", SHARED_MEMORY, ("rbind", "nosuid", "nodev"))
 
 
 class OciRuntime:
@@ -127,6 +116,11 @@ class OciRuntime:
 def make_config(container: ContainerSpec, root: str) -> dict[str, Any]:
     """Return the runtime's configuration of a container with the files in the folder `root`."""
     has_own_processes = container.own_processes
+    mounts = (
+        PROC if has_own_processes else PROC_OF_NODE,
+        *MOUNTS,
+        SHM_OF_NODE if os.path.isdir(SHARED_MEMORY) else SHM,  # noqa: PTH112 - pathlib is slow to load
+    )
     return {
         "ociVersion": VERSION,
         "process": {
@@ -142,7 +136,7 @@ def make_config(container: ContainerSpec, root: str) -> dict[str, Any]:
         "mounts": [
             *(
                 {"destination": target, "type": kind, "source": source, "options": list(options)}
-                for target, kind, source, options in (PROC if has_own_processes else PROC_OF_NODE, *MOUNTS)
+                for target, kind, source, options in mounts
             ),
             *(_make_bind(path, path, read_only=False) for path in container.devices),
             *(_make_bind(bind.source, bind.target, read_only=bind.read_only) for bind in container.binds),
@@ -158,5 +152,7 @@ def make_config(container: ContainerSpec, root: str) -> dict[str, Any]:
 
 
 def _make_bind(source: str, target: str, *, read_only: bool) -> dict[str, object]:
-    options = ["rbind", "rro"] if read_only else ["rbind"]  # rro: with all that is mounted in it
+    options = ["rbind", "ro"] if read_only else ["rbind"]
+    if read_only and os.path.isdir(source):  # noqa: PTH112 - pathlib is slow to load
+        options.append("rro")  # with all that is mounted in it; crun 1.8 takes it for no file
     return {"destination": target, "type": "bind", "source": source, "options": options}

@@ -5,6 +5,7 @@ Any other option is an error: a container that ignores one is not the requested 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 
@@ -49,17 +50,22 @@ TRUE = ("", "1", "true")
 
 
 class Bind(Record):
-    """A file or folder of the node, mounted at `target` in the container."""
+    """A file or folder of the node, mounted at `target` in the container.
+
+    Those `of_network` are this program's own, and are left out where they have no place.
+    """
 
     source: str
     target: str
     read_only: bool = False
+    of_network: bool = False
 
 
 class ContainerOptions(Record):
     """The user's own options; `entrypoint` is None without one, and empty to drop the image's.
 
-    `environment` has a variable for each `--env` and each line of an `--env-file`.
+    `environment` has a variable for each `--env` and each line of an `--env-file`. Variables that are `unset`
+    are left out though the image sets them: those that `--env` names and the caller does not have.
     """
 
     environment: Mapping[str, str]
@@ -71,6 +77,7 @@ class ContainerOptions(Record):
     interactive: bool
     terminal: bool
     read_only: bool
+    unset: frozenset[str] = frozenset()
 
 
 def parse_container_options(args: RunArgs, environment: Mapping[str, str], engine: str) -> ContainerOptions:
@@ -93,8 +100,10 @@ def parse_container_options(args: RunArgs, environment: Mapping[str, str], engin
     folders = args.get_values("--workdir", "w")
     if folders and not folders[-1].startswith("/"):
         raise UsageError(f"invalid --workdir {folders[-1]}: expected an absolute path")
+    variables, unset = _parse_environment(args, environment)
     return ContainerOptions(
-        environment=_parse_environment(args, environment),
+        environment=variables,
+        unset=unset,
         binds=(
             *map(_parse_volume, args.get_values("--volume", "v")),
             *map(_parse_mount, args.get_values("--mount")),
@@ -109,22 +118,30 @@ def parse_container_options(args: RunArgs, environment: Mapping[str, str], engin
     )
 
 
-def _parse_environment(args: RunArgs, environment: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the variables: those of files first, as docker does, whatever the order of the options."""
+def _parse_environment(
+    args: RunArgs, environment: Mapping[str, str]
+) -> tuple[Mapping[str, str], frozenset[str]]:
+    """Return the variables, and the names of those that are unset.
+
+    Those of files come first, as docker does, whatever the order of the options.
+    """
     variables: dict[str, str] = {}
+    unset: set[str] = set()
     for path in args.get_values("--env-file"):
         variables |= dict(line.split("=", 1) for line in env_file.read_env_file(path, environment))
     for text in args.get_values("--env", "e"):
         name, equals, value = text.partition("=")
         if not name or "\0" in text:
             raise UsageError(f"invalid variable {text!r}: expected NAME=VALUE or NAME")
+        unset.discard(name)
         if equals:
             variables[name] = value
         elif name in environment:
             variables[name] = environment[name]
         else:
             variables.pop(name, None)
-    return variables
+            unset.add(name)
+    return variables, frozenset(unset)
 
 
 def _parse_volume(text: str) -> Bind:
@@ -172,7 +189,7 @@ def _parse_mount(text: str) -> Bind:
 
 def _make_bind(source: str, target: str, option: str, *, read_only: bool) -> Bind:
     path = os.path.abspath(os.path.expanduser(source))  # noqa: PTH100, PTH111 - pathlib is slow to load
-    if not target.startswith("/") or ".." in target.split("/"):
+    if not target.startswith("/") or ".." in target.split("/") or not os.path.normpath(target).strip("/"):
         raise UsageError(f"invalid {option}: expected an absolute path in the container, found {target}")
     if not os.path.exists(path):  # noqa: PTH110 - as above
         raise UsageError(f"{option}: {path} not found", remedy="create it first, as no daemon does it")
@@ -186,6 +203,9 @@ def make_site_binds(mounts: Sequence[str]) -> tuple[Bind, ...]:
     """
     from imagematrix.common.settings import HERE, HOME
 
-    places = {HOME: os.path.expanduser("~"), HERE: os.getcwd()}  # noqa: PTH109, PTH111 - as above
+    places = {HOME: os.path.expanduser("~"), HERE: ""}  # noqa: PTH111 - as above
+    if HERE in mounts:
+        with contextlib.suppress(FileNotFoundError):  # it was removed
+            places[HERE] = os.getcwd()  # noqa: PTH109 - as above
     paths = dict.fromkeys(places.get(mount, mount) for mount in mounts)
     return tuple(Bind(source=path, target=path) for path in paths if os.path.isdir(path))  # noqa: PTH112

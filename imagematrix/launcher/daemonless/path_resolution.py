@@ -4,6 +4,8 @@ A link of an image can lead anywhere, and the kernel would follow it to files of
 path is opened in the folder before it, and links are followed here: an absolute one begins at the image's
 root again, and nothing leads above that.
 """
+# pathlib is slow to load.
+# ruff: noqa: PTH116
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
     from types import TracebackType
     from typing import Self
+
+    from imagematrix.launcher.daemonless.options import Bind
 
 HOPS = 40  # links that the kernel follows before it gives up (path_resolution(7))
 
@@ -36,12 +40,14 @@ class LinkLoopError(OSError):
 class ImageFiles:
     """The files of an image in the folder `root` of the node; close it after use.
 
-    `mounted` are paths without links at which something else is mounted in the container.
+    `mounted` are paths without links at which something else is mounted in the container. Of these, `binds`
+    are files and folders of the node in which paths go on, with their links followed as in the container.
     """
 
-    def __init__(self, root: str, mounted: Collection[str] = ()) -> None:
+    def __init__(self, root: str, mounted: Collection[str] = (), binds: Sequence[Bind] = ()) -> None:
         self.root = root
         self._mounted = {*mounted}
+        self._binds = binds
         self._open = [os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
         self._names: list[str] = []
 
@@ -55,6 +61,11 @@ class ImageFiles:
     def add_mount(self, path: str) -> None:
         """Add a path without links at which something is mounted."""
         self._mounted.add(path)
+
+    def locate(self, path: str) -> str:
+        """Return where a path without links, of the container, is on the node."""
+        bind = self._find_bind(path)
+        return f"{self.root}{path}" if bind is None else f"{bind.source}{path[len(bind.target) :]}"
 
     def find(self, path: str) -> str | None:
         """Return where a path of the container leads, without links; None if there is nothing.
@@ -117,7 +128,9 @@ class ImageFiles:
             if inner in self._mounted:
                 raise InMountError(inner, "/".join(beyond))
 
-            kind = self._stat_kind(name)
+            bind = self._find_bind(inner)
+            source = bind.source if bind is not None and bind.target == inner else None
+            kind = self._stat_kind(name) if source is None else stat.S_IFMT(os.stat(source).st_mode)
             if kind is None:
                 if make is None:
                     return None
@@ -133,8 +146,8 @@ class ImageFiles:
                     self._reset()
                 ahead += target.split("/")[::-1]
             elif kind == stat.S_IFDIR:
-                flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-                self._open.append(os.open(name, flags, dir_fd=self._open[-1]))
+                flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if source is None else 0)
+                self._open.append(os.open(source or name, flags, dir_fd=self._open[-1]))
                 self._names.append(name)
             elif beyond:
                 raise LinkLoopError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), inner)
@@ -149,7 +162,16 @@ class ImageFiles:
             return None
         return stat.S_IFMT(state.st_mode)
 
+    def _find_bind(self, path: str) -> Bind | None:
+        """Return the bind in which a path without links is: a later one hides those that are below it."""
+        return next(
+            (bind for bind in reversed(self._binds) if f"{path}/".startswith(f"{bind.target}/")), None
+        )
+
     def _create(self, name: str, kind: int) -> None:
+        bind = self._find_bind("/" + "/".join(self._names))
+        if bind is not None and bind.read_only:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), name)
         if kind == stat.S_IFDIR:
             os.mkdir(name, 0o755, dir_fd=self._open[-1])
         else:

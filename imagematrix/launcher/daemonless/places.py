@@ -4,7 +4,7 @@ Runtimes differ in what they make, and in whether they follow links of an image 
 found and made here, before a runtime starts, and it gets paths without links.
 """
 # pathlib is slow to load.
-# ruff: noqa: PTH102, PTH112
+# ruff: noqa: PTH102, PTH110, PTH112
 
 from __future__ import annotations
 
@@ -25,6 +25,29 @@ if TYPE_CHECKING:
     from imagematrix.launcher.daemonless.container import ContainerSpec
 
 SYSTEM = ("/dev", "/proc", "/sys")  # every runtime mounts something there
+# Of the node, so that the ranks of an MPI job share memory, and loaders of data have enough of it. Where the
+# node has none, as in a chroot, it is the container's own.
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount, no file
+# Below SYSTEM only these are no links, which could lead to what a runtime has open: files of the node.
+STARTING = (*SYSTEM, SHARED_MEMORY)
+# Docker's (oci/defaults.go of moby).
+MASKED = (
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+)
+READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+# Settings and drivers of the node in /proc, for runtimes that leave them as they are.
+KERNEL = (*READ_ONLY, *(path for path in MASKED if path.startswith("/proc/")))
 WRITABLE = "leave out --read-only"
 
 
@@ -52,8 +75,9 @@ def fit_container(
                 if target is not None:
                     mounts.append(replace(bind, target=target))
                     image.add_mount(target)
-            binds = tuple(mounts[len(folders) :])
-            return replace(container, binds=binds, folder=_make_working_folder(image, container))
+        with ImageFiles(root, SYSTEM, mounts) as image:
+            folder = _make_working_folder(image, container)
+        return replace(container, binds=tuple(mounts[len(folders) :]), folder=folder)
     except InMountError as error:
         raise UsageError(f"a link of the image leads to {error.where}, where it has no place") from error
     except OSError as error:
@@ -67,11 +91,22 @@ def mount_read_only_sources(container: ContainerSpec, at: str) -> ContainerSpec:
     """
     binds = [
         replace(bind, source=namespace.bind_read_only(bind.source, f"{at}/{number}"))
-        if bind.read_only and bind.source not in NETWORK
+        if bind.read_only
         else bind
         for number, bind in enumerate(container.binds)
     ]
     return replace(container, binds=tuple(binds))
+
+
+def make_node_read_only(files: Collection[str]) -> None:
+    """Make what a runtime mounts of the node as it is read-only in this namespace; raise OSError.
+
+    These are /sys, the settings in /proc, and the `files` that it mounts by itself: root may change them all,
+    and so may its container.
+    """
+    for path in ("/sys", *KERNEL, *files):
+        if os.path.exists(path):
+            namespace.mount_read_only(path, path)
 
 
 def create_mount_point(path: str) -> None:
@@ -101,7 +136,7 @@ def _find_bind_target(
     try:
         if container.read_only:
             target = image.find(bind.target)
-            if target is None and bind.source not in NETWORK:
+            if target is None and not bind.of_network:
                 raise UsageError(
                     f"--read-only: the image has no {bind.target} to mount {_format_kind(is_folder)} on",
                     remedy=f"{WRITABLE}, or mount it where the image has a folder",
@@ -132,7 +167,7 @@ def _find_target_in_mount(
         return target
     if target == bind.target:
         return target  # the runtime makes it in its own /dev, or there is none
-    if bind.source in NETWORK:  # such as a link to a file in /proc
+    if bind.of_network:  # such as a link to a file in /proc
         if container.read_only:
             return None
         image.replace(bind.target, stat.S_IFREG)
@@ -171,9 +206,15 @@ def _make_working_folder(image: ImageFiles, container: ContainerSpec) -> str:
         if not container.read_only:
             return image.make_folder(container.folder)
         folder = image.find(container.folder)
-    except InMountError:
-        return container.folder
-    except LinkLoopError as error:
+    except InMountError as error:
+        place = f"{error.where}/{error.beyond}".rstrip("/")
+        if place in STARTING:
+            return place
+        raise UsageError(
+            f"cannot start in {container.folder}, which is below {error.where}",
+            remedy="name another folder, such as by --workdir",
+        ) from error
+    except OSError as error:
         raise UsageError(f"cannot start in {container.folder}: {error.filename}: {error.strerror}") from error
     if folder is None:
         raise UsageError(f"--read-only: the image has no {container.folder} to start in", remedy=WRITABLE)

@@ -7,7 +7,7 @@ from imagematrix.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from typing import Protocol
 
     from imagematrix.images.local_store.folder import StoredImage
@@ -65,7 +65,8 @@ class ContainerStart(Record):
 
     `folder` is the launch's own. `squashfuse` is the program that serves an image that is a squashfs.
     `on_standing` gets the runtime's process, the first of the container, which stands still before its
-    program, and the folder.
+    program, and the folder. `strangers` are children that this process has from before: a shell that executes
+    this program may leave it some.
     """
 
     container: ContainerSpec
@@ -75,6 +76,7 @@ class ContainerStart(Record):
     gate: Gate
     squashfuse: str | None
     on_standing: Callable[[int, int, str], object] = lambda *_: None
+    strangers: Collection[int] = ()
 
 
 class Place(Record):

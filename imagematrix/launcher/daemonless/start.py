@@ -14,7 +14,12 @@ from imagematrix.images.local_store.folder import SQUASHFS
 from imagematrix.launcher.daemonless import image_root
 from imagematrix.launcher.daemonless.gate import open_pipe
 from imagematrix.launcher.daemonless.launch_folder import make_launch_folder
-from imagematrix.launcher.daemonless.lease_holder import LeaseHolder, Signals, adopt_descendants
+from imagematrix.launcher.daemonless.lease_holder import (
+    LeaseHolder,
+    Signals,
+    adopt_descendants,
+    list_children,
+)
 from imagematrix.launcher.daemonless.process_title import hide_arguments
 from imagematrix.launcher.daemonless.runtime import ContainerStart, require_text
 from imagematrix.launcher.daemonless.runtime_process import become_runtime
@@ -122,6 +127,7 @@ def run_container(
                 gate=runtime.make_gate(),
                 squashfuse=squashfuse,
                 on_standing=on_standing,
+                strangers=list_children(),
             )
             errors, errors_writer = open_pipe()
             keeper = os.getpid()

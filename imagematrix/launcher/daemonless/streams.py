@@ -137,12 +137,15 @@ class Streams:
 
     def _relay(self, source: int, target: int, pipe: int | None) -> None:
         """Write to `target` what comes from `source` until it ends, and close the pipe of the two."""
-        try:
+        with contextlib.suppress(OSError):  # of a terminal whose other end is closed
             while piece := os.read(source, PIECE):
-                while piece:
-                    piece = piece[os.write(target, piece) :]
-        except OSError:  # of a terminal whose other end is closed, or of a reader that has gone
-            pass
+                try:
+                    while piece:
+                        piece = piece[os.write(target, piece) :]
+                except OSError:  # of a reader that has gone
+                    if source == self.terminal:
+                        self.hang_up()  # otherwise the container would wait until somebody reads it
+                    break
         if pipe is not None:
             with contextlib.suppress(ValueError):
                 self._ours.remove(pipe)

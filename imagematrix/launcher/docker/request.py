@@ -15,7 +15,7 @@ from imagematrix.launcher.docker.injection import find_second_driver, inject_thr
 from imagematrix.launcher.docker.plan import find_engine_digests, plan_launch
 from imagematrix.launcher.docker.remote_engine import find_engine_machine
 from imagematrix.launcher.docker.share import Mps, Share, find_mps
-from imagematrix.launcher.docker.user_gpu_options import find_user_gpus
+from imagematrix.launcher.docker.user_gpu_options import find_user_gpus, list_mounted
 from imagematrix.launcher.gpu_claims import pods
 from imagematrix.launcher.gpu_claims.usage import list_lock_names
 from imagematrix.selection.drivers import get_driver_mode
@@ -23,7 +23,7 @@ from imagematrix.selection.selector import find_feasible_gpu_sets, select
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any, TypeVar
 
     from imagematrix.hardware.gpu_request.spec import Wanted
@@ -118,11 +118,14 @@ class LaunchRequest(Record):
         """Return what to start on `gpus`; raises what `plan_on_any` does."""
         args, needed = self.args, self.args.print_form is None  # what is only printed needs no engine
         selection = self.choose(self.host, gpus)
-        # Without an engine, an image of a registry would be pulled.
+        # Without an engine, an image of a registry would be pulled. With `--pull always` it is: by its tag,
+        # docker's command would start what that is now.
         default: frozenset[str] | None = frozenset() if "/" in str(selection.selected) else None
-        digests = _query_engine(
-            lambda: find_engine_digests(selection, self.engine.inspect_image), default, needed=needed
-        )
+        digests = default
+        if args.is_pulled_first or not args.may_pull:
+            digests = _query_engine(
+                lambda: find_engine_digests(selection, self.engine.inspect_image), default, needed=needed
+            )
         launch = plan_launch(selection, args.command, share=self.share, digests=digests)
         if needed:
             _require_native(launch, self.engine.get_architecture())
@@ -221,10 +224,12 @@ def make_request(
     gpus_spec: str | None,
     remote: str | None,
     make_engine: Callable[[], Engine] | None = None,
+    mounted: Iterable[str] | None = None,
 ) -> LaunchRequest:
     """Return the request; `gpus_spec` is the `--gpus` value.
 
-    `make_engine` returns the engine, by default docker's. Raises UsageError if the host lacks these GPUs,
+    `make_engine` returns the engine, by default docker's. `mounted` are the files and folders that the user's
+    options mount, by default as docker reads them. Raises UsageError if the host lacks these GPUs,
     ProbeError if the MPS daemon is not running.
     """
     make_engine = make_engine or partial(make_docker_engine, remote=remote is not None)
@@ -235,7 +240,8 @@ def make_request(
         args,
         host.gpus,
         lambda: _query_engine(engine.get_info, nothing, needed=False),
-        by_volumes=engine.any_user,
+        list_mounted(args) if mounted is None else mounted,
+        without_daemon=engine.any_user,
     )
     minors = {gpu.minor for gpu in host.gpus}
     if passed.names_all and args.gpus is None and minors.issuperset(gpu.minor for gpu in passed.gpus):

@@ -1,5 +1,8 @@
 """The GPUs that the user's own options for `docker run` pass to a container; the launch claims them too."""
 
+# pathlib is slow to import.
+# ruff: noqa: PTH100, PTH112
+
 from __future__ import annotations
 
 import contextlib
@@ -23,10 +26,13 @@ from imagematrix.launcher.gpu_claims.usage import list_lock_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
     from imagematrix.launcher.docker.options import RunArgs
+
+
+ROOTLESS = "name=rootless"  # in the engine's SecurityOptions
 
 
 class UserGpus(Record):
@@ -43,15 +49,16 @@ def find_user_gpus(
     args: RunArgs,
     gpus: tuple[Gpu, ...],
     info: Callable[[], Mapping[str, Any]],
+    mounted: Iterable[str] = (),
     *,
-    by_volumes: bool = False,
+    without_daemon: bool = False,
 ) -> UserGpus:
     """Return the GPUs that docker's options in `args` pass, including those that are not in `gpus`.
 
-    `info` returns the engine's information, and is called only if needed. A volume that contains /dev passes
-    no GPUs where the devices cgroup denies the container access; without a daemon, there is none, and with
-    `by_volumes` they count. Raises UsageError for an `--env-file` that may name GPUs but can be read only
-    once.
+    `info` returns the engine's information, and is called only if needed. Files and folders that are
+    `mounted`, such as /dev, pass no GPUs where the devices cgroup denies the container access; without a
+    daemon, or with one of an ordinary user, there is none. Raises UsageError for an `--env-file` that may
+    name GPUs but can be read only once.
     """
     if args.is_privileged:
         return UserGpus(gpus=_list_with_nodes(gpus))
@@ -74,11 +81,11 @@ def find_user_gpus(
             f"--env-file {once[0]}: not a regular file, so the GPUs that it may name cannot be claimed",
             remedy="write the variables to a file",
         )
+    nodes = [node for source in mounted for node in _list_mounted_nodes(source, gpus)]
+    if nodes and not without_daemon and ROOTLESS not in (info().get("SecurityOptions") or ()):
+        nodes = []
     passed = PassedDevices(
-        paths=(
-            *(name.partition(":")[0] for name in devices if name not in names),
-            *(_list_mounted_nodes(args, gpus) if by_volumes else ()),
-        ),
+        paths=(*(name.partition(":")[0] for name in devices if name not in names), *nodes),
         cgroup_rules=args.get_values("--device-cgroup-rule"),
         requested=(*names, *(visible[-1].split(",") if injected else ())),
     )
@@ -110,15 +117,21 @@ def find_gpus_in_api_options(
     return _find_passed_gpus(passed, gpus)
 
 
-def _list_mounted_nodes(args: RunArgs, gpus: tuple[Gpu, ...]) -> Iterator[str]:
-    """Yield the device nodes of GPUs in the folders and files that `--volume` and `--mount` name."""
-    for text in args.get_values("--volume", "v"):
-        yield from list_known_nodes_below(text.partition(":")[0], gpus)
+def list_mounted(args: RunArgs) -> Iterator[str]:
+    """Yield the files and folders that docker's `--volume` and `--mount` in `args` mount, but no volumes."""
+    sources = [text.partition(":")[0] for text in args.get_values("--volume", "v")]
     for text in args.get_values("--mount"):
-        for field in text.split(","):
-            key, _, value = field.partition("=")
-            if key in ("source", "src"):
-                yield from list_known_nodes_below(value, gpus)
+        import csv
+
+        fields = next(csv.reader([text]), [])
+        sources += [field.partition("=")[2] for field in fields if field.startswith(("source=", "src="))]
+    return (os.path.abspath(source) for source in sources if "/" in source or source in (".", ".."))
+
+
+def _list_mounted_nodes(source: str, gpus: tuple[Gpu, ...]) -> Sequence[str]:
+    """Return the device nodes of GPUs in a folder, as far as their names are known, or else the file."""
+    # A folder of data can have millions of files, so nothing looks at each of them.
+    return list_known_nodes_below(source, gpus) if os.path.isdir(source) else [source]
 
 
 def _is_injecting(runtime: str | None, info: Callable[[], Mapping[str, Any]]) -> bool:

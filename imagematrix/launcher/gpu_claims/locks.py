@@ -24,6 +24,7 @@ import time
 
 from imagematrix.common.record import Record
 from imagematrix.common.text import quote_word
+from imagematrix.common.user_folder import find_runtime_folder
 from imagematrix.errors import GpusBusyError, ProbeError
 from imagematrix.launcher.gpu_claims.processes import describe_process, read_proc_lines
 
@@ -51,12 +52,12 @@ def locate_locks(machine: str | None = None) -> str:
     """
     if machine is not None:
         return f"{locate_locks()}-{re.sub('[^A-Za-z0-9.-]', '_', machine)}"
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
     if named := os.environ.get(NAMED):
         return named
-    if runtime and not os.path.lexists(SHARED) and not os.access(os.path.dirname(SHARED), os.W_OK):
-        return f"{runtime}/imagematrix"
-    return SHARED
+    if os.path.lexists(SHARED) or os.access(os.path.dirname(SHARED), os.W_OK):
+        return SHARED
+    runtime = find_runtime_folder()
+    return f"{runtime}/imagematrix" if runtime else SHARED
 
 
 class LockFile(Record):

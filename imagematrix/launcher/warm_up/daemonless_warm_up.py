@@ -215,8 +215,10 @@ class DaemonlessWarmUp:
             lines = read_lines(watch.read_pieces(), read_line)
             why = explain_code(watched.wait_for_end())
             seconds = time.monotonic() - watched.started
+            before = self._before[container.layer]
+            if excess := watch.find_excess():  # also of what it wrote since the last look
+                return _make_failed_run(excess, before, container, lines)
             changes, written = _read_written(watched, caches)
-        before = self._before[container.layer]
         mounted = (*SYSTEM, container.folder, *container.devices, *(bind.target for bind in container.binds))
         return EndedRun(
             why=watch.why or why,
@@ -300,12 +302,13 @@ class _Watch:
                 yield piece
             now = time.monotonic()
             if self.why is None and now >= min(deadline, look):
-                self.why = explain_timeout(self._warm_up) if now >= deadline else self._find_excess()
+                self.why = explain_timeout(self._warm_up) if now >= deadline else self.find_excess()
                 if self.why:
                     self._container.end()
                 look = now + max(LOOK_S, LOOKS * (time.monotonic() - now))
 
-    def _find_excess(self) -> str | None:
+    def find_excess(self) -> str | None:
+        """Return why a container is ended that has written too much, None if it has not."""
         with _open_upper(self._container) as upper:
             size = 0 if upper is None else measure_caches(upper)
         return explain_size(self._warm_up) if size > self._warm_up.max_size else None
@@ -389,14 +392,16 @@ def _read_record(folder: str) -> bytes:
         return REMOVED
 
 
-def _make_failed_run(why: str, states: Mapping[str, FileState], container: ContainerSpec) -> EndedRun:
-    """Return what a program did that could not be started."""
+def _make_failed_run(
+    why: str, states: Mapping[str, FileState], container: ContainerSpec, output: tuple[str, ...] = ()
+) -> EndedRun:
+    """Return what a program did of which nothing is read: it could not be started, or wrote too much."""
     return EndedRun(
         why=why,
         seconds=0.0,
         states=states,
         written=(),
         record=b"",
-        output=(),
+        output=output,
         variables=container.environment,
     )

@@ -19,6 +19,19 @@ from imagematrix.cli.app import make_app
 from imagematrix.cli.dispatch import parse_plain_words
 
 
+def test_how_a_child_ended_is_known_though_the_caller_ignores_it():
+    """As after `trap '' CHLD`; a container without a daemon is the same case."""
+    script = """\
+import sys
+from imagematrix.cli import dispatch
+from imagematrix.launcher.docker.foreground import run_in_foreground
+dispatch._call_command = lambda _: sys.exit(run_in_foreground(["sh", "-c", "exit 7"]))
+sys.exit(dispatch.run_command([]))
+"""
+    shell = ["sh", "-c", "trap '' CHLD; exec \"$@\"", "sh", sys.executable, "-c", script]
+    assert subprocess.run(shell, check=False, timeout=60).returncode == 7
+
+
 @pytest.mark.parametrize(
     ("words", "given"),
     [

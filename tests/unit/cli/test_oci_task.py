@@ -118,6 +118,11 @@ def test_the_job_s_folder_is_the_container_s_where_it_is_mounted(run, tmp_path, 
     Path(settings.FILE).write_text(f'mounts = ["{tmp_path}"]\nruntime = "crun"\n')
     _, ((container, _, runtime, *_),) = run({})
     assert (container.folder, runtime) == (str(tmp_path), "crun")
+    (tmp_path / "removed").mkdir()
+    monkeypatch.chdir(tmp_path / "removed")
+    (tmp_path / "removed").rmdir()
+    _, ((container, *_),) = run({})
+    assert container.folder == "/"
     monkeypatch.chdir("/")
     _, ((container, *_),) = run({})
     assert container.folder == "/"

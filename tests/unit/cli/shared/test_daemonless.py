@@ -54,6 +54,14 @@ def test_gpus_in_use_are_an_error(run, monkeypatch, starts_nothing):
     starts_nothing(run("--engine oci reg:5000/training:v1"), 10, "web")
 
 
+def test_gpus_in_what_is_mounted_are_claimed_too(run, monkeypatch, tmp_path, starts_nothing):
+    used = {"nvidia1": (Consumer(kind="container", name="web"),)}
+    monkeypatch.setattr("imagematrix.launcher.gpu_claims.survey.survey_without_daemon", lambda *_: used)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "nodes").symlink_to("/dev")
+    starts_nothing(run("--engine oci --gpus device=0 -v ~/nodes:/nodes reg:5000/training:v1"), 10, "web")
+
+
 def test_an_image_that_is_not_in_the_store_is_pulled(run, store, monkeypatch):
     Path(store.get_folder(DIGESTS["gpu"]), "image.json").unlink()
     Path(store.get_folder(DIGESTS["gpu"]), "root").rmdir()

@@ -126,9 +126,10 @@ def unless_closed(close, *descriptor):
 class Started:
     """A container that start_fake.py starts with the files in `work`, and the `process` of its keeper."""
 
-    def __init__(self, work, given, options):
+    def __init__(self, work, given, options, before):
         self.work = work
         words = [sys.executable, str(DRIVER), json.dumps({"work": str(work), **given})]
+        words = ["sh", "-c", f'{before} exec "$@"', "sh", *words] if before else words
         environment = {**os.environ, "XDG_RUNTIME_DIR": str(work)}
         streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         self.process = subprocess.Popen(
@@ -151,14 +152,17 @@ class Started:
 
 @pytest.fixture
 def begin(tmp_path):
-    """Call it with a script to start it as a container, and with the options of start_fake.py and Popen."""
+    """Call it with a script to start it as a container, and with the options of start_fake.py and Popen.
+
+    The shell that starts it runs the script `before` first.
+    """
     (tmp_path / "store").mkdir()
     (tmp_path / "root/bin").mkdir(parents=True)
     (tmp_path / "root/bin/sh").touch(0o755)
     made = []
 
-    def call(script="", streams=None, **given):
-        made.append(Started(tmp_path, {"script": script, **given}, streams or {}))
+    def call(script="", streams=None, before="", **given):
+        made.append(Started(tmp_path, {"script": script, **given}, streams or {}, before))
         return made[-1]
 
     yield call

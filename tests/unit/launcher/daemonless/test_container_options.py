@@ -49,8 +49,9 @@ def test_options_mean_what_they_mean_to_docker(options, tmp_path):
 
 def test_variables_come_from_files_and_from_the_caller(options, tmp_path):
     (tmp_path / "env").write_text("# a comment\n\nA=file\nB=file\n  C\nD\nB\n")
-    given = options("-e A=option -e E --env-file env -e F", {"C": "caller", "E": "caller"})
-    assert given.environment == {"A": "option", "B": "file", "C": "caller", "E": "caller"}
+    given = options("-e A=option -e E --env-file env -e F -e G -e G=x", {"C": "caller", "E": "caller"})
+    assert given.environment == {"A": "option", "B": "file", "C": "caller", "E": "caller", "G": "x"}
+    assert given.unset == {"F"}
 
 
 @pytest.mark.parametrize(
@@ -86,6 +87,7 @@ def test_short_options_that_need_a_daemon_are_refused(options, line):
         ("-v /tmp:/data:rslave", "invalid --volume"),
         ("-v /tmp:data", "expected an absolute path in the container, found data"),
         ("-v /tmp:/a/../../b", "expected an absolute path in the container"),
+        ("-v /tmp://.", "expected an absolute path in the container, found //."),  # it would be the image
         ("-v /none:/data", "--volume /none:/data: /none not found"),
         ("--mount type=tmpfs,target=/x", "other types|expected type=bind"),
         ("--mount type=bind,source=/tmp", "expected type=bind"),
@@ -114,3 +116,5 @@ def test_folders_of_the_site_are_mounted_where_they_exist(monkeypatch, tmp_path)
     monkeypatch.chdir(here)
     binds = make_site_binds(["~", ".", str(home), "/no/such/folder"])
     assert [(bind.source, bind.target) for bind in binds] == [(str(path),) * 2 for path in (home, here)]
+    here.rmdir()
+    assert [bind.source for bind in make_site_binds(["~", "."])] == [str(home)]

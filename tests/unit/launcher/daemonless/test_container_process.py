@@ -72,6 +72,11 @@ def test_variables_of_the_user_win_over_those_of_the_launch_and_the_image():
     assert bare == {"PATH": PATH, "HOME": "/root", "TERM": "xterm", "NVIDIA_VISIBLE_DEVICES": "void"}
 
 
+def test_a_variable_that_is_named_and_the_caller_lacks_is_unset():
+    unset = made(IMAGE, "-e A -e NVIDIA_VISIBLE_DEVICES -e NONE").environment
+    assert unset == {"PATH": "/opt", "HOME": "/root"}
+
+
 def test_the_folder_is_the_option_s_or_the_image_s_or_the_root():
     assert made(IMAGE, "-w /x").folder == "/x"
     assert made(IMAGE).folder == "/w"
@@ -102,11 +107,15 @@ def test_a_user_of_the_image_that_is_not_root_is_told(user, other):
 
 
 def test_the_runtime_gets_exactly_the_devices_and_folders(tmp_path):
-    given = made(IMAGE, f"-v {tmp_path}:/data:ro --read-only --name job -l team=a", mounts=("/tmp/mps",))
+    (tmp_path / "file").touch()
+    options = f"-v {tmp_path}:/data:ro -v {tmp_path}/file:/file:ro"
+    given = made(IMAGE, f"{options} --read-only --name job -l team=a", mounts=("/tmp/mps",))
     document = oci.make_config(given, "/at/root")
     bound = {item["destination"]: item for item in document["mounts"] if item["type"] == "bind"}
     assert {path for path in bound if path.startswith("/dev/nv")} == {"/dev/nvidia0", "/dev/nvidiactl"}
-    assert bound["/data"]["options"] == ["rbind", "rro"]
+    assert bound["/data"]["options"] == ["rbind", "ro", "rro"]
+    assert bound["/file"]["options"] == ["rbind", "ro"]  # crun 1.8 fails with rro
+    assert "rro" in bound["/sys"]["options"]
     assert bound["/scratch"]["options"] == bound["/tmp/mps"]["options"] == ["rbind"]
     assert document["root"] == {"path": "/at/root", "readonly": True}
     assert document["process"]["args"] == ["/train", "--fast", "data"]

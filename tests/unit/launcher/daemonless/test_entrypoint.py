@@ -44,10 +44,35 @@ def test_programs_are_found_through_links_of_the_image(image):
     image("./sh", folder="/bin")
 
 
-def test_nothing_is_looked_up_where_something_is_mounted(image):
-    image("/data/train", binds=(Bind(source="/x", target="/data"),))
-    image("train", "/data/bin", binds=(Bind(source="/x", target="/data"),))
-    image("/proc/self/exe")
+def test_programs_are_found_in_what_is_mounted(image, tmp_path):
+    (tmp_path / "data/bin").mkdir(parents=True)
+    for name in ("train", "text"):
+        (tmp_path / "data/bin" / name).touch(0o755 if name == "train" else 0o644)
+    binds = (
+        Bind(source=str(tmp_path / "data"), target="/data"),
+        Bind(source=str(tmp_path / "data/bin/train"), target="/usr/bin/text"),
+    )
+    image("/data/bin/train", binds=binds)
+    image("train", "/data/bin", binds=binds)
+    image("text", "/bin", binds=binds)
+    with pytest.raises(NotExecutableError):
+        image("/data/bin/text", binds=binds)
+    with pytest.raises(ProgramNotFoundError):
+        image("/data/bin/none", binds=binds)
+
+
+def test_no_program_is_looked_for_where_the_kernel_has_links_to_the_node(image, tmp_path):
+    place = "/proc/self/fd/3/../bin"
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/link").symlink_to(place)
+    (tmp_path / "root/link").symlink_to(place)
+    binds = (Bind(source=str(tmp_path / "data"), target="/data"),)
+    for folder in (place, "/link", "/data/link"):
+        for given in ((f"{folder}/sh",), ("sh", f"/bin:{folder}")):
+            with pytest.raises(ProgramNotFoundError, match="is looked for in /proc, which has no program"):
+                image(*given, binds=binds)
+        with pytest.raises(ProgramNotFoundError, match="sh is looked for in /proc"):
+            image("./sh", folder=folder, binds=binds)
 
 
 @pytest.mark.parametrize("name", ["none", "/usr/none", "/sh", "python", "loop", "/usr/bin/sh/x"])

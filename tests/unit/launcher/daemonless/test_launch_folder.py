@@ -36,9 +36,15 @@ def test_a_name_that_is_taken_is_left_alone(containers, tmp_path):
     assert containers.parent.is_file()
 
 
-@pytest.mark.parametrize("value", [None, "", "relative", "/nowhere/at/all"])
+@pytest.mark.parametrize("value", [None, "", "relative", "/nowhere/at/all", "another user's"])
 def test_without_a_folder_of_the_session_it_is_in_tmp(monkeypatch, value):
-    if value is None:
+    if value == "another user's":  # of the user before, after `su`
+        true = os.stat
+        other = os.stat_result((0o40700, 0, 0, 2, os.geteuid() + 1, 0, 0, 0, 0, 0))
+        monkeypatch.setattr(os, "stat", lambda path, **how: other if path == "/run/7" else true(path, **how))
+        monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/7")
+        monkeypatch.setattr(os, "access", lambda *_: True)
+    elif value is None:
         monkeypatch.delenv("XDG_RUNTIME_DIR")
     else:
         monkeypatch.setenv("XDG_RUNTIME_DIR", value)

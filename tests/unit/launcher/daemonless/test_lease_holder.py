@@ -146,6 +146,19 @@ def test_what_the_command_leaves_behind_is_ended(begin, tmp_path, how):
     assert not state(text_at(tmp_path / "left"))
 
 
+def test_children_from_before_the_container_are_left_alone(begin, tmp_path):
+    """Those of a shell that executed this program."""
+    before = f"sleep 600 > /dev/null 2>&1 & echo $! > {tmp_path}/monitor; (exit 5) &"
+    container = begin(f"sleep 600 & echo $! > {tmp_path}/left; exit 3", before=before)
+    monitor = text_at(tmp_path / "monitor")
+    try:
+        assert container.end() == (3, "", "")
+        assert state(monitor)
+        assert not state(text_at(tmp_path / "left"))
+    finally:
+        os.kill(int(monitor), signal.SIGKILL)
+
+
 @pytest.mark.parametrize(
     "slow",
     [

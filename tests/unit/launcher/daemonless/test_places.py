@@ -11,9 +11,14 @@ from imagematrix.errors import UsageError
 from imagematrix.launcher.daemonless import namespace, places
 from imagematrix.launcher.daemonless.container import NETWORK
 from imagematrix.launcher.daemonless.options import Bind
-from imagematrix.launcher.daemonless.places import SYSTEM, fit_container, mount_read_only_sources
+from imagematrix.launcher.daemonless.places import (
+    SYSTEM,
+    fit_container,
+    make_node_read_only,
+    mount_read_only_sources,
+)
 
-RESOLV = Bind(source="/etc/resolv.conf", target="/etc/resolv.conf", read_only=True)
+RESOLV = Bind(source="/etc/resolv.conf", target="/etc/resolv.conf", read_only=True, of_network=True)
 
 
 @pytest.fixture
@@ -128,10 +133,12 @@ def test_a_read_only_image_needs_the_folders_of_the_system(fit, system, path, ki
 def test_a_read_only_image_needs_places_but_for_the_network(fit, system):
     (system / "data").mkdir()
     (system / "link").symlink_to("data")
-    network = [Bind(source=path, target=path, read_only=True) for path in NETWORK]
+    network = [Bind(source=path, target=path, read_only=True, of_network=True) for path in NETWORK]
     assert fit("/data", "/link", *network, read_only=True) == ["/data", "/data"]
     with pytest.raises(UsageError, match="the image has no /none to mount a folder on"):
         fit("/none", read_only=True)
+    with pytest.raises(UsageError, match="the image has no /hosts to mount a file on"):
+        fit(Bind(source="/etc/hosts", target="/hosts"), read_only=True)  # the user's own
     with pytest.raises(UsageError, match="the image has no /none to start in"):
         fit(folder="/none", read_only=True)
     (system / "etc").mkdir()
@@ -214,19 +221,90 @@ def test_files_are_mounted_on_files_and_folders_on_folders(fit, root, tmp_path):
         fit("/text/x")
 
 
-def test_the_working_folder_is_made_where_links_lead(bare, root, tmp_path):
+def test_the_working_folder_is_made_where_links_lead(bare, root):
     (root / "link").symlink_to("/real")
     for _ in range(2):
         found = fit_container(replace(bare, folder="/link/../w/./x"), str(root))
         assert found.folder == "/w/x"
     assert fit_container(replace(bare, folder="/link/x"), str(root)).folder == "/real/x"
     assert (root / "real/x").is_dir()
-    container = replace(bare, folder="/m/x", binds=(Bind(source=str(tmp_path), target="/m"),))
-    assert fit_container(container, str(root)).folder == "/m/x"
-    assert not list((root / "m").iterdir())
     (root / "text").touch()
     with pytest.raises(UsageError, match="cannot start in /text/x"):
         fit_container(replace(bare, folder="/text/x"), str(root))
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+@pytest.mark.parametrize("folder", ["/proc/self/fd/3", "/dev/fd/3", "/link/fd/3", "/sys/x", "/dev/shm/x"])
+def test_no_container_starts_where_the_kernel_has_links_to_the_node(bare, system, folder, read_only):
+    (system / "link").symlink_to("..//proc/self")
+    with pytest.raises(UsageError, match=f"cannot start in {folder}, which is below /(proc|dev|sys)"):
+        fit_container(replace(bare, folder=folder, read_only=read_only), str(system))
+
+
+@pytest.mark.parametrize("folder", [*SYSTEM, "/dev/shm"])
+def test_a_container_starts_in_a_folder_of_the_system_itself(bare, system, folder):
+    (system / "link").symlink_to(f"/./{folder}/")
+    for given in (folder, "/link"):
+        assert fit_container(replace(bare, folder=given), str(system)).folder == folder
+
+
+@pytest.fixture
+def start(bare, system, tmp_path):
+    """Call it with a folder to get where a container with `tmp_path/data` at /data starts."""
+    (tmp_path / "data").mkdir()
+
+    def call(folder, *, read_only=False, below=()):
+        binds = (Bind(source=str(tmp_path / "data"), target="/data", read_only=read_only), *below)
+        return fit_container(replace(bare, folder=folder, binds=binds), str(system)).folder
+
+    return call
+
+
+def test_a_container_starts_where_links_of_a_folder_of_the_node_lead(start, system, tmp_path):
+    (tmp_path / "data/here").symlink_to("x/../x/y")
+    (tmp_path / "data/out").symlink_to("../../../../srv")
+    (tmp_path / "data/back").symlink_to("/data/x")
+    (tmp_path / "data/proc").symlink_to("/proc/self/fd/3")
+    (tmp_path / "data/x/y").mkdir(parents=True)
+    for folder, found in (("here", "/data/x/y"), ("out/new", "/srv/new"), ("back/y/", "/data/x/y")):
+        assert start(f"/data/{folder}") == found
+    assert (system / "srv/new").is_dir()
+    assert not list((system / "data").iterdir())
+    with pytest.raises(UsageError, match="cannot start in /data/proc, which is below /proc"):
+        start("/data/proc")
+
+
+def test_the_working_folder_is_made_in_a_folder_of_the_node_that_may_change(start, tmp_path):
+    with pytest.raises(UsageError, match="cannot start in /data/new: new: Read-only file system"):
+        start("/data/new", read_only=True)
+    assert start("/data/new/x") == "/data/new/x"
+    assert (tmp_path / "data/new/x").is_dir()
+    assert start("/data/new/x", read_only=True) == "/data/new/x"
+    (tmp_path / "text").touch()
+    file = Bind(source=str(tmp_path / "text"), target="/data/text")
+    with pytest.raises(UsageError, match="cannot start in /data/text/x: /data/text: Not a directory"):
+        start("/data/text/x", below=[file])
+
+
+def test_a_later_mount_hides_one_below_it(start, tmp_path):
+    (tmp_path / "second/new").mkdir(parents=True)
+    (tmp_path / "second/new/l").symlink_to("/proc/self/fd/3")
+    second = Bind(source=str(tmp_path / "second"), target="/data/x")
+    assert start("/data/x/new", below=[second]) == "/data/x/new"
+    with pytest.raises(UsageError, match="which is below /proc"):
+        start("/data/x/new/l", below=[second])
+    assert start(
+        "/data/x/new/l", below=[second, replace(second, source=str(tmp_path / "data"), target="/data")]
+    )
+    assert (tmp_path / "data/x/new/l").is_dir()
+
+
+def test_a_container_does_not_start_where_a_link_of_the_node_s_tmp_leads(bare, root):
+    node = root.parent / "tmp"  # as with Charliecloud, which mounts the node's by itself
+    node.mkdir()
+    (node / "l").symlink_to("/proc/self/fd/3")
+    with pytest.raises(UsageError, match="which is below /proc"):
+        fit_container(replace(bare, folder=f"{node}/l"), str(root), folders=[str(node)])
 
 
 def test_what_a_runtime_mounts_by_itself_is_no_link(fit, root, tmp_path):
@@ -281,7 +359,17 @@ def test_read_only_folders_are_mounted_so_before(bare, monkeypatch, tmp_path):
         Bind(source="/etc/hosts", target="/etc/hosts", read_only=True),
     )
     found = mount_read_only_sources(replace(bare, binds=binds), "/at")
-    assert [bind.source for bind in found.binds] == [str(tmp_path), "/at/1", "/etc/hosts"]
+    assert [bind.source for bind in found.binds] == [str(tmp_path), "/at/1", "/at/2"]
+
+
+def test_what_a_runtime_mounts_of_the_node_is_read_only_before(monkeypatch, tmp_path):
+    mounted = []
+    monkeypatch.setattr(namespace, "mount_read_only", lambda source, at: mounted.append((source, at)))
+    (tmp_path / "hosts").touch()
+    make_node_read_only([str(tmp_path / "hosts"), str(tmp_path / "none")])
+    assert {source for source, _ in mounted} >= {"/sys", "/proc/sys", "/proc/irq"}
+    assert all(source == at for source, at in mounted)
+    assert [source for source, _ in mounted if source.startswith(str(tmp_path))] == [f"{tmp_path}/hosts"]
 
 
 def test_an_empty_file_is_made_once(tmp_path):

@@ -12,10 +12,10 @@ import pytest
 from imagematrix.common.programs import get_search_path
 from imagematrix.common.record import replace
 from imagematrix.errors import UsageError
-from imagematrix.launcher.daemonless import charliecloud
+from imagematrix.launcher.daemonless import bubblewrap, charliecloud
 from imagematrix.launcher.daemonless.bubblewrap import Bubblewrap
 from imagematrix.launcher.daemonless.charliecloud import Charliecloud, mount_devices
-from imagematrix.launcher.daemonless.oci import OciRuntime, make_config
+from imagematrix.launcher.daemonless.oci import CAPABILITIES, OciRuntime, make_config
 from imagematrix.launcher.daemonless.options import Bind
 from imagematrix.launcher.daemonless.runtime import Place
 
@@ -31,7 +31,8 @@ def container(bare, tmp_path):
     binds = (
         Bind(source=str(tmp_path), target="/data"),
         Bind(source=str(tmp_path), target="/fixed", read_only=True),
-        Bind(source="/etc/hosts", target="/etc/hosts", read_only=True),
+        Bind(source="/etc/hosts", target="/etc/hosts", read_only=True, of_network=True),
+        Bind(source="/etc/hosts", target="/mine"),
     )
     return replace(
         bare,
@@ -160,8 +161,28 @@ def test_bubblewrap_reads_variables_from_a_file_without_a_name(prepare, containe
     ]  # fmt: skip
     line = shlex.join(prepared.words)
     assert f"--bind {place.root} / " in line
-    assert "--uid 1000 --gid 100" in line
+    assert "--uid 1000 --gid 100 --unshare-pid" in line
+    assert "--ro-bind /proc/sys /proc/sys" in line
     assert line.endswith("--chdir /w -- train --fast")
+
+
+def test_root_s_container_of_bubblewrap_has_docker_s_capabilities(container, place):
+    """With more, it could make writable what is mounted read-only."""
+    words = bubblewrap._format_options(container, place.root, 0, 0)
+    assert "--cap-drop ALL" in shlex.join(words)
+    assert [words[number + 1] for number, word in enumerate(words) if word == "--cap-add"] == [*CAPABILITIES]
+
+
+def test_a_node_without_shared_memory_leaves_it_to_the_container(container, kernel, monkeypatch, tmp_path):
+    calls = kernel().calls
+    true = os.path.isdir
+    monkeypatch.setattr(os.path, "isdir", lambda path: path != "/dev/shm" and true(path))
+    (mount,) = (one for one in make_config(container, "/r")["mounts"] if one["destination"] == "/dev/shm")
+    assert (mount["type"], "mode=1777" in mount["options"]) == ("tmpfs", True)
+    assert "--tmpfs /dev/shm --ro-bind" in shlex.join(OTHERS[0].format_command(container))
+    mount_devices([], str(tmp_path))
+    assert b"/dev/shm" not in [call[1] for call in calls]
+    assert (tmp_path / "shm").is_dir()
 
 
 def test_bubblewrap_takes_only_so_many_words(container):
@@ -199,7 +220,7 @@ def test_charliecloud_gets_folders_and_leaves_the_network_to_itself(prepare, con
     words = prepare(OTHERS[1], container).words
     assert words[:6] == ["/x/ch-run", "--write", "--uid", "1000", "--gid", "100"]
     binds = [words[number + 1] for number, word in enumerate(words) if word == "--bind"]
-    assert binds == [f"{tmp_path}:/data", f"{place.at}/binds/1:/fixed"]
+    assert binds == [f"{tmp_path}:/data", f"{place.at}/binds/1:/fixed", "/etc/hosts:/mine"]
     assert words[-6:] == ["--cd", "/w", place.root, "--", "train", "--fast"]
     assert "--write" not in OTHERS[1].format_command(replace(container, read_only=True))
 

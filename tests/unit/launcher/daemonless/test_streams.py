@@ -153,6 +153,15 @@ def test_a_reader_that_is_gone_does_not_keep_the_container(begin):
     assert container.end()[0] == 0
 
 
+def test_a_reader_that_is_gone_does_not_keep_a_container_with_a_terminal(begin, terminal):
+    reader, writer = os.pipe()
+    container = begin("yes", {"stdin": terminal.inner, "stdout": writer}, terminal=True)
+    os.close(writer)
+    os.read(reader, 1)
+    os.close(reader)
+    assert container.end()[0] == 129  # its terminal hangs up
+
+
 def test_files_and_pipes_are_passed_as_they_are(bare, monkeypatch):
     monkeypatch.setattr(os, "isatty", lambda _: False)
     with Streams(replace(bare, interactive=True)) as made:

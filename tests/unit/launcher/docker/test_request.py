@@ -18,6 +18,7 @@ from imagematrix.launcher.gpu_claims import pods
 from imagematrix.launcher.gpu_claims.usage import Consumer
 from imagematrix.selection.selection import NothingFits
 
+DIGEST = f"sha256:{'0' * 64}"
 BAKED = UserModeDriver(mode="exact", version="550.163.01")
 
 
@@ -25,7 +26,7 @@ def catalog(*cubins, name="training", driver=BAKED):
     variants = [
         Variant(
             reference=f"{name}:v1-sm{cubin}",
-            digest=f"sha256:{'0' * 64}",
+            digest=DIGEST,
             platform="linux/amd64",
             cuda="12.4",
             cubins=(cubin,),
@@ -45,6 +46,22 @@ def request_for(make):
         return make_request(words, make.host(*gpus), catalog, words.gpus or wanted, remote)
 
     return ask
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("", "reg:5000/t:v1-sm80"),
+        ("--pull missing", "reg:5000/t:v1-sm80"),
+        ("--pull never", "reg:5000/t:v1-sm80"),
+        ("--pull always", f"reg:5000/t:v1-sm80@{DIGEST}"),  # the tag may be another image's now
+    ],
+)
+def test_what_is_pulled_anew_is_the_image_that_was_chosen(request_for, make, line, name):
+    chosen = request_for(line, make.gpu(0), catalog=catalog("80", name="reg:5000/t"))
+    present = {"RepoDigests": [f"reg:5000/t@{DIGEST}"]}
+    engine = replace(make.engine()(), inspect_image=lambda _: present)
+    assert replace(chosen, engine=engine).plan_on_any()[1].reference == name
 
 
 def devices(request):

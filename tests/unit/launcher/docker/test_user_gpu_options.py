@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
+from imagematrix.common.record import replace
 from imagematrix.errors import GpusBusyError, UsageError
+from imagematrix.launcher.daemonless.options import parse_container_options
 from imagematrix.launcher.docker import request as module
 from imagematrix.launcher.docker.options import parse_run_args
 from imagematrix.launcher.docker.request import make_request
-from imagematrix.launcher.docker.user_gpu_options import find_gpus_in_api_options, find_user_gpus
+from imagematrix.launcher.docker.user_gpu_options import (
+    find_gpus_in_api_options,
+    find_user_gpus,
+    list_mounted,
+)
 from imagematrix.launcher.gpu_claims.usage import Consumer, list_lock_names
 
 CAPABILITY = "/dev/nvidia-caps/nvidia-cap"
@@ -115,15 +122,47 @@ def test_an_env_file_that_can_be_read_only_once_is_left_to_docker(gpus, tmp_path
         ("-v /:/host IMAGE", EVERY),
         ("--mount type=bind,source=/dev/nvidia4,target=/y IMAGE", ["nvidia4"]),
         ("--mount type=bind,src={}/link,dst=/y IMAGE", EVERY),
+        ('--mount type=bind,"source={}/a,b",target=/y IMAGE', EVERY),
+        ("-v ./link:/y IMAGE", EVERY),
+        ("-v {}/other:/y IMAGE", ["nvidia3"]),
         ("-v /dev/shm:/dev/shm -v data:/data -v {}:/tmp IMAGE", []),
     ],
 )
-def test_volumes_pass_gpus_where_no_daemon_keeps_them_closed(gpus, tmp_path, line, expected):
-    (tmp_path / "link").symlink_to("/dev")
+def test_volumes_pass_gpus_where_no_root_s_daemon_keeps_them_closed(
+    gpus, monkeypatch, tmp_path, line, expected
+):
+    for name in ("link", "a,b"):
+        (tmp_path / name).symlink_to("/dev")
+    # A node with another name: it has the number of /dev/null, whose minor is 3.
+    (tmp_path / "other").symlink_to("/dev/null")
+    monkeypatch.setattr("imagematrix.launcher.gpu_claims.containers.MAJOR", 1)
+    monkeypatch.chdir(tmp_path)
     words = parse_run_args(line.format(tmp_path).split())
-    passed = find_user_gpus(words, gpus, pytest.fail, by_volumes=True).gpus
-    assert sorted(key for gpu in passed for key in list_lock_names(gpu)) == expected
-    assert find_user_gpus(words, gpus, pytest.fail).gpus == ()
+    mounted = [*list_mounted(words)]
+    rootless = {"SecurityOptions": ["name=seccomp,profile=builtin", "name=rootless"]}
+    for info, without_daemon in ((pytest.fail, True), (lambda: rootless, False)):
+        passed = find_user_gpus(words, gpus, info, mounted, without_daemon=without_daemon).gpus
+        assert sorted(key for gpu in passed for key in list_lock_names(gpu)) == expected
+    answers: list[dict[str, Any]] = [{}, {"SecurityOptions": None}, {"SecurityOptions": ["name=seccomp"]}]
+    for answer in answers:
+        assert find_user_gpus(words, gpus, answer.copy, mounted).gpus == ()
+
+
+def test_a_folder_of_data_is_not_searched_for_nodes(gpus, monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "walk", pytest.fail)
+    words = parse_run_args(["IMAGE"])
+    assert find_user_gpus(words, gpus, pytest.fail, [str(tmp_path)], without_daemon=True).gpus == ()
+
+
+def test_what_options_mount_without_a_daemon_is_read_once(gpus, monkeypatch, tmp_path):
+    """As by the parser of these options: it knows quotes, and the user's home."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "l").symlink_to("/dev")
+    for words in (["-v", "~/l:/h"], ["--mount", 'type=bind,"source=/dev",target=/h']):
+        args = parse_run_args([*words, "IMAGE"])
+        mounted = [bind.source for bind in parse_container_options(args, {}, "oci").binds]
+        passed = find_user_gpus(args, gpus, pytest.fail, mounted, without_daemon=True).gpus
+        assert sorted(key for gpu in passed for key in list_lock_names(gpu)) == EVERY
 
 
 @pytest.mark.parametrize(
@@ -167,13 +206,17 @@ def test_a_node_under_another_name(gpus, monkeypatch, tmp_path):
 def start(make, monkeypatch):
     """Returns the launch of a command line on a node with three GPUs, of which `used` are in use."""
 
-    def run(line, used=(), mode="exact"):
+    def run(line, used=(), mode="exact", info=dict, mounted=None):
         uses = {f"nvidia{minor}": (WEB,) for minor in used}
         monkeypatch.setattr(module, "require_device_nodes", lambda _: None)
         gpus = [make.gpu(number, memory_mib=40_000) for number in range(3)]
         catalog = make.selection(*gpus, mode=mode).decision.catalog
         words = parse_run_args(line.split())
-        result = make_request(words, make.host(*gpus), catalog, words.gpus, None, make.engine(uses))
+
+        def engine():
+            return replace(make.engine(uses)(), get_info=info)
+
+        result = make_request(words, make.host(*gpus), catalog, words.gpus, None, engine, mounted)
         chosen, first = result.plan_on_any()
         with result.claim_gpus(first, lambda _: None) as taken:
             return result.plan_on_claimed(taken, chosen, first)[1]
@@ -208,6 +251,15 @@ def test_a_passed_device_in_use_is_refused(start, line):
         GpusBusyError, match=r"GPU 1 \(NVIDIA A100\) (is in use by|has .* free, shared with) container web"
     ):
         start(line, used=[4])
+
+
+def test_what_a_rootless_engine_mounts_is_claimed(start):
+    line = "--gpus device=0 -v /dev/nvidia4:/dev/nvidia4 IMAGE"
+    rootless = {"SecurityOptions": ["name=rootless"]}
+    start(line, used=[4])
+    start(line, used=[4], info=lambda: rootless, mounted=[])  # no docker reads the options
+    with pytest.raises(GpusBusyError, match="GPU 1"):
+        start(line, used=[4], info=lambda: rootless)
 
 
 def test_a_passed_device_is_claimed_for_a_cpu_image(start):

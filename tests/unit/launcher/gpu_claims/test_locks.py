@@ -212,12 +212,13 @@ def test_a_world_writable_folder_without_the_sticky_bit_is_refused(tmp_path):
 
 def test_the_folder(monkeypatch, tmp_path):
     monkeypatch.delenv("IMAGEMATRIX_LOCKS", raising=False)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+    (tmp_path / "run").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", f"{tmp_path}/run")
     monkeypatch.setattr(module, "SHARED", f"{tmp_path}/imagematrix")
     assert locate_locks() == f"{tmp_path}/imagematrix"
     monkeypatch.setattr(module, "SHARED", "/nowhere/imagematrix")  # cannot be created
-    assert locate_locks() == "/run/user/7/imagematrix"
-    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert locate_locks() == f"{tmp_path}/run/imagematrix"
+    monkeypatch.setattr(os, "geteuid", lambda: (tmp_path / "run").stat().st_uid + 1)  # after `su`
     assert locate_locks() == "/nowhere/imagematrix"
     monkeypatch.setenv("IMAGEMATRIX_LOCKS", "/mine")
     assert locate_locks() == "/mine"
