@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import struct
 import threading
 from itertools import cycle, islice, product
@@ -19,13 +21,21 @@ from imagematrix.build.plan import lock
 from imagematrix.common.json_documents import dump_json
 from imagematrix.common.record import replace
 from imagematrix.images.catalog.catalog import Catalog
+from imagematrix.images.local_store.folder_writer import write_folder
+from imagematrix.images.local_store.merged_image import LayerFile, MergedImage
+from imagematrix.images.warm.tools import ROOT
+from imagematrix.launcher.warm_up.compilers import ImagePrograms
+from imagematrix.launcher.warm_up.overlay_changes import list_changed_paths, read_caches, read_changes
+from imagematrix.launcher.warm_up.program_run import EndedRun, StartWay, list_outside
+from imagematrix.launcher.warm_up.warm_up_session import ProofImage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from imagematrix.hardware.host.host import Host
     from imagematrix.images.catalog.catalog import Variant
+    from imagematrix.launcher.warm_up.folder_states import FileState
 
 MARCHES = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "broadwell", "skylake-avx512", "icelake-server", "znver4")
 COMPUTES = ("7.0", "7.5", "8.0", "8.6", "8.9", "9.0")
@@ -281,3 +291,60 @@ class InProcess:
                 for line in requests:
                     answers.write(f"{json.dumps(self._templates.answer(**json.loads(line)))}\n".encode())
                     answers.flush()
+
+
+class CompilingProgram:
+    """Starts of a warm-up without a daemon: the first leaves `files` in its caches, others find all of them.
+
+    What a start has changed is in the upper folder of an overlay.
+    """
+
+    is_always_root = True
+
+    def __init__(self, folder: Path, files: int) -> None:
+        self._folder = folder
+        self._upper = folder / "upper"
+        self._unchanged = folder / "unchanged"
+        self._unchanged.mkdir()
+        self._states: Mapping[str, FileState] = {}
+        for number in range(files):
+            source = self._upper / ROOT.lstrip("/") / "numba" / f"app{number // FIXED}_{0:040}"
+            source.mkdir(parents=True, exist_ok=True)
+            (source / f"app.f{number}-1.py313.1.nbc").write_text(f"{number}")
+
+    def list_base_caches(self) -> Mapping[str, FileState]:
+        """Return none; see WarmUpEngine."""
+        return {}
+
+    def run(self, way: StartWay, read_line: Callable[[str], object], caches: Path | None = None) -> EndedRun:
+        """Return what a start leaves; see WarmUpEngine."""
+        read_line("[cache] data loaded from 'x'")
+        with contextlib.ExitStack() as stack:
+            copy = stack.enter_context(caches.open("w+b")) if caches else None
+            upper = os.open(self._unchanged if way.image else self._upper, os.O_RDONLY)
+            stack.callback(os.close, upper)
+            return EndedRun(
+                why=None,
+                seconds=1.0,
+                states=read_changes(upper, copy).apply(self._states if way.image else {}),
+                written=list_outside(list_changed_paths(upper), ()),
+                record=b"",
+                output=(),
+                variables={},
+            )
+
+    @contextlib.contextmanager
+    def make_proof_image(self, layer: Iterable[bytes]) -> Iterator[ProofImage]:
+        """Yield an image with nothing but the layer; see WarmUpEngine."""
+        tar, files = self._folder / "layer.tar", self._folder / "files"
+        with tar.open("wb") as file:
+            file.writelines(layer)
+        write_folder(files, MergedImage([LayerFile(open=lambda: tar.open("rb"), name="l")]).list_members())
+        self._states = read_caches(str(files))
+        yield ProofImage(
+            name=str(files), programs=ImagePrograms(compilers=(), packages={}), states=self._states
+        )
+
+    def can_see_compilers(self, *_: object) -> bool:
+        """Return True; see WarmUpEngine."""
+        return True

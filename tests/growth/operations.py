@@ -13,6 +13,7 @@ from building import FakeBackend, Silent
 from distribution import Server
 from growing import DRIVERS
 from publishing import labels_of, tag
+from staging import MATCH
 
 from imagematrix.audit.images.layers import Layers
 from imagematrix.build.executor.build import build
@@ -23,6 +24,7 @@ from imagematrix.build.plan import lock
 from imagematrix.build.plan.plan import PlanContext
 from imagematrix.build.plan.planner import plan
 from imagematrix.build.publish.publish import publish
+from imagematrix.build.publish.warm_audit import audit_warm_layer
 from imagematrix.build.retire.retention import Retention
 from imagematrix.build.retire.retire import plan_retirement
 from imagematrix.build.stores.inventory import Inventory, RepositoryManifest
@@ -31,7 +33,12 @@ from imagematrix.common import json_documents
 from imagematrix.errors import UsageError
 from imagematrix.images.catalog.image_index import IndexEntry
 from imagematrix.images.catalog.sources import open_catalog
+from imagematrix.images.catalog.warm_image import WarmMatch
+from imagematrix.images.catalog.warm_up import WarmUp
+from imagematrix.images.oci.compression import DEFAULT
 from imagematrix.images.oci.registry import Registry
+from imagematrix.images.warm.layer import check_layer
+from imagematrix.launcher.warm_up.warm_up_session import LAYER, WarmUpPlan, make_warm_layer
 from imagematrix.selection.fleet.hosts import load_hosts
 from imagematrix.selection.gang.gang import NothingFitsAll
 from imagematrix.selection.gang.gang_selection import select_gang
@@ -348,6 +355,40 @@ def _verify_layers(layers: int, folder: Path) -> Callable[[], None]:
     return command("verify", growing.image(folder, layers, 2), "--json")
 
 
+def _warm_up(files: int, folder: Path) -> Callable[[], object]:
+    warm_up = WarmUp(command=("train",), gpus="none")
+    digest = f"sha256:{0:064}"
+    plan = WarmUpPlan(
+        base=digest,
+        name="t",
+        platform="linux/amd64",
+        user="",
+        warm_up=warm_up,
+        match=WarmMatch.from_json(MATCH),
+        inputs=(),
+        key=digest,
+        tag="v1-warm-0-0",
+        compression=DEFAULT,
+    )
+    engine: Any = growing.CompilingProgram(folder, files)
+    return partial(make_warm_layer, engine, plan, folder, lambda _: None)
+
+
+def _checked_caches(files: int, folder: Path) -> Callable[[], None]:
+    """Return what `publish --warm` does with the layer of a warm-up."""
+    made: Any = _warm_up(files, folder)
+    digest = made()[0].digest
+    variant, match = growing.variants(1)[0], WarmMatch.from_json(MATCH)
+
+    def run() -> None:
+        path = folder / LAYER
+        with path.open("rb") as stream:
+            layer = check_layer(stream, digest, 1 << 30)
+        audit_warm_layer(layer, path, variant, WarmUp(command=("train",), gpus="none"), match)
+
+    return run
+
+
 def _refused_document(keys: int, folder: Path) -> Callable[[], object]:
     path = folder / "document.json"
     members = [f'"key{number}": 1' for number in [*range(keys), keys - 1]]
@@ -464,5 +505,9 @@ OPERATIONS = (
         fixed="two libraries and packages each",
         n=20,
         prepare=_verify_layers,
+    ),
+    Operation(name="warm", grows="files in the caches", fixed="one tool", n=200, prepare=_warm_up),
+    Operation(
+        name="publish --warm", grows="files in the caches", fixed="one tool", n=200, prepare=_checked_caches
     ),
 )

@@ -285,8 +285,8 @@ class ImageStore:
         folder = os.path.join(self.path, "leases")
         path = os.path.join(folder, name)
         try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(folder)  # noqa: PTH102 - as of a store that was copied without it
+            # Of a store that was copied without it, or whose first image is still to come.
+            os.makedirs(folder, exist_ok=True)  # noqa: PTH103
             _write_file(path, holder.to_bytes())
         except OSError as error:
             if error.errno not in READ_ONLY:

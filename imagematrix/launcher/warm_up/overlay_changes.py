@@ -150,14 +150,16 @@ def _read_folder(folder: int, copy: IO[bytes] | None) -> dict[str, FileState]:
         tempfile.TemporaryFile(dir=get_disk_folder()) if copy is None else contextlib.nullcontext(copy) as to
     ):
         with tarfile.open(fileobj=to, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            archive.add(f"/proc/self/fd/{folder}/.", name, filter=_leave_out_whiteout)
+
+            def prepare(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+                archive.members = []  # type: ignore[attr-defined]  # it keeps them all
+                member.mtime = int(member.mtime)  # a fraction takes an extended header
+                is_whiteout = member.ischr() and (member.devmajor, member.devminor) == (0, 0)
+                return None if is_whiteout else member
+
+            archive.add(f"/proc/self/fd/{folder}/.", name, filter=prepare)
         to.seek(0)
         return read_states(to, ROOT)
-
-
-def _leave_out_whiteout(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    is_whiteout = member.ischr() and (member.devmajor, member.devminor) == (0, 0)
-    return None if is_whiteout else member
 
 
 def _is_whiteout(status: os.stat_result) -> bool:

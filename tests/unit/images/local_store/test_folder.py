@@ -304,6 +304,14 @@ def test_a_lease_that_cannot_be_read_is_an_error(store, monkeypatch):
         store.find_leases()
 
 
+def test_a_lease_may_come_before_the_first_image_of_a_store(tmp_path):
+    store = ImageStore(tmp_path / "data" / "store")
+    lease = store.take_lease(DIGEST)
+    assert [*store.find_leases()] == [DIGEST]
+    lease.release()
+    assert listed(store, "leases") == []
+
+
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM])
 def test_a_store_that_cannot_be_written_to_has_no_leases(store, monkeypatch, code):
     monkeypatch.setattr(folder, "_write_file", failing(code))

@@ -3,6 +3,7 @@
 import io
 import os
 import stat
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,9 @@ def test_the_tar_is_as_engines_write_it(upper):
     changes = read(upper, copy)
     copy.seek(0)
     assert read_states(copy, ROOT) == changes.states
+    copy.seek(0)
+    with tarfile.open(fileobj=copy) as archive:
+        assert not any(member.pax_headers for member in archive), "times without fractions need none"
     empty = io.BytesIO()
     read(upper / "var", empty)
     empty.seek(0)
