@@ -40,7 +40,7 @@ TEMPLATES = (
     "cpu",
 )
 BASES = {"vllm": ("pytorch",)}  # templates of the images that a template's image is built on
-MACROS = ("macros.j2", "cuda_wheels.j2")
+MACROS = ("macros.j2", "cuda_wheels.j2", "linker_cache.py")
 
 
 def command(
