@@ -3,8 +3,9 @@
     .venv/bin/python ci/recipes.py [RECIPE…] [--compute 9.0]
 
 It needs an engine and access to the Python Package Index. If PIP_CERT is set, builds get these certificates.
-It prints times and the programs' output. llama.cpp-cuda compiles for half an hour, and frameworks downloads
-some 4 GB of wheels: both run only if they are named. frameworks needs no engine; see frameworks.py.
+It prints times and the programs' output. llama.cpp-cuda compiles for half an hour, frameworks downloads some
+4 GB of wheels, and pytorch-arm64 registers an emulator with the kernel meanwhile: these run only if they are
+named. frameworks needs no engine; see frameworks.py.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ IMAGEMATRIX = ROOT / ".venv/bin/imagematrix"
 PORT = 18_080  # on loopback, for servers
 PATIENCE = 60  # seconds for a server to load a small model
 WORDS = 16  # number of tokens that the server predicts
-SLOW = ("llama.cpp-cuda", "frameworks")  # compiles for half an hour; downloads some 4 GB
+# One compiles for half an hour, one downloads some 4 GB, and one changes the machine while it runs.
+NAMED = ("llama.cpp-cuda", "frameworks", "pytorch-arm64")
 HOST = ROOT / "tests/hosts/genoa-h200.json"
 STARTER = ROOT / "imagematrix/starter/pytorch.yaml"
 BLACKWELL = """\
@@ -136,7 +138,7 @@ def main() -> None:
     """Build and try recipes; stop at the first failure."""
     recipes: dict[str, Callable[[Path, str], None]] = {name: partial(_wheels, name) for name in PROGRAMS}
     recipes |= {"llama.cpp": _llama, "nvrtc": _nvrtc, "llama.cpp-cuda": _llama_cuda}
-    recipes |= {"bitsandbytes": _bitsandbytes, "frameworks": _frameworks}
+    recipes |= {"bitsandbytes": _bitsandbytes, "frameworks": _frameworks, "pytorch-arm64": _pytorch_arm64}
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -146,7 +148,7 @@ def main() -> None:
     unknown = sorted(set(options.recipes) - set(recipes))
     if unknown:
         parser.error(f"recipe {unknown[0]!r} not found")
-    for name in options.recipes or [name for name in recipes if name not in SLOW]:
+    for name in options.recipes or [name for name in recipes if name not in NAMED]:
         with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
             recipes[name](Path(folder), options.compute)
 
@@ -156,6 +158,18 @@ def _wheels(name: str, folder: Path, compute: str) -> None:
     started = time.monotonic()
     print(_run("docker", "run", "--rm", image, "python3", "-c", PROGRAMS[name]).strip())
     print(f"  started and ran in {time.monotonic() - started:.0f} s")
+
+
+def _pytorch_arm64(folder: Path, compute: str) -> None:
+    """Build PyTorch for arm64, and train in its image on a CPU of QEMU."""
+    _run(ROOT / "ci/bases", "arm64")
+    _run(ROOT / "ci/emulator", "register")
+    try:
+        (image,) = _built("pytorch-arm64", folder, f"compute={compute}")
+        run = ("docker", "run", "--rm", "--platform", "linux/arm64")
+        print(_run(*run, image, "python3", "-c", PYTORCH).strip())
+    finally:
+        _run(ROOT / "ci/emulator", "undo")
 
 
 def _bitsandbytes(folder: Path, _: str) -> None:

@@ -32,6 +32,7 @@ TEMPLATES = (
     "training",
     "llama.cpp",
     "pytorch",
+    "pytorch-arm64",
     "pytorch-source",
     "tensorflow",
     "vllm",
@@ -39,8 +40,9 @@ TEMPLATES = (
     "numba",
     "cpu",
 )
-BASES = {"vllm": ("pytorch",)}  # templates of the images that a template's image is built on
-MACROS = ("macros.j2", "cuda_wheels.j2")
+# Folders of templates that a matrix uses, unless it is the one of its name.
+FOLDERS = {"vllm": ("vllm", "pytorch"), "pytorch-arm64": ("pytorch",)}
+MACROS = ("macros.j2", "cuda_wheels.j2", "linker_cache.py")
 
 
 def command(
@@ -103,7 +105,7 @@ def command(
     with refuse_write_errors():
         for name in ("matrix.yaml", "templates"):
             require_absent(folder / name)
-        for name in (chosen, *BASES.get(chosen, ())):
+        for name in FOLDERS.get(chosen, (chosen,)):
             shutil.copytree(STARTER / "templates" / name, folder / "templates" / name)
         for name in MACROS:
             shutil.copyfile(STARTER / "templates" / name, folder / "templates" / name)

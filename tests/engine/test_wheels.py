@@ -30,6 +30,7 @@ images:
   one: {version: v1, template: wheels.j2, secrets: [pip-conf], development: true}
   two: {version: v1, template: wheels.j2, secrets: [pip-conf], development: true}
   bad: {version: v1, template: wheels.j2, secrets: [pip-conf], development: true}
+  cross: {version: v1, template: cross.j2, secrets: [pip-conf], development: true}
 axes:
   cuda: ["12.4"]
   compute: ["8.0", "9.0"]
@@ -44,6 +45,13 @@ TEMPLATE = """\
 FROM {{ base }} AS body
 {{ debian.wheels(image ~ ".txt", base, "/opt/" ~ image, compute=compute, large=["nvidia-large", "code"]) }}
 """
+# As in a build for another architecture, but for this one, on a base that need not be an index.
+NATIVE = '{% set NATIVE = "--platform=$BUILDPLATFORM" %}'
+CROSS = (
+    TEMPLATE.replace("macros.j2", "cross_macros.j2")
+    .replace('image ~ ".txt"', '"one.txt"')
+    .replace('"/opt/" ~ image, ', '"/opt/one", cross="x86_64", ')
+)
 # Inside an image: each RECORD lists the files that are there, and no folder of packages has another file.
 RECORDS = """
 import base64, hashlib, importlib.metadata, os, pathlib, sys
@@ -94,7 +102,11 @@ def project(engine, tmp_path_factory):
     templates = folder / "templates"
     templates.mkdir()
     shutil.copy(ROOT / "templates" / "macros.j2", templates)
+    macros = (ROOT / "templates" / "macros.j2").read_text()
+    assert NATIVE in macros
+    (templates / "cross_macros.j2").write_text(macros.replace(NATIVE, '{% set NATIVE = "" %}'))
     (templates / "wheels.j2").write_text(TEMPLATE)
+    (templates / "cross.j2").write_text(CROSS)
     (folder / "matrix.yaml").write_text(MATRIX)
     (folder / "pip.conf").write_text("[global]\nno-index = true\nfind-links = /srv/wheels\n")
     wheels = folder / "wheels"
@@ -182,6 +194,17 @@ def test_a_wheel_is_the_same_layer_in_every_image(engine, project):
     assert inside(image, "/opt/one/bin/entry") == inside(image, "/opt/one/bin/script") == "it works\n"
     assert inside(image, "cat", "/opt/one/share/tool/it") == "data"
     assert "INSTALLER" not in inside(image, "find", "/opt", "-name", "INSTALLER", "-path", "*-1.dist-info*")
+
+
+def test_wheels_for_another_architecture_are_the_layers_that_its_own_pip_installs(engine, project):
+    only = "compute=8.0,python=3.13"
+    built = []
+    for image in ("one", "cross"):
+        done = build(engine, project, f"image={image},{only}")
+        assert done.returncode == 0, done.stderr
+        (cell,) = (cell for cell in json.loads(done.stdout)["cells"] if cell["reference"])
+        built.append(layers(engine, cell["reference"], "trixie"))
+    assert built[0] == built[1]
 
 
 def test_a_wheel_with_another_hash_fails_with_the_words_of_pip(engine, project):

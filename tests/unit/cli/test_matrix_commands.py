@@ -73,7 +73,11 @@ def test_init_writes_the_requested_template(cli, workdir, name, starters):
     assert cli("init", "--template", name).code == 0
     assert (workdir / "matrix.yaml").read_bytes() == starters[name].read_bytes()
     written = {path.name for path in (workdir / "templates").iterdir()}
-    assert written == {"cuda_wheels.j2", "macros.j2", name, *(["pytorch"] if name == "vllm" else [])}
+    macros = {"cuda_wheels.j2", "linker_cache.py", "macros.j2"}
+    assert written - macros == {
+        *{"vllm": ["pytorch", "vllm"], "pytorch-arm64": ["pytorch"]}.get(name, [name])
+    }
+    assert macros < written
     result = cli("validate")
     assert (result.code, result.out) == (0, "")
 
@@ -82,7 +86,7 @@ def test_init_rejects_an_unknown_template(cli, workdir):
     result = cli("init", "--template", "tensorfow")
     assert (result.code, result.out, tree(workdir)) == (2, "", {})
     assert "template 'tensorfow' not found\n  did you mean 'tensorflow'?" in result.err
-    listed = "one of training, llama.cpp, pytorch, pytorch-source, tensorflow, vllm"
+    listed = "one of training, llama.cpp, pytorch, pytorch-arm64, pytorch-source, tensorflow, vllm"
     assert listed in cli("init", "--template", "x").err
 
 

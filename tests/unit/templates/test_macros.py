@@ -22,8 +22,9 @@ def macro(project, tmp_path):
     """Call it with a use of macros, and changes of the good matrix, to get what the last cell has."""
 
     def call(use, *changes):
-        for file in (ROOT / "templates").glob("*.j2"):
-            shutil.copy(file, tmp_path / "templates")
+        for file in (ROOT / "templates").iterdir():
+            if file.is_file():
+                shutil.copy(file, tmp_path / "templates")
         path = project(*changes, template=f'{{% import "macros.j2" as debian %}}\n{use}\n')
         matrix = load_matrix(path)
         with Renderer(matrix.templates) as renderer:
@@ -58,6 +59,18 @@ def test_compat_is_only_in_the_linker_cache(macro):
     assert text.endswith("    ldconfig /usr/local/cuda/compat\n")
     plain = "FROM body AS linker-cache\nCOPY --from=driver /driver/ /\nRUN ldconfig\n"
     assert macro(cache) == macro('{{ debian.linker_cache_stage("body") }}') == plain
+
+
+def test_linker_cache_of_a_cross_build_is_written_by_the_machine_that_builds(macro):
+    cache = '{{ debian.linker_cache_stage("body", version=driver, cross="aarch64", base="debian:trixie") }}'
+    text = macro(cache)
+    assert text.startswith("FROM --platform=$BUILDPLATFORM debian:trixie AS linker-cache\n")
+    assert f"\n{(ROOT / 'templates/linker_cache.py').read_text()}\nEND\n" in text
+    assert "ldconfig /" not in text
+    assert text.endswith(" aarch64 /image \\\n      > /etc/ld.so.cache\n")
+    compat = macro(cache, ("550.163.01", "compat"), properties("{compat: {compat_from: new}}"))
+    assert " aarch64 /image /usr/local/cuda/compat \\\n" in compat
+    assert "if grep " in compat
 
 
 def test_host_mode_installs_no_driver(macro):

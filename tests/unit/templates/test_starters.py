@@ -13,21 +13,22 @@ from imagematrix.build.dockerfile.render import Renderer
 from imagematrix.build.matrix.expand import expand_matrix
 from imagematrix.build.matrix.load import load_matrix
 from imagematrix.build.plan.flags import STAGE
-from imagematrix.cli.init import TEMPLATES
+from imagematrix.cli.init import FOLDERS, TEMPLATES
 from imagematrix.images.warm import tools
 
 ROOT = Path(__file__).parents[3]
 PLAIN = "cpu"  # the template without GPUs
-WHEELS = ("pytorch", "tensorflow", "vllm")  # templates of wheels, which compile nothing
+WHEELS = ("pytorch", "pytorch-arm64", "tensorflow", "vllm")  # templates of wheels, which compile nothing
 JAVA = "spark"  # the template without code for a kind of CPU
 COMPILED_LATER = "numba"  # the template of a program that is compiled when it runs
 # The property that names the lock, and what the lock has to install.
 LOCKED = {
     "pytorch": ("lock", "torch=={torch}"),
+    "pytorch-arm64": ("lock", "torch=={torch}"),
     "tensorflow": ("lock", "tensorflow=={tensorflow}"),
     "vllm": ("vllm_lock", "vllm=={vllm}"),
 }
-ENVIRONMENT = {"pytorch": "/opt/pytorch", "tensorflow": "/opt/tensorflow", "vllm": "/opt/pytorch"}
+ENVIRONMENT = {"tensorflow": "/opt/tensorflow"}  # and /opt/pytorch
 DRIVER_LAST = "COPY --link --from=driver /driver/ /\n"
 HADOLINT = Path(sys.executable).with_name("hadolint")
 
@@ -51,7 +52,8 @@ def lint(*dockerfiles):
 
 def test_init_offers_every_template(starters):
     assert set(TEMPLATES) == set(starters)
-    assert set(TEMPLATES) == {path.parent.name for path in (ROOT / "templates").glob("*/Dockerfile.j2")}
+    used = {folder for name in TEMPLATES for folder in FOLDERS.get(name, (name,))}
+    assert used == {path.parent.name for path in (ROOT / "templates").glob("*/Dockerfile.j2")}
 
 
 @pytest.mark.parametrize("name", WHEELS)
@@ -63,9 +65,11 @@ def test_wheels_are_trimmed_for_the_gpu_of_the_cell(name, starters):
             stage for stage in text.split("\nFROM ") if f"--compute {cell.axes['compute']} /wheels" in stage
         ]
         assert trimmed
-        assert all(f"install-wheels {ENVIRONMENT[name]} /opt/{name}" in stage for stage in trimmed)
+        folder = FOLDERS.get(name, (name,))[0]
+        command = f"install-wheels {ENVIRONMENT.get(name, '/opt/pytorch')} /opt/{folder}"
+        assert all(command in stage for stage in trimmed)
         lock, pin = LOCKED[name]
-        content = (ROOT / "templates" / name / cell.properties[lock]).read_text()
+        content = (ROOT / "templates" / folder / cell.properties[lock]).read_text()
         words = re.sub(r"#.*|\\\n", "", content).split()
         assert words[words.index(pin.format(**cell.axes, **cell.properties)) + 1].startswith("--hash=sha256:")
         assert text.endswith(DRIVER_LAST) != ("FROM pytorch:v1 AS body\n" in text)

@@ -55,6 +55,22 @@ def test_kinds(executions):
     )
 
 
+def test_identity_does_not_depend_on_the_builder(planned):
+    """It follows from the text and from the digests of indexes."""
+    change = "march: [x86-64-v3, znver4]", "march: [x86-64-v3, armv8-a]"
+    plan = planned(PLATFORMS, change, template=CROSS, only="cuda=none")
+    named = [
+        {
+            item.cell.id: item.reference
+            for item in with_executions(plan, [builder]).with_status(PlanStatus.BUILD)
+        }
+        for builder in (X86, ARM)
+    ]
+    assert named[0] == named[1]
+    assert len({*named[0].values()}) == 2
+    assert None not in named[0].values()
+
+
 def test_stage_that_names_a_platform_runs_there(executions):
     named = RUNS.replace("FROM {{ base }} AS", "FROM --platform=linux/arm64 {{ base }} AS")
     result = executions(named, X86)
