@@ -37,8 +37,7 @@ def older(tmp_path_factory):
     added = git("log", "--format=%H", "--diff-filter=A", "--", ADDED).decode().split() if is_whole else ()
     archive = git("archive", f"{added[-1]}^", "imagematrix") if added else b""
     if not archive:
-        lacks = pytest.fail if os.environ.get("CI") else pytest.skip
-        lacks("there is no history of this repository: git clone without --depth has it")
+        pytest.skip("there is no history of this repository: git clone without --depth has it")
     folder = tmp_path_factory.mktemp("older")
     with tarfile.open(fileobj=BytesIO(archive)) as tar:
         tar.extractall(folder, filter="data")
