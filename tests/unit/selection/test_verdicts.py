@@ -72,6 +72,8 @@ def test_hosts_that_differ_in_flags_that_no_variant_needs_are_of_one_kind(some, 
 def test_hosts_that_differ_in_flags_of_a_warning_are_of_two_kinds(make):
     variant = make.cpu_variant(cpu_flags=frozenset({"avx2"}), partial_flags=frozenset({"avx512f"}))
     assert VariantIndex((variant,), order_criteria()).flags == {"avx2", "avx512f"}
+    (platform,) = [rule for rule in RULES if rule.name == "platform"]  # which never warns
+    assert [*platform.list_compared_values(variant, "arch")] == ["x86_64"]
     old, new = (make.host(march=f"x86-64-v{level}") for level in (3, 4))
     selector = Selector(make.catalog(variant))
     assert [len(selector.explain(host).candidates[0].warnings) for host in (old, new)] == [1, 0]
