@@ -23,7 +23,7 @@
 # make test-ray     install Ray, and run its tests on local nodes
 # make test-zun     install OpenStack Zun, and let its driver pull through the resolver
 # make test-cpu-wheels run official wheels on CPUs of QEMU, and compare them with what adopt says
-# make test-arm    run code, and imagematrix itself, on CPUs of arm64 of QEMU
+# make test-arm    build for arm64, and run code, images and imagematrix itself on CPUs of arm64 of QEMU
 # make test-recipes build the recipes that take gigabytes, such as PyTorch, and train with them
 # make clean        undo quickstart
 
@@ -213,9 +213,10 @@ test-zun: packages $(VENV)/.dev
 test-cpu-wheels: packages $(VENV)/.dev
 	$(BIN)/python ci/cpu_wheels.py $(WHEELS)
 
-# Needs root and packages of Debian 13, which ci/arm64 unpacks. The tests belong to `make test-long`, too.
-test-arm: packages $(VENV)/.dev
-	$(BIN)/python -m pytest tests/engine/test_arm_truth.py tests/engine/test_arm_node.py
+# Needs root and packages of Debian 13, which ci/arm64 unpacks. Some register an emulator with the kernel while they
+# run. The tests belong to `make test-long`, too.
+test-arm: bases $(VENV)/.dev
+	$(BIN)/python -m pytest tests/engine/test_arm64.py tests/engine/test_arm_*.py tests/engine/test_mixed_fleet.py
 
 # Needs an engine, the Python Package Index and 20 GB of disk. Not part of `make test`.
 test-recipes: $(VENV)/.dev

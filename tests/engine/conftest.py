@@ -235,6 +235,14 @@ def registry(start_registry):
 
 
 @pytest.fixture
+def emulator():
+    """An emulator for arm64, which the kernel has for as long as the test runs."""
+    subprocess.run([ROOT / "ci/emulator", "register"], check=True)
+    yield
+    subprocess.run([ROOT / "ci/emulator", "undo"], check=True)
+
+
+@pytest.fixture
 def project(tmp_path):
     """A folder with the shipped matrix and templates, narrowed to a few cells by `write`."""
     shutil.copytree(ROOT / "templates", tmp_path / "templates")

@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from compiling import compiled
+from emulating import ARM_GCC, ARM_QEMU, fetch_arm64
 
 from imagematrix.hardware.host.emulators import format_registration
 from imagematrix.images.catalog import labels
@@ -21,6 +24,32 @@ axes: {{platform: [linux/arm64], march: [neoverse-v2]}}
 properties: {{march: {{neoverse-v2: {{base: "{base}", compiler: gcc-14}}}}}}
 """
 STAGE = "FROM --platform=$BUILDPLATFORM {{ base }} AS compiler\n"
+ELSEWHERE = """\
+{% import "macros.j2" as debian %}
+FROM {{ base }} AS body
+COPY elsewhere.conf /etc/ld.so.conf.d/
+COPY elsewhere /opt/elsewhere/
+
+FROM scratch AS driver
+COPY driver /driver/usr/local/cuda/compat/
+
+{{ debian.linker_cache_stage("body", version="compat", cross=arch, base=base) }}
+
+FROM body
+COPY --link --from=linker-cache /etc/ld.so.cache /etc/ld.so.cache
+COPY --link --from=driver /driver/ /
+"""
+LIBRARIES = {"elsewhere/libelse.so.1.2": "else", "driver/libcuda.so.1": "cuda"}
+USE = """\
+#include <dlfcn.h>
+#include <stdio.h>
+int get_else(void);
+int main(void) {
+    void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
+    int (*get)(void) = cuda ? (int (*)(void))dlsym(cuda, "get_cuda") : 0;
+    printf("%d %d\\n", get_else(), get ? get() : 0);
+}
+"""
 END = "FROM {{ base }}\nLABEL some=thing\n"
 
 
@@ -60,16 +89,21 @@ def inspect(engine, name):
     return json.loads(engine.docker("image", "inspect", name).stdout)[0]
 
 
-def emulate(engine, image, folder, cpu):
-    """Run the program of an image for a few steps on a processor of QEMU, and return its report.
-
-    No emulator is registered with the kernel, which all containers of the machine would use.
-    """
+def unpack(engine, image, folder):
+    """Write the files of an image to a folder."""
     container = engine.docker("create", "--platform", "linux/arm64", image).stdout.strip()
     with subprocess.Popen(
         ["docker", "export", container], env=engine.environment, stdout=subprocess.PIPE
     ) as exported:
         subprocess.run(["tar", "-C", folder, "-xf", "-"], stdin=exported.stdout, check=True)
+
+
+def emulate(engine, image, folder, cpu):
+    """Run the program of an image for a few steps on a processor of QEMU, and return its report.
+
+    No emulator is registered with the kernel, which all containers of the machine would use.
+    """
+    unpack(engine, image, folder)
     program = [folder / "usr/local/bin/train", "--steps", "20"]
     cubin = folder / "usr/local/share/training/kernel.cubin"
     options = ["--cubin", cubin] if cubin.exists() else []
@@ -164,6 +198,60 @@ def test_images_for_blackwell_have_code_by_nvidia_s_wheels(arm_engine, tmp_path)
 
 
 @pytest.fixture
+def elsewhere(tmp_path):
+    """A folder with a matrix for an image with libraries in other folders, and a program that needs them."""
+    fetch_arm64()
+    for name, function in LIBRARIES.items():
+        path = tmp_path / "files" / name
+        path.parent.mkdir(parents=True)
+        soname = f"-Wl,-soname,lib{function}.so.1"
+        compiled(path, f"int get_{function}(void) {{ return 7; }}", "-shared", soname, compiler=ARM_GCC)
+    place = tmp_path / "files/elsewhere"
+    (place / "libelse.so.1").symlink_to("/opt/elsewhere/libelse.so.1.2")  # which is absent on this machine
+    compiled(place / "use", USE, place / "libelse.so.1.2", compiler=ARM_GCC)
+    (tmp_path / "files/elsewhere.conf").write_text("/opt/elsewhere\n")
+    (tmp_path / "templates").mkdir()
+    for name in ("macros.j2", "linker_cache.py"):
+        shutil.copy(ROOT / "templates" / name, tmp_path / "templates")
+    (tmp_path / "templates/arm.j2").write_text(ELSEWHERE)
+    text = MATRIX.format(base=INDEX).replace("template: arm.j2", "template: arm.j2, context: files")
+    (tmp_path / "matrix.yaml").write_text(text)
+    return tmp_path
+
+
+def list_cache(ldconfig, folder, cache):
+    """Return what ldconfig lists of a cache in a root folder, but that it says who wrote it."""
+    done = subprocess.run([*ldconfig, "-r", folder, "-p", "-C", cache], capture_output=True, check=True)
+    return [line for line in done.stdout.decode().splitlines() if "=>" in line]
+
+
+@pytest.mark.long
+def test_libraries_elsewhere_are_found_by_the_cache_of_a_cross_build(arm_engine, elsewhere):
+    done = arm_engine.imagematrix("build", "-f", elsewhere / "matrix.yaml")
+    assert done.returncode == 0, done.stderr
+    root = elsewhere / "root"
+    root.mkdir()
+    unpack(arm_engine, done.stdout.strip(), root)
+
+    ldconfig = [ARM_QEMU, root / "usr/sbin/ldconfig"]
+    subprocess.run([*ldconfig, "-r", root, "-X", "-C", "/theirs", "/usr/local/cuda/compat"], check=True)
+    entries = list_cache(ldconfig, root, "/etc/ld.so.cache")
+    assert entries == list_cache(ldconfig, root, "/theirs")
+    assert {"\tlibelse.so.1 (libc6,AArch64) => /opt/elsewhere/libelse.so.1"} < {*entries}
+    assert len(entries) > 50
+
+    def use():
+        program = ["chroot", root, "/qemu", "/opt/elsewhere/use"]
+        return subprocess.run(program, capture_output=True, text=True, check=False)
+
+    shutil.copy(ARM_QEMU, root / "qemu")
+
+    assert use().stdout == "7 7\n"
+    (root / "etc/ld.so.cache").unlink()
+    assert "libelse.so.1: cannot open shared object file" in use().stderr
+
+
+@pytest.fixture
 def matrix(tmp_path):
     """Call it with a template and a base to get the path of a matrix for one core of Arm."""
 
@@ -199,14 +287,6 @@ def test_stage_that_needs_an_emulator_fails_before_it_starts(arm_engine, matrix)
     assert "exec format error" not in done.stderr
 
 
-@pytest.fixture
-def emulator():
-    """An emulator for arm64, which the kernel has for as long as the test runs."""
-    subprocess.run([ROOT / "ci/emulator", "register"], check=True)
-    yield
-    subprocess.run([ROOT / "ci/emulator", "undo"], check=True)
-
-
 @pytest.mark.long
 def test_with_an_emulator_programs_for_arm64_run(arm_engine, matrix, emulator):  # noqa: ARG001 - it is for the kernel
     entry = Path("/proc/sys/fs/binfmt_misc/imagematrix-aarch64").read_text()
@@ -220,6 +300,56 @@ def test_with_an_emulator_programs_for_arm64_run(arm_engine, matrix, emulator): 
     again = run_quickstart(arm_engine)
     assert "\n$ docker run --rm --platform linux/arm64 training:v1-linux-arm64-cpu-armv8-a-" in again
     assert '{"march": "armv8-a"' in again
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+@pytest.mark.usefixtures("emulator")
+def test_only_the_program_differs_between_a_cross_and_an_emulated_build(arm_engine, tmp_path):
+    """The compiler is of the same release, but the C++ library in the program is of other packages."""
+    built, unpacked = {}, {}
+    for version in ("cross", "emulated"):
+        folder = tmp_path / version
+        shutil.copytree(ROOT / "templates", folder / "templates")
+        text = (ROOT / "matrix.arm64.yaml").read_text().replace("version: v1 ", f"version: {version} ")
+        (folder / "matrix.yaml").write_text(text)
+        template = folder / "templates/training/Dockerfile.j2"
+        if version == "emulated":
+            template.write_text(without_cross_tools(template.read_text()))
+        cell = ("--only", "cuda=none,march=neoverse-n1")
+        planned = arm_engine.imagematrix("plan", "-f", folder / "matrix.yaml", *cell, "--json")
+        (planned_cell,) = json.loads(planned.stdout)["cells"]
+        assert planned_cell["execution"]["kind"] == version
+        done = arm_engine.imagematrix("build", "-f", folder / "matrix.yaml", *cell)
+        assert done.returncode == 0, done.stderr
+        built[version] = inspect(arm_engine, done.stdout.strip())
+        unpacked[version] = tmp_path / f"{version}-root"
+        unpacked[version].mkdir()
+        unpack(arm_engine, done.stdout.strip(), unpacked[version])
+    cross, emulated = (one["RootFS"]["Layers"] for one in built.values())
+    assert [one == other for one, other in zip(cross, emulated, strict=True)].count(False) == 1
+    compared = ["diff", "--recursive", "--no-dereference", "--brief", *unpacked.values()]
+    found = subprocess.run(compared, capture_output=True, text=True, check=False).stdout
+    program = "usr/local/bin/train"
+    assert found == "Files {} and {} differ\n".format(*(root / program for root in unpacked.values()))
+    releases = [
+        re.findall(rb"GCC: \([^)]*\) [\d.]+", (root / program).read_bytes()) for root in unpacked.values()
+    ]
+    assert releases[0] == releases[1] != []
+    variants = [json.loads(one["Config"]["Labels"][labels.VARIANT]) for one in built.values()]
+    assert variants[0]["cpu_flags"] == variants[1]["cpu_flags"] != []
+
+
+def without_cross_tools(template):
+    """Return the template with the tools of the image's platform, which an emulator runs."""
+    for line, instead in (
+        ('native = debian.NATIVE ~ " " if cross else ""', 'native = ""'),
+        ('tools = cross ~ "-linux-gnu-" if cross else ""', 'tools = ""'),
+        ('{{ " g++-" ~ cross ~ "-linux-gnu" if cross }}', ""),
+    ):
+        assert line in template
+        template = template.replace(line, instead)
+    return template
 
 
 def test_base_of_one_platform_is_an_error_in_a_cross_build(arm_engine, matrix):

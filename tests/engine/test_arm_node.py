@@ -1,22 +1,28 @@
 """A node with arm64, whole: the file for nodes, run by the Python of an arm64 Debian on a CPU of QEMU.
 
 Its facts are those of a captured Neoverse V2, and once those that QEMU shows. The version has images for both
-architectures.
+architectures. The selected one is started by hand, in an engine whose kernel has an emulator.
 """
 
 import json
 import subprocess
 
 import pytest
+from compiling import compiled
 from distribution import Server
-from emulating import ARM_PYTHON, ROOT, fetch_arm64, on_arm
-from images import Parts
+from emulating import ARM_GCC, ARM_PYTHON, ROOT, fetch_arm64, on_arm
+from images import Parts, layout, tar
 from publishing import VARIANT, labels_of, tag
 from storing import LAYERS, put
 
 pytestmark = pytest.mark.long
 
 CPUINFO = ROOT / "tests/unit/hardware/host/cpuinfo/rhel9-neoverse_v2"
+SOURCE = """\
+#include <stdio.h>
+#include <sys/utsname.h>
+int main(void) { struct utsname it; uname(&it); puts(it.machine); }
+"""
 CELLS = {
     "x86": ("amd64", VARIANT),
     "plain": ("arm64", {"platform": "linux/arm64", "march": "armv8-a", "cpu_flags": []}),
@@ -53,13 +59,22 @@ def tree(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def version():
-    """The name of a version in a registry, and the images by cell."""
-    server = Server()
-    images = {}
+def images(tmp_path_factory):
+    """The images by cell, each with its tag. They have a program for arm64."""
+    fetch_arm64()
+    path = compiled(tmp_path_factory.mktemp("program") / "it", SOURCE, "-static", compiler=ARM_GCC)
+    layers = (*LAYERS, tar(("bin/program", path.read_bytes(), 0o755)))
+    made = {}
     for cell, (architecture, variant) in CELLS.items():
         own = labels_of(cell, VARIANT=json.dumps(variant))
-        images[cell] = Parts(*LAYERS, labels=own, architecture=architecture), tag(own)
+        made[cell] = Parts(*layers, labels=own, architecture=architecture), tag(own)
+    return made
+
+
+@pytest.fixture(scope="module")
+def version(images):
+    """The name of a version in a registry, and the digests of its images by cell."""
+    server = Server()
     yield put(server, *images.values()), {cell: image.digest for cell, (image, _) in images.items()}
     server.close()
 
@@ -77,6 +92,20 @@ def test_the_node_is_probed_and_gets_its_image(node, tree, version, tmp_path):
     assert pulled.strip().endswith(f"@{digests['v2']}")
     (written,) = (tmp_path / "store/images").glob("*/root/data/new")
     assert written.read_bytes() == b"x" * 5000
+
+
+@pytest.mark.usefixtures("emulator")
+def test_the_selected_image_starts_by_its_digest(node, version, images, engine, tmp_path):
+    name, _ = version
+    digest = json.loads(node("select", name, "--gpus", "none", "--json"))["digest"]
+    (image,) = (image for image, _ in images.values() if image.digest == digest)
+    named = image.entry(annotations={"io.containerd.image.name": "docker.io/library/selected:v1"})
+    files = layout(tmp_path / "layout", image, entries=[named])
+    subprocess.run(["tar", "-C", files, "-cf", tmp_path / "image.tar", "."], check=True)
+    engine.docker("load", "--input", tmp_path / "image.tar")
+    by_digest = f"selected@{digest}"
+    done = engine.docker("run", "--rm", "--platform", "linux/arm64", by_digest, "/bin/program")
+    assert done.stdout == "aarch64\n"
 
 
 def test_the_cpu_that_runs_the_program_decides_without_other_facts(node, version):
