@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import tarfile
 import time
 
 from imagematrix.common.record import replace
+from imagematrix.errors import EngineError, EngineUnreachableError
 from imagematrix.images.engine import container_files
 from imagematrix.images.engine.removal import end_container, remove_container
 from imagematrix.images.engine.transport import convert_errors
@@ -131,11 +133,19 @@ class ContainerRuns:
         return explain_timeout(warm_up)
 
     def _is_too_large(self, container: str) -> bool:
-        """Whether the caches have more than the warm-up's `max_size`, of what the container has written."""
+        """Whether the caches have more than the warm-up's `max_size`, of what the container has written.
+
+        Where files go while they are counted, engines give up; then only a later look can tell.
+        """
         most = self._start.warm_up.max_size
-        if container_files.measure_written(self._client, container) <= most:
+        try:
+            if container_files.measure_written(self._client, container) <= most:
+                return False
+            return sum(state.size for state in list_caches(self._client, container).values()) > most
+        except EngineUnreachableError:
+            raise
+        except (EngineError, tarfile.TarError):
             return False
-        return sum(state.size for state in list_caches(self._client, container).values()) > most
 
     def _list_written(self, container: str) -> tuple[str, ...]:
         """Return what a container wrote elsewhere than in the caches; mount points count as written, too."""
