@@ -168,7 +168,7 @@ def _write_edited(window: Window, changes: Sequence[Edit], target: IO[bytes]) ->
 
 
 def _find_records_above(trimmed: Iterable[Path]) -> list[tuple[PathPair]]:
-    """Return the RECORDs of installed packages in the folders above these files."""
+    """Return each RECORD of installed packages in the folders above these files."""
     folders = {folder for file in trimmed for folder in Path(os.path.realpath(file)).parents}
     found = []
     for folder in sorted(folders):
