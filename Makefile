@@ -103,7 +103,7 @@ fuzz: $(VENV)/.dev
 # integration that its host ends shows nothing of what make keeps back until a target is done, so pytest ends before,
 # and has named the test that did not end.
 engine: bases slurm $(VENV)/.dev
-	$(if $(CI),timeout --signal=INT --kill-after=2m 70m) $(BIN)/python -m pytest $(if $(CI),-v) -n 2 --dist loadfile --no-loadscope-reorder --durations=20 -m "not long" tests/engine
+	$(if $(CI),timeout --signal=INT --kill-after=2m 75m) $(BIN)/python -m pytest $(if $(CI),-v) -n 2 --dist loadfile --no-loadscope-reorder --durations=20 -m "not long" tests/engine
 
 # Not part of `make test`.
 test-long: bases $(VENV)/.dev
