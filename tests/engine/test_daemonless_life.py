@@ -130,8 +130,9 @@ def test_who_is_killed_at_a_step_of_a_start_leaves_nothing(user, launched, out, 
         wait_until((out / "ran").exists, "the program", 60)
         assert leased(user)
         assert busy(user)
-        for pid in of_container():
-            kill(pid)
+        # It may be between two programs, which hides its files for a moment.
+        wait_until(of_container, "the container's processes", 60)
+        wait_until(lambda: not [kill(pid) for pid in of_container()], "the container's end", 60)
     process.wait(60)
     assert_free(user)
     if step != "open":
