@@ -36,7 +36,7 @@ PORT = 18_080  # on loopback, for servers
 PATIENCE = 60  # seconds for a server to load a small model
 WORDS = 16  # number of tokens that the server predicts
 # One compiles for half an hour, one downloads some 4 GB, and one changes the machine while it runs.
-NAMED = ("llama.cpp-cuda", "frameworks", "pytorch-arm64")
+ON_REQUEST = ("llama.cpp-cuda", "frameworks", "pytorch-arm64")
 HOST = ROOT / "tests/hosts/genoa-h200.json"
 STARTER = ROOT / "imagematrix/starter/pytorch.yaml"
 BLACKWELL = """\
@@ -148,7 +148,7 @@ def main() -> None:
     unknown = sorted(set(options.recipes) - set(recipes))
     if unknown:
         parser.error(f"recipe {unknown[0]!r} not found")
-    for name in options.recipes or [name for name in recipes if name not in NAMED]:
+    for name in options.recipes or [name for name in recipes if name not in ON_REQUEST]:
         with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
             recipes[name](Path(folder), options.compute)
 

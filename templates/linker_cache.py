@@ -4,9 +4,8 @@
 
 It does what glibc's ldconfig does, which refuses files of other architectures. Each FOLDER comes before
 those of /etc/ld.so.conf. The format is the new one of glibc's dl-cache.h, with the entries of ldconfig in its
-order.
-Libraries for some CPUs only, in folders named glibc-hwcaps, have no entry: those for all CPUs are loaded.
-Unlike ldconfig it makes no links: a library has an entry if the link with its name is there.
+order. Libraries for some CPUs only, in folders named glibc-hwcaps, have no entry: those for all CPUs are
+loaded. Unlike ldconfig it makes no links: a library has an entry if the link with its name is there.
 """
 
 import mmap

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 REMEDY = "pass a file that has the password for clients in it"
-# The options that go with those that make the command do something else than serve.
-GOING_WITH = {
+# The options that are allowed with those that make the command do something else than serve.
+ALLOWED_WITH = {
     "sweep": {"upstream", "listen", "token_file", "namespace"},
     "containerd": {"upstream", "listen"},
 }
@@ -141,7 +141,7 @@ def command(
 
 def _require_one_task(typed: Mapping[str, str]) -> None:
     """Raise UsageError if one of the options that were typed would have no effect."""
-    for task, others in GOING_WITH.items():
+    for task, others in ALLOWED_WITH.items():
         for name, option in typed.items() if task in typed else ():
             if name != task and name not in others:
                 raise UsageError(f"{option} has no effect with --{task}", remedy="leave out one of them")

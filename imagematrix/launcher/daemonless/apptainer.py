@@ -18,7 +18,7 @@ from imagematrix.launcher.daemonless import namespace
 from imagematrix.launcher.daemonless.gate import OwnGate
 from imagematrix.launcher.daemonless.oci import CAPABILITIES
 from imagematrix.launcher.daemonless.places import (
-    KERNEL,
+    KERNEL_FILES,
     SHARED_MEMORY,
     fit_container,
     make_node_read_only,
@@ -134,7 +134,12 @@ def _format_command(program: str, container: ContainerSpec, root: str) -> list[s
         *("--pid", "--no-init", "--no-privs", "--add-caps", ",".join(CAPABILITIES)),
         *([] if container.read_only else ["--writable"]),
         # It mounts a /proc of its own.
-        *(word for path in (*KERNEL, *DEVICES) if os.path.exists(path) for word in _format_mount(path, path)),
+        *(
+            word
+            for path in (*KERNEL_FILES, *DEVICES)
+            if os.path.exists(path)
+            for word in _format_mount(path, path)
+        ),
         *(word for path in container.devices for word in _format_mount(path, path)),
         *(word for bind in container.binds for word in _format_mount(bind.source, bind.target)),
         *("--pwd", container.folder, root, *container.args),

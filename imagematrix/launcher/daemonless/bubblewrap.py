@@ -7,7 +7,7 @@ import os
 from imagematrix.errors import UsageError
 from imagematrix.launcher.daemonless.gate import BubblewrapGate
 from imagematrix.launcher.daemonless.oci import CAPABILITIES
-from imagematrix.launcher.daemonless.places import KERNEL, SHARED_MEMORY, fit_container
+from imagematrix.launcher.daemonless.places import KERNEL_FILES, SHARED_MEMORY, fit_container
 from imagematrix.launcher.daemonless.runtime import RuntimeCommand
 
 TYPE_CHECKING = False
@@ -91,7 +91,7 @@ def _format_options(container: ContainerSpec, root: str, user: int, group: int) 
         SHARED_MEMORY,
         *(
             word
-            for path in ("/sys", *KERNEL)
+            for path in ("/sys", *KERNEL_FILES)
             if os.path.exists(path)  # noqa: PTH110 - pathlib is slow to load
             for word in ("--ro-bind", path, path)
         ),

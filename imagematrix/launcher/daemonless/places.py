@@ -29,7 +29,7 @@ SYSTEM = ("/dev", "/proc", "/sys")  # every runtime mounts something there
 # node has none, as in a chroot, it is the container's own.
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount, no file
 # Below SYSTEM only these are no links, which could lead to what a runtime has open: files of the node.
-STARTING = (*SYSTEM, SHARED_MEMORY)
+WORKING_FOLDERS = (*SYSTEM, SHARED_MEMORY)
 # Docker's (oci/defaults.go of moby).
 MASKED = (
     "/proc/acpi",
@@ -47,7 +47,7 @@ MASKED = (
 )
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 # Settings and drivers of the node in /proc, for runtimes that leave them as they are.
-KERNEL = (*READ_ONLY, *(path for path in MASKED if path.startswith("/proc/")))
+KERNEL_FILES = (*READ_ONLY, *(path for path in MASKED if path.startswith("/proc/")))
 WRITABLE = "leave out --read-only"
 
 
@@ -104,7 +104,7 @@ def make_node_read_only(files: Collection[str]) -> None:
     These are /sys, the settings in /proc, and the `files` that it mounts by itself: root may change them all,
     and so may its container.
     """
-    for path in ("/sys", *KERNEL, *files):
+    for path in ("/sys", *KERNEL_FILES, *files):
         if os.path.exists(path):
             namespace.mount_read_only(path, path)
 
@@ -208,7 +208,7 @@ def _make_working_folder(image: ImageFiles, container: ContainerSpec) -> str:
         folder = image.find(container.folder)
     except InMountError as error:
         place = f"{error.where}/{error.beyond}".rstrip("/")
-        if place in STARTING:
+        if place in WORKING_FOLDERS:
             return place
         raise UsageError(
             f"cannot start in {container.folder}, which is below {error.where}",

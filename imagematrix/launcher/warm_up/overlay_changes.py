@@ -151,13 +151,13 @@ def _read_folder(folder: int, copy: IO[bytes] | None) -> dict[str, FileState]:
     ):
         with tarfile.open(fileobj=to, mode="w", format=tarfile.PAX_FORMAT) as archive:
 
-            def prepare(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+            def filter_member(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
                 archive.members = []  # type: ignore[attr-defined]  # it keeps them all
                 member.mtime = int(member.mtime)  # a fraction takes an extended header
                 is_whiteout = member.ischr() and (member.devmajor, member.devminor) == (0, 0)
                 return None if is_whiteout else member
 
-            archive.add(f"/proc/self/fd/{folder}/.", name, filter=prepare)
+            archive.add(f"/proc/self/fd/{folder}/.", name, filter=filter_member)
         to.seek(0)
         return read_states(to, ROOT)
 

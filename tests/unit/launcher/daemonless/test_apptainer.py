@@ -15,7 +15,7 @@ from imagematrix.launcher.daemonless import apptainer, start
 from imagematrix.launcher.daemonless.apptainer import Apptainer
 from imagematrix.launcher.daemonless.container import ContainerSpec
 from imagematrix.launcher.daemonless.options import Bind
-from imagematrix.launcher.daemonless.places import KERNEL
+from imagematrix.launcher.daemonless.places import KERNEL_FILES
 from imagematrix.launcher.daemonless.runtime import Place
 
 SPEC = ContainerSpec(
@@ -64,7 +64,7 @@ def prepare(kernel, tmp_path, closing):
 def test_the_container_has_its_devices_and_folders_and_no_others(prepare):
     words = prepare(SPEC).words
     assert mounts(words) == {
-        **{path: path for path in KERNEL if Path(path).exists()},
+        **{path: path for path in KERNEL_FILES if Path(path).exists()},
         "/dev/full": "/dev/full",
         "/dev/shm": "/dev/shm",
         "/dev/nvidia0": "/dev/nvidia0",
