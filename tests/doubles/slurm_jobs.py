@@ -96,6 +96,7 @@ def cluster(nodes, program, image_layout):
             made.imagematrix("slurm", "node-config", "--save", node=name)
             words = ("pull", "training:v1", "--catalog", "oci:/srv/layout", "--to", "/srv/store")
             made.imagematrix(*words, node=name)
+            made.run("install", "-d", "-m", "1777", "/srv/store/leases", node=name, user=False)
         made.start()
         yield made
     finally:

@@ -88,7 +88,6 @@ class LayerListing(Generic[F]):
 def list_members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """Yield the members of a layer's tar; raise tarfile.ReadError if they are too many."""
     for index, member in enumerate(archive):
-        archive.members = []  # type: ignore[attr-defined]  # it keeps them all
         if index > MOST:
             raise tarfile.ReadError(f"more than {MOST} files")
         yield member

@@ -112,7 +112,10 @@ def run_container(
 
     lease = store.take_lease(image.digest)
     if lease.path is None:
-        warn(f"{store} cannot be written to, so nothing protects the image there while the container runs")
+        warn(
+            f"{store} cannot be written to, so nothing protects the image there while the container runs; "
+            f"whoever owns it changes this with `install -d -m 1777 {quote_word(f'{store}/leases')}`"
+        )
     try:
         if store.find(image.digest) is None:  # another process may remove it until there is a lease
             missing = f"{image.digest} was removed from {store}"

@@ -52,7 +52,6 @@ def read_states(stream: ByteStream, root: str) -> dict[str, FileState]:
     states: dict[str, FileState] = {}
     with open_tar(stream) as archive:
         for member in archive:
-            archive.members = []  # type: ignore[attr-defined]  # it keeps them all
             path = posixpath.normpath(posixpath.join(parent, member.name.lstrip("/")))
             if len(states) >= MOST:
                 raise UsageError(f"{root} has more than {MOST:,} files", remedy="let the program cache less")
