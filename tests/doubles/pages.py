@@ -9,7 +9,7 @@ A comment before a block changes how tests treat it:
                                   those of the whole page do
 
 In an output, "…" stands for any text within a line, or for any lines if it is alone on a line. The digits of
-a digest match any digits, because each machine makes its own base images.
+a digest match any digits, because each machine makes its own base images, and so do those of a class of nodes.
 """
 
 import base64
@@ -26,7 +26,7 @@ from markdown_it import MarkdownIt
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 MARK = re.compile(r"<!-- (file|not tested|commands): (.+) -->")
-DIGESTS = re.compile(r"\b(?:[0-9a-f]{64}|[0-9a-f]{12})\b")
+DIGESTS = re.compile(r"\b(?:[0-9a-f]{64}|[0-9a-f]{12}|[0-9a-f]{8})\b")
 MARKER = "---- command"
 
 
@@ -117,6 +117,8 @@ def follow(text, folder, environment, given=None, inside=()):
         stderr=subprocess.STDOUT,
     )
     result = ran.stdout.decode().split(f"\n{MARKER}\n")
+    if len(result) <= len(done):
+        return [f"line {done[len(result) - 1].line} ended the shell, which printed last\n{result[-1]}"]
     return [
         f"line {step.line}: $ {step.script}\n--- the page has\n{step.output}\n--- it says\n{output}"
         for step, output in zip(done, result, strict=False)
