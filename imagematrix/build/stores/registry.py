@@ -147,7 +147,7 @@ class RegistryStore:
         return StoredImageInfo(
             digest=compute_digest(manifest),
             layers=_parse_diff_ids(config, reference),
-            content=labels.read_config_labels(config, reference).get(labels.CONTENT),
+            configuration=json_documents.Fields(json_documents.parse_json(config, reference), reference).data,
         )
 
     def list_layers(self, reference: str) -> frozenset[str]:

@@ -53,7 +53,10 @@ def test_image_is_tagged_after_all_its_blobs_are_pushed(server, remote, reposito
 
 def test_stored_image_is_described(remote, repository, one):
     store(remote, one)
-    described = StoredImageInfo(digest=one.made.digest, layers=("sha256:1", "sha256:2"), content=None)
+    configuration = one.made.layout_image.configuration
+    described = StoredImageInfo(
+        digest=one.made.digest, layers=("sha256:1", "sha256:2"), configuration=configuration
+    )
     assert remote.inspect_image(one.order.reference) == described
     assert remote.keeps_layers(one.made)
     repository.manifests.clear()
