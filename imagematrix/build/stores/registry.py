@@ -105,7 +105,10 @@ class RegistryStore:
         """Return the first of `tags` that a complete image built from these inputs has; None if none has."""
         is_complete = self._completeness_checks.setdefault(registry.name, CompletenessCheck(registry))
         for tag in tags:
-            entry = read_entry(registry, tag)
+            try:
+                entry = read_entry(registry, tag)
+            except UnknownImageError:  # its configuration is missing
+                continue
             if (
                 entry
                 and entry.ours

@@ -588,6 +588,11 @@ def test_images_that_only_look_like_earlier_ones_are_not_taken_over(
     assert remote.find_earlier_versions(image, {"b-a": digest(b"1")}) == {}, "a cell whose name ends alike"
     classic = make_image("classic")  # without a label of its content
     remote.store(classic.order, classic.made)
+    lost = repository.image(f"v0-a-{digest(b'1')[7:19]}", None)
+    del repository.blobs[json.loads(repository.manifests[lost][1])["config"]["digest"]]
+    assert RegistryStore(remote, Layers()).find_earlier_versions(image, {"a": digest(b"1")}) == {
+        "a": reference
+    }
     for cell in ("classic", "none"):
         assert RegistryStore(remote, Layers()).find_earlier_versions(image, {cell: digest(b"1")}) == {}
     del repository.blobs[digest(b"two")]
