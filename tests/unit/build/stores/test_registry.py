@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -510,7 +511,47 @@ def test_conflicting_pushes_never_both_succeed(docker, image, repository, make_i
     with ThreadPoolExecutor(2) as pool:
         done = list(pool.map(push, made))
     assert None in done
-    assert repository.tags.keys() == {one.tag for one, succeeded in zip(made, done, strict=True) if succeeded}
+    assert repository.tags.keys() >= {one.tag for one, succeeded in zip(made, done, strict=True) if succeeded}
+    assert repository.tags, "one always stays"
+
+
+def test_of_images_that_are_withdrawn_at_the_same_time_one_stays(docker, repository, make_image, monkeypatch):
+    made = [make_image("a", made_of) for made_of in ("1", "2")]
+    both_tagged, both_listed = (threading.Barrier(2, timeout=60) for _ in range(2))
+    list_tags, withdraw = Registry.list_tags, Registry.withdraw
+    withdrawn: list[str] = []
+
+    def list_when_both_are_tagged(self):
+        if not withdrawn:
+            both_tagged.wait()
+        return list_tags(self)
+
+    def withdraw_when_both_have_listed(self, tag, digest):
+        both_listed.wait()
+        withdrawn.append(tag)
+        return withdraw(self, tag, digest)
+
+    monkeypatch.setattr(Registry, "list_tags", list_when_both_are_tagged)
+    monkeypatch.setattr(Registry, "withdraw", withdraw_when_both_have_listed)
+
+    def push(one):
+        with RegistryStore(docker, Layers()) as remote, pytest.raises(TagMovedError) as caught:
+            store(remote, one)
+        return str(caught.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        texts = list(pool.map(push, made))
+    kept = {
+        one.tag for one, text in zip(made, texts, strict=True) if text.endswith("this image is there again")
+    }
+    assert repository.tags.keys() == kept
+    assert kept
+
+
+def test_registry_that_names_another_image_each_time_is_told(remote, one, monkeypatch):
+    monkeypatch.setattr(Registry, "digest", lambda *_: digest(os.urandom(9)))
+    with pytest.raises(EngineError, match=r"named another image for .* each time"):
+        store(remote, one)
 
 
 @pytest.fixture
